@@ -4,7 +4,7 @@ HEADROOM_HOME ?= $(CURDIR)/.headroom
 export HEADROOM_HOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo up down status test test-fast check format lock clean
+.PHONY: help setup setup-test demo up down status test test-fast check format docs lock clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ check: setup-test  ## linters, types, import arrows, migrations, deployment chec
 
 format:  ## let ruff fix what it can
 	$(PY) -m ruff check --fix .
+
+docs:  ## build the documentation as a site, with the API reference, in build/docs/site
+	@bash tools/docs.sh
 
 lock: setup-test  ## resolve the dependencies of pyproject.toml afresh
 	bash tools/lock.sh

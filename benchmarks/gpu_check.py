@@ -8,11 +8,10 @@ must be refused under the same cap. On small models, recomputing and offloading 
     python -m benchmarks.gpu_check [--quick] [--device cuda:0] [--json FILE]
 
 Needs torch, transformers, numpy, scipy. ``--device cpu`` runs the same code on the CPU device, on a small model, under shares
-of plain training's peak instead of cards. What goes wrong in one row is told in it, and the rows after it still run.
+of plain training's peak instead of cards. An error in one row is reported in it, and the rows after it still run.
 """
 
 import argparse
-import gc
 import json
 import statistics
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.record import failure
+from benchmarks.common.record import GoalEntry, Needs, Record, all_of, at_most, clear, goal
 from optimizer.base.errors import NoFeasiblePlan, OutOfDeviceMemory
 from optimizer.base.units import GIB, format_bytes
 from optimizer.goal import UNLIMITED_BYTES, Goal
@@ -47,8 +46,9 @@ from optimizer.runtime.meter.device import prepared_device
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
+from optimizer.search.core import SearchResult
 from optimizer.search.problem import PricedPlan
-from optimizer.search.search import SearchResult, search_plans
+from optimizer.search.search import search_plans
 from optimizer.workload import TrainingWorkload
 
 CARDS_GIB = (8, 12, 16, 24)
@@ -62,7 +62,7 @@ GOALS: dict[str, dict[str, Any]] = {
     "no accumulation": {"forbid": ("accumulate",)},
     "bf16 allowed": {"allow_lossy": True},
 }
-"""Left free, search cuts the batch before it rebuilds or moves anything; so what it would take next is asked for too."""
+"""Goals of each budget. Left free, search cuts the batch before it rebuilds or moves anything, so further goals forbid that."""
 QUICK_GOALS = ("lossless", "offload only")
 NUM_STEPS = 4
 DEADLINE_S = 420.0
@@ -94,7 +94,7 @@ _BIT_PLANS: dict[str, tuple[BlockChoice, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What one row must fit in."""
+    """The bytes that one row must fit in."""
 
     label: str
     budget_bytes: int
@@ -106,48 +106,47 @@ def main() -> int:
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here as well")
     arguments = parser.parse_args()
-    result = check(arguments.device, quick=arguments.quick)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0 if all(entry["met"] for entry in result["summary"].values()) else 1
+    record = check(arguments.device, quick=arguments.quick, file=arguments.json)
+    return record.finish(summarize(record.rows))
 
 
 def check(
-    device_name: str, *, quick: bool, models: Mapping[str, ModelSpec] | None = None, probe_s: float | None = None
-) -> dict[str, Any]:
-    """All checks on one device, printed as they come.
+    device_name: str,
+    *,
+    quick: bool,
+    file: Path | None = None,
+    models: Mapping[str, ModelSpec] | None = None,
+    probe_s: float | None = None,
+) -> Record:
+    """Run all checks on one device; rows are printed and written as they come.
 
-    models: by name, largest first. probe_s: how long the machine's rates are measured.
+    models: by name, largest first. probe_s: seconds in which the machine's rates are measured.
     """
     started_s = time.monotonic()
     device = torch.device(device_name)
     models = models or default_models(device)
     tokens, sequences = (1024, 8) if device.type == "cuda" else (64, 16)
     workload = TrainingWorkload(sequence_length=tokens, global_batch_size=sequences, learning_rate=1e-4)
-    rows: list[dict[str, Any]] = []
     with prepared_device(device):
         machine = probe_machine(device=device_name, max_s=probe_s or (2.0 if quick else 8.0))
         print_facts(machine)
-        rows += emit(guarded("bits", bit_rows(device, dtypes=("fp32",) if quick else ("fp32", "bf16"))))
+        record = Record(file=file, machine=machine.to_json(), is_quick=quick, started_s=started_s)
+        record.add_all("bits", bit_rows(device, dtypes=("fp32",) if quick else ("fp32", "bf16")))
         profiles = Profiles(models)
         for budget in budgets(machine, profiles, workload, quick=quick):
             for label in QUICK_GOALS if quick else GOALS:
                 if time.monotonic() - started_s > DEADLINE_S:
-                    rows += emit([{"what": "left out", "budget": budget.label, "goal": label, "why": "out of time"}])
+                    record.add({"what": "left out", "budget": budget.label, "goal": label, "why": "out of time"})
                     continue
-                goal = Goal(device_budget_bytes=budget.budget_bytes, **GOALS[label])
+                wanted = Goal(device_budget_bytes=budget.budget_bytes, **GOALS[label])
                 head = {"budget": budget.label, "goal": label, "budget_bytes": budget.budget_bytes}
-                found = plan_rows(profiles, head, goal, workload, machine, device)
-                rows += emit(guarded(f"{budget.label}, {label}", found))
-    summary = summarize(rows)
-    for name, entry in summary.items():
-        print(f"{name}: {entry['value']} (goal {entry['goal']}, {'met' if entry['met'] else 'MISSED'})")
-    print(f"took {time.monotonic() - started_s:.0f} s")
-    return {"machine": machine.to_json(), "rows": rows, "summary": summary}
+                found = plan_rows(profiles, head, wanted, workload, machine, device)
+                record.add_all(f"{budget.label}, {label}", found)
+    return record
 
 
 def default_models(device: torch.device) -> dict[str, ModelSpec]:
-    """On the CPU device one that is profiled and run in seconds."""
+    """The models of a card; on the CPU device one that is profiled and run in seconds."""
     if device.type == "cuda":
         return {name: read_model_spec(PRESETS[name].config) for name in CARD_MODELS}
     return {"small llama": read_model_spec(_SMALL["llama"])}
@@ -169,7 +168,7 @@ class Profiles:
 
 
 def budgets(machine: Machine, profiles: Profiles, workload: TrainingWorkload, *, quick: bool) -> list[Budget]:
-    """On CUDA the cards that this one can stand for; on the CPU device shares of what plain training would take."""
+    """The cards that a CUDA device can stand for; on the CPU device shares of what plain training would take."""
     if machine.device.kind == "cuda":
         outside_bytes = int(machine.facts["context_bytes"]) + int(machine.facts["workspace_bytes"])
         found = [
@@ -235,10 +234,10 @@ def run_rows(
     if chosen.plan.weights != plain.plan.weights:
         # The model would have to be built again in fp32; the lossless row has shown it.
         return
-    clear(model)
+    drop_gradients(model)
     yield {"what": "plain", **head, **refused(model, plain.plan, goal, workload, device)}
     del model
-    clear(None)
+    clear()
 
 
 def measured(
@@ -249,7 +248,7 @@ def measured(
     machine: Machine,
     device: torch.device,
 ) -> dict[str, Any]:
-    """A few real steps under the cap."""
+    """Take a few real steps under the cap."""
     measurement = measure_step(
         model,
         plan=chosen.plan,
@@ -346,8 +345,7 @@ def train_small(
     return losses, [parameter.detach().cpu() for parameter in model.parameters()]
 
 
-def summarize(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """A goal without a row is missed: nothing was shown."""
+def summarize(rows: list[dict[str, Any]]) -> dict[str, GoalEntry]:
     plans = [row for row in rows if row["what"] == "plan"]
     exact = {
         "bits equal those of keeping": [row["equal"] for row in rows if row["what"] == "bits"],
@@ -355,31 +353,18 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         "plain training refused": [row["refused"] for row in rows if row["what"] == "plain"],
     }
     num_failed = sum(row["what"] == "failed" for row in rows)
-    summary: dict[str, dict[str, Any]] = {"rows that failed": {"value": num_failed, "goal": 0, "met": num_failed == 0}}
-    summary |= {
-        name: {"value": f"{sum(found)} of {len(found)}", "goal": "all", "met": bool(found) and all(found)}
-        for name, found in exact.items()
-    }
-    checks: list[tuple[str, str, float, Callable[[list[float]], float]]] = [
-        ("worst peak error", "peak_error", PEAK_GOAL, max),
-        ("median step time error", "time_error", TIME_GOAL, statistics.median),
+    summary = {"rows that failed": goal(num_failed, 0, met=num_failed == 0)}
+    summary |= {name: all_of(found) for name, found in exact.items()}
+    checks: list[tuple[str, str, float, Callable[[list[float]], float], Needs]] = [
+        ("worst peak error", "peak_error", PEAK_GOAL, max, "rows"),
+        ("median step time error", "time_error", TIME_GOAL, statistics.median, "full size"),
     ]
     if any("reserved_error" in row for row in plans):
-        checks.append(("worst reserved error", "reserved_error", RESERVED_GOAL, max))
-    for name, key, goal, pick in checks:
+        checks.append(("worst reserved error", "reserved_error", RESERVED_GOAL, max, "rows"))
+    for name, key, limit, pick, needs in checks:
         errors = [abs(row[key]) for row in plans if key in row]
-        value = pick(errors) if errors else None
-        summary[name] = {"value": value, "goal": goal, "met": value is not None and value <= goal}
+        summary[name] = at_most(pick(errors) if errors else None, limit, needs=needs)
     return summary
-
-
-def guarded(what: str, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows, and instead of an error one more that tells it: a machine lent for minutes is not to be wasted."""
-    try:
-        yield from rows
-    except Exception as error:
-        yield failure(what, error)
-    clear(None)
 
 
 def describe(plan: Plan) -> str:
@@ -388,37 +373,17 @@ def describe(plan: Plan) -> str:
     return f"{plan.weights.dtype} adam{plan.optimizer_state.bits} {batch.micro_batch_size}x{batch.accumulation_steps} {choices}"
 
 
-def clear(model: nn.Module | None) -> None:
-    """Gradients that a refused step left behind, and what the allocator keeps cached."""
-    if model is not None:
-        for parameter in model.parameters():
-            parameter.grad = None
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def emit(rows: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Print each row as it comes; what came stays printed when a later one dies."""
-    kept = []
-    for row in rows:
-        print("  ".join(f"{name}={_shown(name, value)}" for name, value in row.items() if _is_short(value)), flush=True)
-        kept.append(row)
-    return kept
+def drop_gradients(model: nn.Module) -> None:
+    """Free the gradients that a refused step left behind."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    clear()
 
 
 def print_facts(machine: Machine) -> None:
     print(f"{machine.name}: {machine.device.name}, {format_bytes(machine.device.memory_bytes)} usable")
     print("  ".join(f"{name}={value}" for name, value in machine.facts.items()))
     print(json.dumps(machine.to_json()["rates"]), flush=True)
-
-
-def _is_short(value: object) -> bool:
-    return not isinstance(value, dict)
-
-
-def _shown(name: str, value: object) -> object:
-    return format_bytes(value) if name.endswith("_bytes") and isinstance(value, int) else value
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ together, at the peak of a steady step.
 """
 
 import argparse
-import json
 import statistics
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.record import describe_machine
+from benchmarks.common.record import GoalEntry, Record, at_most, describe_machine
 from optimizer.models.build import build_model
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import read_model_spec
@@ -38,22 +38,17 @@ GOAL_OVERHEAD = 0.03
 GOAL_DISAGREEMENT = 0.01
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="under a minute on two cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here as well")
     arguments = parser.parse_args()
     set_num_threads()
-    rows = measure_agreement(("keep",) if arguments.quick else ("keep", "recompute", "offload"))
-    rows.append(measure_cost(num_pairs=6 if arguments.quick else 30))
-    summary = summarize(rows)
-    result = {"machine": describe_machine(torch.device("cpu")), "rows": rows, "summary": summary}
-    for row in rows:
-        print("  ".join(f"{name}={value}" for name, value in row.items()))
-    for goal, outcome in summary.items():
-        print(f"{goal}: {outcome['value']:.5f} (goal: under {outcome['goal']}) {'met' if outcome['met'] else 'MISSED'}")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    record = Record(file=arguments.json, machine=describe_machine(CPU), is_quick=arguments.quick)
+    for row in measure_agreement(("keep",) if arguments.quick else ("keep", "recompute", "offload")):
+        record.add(row)
+    record.add(measure_cost(num_pairs=6 if arguments.quick else 30))
+    return record.finish(summarize(record.rows))
 
 
 def measure_cost(*, num_pairs: int) -> dict[str, Any]:
@@ -120,16 +115,12 @@ def measure_agreement(choices: Iterable[BlockChoice]) -> list[dict[str, Any]]:
     return rows
 
 
-def summarize(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def summarize(rows: list[dict[str, Any]]) -> dict[str, GoalEntry]:
     worst = max(row["disagreement"] for row in rows if row["what"] == "agreement")
     cost = next(row["overhead"] for row in rows if row["what"] == "cost")
     return {
-        "meter_disagreement_with_profiler": {
-            "value": worst,
-            "goal": GOAL_DISAGREEMENT,
-            "met": worst < GOAL_DISAGREEMENT,
-        },
-        "meter_overhead_of_step": {"value": cost, "goal": GOAL_OVERHEAD, "met": cost < GOAL_OVERHEAD},
+        "meter_disagreement_with_profiler": at_most(worst, GOAL_DISAGREEMENT),
+        "meter_overhead_of_step": at_most(cost, GOAL_OVERHEAD, needs="full size"),
     }
 
 
@@ -161,4 +152,4 @@ def highest_sum(deltas: Iterable[int]) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

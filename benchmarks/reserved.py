@@ -10,7 +10,6 @@ What the model of the allocator itself is worth, ``benchmarks/gpu_check.py`` sho
 """
 
 import argparse
-import json
 import random
 import statistics
 import tempfile
@@ -20,10 +19,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.record import describe_machine, goal
+from benchmarks.common.record import GoalEntry, Record, describe_machine, goal
 from optimizer.estimate.card.allocations import Allocations
 from optimizer.estimate.card.allocator import AllocatorSettings, Replay, Request, replay
-from optimizer.estimate.training import list_training_allocations
+from optimizer.estimate.card.training_allocations import list_training_allocations
 from optimizer.hardware.machine import Device, Machine, Rates
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
@@ -44,7 +43,7 @@ from optimizer.workload import TrainingWorkload
 
 CPU = torch.device("cpu")
 SCALES = (256, 4096)
-"""What a byte of a small model stands for."""
+"""Bytes of a large model that one byte of a small one stands for."""
 MEDIAN_GOAL = 0.01
 _CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
 _SIZES = {"hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 6, "vocab_size": 512}
@@ -76,7 +75,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class AllocationLog(Meter):  # type: ignore[no-untyped-call]
-    """Also notes every storage of the device as it comes and goes, by a number of its own."""
+    """A meter that also notes every storage of the device as it comes and goes, by a number of its own."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []
@@ -85,7 +84,7 @@ class AllocationLog(Meter):  # type: ignore[no-untyped-call]
         super().__init__(device=CPU)
 
     def take_requests(self) -> list[Request]:
-        """Since the last time."""
+        """Return and forget the requests since the last call."""
         requests, self._requests = self._requests, []
         return requests
 
@@ -135,7 +134,7 @@ def predict_steps(profile: Profile, *, plan: Plan, workload: TrainingWorkload) -
 def replay_scaled(
     phases: Sequence[Sequence[Request]], scale: int, settings: AllocatorSettings | None = None
 ) -> Replay:
-    """With every byte standing for ``scale``."""
+    """Replay the requests with every byte standing for ``scale`` bytes."""
     return replay(([(key, num_bytes * scale) for key, num_bytes in phase] for phase in phases), settings=settings)
 
 
@@ -189,9 +188,9 @@ def run(num_plans: int, scratch: Path) -> Iterator[dict[str, Any]]:
                     }
 
 
-def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By kind of segments. naive: what taking allocated bytes for reserved ones would be off by."""
-    found: dict[str, dict[str, Any]] = {}
+def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, GoalEntry]:
+    """Errors by kind of segments. naive: the error of taking allocated bytes for reserved ones."""
+    found: dict[str, GoalEntry] = {}
     for name, expandable in (("segments of fixed size", False), ("segments that grow", True)):
         errors = [abs(row["error"]) for row in rows if row["expandable_segments"] == expandable]
         naive = [abs(row["naive_error"]) for row in rows if row["expandable_segments"] == expandable]
@@ -212,21 +211,15 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two plans for each model instead of ten")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here as well")
     arguments = parser.parse_args()
-    rows = []
+    record = Record(file=arguments.json, machine=describe_machine(CPU), is_quick=arguments.quick)
     with tempfile.TemporaryDirectory() as scratch:
         for row in run(2 if arguments.quick else 10, Path(scratch)):
-            rows.append(row)
-            print("  ".join(f"{name}={value}" for name, value in row.items() if name != "plan"), flush=True)
-    summary = summarize(rows)
-    print(json.dumps(summary, indent=1))
-    if arguments.json is not None:
-        result = {"machine": describe_machine(CPU), "rows": rows, "summary": summary}
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 0 if all(entry["met"] for entry in summary.values()) else 1
+            record.add(row)
+    return record.finish(summarize(record.rows))
 
 
 def _any_machine() -> Machine:
-    """Bytes do not depend on its rates."""
+    """A machine for questions of bytes, which do not depend on its rates."""
     rates = Rates(
         matmul_flops_per_s={"fp32": 5e10, "bf16": 5e10},
         attention_flops_per_s={"fp32": 3e10, "bf16": 3e10},

@@ -16,13 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import Record, Row, describe_machine
+from benchmarks.common.record import GoalEntry, Record, Row, at_most, describe_machine
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_RATIO = 1.03
@@ -43,7 +43,7 @@ class Command:
     """After ``python``; ``FILE`` stands for the file that the JSON is read from, which is printed where none is named."""
     read: Reader
     is_cold: bool = False
-    """Whether each run begins with nothing kept."""
+    """True if each run begins with nothing kept."""
 
 
 def read_nothing(_: Any) -> Figures:
@@ -85,16 +85,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows and the summary there")
     options = parser.parse_args()
     chosen = options.only or (QUICK if options.quick else [command.name for command in COMMANDS])
-    record = Record(file=options.json, machine=describe_machine())
+    record = Record(file=options.json, machine=describe_machine(), is_quick=options.quick, is_whole=not options.only)
     with tempfile.TemporaryDirectory() as folder, checked_out(options.against, Path(folder)) as there:
         places = {"here": ROOT, "there": there}
         for command in COMMANDS:
             if command.name in chosen:
                 for row in compare(command, places, home=Path(folder), num_rounds=options.rounds):
                     record.add(row)
-    judge(record)
-    record.close()
-    return int(any(not entry["met"] for entry in record.summary.values()))
+    return record.finish(judge(record.rows))
 
 
 @contextmanager
@@ -149,17 +147,18 @@ def run(command: Command, place: Path, *, home: Path, file: Path) -> Figures:
     return figures if "benchmarks" in " ".join(arguments) else {"wall, s": wall_s, "processor, s": cpu_s, **figures}
 
 
-def judge(record: Record) -> None:
-    """Times by the median of each command's ratios, peaks one by one."""
-    for name in dict.fromkeys(row["command"] for row in record.rows):
-        own = [row for row in record.rows if row["command"] == name]
+def judge(rows: Sequence[Row]) -> dict[str, GoalEntry]:
+    """Judge times by the median of each command's ratios, peaks one by one."""
+    goals: dict[str, GoalEntry] = {}
+    for name in dict.fromkeys(row["command"] for row in rows):
+        own = [row for row in rows if row["command"] == name]
         times = [row["ratio"] for row in own if not row["figure"].endswith("bytes") and row["figure"] != "wall, s"]
         if times:
-            value = round(statistics.median(times), 4)
-            record.summary[f"{name}: time here / there"] = {"value": value, "goal": MAX_RATIO, "met": value <= MAX_RATIO}
-    peaks = [row["ratio"] for row in record.rows if "bytes" in row["figure"]]
+            goals[f"{name}: time here / there"] = at_most(round(statistics.median(times), 4), MAX_RATIO)
+    peaks = [row["ratio"] for row in rows if "bytes" in row["figure"]]
     if peaks:
-        record.summary["peaks here / there, largest"] = {"value": max(peaks), "goal": 1.0, "met": max(peaks) <= 1}
+        goals["peaks here / there, largest"] = at_most(max(peaks), 1.0)
+    return goals
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How far predicted step times are from measured ones, over architectures and plans, before and after calibration.
+"""Errors of predicted step times over architectures and plans, before and after calibration.
 
 ``python -m benchmarks.step_times [--quick] [--json FILE]`` probes this machine, prices and runs every case, fits a calibration
 to four fifths of them and prints the errors of the rest, which had no part in it; then where the milliseconds were predicted
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.common.record import GoalEntry, Record, at_most
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import TimedRun, fit_calibration, read_time_factors
@@ -45,7 +46,7 @@ from optimizer.workload import TrainingWorkload
 
 SEED = 7
 NUM_STEPS = 5
-"""Of which the first, without optimizer state, does not count."""
+"""Steps of each case; the first, without optimizer state, does not count."""
 PLANS_PER_MODEL = 8
 MEDIAN_GOAL, WORST_GOAL = 0.08, 0.25
 HELD_BACK = 5
@@ -148,7 +149,7 @@ def list_cases(names: tuple[str, ...], *, waits: bool, number: int) -> Iterator[
 
 
 def measure_ms(spec: ModelSpec, plan: Plan, workload: TrainingWorkload, *, now_s: Callable[[], float]) -> float:
-    """Of the steps after the first, uncounted as most of a job's are: the median, or of processor time the least."""
+    """Time of the steps after the first, unmetered as most of a job's are: the median, or of processor time the least."""
     device = torch.device("cpu")
     times: list[float] = []
     with prepared_device(device):
@@ -203,7 +204,7 @@ def _row(name: str, label: str, predicted: Prediction, measured_ms: float, *, he
 
 
 def calibrate(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """From the rows that are not held back; each row then holds its error after calibration."""
+    """Fit a calibration to the rows that are not held back; each row then holds its error after calibration."""
     fitted = fit_calibration(
         TimedRun(predicted_ms=row["by_kind_ms"], measured_ms=row["measured_ms"]) for row in rows if not row["held_back"]
     )
@@ -215,17 +216,17 @@ def calibrate(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return fitted
 
 
-def summarize(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def summarize(rows: list[dict[str, Any]]) -> dict[str, GoalEntry]:
     held_back = [abs(row["error"]) for row in rows if row["held_back"]]
-    median, worst = statistics.median(held_back), max(held_back)
+    median, worst = (statistics.median(held_back), max(held_back)) if held_back else (None, None)
     return {
-        "median error of the step time, held back": {"value": median, "goal": MEDIAN_GOAL, "met": median <= MEDIAN_GOAL},
-        "worst error of the step time, held back": {"value": worst, "goal": WORST_GOAL, "met": worst <= WORST_GOAL},
+        "median error of the step time, held back": at_most(median, MEDIAN_GOAL, needs="full size"),
+        "worst error of the step time, held back": at_most(worst, WORST_GOAL, needs="full size"),
     }
 
 
 def print_residuals(rows: list[dict[str, Any]], fitted: dict[str, Any]) -> None:
-    """Worst first, then by kind."""
+    """Print errors, the worst first, and then the factors by kind."""
     print("\nafter calibration, the ten furthest off:")
     for row in sorted(rows, key=lambda row: -abs(row["error"]))[:10]:
         largest = sorted(row["by_kind_ms"].items(), key=lambda item: -item[1])[:4]
@@ -263,14 +264,9 @@ def main() -> int:
     rows = run_cases(names, machine, on_thread=arguments.thread_clock, number=arguments.plans)
     fitted = calibrate(rows)
     print_residuals(rows, fitted)
-    summary = summarize(rows)
-    for goal, entry in summary.items():
-        print(f"{goal}: {entry['value']:.1%} (goal {entry['goal']:.0%}, {'met' if entry['met'] else 'MISSED'})")
-    print(f"took {time.monotonic() - started_s:.0f} s")
-    if arguments.json:
-        document = {"machine": machine.to_json(), "rows": rows, "summary": summary, "calibration": fitted}
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-    return 0 if all(entry["met"] for entry in summary.values()) else 1
+    record = Record(file=arguments.json, machine=machine.to_json(), rows=rows, is_quick=arguments.quick, started_s=started_s)
+    record.tables["calibration"] = fitted
+    return record.finish(summarize(rows))
 
 
 if __name__ == "__main__":

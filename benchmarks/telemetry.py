@@ -1,13 +1,13 @@
-"""What telemetry costs a run, all of it: its step time with the whole path at work over that with none, goal 1 % at 5 records/s.
+"""Measures the whole cost of telemetry to a run: step time with all of its path at work over that with none; goal 1 % at 5/s.
 
-Told: a clock on every copy, the record of the step, a counted timeline as often as in a job, the line in ``samples.jsonl``, the
-pipe, and a supervisor in a process of its own that writes rows to the database and publishes them through Valkey. Silent: none
-of this, the supervisor stopped; what it has not read yet it reads in the next told block. One trainer takes short blocks of
-steps in turn (A B, B A, ...), since the machine's pace drifts within seconds by more than is to be seen. The cost is the time of
-all told steps over that of all silent ones, so that the rare counted steps weigh what they take; its interval is drawn from the
-pairs again and again (bootstrap). Where a step is longer than a fifth of a second, several records are sent for it, so that the
-rate is 5/s whatever the machine. Beside it stands the same of processor time, the supervisor's and Valkey's added to the told
-side: what telemetry costs the machine, which others at work on it disturb less.
+Reported: a clock on every copy, the record of the step, a counted timeline as often as in a job, the line in ``samples.jsonl``,
+the pipe, and a supervisor in a process of its own that writes rows to the database and publishes them through Valkey. Silent:
+none of this, the supervisor stopped; what it has not read yet it reads in the next reported block. One trainer takes short
+blocks of steps in turn (A B, B A, ...), since the machine's pace drifts within seconds by more than is to be seen. The cost is
+the time of all reported steps over that of all silent ones, so that the rare counted steps weigh what they take; its interval is
+drawn from the pairs again and again (bootstrap). Where a step is longer than a fifth of a second, several records are sent for
+it, so that the rate is 5/s whatever the machine. Beside it stands the same of processor time, the supervisor's and Valkey's
+added to the reported side: the cost of telemetry to the machine, which others at work on it disturb less.
 
     python -m benchmarks.telemetry [--quick] [--only PLAN] [--json FILE]
 """
@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.record import Record, Row, describe_machine
+from benchmarks.common.record import Record, Row, at_most, describe_machine
 from optimizer.models.build import build_model
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import read_model_spec
@@ -58,24 +58,19 @@ _BLOCK_S, _WARM_UP_S = 0.3, 2.5
 _MODULE = "benchmarks.telemetry_supervisor"
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="few and short blocks, under a minute on two cores")
     parser.add_argument("--only", choices=list(make_plans()), help="one of the plans")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here as well")
     arguments = parser.parse_args()
     set_num_threads()
-    record = Record(file=arguments.json, machine=describe_machine(CPU))
+    record = Record(file=arguments.json, machine=describe_machine(CPU), is_quick=arguments.quick)
     for name, plan in make_plans().items():
         if arguments.only in (None, name):
             record.add(measure(name, plan, duration_s=12.0 if arguments.quick else 240.0))
-    costs = [row["cost"] for row in record.rows]
-    record.summary["telemetry_share_of_step_time"] = {
-        "value": max(costs),
-        "goal": GOAL_COST,
-        "met": max(costs) <= GOAL_COST,
-    }
-    record.close()
+    worst = max(row["cost"] for row in record.rows)
+    return record.finish({"telemetry_share_of_step_time": at_most(worst, GOAL_COST, needs="full size")})
 
 
 def make_plans() -> dict[str, Plan]:
@@ -98,16 +93,16 @@ def _each(choice: BlockChoice, num_blocks: int) -> tuple[BlockChoice, ...]:
 
 
 def measure(name: str, plan: Plan, *, duration_s: float) -> Row:
-    """Pairs of blocks for so long."""
+    """Measure one plan in pairs of blocks, one reported and one silent."""
     with _subject(plan) as subject:
-        for is_told in (True, False):
-            subject.run_block(_WARM_UP_S, is_told=is_told)
+        for is_reported in (True, False):
+            subject.run_block(_WARM_UP_S, is_reported=is_reported)
         subject.forget()
         pairs: list[dict[bool, Block]] = []
         start_s = time.perf_counter()
         while time.perf_counter() - start_s < duration_s:
             order = (True, False) if len(pairs) % 2 == 0 else (False, True)
-            pairs.append({is_told: subject.run_block(_BLOCK_S, is_told=is_told) for is_told in order})
+            pairs.append({is_reported: subject.run_block(_BLOCK_S, is_reported=is_reported) for is_reported in order})
         wall = [(pair[True].step_ms, pair[False].step_ms) for pair in pairs]
         cpu = [(pair[True].cpu_ms, pair[False].cpu_ms) for pair in pairs]
         return {
@@ -115,7 +110,7 @@ def measure(name: str, plan: Plan, *, duration_s: float) -> Row:
             "plan": name,
             "num_pairs": len(pairs),
             "silent_step_ms": round(statistics.median(silent for _, silent in wall), 2),
-            "records_per_s": round(subject.num_records / subject.told_s, 2),
+            "records_per_s": round(subject.num_records / subject.reported_s, 2),
             "num_copies_per_step": subject.copies_per_step(),
             "cost": _cost(wall),
             "cost_90_percent": _interval(wall),
@@ -127,12 +122,12 @@ def measure(name: str, plan: Plan, *, duration_s: float) -> Row:
 
 
 def _cost(pairs: Sequence[tuple[float, float]]) -> float:
-    """Of pairs (told, silent)."""
-    return round(sum(told for told, _ in pairs) / sum(silent for _, silent in pairs) - 1, 5)
+    """Time of the reported steps over that of the silent ones, less one; pairs are (reported, silent)."""
+    return round(sum(reported for reported, _ in pairs) / sum(silent for _, silent in pairs) - 1, 5)
 
 
 def _interval(pairs: Sequence[tuple[float, float]]) -> list[float]:
-    """That holds nine of ten costs of as many pairs drawn from these."""
+    """Interval that holds nine of ten costs of as many pairs drawn from these."""
     drawn = random.Random(1)
     costs = [_cost(drawn.choices(pairs, k=len(pairs))) for _ in range(1000)]
     tenths = statistics.quantiles(costs, n=20)
@@ -145,11 +140,11 @@ class Block:
 
     step_ms: float
     cpu_ms: float
-    """Of a step, with what the supervisor took meanwhile."""
+    """Processor time of a step, with that of the supervisor meanwhile."""
 
 
 class Subject:
-    """One trainer, told of or silent."""
+    """One trainer whose steps are reported or silent."""
 
     def __init__(
         self,
@@ -167,41 +162,41 @@ class Subject:
         self._watch = StepWatch(trainer, meter=trainer.meter, workload=WORKLOAD)
         self._busy = trainer.tiers.lanes.busy
         self._step = 0
-        self._told_steps_s = 0.0
-        self._counting = CountingPolicy(now_s=lambda: self._told_steps_s)
+        self._reported_steps_s = 0.0
+        self._counting = CountingPolicy(now_s=lambda: self._reported_steps_s)
         self.own_ms: list[float] = []
-        """Of this process for one record, made and sent."""
+        """This process's time to make and send one record, for each."""
         self.forget()
 
     def forget(self) -> None:
         self.num_records = 0
-        self.told_s = 0.0
+        self.reported_s = 0.0
         self.own_ms.clear()
 
-    def run_block(self, block_s: float, *, is_told: bool) -> Block:
-        """Whole steps of at least so long."""
-        self._supervisor.send_signal(signal.SIGCONT if is_told else signal.SIGSTOP)
+    def run_block(self, block_s: float, *, is_reported: bool) -> Block:
+        """Take whole steps for at least that long."""
+        self._supervisor.send_signal(signal.SIGCONT if is_reported else signal.SIGSTOP)
         lanes: Any = self._trainer.tiers.lanes
-        lanes.busy = self._busy if is_told else lambda lane: contextlib.nullcontext()
+        lanes.busy = self._busy if is_reported else lambda lane: contextlib.nullcontext()
         start_s, num_steps, num_sent = time.perf_counter(), 0, 0
         start_cpu_s = time.process_time() + _cpu_s(self._supervisor.pid)
         while (now_s := time.perf_counter()) - start_s < block_s:
-            if is_told:
-                num_due = int((self.told_s + now_s - start_s) * RECORDS_PER_S) + 1 - self.num_records - num_sent
-                self._told_step(num_records=num_due)
+            if is_reported:
+                num_due = int((self.reported_s + now_s - start_s) * RECORDS_PER_S) + 1 - self.num_records - num_sent
+                self._reported_step(num_records=num_due)
                 num_sent += num_due
             else:
                 self._trainer.step(self._batches, learning_rate=1e-4, is_counted=False)
             num_steps += 1
         took_s = time.perf_counter() - start_s
-        if is_told:
+        if is_reported:
             self.num_records += num_sent
-            self.told_s += took_s
+            self.reported_s += took_s
         cpu_s = time.process_time() + _cpu_s(self._supervisor.pid) - start_cpu_s
         return Block(step_ms=took_s / num_steps * 1000, cpu_ms=cpu_s / num_steps * 1000)
 
     def copies_per_step(self) -> int:
-        """On the clock."""
+        """Number of copies of one step, each of which has a clock on it."""
         lanes: Any = self._trainer.tiers.lanes
         count = 0
 
@@ -217,30 +212,30 @@ class Subject:
         return count
 
     def rows_in_database(self) -> int:
-        """What the supervisor says of itself when it ends; shows that it did its part."""
+        """Number of rows that the supervisor says it wrote, which shows that it did its part."""
         self._supervisor.send_signal(signal.SIGCONT)
         out, _ = self._supervisor.communicate("end\n", timeout=60)
         return int(out.strip().splitlines()[-1])
 
-    def _told_step(self, *, num_records: int) -> None:
+    def _reported_step(self, *, num_records: int) -> None:
         with_timeline = num_records > 0 and self._counting.is_due(self._step)
         self._watch.begin(with_timeline=with_timeline)
         result = self._trainer.step(self._batches, learning_rate=1e-4, is_counted=with_timeline)
         self._watch.end()
         self._counting.note(result.step_ms / 1000, is_counted=with_timeline)
-        self._told_steps_s += result.step_ms / 1000
+        self._reported_steps_s += result.step_ms / 1000
         if with_timeline:
-            self._tell("timeline", self._watch.timeline(result))
+            self._report("timeline", self._watch.timeline(result))
         for _ in range(num_records):
-            self._tell_step(result, is_counted=with_timeline)
+            self._report_step(result, is_counted=with_timeline)
 
-    def _tell_step(self, result: StepResult, *, is_counted: bool) -> None:
+    def _report_step(self, result: StepResult, *, is_counted: bool) -> None:
         start_s = time.perf_counter()
         fields = self._watch.fields(result, learning_rate=1e-4, data_wait_ms=0.0, is_counted=is_counted)
-        self._tell("step", fields)
+        self._report("step", fields)
         self.own_ms.append((time.perf_counter() - start_s) * 1000)
 
-    def _tell(self, kind: str, fields: dict[str, Any]) -> None:
+    def _report(self, kind: str, fields: dict[str, Any]) -> None:
         self._step += 1
         self._reporter({"type": "sample", "kind": kind, "attempt": 1, "step": self._step, "time_s": time.time(), **fields})
 
@@ -298,4 +293,4 @@ def _end(supervisor: "subprocess.Popen[str]") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _follow(attempt: Any, folder: Path, pipe_fd: int) -> None:
-    """As ``worker.attempt`` does between a child's start and its end."""
+    """Copy records as ``worker.attempt`` does between a child's start and its end."""
     from webapp.jobs import actions
     from webapp.wire.publish import publish_all
     from worker.run.pipe import PipeReader
@@ -71,6 +71,7 @@ def _claim() -> Any:
     from webapp.catalog.models import Machine as MachineRow
     from webapp.catalog.models import Model
     from webapp.jobs import actions
+    from webapp.jobs.claiming import claim_job
 
     spec = read_model_spec(PRESETS["headroom-demo-10m"].config)
     model = Model.objects.create(
@@ -99,7 +100,7 @@ def _claim() -> Any:
         machine=machine,
         actor="benchmark",
     )
-    attempt = actions.claim_job(worker="telemetry", machine=machine, lease_s=24 * 3600)
+    attempt = claim_job(worker="telemetry", machine=machine, lease_s=24 * 3600)
     assert attempt is not None
     assert actions.record_started(attempt, pid=1)
     return attempt

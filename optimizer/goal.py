@@ -11,27 +11,27 @@ from optimizer.plan.pins.training import Pins
 from optimizer.plan.techniques import LOSSY, ROUNDING, Technique
 
 Loss = Literal["rounding", "any"]
-"""How much of quality may be lost: what ROUNDING names, or whatever LOSSY does."""
+"""The quality that may be lost: what the techniques in ROUNDING lose, or what any in LOSSY does."""
 Objective = Literal["fastest_step", "cheapest_run", "largest_batch", "longest_sequence", "largest_model"]
-"""What is best. The last three change what is asked for: as much of it as fits, and of that the fastest."""
+"""The best plan's measure. The last three change the workload: as much of it as fits, and then the fastest plan."""
 UNLIMITED_BYTES = 2**60
-"""The largest budget of a goal, for whoever has none in mind."""
+"""The largest budget that a goal may have; callers without a budget in mind pass it."""
 GenerationObjective = Literal["throughput", "first_token", "largest_batch"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationGoal:
-    """What the plan of a batch generation must honour, and what it is judged by."""
+    """Budgets, objective and limits that the plan of a batch generation must meet."""
 
     device_budget_bytes: int
-    """As in ``Goal``, as are the next two."""
+    """Hard cap on device bytes; this and the next two mean what they mean in ``Goal``."""
     host_budget_bytes: int | None = None
     disk_budget_bytes: int | None = None
     objective: GenerationObjective = "throughput"
     """throughput: the whole workload in the least time. first_token: the first pass's first token after the least time.
     largest_batch: most sequences at once."""
     allow_lossy: bool = False
-    """Whether choices that change the numbers (bf16, packed weights) may be taken."""
+    """Allows choices that change the numbers (bf16, packed weights)."""
     forbid: tuple[Technique, ...] = ()
     """Techniques that must not be used."""
     pins: GenerationPins = field(default_factory=GenerationPins)
@@ -42,13 +42,13 @@ class GenerationGoal:
         _check_pins(self)
 
     def allows_loss_by(self, technique: Technique) -> bool:
-        """As ``Goal``'s."""
+        """Return true if the technique loses no quality, or if the goal allows its loss."""
         return self.allow_lossy or technique not in LOSSY
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What a plan must honour, and what it is judged by."""
+    """Budgets, objective and limits that a training plan must meet."""
 
     device_budget_bytes: int
     """Hard cap on bytes allocated on the device tier, at every moment."""
@@ -59,9 +59,9 @@ class Goal:
     objective: Objective = "fastest_step"
     """cheapest_run weighs machines against each other by money; on one machine the fastest step is the cheapest."""
     allow_lossy: bool = False
-    """Whether choices that change the numbers (bf16, 8-bit state) may be taken."""
+    """Allows choices that change the numbers (bf16, 8-bit state)."""
     most_loss: Loss = "any"
-    """How far they may go, where they may be taken."""
+    """The largest loss that those choices may cause, if they are allowed."""
     forbid: tuple[Technique, ...] = ()
     """Techniques that must not be used."""
     pins: Pins = field(default_factory=Pins)
@@ -72,7 +72,7 @@ class Goal:
         _check_pins(self)
 
     def allows_loss_by(self, technique: Technique) -> bool:
-        """Whether a technique's loss of quality is allowed; of one that has none it is."""
+        """Return true if the technique loses no quality, or if the goal allows its loss."""
         if technique not in LOSSY:
             return True
         return self.allow_lossy and (self.most_loss == "any" or technique in ROUNDING)

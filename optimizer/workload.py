@@ -1,4 +1,4 @@
-"""The work that is asked for: training, or generating. How it is done is the plan's, how well it must go is the goal's."""
+"""The work that is asked for: training or generation. A plan decides how it is done, a goal which limits it must meet."""
 
 import reprlib
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Literal
 
 from optimizer.base.errors import InvalidWorkload
 from optimizer.base.ranges import require_float, require_int
-from optimizer.base.serialize import shown
+from optimizer.base.shown import shown_value
 from optimizer.optimizers import OPTIMIZER_NAMES, KeptState, OptimizerName
 
 ScheduleName = Literal["constant", "linear", "cosine"]
@@ -16,14 +16,14 @@ ScheduleName = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """Low-rank adapters (LoRA) beside frozen weights: what is trained instead of the model's own."""
+    """Low-rank adapters (LoRA) beside frozen weights; they are trained in place of the model's own weights."""
 
     rank: int = 8
     """Inner dimension of each pair of adapter matrices, 1 to 1,024."""
     alpha: float = 16.0
     """The adapters' product is scaled by ``alpha / rank``."""
     dropout: float = 0.0
-    """On the adapters' input, 0 to below 1."""
+    """Dropout on the adapters' input, 0 to below 1."""
     targets: tuple[str, ...] = ()
     """Names of the modules that get adapters (``q_proj``); empty for every matrix inside the blocks."""
 
@@ -35,12 +35,12 @@ class Adapter:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """How the trained weights are written at the end."""
+    """Choices for writing the trained weights at the end of a job."""
 
     dtype: Literal["same", "fp32", "bf16", "fp16"] = "same"
     """same keeps the dtype that was trained."""
     max_shard_bytes: int = 5_000_000_000
-    """Tensors are spread over files of at most this, each tensor whole."""
+    """Tensors are spread over files of at most this size, each tensor whole."""
     adapter: Literal["alone", "merged", "both"] = "both"
     """With adapters: the adapters' own folder (as peft reads it), the model with them added in, or both."""
 
@@ -71,7 +71,7 @@ class TrainingWorkload:
     number for each row and column of a matrix. A learning rate is right for one of them only: lion's is a third to a tenth of
     adamw's, adafactor's is a share of each tensor's own size, 0.01 in torch."""
     momentum: float = 0.9
-    """Of sgd, 0 to below 1; at 0 it keeps no state. adamw has beta1."""
+    """Momentum of sgd, 0 to below 1; at 0 it keeps no state. adamw has beta1."""
     weight_decay: float = 0.1
     """Applied to tensors of two or more dimensions. sgd: added to the gradient, as torch's does; the others: decoupled."""
     beta1: float = 0.9
@@ -111,7 +111,7 @@ class TrainingWorkload:
             raise InvalidWorkload(
                 f"workload.optimizer is {reprlib.repr(self.optimizer)}; allowed: {', '.join(OPTIMIZER_NAMES)}",
                 field="workload.optimizer",
-                value=shown(self.optimizer),
+                value=shown_value(self.optimizer),
                 allowed=list(OPTIMIZER_NAMES),
             )
         require_float("momentum", self.momentum, low=0, high=0.99999)
@@ -123,7 +123,7 @@ class TrainingWorkload:
 
     @property
     def num_moments(self) -> int:
-        """Numbers that the optimizer keeps of each weight between steps, beside its fp32 value."""
+        """Numbers that the optimizer keeps for each weight between steps, beside its fp32 value."""
         if self.optimizer == "adamw":
             return 2
         if self.optimizer == "sgd":
@@ -145,26 +145,26 @@ class GenerationWorkload:
     """Batch generation: each prompt is continued by as many tokens as asked for."""
 
     prompt_length: int = 512
-    """Tokens of each prompt, 2 to 131,072; of the longest where ``prompt_lengths`` has them all."""
+    """Tokens in each prompt, 2 to 131,072; in the longest one if ``prompt_lengths`` lists them all."""
     num_new_tokens: int = 128
-    """Tokens generated after each prompt, 1 to 131,072; no token ends a sequence early. The most where ``new_token_counts`` has
-    them all."""
+    """Tokens generated after each prompt, 1 to 131,072; no token ends a sequence early. The largest count if
+    ``new_token_counts`` lists them all."""
     num_sequences: int = 1
-    """Prompts in all, however they are split into passes."""
+    """Total number of prompts, however they are split into passes."""
     seed: int = 0
     """Fixes random weights and made-up prompts."""
     prompt_lengths: tuple[int, ...] = ()
-    """Of each prompt, where they differ; empty where all are of ``prompt_length``. See ``of_prompts``."""
+    """Tokens in each prompt, if they differ; empty if all have ``prompt_length``. See ``of_prompts``."""
     new_token_counts: tuple[int, ...] = ()
-    """Tokens generated after each prompt, in the order of ``prompt_lengths``, where they differ; empty where all are
+    """Tokens generated after each prompt, in the order of ``prompt_lengths``, if they differ; empty if all are
     ``num_new_tokens``."""
     draws: bool = False
-    """Whether any sequence draws its tokens (a temperature above 0) instead of taking the likeliest; some room more is then
-    needed, and some time for each sequence."""
+    """True if any sequence draws its tokens (a temperature above 0) instead of taking the likeliest. Sampling needs extra
+    memory, and time per sequence."""
 
     @property
     def is_even(self) -> bool:
-        """Whether all prompts are of one length, and ask for as many tokens."""
+        """True if all prompts have one length and ask for the same number of tokens."""
         return not self.prompt_lengths and not self.new_token_counts
 
     def __post_init__(self) -> None:
@@ -180,7 +180,7 @@ class GenerationWorkload:
         self._check_each("new_token_counts", "counts", longest="num_new_tokens")
 
     def _check_each(self, name: str, what: str, *, longest: str) -> None:
-        """That what is given of each sequence agrees with what is said of all."""
+        """Raise InvalidWorkload if a list with one entry per sequence contradicts the number of sequences or the longest."""
         given: tuple[int, ...] = getattr(self, name)
         known = (len(given), max(given, default=0))
         if given and known != (self.num_sequences, getattr(self, longest)):
@@ -201,7 +201,7 @@ class GenerationWorkload:
         seed: int = 0,
         draws: bool = False,
     ) -> "GenerationWorkload":
-        """Of prompts of these lengths, one at least. num_new_tokens: after each of them, or one number for all."""
+        """Make a workload of prompts of these lengths, at least one. num_new_tokens: for each prompt, or one number for all."""
         counts = (num_new_tokens,) if isinstance(num_new_tokens, int) else tuple(num_new_tokens)
         return cls(
             prompt_length=max(prompt_lengths),
@@ -215,7 +215,7 @@ class GenerationWorkload:
 
     @cached_property
     def lengths(self) -> tuple[tuple[int, int], ...]:
-        """Of each sequence its prompt's tokens and new ones; one alone where all are alike."""
+        """Prompt tokens and new tokens of each sequence; a single pair if all sequences are alike."""
         if not self.prompt_lengths and not self.new_token_counts:
             return ((self.prompt_length, self.num_new_tokens),)
         prompts = self.prompt_lengths or (self.prompt_length,) * self.num_sequences
@@ -224,17 +224,17 @@ class GenerationWorkload:
 
     @cached_property
     def longest(self) -> tuple[int, int]:
-        """The prompt's tokens and the new ones of the sequence that needs the most positions."""
+        """Prompt tokens and new tokens of the sequence that needs the most positions."""
         return max(self.lengths, key=sum) if self.new_token_counts else (self.prompt_length, self.num_new_tokens)
 
     @property
     def total_new_tokens(self) -> int:
-        """Of all sequences."""
+        """New tokens of all sequences together."""
         return sum(self.new_token_counts) or self.num_sequences * self.num_new_tokens
 
     def as_if_equal(self, *, max_sequence_length: int) -> "GenerationWorkload":
-        """As if every prompt were the longest, and each asked for the most new tokens, as far as a model has positions: no plan
-        needs less for it.
+        """Return the workload in which every prompt is the longest and asks for the most new tokens, as far as a model has
+        positions. No plan needs less for it than for this one.
         """
         if not self.prompt_lengths and not self.new_token_counts:
             return self
@@ -243,26 +243,27 @@ class GenerationWorkload:
 
     @property
     def cache_length(self) -> int:
-        """Tokens whose keys and values are kept at most: all but the last one, which nothing follows."""
+        """Largest number of tokens whose keys and values are kept: all but the last one, which nothing follows."""
         return self.prompt_length + self.num_new_tokens - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """What a generate job does with each of its prompts; a line of the file may say otherwise for itself."""
+    """Sampling settings that a generate job applies to each of its prompts; a line of the file may override them."""
 
     max_new_tokens: int = 128
     """Most tokens generated after a prompt, 1 to 131,072."""
     temperature: float = 0.0
-    """0 takes the likeliest token each time; else logits are divided by it, up to 2."""
+    """0 takes the likeliest token each time; otherwise logits are divided by it, up to 2."""
     top_k: int = 0
-    """Tokens are drawn from so many of the likeliest; 0 for all."""
+    """Tokens are drawn from this many of the likeliest; 0 for all."""
     top_p: float = 1.0
     """Tokens are drawn from the likeliest that together have this probability, above 0 to 1."""
     stop: tuple[str, ...] = ()
     """Texts that end a continuation, at most 4; they are left out of it."""
     seed: int = 0
-    """Of the first prompt; the next has the next, so that equal prompts are drawn differently and a run can be repeated."""
+    """Seed of the first prompt. Each later prompt has the next seed, so equal prompts are drawn differently and a run can be
+    repeated."""
 
     def __post_init__(self) -> None:
         require_int("max_new_tokens", self.max_new_tokens, low=1, high=131_072)
@@ -275,7 +276,7 @@ class GenerationRequest:
                 f"workload.stop is {reprlib.repr(self.stop)}; "
                 f"allowed: at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARACTERS} characters",
                 field="workload.stop",
-                value=shown(list(self.stop)),
+                value=shown_value(list(self.stop)),
                 allowed=f"at most {MAX_STOPS} texts of 1 to {MAX_STOP_CHARACTERS} characters",
             )
 MAX_STOPS = 4

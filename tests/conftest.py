@@ -1,5 +1,5 @@
-"""What all tests share: no progress bars or downloads from libraries, one thread for torch where it is used at all, one profile
-of a tiny model, one PostgreSQL.
+"""Settings and fixtures of all tests: no progress bars or downloads from libraries, one thread for torch, one profile of a tiny
+model, one PostgreSQL.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""What people and programs send by mistake: values of every wrong kind, and JSON documents with one thing changed."""
+"""Input that people and programs send by mistake: values of every wrong kind, and JSON documents with one thing changed."""
 
 import copy
 from collections.abc import Iterator

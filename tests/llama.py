@@ -10,4 +10,4 @@ CONFIG = {
     "max_position_embeddings": 256,
 }
 FOLDER_VARIABLE = "HEADROOM_TESTS_LLAMA"
-"""Tells a run of tests within another where the outer one has the profile already."""
+"""Names the folder of the profile that an outer run of tests has made, for a run within it."""

@@ -1,4 +1,4 @@
-"""What the packages may import, call and read: the rules that no linter here knows."""
+"""The packages import, call and read only what rules allow that no linter here knows."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("optimizer", "webapp", "worker", "headroom", "benchmarks")
 TORCH_PLACES = ("optimizer/models/", "optimizer/profile/", "optimizer/hardware/probe", "optimizer/runtime/")
-"""Where torch may be imported; in the first two only by the modules that build and trace."""
+"""Folders that may import torch; in the first two only the modules that build and trace."""
 TORCH_FREE = (
     "optimizer.plan.plan",
     "optimizer.estimate.training",

@@ -52,6 +52,15 @@ RUN_LINES = 6
 EXTRAS = ("torch", "transformers", "bitsandbytes", "peft", "torchao", "greenlet", "deepspeed", "accelerate", "pynvml")
 """What may be imported inside a function: torch, what takes as long as torch, and packages that are optional."""
 
+LATE = {
+    "headroom.commands.main": "optimizer.cli.main",
+    "optimizer.data.documents": "pyarrow",
+    "optimizer.models.build": "huggingface_hub",
+    "webapp.catalog.check": "tokenizers",
+}
+"""Modules that import something slow inside a function on purpose: commands that ask the service alone answer half a second
+sooner, a limited process loads only the reader of what it was given, and a hub's library is told to stay offline first."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
@@ -231,7 +240,7 @@ def _layer(module: str) -> int | None:
 def find_imports_in_functions(house: House) -> list[str]:
     """Imports inside functions that are not of torch, of what needs torch, or of an optional package.
 
-    ``ready`` of a Django app is left out: it is called when models may first be imported.
+    ``ready`` of a Django app is left out, since it is called when models may first be imported, and so is what LATE names.
     """
     return [
         f"{house.files[name]}:{found.line} {found.name}"
@@ -241,6 +250,7 @@ def find_imports_in_functions(house: House) -> list[str]:
         and found.name.split(".")[0] not in EXTRAS
         and found.name not in house.needs_torch
         and house.files[name].name != "apps.py"
+        and not found.name.startswith(LATE.get(name, "-"))
     ]
 
 

@@ -134,7 +134,7 @@ def _declared_bytes(scope: MutableMapping[str, Any]) -> int | None:
 
 
 def _is_known(scope: MutableMapping[str, Any]) -> bool:
-    """Whether a token that may write or, without one, a session names an active user. What else it needs the API asks."""
+    """Report whether a token that may write or, without one, a session names an active user. The API checks the rest."""
     authorization = _header(scope, b"authorization")
     if authorization:
         scheme, _, token = authorization.partition(" ")

@@ -130,7 +130,7 @@ HEADROOM_WEBHOOK_NETWORKS = env.list("HEADROOM_WEBHOOK_NETWORKS", default=[])
 for _network in HEADROOM_WEBHOOK_NETWORKS:
     ipaddress.ip_network(_network)  # a slip is told of now, by the address that is wrong, and not when something is to be sent
 HEADROOM_METRICS_TOKEN = env.str("HEADROOM_METRICS_TOKEN", default="")
-"""What a scraper of /metrics sends as its bearer token; without one only administrators' API tokens open it."""
+"""Bearer token of a scraper of /metrics; without one only administrators' API tokens open it."""
 
 AUTHENTICATION_BACKENDS = ["webapp.accounts.backends.ThrottledBackend"]
 AUTH_PASSWORD_VALIDATORS = [

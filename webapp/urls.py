@@ -1,4 +1,4 @@
-"""Where each address goes: pages for people, ``/api/v1`` for programs, ``/v1`` for those that speak OpenAI's Batch API."""
+"""Routes addresses: pages for people, ``/api/v1`` for programs, ``/v1`` for those that speak OpenAI's Batch API."""
 
 from django.urls import URLPattern, URLResolver, include, path
 

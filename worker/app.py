@@ -4,22 +4,19 @@ Celery carries hints and nothing else. The work is done by the supervisor, which
 without a broker. TERM drains: running attempts checkpoint, their jobs go back to the queue.
 """
 
-import os
 from typing import Any
 
-# before Celery is imported, which looks for it
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
-# Django's checks load every page of the web; the web's own start runs them
-os.environ.setdefault("CELERY_SKIP_CHECKS", "1")
+from worker import django_setup  # noqa: F401
 
+# isort: split
 from celery import Celery, signals
+from django.conf import settings
 
 from webapp.wire.broker import celery_settings
+from worker.supervisor import drain_supervisor, join_supervisor, start_supervisor
 
 
 def _make_app() -> Celery:
-    from django.conf import settings
-
     app = Celery("headroom", include=["worker.tasks"])
     app.conf.update(celery_settings(settings.REDIS_URL))
     # A thread is enough to set an event. Not solo: there the early acknowledgement waits behind the task.
@@ -28,27 +25,16 @@ def _make_app() -> Celery:
 
 
 def _start_supervisor(**_: Any) -> None:
-    import django
-    from django.apps import apps
-
-    if not apps.ready:
-        django.setup()
-    from worker.supervisor import start_supervisor
-
     start_supervisor()
 
 
 def _drain(**_: Any) -> None:
     """In a signal handler: only an event is set."""
-    from worker.supervisor import drain_supervisor
-
     drain_supervisor()
 
 
 def _wait_for_supervisor(**_: Any) -> None:
     """Also reached when Celery itself has failed; then the process must end too, and be started afresh."""
-    from worker.supervisor import join_supervisor
-
     join_supervisor()
 
 

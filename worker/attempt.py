@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from django.db import Error as DatabaseError
 from django.db import connections
 
+from webapp.attempts.outcome import finish_attempt
 from webapp.jobs import actions
 from webapp.jobs.models import Attempt, Sample
 from webapp.wire.publish import publish, publish_all, report_gap
@@ -58,7 +59,7 @@ def run_attempt(
             "reason": "disk_full" if is_disk_full else "internal",
             "message": "The disk is full." if is_disk_full else "A fault of the worker ended the attempt.",
         }
-        actions.finish_attempt(attempt, result=result, exit_code=None)
+        finish_attempt(attempt, result=result, exit_code=None)
 
 
 class _AttemptRun:
@@ -152,7 +153,7 @@ class _AttemptRun:
                 publish(attempt.job_id, "log", {"level": str(message.get("level", "info")), "message": text})
 
     def _write_to_database(self) -> None:
-        """What is due. While the database is away the attempt goes on, and everything is kept for its return."""
+        """Write what is due. While the database is away the attempt goes on, and everything is kept for its return."""
         if time.monotonic() < self._retry_at or self._heartbeat.is_fenced_out:
             return
         try:
@@ -178,7 +179,7 @@ class _AttemptRun:
         for write in self._pending:
             self._persist(write)
         self._persist(self._copier.copy)
-        outcome = self._persist(lambda: actions.finish_attempt(self._attempt, result=result, exit_code=exit_code))
+        outcome = self._persist(lambda: finish_attempt(self._attempt, result=result, exit_code=exit_code))
         logger.info("%s ended: %s (exit code %d)", self._attempt, outcome, exit_code)
 
     def _persist(self, write: Callable[[], T]) -> T | None:
@@ -194,7 +195,7 @@ class _AttemptRun:
 
 
 class StopOrder:
-    """How an attempt is asked to stop, and what happens when it does not."""
+    """Asks an attempt to stop, and ends it when it does not."""
 
     def __init__(self, *, grace_s: float) -> None:
         self._grace_s = grace_s
@@ -243,7 +244,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
 
 
 def copy_earlier_samples(attempt: Attempt, *, home: Path) -> None:
-    """What earlier attempts measured and a lost supervisor did not get to write.
+    """Write what earlier attempts measured and a lost supervisor did not.
 
     Points past the checkpoint this attempt resumes from stay, under the earlier attempt's number; readers show for each step
     the latest attempt.

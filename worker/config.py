@@ -1,4 +1,4 @@
-"""How a worker behaves, from the environment; the defaults are the ones the reference figures were measured with.
+"""A worker's settings, from the environment; the defaults are the ones the reference figures were measured with.
 
 Tests shorten the times; nobody else should need to.
 """
@@ -7,6 +7,8 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+
+from django.conf import settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,13 +23,13 @@ class WorkerConfig:
     num_slots: int = 1
     """Attempts at once; each holds the lock of one device while it runs."""
     poll_s: float = 5.0
-    """How long an idle slot waits for a hint before it looks for work itself; jobs start this late with the broker down."""
+    """Seconds that an idle slot waits for a hint before it looks for work itself; jobs start this late with the broker down."""
     lease_s: int = 30
     """A claim that is not renewed for this long may be given to another worker."""
     grace_s: float = 120.0
     """From asking an attempt to checkpoint and stop to killing it."""
     outage_s: float = 900.0
-    """How long an attempt goes on while the database cannot be reached; on one machine nobody else can claim meanwhile."""
+    """Seconds that an attempt goes on without the database; on one machine nobody else can claim meanwhile."""
     reconcile_s: float = 5.0
     """Pause between two passes of the reconciler."""
 
@@ -44,8 +46,6 @@ class WorkerConfig:
     @classmethod
     def from_environment(cls) -> "WorkerConfig":
         """Raises ValueError that names the variable when a number is not one or is out of range."""
-        from django.conf import settings
-
         return cls(
             home=Path(settings.HEADROOM_HOME),
             host=os.environ.get("HEADROOM_WORKER_NAME") or socket.gethostname(),

@@ -1,4 +1,4 @@
-"""What the card says of itself: its use, free memory, temperature, power. Empty where there is no NVIDIA card or driver."""
+"""Reads the card's use, free memory, temperature and power. Empty where there is no NVIDIA card or driver."""
 
 import contextlib
 import os

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class LeaseReply(Protocol):
-    """What ``webapp.jobs.actions.renew_lease`` says."""
+    """The answer of ``webapp.jobs.actions.renew_lease``."""
 
     @property
     def held(self) -> bool: ...

@@ -1,4 +1,4 @@
-"""Which machine this is: measured once by a process of its own, kept in HEADROOM_HOME, registered at each start of a worker.
+"""Identifies this machine: measured once by a process of its own, kept in HEADROOM_HOME, registered at each start of a worker.
 
 The measurement needs torch and all of the machine for some seconds; the worker's process has neither. It is repeated when what
 it was made on has changed: processor, memory, cards, versions.
@@ -10,39 +10,36 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from optimizer.base.errors import InvalidInput
 from optimizer.hardware.machine import Machine
+from webapp.catalog.actions import register_machine
+from webapp.catalog.models import Machine as MachineRow
+from worker.config import WorkerConfig
 from worker.gpu import card_names, visible_card
-
-if TYPE_CHECKING:
-    from webapp.catalog.models import Machine as MachineRow
-    from worker.config import WorkerConfig
+from worker.run.child import child_environment, isolated_command
 
 PROBE_TIMEOUT_S = 600
 _CACHE_VERSION = 2
 
 
-def register_this_machine(config: "WorkerConfig") -> "MachineRow":
+def register_this_machine(config: WorkerConfig) -> MachineRow:
     """Measure if need be, and write the machine's row. Raises RuntimeError when it cannot be measured."""
-    from webapp.catalog.actions import register_machine
-
     machine = replace(cached_machine(config.home), name=config.host)
     return register_machine(name=machine.name, document=machine.to_json())
 
 
-def device_name(row: "MachineRow") -> str:
+def device_name(row: MachineRow) -> str:
     """torch's name of the machine's one device."""
     device = row.document["device"]
     return f"cuda:{device['index']}" if device["kind"] == "cuda" else "cpu"
 
 
-def device_lock_file(row: "MachineRow", *, slot: int, home: Path) -> Path:
+def device_lock_file(row: MachineRow, *, slot: int, home: Path) -> Path:
     """Named after the card itself and not after torch's number for it, which each worker counts for itself."""
     device = row.document["device"]
     card = visible_card(device["index"], visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""))
@@ -83,11 +80,9 @@ def machine_key() -> str:
 
 
 def probe_in_process(home: Path) -> dict[str, Any]:
-    """Run this module as a program in a process of its own; its standard output is the measured machine as JSON."""
-    from worker.run.child import child_environment, isolated_command
-
+    """Run ``worker.probing`` in a process of its own; its standard output is the measured machine as JSON."""
     ended = subprocess.run(
-        isolated_command("worker.machine"),
+        isolated_command("worker.probing"),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         cwd=home,
@@ -119,13 +114,3 @@ def _program_version() -> str:
     except metadata.PackageNotFoundError:
         return "tree"
 
-
-def main() -> None:
-    """Measure this machine, its disk where jobs have theirs; JSON on standard output."""
-    from optimizer.hardware.probe.probe import probe_machine
-
-    json.dump(probe_machine(scratch=Path.cwd()).to_json(), sys.stdout)
-
-
-if __name__ == "__main__":
-    main()

@@ -16,9 +16,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from worker import django_setup  # noqa: F401
+
+# isort: split
 from django.db import Error as DatabaseError
 from django.db import connection
 
+from webapp.attempts.reconciling import enforce_deadlines, expire_leases, forget_old_offers, resend_hints
+from webapp.batches.actions import advance_batches
+from webapp.catalog.removal import purge_deleted
+from webapp.catalog.uploads import drop_abandoned
+from webapp.jobs.models import LIVE_STATES, Job
+from webapp.webhooks.sending import forget_old, send_due
 from worker.config import WorkerConfig
 
 logger = logging.getLogger(__name__)
@@ -34,7 +43,7 @@ _STAGED = re.compile(r"\.tmp-step-\d+-f(?P<fence>\d+)")
 
 
 class Leadership:
-    """Whether this process is the one that acts."""
+    """Decides whether this process is the one that acts."""
 
     def __init__(self, home: Path) -> None:
         self._path = home / "run" / "reconciler.lock"
@@ -82,14 +91,10 @@ class Reconciler:
 
     def _keep_batches(self) -> None:
         """A thread of its own: pricing a batch takes seconds, counting a large file's tokens minutes; leases must not wait."""
-        from webapp.batches.actions import advance_batches
-
-        self._keep(advance_batches, what="batches", told_as="moved on")
+        self._keep(advance_batches, what="batches", logged_as="moved on")
 
     def _keep_webhooks(self) -> None:
         """A thread of its own: an address that does not answer takes seconds."""
-        from webapp.webhooks.sending import forget_old, send_due
-
         forgotten_at_s = float("-inf")
 
         def pass_once() -> list[str]:
@@ -99,15 +104,15 @@ class Reconciler:
                 forgotten_at_s = time.monotonic()
             return send_due()
 
-        self._keep(pass_once, what="webhooks", told_as="delivered")
+        self._keep(pass_once, what="webhooks", logged_as="delivered")
 
-    def _keep(self, pass_once: Callable[[], list[str]], *, what: str, told_as: str) -> None:
+    def _keep(self, pass_once: Callable[[], list[str]], *, what: str, logged_as: str) -> None:
         """Pass after pass while this process leads."""
         while not self._has_ended.wait(self._config.reconcile_s):
             if self._leading_since is None:
                 continue
             try:
-                _tell(told_as, pass_once())
+                _log_each(logged_as, pass_once())
             except DatabaseError as error:
                 logger.warning("%s wait, the database cannot be used: %s", what, error)
             except Exception:
@@ -128,22 +133,18 @@ class Reconciler:
 
     def reconcile_once(self) -> None:
         """Raises the database's error; what is left undone is done by the next pass."""
-        from webapp.catalog.removal import purge_deleted
-        from webapp.catalog.uploads import drop_abandoned
-        from webapp.jobs import actions
-
         if not self._leadership.is_held():
             self._leading_since = None
             return
         if self._leading_since is None:
             self._leading_since = time.monotonic()
         if self._knows_leases:
-            _tell("requeued or ended, its lease ran out", actions.expire_leases())
-        _tell("hinted again", actions.resend_hints())
-        _tell("asked to stop at its limit", actions.enforce_deadlines())
-        actions.forget_old_offers()
-        _tell("deleted for good", purge_deleted())
-        _tell("abandoned upload removed", drop_abandoned())
+            _log_each("requeued or ended, its lease ran out", expire_leases())
+        _log_each("hinted again", resend_hints())
+        _log_each("asked to stop at its limit", enforce_deadlines())
+        forget_old_offers()
+        _log_each("deleted for good", purge_deleted())
+        _log_each("abandoned upload removed", drop_abandoned())
         remove_dead_staging(self._config.home)
         remove_old_spool(self._config.home)
 
@@ -155,8 +156,6 @@ class Reconciler:
 
 def remove_dead_staging(home: Path) -> int:
     """Half-written checkpoints whose attempt no longer holds the job; the number of folders removed."""
-    from webapp.jobs.models import LIVE_STATES, Job
-
     staged = list((home / "jobs").glob("*/checkpoints/.tmp-*"))
     if not staged:
         return 0
@@ -194,7 +193,7 @@ def _remove_all(paths: list[Path]) -> int:
     return len(paths)
 
 
-def _tell(what: str, job_ids: list[str]) -> None:
+def _log_each(what: str, job_ids: list[str]) -> None:
     for job_id in job_ids:
         logger.info("%s: %s", job_id, what)
 
@@ -205,10 +204,6 @@ def _wait_for_signal(seconds: float) -> bool:
 
 
 def main() -> None:
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
-    import django
-
-    django.setup()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s reconciler %(levelname)s %(message)s")
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
     Reconciler(WorkerConfig.from_environment()).run(pause=_wait_for_signal)

@@ -12,7 +12,7 @@ from django.db import close_old_connections, connections
 
 from webapp.catalog.actions import heartbeat_machine
 from webapp.catalog.models import Machine
-from webapp.jobs import actions
+from webapp.jobs.claiming import claim_job
 from worker.attempt import run_attempt
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter
@@ -102,7 +102,7 @@ class Supervisor:
         if machine is None or not lock.acquire():
             return False
         try:
-            attempt = actions.claim_job(worker=self._config.name, machine=machine, lease_s=self._config.lease_s)
+            attempt = claim_job(worker=self._config.name, machine=machine, lease_s=self._config.lease_s)
             if attempt is None:
                 return False
             run_attempt(

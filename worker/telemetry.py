@@ -106,7 +106,7 @@ class SampleCopier:
 
 
 def _skip_lines(path: Path, num_lines: int) -> int:
-    """Where the line after the first ``num_lines`` begins; the end of the file when it has fewer."""
+    """Offset of the line after the first ``num_lines``; the end of the file when it has fewer."""
     if not num_lines:
         return 0
     try:
@@ -117,7 +117,7 @@ def _skip_lines(path: Path, num_lines: int) -> int:
 
 
 class Progress:
-    """What the job's row shows between two snapshots: the step, how long it will take, the latest numbers."""
+    """The values that the job's row shows between two snapshots: the step, the time left, the latest numbers."""
 
     _WINDOW_STEPS = 20
 

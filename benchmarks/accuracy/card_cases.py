@@ -1,4 +1,4 @@
-"""What ``cards.py`` runs: real models, plans and the card whose memory each gets."""
+"""The cases of ``cards.py``: real models, plans, and the card whose memory each gets."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class CardCase:
 
 @dataclass(frozen=True, kw_only=True)
 class Cards:
-    """What is run."""
+    """The cases of a run, and how they are measured."""
 
     cases: tuple[CardCase, ...]
     probe_s: float = 10.0

@@ -6,7 +6,7 @@ own counters (allocated, reserved, retries) and against what the driver says the
 calibration fitted to the cases that are not held back.
 
 Minutes on a card are scarce: models are filled quickly, each step is measured few times, no case is begun after a deadline,
-and what goes wrong in one row is told in it. On the CPU device the same code runs on small shapes, with the runtime's meter as
+and an error in one row is reported in it. On the CPU device the same code runs on small shapes, with the runtime's meter as
 the cap.
 """
 
@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from benchmarks.accuracy.card_cases import CardCase, Cards, cuda_cards
-from benchmarks.alternatives import Job
-from benchmarks.journal import Journal
-from benchmarks.record import Row, clear
+from benchmarks.common.alternatives import Job
+from benchmarks.common.journal import Journal
+from benchmarks.common.record import Row, clear
 from benchmarks.training.plans import describe
 from optimizer.base.errors import HeadroomError, OutOfDeviceMemory
 from optimizer.base.units import MIB
@@ -33,7 +33,8 @@ from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import TimedRun, fit_calibration
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
-from optimizer.profile.extent import Extent, extent_of_plans
+from optimizer.profile.extent import Extent
+from optimizer.profile.plan_extent import extent_of_plans
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.job.measure import make_synthetic_batches
@@ -42,7 +43,7 @@ from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
 
 NUM_STEPS = 3
-"""That count, after the first."""
+"""Steps that count, after the first."""
 TIGHT_BYTES = 64 * MIB
 
 
@@ -58,7 +59,7 @@ class Bench:
             known = self._extents.get(_key_of(case))
             self._extents[_key_of(case)] = extent if known is None else known.union(extent)
         self.baseline_bytes = 0
-        """What the device held before this process took anything: other processes, the driver."""
+        """Bytes that the device held before this process took any: other processes, the driver."""
         self._profiles: dict[str, Profile] = {}
 
     @property
@@ -81,7 +82,7 @@ class Bench:
         )
 
     def predict_card(self, case: CardCase) -> Prediction:
-        """With all that the process takes, for a card of the case's size that is otherwise this one."""
+        """Predict all that the process takes on a card of the case's size that is otherwise this one."""
         machine = self.machine
         if self.is_cuda:
             machine = replace(machine, device=replace(machine.device, total_bytes=case.card_bytes))
@@ -90,7 +91,7 @@ class Bench:
         )
 
     def used_bytes(self) -> int:
-        """What the driver says the device holds for this process, the context included; 0 on the CPU device."""
+        """Bytes that the device holds for this process by the driver's count, context included; 0 on the CPU device."""
         if not self.is_cuda:
             return 0
         free_bytes, total_bytes = torch.cuda.mem_get_info(self.device)
@@ -139,13 +140,13 @@ def bytes_of_others(device: torch.device) -> int:
 
 
 def context_bytes(bench: Bench) -> int:
-    """Of CUDA and the libraries' code, with nothing reserved but their workspaces."""
+    """Bytes of CUDA and of the libraries' code, with nothing reserved but their workspaces."""
     clear()
     return bench.used_bytes() - torch.cuda.memory_reserved(bench.device) if bench.is_cuda else 0
 
 
 def allowed_bytes(bench: Bench, card_bytes: int) -> int:
-    """What the allocator may reserve on a card of so many bytes."""
+    """Bytes that the allocator may reserve on a card of that size."""
     return card_bytes - context_bytes(bench)
 
 

@@ -36,7 +36,7 @@ Option = TypeVar("Option")
 
 HOLDOUT_SEED = "held back, 2026-11"
 DRAWN_SEED = 20261121
-"""Of the combinations of techniques."""
+"""Seed of the combinations of techniques."""
 NUM_DRAWN = 5
 """Combinations per model that are not timed."""
 NUM_ALONE = 9
@@ -51,7 +51,7 @@ GENERATED: tuple[tuple[str, ...], ...] = (
     ("bf16", "streamed"),
     ("nf4",),
 )
-"""Of which each model takes some in turn, beside plain generation."""
+"""Techniques of generation, of which each model takes some in turn beside plain generation."""
 NUM_GENERATED = 4
 PROMPTS: tuple[tuple[int, int, int], ...] = ((24, 16, 1), (8, 24, 3), (40, 4, 2), (16, 9, 3), (32, 1, 1))
 """Prompt length, new tokens and batch; cases take turns. Windows are 16 and 12, and our decoder's blocks 8 tokens."""
@@ -78,7 +78,7 @@ TIMED: tuple[tuple[str, ...], ...] = (
     ("mixed", "host-gradients"),
     ("consume",),
 )
-"""Of which each model takes some in turn, on a shape that can be timed."""
+"""Plans of which each model takes some in turn, on a shape that can be timed."""
 NUM_TIMED = 7
 TIMED_SLOW: tuple[tuple[str, ...], ...] = (
     ("bf16",),
@@ -133,7 +133,7 @@ class Case:
 
     @property
     def module(self) -> Module | None:
-        """Of cases of plain modules, which have no config."""
+        """The module of a case without a config."""
         return PLAIN_MODULES.get(self.model)
 
     @property
@@ -146,7 +146,7 @@ class Case:
 
     @property
     def is_carried_out(self) -> bool:
-        """Whether the verdict on it is put to the test under a cap: one case in three, those that are not timed."""
+        """True if the verdict is put to the test under a cap: one case in three, of those that are not timed."""
         return not self.is_timed and _hash(f"carried out:{self.name}") % 3 == 0
 
     @property
@@ -159,7 +159,7 @@ class Case:
 
 
 def is_held_back(name: str) -> bool:
-    """Whether a case of this name belongs to the fifth that nothing is fitted to."""
+    """True for the names of the fifth of cases that nothing is fitted to."""
     return _hash(f"{HOLDOUT_SEED}:{name}") % 5 == 0
 
 

@@ -4,12 +4,12 @@
 
 Real steps of each case (``cases.py``) are held against what was predicted of it. On the CPU device bytes are counted by
 an independent meter (``meter.py``) beside the runtime's; verdicts are asked for around the measured peak, and some
-carried out under a cap; other ways to estimate answer for the same cases (``estimators.py``), as many as 7 minutes suffice for;
-steps are timed in rounds, the first over all cases and the others as far as 12 minutes go, beside a yardstick (``times.py`` says
-what that normalises), and one calibration, fitted to four fifths of the cases, is judged on the fifth that was held back.
+carried out under a cap; other ways to estimate answer for the same cases (``common/estimators.py``), as many as 7 minutes suffice
+for; steps are timed in rounds, the first over all cases and the others as far as 12 minutes go, beside a yardstick (``times.py``
+says what that normalises), and one calibration, fitted to four fifths of the cases, is judged on the fifth that was held back.
 
 ``--rows`` appends each row to a file as it comes, and a later run with the same file goes on from there. A case that fails is
-told in a row of its own, and the others still run. On a CUDA device see ``cards.py``, which needs torch, transformers,
+reported in a row of its own, and the others still run. On a CUDA device see ``cards.py``, which needs torch, transformers,
 numpy and scipy, and ends by itself in under eight minutes.
 """
 
@@ -27,11 +27,11 @@ from benchmarks.accuracy.cases import Case, list_cases
 from benchmarks.accuracy.run import Bench, carry_out, measure_memory, why_left_out
 from benchmarks.accuracy.summary import summarize, tabulate_as_timed, tabulate_errors, tabulate_estimators
 from benchmarks.accuracy.times import NUM_ROUNDS, describe_pace, measure_times, predicted_rows
-from benchmarks.estimators import ask_all
-from benchmarks.journal import Journal
-from benchmarks.record import Row, describe_machine
-from benchmarks.remote_store import remote_store
-from benchmarks.yardstick import get_yardstick
+from benchmarks.common.estimators import ask_all
+from benchmarks.common.journal import Journal
+from benchmarks.common.record import Row, describe_machine
+from benchmarks.common.remote_store import remote_store
+from benchmarks.common.yardstick import get_yardstick
 from optimizer.base.units import format_bytes
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
@@ -60,29 +60,32 @@ def main() -> int:
     device = torch.device(arguments.device)
     set_num_threads()
     machine = describe_machine(device)
-    journal = Journal(file=arguments.json, lines=arguments.rows, machine=machine, show=show)
+    journal = Journal(
+        file=arguments.json,
+        lines=arguments.rows,
+        machine=machine,
+        is_quick=arguments.quick,
+        is_whole=not arguments.case and "memory" in (arguments.only or PARTS),
+        show=show,
+    )
     if device.type == "cuda":
         measure_cards(journal, device, quick=arguments.quick)
-        journal.summary = summarize_cards(journal.rows)
-        journal.close()
-    else:
-        with remote_store():
-            measure_cpu(journal, arguments)
-    return 0 if all(entry["met"] for entry in journal.summary.values()) else 1
+        return journal.finish(summarize_cards(journal.rows))
+    with remote_store():
+        return measure_cpu(journal, arguments)
 
 
-def measure_cpu(journal: Journal, arguments: argparse.Namespace) -> None:
-    """The parts that were asked for, over the cases that were asked for."""
+def measure_cpu(journal: Journal, arguments: argparse.Namespace) -> int:
+    """Measure the parts that were asked for, over the cases that were asked for; return the exit code."""
     cases = [case for case in list_cases() if is_wanted(case, arguments.case, quick=arguments.quick)]
     bench = Bench(find_machine(journal, probe_s=2.0 if arguments.quick else PROBE_S), cases)
     parts = arguments.only or PARTS
     run(journal, bench, cases, parts=parts, num_rounds=1 if arguments.quick else NUM_ROUNDS)
-    is_whole = not arguments.quick and not arguments.case and "memory" in parts
-    conclude(journal, bench, cases, is_whole=is_whole)
+    return conclude(journal, bench, cases)
 
 
 def is_wanted(case: Case, words: Sequence[str] | None, *, quick: bool) -> bool:
-    """quick: one model without adapters, so that two shapes are profiled and no more."""
+    """Decide on one case. quick: one model without adapters, so that two shapes are profiled and no more."""
     if words:
         return any(word in case.name for word in words)
     return not quick or (case.model == "llama" and case.shape in ("tiny", "small") and not (case.adapter or case.is_padded))
@@ -125,7 +128,7 @@ def count(journal: Journal, bench: Bench, case: Case) -> None:
 
 
 def ask_in_time(journal: Journal, cases: Sequence[Case]) -> None:
-    """In an order that mixes models, so that what the time does not suffice for is of no kind alone."""
+    """Ask in an order that mixes models, so that the cases left out when time runs out are of no one kind."""
     started_s = time.monotonic()
     for case in sorted(cases, key=lambda case: hashlib.sha256(case.name.encode()).digest()):
         if time.monotonic() - started_s > ESTIMATORS_BUDGET_S:
@@ -134,8 +137,10 @@ def ask_in_time(journal: Journal, cases: Sequence[Case]) -> None:
 
 
 def ask(journal: Journal, case: Case) -> None:
-    """Other ways to estimate, of what the memory part has measured; large models would only take MemTracker longer, and plain
-    modules and padded batches the others do not know.
+    """Ask other estimators about a case that the memory part has measured.
+
+    Left out are large models, which would only take MemTracker longer, and plain modules and padded batches, which others
+    do not know.
     """
     memory = next((row for row in journal.rows if row["what"] == "memory" and row["case"] == case.name), None)
     if (
@@ -152,10 +157,9 @@ def ask(journal: Journal, case: Case) -> None:
         journal.add(row)
 
 
-def conclude(journal: Journal, bench: Bench, cases: Sequence[Case], *, is_whole: bool) -> None:
-    """Goals and tables from all rows, printed and written. is_whole: whether the number of cases is a goal too."""
+def conclude(journal: Journal, bench: Bench, cases: Sequence[Case]) -> int:
+    """Print and write goals and tables from all rows; return the exit code."""
     journal.rows = [*journal.rows, *predicted_rows(bench, cases, journal.rows)]
-    journal.summary = summarize(journal.rows, is_whole=is_whole)
     memory = [row for row in journal.rows if row["what"] == "memory"]
     timed = [row for row in journal.rows if row["what"] == "time"]
     if timed:
@@ -169,7 +173,7 @@ def conclude(journal: Journal, bench: Bench, cases: Sequence[Case], *, is_whole:
     journal.tables["estimators"] = tabulate_estimators(journal.rows)
     for name, entry in journal.tables["estimators"].items():
         print(name, *(f"{key}={value}" for key, value in entry.items()), sep="  ")
-    journal.close()
+    return journal.finish(summarize(journal.rows))
 
 
 def show(row: Row) -> str:

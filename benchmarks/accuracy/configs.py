@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """How large a case's model and batch are."""
+    """The sizes of a case's model and batch."""
 
     hidden_size: int
     intermediate_size: int
@@ -97,11 +97,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window": 16, "sliding_window_pattern": 2},
     "qwen3_moe": {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2},
 }
-"""By model type, what differs from the common keys (``make_config``)."""
+"""Keys of each model type that differ from the common ones (``make_config``)."""
 BRIEF = frozenset({"roberta", "falcon", "gpt_neox", "phi", "starcoder2", "gemma3_text", "qwen3_moe"})
 """Cousins of others: fewer cases."""
 BRIEF_SHARE = 3
-"""By which their numbers of cases are divided."""
+"""Divisor of their number of cases."""
 WITHOUT_CACHE = frozenset({"bert", "roberta", "t5", "bart"})
 """No decoders alone, which generate nothing here."""
 

@@ -46,17 +46,17 @@ class ProfiledPeak:
 
 
 class HostMarkingMeter(Meter):  # type: ignore[no-untyped-call]
-    """The runtime's meter, which also tells the profiler at which address each buffer of the host's lies."""
+    """The runtime's meter, which also reports the address of each host buffer to the profiler."""
 
     def _see(self, tensor: torch.Tensor, slot: int) -> None:
         super()._see(tensor, slot)
-        self._tell(tensor, slot)
+        self._report_address(tensor, slot)
 
     def _count_as(self, tensor: torch.Tensor, slot: int) -> None:
         super()._count_as(tensor, slot)
-        self._tell(tensor, slot)
+        self._report_address(tensor, slot)
 
-    def _tell(self, tensor: torch.Tensor, slot: int) -> None:
+    def _report_address(self, tensor: torch.Tensor, slot: int) -> None:
         if slot >= NUM_CATEGORIES:
             with record_function(f"{_HOST}{tensor.untyped_storage().data_ptr()}"):
                 pass
@@ -95,7 +95,7 @@ class AllocationProfile:
 
 
 def list_addresses() -> Iterator[int]:
-    """Where the storages of all tensors lie that Python still knows."""
+    """Addresses of the storages of all tensors that Python still knows."""
     gc.collect()
     for found in gc.get_objects():
         if not issubclass(type(found), torch.Tensor | torch.UntypedStorage) or isinstance(found, FakeTensor):
@@ -117,7 +117,7 @@ def flatten(roots: Sequence[Any]) -> Iterator[Any]:
 
 
 def read_peak(events: Iterable[Any], *, alive: Container[int] | None = None) -> ProfiledPeak:
-    """Of events in order of time. A release of what was allocated before the first event is passed over.
+    """Find the peak in events ordered by time. A release of what was allocated before the first event is passed over.
 
     alive: addresses of what is there when the steady step begins; what else seems to be there was released on a thread that
     the profiler does not hear. None believes the events. Raises ValueError without a steady step.
@@ -143,7 +143,7 @@ def read_peak(events: Iterable[Any], *, alive: Container[int] | None = None) -> 
 
 
 class _Live:
-    """What is allocated at the moment, by address."""
+    """Bytes allocated at the moment, by address."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}

@@ -18,7 +18,7 @@ from optimizer.runtime.step.step import MicroBatch
 
 
 class MixerBlock(nn.Module):
-    """Of an MLP-Mixer: over patches, then over channels (Tolstikhin et al. 2021, section 2)."""
+    """One block of an MLP-Mixer: over patches, then over channels (Tolstikhin et al. 2021, section 2)."""
 
     def __init__(self, *, patches: int, width: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Mixer(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Of a residual network with activations before convolutions; the first of a stage halves the image."""
+    """One block of a residual network with activations before convolutions; the first of a stage halves the image."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()

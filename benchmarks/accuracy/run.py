@@ -1,4 +1,4 @@
-"""Runs one case of ``benchmarks.accuracy``: prices its plan, carries it out, and tells both in one row.
+"""Runs one case of ``benchmarks.accuracy``: prices its plan, carries it out, and puts both in one row.
 
 Bytes are counted twice at the same time, by the runtime's meter and by torch's profiler (``meter.py``), in a second
 training step or a second pass of generation. Verdicts are asked for at budgets around what was measured, and for some cases
@@ -20,8 +20,8 @@ import torch
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.meter import AllocationProfile, HostMarkingMeter, ProfiledPeak
 from benchmarks.accuracy.techniques import REMOTE
-from benchmarks.record import Row
-from benchmarks.yardstick import get_yardstick
+from benchmarks.common.record import Row
+from benchmarks.common.yardstick import get_yardstick
 from optimizer.base.errors import OutOfDeviceMemory
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation
@@ -31,8 +31,9 @@ from optimizer.hardware.calibration import TimedRun
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
-from optimizer.profile.extent import Extent, extent_of_plans
+from optimizer.profile.extent import Extent
 from optimizer.profile.generation import GenerationProfile
+from optimizer.profile.plan_extent import extent_of_plans
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.profile.trace.trace import profile_model
@@ -56,7 +57,7 @@ BUDGETS = {"-1 %": 0.99, "-0.1 %": 0.999, "-1 B": 1.0, "+0.5 %": 1.005, "+2 %": 
 
 
 class Bench:
-    """What all cases share: the machine's rates, and profiles of what the cases need, each traced once."""
+    """Machine and profiles that cases share; each profile is traced once."""
 
     def __init__(self, machine: Machine, cases: Iterable[Case] = ()) -> None:
         self.machine = machine
@@ -76,7 +77,7 @@ class Bench:
             self._extents[key] = extent if known is None else known.union(extent)
 
     def profile_of(self, case: Case) -> Profile | GenerationProfile:
-        """Of all that the noted cases of this model need."""
+        """Trace a model's profile once for all that its noted cases need."""
         key = _key_of(case)
         if key not in self._profiles:
             if key not in self._extents and key not in self._representations:
@@ -111,7 +112,7 @@ def _key_of(case: Case) -> str:
 
 
 def predicted_ms(prediction: Prediction | GenerationPrediction, case: Case) -> float:
-    """Of what is timed: a training step, or a pass of generation."""
+    """Milliseconds of the unit that is timed: a training step, or a pass of generation."""
     if isinstance(prediction, Prediction):
         return prediction.step_ms
     assert isinstance(case.workload, GenerationWorkload)
@@ -119,7 +120,7 @@ def predicted_ms(prediction: Prediction | GenerationPrediction, case: Case) -> f
 
 
 def timed_run(prediction: Prediction | GenerationPrediction, *, measured_ms: float) -> TimedRun:
-    """For the calibration. The prediction has none in it."""
+    """One measured run for the calibration; the prediction has no calibration in it."""
     if isinstance(prediction, Prediction):
         return TimedRun.of(prediction, measured_ms=measured_ms)
     kinds = dict(prediction.prefill_by_kind_ms)
@@ -180,14 +181,14 @@ def head_of(case: Case) -> Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """What two meters saw of one case."""
+    """Bytes of one case by two meters."""
 
     metered: Peak
-    """Of the second step or pass, as ``profiled``."""
+    """Peak of the second step or pass, as is ``profiled``."""
     profiled: ProfiledPeak
     disk_bytes: int
     stages: dict[str, int]
-    """By the runtime's meter, of training: the first step, and an evaluation."""
+    """Peaks of training by the runtime's meter: of the first step, and of an evaluation."""
 
     @property
     def device_bytes(self) -> int:
@@ -225,7 +226,7 @@ class Subject:
     """Takes one step or makes one pass."""
     evaluate: Callable[[], None] | None = None
     tiers: Tiers
-    """Where it keeps bytes."""
+    """Tiers in which a plan keeps bytes."""
 
 
 @contextmanager
@@ -301,7 +302,7 @@ def _generate(generator: Generator, case: Case) -> None:
 
 
 def wrong_categories(prediction: Prediction | GenerationPrediction, metered: Peak) -> dict[str, int]:
-    """Of those that are exact by construction, predicted less measured bytes at the peak where that is not 0."""
+    """Predicted less measured bytes at the peak, of the categories that are exact by construction and are off."""
     predicted, measured = prediction.device_bytes_by_category, metered.device_bytes_by_category
     return {name: predicted[name] - measured[name] for name in EXACT if predicted[name] != measured[name]}
 
@@ -317,7 +318,7 @@ def stage_errors(prediction: Prediction | GenerationPrediction, counted: Counted
 
 
 def verdicts_around(prediction: Prediction | GenerationPrediction, measured_bytes: int) -> dict[str, str]:
-    """By budget, named by how far it is from the measured peak."""
+    """Verdicts by budget, which is named by its distance from the measured peak."""
     verdicts: dict[str, str] = {}
     for name, share in BUDGETS.items():
         budget_bytes = measured_bytes - 1 if name == "-1 B" else round(measured_bytes * share)

@@ -1,14 +1,13 @@
 """The arithmetic of ``benchmarks.accuracy``: from rows to goals, and to tables of errors.
 
-A goal without a row is missed: nothing was shown. Times are predicted with a calibration that was fitted to the cases that are
-not held back.
+Times are predicted with a calibration that was fitted to the cases that are not held back.
 """
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.record import Row, goal
+from benchmarks.common.record import GoalEntry, Needs, Row, all_of, at_most, goal, none_of
 
 MEDIAN_BYTES_GOAL, WORST_BYTES_GOAL = 0.001, 0.01
 MEDIAN_TIME_GOAL, WORST_TIME_GOAL = 0.08, 0.25
@@ -17,30 +16,33 @@ UNDER = ("-1 %", "-0.1 %", "-1 B")
 """Budgets that the measured peak does not fit in."""
 
 
-def summarize(rows: Sequence[Row], *, is_whole: bool = True) -> dict[str, dict[str, Any]]:
-    """The goals of both parts of the proof, bytes first. is_whole: whether it was to be all cases, so that they are counted."""
+def summarize(rows: Sequence[Row]) -> dict[str, GoalEntry]:
+    """The goals of both parts of the proof, bytes first."""
     num_failed = sum(row["what"] == "failed" for row in rows)
     return {
         "rows that failed": goal(num_failed, 0, met=num_failed == 0),
-        **(summarize_cases(rows) if is_whole else {}),
+        **summarize_cases(rows),
         **summarize_memory(rows),
         **summarize_time(rows),
     }
 
 
-def summarize_cases(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def summarize_cases(rows: Sequence[Row]) -> dict[str, GoalEntry]:
     cases = {row["case"] for row in rows if row["what"] == "memory"}
     models = {row["model"] for row in rows if row["what"] == "memory"}
     return {
-        "cases": goal(len(cases), f">= {NUM_CASES_GOAL}", met=len(cases) >= NUM_CASES_GOAL),
-        "architectures": goal(len(models), f">= {NUM_MODELS_GOAL}", met=len(models) >= NUM_MODELS_GOAL),
+        "cases": goal(len(cases), f">= {NUM_CASES_GOAL}", met=len(cases) >= NUM_CASES_GOAL, needs="all cases"),
+        "architectures": goal(
+            len(models), f">= {NUM_MODELS_GOAL}", met=len(models) >= NUM_MODELS_GOAL, needs="all cases"
+        ),
     }
 
 
-def summarize_memory(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def summarize_memory(rows: Sequence[Row]) -> dict[str, GoalEntry]:
     memory = [row for row in rows if row["what"] == "memory"]
     held_back = [row for row in memory if row["held_back"]]
     num_wrong = sum(bool(row["wrong_categories"]) for row in memory)
+    num_off = sum(any(row["stage_error_bytes"].values()) for row in memory)
     false_fits = sum(verdict == "fits" for row in memory for name, verdict in row["verdicts"].items() if name in UNDER)
     refusals = sum(
         verdict == "does_not_fit" for row in memory for name, verdict in row["verdicts"].items() if name not in UNDER
@@ -52,41 +54,37 @@ def summarize_memory(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
         "device peak error, worst": _at_most(_errors(memory), max, WORST_BYTES_GOAL),
         "device peak error, held back, median": _at_most(_errors(held_back), statistics.median, MEDIAN_BYTES_GOAL),
         "device peak error, held back, worst": _at_most(_errors(held_back), max, WORST_BYTES_GOAL),
-        "cases whose weights, gradients or state are not the measured ones to the byte": goal(
-            num_wrong, 0, met=num_wrong == 0
-        ),
-        "first steps and evaluations not predicted to the meter's byte": goal(
-            num_off := sum(any(row["stage_error_bytes"].values()) for row in memory), 0, met=num_off == 0
-        ),
-        "called fits under a budget that the peak exceeds": goal(false_fits, 0, met=false_fits == 0),
-        "called does not fit in a budget that the peak fits in": goal(refusals, 0, met=refusals == 0),
+        "cases whose weights, gradients or state are not the measured ones to the byte": none_of(num_wrong, memory),
+        "first steps and evaluations not predicted to the meter's byte": none_of(num_off, memory),
+        "called fits under a budget that the peak exceeds": none_of(false_fits, memory),
+        "called does not fit in a budget that the peak fits in": none_of(refusals, memory),
         **_carried_out([row for row in rows if row["what"] == "carried out"]),
     }
 
 
-def _carried_out(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def _carried_out(rows: Sequence[Row]) -> dict[str, GoalEntry]:
     return {
-        "runs under the predicted bound that finished": _all(row["finished"] for row in rows),
-        "runs at one byte under their peak that were refused": _all(row["refused_below"] for row in rows),
+        "runs under the predicted bound that finished": all_of(row["finished"] for row in rows),
+        "runs at one byte under their peak that were refused": all_of(row["refused_below"] for row in rows),
     }
 
 
-def summarize_time(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Of the rows that ``accuracy_time.predicted_rows`` makes."""
+def summarize_time(rows: Sequence[Row]) -> dict[str, GoalEntry]:
+    """Judge the rows that ``times.predicted_rows`` makes."""
     timed = [row for row in rows if row["what"] == "time"]
     held_back = [row for row in timed if row["held_back"]]
     fitted = [row for row in timed if not row["held_back"]]
     summary = {
-        "step time error, held back, median": _at_most(_errors(held_back), statistics.median, MEDIAN_TIME_GOAL),
-        "step time error, held back, worst": _at_most(_errors(held_back), max, WORST_TIME_GOAL),
-        "step time error, fitted, median": _at_most(_errors(fitted), statistics.median, MEDIAN_TIME_GOAL),
-        "step time error, fitted, worst": _at_most(_errors(fitted), max, WORST_TIME_GOAL),
+        "step time error, held back, median": _time_at_most(held_back, statistics.median, MEDIAN_TIME_GOAL),
+        "step time error, held back, worst": _time_at_most(held_back, max, WORST_TIME_GOAL),
+        "step time error, fitted, median": _time_at_most(fitted, statistics.median, MEDIAN_TIME_GOAL),
+        "step time error, fitted, worst": _time_at_most(fitted, max, WORST_TIME_GOAL),
     }
     return summary if timed else {}
 
 
 def tabulate_errors(rows: Iterable[Row], key: str) -> dict[str, dict[str, Any]]:
-    """By model, shape or technique (a case counts for each of its own): number of cases, median and worst error."""
+    """Number of cases, median and worst error by model, shape or technique; a case counts for each of its techniques."""
     found: dict[str, list[float]] = {}
     for row in rows:
         values = row[key] if isinstance(row[key], list) else [row[key]]
@@ -111,7 +109,7 @@ def describe_errors(errors: Sequence[float]) -> dict[str, Any]:
 
 
 def tabulate_estimators(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """For each way to estimate bytes: errors, how many cases it cannot answer, and what an answer costs."""
+    """Errors of each way to estimate bytes, the number of cases that it cannot answer, and the cost of an answer."""
     answers = [row for row in rows if row["what"] == "estimator"]
     tables: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(row["estimator"] for row in answers):
@@ -131,11 +129,11 @@ def _errors(rows: Iterable[Mapping[str, Any]]) -> list[float]:
     return [abs(row["error"]) for row in rows]
 
 
-def _at_most(errors: Sequence[float], pick: Callable[[Sequence[float]], float], limit: float) -> dict[str, Any]:
-    value = round(pick(errors), 6) if errors else None
-    return goal(value, limit, met=value is not None and value <= limit)
+def _time_at_most(rows: Sequence[Row], pick: Callable[[Sequence[float]], float], limit: float) -> GoalEntry:
+    return _at_most(_errors(rows), pick, limit, needs="full size")
 
 
-def _all(outcomes: Iterable[bool]) -> dict[str, Any]:
-    found = list(outcomes)
-    return goal(f"{sum(found)} of {len(found)}", "all", met=bool(found) and all(found))
+def _at_most(
+    errors: Sequence[float], pick: Callable[[Sequence[float]], float], limit: float, *, needs: Needs = "rows"
+) -> GoalEntry:
+    return at_most(round(pick(errors), 6) if errors else None, limit, needs=needs)

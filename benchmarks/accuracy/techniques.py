@@ -45,7 +45,7 @@ TECHNIQUES: dict[str, dict[str, Any]] = {
     "qlora-int8": {**_ADAPTED, "weights": {"frozen": "int8"}},
     "qlora-nf4": {**_ADAPTED, "weights": {"frozen": "nf4"}},
 }
-"""What each changes of plain training: of the workload under ``work``, the rest by the names that ``make_plan`` takes."""
+"""Changes of each to plain training: to the workload under ``work``, the rest by the names that ``make_plan`` takes."""
 GENERATION = "generate"
 """Marks the cases that generate text, among the techniques of their name."""
 GENERATIONS: dict[str, dict[str, Any]] = {
@@ -56,7 +56,7 @@ GENERATIONS: dict[str, dict[str, Any]] = {
     "streamed-ahead": {"place": "host", "prefetch": 2},
     "streamed-disk": {"place": "disk", "prefetch": 0},
 }
-"""Of generation, what each changes of fp32 weights on the device."""
+"""Changes of each technique of generation to fp32 weights on the device."""
 REMOTE = frozenset({"offload-remote"})
 """Techniques that need a store at ``HEADROOM_REMOTE_URL``."""
 _NO_CHUNKS = frozenset({"chunks"})

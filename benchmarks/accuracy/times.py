@@ -3,7 +3,7 @@
 The calibration is fitted to the cases that are not held back, and judged on those that are.
 
 What is normalised: each step's time is divided by the machine's pace in that moment, which is how long a yardstick (fixed work of
-torch's own, ``yardstick.py``) took right before and right after it, over how long it usually takes in this run, its first
+torch's own, ``common/yardstick.py``) took right before and right after it, over how long it usually takes in this run, its first
 quartile over all cases. A case's time is the median of its steps so divided. The same pace divides every case, whatever was
 predicted for it. Each row also has the time as the clock had it (``as_timed_ms``), and a table its errors.
 """
@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.run import Bench, head_of, predicted_ms, time_steps, timed_run
-from benchmarks.journal import Journal
-from benchmarks.record import Row
+from benchmarks.common.journal import Journal
+from benchmarks.common.record import Row
 from optimizer.hardware.calibration import fit_calibration
 
 NUM_ROUNDS = 3
@@ -56,7 +56,7 @@ def _in_turn(cases: Sequence[Case], rows: Sequence[Row], *, is_first: bool) -> l
 
 
 def spreads(rows: Iterable[Row]) -> dict[str, float]:
-    """By case, how far its steps lie apart, as a share of the shortest."""
+    """Spread of each case's steps, as a share of the shortest."""
     found: dict[str, list[float]] = {}
     for row in rows:
         if row["what"] == "step times":
@@ -96,7 +96,7 @@ def predicted_rows(bench: Bench, cases: Iterable[Case], rows: Sequence[Row]) -> 
 
 
 def median_times(rows: Iterable[Row]) -> dict[str, float]:
-    """By case, over all steps of all rounds, as the clock had them."""
+    """Median step time of each case over all rounds, by the clock."""
     found: dict[str, list[float]] = {}
     for row in rows:
         if row["what"] == "step times":
@@ -105,7 +105,7 @@ def median_times(rows: Iterable[Row]) -> dict[str, float]:
 
 
 def paced_times(rows: Sequence[Row]) -> dict[str, float]:
-    """By case, over all steps of all rounds, each divided by the machine's pace beside it."""
+    """Median step time of each case over all rounds, each step divided by the machine's pace beside it."""
     found: dict[str, list[float]] = {}
     usual_ms = usual_yardstick_ms(rows)
     for row in rows:
@@ -123,7 +123,7 @@ def usual_yardstick_ms(rows: Iterable[Row]) -> float:
 
 
 def describe_pace(rows: Sequence[Row]) -> dict[str, float]:
-    """How much longer than usual the yardstick took: beside the steps at the median and the worst, and beside the probe."""
+    """The yardstick's time over its usual one: beside the steps at the median and the worst, and beside the probe."""
     usual_ms = usual_yardstick_ms(rows)
     beside = [ms / usual_ms for row in rows if row["what"] == "step times" for ms in row["yardstick_ms"]]
     probed = [ms / usual_ms for row in rows if row["what"] == "machine" for ms in row["yardstick_ms"]]
@@ -134,7 +134,7 @@ def describe_pace(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def fit(bench: Bench, cases: Iterable[Case], measured: Mapping[str, float]) -> dict[str, Any]:
-    """What the machine learns from these cases, as from finished jobs.
+    """Fit the calibration that the machine learns from these cases, as from finished jobs.
 
     Only the latest runs count there, so cases are put in an order that mixes models: by a hash of their names.
     """

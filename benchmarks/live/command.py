@@ -15,11 +15,11 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.common.record import GoalEntry, Needs, Record, Row, describe_machine, goal
 from benchmarks.live.cuts import measure_cuts
 from benchmarks.live.opening import measure_comparing, measure_opening
 from benchmarks.live.service import LiveService
 from benchmarks.live.viewers import measure_viewers
-from benchmarks.record import Record, Row, describe_machine, goal
 from optimizer.base.units import MIB
 
 Part = Callable[[LiveService, bool], Row]
@@ -40,14 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
-    record = Record(file=options.json, machine=describe_machine())
+    whole = set(options.only) == set(PARTS)
+    record = Record(file=options.json, machine=describe_machine(), is_quick=options.quick, is_whole=whole)
     record.rows = [row for row in _earlier_rows(options.json) if row["what"] not in options.only]
     for name in options.only:
         with LiveService() as service:
             record.add({"what": name, **PARTS[name](service, options.quick)})
-    record.summary = _summary(record.rows)
-    record.close()
-    return 0
+    return record.finish(_summary(record.rows))
 
 
 def _earlier_rows(file: Path | None) -> list[Row]:
@@ -57,16 +56,17 @@ def _earlier_rows(file: Path | None) -> list[Row]:
     return rows
 
 
-def _summary(rows: Sequence[Row]) -> dict[str, Row]:
+def _summary(rows: Sequence[Row]) -> dict[str, GoalEntry]:
+    """Judge the parts that have rows. Goals for 200 viewers or 100,000 points need as many."""
     by_part = {row["what"]: row for row in rows}
-    goals = (
-        ("sample to browser, p99 (ms)", "viewers", "p99_ms", LATENCY_GOAL_MS),
-        ("web process (bytes)", "viewers", "web_peak_bytes", MEMORY_GOAL_BYTES),
-        ("opening 100,000 points (ms)", "opening", "median_ms", OPENING_GOAL_MS),
-        ("points missing after cuts", "cuts", "num_missing", 0),
+    goals: tuple[tuple[str, str, str, int, Needs], ...] = (
+        ("sample to browser, p99 (ms)", "viewers", "p99_ms", LATENCY_GOAL_MS, "full size"),
+        ("web process (bytes)", "viewers", "web_peak_bytes", MEMORY_GOAL_BYTES, "full size"),
+        ("opening 100,000 points (ms)", "opening", "median_ms", OPENING_GOAL_MS, "full size"),
+        ("points missing after cuts", "cuts", "num_missing", 0, "rows"),
     )
     return {
-        name: goal(by_part[part][key], most, met=by_part[part][key] <= most)
-        for name, part, key, most in goals
+        name: goal(by_part[part][key], most, met=by_part[part][key] <= most, needs=needs)
+        for name, part, key, most, needs in goals
         if part in by_part
     }

@@ -26,7 +26,7 @@ def measure_cuts(service: LiveService, *, is_quick: bool) -> dict[str, object]:
     followers = [Follower(f"http://{HOST}:{line.port}", token, job_id) for _ in range(num_followers)]
     for follower in followers:
         follower.start()
-    service.tell("measure", job_id=job_id, num_samples=num_samples, per_second=PER_SECOND)
+    service.send("measure", job_id=job_id, num_samples=num_samples, per_second=PER_SECOND)
     pause_s = num_samples / PER_SECOND / 8
     for trouble in ("line", "web", "valkey", "line", "web"):
         time.sleep(pause_s)
@@ -80,7 +80,7 @@ class Follower(threading.Thread):
                 self._fetch()
 
     def _fetch(self) -> None:
-        """As the page does: what a gap left out is in the record."""
+        """Fetch what a gap left out from the record, as the page does."""
         while True:
             with contextlib.suppress(Exception):
                 return self._take_all(self._client.metrics(self._job_id))
@@ -115,10 +115,10 @@ class CutLine(threading.Thread):
         asyncio.run(self._serve())
 
     def cut(self) -> None:
-        self._tell(self._cut)
+        self._call_soon(self._cut)
 
     def stop(self) -> None:
-        self._tell(self._is_over.set)
+        self._call_soon(self._is_over.set)
         self.join()
 
     async def _serve(self) -> None:
@@ -130,8 +130,8 @@ class CutLine(threading.Thread):
         server.close()
         self._cut()
 
-    def _tell(self, what: Callable[[], None]) -> None:
-        """From any thread."""
+    def _call_soon(self, what: Callable[[], None]) -> None:
+        """Run something in the line's event loop, from any thread."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(what)
 

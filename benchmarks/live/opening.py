@@ -51,7 +51,7 @@ def measure_opening(service: LiveService, *, is_quick: bool) -> dict[str, object
 
 
 def measure_comparing(service: LiveService, *, is_quick: bool) -> dict[str, object]:
-    """Until all three charts of curves hold all runs."""
+    """Time a page of ten runs until all three charts of curves hold all of them."""
     num_points, num_rounds = (5_000, 2) if is_quick else (NUM_POINTS, 5)
     service.ask("add_people", count=1)
     jobs = [service.ask("new_job", name=f"long-{number}") for number in range(NUM_COMPARED)]

@@ -94,7 +94,7 @@ class LiveService:
             self._stack.valkey_socket.unlink(missing_ok=True)
 
     def memory_bytes(self, field: str) -> int:
-        """Of the web process: ``VmRSS`` now, or ``VmHWM`` at its highest."""
+        """Memory of the web process: ``VmRSS`` now, or ``VmHWM`` at its highest."""
         status = Path(f"/proc/{self._processes['web'].pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith(f"{field}:"))
         return int(line.split()[1]) * 1024
@@ -106,10 +106,10 @@ class LiveService:
 
     def ask(self, command: str, /, **arguments: object) -> Any:
         """One command of ``writer.py`` and its answer."""
-        self.tell(command, **arguments)
+        self.send(command, **arguments)
         return self.hear()
 
-    def tell(self, command: str, /, **arguments: object) -> None:
+    def send(self, command: str, /, **arguments: object) -> None:
         """The same without waiting; ``hear`` gives the answer."""
         assert self._writer is not None
         assert self._writer.stdin is not None

@@ -22,7 +22,7 @@ _LINE_LIMIT_BYTES = 32 * 1024 * 1024
 
 @dataclass(kw_only=True)
 class Seen:
-    """What one viewer got."""
+    """Everything that one viewer received."""
 
     has_snapshot: asyncio.Event = field(default_factory=asyncio.Event)
     latencies_ms: list[float] = field(default_factory=list)

@@ -39,7 +39,7 @@ def new_job(*, name: str) -> str:
 
 
 def fill(*, job_id: str, num_points: int) -> None:
-    """As many steps as a long run has, at once."""
+    """Write all the steps of a long run at once."""
     from tests.webapp.pages import rows
 
     rows.fill(_attempts[job_id], num_points=num_points)
@@ -98,7 +98,7 @@ def _step(attempt: Any, folder: Path, write_end: int, steps: range, pause_s: flo
 
 
 def end(*, job_id: str) -> str:
-    from webapp.jobs.actions import finish_attempt
+    from webapp.attempts.outcome import finish_attempt
 
     result: dict[str, Any] = {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 1, "summary": {}}
     return str(finish_attempt(_attempts[job_id], result=result, exit_code=0))

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.common.record import GoalEntry, Record, Row, goal, none_of
 from benchmarks.published.generations import PublishedGeneration, read_generations
 from benchmarks.published.models import PublishedModel
 from benchmarks.published.profiles import Profiles
 from benchmarks.published.rows import GB, PublishedRow, read_rows
-from benchmarks.record import Record, Row, goal
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import GIB
 from optimizer.estimate.card.process import add_memory
@@ -39,7 +39,7 @@ from optimizer.profile.profile import Profile
 Figure = tuple[str, float, tuple[float, float, float]]
 """Its name, what was published, and what is estimated with the interval's ends."""
 HOST_BYTES = 208 * GIB
-"""Of FlexGen's host; no other row depends on it."""
+"""Memory of FlexGen's host; no other row depends on it."""
 QUICK_EVERY = 15
 LEAST_ROWS = 40
 FIGURES = (
@@ -54,7 +54,7 @@ FIGURES = (
 
 
 def compare(row: PublishedRow, profile: Profile) -> Row:
-    """What was published, what is estimated, and the errors: estimated over published, less one."""
+    """Make the row of a training run: published, estimated, and the error, which is estimated over published, less one."""
     plan, workload, machine = row.plan(num_blocks=profile.num_blocks), row.workload(), table_machine(row.device)
     prediction = estimate_training(profile, plan=plan, workload=workload, machine=machine)
     if row.reserved_gb is not None or row.process_gb is not None:
@@ -63,7 +63,7 @@ def compare(row: PublishedRow, profile: Profile) -> Row:
 
 
 def compare_generation(row: PublishedGeneration, profile: GenerationProfile) -> Row:
-    """The same of a generation."""
+    """Make the same row of a generation."""
     prediction = estimate_generation(
         profile,
         plan=row.plan(),
@@ -83,13 +83,13 @@ def _compared(row: PublishedModel, figures: Iterable[Figure]) -> Row:
     return result | {"about": {"source": row.source, "open_facts": row.open_facts}}
 
 
-def summarize(rows: Sequence[Row], *, least_rows: int = LEAST_ROWS) -> dict[str, dict[str, Any]]:
-    """By figure: of all rows, of each device and of each system. Errors are shares of what was published."""
+def summarize(rows: Sequence[Row]) -> dict[str, GoalEntry]:
+    """Errors of each figure over all rows, each device and each system, as shares of the published figures."""
     num_failed = sum("failed" in row for row in rows)
     num_estimated = len(rows) - num_failed
-    summary: dict[str, dict[str, Any]] = {
-        "rows": goal(num_estimated, f">= {least_rows}", met=num_estimated >= least_rows),
-        "rows that could not be estimated": goal(num_failed, 0, met=num_failed == 0),
+    summary: dict[str, GoalEntry] = {
+        "rows": goal(num_estimated, f">= {LEAST_ROWS}", met=num_estimated >= LEAST_ROWS, needs="all cases"),
+        "rows that could not be estimated": none_of(num_failed, rows),
     }
     for figure in FIGURES:
         groups: dict[str, list[Row]] = {"all": [row for row in rows if f"error_{figure}" in row]}
@@ -98,16 +98,12 @@ def summarize(rows: Sequence[Row], *, least_rows: int = LEAST_ROWS) -> dict[str,
             groups.setdefault(row["system"], []).append(row)
         for name, members in groups.items():
             if members:
-                summary[f"{figure}, {name}"] = {
-                    "value": _describe(members, figure),
-                    "goal": "none: reported",
-                    "met": True,
-                }
+                summary[f"{figure}, {name}"] = goal(_describe(members, figure), "none: reported", met=True)
     return summary
 
 
 def list_open_facts(rows: Iterable[PublishedModel]) -> dict[str, str]:
-    """By system, what its rows leave open or do otherwise."""
+    """The facts that each system's rows leave open or have otherwise."""
     facts: dict[str, dict[str, None]] = {}
     for row in rows:
         facts.setdefault(row.system, {})[row.open_facts] = None
@@ -167,13 +163,11 @@ def run(
     *,
     profiles: Profiles,
     record: Record,
-    least_rows: int = LEAST_ROWS,
 ) -> None:
     for row in rows:
         _add(record, row, partial(_training, row, profiles))
     for generation in generations:
         _add(record, generation, partial(_generation, generation, profiles))
-    record.summary |= summarize(record.rows, least_rows=least_rows)
 
 
 def _training(row: PublishedRow, profiles: Profiles) -> Row:
@@ -185,14 +179,14 @@ def _generation(row: PublishedGeneration, profiles: Profiles) -> Row:
 
 
 def _add(record: Record, row: PublishedModel, compared: Callable[[], Row]) -> None:
-    """A row that cannot be estimated is told, and counted."""
+    """Add a row; one that cannot be estimated is added with its error, and counted."""
     try:
         record.add(compared())
     except HeadroomError as error:
         record.add({"name": row.name, "system": row.system, "device": row.device, "failed": error.message})
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="every fifteenth row")
     parser.add_argument("--profiles", type=Path, help="folder that keeps traced models, instead of the user's own")
@@ -201,9 +195,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     every = QUICK_EVERY if options.quick else 1
     rows, generations = read_rows()[::every], read_generations()[::every]
-    record = Record(file=options.json, machine={"estimated_only": True, "torch": torch.__version__})
-    least_rows = 1 if options.quick else LEAST_ROWS
-    run(rows, generations, profiles=Profiles(rows, folder=options.profiles), record=record, least_rows=least_rows)
-    record.close()
+    machine = {"estimated_only": True, "torch": torch.__version__}
+    record = Record(file=options.json, machine=machine, is_quick=options.quick)
+    run(rows, generations, profiles=Profiles(rows, folder=options.profiles), record=record)
     for system, facts in list_open_facts([*rows, *generations]).items():
         print(f"left open by {system}: {facts}")
+    return record.finish(summarize(record.rows))

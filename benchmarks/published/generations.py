@@ -29,7 +29,7 @@ class PublishedGeneration(PublishedModel):
     weights: Literal["fp32", "bf16", "fp16"]
     frozen: Literal["same", "nf4"]
     place: Literal["device", "host"]
-    """Where blocks' weights are between uses."""
+    """Tier of the blocks' weights between uses."""
     allocated_gb: float | None
     """Peak of the allocator, in 10^9 bytes."""
     tokens_per_s: float | None
@@ -41,7 +41,7 @@ class PublishedGeneration(PublishedModel):
 
     @property
     def representation(self) -> str:
-        """Of the weights, as profiles name it; fp16 has bf16's profile."""
+        """Representation of the weights, as profiles name it; fp16 has bf16's profile."""
         return WeightsPlan(dtype=self.weights, frozen=self.frozen).representation.replace("fp16", "bf16")
 
     def workload(self) -> GenerationWorkload:

@@ -40,7 +40,7 @@ class PublishedModel(ABC):
     vocab: int
     tied: bool
     open_facts: str
-    """What the source leaves open or does otherwise, and what is assumed instead."""
+    """Facts that the source leaves open or has otherwise, and what is assumed instead."""
 
     @property
     @abstractmethod
@@ -54,7 +54,7 @@ class PublishedModel(ABC):
 
     @property
     def shape_key(self) -> tuple[object, ...]:
-        """What the profile depends on."""
+        """Key of the profile: all that it depends on."""
         sizes = (self.layers, self.hidden, self.ffn, self.heads, self.kv_heads, self.head_dim, self.vocab, self.tied)
         return (self.family, *sizes, self.num_positions)
 
@@ -126,7 +126,7 @@ RowType = TypeVar("RowType", bound=PublishedModel)
 
 
 def read_table(kind: type[RowType], file: Path) -> list[RowType]:
-    """In the file's order. Raises KeyError for a column that is missing, ValueError for a cell, InvalidInput for a device."""
+    """Read rows in order. Raises KeyError for a column that is missing, ValueError for a cell, InvalidInput for a device."""
     with file.open(newline="", encoding="utf-8") as stream:
         rows = [
             kind(**{field.name: _value(field, cells[field.name]) for field in dataclasses.fields(kind)})

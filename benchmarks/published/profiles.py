@@ -8,9 +8,10 @@ from pathlib import Path
 from benchmarks.published.generations import PublishedGeneration
 from benchmarks.published.rows import PublishedRow
 from optimizer.formats.stock_layers import stock_layers
-from optimizer.profile.extent import Extent, extent_of_plans
+from optimizer.profile.extent import Extent
 from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.keep.obtain import obtain_profile
+from optimizer.profile.plan_extent import extent_of_plans
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.generation import profile_generation
 

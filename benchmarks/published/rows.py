@@ -40,7 +40,7 @@ class PublishedRow(PublishedModel):
     micro_batch: int
     global_batch: int
     weights: Literal["fp32", "bf16", "fp16"]
-    """Of what is not quantized."""
+    """Number format of weights that are not quantized."""
     frozen: Literal["same", "nf4"]
     adapter_rank: int | None
     adapter_targets: tuple[str, ...]
@@ -53,8 +53,8 @@ class PublishedRow(PublishedModel):
     compares_time: bool
     """No where the published program computes in a way that no plan of ours does."""
     extra_bytes_per_logit: int
-    """What the published program's source holds at its peak for each logit beyond ours: transformers' loss upcasts, and the
-    caller holds the logits."""
+    """Bytes that the published program holds at its peak for each logit beyond ours, by its source: transformers' loss upcasts,
+    and the caller holds the logits."""
 
     @property
     def accumulation_steps(self) -> int:
@@ -96,7 +96,7 @@ class PublishedRow(PublishedModel):
 
 
 def read_rows(file: Path = ROWS_FILE) -> list[PublishedRow]:
-    """In the file's order. Raises InvalidInput where a row contradicts itself."""
+    """Read rows in the file's order. Raises InvalidInput where a row contradicts itself."""
     rows = read_table(PublishedRow, file)
     for row in rows:
         if row.accumulation_steps * row.micro_batch * row.num_devices != row.global_batch:

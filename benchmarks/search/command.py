@@ -14,10 +14,10 @@ models, those of regret the numbers of jobs, those of small the numbers of famil
 machine between them. Part ``peaks`` is what of the sweep needs no quiet machine; ``--only sweep --peaks FILE`` goes on from its
 result. On a machine that others load, ``--processor-time`` runs steps in one thread and does not count what others take.
 
-Exit code 1 where a goal is missed. What goes wrong in one part is told in a row, and the parts after it still run.
+Exit code 1 where a goal is missed. An error in one part becomes a row, and the parts after it still run.
 """
 
-from benchmarks.parts import Part, run_parts
+from benchmarks.common.parts import Part, run_parts
 from benchmarks.search import monotone, regret, small, sweep, times
 
 PARTS: tuple[Part, ...] = (small.PART, times.PART, monotone.PART, sweep.PART, sweep.PEAKS_PART, regret.PART)

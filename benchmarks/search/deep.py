@@ -9,7 +9,7 @@ from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.search.core import SearchResult
 from optimizer.search.problem import SearchProblem
-from optimizer.search.search import training_problem
+from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
 CARD = "RTX 4090"

@@ -1,7 +1,7 @@
 """Every plan of a small problem, by brute force: what a search must find the best of.
 
 Knows nothing of how the search works, only what it may decide (``SearchProblem.permits``) and on which grid it counts shares of
-the state and chunks of the loss (``levers.py``).
+the state and chunks of the loss (``solver/levers.py``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlace
 from optimizer.search.arrangements import PerBlock, keep_everything
 from optimizer.search.problem import OuterPlan, SearchProblem
-from optimizer.search.solver.levers import MAX_PREFETCH, chunk_counts, fraction_steps
+from optimizer.search.solver.grid import MAX_PREFETCH, chunk_counts, fraction_steps
 
 _COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
 _AWAY: tuple[Literal["host", "disk"], ...] = ("host", "disk")
@@ -75,7 +75,7 @@ def every_setting(
 
 
 def _may_be_permitted(problem: SearchProblem, setting: OuterPlan) -> bool:
-    """Whether the setting contradicts nothing, and uses of what is forbidden nothing that its blocks do not bring along."""
+    """True if the setting contradicts nothing and itself uses nothing forbidden; its blocks are judged apart."""
     try:
         plan = setting.plan((problem.choices[-1],) * problem.num_blocks)
         kept = setting.plan(keep_everything(problem.num_blocks))

@@ -1,15 +1,14 @@
 """A sweep of budgets over one problem: more memory never makes a slower plan, each budget searched by itself. Beside it
-torch's own knob, run at as many settings (``knob.py``)."""
+torch's own knob, run at as many settings (``rivals/knob.py``)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
-from benchmarks.parts import Options, Part
-from benchmarks.record import Row, goal
+from benchmarks.common.parts import Options, Part
+from benchmarks.common.record import GoalEntry, Row, goal, none_of
 from benchmarks.search.deep import deep_problem, rounded_gap
-from benchmarks.search.knob import knob_rows
+from benchmarks.search.rivals.knob import knob_rows
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.search.arrangements import keep_everything
 from optimizer.search.core import search
@@ -31,7 +30,7 @@ def monotone_rows(options: Options) -> Iterator[Row]:
 
 
 def sweep(problem: SearchProblem, *, num_budgets: int = NUM_BUDGETS) -> Iterator[Row]:
-    """Evenly from the smallest feasible budget to what plain training takes."""
+    """Search at budgets spread evenly from the smallest feasible one to the bytes of plain training."""
     problem = replace(problem, price=cache(problem.price))
     whole = OuterPlan(micro_batch_size=problem.workload.global_batch_size, accumulation_steps=1)
     plain_bytes = problem.price(whole.plan(keep_everything(problem.num_blocks))).device_peak_high_bytes
@@ -58,20 +57,20 @@ def find_smallest_bytes(problem: SearchProblem) -> int:
     raise AssertionError("a plan fits one byte")
 
 
-def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def summarize(rows: Sequence[Row]) -> dict[str, GoalEntry]:
     budgets = [row for row in rows if row.get("what") == "budget"]
     knob = [row for row in rows if row.get("what") == "knob"]
     num_slower = sum(row["slower_than_with_less"] for row in budgets)
     broken = sum(row["peaks_below_a_lower_setting"] or row["works_more_than_a_lower_setting"] for row in knob)
     return {
-        f"of {len(budgets)} budgets, slower than a smaller one": goal(num_slower, 0, met=bool(budgets) and num_slower == 0),
+        f"of {len(budgets)} budgets, slower than a smaller one": none_of(num_slower, budgets),
         "largest gap to the bound in the sweep": goal(
             max((row["gap"] for row in budgets if row["gap"] is not None), default=None),
-            "told",
-            met=bool(budgets) and all(row["gap"] is not None for row in budgets),
+            "reported",
+            met=all(row["gap"] is not None for row in budgets),
         ),
         f"of {len(knob)} settings of torch's knob, with more memory allowed less is held or more is worked": goal(
-            broken, "told", met=bool(knob)
+            broken if knob else None, "reported", met=True
         ),
     }
 

@@ -1,7 +1,7 @@
 """Profiles of models for problems: tiny ones of any depth, and a 70B Llama cut or stretched to a depth.
 
 A profile does not grow with depth: one traced model with blocks of each kind is enough, and another depth is its list of blocks
-told again.
+repeated.
 """
 
 from functools import cache

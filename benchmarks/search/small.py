@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, get_args
 
-from benchmarks.parts import Options, Part
-from benchmarks.record import Row, goal
+from benchmarks.common.parts import Options, Part
+from benchmarks.common.record import GoalEntry, Row, all_of, goal
 from benchmarks.search.every import every_plan
 from benchmarks.search.profiles import tiny_profile, with_depth
 from benchmarks.search.synthetic import synthetic_problem
@@ -26,15 +26,15 @@ from optimizer.plan.techniques import Technique
 from optimizer.search.core import search
 from optimizer.search.problem import SearchProblem
 from optimizer.search.questions.largest_fit import find_largest_micro_batch
-from optimizer.search.search import training_problem
+from optimizer.search.training import training_problem
 from optimizer.workload import Adapter, TrainingWorkload
 
 LEAST_INSTANCES = 300
 PER_FAMILY = 12
 MAX_PLANS = 6_000
-"""Of a family: with more, another technique is forbidden until there are fewer."""
+"""Most plans of a family: with more, another technique is forbidden until there are fewer."""
 LARGEST_EVERY = 6
-"""Of so many instances one also asks for the largest micro-batch."""
+"""One instance in this many also asks for the largest micro-batch."""
 _MODELS = ("llama", "gpt2", "gemma3_text")
 _NEVER_FORBIDDEN = ("quantize_frozen",)
 
@@ -192,7 +192,7 @@ def _real(draw: random.Random, name: str) -> tuple[str, SearchProblem]:
 
 
 def draw_machine(draw: random.Random) -> tuple[str, Machine]:
-    """From the table, as CUDA or as the CPU device, with compute slow or fast beside the links."""
+    """Draw a machine of the table, as CUDA or as the CPU device, with compute slow or fast beside the links."""
     machine = table_machine(draw.choice(["RTX 3060 12GB", "RTX 4090", "H100 SXM"]))
     kind: Literal["cpu", "cuda"] = draw.choice(("cpu", "cuda"))
     slowness = draw.choice([1.0, 1e-3])
@@ -214,17 +214,11 @@ def draw_machine(draw: random.Random) -> tuple[str, Machine]:
     return f"{kind} {'slow' if slowness < 1 else 'fast'}", machine
 
 
-def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    num_optimal = sum(row["optimal"] for row in rows)
-    num_proven = sum(row["proven"] for row in rows)
+def summarize(rows: Sequence[Row]) -> dict[str, GoalEntry]:
     return {
-        "small problems answered as by trying every plan": goal(
-            f"{num_optimal} of {len(rows)}", "all", met=bool(rows) and num_optimal == len(rows)
-        ),
-        "of them known by the search to be the best": goal(
-            f"{num_proven} of {len(rows)}", "all", met=bool(rows) and num_proven == len(rows)
-        ),
-        "small problems": goal(len(rows), LEAST_INSTANCES, met=len(rows) >= LEAST_INSTANCES),
+        "small problems answered as by trying every plan": all_of(row["optimal"] for row in rows),
+        "of them known by the search to be the best": all_of(row["proven"] for row in rows),
+        "small problems": goal(len(rows), LEAST_INSTANCES, met=len(rows) >= LEAST_INSTANCES, needs="all cases"),
     }
 
 

@@ -1,4 +1,4 @@
-"""What is run for real, and how much of it is measured. On the CPU device models of 3 to 4 million parameters, whose steps take
+"""The models that run for real, and the amount of measuring. On the CPU device they have 3 to 4 million parameters and steps of
 some 150 ms on two cores."""
 
 from dataclasses import dataclass, replace
@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.parts import Options
-from benchmarks.search.contenders import BUDGETS, FUSED_BUDGETS, NUM_POLICIES
+from benchmarks.common.parts import Options
+from benchmarks.search.rivals.contenders import BUDGETS, FUSED_BUDGETS, NUM_POLICIES
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.runtime.job.train import set_num_threads
 from optimizer.workload import TrainingWorkload
@@ -31,7 +31,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How much is measured."""
+    """The subjects of a run, its budgets and its rounds."""
 
     subjects: tuple[Subject, ...]
     calibration_subjects: tuple[Subject, ...]
@@ -44,7 +44,7 @@ class Setup:
     min_rounds: int = 7
     max_rounds: int = 40
     race_s: float = 60.0
-    """For all races at budgets of one subject; rounds are as many as that allows."""
+    """Seconds for all races at budgets of one subject; rounds are as many as that allows."""
     probe_s: float = 12.0
     budgets: tuple[float, ...] = BUDGETS
     fused_budgets: tuple[float, ...] = FUSED_BUDGETS
@@ -121,7 +121,7 @@ def quick_setup() -> Setup:
 
 
 def setup_for(options: Options) -> Setup:
-    """And as many threads as its steps take."""
+    """The setup for a device; also sets the number of threads that its steps take."""
     if options.device.type == "cuda":
         return cuda_setup(quick=options.quick)
     setup = quick_setup() if options.quick else full_setup()

@@ -20,12 +20,12 @@ from typing import Any, get_args
 
 import torch
 
-from benchmarks.alternatives import DoesNotRun, Job, Ours
-from benchmarks.paired import paired_ratio
-from benchmarks.parts import Options, Part
-from benchmarks.record import Row, clear, failure
-from benchmarks.search.contenders import FULL, PLAIN, Baseline, list_baselines
-from benchmarks.search.racing import (
+from benchmarks.common.alternatives import DoesNotRun, Job, Ours
+from benchmarks.common.paired import paired_ratio
+from benchmarks.common.parts import Options, Part
+from benchmarks.common.record import Row, clear, failure
+from benchmarks.search.rivals.contenders import FULL, PLAIN, Baseline, list_baselines
+from benchmarks.search.rivals.racing import (
     LOSSLESS,
     Calibrated,
     Stage,
@@ -55,22 +55,23 @@ from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.profile.profile import Profile
 from optimizer.runtime.meter.device import prepared_device
 from optimizer.search.answer.smallest import find_smallest
-from optimizer.search.search import search_plans, training_problem
+from optimizer.search.search import search_plans
+from optimizer.search.training import training_problem
 
 NAME, PEAKS = "sweep", "peaks"
 MAX_AT_ONCE = 6
 """Contenders that have room beside each other in any case: plain, full recompute, ours, two rivals, one with fused kernels."""
 _AGAIN = 2.0
-"""How many times as long races near the goal run a second time."""
+"""Factor by which races near the goal run longer the second time."""
 BLOCKS_ONLY: tuple[Technique, ...] = tuple(
     technique for technique in get_args(Technique) if technique not in ("recompute", "offload")
 )
 LEVERS: dict[str, tuple[Technique, ...]] = {"blocks": BLOCKS_ONLY, "all": ()}
-"""What is forbidden."""
+"""Techniques that each set of levers forbids."""
 
 
 def measure(options: Options) -> Iterator[Row]:
-    """Of each subject a row for the machine, for each baseline, and for each budget."""
+    """Rows of each subject: one for the machine, one for each baseline, one for each budget."""
     known = _read_peaks(options)
     for bench in _benches(options):
         yield bench.machine_row
@@ -78,7 +79,7 @@ def measure(options: Options) -> Iterator[Row]:
 
 
 def measure_peaks(options: Options) -> Iterator[Row]:
-    """What of the sweep needs no quiet machine; ``measure`` goes on from it. Without a calibrated machine only the baselines."""
+    """Measure the peaks of the sweep, which need no quiet machine; without a calibrated machine those of the baselines alone."""
     with_plans = options.machine is not None and options.machine.exists()
     known = _read_peaks(options)
     for bench in _benches(options, needs_machine=with_plans):
@@ -115,7 +116,7 @@ class _Bench:
             self.job, num_policies=setup.num_policies, budgets=setup.budgets, fused=setup.fused_budgets
         )
         self.names: dict[str, str] = {}
-        """Of plans on the stage."""
+        """Names of the plans on the stage."""
 
     @property
     def calibrated(self) -> Calibrated:
@@ -149,7 +150,7 @@ class _Bench:
         return [row for row in rows if row.get("model") == self.subject.name]
 
     def peaks(self, known: Sequence[Row] = (), *, with_plans: bool = True) -> Iterator[Row]:
-        """Of every baseline, and of what the search chooses at every budget, as far as they are not known. Nothing is timed."""
+        """Measure unknown peaks of every baseline and of the search's choice at every budget. Nothing is timed."""
         baselines = [row for row in known if row["what"] != "point"] or [self._peak_row(baseline) for baseline in self.baselines]
         yield from baselines
         sizes = {row["name"]: row["peak_bytes"] for row in baselines if "peak_bytes" in row}
@@ -198,7 +199,7 @@ class _Bench:
         return {**row, "peak_bytes": found["peak_bytes"], "loss": found["losses"][-1]}
 
     def _peak_of(self, baseline: Baseline) -> Row:
-        """Where memory is no matter, of the compiled ones that will race: compiling takes longest."""
+        """Measure one peak. A compiled baseline that will race stays built where memory allows, since compiling takes longest."""
         if not baseline.is_compiled or self._calibrated is None or self.job.device.type != "cpu":
             return peak_of_baseline(baseline, self.job)
         self.stage.add(baseline.name, baseline.make)
@@ -227,7 +228,7 @@ class _Bench:
     # Plans.
 
     def _points(self, plain_bytes: int) -> Iterator[Row]:
-        """What the search chooses at every budget, with its measured peak; not yet timed."""
+        """The search's choice at every budget with its measured peak, not yet timed."""
         smallest_bytes = self._smallest_bytes("blocks", plain_bytes)
         budgets = spread_budgets(smallest_bytes, plain_bytes, count=self.setup.num_budgets)
         below = spread_budgets(self._smallest_bytes("all", plain_bytes), smallest_bytes, count=self.setup.num_below + 1)
@@ -293,11 +294,11 @@ class _Bench:
                 more = self._raced(again, seconds=_AGAIN * seconds)
                 own |= {index: {name: own[index][name] + more[name] for name in races[index]} for index in near}
             for index in indices:
-                told = {name: value for name, value in points[index].items() if name != "plan_json"}
-                yield {**told, "num_rounds": len(own[index][PLAIN]), **compare(told, own[index], rivals)}
+                described = {name: value for name, value in points[index].items() if name != "plan_json"}
+                yield {**described, "num_rounds": len(own[index][PLAIN]), **compare(described, own[index], rivals)}
 
     def _raced(self, names: Sequence[str], *, seconds: float) -> dict[str, list[float]]:
-        """As many rounds as there is time for; one before them, to know how long they take."""
+        """Run as many rounds as there is time for, after one that shows how long they take."""
         first = self.stage.race(names, num_rounds=1)
         round_s = sum(times[0] for times in first.values()) / 1000
         num_rounds = min(max(int(seconds / round_s) - 1, self.setup.min_rounds), self.setup.max_rounds)

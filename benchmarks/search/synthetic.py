@@ -21,7 +21,7 @@ _PACKED = {"none": 1.0, "bf16": 0.5, "int8": 0.25}
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of one block and one sequence, in fp32."""
+    """Bytes of one block and one sequence, in fp32."""
 
     weight_mib: float = 10
     saved_mib: float = 20

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.record import Row
+from benchmarks.common.record import Row
 from benchmarks.search.sweep_summary import BELOW, by_model, won_back
 from optimizer.base.units import format_bytes
 

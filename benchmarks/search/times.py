@@ -1,4 +1,4 @@
-"""Part (c): what a search takes, and how many plans it prices, from 4 to 120 blocks with every knob open.
+"""Part (c): the time of a search and the number of plans that it prices, from 4 to 120 blocks with every knob open.
 
 Seconds of the process's processor time in one thread, so that others at work on the machine do not count; a search prices each
 plan in one thread. An edit is one knob of the plan found, priced again.
@@ -8,10 +8,9 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-from benchmarks.parts import Options, Part
-from benchmarks.record import Row, goal
+from benchmarks.common.parts import Options, Part
+from benchmarks.common.record import GoalEntry, Row, at_most
 from benchmarks.search.deep import deep_problem, rounded_gap
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.estimate.prediction import Prediction
@@ -24,7 +23,7 @@ DEPTHS = (4, 8, 16, 32, 48, 64, 80, 120)
 QUICK_DEPTHS = (4, 16, 80)
 JUDGED_DEPTH = 80
 SHARES = (0.9, 0.5, 0.25)
-"""Budgets, of what plain training would take."""
+"""Budgets, as shares of what plain training would take."""
 MOST_SEARCH_S, MOST_EDIT_MS = 1.0, 100.0
 
 
@@ -79,17 +78,13 @@ def time_edit(problem: SearchProblem, plan: Plan) -> float:
     return statistics.median(times)
 
 
-def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def summarize(rows: Sequence[Row]) -> dict[str, GoalEntry]:
     judged = [row for row in rows if row["num_blocks"] == JUDGED_DEPTH]
     slowest_s = max((row["search_s"] for row in judged), default=None)
     edit_ms = max((row["edit_ms"] for row in judged if "edit_ms" in row), default=None)
     return {
-        f"search of {JUDGED_DEPTH} blocks with every knob open, worst, seconds": goal(
-            slowest_s, MOST_SEARCH_S, met=slowest_s is not None and slowest_s <= MOST_SEARCH_S
-        ),
-        "price after one edit, worst, milliseconds": goal(
-            edit_ms, MOST_EDIT_MS, met=edit_ms is not None and edit_ms <= MOST_EDIT_MS
-        ),
+        f"search of {JUDGED_DEPTH} blocks with every knob open, worst, seconds": at_most(slowest_s, MOST_SEARCH_S),
+        "price after one edit, worst, milliseconds": at_most(edit_ms, MOST_EDIT_MS),
     }
 
 

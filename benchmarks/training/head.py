@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from benchmarks.paired import paired_ratio
-from benchmarks.record import Row
+from benchmarks.common.paired import paired_ratio
+from benchmarks.common.record import Row
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
@@ -99,7 +99,7 @@ def _peak_bytes(run: Callable[[int], torch.Tensor], num_chunks: int, *, resident
 
 
 def _profile_head(shape: HeadShape) -> Profile:
-    """Of a model of one small block that has this head."""
+    """Profile a model of one small block that has this head."""
     config = {
         "model_type": "llama",
         "hidden_size": shape.width,
@@ -113,7 +113,7 @@ def _profile_head(shape: HeadShape) -> Profile:
 
 
 def _price(profile: Profile, shape: HeadShape, machine: Machine, num_chunks: int) -> Row:
-    """What the estimator says of a step of that model: the head's bytes at their most, and the time."""
+    """Predict a step of that model: the head's bytes at their most, and the time."""
     plan = Plan(
         batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
         activations=ActivationsPlan(per_block=("recompute",)),

@@ -7,7 +7,7 @@ from headroom.client.connection import Connection, in_path
 
 
 class AccessCalls(Connection):
-    """Who may do what, and who did."""
+    """Calls about permissions and about the audit trail."""
 
     def tokens(self) -> list[types.Token]:
         """One's own. A new one is made on the page: a token makes no others."""

@@ -56,7 +56,7 @@ class HeadroomClient(AccessCalls, UploadCalls):
         return cast(types.Model, made)
 
     def create_model_from_job(self, job_id: str, *, name: str | None = None) -> types.Model:
-        """Of the weights that a training run left; ``name`` is the job's unless given. Hashing large files takes minutes."""
+        """Register a training run's weights as a model; ``name`` is the job's unless given. Hashing large files takes minutes."""
         body = {} if name is None else {"name": name}
         return cast(types.Model, self._json("POST", f"jobs/{in_path(job_id)}/model", json=body, timeout=None))
 
@@ -153,7 +153,7 @@ class HeadroomClient(AccessCalls, UploadCalls):
         return cast(types.Comparison, self._json("GET", "compare", params={"jobs": ",".join(job_ids)}))
 
     def queue(self) -> types.Queue:
-        """What waits, in order and why, and what is at work."""
+        """List the waiting jobs in order, each with its reason, and the jobs at work."""
         return cast(types.Queue, self._json("GET", "queue"))
 
     def set_priority(self, job_id: str, priority: int) -> types.Job:

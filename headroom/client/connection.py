@@ -64,7 +64,7 @@ class StreamEvent:
     """snapshot, sample, state, log, checkpoint, done; ``lost`` when the connection broke and is being resumed."""
     data: Row
     id: str = ""
-    """Where to resume after; empty for messages that are not part of the stream."""
+    """Id to resume after; empty for messages that are not part of the stream."""
 
 
 class Connection:

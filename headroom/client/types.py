@@ -1,4 +1,4 @@
-"""What the API answers, as types: a dictionary each, with the keys that ``docs/api.md`` lists.
+"""Types of the API's answers: a dictionary each, with the keys that ``docs/api.md`` lists.
 
 Plans, predictions, specs and calibrations are documents of their own (``optimizer``'s ``Plan.from_json`` and
 ``Prediction.from_json`` read the first two) and stay plain dictionaries here.
@@ -27,7 +27,7 @@ class Model(TypedDict):
     has_tokenizer: bool
     has_chat: bool
     unread: list[str]
-    """What its config.json asked for that no price has, in sentences."""
+    """Settings of its config.json that no price covers, in sentences."""
     from_job: str | None
     """The run that trained it; None for what was uploaded."""
     created_at: str
@@ -35,7 +35,7 @@ class Model(TypedDict):
 
 
 class ModelDetails(Model):
-    """Of one model, beside its row."""
+    """Details of one model, beside its row."""
 
     config: Document
     num_bytes: int
@@ -45,7 +45,7 @@ class ModelDetails(Model):
 
 
 class MethodNeed(TypedDict):
-    """What training or running a model in one way takes on a device."""
+    """Device bytes for training or running a model in one way."""
 
     name: Literal["full", "lora", "qlora", "generate"]
     title: str
@@ -142,7 +142,7 @@ class Accuracy(TypedDict):
 
 
 class MachineDetails(Machine):
-    """Of one machine, beside its row."""
+    """Details of one machine, beside its row."""
 
     memory: Occupancy
     accuracy: Accuracy
@@ -247,7 +247,7 @@ class WaitingJob(TypedDict):
 
 class Queue(TypedDict):
     num_waiting: int
-    """Of all people."""
+    """Counted over all people."""
     waiting: list[WaitingJob]
     live: list[Document]
 
@@ -284,7 +284,7 @@ Role = Literal["viewer", "member", "admin"]
 
 
 class Token(TypedDict):
-    """Of an API token all but its text."""
+    """An API token without its text."""
 
     id: str
     name: str

@@ -1,4 +1,4 @@
-"""How files go up: small ones in one request, others in pieces that survive a cut, of the line or of this process.
+"""Uploads files: small ones in one request, others in pieces that survive a cut, of the line or of this process.
 
 An upload that was begun and not finished is found by what it announced (names, sizes, hashes) and gone on with, so the same
 command simply run again continues.
@@ -15,7 +15,7 @@ from headroom.client.connection import Connection, Row, in_path
 from optimizer.base.errors import HeadroomError
 
 SMALL_BYTES = 1024 * 1024
-"""What goes up in one request."""
+"""Largest size that goes up in one request."""
 MAX_FAILURES = 8
 """In a row, of one piece; with the pauses between them about two minutes."""
 _LONGEST_PAUSE_S = 30.0
@@ -39,7 +39,7 @@ class UploadCalls(Connection):
         return cast(types.Upload, self._json("POST", "uploads", json=body))
 
     def send_piece(self, upload_id: str, number: int, piece: bytes, *, offset_bytes: int) -> int:
-        """How many bytes of the file are there then."""
+        """Bytes of the file that the service has after the call."""
         headers = {"X-Piece-SHA256": hashlib.sha256(piece).hexdigest(), "Content-Type": "application/octet-stream"}
         path = f"uploads/{in_path(upload_id)}/files/{number}"
         answer = self._json("PUT", path, params={"offset": offset_bytes}, content=piece, headers=headers, timeout=120)
@@ -133,7 +133,7 @@ def _send_file(
 
 
 def _may_pass(error: HeadroomError) -> bool:
-    """Whether asking again can help: the line, the server, or another sender of the same file."""
+    """Report whether asking again can help: the line, the server, or another sender of the same file failed."""
     status = getattr(error, "status", None)
     return status is None or status >= 500 or status in (408, 409, 429)
 

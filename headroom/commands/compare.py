@@ -11,7 +11,7 @@ LETTERS = "ABCDEFGHIJ"
 
 
 def print_comparison(found: Comparison) -> None:
-    """What ``GET /compare`` answers."""
+    """The answer of ``GET /compare``."""
     letters = LETTERS[: len(found["jobs"])]
     for letter, job in zip(letters, found["jobs"], strict=True):
         print(f"{letter}  {job['id']}  {job['name']}  ({job['state']})")

@@ -173,7 +173,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def describe_job(job: Job) -> list[str]:
-    """What a person asks first: how far, why so, and whether the prediction held."""
+    """Print what a person asks first: how far, why so, and whether the prediction held."""
     prediction, summary = job.get("prediction") or {}, job.get("summary") or {}
     counted = "prompt" if job.get("kind") == "generate" else "step"
     lines = [f"{job['name']}  {job['state']} · {counted} {job['step']} of {job['num_steps']}  ({job['id']})"]

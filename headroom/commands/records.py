@@ -13,7 +13,7 @@ from optimizer.base.categories import CATEGORIES
 from optimizer.base.units import format_bytes
 
 FIELDS = ("loss", "learning_rate", "grad_norm", "step_ms", "tokens_per_s", "device_peak_bytes", "host_bytes")
-"""Of a step, in the table of ``metrics``; the categories' bytes follow."""
+"""Columns of a step in the table of ``metrics``; the categories' bytes follow."""
 
 
 def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, connect: Connect) -> None:

@@ -96,7 +96,7 @@ def _number_as_written(value: Any) -> Any:
 
 
 def upload_named_files(client: HeadroomClient, spec: Row, *, folder: Path) -> Row:
-    """Where ``model`` is a folder, or ``dataset`` or ``prompts`` a file on this machine, upload it and put its id there."""
+    """Upload what is a folder or file on this machine (``model``, ``dataset``, ``prompts``) and put its id in its place."""
     made = dict(spec)
     model, dataset = made.get("model"), made.get("dataset")
     if isinstance(model, str) and (folder / model).is_dir():

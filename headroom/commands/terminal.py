@@ -1,4 +1,4 @@
-"""How a job looks in a terminal: a progress bar, memory stacked by category against its budget, speed and loss.
+"""Draws a job in a terminal: a progress bar, memory stacked by category against its budget, speed and loss.
 
 The colours and order of the categories are those of every other page. Nothing here talks to the service: a JobView is fed
 events and renders itself, in place where there is a terminal, as plain lines where there is none.
@@ -46,7 +46,7 @@ PLAIN_EVERY_S = 5.0
 
 @dataclass(kw_only=True)
 class JobView:
-    """What is known of a followed job; ``feed`` takes the stream's events."""
+    """The state of a followed job; ``feed`` takes the stream's events."""
 
     job: Row
     sample: Row = field(default_factory=dict)
@@ -97,7 +97,7 @@ class JobView:
 
     @property
     def generates(self) -> bool:
-        """Whether prompts are counted instead of steps."""
+        """True where prompts are counted instead of steps."""
         return self.job.get("kind") == "generate"
 
     @property

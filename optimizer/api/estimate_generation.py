@@ -5,14 +5,13 @@ A model that was never seen is traced by a child process, and its profile is kep
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from optimizer.api.estimate import BEST
-from optimizer.base.errors import InvalidInput, NoFeasiblePlan
-from optimizer.base.serialize import to_json
+from optimizer.api.inputs import BEST
+from optimizer.api.needs import check_plan_label, needed_representations
+from optimizer.base.errors import NoFeasiblePlan
+from optimizer.base.serialize import WithJson
 from optimizer.estimate.explanation import Explanation
 from optimizer.estimate.generation.explanation import explain_generation
 from optimizer.estimate.generation.prediction import GenerationPrediction
@@ -22,21 +21,18 @@ from optimizer.hardware.machine import Machine
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.explain.generation import explain_generation_plan
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlan
-from optimizer.profile.extent import traced_representation
+from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.keep.obtain import obtain_generation_profile
-from optimizer.search.generation.baselines import INFERENCE_BASELINES, price_generation_baselines
+from optimizer.search.generation.baselines import price_generation_baselines
 from optimizer.search.generation.problem import GenerationProblem, PricedGenerationPlan
 from optimizer.search.generation.search import generation_problem, search_generation
 from optimizer.search.generation.solve import Book
 from optimizer.workload import GenerationWorkload
 
-_PACKED: Final[tuple[FrozenFormat, ...]] = ("int8", "int4", "nf4")
-
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationEstimate:
+class GenerationEstimate(WithJson):
     """One plan or two, priced on one machine for one workload, and the last of them explained."""
 
     model_type: str
@@ -49,13 +45,13 @@ class GenerationEstimate:
     plans: tuple[PricedGenerationPlan, ...]
     """The plan asked for; where none was, weights resident, and after it the best plan where there is one."""
     nothing_fits: str | None
-    """Where the best plan was looked for and there is none: why, with the smallest peak found."""
+    """The reason where the best plan was looked for and none fits, with the smallest peak found."""
     explanation: Explanation
-    """Of the last of ``plans``."""
+    """Reasons for the peak of the last of ``plans``."""
     sentences: tuple[str, ...]
-    """What the last of ``plans`` does."""
+    """The last of ``plans`` in sentences."""
     unread: tuple[str, ...] = ()
-    """What the config asks for that is not in this estimate (``models/unread.py``)."""
+    """Settings of the config that this estimate does not cover (``models/unread.py``)."""
 
     @property
     def priced(self) -> PricedGenerationPlan:
@@ -69,10 +65,6 @@ class GenerationEstimate:
     @property
     def verdict(self) -> Verdict:
         return self.priced.verdict
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def estimate_model_generation(
@@ -134,36 +126,6 @@ def estimate_generation_profiled(
         explanation=explain_generation(profile, plan=last.plan, workload=workload, prediction=last.prediction),
         sentences=sentences,
     )
-
-
-def needed_representations(
-    plan: GenerationPlan | str | None, *, goal: GenerationGoal, weights: WeightsPlan | None = None
-) -> list[str]:
-    """How the weights must have been profiled for the question."""
-    if isinstance(plan, GenerationPlan):
-        return [traced_representation(plan.weights.representation)]
-    asked = (weights or WeightsPlan()).representation
-    if plan not in (None, BEST) or not goal.allow_lossy:
-        return sorted({"fp32", traced_representation(asked)})
-    dtypes: list[WeightsDtype] = ["fp32", *(() if {"bf16", "fp16"} <= set(goal.forbid) else ("bf16",))]
-    packed = () if "quantize_frozen" in goal.forbid else tuple(form for form in _PACKED if _can_pack(form))
-    pairs = product(goal.pins.among("weights.dtype", dtypes), goal.pins.among("weights.frozen", ("same", *packed)))
-    forms = [traced_representation(WeightsPlan(dtype=dtype, frozen=form).representation) for dtype, form in pairs]
-    # plain fp32 whatever is held, for the baselines
-    return sorted({"fp32", *forms, traced_representation(asked)})
-
-
-def check_plan_label(plan: GenerationPlan | str | None) -> None:
-    """Raise InvalidInput for a text that names no plan."""
-    allowed = [BEST, *INFERENCE_BASELINES]
-    if isinstance(plan, str) and plan not in allowed:
-        raise InvalidInput(
-            f"plan {plan!r} is not one of {', '.join(allowed)}", field="plan", value=plan, allowed=allowed
-        )
-
-
-def _can_pack(form: str) -> bool:
-    return form != "nf4" or find_spec("bitsandbytes") is not None
 
 
 _Priced = tuple[tuple[PricedGenerationPlan, ...], tuple[str, ...], str | None]

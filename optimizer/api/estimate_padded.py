@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from optimizer.api.estimate import BEST, baseline_plan, read_model, read_text
+from optimizer.api.inputs import BEST, read_model, read_text
+from optimizer.api.needs import baseline_plan
 from optimizer.base.errors import InvalidDataset, InvalidInput
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.data.lengths import Lengths
 from optimizer.estimate.padded import PaddedPrediction, estimate_padded
 from optimizer.estimate.prediction import Verdict
@@ -24,7 +25,7 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import Extent, traced_representation
 from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.profile.profile import BLOCK_CHOICES, Profile
-from optimizer.search.search import training_problem
+from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
 MAX_LENGTHS_BYTES = 64_000_000
@@ -32,7 +33,7 @@ MAX_LENGTHS_BYTES = 64_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaddedEstimate:
+class PaddedEstimate(WithJson):
     """One plan over one dataset's batches."""
 
     machine: Machine
@@ -43,10 +44,6 @@ class PaddedEstimate:
     pad_to_multiple: int
     predicted: PaddedPrediction
     verdict: Verdict
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def estimate_padded_model(
@@ -106,7 +103,7 @@ def estimate_padded_model(
 
 
 def read_lengths(path: Path) -> Lengths:
-    """Of a file with a sequence's tokens on each line, or with a JSON list of them. Raises InvalidInput, InvalidDataset."""
+    """Read a file with a sequence's tokens on each line, or with a JSON list of them. Raises InvalidInput, InvalidDataset."""
     text = read_text(path, field="lengths", max_bytes=MAX_LENGTHS_BYTES).strip()
     try:
         found = json.loads(text) if text.startswith("[") else [int(line) for line in text.splitlines() if line.strip()]

@@ -1,4 +1,5 @@
-"""What ``headroom plan`` answers, as functions: the best plan for a goal, plans side by side, cards ranked, a plan edited.
+"""Answers the questions of ``headroom plan``, as functions: the best plan for a goal, plans side by side, cards ranked,
+a plan edited.
 
 Torch-free. ``..._model`` takes a config, a preset's name or a ModelSpec, and traces it in a child where it was not seen before,
 as ``estimate_model`` does; ``..._profiled`` has the profile at hand.
@@ -9,18 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optimizer.api.estimate import BEST, baseline_plan, needed_extent, read_model
+from optimizer.api.inputs import BEST, Model, check_number_compared, known_machine, read_model
+from optimizer.api.needs import baseline_plan, profile_for
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
 from optimizer.goal import UNLIMITED_BYTES, Goal
-from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import PriceList, read_prices
 from optimizer.models.spec import ModelSpec
-from optimizer.models.targets import check_targets
 from optimizer.plan.pins.training import Pins, read_pins
 from optimizer.plan.plan import Plan
-from optimizer.profile.extent import EVERYTHING, Extent
-from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.answer.compare import Comparison, Repriced, compare_plans, reprice
@@ -28,12 +26,9 @@ from optimizer.search.core import search
 from optimizer.search.problem import SearchProblem
 from optimizer.search.questions.alternatives import Obtain, add_ways_out
 from optimizer.search.questions.cards import ALL, CardAnswer, Order, Progress, rank_cards, read_cards
-from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal, sizes_looked_at
-from optimizer.search.questions.price_cache import PriceMemory
-from optimizer.search.search import training_problem
+from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
+from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
-
-Model = str | Path | Mapping[str, Any] | ModelSpec
 
 
 def plan_model(
@@ -70,20 +65,15 @@ def plan_profiled(
     prices: PriceList | None = None,
     obtain: Obtain | None = None,
     with_ways_out: bool = True,
-    memory: PriceMemory | None = None,
 ) -> ObjectiveAnswer:
     """``plan_model`` with a profile at hand.
 
     with_ways_out: where nothing fits, price what would. obtain: for that, more of the model's profile, or the one with adapters;
-    without it only what this profile holds is priced. memory: of this profile on this machine with this calibration.
+    without it only what this profile holds is priced.
     """
-    here = profile, machine
 
     def pose(profile: Profile, workload: TrainingWorkload, goal: Goal = goal, machine: Machine = machine) -> SearchProblem:
-        problem = training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
-        if memory is None or profile is not here[0] or machine is not here[1]:
-            return problem
-        return memory.bind(problem)
+        return training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
 
     try:
         return answer_goal(pose, profile, workload)
@@ -109,7 +99,7 @@ def largest_of_models(
     goal: Goal | None = None,
     profiles_folder: Path | None = None,
 ) -> tuple[Model, ObjectiveAnswer]:
-    """Of several models the one with the most trained parameters that fits, and its fastest plan.
+    """Find among several models the one with the most trained parameters that fits, and its fastest plan.
 
     The largest is tried first. Raises NoFeasiblePlan, the smallest model's, where none fits.
     """
@@ -162,21 +152,6 @@ def compare_profiled(
     labelled = {name: plan if isinstance(plan, Plan) else _plan_called(plan, problem) for name, plan in plans.items()}
     check_number_compared(len(labelled))
     return compare_plans(problem, labelled)
-
-
-def check_number_compared(number: int) -> None:
-    """Raise InvalidInput for too few plans, or more than stand beside each other."""
-    if not 2 <= number <= MAX_COMPARED:
-        raise InvalidInput(
-            f"{number} plans are to be compared; allowed: 2 to {MAX_COMPARED} different ones",
-            field="compare",
-            value=number,
-            allowed={"minimum": 2, "maximum": MAX_COMPARED},
-        )
-
-
-MAX_COMPARED = 6
-"""Plans beside each other."""
 
 
 def rank_model_cards(
@@ -236,22 +211,6 @@ def reprice_profiled(
     """The plan after one edit. change: as pins, or as their text: ``["optimizer_state.bits=8"]``."""
     problem = training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
     return reprice(problem, plan, change=change if isinstance(change, Pins) else read_pins(change))
-
-
-def profile_for(spec: ModelSpec, *, workload: TrainingWorkload, goal: Goal, folder: Path | None = None) -> Profile:
-    """The model's profile, as far as finding the best plan for the goal needs it."""
-    if workload.adapter is not None:
-        check_targets(workload.adapter, spec.model_type)
-    extent = needed_extent(spec.num_blocks, BEST, workload=workload, goal=goal)
-    sizes = sizes_looked_at(goal.objective, spec.max_sequence_length, workload)
-    if sizes and extent != EVERYTHING:
-        extent = extent.union(Extent(representations=(), choices=(), shapes=tuple(sizes)))
-    return obtain_profile(spec, adapter=workload.adapter, extent=extent, folder=folder)
-
-
-def known_machine(machine: str | Machine) -> Machine:
-    """A card of the table by its name; a machine is itself."""
-    return machine if isinstance(machine, Machine) else table_machine(machine)
 
 
 def _plan_called(name: str, problem: SearchProblem) -> Plan:

@@ -1,26 +1,23 @@
-"""What ``planning.py`` answers of training, here of a batch generation: the best plan, plans side by side, cards ranked, an edit.
+"""Answers for a batch generation what ``plan.py`` answers for training: the best plan, plans side by side, cards ranked, an edit.
 
 Torch-free. ``..._profiled`` and ``rank_cards_to_generate`` have the profile at hand; the others take a config, a preset's name or
 a ModelSpec, and trace it in a child where it was not seen before. In comparisons and rankings a search sees every prompt as the
 longest, since a price grows with the number of lengths; what is shown is priced with all of them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optimizer.api.estimate import BEST, read_model
-from optimizer.api.estimate_generation import check_plan_label, needed_representations
-from optimizer.api.plan import Model, check_number_compared, known_machine
+from optimizer.api.inputs import BEST, Model, check_number_compared, known_machine
+from optimizer.api.needs import check_plan_label, generation_profile_for
 from optimizer.goal import UNLIMITED_BYTES, GenerationGoal
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import PriceList, read_prices
-from optimizer.models.spec import ModelSpec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import read_generation_change
 from optimizer.profile.generation import GenerationProfile
-from optimizer.profile.keep.obtain import obtain_generation_profile
 from optimizer.search.generation.baselines import price_generation_baselines
 from optimizer.search.generation.compare import (
     GenerationComparison,
@@ -98,21 +95,6 @@ def rank_model_cards_to_generate(
     return rank_cards_to_generate(
         profile, cards, workload=workload, goal=goal, order=order, prices=prices, progress=progress
     )
-
-
-def generation_profile_for(
-    model: Model,
-    *,
-    workload: GenerationWorkload,
-    goal: GenerationGoal,
-    plans: Iterable[str | GenerationPlan] = (),
-    folder: Path | None = None,
-) -> GenerationProfile:
-    """The model's profile, as far as finding the best plan for the goal, and pricing ``plans``, needs it."""
-    spec = model if isinstance(model, ModelSpec) else read_model(model)
-    GenerationPlan().check(workload=workload, max_sequence_length=spec.max_sequence_length)
-    needed = {form for plan in (BEST, *plans) for form in needed_representations(plan, goal=goal)}
-    return obtain_generation_profile(spec, representations=sorted(needed), folder=folder)
 
 
 def compare_generations_profiled(

@@ -15,13 +15,13 @@ Tier = Literal["device", "host", "disk", "remote"]
 Link = Literal[
     "device_to_host", "host_to_device", "host_to_disk", "disk_to_host", "host_to_remote", "remote_to_host"
 ]
-"""A direction in which bytes move between tiers; nothing goes from the device further than the host without a copy there."""
+"""A direction in which bytes move between tiers; bytes from the device reach disk or remote only through a copy on the host."""
 Lane = Literal["compute", "copy_in", "copy_out", "host", "disk", "network"]
-"""What can be busy at once: the device, its copies from and to the host, the host's own work (updates, sums of gradients), the
-scratch disk, the remote store. Top to bottom in every picture."""
+"""Parts of a machine that can be busy at once: the device, its copies from and to the host, the host's own work (updates, sums
+of gradients), the scratch disk, the remote store. Top to bottom in every picture."""
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
-"""Bottom to top in every stack. ``temporaries`` also holds inputs, slack and whatever is not decided but counted."""
+"""Bottom to top in every stack. ``temporaries`` also counts inputs, slack and other bytes that no decision changes."""
 
 TIERS: tuple[Tier, ...] = get_args(Tier)
 LINKS: tuple[Link, ...] = get_args(Link)

@@ -8,7 +8,7 @@ HeadroomError
 │   ├── InvalidWorkload
 │   └── InvalidPlan
 ├── NoFeasiblePlan            nothing fits; carries the smallest budget that would
-├── NotProfiled               a partial profile lacks what is asked of it
+├── NotProfiled               a partial profile lacks the part that is asked for
 ├── ProfilingFailed           the process that traces a model ended without an answer
 ├── PlanStale                 the plan no longer holds on this machine
 ├── MissingExtra              an optional package is needed
@@ -116,14 +116,14 @@ class NoFeasiblePlan(HeadroomError):
 
 
 class NotProfiled(HeadroomError):
-    """A profile of which only a part was traced is asked for another part."""
+    """A partial profile does not hold the part that is asked for."""
 
     code = "not_profiled"
 
     def __init__(self, what: str) -> None:
         super().__init__(
             f"this profile is partial and does not hold {what}",
-            hint="Profile the model again with a larger extent, or without one for everything.",
+            hint="Profile the model again with a larger extent, or without an extent to cover everything.",
             what=what,
         )
 
@@ -137,7 +137,7 @@ class ProfilingFailed(HeadroomError):
         how = f"was ended by signal {-exit_code}" if exit_code < 0 else f"ended with code {exit_code}"
         super().__init__(
             f"the process that traces the model {how}{f': {last_line[:300]}' if last_line else ''}",
-            hint="Signal 9 is what a lack of memory looks like. Else see that torch and transformers can be imported.",
+            hint="Signal 9 usually means that memory ran out. Otherwise check that torch and transformers can be imported.",
             exit_code=exit_code,
         )
 
@@ -162,7 +162,7 @@ class MissingExtra(HeadroomError):
 
 
 class OutOfMemory(HeadroomError):
-    """A tier has no room for what was asked."""
+    """A tier has no room for the requested bytes."""
 
     code = "out_of_memory"
     tier: ClassVar[str] = "memory"

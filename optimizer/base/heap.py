@@ -5,17 +5,17 @@ import os
 from typing import Final
 
 MALLOC_SETTINGS: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-"""Where the environment sets one, it has its say."""
+"""Environment variables for the same settings; if one is set, nothing is changed here."""
 KEPT_BYTES: Final = 2**31 - 1
-"""As much as glibc lets one ask for; what is free beyond goes back to the system. Rough: the order of frees matters too."""
+"""The most that glibc accepts; free memory beyond it goes back to the system. Rough: the order of frees matters too."""
 _MOST_ON_HEAP_BYTES = 2**30
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""As ``malloc.h`` numbers them."""
+"""The numbers of these options in ``malloc.h``."""
 
 
 def keep_freed_memory() -> None:
-    """For this process, from now on. By itself glibc gives a tensor of some 128 KiB to 32 MiB back to the system as it is freed,
-    and every page of the next one is then faulted in anew. Of no effect where the C library is another.
+    """Make this process keep freed memory from now on. By default glibc returns a tensor of some 128 KiB to 32 MiB to the system
+    as it is freed, and every page of the next one is then faulted in anew. Has no effect with another C library.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is None or any(name in os.environ for name in MALLOC_SETTINGS):
@@ -25,7 +25,7 @@ def keep_freed_memory() -> None:
 
 
 def give_freed_memory_back() -> None:
-    """What the process holds and does not use; between the phases of a run, whose tensors have other sizes."""
+    """Return memory that the process holds and does not use; called between phases of a run, whose tensors have other sizes."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -13,13 +13,13 @@ class ByteInterval:
     high: int
 
     def __add__(self, other: "ByteInterval") -> "ByteInterval":
-        """Bounds add up: parts that are all at their bounds at once."""
+        """Add the bounds, as if both parts were at their bounds at once."""
         return ByteInterval(low=self.low + other.low, value=self.value + other.value, high=self.high + other.high)
 
 
-def exactly(num_bytes: int) -> ByteInterval:
+def exact_interval(num_bytes: int) -> ByteInterval:
     return ByteInterval(low=num_bytes, value=num_bytes, high=num_bytes)
 
 
 def sum_intervals(intervals: Iterable[ByteInterval]) -> ByteInterval:
-    return sum(intervals, start=exactly(0))
+    return sum(intervals, start=exact_interval(0))

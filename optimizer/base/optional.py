@@ -1,4 +1,4 @@
-"""Packages that are there only where they are asked for."""
+"""Imports of optional packages, which are loaded only when something needs them."""
 
 import importlib
 import logging
@@ -13,7 +13,7 @@ _ADVISES = "bitsandbytes.backends.cpu.ops"
 
 
 def load_bitsandbytes(*, needed_for: str) -> None:
-    """Import it, which defines its ops. Raises MissingExtra where it is not there."""
+    """Import bitsandbytes, which defines its ops. Raises MissingExtra if it is not installed."""
     if sys.modules.get(_BITSANDBYTES) is not None:
         return
     try:
@@ -25,8 +25,8 @@ def load_bitsandbytes(*, needed_for: str) -> None:
 
 @contextmanager
 def without_advice() -> Iterator[None]:
-    """While bitsandbytes is imported, by itself or by peft: on processors with AVX-512 for bf16 it advises to install a package
-    that fetches a kernel from a hub. Nothing here uses that kernel, and nothing is to be fetched.
+    """Silence the advice that bitsandbytes logs when it is imported, by itself or by peft: on processors with AVX-512 for bf16 it
+    suggests a package that fetches a kernel from a hub. Nothing here uses that kernel, and nothing is to be fetched.
     """
     logger = logging.getLogger(_ADVISES)
     level = logger.level

@@ -4,7 +4,7 @@ import math
 import reprlib
 
 from optimizer.base.errors import InvalidWorkload
-from optimizer.base.serialize import shown
+from optimizer.base.shown import shown_value
 
 
 def require_int(name: str, value: object, *, low: int, high: int, section: str = "workload") -> None:
@@ -12,7 +12,7 @@ def require_int(name: str, value: object, *, low: int, high: int, section: str =
         raise InvalidWorkload(
             f"{section}.{name} is {reprlib.repr(value)}; allowed: an integer from {low:,} to {high:,}",
             field=f"{section}.{name}",
-            value=shown(value),
+            value=shown_value(value),
             allowed={"minimum": low, "maximum": high},
         )
 
@@ -24,6 +24,6 @@ def require_float(name: str, value: object, *, low: float, high: float, low_allo
         raise InvalidWorkload(
             f"workload.{name} is {reprlib.repr(value)}; allowed: a number {opening} {low:g} to {high:g}",
             field=f"workload.{name}",
-            value=shown(value),
+            value=shown_value(value),
             allowed={"minimum": low, "maximum": high},
         )

@@ -7,18 +7,16 @@ purpose.
 
 import dataclasses
 import functools
-import math
 import reprlib
 import types
 import typing
 from typing import Any, TypeVar
 
 from optimizer.base.errors import InvalidInput
+from optimizer.base.shown import shown_value
 
 T = TypeVar("T")
 _KINDS: dict[Any, str] = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
-_MOST_CHARACTERS_SHOWN = 200
-_LARGEST_INT_SHOWN = 2**63
 
 
 def to_json(value: Any) -> Any:
@@ -32,19 +30,27 @@ def to_json(value: Any) -> Any:
     return value
 
 
+class WithJson:
+    """Gives a value type ``to_json``."""
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return document
+
+
 def from_json(kind: type[T], document: Any, *, path: str = "", error: type[InvalidInput] = InvalidInput) -> T:
     """Build ``kind`` from parsed JSON. Raises ``error`` with the dotted path of the first field that is wrong."""
-    return typing.cast(T, _read(kind, document, path or kind.__name__.lower(), error))
+    return typing.cast(T, _read_value(kind, document, path or kind.__name__.lower(), error))
 
 
-def _read(kind: Any, document: Any, path: str, error: type[InvalidInput]) -> Any:
+def _read_value(kind: Any, document: Any, path: str, error: type[InvalidInput]) -> Any:
     origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind):
         return _read_dataclass(typing.cast(type, kind), document, path, error)
     if origin is typing.Literal:
         allowed = typing.get_args(kind)
         if document not in allowed or isinstance(document, bool) != any(isinstance(a, bool) for a in allowed):
-            raise _wrong(path, document, allowed=list(allowed), error=error)
+            raise _wrong_value(path, document, allowed=list(allowed), error=error)
         return document
     if origin in (typing.Union, types.UnionType):
         options = typing.get_args(kind)
@@ -53,14 +59,14 @@ def _read(kind: Any, document: Any, path: str, error: type[InvalidInput]) -> Any
         inner = [option for option in options if option is not type(None)]
         if any(typing.get_origin(option) is typing.Literal and document in typing.get_args(option) for option in inner[1:]):
             return document
-        return _read(inner[0], document, path, error)
+        return _read_value(inner[0], document, path, error)
     if origin is tuple:
         return _read_tuple(typing.get_args(kind), document, path, error)
     if origin is dict:
         if not isinstance(document, dict):
-            raise _wrong(path, document, allowed="an object", error=error)
+            raise _wrong_value(path, document, allowed="an object", error=error)
         value_kind = typing.get_args(kind)[1]
-        return {str(key): _read(value_kind, item, f"{path}.{key}", error) for key, item in document.items()}
+        return {str(key): _read_value(value_kind, item, f"{path}.{key}", error) for key, item in document.items()}
     if kind is Any:
         return document
     return _read_scalar(kind, document, path, error)
@@ -68,20 +74,20 @@ def _read(kind: Any, document: Any, path: str, error: type[InvalidInput]) -> Any
 
 def _read_dataclass(kind: type, document: Any, path: str, error: type[InvalidInput]) -> Any:
     if not isinstance(document, dict):
-        raise _wrong(path, document, allowed="an object", error=error)
+        raise _wrong_value(path, document, allowed="an object", error=error)
     fields = _fields_of(kind)
     if not document.keys() <= fields.keys():
         unknown = sorted(document.keys() - fields.keys())
         raise error(
             f"{path}.{unknown[0]:.80} is not a known field; known: {', '.join(fields)}",
             field=f"{path}.{unknown[0]:.80}",
-            value=shown(document[unknown[0]]),
+            value=shown_value(document[unknown[0]]),
             allowed=list(fields),
         )
     values = {}
     for name, (field_kind, is_required) in fields.items():
         if name in document:
-            values[name] = _read(field_kind, document[name], f"{path}.{name}", error)
+            values[name] = _read_value(field_kind, document[name], f"{path}.{name}", error)
         elif is_required:
             raise error(f"{path}.{name} is missing", field=f"{path}.{name}", allowed=_KINDS.get(field_kind, str(field_kind)))
     return kind(**values)
@@ -89,7 +95,7 @@ def _read_dataclass(kind: type, document: Any, path: str, error: type[InvalidInp
 
 @functools.cache
 def _fields_of(kind: type) -> dict[str, tuple[Any, bool]]:
-    """Type and whether it must be given, by name. Kept, because resolving annotations costs more than reading values."""
+    """Type of each field by name, and true if it is required. Cached: resolving annotations costs more than reading values."""
     hints = typing.get_type_hints(kind)
     return {
         field.name: (
@@ -103,17 +109,17 @@ def _fields_of(kind: type) -> dict[str, tuple[Any, bool]]:
 
 def _read_tuple(arguments: tuple[Any, ...], document: Any, path: str, error: type[InvalidInput]) -> tuple[Any, ...]:
     if not isinstance(document, list | tuple):
-        raise _wrong(path, document, allowed="a list", error=error)
+        raise _wrong_value(path, document, allowed="a list", error=error)
     is_open = len(arguments) == 2 and arguments[1] is Ellipsis
     expects_ints = arguments[0] is int and (is_open or arguments == (int,) * len(document))
     if expects_ints and all(type(item) is int for item in document):
-        return tuple(document)  # what long documents are mostly made of
+        return tuple(document)  # long documents are mostly lists of integers
     if is_open:
-        return tuple(_read(arguments[0], item, f"{path}[{index}]", error) for index, item in enumerate(document))
+        return tuple(_read_value(arguments[0], item, f"{path}[{index}]", error) for index, item in enumerate(document))
     if len(document) != len(arguments):
-        raise _wrong(path, document, allowed=f"a list of {len(arguments)}", error=error)
+        raise _wrong_value(path, document, allowed=f"a list of {len(arguments)}", error=error)
     return tuple(
-        _read(kind, item, f"{path}[{index}]", error)
+        _read_value(kind, item, f"{path}[{index}]", error)
         for index, (kind, item) in enumerate(zip(arguments, document, strict=True))
     )
 
@@ -123,29 +129,14 @@ def _read_scalar(kind: Any, document: Any, path: str, error: type[InvalidInput])
         try:
             return float(document)
         except OverflowError:
-            raise _wrong(path, document, allowed="a number of at most 1.8e308", error=error) from None
+            raise _wrong_value(path, document, allowed="a number of at most 1.8e308", error=error) from None
     if not isinstance(document, kind) or (isinstance(document, bool) and kind is not bool):
-        raise _wrong(path, document, allowed=_KINDS.get(kind, kind.__name__), error=error)
+        raise _wrong_value(path, document, allowed=_KINDS.get(kind, kind.__name__), error=error)
     return document
 
 
-def _wrong(path: str, value: Any, *, allowed: Any, error: type[InvalidInput]) -> InvalidInput:
+def _wrong_value(path: str, value: Any, *, allowed: Any, error: type[InvalidInput]) -> InvalidInput:
     listed = ", ".join(map(str, allowed)) if isinstance(allowed, list) else allowed
-    return error(f"{path} is {reprlib.repr(value)}; allowed: {listed}", field=path, value=shown(value), allowed=allowed)
+    return error(f"{path} is {reprlib.repr(value)}; allowed: {listed}", field=path, value=shown_value(value), allowed=allowed)
 
 
-def shown(value: Any) -> Any:
-    """A refused value as an error may carry it: short, and JSON whatever was sent; of a container only its kind."""
-    if isinstance(value, str):
-        return value[:_MOST_CHARACTERS_SHOWN]
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return value if abs(value) < _LARGEST_INT_SHOWN else f"about {_magnitude(value)}"
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list | tuple) else type(value).__name__
-
-
-def _magnitude(value: int) -> str:
-    return f"{'-' if value < 0 else ''}2^{value.bit_length() - 1}"

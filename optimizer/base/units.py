@@ -24,7 +24,7 @@ _UNIT_BYTES = {
 }
 _MOST_CHARACTERS = 30
 _MOST_BYTES = 2**60
-"""An exbibyte: what a goal allows, and far from where integers of databases end."""
+"""An exbibyte: the most that a goal allows, and far below the largest integer of a database."""
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -68,7 +68,7 @@ def format_bytes(num_bytes: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """As people say it: ``40 ms``, ``12 s``, ``6 min``, ``3 h 20 min``, ``2 d 4 h``."""
+    """Write a duration for people: ``40 ms``, ``12 s``, ``6 min``, ``3 h 20 min``, ``2 d 4 h``."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:

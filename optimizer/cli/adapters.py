@@ -1,4 +1,4 @@
-"""What ``plan`` and ``estimate`` take where adapters are trained beside frozen weights: with ``--lora`` they are."""
+"""Options of ``plan`` and ``estimate`` for adapters beside frozen weights, which ``--lora`` asks for."""
 
 import argparse
 from dataclasses import replace

@@ -1,12 +1,13 @@
-"""What ``estimate`` and ``plan`` do about generating, which ``--prompt-length`` or ``--new-tokens`` asks for."""
+"""The side of ``estimate`` and ``plan`` that generates, which ``--prompt-length`` or ``--new-tokens`` asks for."""
 
 import argparse
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from optimizer.api.estimate import BEST, read_config, read_json, read_model
-from optimizer.api.estimate_generation import check_plan_label, estimate_model_generation
+from optimizer.api.estimate_generation import estimate_model_generation
+from optimizer.api.inputs import BEST, read_config, read_json, read_model
+from optimizer.api.needs import check_plan_label
 from optimizer.api.plan_generation import compare_model_generations, plan_generation, rank_model_cards_to_generate
 from optimizer.base.errors import InvalidInput
 from optimizer.base.serialize import to_json

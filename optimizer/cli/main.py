@@ -1,6 +1,6 @@
 """Planning from the command line, without any service: ``python -m optimizer.cli plan|estimate|profile|probe``.
 
-``plan`` searches (``cli_plan.py``), ``estimate`` prices one plan and explains it (``cli_estimate.py``), ``profile`` writes a
+``plan`` searches (``plan.py``), ``estimate`` prices one plan and explains it (``estimate.py``), ``profile`` writes a
 model's profile to a file, ``probe`` measures this machine. The same commands appear in ``headroom`` through
 ``add_subcommands``. An error is one line and a hint on standard error, exit code 2. This process imports torch only to write a
 profile or to measure this machine: what ``plan`` and ``estimate`` need of a model is kept, or traced by a child
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from optimizer.api.estimate import read_model
+from optimizer.api.inputs import read_model
 from optimizer.base.errors import HeadroomError
 from optimizer.base.threads import sleep_while_waiting
 from optimizer.cli.estimate import add_estimate_command

@@ -1,4 +1,4 @@
-"""What the planning commands have in common: the options that name a model, work, a machine and a goal, and how they are read."""
+"""Options that the planning commands share: those that name a model, work, a machine and a goal, and how they are read."""
 
 import argparse
 import json
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from optimizer.api.estimate import BEST, is_there, read_json
+from optimizer.api.inputs import BEST, is_there, read_json
 from optimizer.base.errors import InvalidInput
 from optimizer.base.threads import sleep_while_waiting
 from optimizer.base.units import parse_bytes

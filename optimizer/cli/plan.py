@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from optimizer.api.estimate import BEST
+from optimizer.api.inputs import BEST
 from optimizer.api.plan import (
     compare_model,
     compare_profiled,

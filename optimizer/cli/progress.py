@@ -1,4 +1,4 @@
-"""What a command that takes long says meanwhile, on standard error: a line that is rewritten on a terminal, in a log a line now
+"""Reports the progress of a long command on standard error: a line that is rewritten on a terminal, in a log a line now
 and then."""
 
 import sys

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.base.errors import InvalidDataset
-from optimizer.base.serialize import shown
+from optimizer.base.shown import shown_value
 from optimizer.data.batches import shuffled
 
 IntArray = NDArray[np.int64]
@@ -115,7 +115,7 @@ class Padding:
             raise InvalidDataset(
                 f"pad_to_multiple is {self.pad_to_multiple}; allowed: 1 to {_MAX_LENGTH:,}",
                 field="pad_to_multiple",
-                value=shown(self.pad_to_multiple),
+                value=shown_value(self.pad_to_multiple),
                 allowed={"minimum": 1, "maximum": _MAX_LENGTH},
             )
 

@@ -12,6 +12,11 @@ from optimizer.base.intervals import ByteInterval
 from optimizer.base.serialize import from_json, to_json
 
 Verdict = Literal["fits", "tight", "does_not_fit", "unknown"]
+MEMORY_MARGIN = {"cpu": 0.0025, "cuda": 0.05}
+"""Share of the peak added above. cpu: the simulation equals the meter, and what torch holds besides is counted apart; the share
+is for models that no test holds to it, and for kernels' scratch that is not modelled.
+cuda: an assumption until a card has been measured; other attention kernels save other tensors, and blocks are rounded up to 512
+bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,19 +8,14 @@ prediction is worked out when it is first read.
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from optimizer.base.categories import CATEGORIES
-from optimizer.estimate.card.allocations import Allocations, list_allocations
-from optimizer.estimate.card.on_cuda import CudaMoves
-from optimizer.estimate.categories.tensors import TensorList
-from optimizer.estimate.prediction import Prediction, TimelinePoint
-from optimizer.estimate.step.runs import Schedule
-from optimizer.estimate.step.setting import PreparedStep, find_setting
-from optimizer.estimate.step.simulate import Resident, Simulation, simulate
+from optimizer.estimate.prediction import MEMORY_MARGIN, Prediction, TimelinePoint
+from optimizer.estimate.step.setting import LaidOut, lay_out
+from optimizer.estimate.step.simulate import Simulation, simulate
 from optimizer.estimate.step.stages import StagePeaks
 from optimizer.estimate.step.unmetered import estimate_allocated_peak
 from optimizer.estimate.tasks.parts import Bytes
@@ -32,11 +27,6 @@ from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
 
 MAX_TIMELINE_POINTS = 400
-MEMORY_MARGIN = {"cpu": 0.0025, "cuda": 0.05}
-"""Share of the peak added above. cpu: the simulation equals the meter, and what torch holds besides is counted apart; the share
-is for models that no test holds to it, and for kernels' scratch that is not modelled.
-cuda: an assumption until a card has been measured; other attention kernels save other tensors, and blocks are rounded up to 512
-bytes."""
 _ALWAYS = ("compute", "copy_out", "copy_in")
 """Lanes of which a prediction tells even where they are idle."""
 
@@ -75,66 +65,8 @@ def estimate_training(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaidOut:
-    """A plan as tasks in order, with what is there all the while."""
-
-    schedule: Schedule
-    resident: Resident
-    setting: PreparedStep
-
-    @property
-    def tensors(self) -> TensorList:
-        return self.setting.tensors
-
-
-def lay_out(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> LaidOut:
-    """Raises as ``estimate_training`` does."""
-    plan.check(
-        num_blocks=profile.num_blocks,
-        workload=workload,
-        has_sparse_gradients=profile.has_sparse_gradients,
-        has_plain_head=profile.has_plain_head,
-        clamps_fp16=profile.clamps_fp16,
-    )
-    setting = find_setting(profile, plan=plan, workload=workload, machine=machine)
-    return LaidOut(
-        schedule=setting.layout.schedule(plan.activations.per_block),
-        resident=setting.resident(plan),
-        setting=setting,
-    )
-
-
-def list_training_allocations(
-    profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine
-) -> Allocations:
-    """A plan as single allocations in order: loading and two steps. Raises as ``estimate_training`` does."""
-    laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
-    return list_laid_out(laid, plan=plan, workload=workload, machine=machine)
-
-
-def list_laid_out(laid: LaidOut, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> Allocations:
-    """The same of what ``lay_out`` made of the same arguments."""
-    return list_allocations(
-        laid.schedule,
-        resident=laid.resident,
-        tensors=laid.tensors,
-        plan=plan,
-        kept=workload.kept_state,
-        on_cuda=_cuda_moves(plan, workload) if machine.device.kind == "cuda" else None,
-    )
-
-
-def _cuda_moves(plan: Plan, workload: TrainingWorkload) -> CudaMoves:
-    computes_in_fp32 = plan.weights.dtype == "fp32" and plan.weights.autocast == "off"
-    return CudaMoves(
-        element_bytes=4 if computes_in_fp32 else 2,
-        num_tokens=plan.batch.micro_batch_size * workload.sequence_length,
-    )
-
-
 def _allocated_bytes(laid: LaidOut, plan: Plan, machine: Machine) -> int:
-    """0 on CUDA, where torch counts nothing that is not simulated but what ``on_cuda.py`` adds."""
+    """0 on CUDA, where torch counts nothing that is not simulated but what ``card/on_cuda.py`` adds."""
     if machine.device.kind != "cpu":
         return 0
     processor = machine.processor_for(in_fp16=plan.weights.computes_in_fp16)

@@ -1,7 +1,7 @@
-"""How keys and values are laid out where they are packed or live off the device: sizes that runtime makes and estimate
-predicts. Torch-free; ``runtime/generation/kv_packing.py`` does the packing.
+"""Layout of keys and values that are packed or live off the device; runtime makes it and estimate predicts its sizes.
+Torch-free; ``runtime/generation/kv_packing.py`` does the packing.
 
-A block's cache is a row of records, each contiguous, so that what is new is one copy and what is there another. In the weights'
+A block's cache is a row of records, each contiguous, so that new records are one copy and existing ones another. In the weights'
 dtype a record is a token: its keys, then its values. Packed it is ``KV_BLOCK_TOKENS`` tokens: codes and numbers of the keys, then
 of the values. Within both, tokens come first, then sequences, heads, channels.
 
@@ -21,13 +21,13 @@ from typing import Final
 from optimizer.plan.kv_cache import KvDtype
 
 KV_BLOCK_TOKENS: Final = 64
-"""Packed together, once; also the most of the newest tokens that are not packed."""
+"""Tokens that are packed together, once; at most as many of the newest tokens are not packed."""
 KV_GROUP_ELEMENTS: Final = 64
-"""Channels of a value that share a step, at most; as many as divide a head's evenly."""
+"""Largest number of a value's channels that share a step; the number used divides a head's channels evenly."""
 PACKED_AT_ONCE: Final = 8
-"""Blocks of a prompt: what packing needs beside stays small."""
+"""Blocks of a prompt that are packed at once, so that packing's own memory stays small."""
 WIDE_BYTES: Final = 4
-"""Packing computes in fp32."""
+"""Bytes of the fp32 numbers in which packing computes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +39,16 @@ class KvShape:
     key_dim: int
     value_dim: int
     element_bytes: int
-    """Of the weights' dtype."""
+    """Bytes of one number in the weights' dtype."""
 
     @property
     def num_rows(self) -> int:
-        """Heads of all sequences."""
+        """Heads of all sequences together."""
         return self.batch_size * self.num_heads
 
     @property
     def token_bytes(self) -> int:
-        """Of one token of each sequence, as it is."""
+        """Bytes of the keys and values of one token of each sequence, not packed."""
         return self.num_rows * (self.key_dim + self.value_dim) * self.element_bytes
 
 
@@ -57,7 +57,7 @@ class PackedHalf:
     """The keys or the values in a record."""
 
     start: int
-    """Byte in the record."""
+    """Byte at which it begins in the record."""
     dim: int
     codes_bytes: int
     numbers: tuple[int, ...]
@@ -84,17 +84,17 @@ class PackedHalf:
 
 @dataclass(frozen=True, kw_only=True)
 class KvLayout:
-    """Of one block's cache: how many records of how many bytes, and what is needed beside them."""
+    """Number and size of the records in one block's cache, and the memory that is needed beside them."""
 
     shape: KvShape
     dtype: KvDtype
     capacity: int
-    """Tokens that are given at most."""
+    """Largest number of tokens that the cache is given."""
     window: int | None
     prefix_tokens: int = 0
-    """Of the first tokens, so many lie at home as hidden states (``kv_prefix.py``); on the device they are records as all are."""
+    """First tokens that are kept off the device as hidden states (``kv_prefix.py``); on the device they are records like all."""
     state_bytes: int = 0
-    """Of the hidden state of one token of each sequence."""
+    """Bytes of the hidden state of one token of each sequence."""
 
     @property
     def is_packed(self) -> bool:
@@ -102,7 +102,7 @@ class KvLayout:
 
     @cached_property
     def num_records(self) -> int:
-        """Room for so many."""
+        """Records that the cache has room for."""
         if not self.is_packed:
             return self.capacity if self.window is None else min(self.capacity, self.window)
         every = max(0, (self.capacity - 1) // KV_BLOCK_TOKENS)
@@ -118,22 +118,22 @@ class KvLayout:
 
     @property
     def prefix_bytes(self) -> int:
-        """Of hidden states in place of records."""
+        """Bytes of the hidden states that are kept in place of records."""
         return self.prefix_tokens * self.state_bytes
 
     @property
     def saved_bytes(self) -> int:
-        """What records of those tokens would weigh more."""
+        """Bytes that records of those tokens would need more than their hidden states."""
         return self.prefix_tokens * self.record_bytes - self.prefix_bytes
 
     @property
     def home_bytes(self) -> int:
-        """Off the device: hidden states, then the records of the other tokens."""
+        """Bytes off the device: hidden states, then the records of the other tokens."""
         return self.store_bytes - self.saved_bytes
 
     @property
     def num_residual(self) -> int:
-        """Room for so many of the newest tokens, beside packed ones."""
+        """Newest tokens that have room, unpacked, beside packed ones."""
         return min(KV_BLOCK_TOKENS, self.capacity) if self.is_packed else 0
 
     @property
@@ -142,14 +142,16 @@ class KvLayout:
 
     @property
     def num_front(self) -> int:
-        """Tokens that are unpacked for attention, at most; 0 where all are among the newest."""
+        """Largest number of tokens that are unpacked for attention; 0 if all are among the newest."""
         if not self.is_packed or not self.num_records:
             return 0
         return min(self.capacity, (self.num_records + 1) * KV_BLOCK_TOKENS)
 
     @cached_property
     def front_bytes(self) -> int:
-        """Room that one block after the other uses: for what attention reads unpacked, and before that for packing."""
+        """Bytes of the room that blocks use one after the other: for the keys and values that attention reads unpacked, and
+        before that for packing.
+        """
         if not self.num_front:
             return 0
         return max(
@@ -158,7 +160,7 @@ class KvLayout:
 
     @cached_property
     def wide_block_bytes(self) -> int:
-        """What packing computes with, for one record: its keys or values in fp32, and their numbers."""
+        """Bytes that packing one record works in: its keys or values in fp32, and their scales."""
         num_each = max(prod(half.numbers) * (1 + half.has_lows) for half in (self.keys, self.values))
         num_elements = KV_BLOCK_TOKENS * self.shape.num_rows * max(self.shape.key_dim, self.shape.value_dim)
         return WIDE_BYTES * (num_elements + num_each)
@@ -167,16 +169,16 @@ class KvLayout:
     def keys(self) -> PackedHalf:
         shape = self.shape
         numbers = (KV_BLOCK_TOKENS, 1) if self.dtype == "int8" else (1, shape.key_dim)
-        return self._half(0, shape.key_dim, (numbers[0], shape.batch_size, shape.num_heads, numbers[1]))
+        return self._packed_half(0, shape.key_dim, (numbers[0], shape.batch_size, shape.num_heads, numbers[1]))
 
     @cached_property
     def values(self) -> PackedHalf:
         shape = self.shape
         num_groups = 1 if self.dtype == "int8" else shape.value_dim // gcd(shape.value_dim, KV_GROUP_ELEMENTS)
         numbers = (KV_BLOCK_TOKENS, shape.batch_size, shape.num_heads, num_groups)
-        return self._half(self.keys.end, shape.value_dim, numbers)
+        return self._packed_half(self.keys.end, shape.value_dim, numbers)
 
-    def _half(self, start: int, dim: int, numbers: tuple[int, ...]) -> PackedHalf:
+    def _packed_half(self, start: int, dim: int, numbers: tuple[int, ...]) -> PackedHalf:
         num_elements = KV_BLOCK_TOKENS * self.shape.num_rows * dim
         return PackedHalf(
             start=start,
@@ -187,30 +189,30 @@ class KvLayout:
             element_bytes=self.shape.element_bytes,
         )
 
-    # What is there, and what moves, by the number of tokens that were given before.
+    # Records that are there, and records that move, by the number of tokens that were given before.
 
     def first_block(self, num_seen: int) -> int:
-        """The oldest block of tokens that the next token still sees, packed."""
+        """Index of the oldest packed block of tokens that the next token still sees."""
         return 0 if self.window is None else max(0, (num_seen - self.window + 1) // KV_BLOCK_TOKENS)
 
     def num_packed(self, num_seen: int) -> int:
-        """Blocks that were packed so far, dropped ones included."""
+        """Blocks of tokens that were packed so far, dropped ones included."""
         return max(0, (num_seen - 1) // KV_BLOCK_TOKENS)
 
     def num_brought(self, num_seen: int) -> int:
-        """Records that come for the next token."""
+        """Records that come to the device for the next token."""
         if self.is_packed:
             return max(0, self.num_packed(num_seen) - self.first_block(num_seen))
         return min(num_seen, self.num_records)
 
     def num_sent(self, num_seen: int) -> int:
-        """Records that go with the next token."""
+        """Records that leave the device with the next token."""
         if self.is_packed:
             return self.num_packed(num_seen + 1) - self.num_packed(num_seen)
         return 1
 
     def num_sent_with_prompt(self, length: int) -> int:
-        """Records that go with a prompt."""
+        """Records that leave the device with a prompt."""
         return self.num_brought(length)
 
     def total_brought(self, low: int, high: int) -> int:
@@ -223,12 +225,12 @@ class KvLayout:
         return (low + below) * max(0, below - low + 1) // 2 + self.num_records * (high - max(low - 1, below))
 
     def total_sent(self, low: int, high: int) -> int:
-        """The same of ``num_sent``."""
+        """The sum of ``num_sent`` over the same numbers of tokens."""
         return self.num_packed(high + 1) - self.num_packed(low) if self.is_packed else high - low + 1
 
 
 def _sum_floors(low: int, high: int) -> int:
-    """Of ``max(0, x // KV_BLOCK_TOKENS)`` for every x from ``low`` to ``high``."""
+    """The sum of ``max(0, x // KV_BLOCK_TOKENS)`` for every x from ``low`` to ``high``."""
 
     def up_to(last: int) -> int:
         quotient, rest = divmod(max(-1, last), KV_BLOCK_TOKENS)

@@ -1,4 +1,4 @@
-"""The class of an op and its FLOPs from the shapes of its tensors: the runtime and the profile read them alike.
+"""The class of an op and its FLOPs, from the shapes of its tensors, for the runtime and the profile alike.
 
 Torch-free: names are those of ATen's overloads.
 
@@ -15,27 +15,29 @@ OpKind = Literal["matmul", "attention", "memory", "copy_out", "copy_in"]
 
 _MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm"})
 ADDING = frozenset({"addmm", "baddbmm"})
-"""Products whose first argument is what they are added to."""
+"""Products whose first argument is a tensor that they are added to."""
+GROUPED_PRODUCT = "_grouped_mm"
+"""The op that multiplies by one matrix for each expert that some token chose."""
 _ATTENTION_PREFIX = "_scaled_dot_product"
 WHOLE = "whole"
-"""Form of attention that is not causal, with a mask or without. Its FLOPs are counted whole, and done at another rate: a causal
-kernel computes some of those that are not counted (on the CPU all, up to 512 keys)."""
+"""The form of attention that is not causal, with a mask or without. Its FLOPs are counted whole, and run at another rate: a
+causal kernel computes some of those that are not counted (on the CPU all, up to 512 keys)."""
 ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 
 Dims = Sequence[int]
 
 
 def classify_op(name: str) -> OpKind:
-    """``name`` is like ``aten.mm.default``."""
-    base = _base(name)
+    """The class of an op by its name, such as ``aten.mm.default``."""
+    base = _op_base_name(name)
     if base in _MATMULS:
         return "matmul"
     return "attention" if base.startswith(_ATTENTION_PREFIX) else "memory"
 
 
 def count_flops(name: str, inputs: Sequence[Dims], outputs: Sequence[Dims], *, is_causal: bool = False) -> int:
-    """inputs, outputs: shapes of the tensors, in the order of the schema."""
-    base = _base(name)
+    """Count an op's FLOPs. inputs, outputs: shapes of the tensors, in the order of the schema."""
+    base = _op_base_name(name)
     if base in _MATMULS:
         return _matmul_flops(base, inputs)
     if base.startswith(_ATTENTION_PREFIX):
@@ -45,7 +47,7 @@ def count_flops(name: str, inputs: Sequence[Dims], outputs: Sequence[Dims], *, i
     return sum(math.prod(dims) for dims in outputs)
 
 
-def _base(name: str) -> str:
+def _op_base_name(name: str) -> str:
     return name.split(".")[1] if name.count(".") >= 2 else name
 
 
@@ -57,7 +59,7 @@ def _matmul_flops(base: str, inputs: Sequence[Dims]) -> int:
 
 
 def _attention_flops(base: str, inputs: Sequence[Dims], *, is_causal: bool) -> int:
-    """Forward two products of the square, backward five (the scores are computed again)."""
+    """Count two products of the square forward, and five backward, which computes the scores again."""
     is_backward = base.endswith("backward")
     query, key, value = inputs[1:4] if is_backward else inputs[0:3]
     batch, heads, length, dim = query

@@ -1,4 +1,4 @@
-"""Whether training runs norms and soft caps lighter than the models' own code does (``docs/decisions/0035``). Torch-free."""
+"""The switch between the models' own norms and soft caps and ones that save memory (``docs/decisions/0035``). Torch-free."""
 
 import os
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ def uses_memory_saving_layers() -> bool:
 
 @contextmanager
 def stock_layers() -> Iterator[None]:
-    """For what is traced or run inside, in this process and those it starts: what other programs hold."""
+    """Run the models' own layers inside, in this process and those it starts, to trace or measure what other programs hold."""
     before = os.environ.get(SETTING)
     os.environ[SETTING] = OWN
     try:

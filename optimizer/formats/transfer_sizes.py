@@ -1,5 +1,5 @@
-"""How many bytes a storage takes away from the device, and what the trip itself needs: sizes that runtime makes and estimate
-predicts. Torch-free; ``runtime/tiers/compression.py`` does the packing.
+"""Sizes of storages off the device, and of the memory that their trips need; runtime makes them and estimate predicts them.
+Torch-free; ``runtime/tiers/compression.py`` does the packing.
 
 Compression applies to storages of floating-point tensors that it makes smaller; all others travel as they are.
 int8 follows Dettmers et al., 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861), with a linear code.
@@ -17,20 +17,20 @@ FLOAT_BYTES: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one element, by what torch calls the dtypes that compression applies to."""
 
 SLAB_BYTES: Final = 2 * MIB
-"""One staging buffer: what is written to or read from a store at once."""
+"""Size of one staging buffer, which is written to or read from a store at once."""
 NUM_SLABS_EACH_WAY: Final = 4
 """Staging buffers for writing, and as many for reading."""
 STAGING_BYTES: Final = 2 * NUM_SLABS_EACH_WAY * SLAB_BYTES
-"""Host memory between the device and a store (disk, remote), whatever passes through it."""
+"""Host memory between the device and a store (disk, remote), however many bytes pass through it."""
 
 ARENA_SLAB_BYTES: Final = 16 * MIB
-"""Pinned host memory is taken in such pieces, from which copies are cut; a power of two, since torch rounds up to one."""
+"""Pinned host memory is taken in pieces of this size, from which copies are cut; a power of two, since torch rounds up to one."""
 
 _CHUNK_ELEMENTS: Final = {"cpu": 64 * KIB, "cuda": MIB}
 
 
 def packed_bytes(num_bytes: int, *, dtype: str, compress: Compression) -> int:
-    """Of a storage of ``num_bytes`` whose tensors are of ``dtype`` (``float32``, ``int64``, ...)."""
+    """Bytes off the device of a storage of ``num_bytes`` whose tensors are of ``dtype`` (``float32``, ``int64``, ...)."""
     size = FLOAT_BYTES.get(dtype)
     if compress == "none" or size is None or num_bytes % size:
         return num_bytes
@@ -41,12 +41,12 @@ def packed_bytes(num_bytes: int, *, dtype: str, compress: Compression) -> int:
 
 
 def chunk_elements(device_kind: str) -> int:
-    """Elements that are packed or unpacked at once, a multiple of SCALE_BLOCK_ELEMENTS; packed they fit a slab."""
+    """Elements that are packed or unpacked at once: a multiple of SCALE_BLOCK_ELEMENTS that fits a slab once packed."""
     return _CHUNK_ELEMENTS[device_kind]
 
 
 def scratch_bytes(compress: Compression, *, device_kind: str) -> int:
-    """Device memory that packing and unpacking need, as long as the run lasts: one packed chunk, and for int8 one in fp32."""
+    """Device memory that packing and unpacking need for the whole run: one packed chunk, and for int8 one in fp32."""
     num_elements = chunk_elements(device_kind)
     if compress == "none":
         return 0

@@ -11,7 +11,7 @@ Source: torch, ``aten/src/ATen/cuda/CublasHandlePool.cpp``; forum thread 178671 
 
 from dataclasses import dataclass
 
-from optimizer.base.intervals import ByteInterval, exactly
+from optimizer.base.intervals import ByteInterval, exact_interval
 from optimizer.base.units import MIB
 from optimizer.hardware.machine import Device
 
@@ -60,7 +60,7 @@ def find_context(device: Device) -> ContextSize | None:
 def find_workspaces(device: Device) -> ByteInterval:
     """Of both handles. From the table's value up to a separate workspace of cublasLt for each."""
     if device.workspace_bytes is not None:
-        return exactly(device.workspace_bytes)
+        return exact_interval(device.workspace_bytes)
     value = NUM_HANDLES * WORKSPACE_BYTES
     return ByteInterval(low=value, value=value, high=2 * value)
 

@@ -9,7 +9,7 @@ published for few generations and assumed for the rest; a probe or a finished ru
 from dataclasses import replace
 
 from optimizer.base.errors import InvalidInput
-from optimizer.base.serialize import shown
+from optimizer.base.shown import shown_value
 from optimizer.base.units import GIB, MIB
 from optimizer.hardware.cuda_facts import bytes_beside_tensors
 from optimizer.hardware.device_spec import DeviceSpec
@@ -47,7 +47,7 @@ def find_device(name: str) -> DeviceSpec:
     raise InvalidInput(
         f"GPU {name!r} {meaning}; known: {', '.join(devices)}",
         field="gpu",
-        value=shown(name),
+        value=shown_value(name),
         allowed=list(devices),
         hint="Choose a name of the list, measure the machine itself with `probe`, or add a row (docs/devices.md).",
     )

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from optimizer.base.errors import InvalidInput
-from optimizer.base.serialize import from_json, shown, to_json
+from optimizer.base.serialize import from_json, to_json
+from optimizer.base.shown import shown_value
 
 RateSource = Literal["measured", "table"]
 PROBE_DISTURBED_FACT = "disturbed"
@@ -53,7 +54,7 @@ class Rates:
     """FLOPs per second by FLOPs for each byte moved, under ``mm nt fp32``, ``bmm nn bf16`` (``profile.Op.form``), and all forms
     together under ``mm fp32``; the flat rate where there is none. Of a generation's products of few rows those under ``rows nt
     fp32`` and, of weights that come from memory, ``rows nt fp32 cold``, where there are any. Where a quicker library makes the
-    large ones (``products.py``), the others under ``small nt fp32`` and ``small rows nt fp32``."""
+    large ones (``formats/matmul_dispatch.py``), the others under ``small nt fp32`` and ``small rows nt fp32``."""
     library_call_s: float = 0.0
     """What each product of that library takes beside its rate."""
     attention_curves: dict[str, Curve] = field(default_factory=dict)
@@ -162,7 +163,7 @@ class Machine:
     packs_bf16: bool = False
     """Whether products in bf16 are a library's on the CPU device, which lays matrices out in blocks first: with AVX-512."""
     packs_fp32: bool = False
-    """The same of large products in fp32 (``products.py``): with AVX-512 on processors that are not Intel's."""
+    """The same of large products in fp32 (``formats/matmul_dispatch.py``): with AVX-512 on processors that are not Intel's."""
     facts: dict[str, str] = field(default_factory=dict)
     """Processor, driver and library versions; for people and records, never for decisions."""
 
@@ -229,6 +230,6 @@ def _require(path: str, value: float, *, low: float, high: float) -> None:
         raise InvalidInput(
             f"{path} is {value:g}; allowed: {low:g} to {high:g}",
             field=path,
-            value=shown(value),
+            value=shown_value(value),
             allowed={"minimum": low, "maximum": high},
         )

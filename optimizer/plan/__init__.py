@@ -1,4 +1,4 @@
-"""What can be decided. ``plan.py`` is the table; one module per category says what its column may hold.
+"""The decisions of a job. ``plan.py`` is the table; one module per category says what its row may hold.
 
-Nothing is imported here: a goal (``optimizer/workload.py``) pins single decisions, and the table knows of workloads.
+Nothing is imported here, so that a goal (``optimizer/goal.py``) can read the pins alone.
 """

@@ -1,4 +1,4 @@
-"""What can be decided about activations: for each block, whether what autograd saves is kept, rebuilt or moved."""
+"""Decisions about activations: for each block, whether the tensors that autograd saves are kept, rebuilt or moved."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -16,18 +16,18 @@ REBUILDING: Final[tuple[BlockChoice, ...]] = ("recompute", "selective")
 class ActivationsPlan:
     """One choice for each block, first to last.
 
-    keep            what autograd saves stays on the device until the block's backward.
+    keep            the tensors that autograd saves stay on the device until the block's backward.
     recompute       only the block's inputs stay; the block runs forward again just before its backward.
     selective       as recompute, but the results of products and attention stay: only the cheap ops run again.
-    offload         what autograd saves inside the block is copied to the host as it appears and back before its backward.
+    offload         saved tensors are copied to the host as they appear, and back before the block's backward.
     offload_disk    the same, to a file.
     offload_remote  the same, to the memory of another machine (a store that speaks the Redis protocol).
     """
 
     per_block: tuple[BlockChoice, ...]
     compress: Compression = "none"
-    """What floating-point tensors become for the trip, whatever the place: as they are, bf16, or int8 with one fp32 scale
-    for each 256 elements. Lossy, but for bf16 tensors that travel as bf16."""
+    """Format in which floating-point tensors travel, to any place: unchanged, bf16, or int8 with one fp32 scale for each 256
+    elements. Lossy, except for bf16 tensors that travel as bf16."""
 
     def count(self, *choices: BlockChoice) -> int:
         return sum(map(self.per_block.count, choices))

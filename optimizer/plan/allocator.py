@@ -1,4 +1,4 @@
-"""What can be decided about the CUDA caching allocator; without effect on the CPU device."""
+"""Decisions about the CUDA caching allocator; they have no effect on the CPU device."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,7 +8,7 @@ from optimizer.plan.knob import Face, Knob
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorPlan:
-    """Settings of the process."""
+    """The caching allocator's settings for the whole process."""
 
     expandable_segments: bool = False
     """Segments that grow instead of new ones beside them: less fragmentation where sizes vary."""

@@ -1,4 +1,4 @@
-"""What can be decided about the batch: how many sequences run at once, and how often before the optimizer steps."""
+"""Decisions about the batch: how many sequences run at once, and how many times before the optimizer steps."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -1,6 +1,6 @@
 """The plan of a batch generation: one frozen, versioned, JSON-able table, as ``plan.py`` is for training.
 
-Rows are the categories that generation has; what holds no row here (gradients, optimizer state) does not exist then.
+Rows are the categories that generation has; categories without a row (gradients, optimizer state) do not exist then.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.base.serialize import from_json, to_json
+from optimizer.base.shown import shown_field
 from optimizer.plan import weights
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.kv_cache import KvCachePlan
@@ -18,17 +19,17 @@ from optimizer.plan.techniques import LOSSY, Technique, list_techniques
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import GenerationWorkload
 
-INFERENCE_PLAN_VERSION: Final = 1
+GENERATION_PLAN_VERSION: Final = 1
 PREFILL: Final = "prefill"
 
 
 def decode_phase(token: int) -> str:
-    """How the forward pass that makes a sequence's new token of this number (the prefill makes number 1) is told of."""
+    """The name of the forward pass that makes a sequence's new token of this number (the prefill makes number 1)."""
     return f"decode (token {token})"
 
 
 def head_of(phase: str) -> str:
-    """What follows the backbone in a phase."""
+    """The name of a phase's head, which follows the backbone."""
     return f"head of {phase}"
 
 
@@ -36,18 +37,18 @@ def head_of(phase: str) -> str:
 class GenerationPlan:
     """Every decision about the memory of one batch generation."""
 
-    version: Literal[1] = INFERENCE_PLAN_VERSION
+    version: Literal[1] = GENERATION_PLAN_VERSION
     batch_size: int = 1
-    """Sequences that run together: prompt, then token by token to the end. The last may be fewer."""
+    """Sequences that run together: prompt, then token by token to the end. The last batch may have fewer."""
     num_micro_batches: int = 1
-    """So many times ``batch_size`` sequences share a pass: each block runs for one micro-batch after the other while its weights
-    are there. Two or more need the package greenlet."""
+    """Micro-batches of ``batch_size`` sequences that share a pass: each block runs for one after the other while its weights are
+    there. Two or more need the package greenlet."""
     prefill_tokens: int | None = None
-    """Of each prompt, at most so many, 2 or more, run at once; the others follow one by one, as the tokens to come do. So the
-    activations of a prompt, which a batch must leave room for, are those of few tokens: more sequences fit at once, for more
-    steps. None: all that the prompts of a micro-batch have in common."""
+    """Most tokens of a prompt that run at once, 2 or more; the others follow one by one, as new tokens do. The activations of a
+    prompt, which a batch must leave room for, are then those of few tokens: more sequences fit at once, for more steps. None:
+    as many tokens as the shortest prompt of a micro-batch has."""
     weights: WeightsPlan = field(default_factory=WeightsPlan)
-    """``frozen`` here holds every matrix inside the blocks: none is trained."""
+    """Representation and place of the weights; ``frozen`` covers every matrix inside the blocks, since none is trained."""
     kv_cache: KvCachePlan = field(default_factory=KvCachePlan)
     allocator: AllocatorPlan = field(default_factory=AllocatorPlan)
 
@@ -68,11 +69,11 @@ class GenerationPlan:
 
     @property
     def sequences_per_pass(self) -> int:
-        """At most."""
+        """Largest number of sequences in a pass."""
         return self.batch_size * self.num_micro_batches
 
     def list_passes(self, workload: GenerationWorkload) -> tuple[tuple[PassShape, int], ...]:
-        """As ``passes.list_passes``."""
+        """List the passes of this plan, as ``passes.list_passes`` does."""
         return list_passes(
             workload,
             batch_size=self.batch_size,
@@ -83,14 +84,14 @@ class GenerationPlan:
 
     @property
     def drops_ended(self) -> bool:
-        """Whether sequences that are over leave their micro-batch. In packed blocks, and in those that live elsewhere, all
-        sequences of a token lie together: there they run on unseen until the last of them is over.
+        """True if sequences that are over leave their micro-batch. In packed blocks, and in those off the device, all sequences
+        of a token lie together: there they run on unseen until the last of them is over.
         """
         return self.kv_cache.is_plain
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the numbers equal plain fp32 generation's."""
+        """True if the numbers equal those of plain fp32 generation."""
         return not any(technique in LOSSY for technique in self.techniques)
 
     @property
@@ -121,19 +122,19 @@ class GenerationPlan:
             raise conflict
 
     def find_conflict(self, workload: GenerationWorkload) -> InvalidPlan | None:
-        """The first decision that cannot be carried out for this workload, or beside another; None where there is none."""
+        """The first decision that cannot be carried out for this workload, or beside another; None if all of them can."""
         rules: tuple[tuple[bool, str, object, str], ...] = (
             (
                 self.batch_size > workload.num_sequences,
                 "batch_size",
                 self.batch_size,
-                f"is more than there are to generate (workload.num_sequences is {workload.num_sequences})",
+                f"is more than the sequences to generate (the workload has {workload.num_sequences})",
             ),
             (
                 self.num_micro_batches > 1 and self.sequences_per_pass - self.batch_size >= workload.num_sequences,
                 "num_micro_batches",
                 self.num_micro_batches,
-                f"times {self.batch_size} leaves the last one empty (workload.num_sequences is {workload.num_sequences})",
+                f"times {self.batch_size} leaves the last one empty (the workload has {workload.num_sequences} sequences)",
             ),
             *(
                 (value != knob.plain, knob.path, value, "is for training; to generate in fewer bits choose plan.weights.dtype")
@@ -145,20 +146,20 @@ class GenerationPlan:
                 self.kv_cache.attention == "host" and self.kv_cache.place != "host",
                 "kv_cache.attention",
                 self.kv_cache.attention,
-                f"is for keys and values that lie there; plan.kv_cache.place is {self.kv_cache.place}",
+                f"needs keys and values on the host; their place is {self.kv_cache.place}",
             ),
             (
                 self.kv_cache.attention == "host" and self.kv_cache.dtype != "same",
                 "kv_cache.attention",
                 self.kv_cache.attention,
-                f"reads keys and values as they are; plan.kv_cache.dtype {self.kv_cache.dtype} packs them",
+                f"reads unpacked keys and values; dtype {self.kv_cache.dtype} packs them",
             ),
         )
         cache, name = self.kv_cache, "kv_cache.prefix_tokens"
         if cache.prefix_tokens:
-            here = "saves nothing where keys and values stay on the device: choose another plan.kv_cache.place, or 0"
-            packed = f"saves nothing where keys and values travel in {cache.dtype}: choose plan.kv_cache.dtype same, or 0"
-            on_host = "saves nothing where attention is computed on the host: choose plan.kv_cache.attention device, or 0"
+            here = "saves nothing if keys and values stay on the device: choose another place for them, or 0"
+            packed = f"saves nothing if keys and values travel in {cache.dtype}: choose dtype same for them, or 0"
+            on_host = "saves nothing if attention is computed on the host: choose attention on the device, or 0"
             rules += (
                 (cache.place == "device", name, cache.prefix_tokens, here),
                 (cache.dtype != "same", name, cache.prefix_tokens, packed),
@@ -167,7 +168,7 @@ class GenerationPlan:
         for is_broken, name, value, why in rules:
             if is_broken:
                 path = f"plan.{name}"
-                return InvalidPlan(f"{path} is {value}, which {why}", field=path, value=value, allowed=why)
+                return InvalidPlan(f"{shown_field(name)} is {value}, which {why}", field=path, value=value, allowed=why)
         return None
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What can be decided about gradients: where each goes as soon as backward has made it."""
+"""Decisions about gradients: where each goes as soon as backward has made it."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -13,7 +13,7 @@ class GradientsPlan:
     """One choice for all trained tensors.
 
     keep     gradients stay on the device until the optimizer has stepped.
-    consume  each tensor is updated as soon as its gradient is complete, which is then dropped; gradients never stand
+    consume  each tensor is updated as soon as its gradient is complete, and the gradient is dropped; gradients never exist
              together. Needs one micro-batch per step and no clipping, because both wait for all gradients.
     host     each gradient moves to the host as it appears, and is added up there.
     """
@@ -34,7 +34,7 @@ TECHNIQUES: Final = (
         label="update as gradients appear",
         sentence="Updates each tensor inside backward, as soon as its gradient is complete, which then goes: no clipping, one "
         "micro-batch.",
-        explanation="each tensor is updated as soon as its gradient is there, so gradients never stand together",
+        explanation="each tensor is updated as soon as its gradient is complete, so gradients never exist all at once",
         group="Gradients, optimizer state and weights",
         lowers=("gradients",),
     ),

@@ -1,4 +1,4 @@
-"""What can be decided about logits and loss: whether all logits exist at once."""
+"""Decisions about logits and loss: whether all logits exist at once."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,8 +8,8 @@ from optimizer.plan.knob import Face, Knob, TechniqueDeclaration, Use, exceeds
 
 MAX_CHUNKS = 4096
 WIDE_COPY_ELEMENTS = 65_536
-"""The CPU adds a narrow share of the head's gradient to a wide sum through a copy of so many elements at a time: little memory,
-and it stays in the cache."""
+"""Elements of the copy through which the CPU adds a narrow share of the head's gradient to a wide sum: little memory, and it
+stays in the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)

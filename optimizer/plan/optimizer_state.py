@@ -1,4 +1,4 @@
-"""What can be decided about optimizer state: in how many bits moments are kept, and where."""
+"""Decisions about optimizer state: in how many bits moments are kept, and where."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ QUANTIZATION_BLOCK_ELEMENTS = 256
 """Elements that share one fp32 scale in 8-bit state (Dettmers et al., 8-bit Optimizers via Block-wise Quantization)."""
 
 UPDATE_PIECE_ELEMENTS = 1 << 18
-"""Of 8-bit state on the CPU device, how many elements are updated at once: whole blocks. A CUDA device takes a tensor as one."""
+"""Elements of 8-bit state that the CPU device updates at once: whole blocks. A CUDA device updates a tensor at once."""
 MIN_8BIT_ELEMENTS = 4096
 """Smaller tensors stay in 32 bits: bitsandbytes' own default."""
 _NUM_COPIES = {8: 5, 32: 3}
@@ -22,7 +22,7 @@ StatePlace = Literal["device", "host", "disk"]
 
 
 def update_scratch_bytes(num_elements: int, *, bits: int) -> int:
-    """What an update by bitsandbytes holds on the CPU device while it runs, of so many elements at once.
+    """Bytes that an update of this many elements by bitsandbytes holds on the CPU device while it runs.
 
     8 bits: two moments, the gradient, a root and a quotient, each in fp32; 32 bits: the gradient, a root and a sum. And two
     numbers (bitsandbytes, backends/cpu/ops.py).
@@ -32,15 +32,15 @@ def update_scratch_bytes(num_elements: int, *, bits: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerStatePlan:
-    """The moments that the workload's optimizer keeps: AdamW's two, SGD's one or none. Weights below fp32 add fp32 master
-    weights, and so does state that is not on the device.
+    """Bits and place of the moments that the workload's optimizer keeps: AdamW's two, SGD's one or none. Weights below fp32 add
+    fp32 master weights, and so does state that is not on the device.
     """
 
     bits: Literal[32, 8] = 32
-    """32 keeps fp32 moments (lossless); 8 keeps one byte per element and one fp32 scale per block; AdamW's alone, only on
+    """32 keeps fp32 moments (lossless); 8 keeps one byte per element and one fp32 scale per block, for AdamW only and only on
     the device."""
     place: StatePlace = "device"
-    """Where the offloaded part of the state lives; its update runs on the host, wherever the weights are."""
+    """Tier of the offloaded part of the state; its update runs on the host, wherever the weights are."""
     fraction: float = 1.0
     """Share of the trained elements whose state is at ``place``, in whole tensors (``split_state``); the rest is on the
     device."""
@@ -63,7 +63,7 @@ class OptimizerStatePlan:
 
 
 def split_state(plan: OptimizerStatePlan, num_elements: Sequence[int]) -> list[bool]:
-    """For each trained tensor, in the model's order, whether its state leaves the device.
+    """List, for each trained tensor in the model's order, true if its state leaves the device.
 
     Tensors are taken from the first on, as long as they do not exceed the share; one that would is passed over.
     """

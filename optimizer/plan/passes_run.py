@@ -1,7 +1,7 @@
-"""What passes of a generation came to: their micro-batches as they ran, stops included, and their time. Torch-free.
+"""Records the passes that a generation ran: their micro-batches, early stops included, and their time. Torch-free.
 
-What was planned is no measure for it: sequences that stop leave early, and an attempt that goes on after a crash does the rest
-alone. So a run tells what it ran, and that is priced (``estimate/generation/runs.py``) where something is to be learnt from it.
+The plan alone does not show them: sequences that stop leave early, and an attempt that resumes after a crash runs only the rest.
+So a run reports the passes that it ran, and calibration prices those (``estimate/generation/runs.py``).
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Final
 from optimizer.plan.passes import PassShape
 
 MAX_TIMED: Final = 12
-"""Passes that a run tells of; each is priced in some 10 ms."""
+"""Most passes that a run reports; each is priced in some 10 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,15 +19,15 @@ class TimedPass:
     """Passes of one shape."""
 
     micro_batches: PassShape
-    """``num_steps`` and ``leaving`` are what ran."""
+    """Shapes of the micro-batches; ``num_steps`` and ``leaving`` are those that ran."""
     count: int
     total_ms: float
-    """Of all of them, from their prompts' ids to their answers in the caller's hands."""
+    """Time of all of them, from their prompts' ids to their answers in the caller's hands."""
 
 
 def sum_passes(ran: Sequence[tuple[PassShape, float]]) -> tuple[TimedPass, ...]:
-    """Of passes with their milliseconds, in the order in which they ran: one for each shape, no more than ``MAX_TIMED`` of them,
-    spread over the run.
+    """Sum the time of passes by shape: at most ``MAX_TIMED`` shapes, spread over the run. ran: passes with their milliseconds, in
+    the order in which they ran.
     """
     found: dict[PassShape, TimedPass] = {}
     for shape, ms in ran:

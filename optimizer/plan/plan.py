@@ -1,6 +1,6 @@
 """The plan: one frozen, versioned, JSON-able table that search decides, estimate prices, runtime carries out.
 
-Rows are the categories of tensors, columns what can be decided about them (see the modules beside this one). A plan holds no
+Rows are the categories of tensors, columns the decisions about them (see the modules beside this one). A plan holds no
 prediction and no machine; those belong to the estimate made of it.
 """
 
@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import from_json, to_json
+from optimizer.base.shown import shown_field
 from optimizer.optimizers import OPTIMIZERS
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.allocator import AllocatorPlan
@@ -43,7 +44,7 @@ class Plan:
     """Every decision about one job's memory."""
 
     version: Literal[1, 2] = PLAN_VERSION
-    """1 knew fewer decisions; a plan of that time means what it says with the defaults of those that came later."""
+    """Version 1 has fewer decisions; a plan of that version takes the defaults of those that came later."""
     layout: DeviceLayout = field(default_factory=DeviceLayout)
     batch: BatchPlan
     weights: WeightsPlan = field(default_factory=WeightsPlan)
@@ -55,7 +56,7 @@ class Plan:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the numbers equal plain fp32 training's; accumulation and chunks change only the order of sums."""
+        """True if the numbers equal plain fp32 training's; accumulation and chunks change only the order of sums."""
         return not any(technique in LOSSY for technique in self.techniques)
 
     @property
@@ -77,7 +78,7 @@ class Plan:
         has_plain_head: bool = True,
         clamps_fp16: bool = False,
     ) -> None:
-        """Raise InvalidPlan where the plan contradicts itself, the model's depth, what it is like, or the workload."""
+        """Raise InvalidPlan if the plan contradicts itself, the model's depth or other properties, or the workload."""
         if len(self.activations.per_block) != num_blocks:
             raise InvalidPlan(
                 f"plan.activations.per_block names {len(self.activations.per_block)} blocks; the model has {num_blocks}",
@@ -110,11 +111,11 @@ class Plan:
         has_plain_head: bool = True,
         clamps_fp16: bool = False,
     ) -> InvalidPlan | None:
-        """The first pair of decisions that cannot be carried out together for this workload; None where there is none.
+        """The first pair of decisions that cannot be carried out together for this workload; None if all of them can.
 
-        has_sparse_gradients: whether some trained embedding's gradient holds only the rows of a batch's tokens.
-        has_plain_head: whether the head is one projection of the last hidden state. clamps_fp16: whether the model does more
-        where it computes in fp16 than elsewhere (T5, BART), which no profile shows.
+        has_sparse_gradients: true if some trained embedding's gradient holds only the rows of a batch's tokens.
+        has_plain_head: true if the head is one projection of the last hidden state. clamps_fp16: true if the model clamps
+        values in fp16 alone (T5, BART), which no profile shows.
         """
         declared = OPTIMIZERS[workload.optimizer]
         if has_sparse_gradients and not declared.updates_rows:
@@ -132,31 +133,31 @@ class Plan:
                 consumes and self.batch.accumulation_steps > 1,
                 "gradients.choice",
                 "consume",
-                "needs one micro-batch per step (plan.batch.accumulation_steps 1)",
+                "needs one micro-batch per step (1 accumulation step)",
             ),
             (
                 consumes and workload.max_grad_norm is not None,
                 "gradients.choice",
                 "consume",
-                "cannot clip to a global norm (workload.max_grad_norm must be null)",
+                "cannot clip to a global norm (set max_grad_norm to null)",
             ),
             (
                 consumes and self.weights.scales_loss,
                 "gradients.choice",
                 "consume",
-                "cannot leave out a step that overflowed, as fp16 must",
+                "cannot skip a step that overflowed, as fp16 must",
             ),
             (
                 consumes and self.optimizer_state.place != "device",
                 "gradients.choice",
                 "consume",
-                "updates on the device; state elsewhere takes gradients on the host",
+                "updates on the device; state on the host or disk needs gradients on the host",
             ),
             (
                 self.gradients.choice == "keep" and self.optimizer_state.place != "device",
                 "gradients.choice",
                 "keep",
-                "leaves gradients on the device; state elsewhere takes gradients on the host",
+                "leaves gradients on the device; state on the host or disk needs gradients on the host",
             ),
             (
                 trains_all
@@ -170,7 +171,7 @@ class Plan:
                 self.weights.frozen != "same" and trains_all,
                 "weights.frozen",
                 self.weights.frozen,
-                "applies to weights under adapters (workload.adapter is null: every weight is trained)",
+                "applies to weights under adapters (this workload has none: every weight is trained)",
             ),
             (
                 self.optimizer_state.bits == 8 and not declared.has_8_bits,
@@ -188,24 +189,24 @@ class Plan:
                 self.logits_and_loss.num_chunks > 1 and not has_plain_head,
                 "logits_and_loss.num_chunks",
                 self.logits_and_loss.num_chunks,
-                "cuts a head that is one projection (Linear) of the last hidden state; this model's is more than that: use 1",
+                "needs a head that is one projection (Linear) of the last hidden state; this model's is more than that: use 1",
             ),
             (
                 self.weights.dtype == "fp16" and clamps_fp16,
                 "weights.dtype",
                 "fp16",
-                "this model's blocks clamp as they meet it; use bf16, or fp32 with autocast",
+                "makes this model's blocks clamp their values; use bf16, or fp32 with autocast",
             ),
             *(self._sparse_rules() if has_sparse_gradients else ()),
         )
         for is_broken, name, value, why in rules:
             if is_broken:
                 path = f"plan.{name}"
-                return InvalidPlan(f"{path} is {value}, which {why}", field=path, value=value, allowed=why)
+                return InvalidPlan(f"{shown_field(name)} is {value}, which {why}", field=path, value=value, allowed=why)
         return None
 
     def _sparse_rules(self) -> tuple[tuple[bool, str, object, str], ...]:
-        """What the update of an embedding's rows (``runtime/step/sparse_gradients.py``) cannot be combined with."""
+        """Rules against decisions that an update of embedding rows (``runtime/step/sparse_gradients.py``) does not support."""
         model = _SPARSE_MODEL
         return (
             (

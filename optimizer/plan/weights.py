@@ -1,4 +1,4 @@
-"""What can be decided about weights: the representation they are trained in, and where blocks keep theirs between uses."""
+"""Decisions about weights: the representation they are trained in, and where blocks keep theirs between uses."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
@@ -34,13 +34,13 @@ class WeightsPlan:
     autocast: Autocast = "off"
     """Products and attention run in this dtype on fp32 weights, which are cast as they are used. Needs ``dtype`` fp32."""
     place: WeightsPlace = "device"
-    """Where each block's weights live between uses; they are brought to the device for the block's forward and backward.
-    What belongs to no block (embedding, final norm, head) stays on the device."""
+    """Tier of each block's weights between uses; they are brought to the device for the block's forward and backward.
+    Weights of no block (embedding, final norm, head) stay on the device."""
     prefetch: int = 1
     """Blocks fetched ahead of the one that computes, where weights are not on the device."""
     frozen: FrozenFormat = "same"
-    """How the matrices that are not trained (under adapters) are held; brought back to ``dtype`` for each product. nf4 needs
-    bitsandbytes; int4 needs no more than torch and takes as much room."""
+    """Format of the matrices that are not trained (under adapters); they are unpacked to ``dtype`` for each product. nf4 needs
+    bitsandbytes; int4 needs only torch and takes as many bytes."""
 
     def __post_init__(self) -> None:
         if self.autocast != "off" and self.dtype != "fp32":
@@ -67,7 +67,7 @@ class WeightsPlan:
 
     @property
     def bytes_per_element(self) -> int:
-        """Of trained weights and their gradients."""
+        """Bytes of one element of trained weights and their gradients."""
         return DTYPE_BYTES[self.dtype]
 
     @property
@@ -91,12 +91,12 @@ class WeightsPlan:
 
     @property
     def scales_loss(self) -> bool:
-        """Whether gradients may underflow, so that the loss is scaled and steps that overflow are left out."""
+        """True if gradients may underflow, so that the loss is scaled and steps that overflow are skipped."""
         return self.computes_in_fp16
 
     @property
     def representation(self) -> str:
-        """What a profile's regimes are named by: ``fp32``, ``bf16``, ``fp32+bf16`` for autocast, ``bf16/nf4`` for frozen."""
+        """The name of a profile's regime: ``fp32``, ``bf16``, ``fp32+bf16`` for autocast, ``bf16/nf4`` for frozen."""
         computed = self.dtype if self.autocast == "off" else f"{self.dtype}+{self.autocast}"
         return computed if self.frozen == "same" else f"{computed}/{self.frozen}"
 

@@ -4,14 +4,11 @@ A whole profile takes seconds to trace. One estimate needs one representation of
 ranges in which its shapes lie.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from optimizer.plan.activations import OFFLOADING, BlockChoice
-from optimizer.plan.plan import Plan
 from optimizer.profile.sizes import Shape
-from optimizer.workload import TrainingWorkload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +37,6 @@ class Extent:
 
 EVERYTHING = Extent()
 T = TypeVar("T")
-
-
-def extent_of_plans(plans: Iterable[Plan], *, workload: TrainingWorkload) -> Extent:
-    """What pricing these plans needs."""
-    given = list(plans)
-    choices = {traced_choice(choice) for plan in given for choice in plan.activations.per_block}
-    return Extent(
-        representations=tuple(sorted({traced_representation(plan.weights.representation) for plan in given})),
-        choices=tuple(sorted({"keep", *choices})),
-        shapes=tuple(sorted({(plan.batch.micro_batch_size, workload.sequence_length) for plan in given})),
-    )
 
 
 def traced_choice(choice: BlockChoice) -> BlockChoice:

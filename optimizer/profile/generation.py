@@ -1,6 +1,6 @@
 """An GenerationProfile: what one forward pass of batch generation does, in numbers, for any batch and any length.
 
-Torch-free and JSON-able; ``generation_trace.py`` makes one. Two phases are held: the prefill, whose sizes are polynomials in
+Torch-free and JSON-able; ``trace/generation.py`` makes one. Two phases are held: the prefill, whose sizes are polynomials in
 batch and prompt length, and the decode of one token, in batch and the number of tokens it sees, itself included; of that also
 what is left on the device where attention is computed on the host. Each runs through parts: the embedding, the blocks, the
 head. Each distinct block is held once, whatever the depth.

@@ -1,15 +1,15 @@
 """A Profile: what one training micro-batch of a model does, in numbers, for any micro-batch size and sequence length.
 
-Torch-free and JSON-able; ``trace.py`` makes one. A micro-batch runs through parts: the embedding, the blocks, the head with the
-loss, and back. Each distinct block is held once as a template, and ``block_templates`` says which block is
-an instance of which; first and last blocks are templates of their own only where they differ.
+Torch-free and JSON-able; ``trace/trace.py`` makes one. A micro-batch runs through parts: the embedding, the blocks, the head with
+the loss, and back. Each distinct block is held once as a template, and ``block_templates`` says which block is an instance of
+which; first and last blocks are templates of their own only where they differ.
 
 Each template is held once per choice of the activations row, as the runtime carries it out: a recomputed block's
 backward begins with
 its forward again. What differs with the shape (a micro-batch of one needs no sum over the batch; a sliding window
 changes the mask
 once the sequence is longer) is held as separate regimes. Scratch that a kernel allocates and frees inside one op is told beside
-the changes, of ops on the CPU (``op_scratch.py``).
+the changes, of ops on the CPU (``meta_ops/op_scratch.py``).
 """
 
 import hashlib
@@ -55,7 +55,7 @@ class Op:
     read_bytes: Terms
     written_bytes: Terms
     scratch_bytes: Terms = NO_TERMS
-    """What the CPU's kernel holds beside them while it runs, however many threads there are (``op_scratch.py``)."""
+    """What the CPU's kernel holds beside them while it runs, however many threads there are (``meta_ops/op_scratch.py``)."""
     sides: tuple[Terms, ...] = ()
     """Of attention and of products that a library may make, as ``op_scratch.Scratch`` has them. Empty for other ops."""
     convolution: tuple[Terms, ...] = ()

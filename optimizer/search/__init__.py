@@ -1,2 +1,2 @@
-"""Which plan is best: the few discrete settings, the choice per block inside each, baselines beside the solver, the
+"""Finds the best plan: the few discrete settings, the choice per block inside each, baselines beside the solver, the
 frontier."""

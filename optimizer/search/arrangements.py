@@ -16,7 +16,7 @@ from optimizer.plan.activations import BlockChoice
 Arrangement = Literal["first", "spread"]
 PerBlock = tuple[BlockChoice, ...]
 MAX_KINDS = 3
-"""Of blocks, that are told apart."""
+"""Most kinds of blocks that are distinguished."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +29,11 @@ class PlanLine:
     num_offload: int | None = 0
     """Blocks that offload; None where all that do not keep offload."""
     offload: BlockChoice = "offload"
-    """Where the offloaded ones go."""
+    """Place of the offloaded blocks."""
     steps: PerBlock = ("recompute", "keep")
-    """What the other blocks do, from lightest to heaviest: all take the first, then one by one the second, and so on."""
+    """Choices of the other blocks, from lightest to heaviest: all take the first, then one by one the second, and so on."""
     order: tuple[int, ...] | None = None
-    """Which block stands where in the row; None for all as they are in the model."""
+    """Order of the blocks in the row; None for the model's own order."""
 
     @property
     def length(self) -> int:

@@ -6,7 +6,6 @@ Everything here is pure and deterministic: the same problem gives the same resul
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 from optimizer.base.errors import NoFeasiblePlan
@@ -26,7 +25,7 @@ from optimizer.search.check.verify import VerificationFailed, verify_plan
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.solver.bounds import bound_of
 from optimizer.search.solver.polish import polish
-from optimizer.search.solver.pricebook import PriceBook
+from optimizer.search.solver.pricebook import PriceBook, remembering
 from optimizer.search.solver.solve import solve
 
 _ROUNDING = 1e-8
@@ -35,7 +34,7 @@ _ROUNDING = 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """What a search found. ``chosen`` always fits; a search that finds nothing raises instead."""
+    """The result of a search. ``chosen`` always fits; a search that finds nothing raises instead."""
 
     chosen: PricedPlan
     baselines: dict[str, PricedPlan]
@@ -50,11 +49,11 @@ class SearchResult:
     explanation: tuple[str, ...]
     """The chosen plan in sentences, and what was left out."""
     left_out: tuple[LeftOut, ...] = ()
-    """What was allowed and would not pay at this shape."""
+    """Levers that were allowed and would not pay at this shape."""
 
     @property
     def gap(self) -> float | None:
-        """How much slower the chosen plan is than the best can be, at most, as a share; None where no bound holds."""
+        """Upper bound on how much slower the chosen plan is than the best, as a share; None where no bound holds."""
         step_ms = self.chosen.prediction.step_ms
         if self.bound_step_ms is None or self.bound_step_ms > step_ms:
             return None
@@ -62,7 +61,7 @@ class SearchResult:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether it is known that no allowed plan is faster, by more than rounding."""
+        """True where it is known that no allowed plan is faster, by more than rounding."""
         return self.gap is not None and self.gap <= _ROUNDING
 
     def to_json(self) -> dict[str, Any]:
@@ -77,41 +76,40 @@ def search(problem: SearchProblem, *, known: Sequence[Plan] = ()) -> SearchResul
     known: plans that the answer must not be slower than, where they are allowed and fit. Raises NoFeasiblePlan with the smallest
     peak that was found and what it is made of, InvalidPlan where nothing can keep the goal's pins.
     """
-    remembering, book = _solved(problem, known)
-    baselines = price_baselines(remembering)
+    book = _solved(problem, known)
+    problem = book.problem
+    baselines = price_baselines(problem)
     bound_step_ms = _bound_of(book)
     unlimited_step_ms = price_spread(book)
-    chosen, book = first_on_the_card(book, problem, remembering)
-    left_out = list_left_out(remembering, chosen.plan, chosen.prediction)
+    chosen, book = first_on_the_card(book)
+    left_out = list_left_out(problem, chosen.plan, chosen.prediction)
     return SearchResult(
         chosen=chosen,
         baselines=baselines,
         frontier=frontier_of(book),
         bound_step_ms=bound_step_ms,
         unlimited_step_ms=unlimited_step_ms,
-        explanation=tuple(_explain(remembering, chosen, baselines["keep_all"], left_out)),
+        explanation=tuple(_explain(problem, chosen, baselines["keep_all"], left_out)),
         left_out=left_out,
     )
 
 
 def find_chosen(problem: SearchProblem) -> PricedPlan:
-    """What ``search`` would choose, and nothing beside it. Raises as ``search`` does."""
-    remembering, book = _solved(problem, ())
-    return first_on_the_card(book, problem, remembering)[0]
+    """The plan that ``search`` would choose, and nothing beside it. Raises as ``search`` does."""
+    return first_on_the_card(_solved(problem, ()))[0]
 
 
-def _solved(problem: SearchProblem, known: Sequence[Plan]) -> tuple[SearchProblem, PriceBook]:
-    """The problem with a memory of prices, and the book with the best plan in it."""
+def _solved(problem: SearchProblem, known: Sequence[Plan]) -> PriceBook:
+    """The book with the best plan in it."""
     check_pins(problem)
-    remembering = replace(problem, price=cache(problem.price))
-    book = PriceBook(remembering)
-    for baseline in list_baselines(remembering).values():
-        book.price(*baseline(remembering))
+    book = PriceBook(remembering(problem))
+    for baseline in list_baselines(book.problem).values():
+        book.price(*baseline(book.problem))
     for plan in known:
         book.price(OuterPlan.of(plan), plan.activations.per_block)
     if not find_best(book):
-        raise explain_infeasible(remembering)
-    return remembering, book
+        raise explain_infeasible(book.problem)
+    return book
 
 
 def _bound_of(book: PriceBook) -> float:
@@ -126,17 +124,17 @@ def search_budgets(problem: SearchProblem, budgets_bytes: Sequence[int]) -> dict
     Each search knows the plans found for less memory. One by one, searches of deep models promise that of themselves only as
     closely as their gaps tell.
     """
-    remembering = replace(problem, price=cache(problem.price))
+    remembered = remembering(problem)
     results: dict[int, SearchResult] = {}
     for budget_bytes in sorted(set(budgets_bytes)):
         known = [result.chosen.plan for result in results.values()][-1:]
         with suppress(NoFeasiblePlan):
-            results[budget_bytes] = search(remembering.with_budget(budget_bytes), known=known)
+            results[budget_bytes] = search(remembered.with_budget(budget_bytes), known=known)
     return results
 
 
 def find_best(book: PriceBook) -> bool:
-    """Whether some permitted plan fits; the best found is ``book.best``."""
+    """Report whether some permitted plan fits; the best found is ``book.best``."""
     solve(book)
     if book.best is None and not book.is_complete:
         # The solver passes over what looks hopeless; before it is said that nothing fits, the smallest plans are priced.
@@ -144,49 +142,48 @@ def find_best(book: PriceBook) -> bool:
     return book.best is not None
 
 
-def first_on_the_card(
-    book: PriceBook, problem: SearchProblem, remembering: SearchProblem
-) -> tuple[PricedPlan, PriceBook]:
-    """The best plan whose whole process has room on the card (``room.py``), and the book it is from.
+def first_on_the_card(book: PriceBook) -> tuple[PricedPlan, PriceBook]:
+    """The best plan whose whole process has room on the card (``check/card_fit.py``), and the book it is from.
 
     Raises NoFeasiblePlan where nothing is left then.
     """
+    problem = book.problem
 
-    def found(book: PriceBook, problem: SearchProblem, *, grows: bool) -> CardFit[PricedPlan, PriceBook]:
-        chosen = _first_verified(book, problem, grows=grows)
-        return CardFit(chosen=replace(chosen, verdict=remembering.verdict(chosen.prediction)), source=book)
+    def found(book: PriceBook, *, grows: bool) -> CardFit[PricedPlan, PriceBook]:
+        chosen = _first_verified(book, grows=grows)
+        return CardFit(chosen=replace(chosen, verdict=problem.verdict(chosen.prediction)), source=book)
 
     grows = False
-    first = found(book, problem, grows=grows)
+    first = found(book, grows=grows)
     memory = first.chosen.prediction.memory
     if first.chosen.verdict not in ACCEPTED and memory is not None and memory.total_bytes:
         # segments that grow leave fewer gaps; where they are needed once they are kept to
         grows = True
-        first = found(book, problem, grows=grows)
+        first = found(book, grows=grows)
 
     def within(budget_bytes: int) -> CardFit[PricedPlan, PriceBook] | None:
-        smaller = PriceBook(remembering.with_budget(budget_bytes))
-        return found(smaller, problem.with_budget(budget_bytes), grows=grows) if find_best(smaller) else None
+        smaller = PriceBook(problem.with_budget(budget_bytes))
+        return found(smaller, grows=grows) if find_best(smaller) else None
 
     best = find_room(first, budget_bytes=problem.goal.device_budget_bytes, within=within)
     if best is not None:
         return best.chosen, best.source
-    smallest = _priced(remembering, *find_smallest(remembering), grows=grows)
+    smallest = _priced(problem, *find_smallest(problem), grows=grows)
     if smallest.verdict in ACCEPTED:
         return smallest, book
-    raise explain_infeasible(remembering)
+    raise explain_infeasible(problem)
 
 
-def _first_verified(book: PriceBook, problem: SearchProblem, *, grows: bool) -> PricedPlan:
+def _first_verified(book: PriceBook, *, grows: bool) -> PricedPlan:
     """The best plan that the replay confirms, priced without the book's memory.
 
     Raises VerificationFailed, a fault of ours, where it confirms none.
     """
     problems: tuple[str, ...] = ()
     for plan, prediction in book.feasible():
-        problems = verify_plan(problem, plan=plan, prediction=prediction)
+        problems = verify_plan(book.problem, plan=plan, prediction=prediction)
         if not problems:
-            return _priced(problem, plan, prediction, grows=grows)
+            return _priced(book.problem, plan, prediction, grows=grows)
     raise VerificationFailed(problems)
 
 

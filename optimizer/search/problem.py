@@ -1,4 +1,4 @@
-"""What a search is given: the goal, the freedom it leaves, and a function that prices one plan.
+"""The problem that a search is given: the goal, the freedom it leaves, and a function that prices one plan.
 
 The core knows no model and no machine, only ``price``; ``search.py`` binds it to the estimator. So the solver can be
 tested against any function, and what it optimizes is by construction what the estimator predicts.
@@ -11,10 +11,8 @@ from operator import attrgetter
 from typing import Any, Final, Literal, Protocol, get_args
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.base.serialize import to_json
-from optimizer.estimate.bounds.relaxation import Relaxation
-from optimizer.estimate.bounds.relaxed_blocks import Form
-from optimizer.estimate.prediction import Prediction, Verdict
+from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
+from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
 from optimizer.plan.allocator import AllocatorPlan
@@ -27,9 +25,11 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import Technique
 from optimizer.plan.weights import Autocast, FrozenFormat, MasterFormat, WeightsDtype, WeightsPlace, WeightsPlan
 from optimizer.search.arrangements import PerBlock, keep_everything
+from optimizer.search.budgeted import Budgeted, Priced
 from optimizer.workload import TrainingWorkload
 
 Price = Callable[[Plan], Prediction]
+PricedPlan = Priced[Plan, Prediction]
 OUTER_FIELDS: Final[dict[str, str]] = {
     "batch.micro_batch_size": "micro_batch_size",
     "batch.accumulation_steps": "accumulation_steps",
@@ -53,22 +53,6 @@ StateBits = Literal[32, 8]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PricedPlan:
-    """One plan with what it is predicted to cost."""
-
-    label: str
-    """``chosen``, a baseline's name, or for points of the frontier what the plan does in a few words."""
-    plan: Plan
-    prediction: Prediction
-    verdict: Verdict
-    """Against the goal's budgets."""
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
-
-
-@dataclass(frozen=True, kw_only=True)
 class OuterPlan:
     """The discrete choices outside the blocks, flat. The defaults are plain training's."""
 
@@ -86,7 +70,7 @@ class OuterPlan:
     weights_place: WeightsPlace = "device"
     prefetch: int = 1
     compress: Compression = "none"
-    """Of offloaded blocks; a plan without any is written down without compression."""
+    """Compression of offloaded blocks; a plan without any is written down without compression."""
     expandable_segments: bool = False
 
     def plan(self, per_block: tuple[BlockChoice, ...]) -> Plan:
@@ -132,7 +116,7 @@ class OuterPlan:
 
 
 class Relax(Protocol):
-    """What plans come to at least, without a price."""
+    """Lower bounds on plans, without a price."""
 
     def base_ms(self, base: OuterPlan) -> float:
         """No plan of the base is faster."""
@@ -143,62 +127,44 @@ class Relax(Protocol):
         """state_is_free: any share of the state may leave. The setting's own count of chunks is not looked at."""
 
     def kinds(self, base: OuterPlan, *, choices: tuple[BlockChoice, ...]) -> tuple[int, ...]:
-        """Of each block a number: the same where blocks take nearly the same bytes and time for doing the same."""
+        """A number for each block: the same where blocks take nearly the same bytes and time for doing the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchProblem:
+class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     """Everything the solver may know."""
 
     num_blocks: int
     workload: TrainingWorkload
-    goal: Goal
-    host_budget_bytes: int
-    """Cap on bytes on the host tier: the goal's, or what the machine has."""
-    price: Price
-    """Pure: the same plan costs the same, always."""
-    disk_budget_bytes: int = 0
-    """The same for the disk tier; 0 where there is none."""
-    remote_budget_bytes: int = 0
-    """The same for the remote tier."""
-    unavailable: frozenset[Technique] = frozenset()
-    """What the machine cannot do, or has no rate for; without bitsandbytes a measured machine has none for 8-bit state."""
-    representations: frozenset[str] | None = None
-    """Those that were profiled and have rates (``WeightsPlan.representation``); None for all."""
     has_sparse_gradients: bool = False
-    """Of the model (``Plan.find_conflict``), as the next two."""
+    """A fact of the model (``Plan.find_conflict``), as are the next two."""
     has_plain_head: bool = True
     clamps_fp16: bool = False
     micro_batch_size: int | None = None
     """Only this one; None for every divisor of the batch."""
+    price_afresh: Price | None = None
+    """``price`` without the memory of a search (``pricebook.remembering``); None where it has none."""
     audit: Callable[[Plan, Prediction], tuple[str, ...]] | None = None
-    """What an independent replay finds wrong with a plan's prediction; asked of the chosen plan alone."""
-    detail: Callable[[Plan, Prediction], Prediction] | None = None
-    """Works out what a price leaves out (``Prediction.memory``), too slowly to be asked of every plan."""
-
+    """Finds faults in a plan's prediction by an independent replay; asked for the chosen plan alone."""
     relax: Relax | None = None
-    """What a setting's plans come to at least; asked where there are too many to try them all."""
+    """Lower bounds on a setting's plans; asked where there are too many to try them all."""
 
     def allows(self, technique: Technique) -> bool:
-        """Whether the goal and the machine permit it."""
-        if technique in self.goal.forbid or technique in self.unavailable:
+        """Report whether the goal and the machine permit it."""
+        if technique == "quantize_frozen" and self.workload.adapter is None:
             return False
-        if not self.goal.allows_loss_by(technique):
-            return False
-        if technique == "quantize_frozen":
-            return self.workload.adapter is not None
-        return {"disk": self.disk_budget_bytes > 0, "remote": self.remote_budget_bytes > 0}.get(technique, True)
+        return super().allows(technique)
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:
-        """Of each block: those of one kind cost nearly the same for doing the same. All alike where nobody can tell."""
+        """The kind of each block: those of one kind cost nearly the same for doing the same. All alike where that is unknown."""
         if self.relax is None or not self.settings():
             return (0,) * self.num_blocks
         return self.relax.kinds(self.settings()[0], choices=("keep", *self.rebuilding))
 
     @property
     def choices(self) -> tuple[BlockChoice, ...]:
-        """What a block may do."""
+        """The choices that a block may take."""
         return ("keep", *self.rebuilding, *self.offloading)
 
     @property
@@ -231,12 +197,12 @@ class SearchProblem:
 
     @property
     def pinned_blocks(self) -> PerBlock | None:
-        """What every block does, where the goal pins it."""
+        """The choice of every block, where the goal pins it."""
         return self.goal.pins.blocks(self.num_blocks)
 
     @property
     def pinned_levers(self) -> dict[str, Any]:
-        """Fields of ``OuterPlan`` that the goal pins and that belong neither to a base nor to a home (``levers.py``)."""
+        """Fields of ``OuterPlan`` that the goal pins and that belong neither to a base nor to a home (``solver/levers.py``)."""
         pins = self.goal.pins
         pinned: dict[str, Any] = {
             "num_chunks": pins.logits_and_loss.num_chunks,
@@ -248,14 +214,14 @@ class SearchProblem:
         return {name: value for name, value in pinned.items() if value is not None}
 
     def permits(self, plan: Plan) -> bool:
-        """Whether every technique of the plan is allowed, all of them together can be carried out, and every pin is kept."""
+        """Report whether every technique of the plan is allowed, all together can be carried out, and every pin is kept."""
         if self.micro_batch_size not in (None, plan.batch.micro_batch_size) or self.goal.pins.broken_by(plan):
             return False
         allowed = all(self.allows(technique) for technique in plan.techniques)
         return allowed and self.find_conflict(plan) is None
 
     def find_conflict(self, plan: Plan) -> InvalidPlan | None:
-        """What in the plan cannot be carried out together for this workload and this model."""
+        """The decisions of the plan that cannot be carried out together for this workload and this model."""
         return plan.find_conflict(
             self.workload,
             has_sparse_gradients=self.has_sparse_gradients,
@@ -295,8 +261,8 @@ class SearchProblem:
     def settings(self) -> tuple[OuterPlan, ...]:
         """Micro-batches and representations, from lossless to smallest, and in each the micro-batch from small to large.
 
-        All else in them is as pinned or as in plain training; ``levers.py`` says what can be added. Where gradients, state and
-        weights are pinned to live is left to it too.
+        All else in them is as pinned or as in plain training; ``solver/levers.py`` says what can be added. Where gradients, state
+        and weights are pinned to live is left to it too.
         """
         return self._settings
 
@@ -316,39 +282,7 @@ class SearchProblem:
 
     def _is_known(self, setting: OuterPlan) -> bool:
         weights = WeightsPlan(dtype=setting.dtype, autocast=setting.autocast, frozen=setting.frozen)
-        return self.representations is None or weights.representation in self.representations
-
-    def fits_device(self, prediction: Prediction) -> bool:
-        """Whether even the upper end of the interval honours the budget."""
-        return prediction.device_peak_high_bytes <= self.goal.device_budget_bytes
-
-    def fits_elsewhere(self, prediction: Prediction) -> bool:
-        """Whether host, disk and remote store have room."""
-        host_bytes = prediction.host_peak_bytes
-        if prediction.memory is not None:
-            host_bytes = max(host_bytes, prediction.memory.host_pinned.value + prediction.memory.host_pageable.value)
-        return (
-            host_bytes <= self.host_budget_bytes
-            and prediction.disk_peak_bytes <= self.disk_budget_bytes
-            and prediction.remote_peak_bytes <= self.remote_budget_bytes
-        )
-
-    def fits(self, prediction: Prediction) -> bool:
-        return self.fits_device(prediction) and self.fits_elsewhere(prediction)
-
-    def verdict(self, prediction: Prediction) -> Verdict:
-        """The prediction's own verdict, and ``does_not_fit`` where another tier has no room."""
-        if not self.fits_elsewhere(prediction):
-            return "does_not_fit"
-        return prediction.verdict(self.goal.device_budget_bytes)
-
-    def priced(self, label: str, plan: Plan, prediction: Prediction, *, in_detail: bool = True) -> PricedPlan:
-        if in_detail and self.detail is not None and prediction.memory is None:
-            prediction = self.detail(plan, prediction)
-        return PricedPlan(label=label, plan=plan, prediction=prediction, verdict=self.verdict(prediction))
-
-    def with_budget(self, device_budget_bytes: int) -> "SearchProblem":
-        return replace(self, goal=replace(self.goal, device_budget_bytes=device_budget_bytes))
+        return self.is_known(weights.representation)
 
 
 _PLAIN: Final = OuterPlan(micro_batch_size=1, accumulation_steps=1)

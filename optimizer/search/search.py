@@ -1,27 +1,18 @@
-"""``search_plans`` and ``largest_micro_batch``: bind the search to the estimator. Torch-free; the estimator takes nearly all
-of its time."""
+"""``search_plans`` and ``largest_micro_batch``: training's plans searched with the estimator's prices.
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+Torch-free; the estimator takes nearly all of the time.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
-from optimizer.estimate.bounds.relaxation import Relaxation, least_compute_ms, list_kinds, relax
-from optimizer.estimate.bounds.relaxed_blocks import Form
-from optimizer.estimate.card.process import add_memory
-from optimizer.estimate.prediction import Prediction
-from optimizer.estimate.training import estimate_training
 from optimizer.goal import Goal
-from optimizer.hardware.calibration import calibrated_machine
 from optimizer.hardware.machine import Machine
-from optimizer.plan.activations import BlockChoice
-from optimizer.plan.plan import Plan
-from optimizer.plan.techniques import Technique
 from optimizer.profile.profile import Profile
-from optimizer.search.arrangements import keep_everything
-from optimizer.search.check.ledger import audit_plan
 from optimizer.search.core import SearchResult, search
-from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
+from optimizer.search.problem import PricedPlan
 from optimizer.search.questions.largest_fit import find_largest_micro_batch
+from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
 
@@ -56,116 +47,3 @@ def largest_micro_batch(
     return find_largest_micro_batch(
         training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
     )
-
-
-def training_problem(
-    profile: Profile,
-    *,
-    workload: TrainingWorkload,
-    goal: Goal,
-    machine: Machine,
-    calibration: Mapping[str, Any] | None = None,
-) -> SearchProblem:
-    """The problem with the estimator bound as its price; for callers that want the baselines alone."""
-
-    def price(plan: Plan) -> Prediction:
-        return estimate_training(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
-
-    def detail(plan: Plan, prediction: Prediction) -> Prediction:
-        return add_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
-
-    calibrated = calibrated_machine(machine, calibration)
-
-    def audit(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
-        return audit_plan(profile, plan=plan, prediction=prediction, workload=workload, machine=calibrated)
-
-    host_budget_bytes = machine.host_memory_bytes if goal.host_budget_bytes is None else goal.host_budget_bytes
-    disk_budget_bytes = machine.disk_free_bytes if goal.disk_budget_bytes is None else goal.disk_budget_bytes
-    return SearchProblem(
-        num_blocks=profile.num_blocks,
-        workload=workload,
-        goal=goal,
-        host_budget_bytes=host_budget_bytes,
-        disk_budget_bytes=min(disk_budget_bytes, machine.disk_free_bytes),
-        remote_budget_bytes=machine.remote_free_bytes,
-        price=price,
-        detail=detail,
-        audit=audit,
-        relax=_Relax(profile=profile, workload=workload, machine=calibrated),
-        unavailable=_unavailable(machine),
-        representations=_representations(profile, machine),
-        has_sparse_gradients=profile.has_sparse_gradients,
-        has_plain_head=profile.has_plain_head,
-        clamps_fp16=profile.clamps_fp16,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Relax:
-    """Of the estimator (``Relax``)."""
-
-    profile: Profile
-    workload: TrainingWorkload
-    machine: Machine
-
-    _known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Other budgets ask for the same."""
-
-    def base_ms(self, base: OuterPlan) -> float:
-        key = ("base", base)
-        if key not in self._known:
-            self._known[key] = least_compute_ms(
-                self.profile, plan=self._plan(base), workload=self.workload, machine=self.machine
-            )
-        found: float = self._known[key]
-        return found
-
-    def setting(
-        self, setting: OuterPlan, *, forms: tuple[Form, ...], chunk_counts: tuple[int, ...], state_is_free: bool
-    ) -> Relaxation:
-        key = (setting, forms, chunk_counts, state_is_free)
-        if key not in self._known:
-            self._known[key] = relax(
-                self.profile,
-                plan=self._plan(setting),
-                workload=self.workload,
-                machine=self.machine,
-                forms=forms,
-                chunk_counts=chunk_counts,
-                state_is_free=state_is_free,
-            )
-        found: Relaxation = self._known[key]
-        return found
-
-    def kinds(self, base: OuterPlan, *, choices: tuple[BlockChoice, ...]) -> tuple[int, ...]:
-        return list_kinds(
-            self.profile, plan=self._plan(base), workload=self.workload, machine=self.machine, choices=choices
-        )
-
-    def _plan(self, setting: OuterPlan) -> Plan:
-        return setting.plan(keep_everything(self.profile.num_blocks))
-
-
-def _representations(profile: Profile, machine: Machine) -> frozenset[str]:
-    """What was profiled, in the dtypes that the machine has a rate for. fp16 has the profile of bf16."""
-    rates = machine.rates.matmul_flops_per_s
-    names = {*profile.regimes, *(name.replace("bf16", "fp16") for name in profile.regimes)}
-    return frozenset(name for name in names if all(dtype in rates for dtype in _dtypes(name)))
-
-
-def _dtypes(representation: str) -> list[str]:
-    return representation.partition("/")[0].split("+")
-
-
-def _unavailable(machine: Machine) -> frozenset[Technique]:
-    """What the machine has no rate for. The host's optimizer has one in any case: the estimator assumes it."""
-    rates = machine.rates
-    needed: dict[Technique, tuple[object, ...]] = {
-        "8bit_optimizer": (rates.optimizer_elements_per_s.get("adamw_8"),),
-        "disk": (rates.disk_write_bytes_per_s, rates.disk_read_bytes_per_s),
-        "remote": (rates.remote_write_bytes_per_s, rates.remote_read_bytes_per_s),
-    }
-    return frozenset(technique for technique, found in needed.items() if not all(found))
-
-
-__all__ = ["PricedPlan", "SearchResult", "largest_micro_batch", "search_plans", "training_problem"]

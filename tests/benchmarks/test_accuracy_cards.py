@@ -9,7 +9,7 @@ import torch
 from benchmarks.accuracy.card_cases import cuda_cards, small_cards
 from benchmarks.accuracy.card_summary import summarize_cards
 from benchmarks.accuracy.cards import measure_cards
-from benchmarks.journal import Journal
+from benchmarks.common.journal import Journal
 from optimizer.base.units import GIB, MIB
 from optimizer.models.spec import read_model_spec
 

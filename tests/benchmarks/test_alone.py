@@ -1,4 +1,4 @@
-"""What a rented card's machine has is enough: the commands for it import with torch, transformers, numpy and scipy alone."""
+"""The commands for a rented card's machine import with torch, transformers, numpy and scipy alone."""
 
 import subprocess
 import sys

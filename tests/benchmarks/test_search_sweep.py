@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.alternatives import Job
-from benchmarks.search.sac import (
+from benchmarks.common.alternatives import Job
+from benchmarks.search.rivals.sac import (
     Moment,
     Statistics,
     Unit,

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.alternatives import Job, Ours, build_quickly, gradients_in_favour_bytes, list_alternatives
-from benchmarks.paired import measure_peak, paired_ratio, race
-from benchmarks.record import Record
+from benchmarks.common.alternatives import Job, Ours, build_quickly, gradients_in_favour_bytes, list_alternatives
+from benchmarks.common.paired import measure_peak, paired_ratio, race
+from benchmarks.common.record import Record
 from benchmarks.training import cards as training_cards
 from benchmarks.training import command as training
 from benchmarks.training.head import HeadShape
@@ -163,7 +163,7 @@ def test_a_ratio_is_the_median_of_pairs():
     assert paired_ratio([2.0, 3.0, 8.0], [1.0, 1.0, 1.0]) == 3.0
 
 
-def test_the_record_is_written_after_every_row_and_tells_what_broke(tmp_path):
+def test_the_record_is_written_after_every_row_and_reports_what_broke(tmp_path):
     def rows():
         yield {"what": "technique", "name": "keep"}
         assert len(json.loads(file.read_text())["rows"]) == 1
@@ -172,8 +172,7 @@ def test_the_record_is_written_after_every_row_and_tells_what_broke(tmp_path):
     file = tmp_path / "result.json"
     record = Record(file=file, machine={})
     record.add_all("techniques", rows())
-    record.summary = training.summarize(record.rows)
-    record.close()
+    assert record.finish(training.summarize(record.rows)) == 1
     written = json.loads(file.read_text())
     assert written.keys() == {"machine", "rows", "summary"}
     assert written["rows"][1]["error"] == "RuntimeError: the card fell over"

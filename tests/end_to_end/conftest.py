@@ -1,4 +1,4 @@
-"""What the browser tests share: one site for all of them, one Chromium for each file, one log-in."""
+"""Fixtures of the browser tests: one site for all of them, one Chromium for each file, one log-in."""
 
 from urllib.parse import urlparse
 

@@ -1,6 +1,6 @@
 """Every page in a real Chromium: accessible, as wide as its window, light and dark, and without JavaScript.
 
-``HEADROOM_SCREENSHOTS=1`` also writes the pictures that the documentation shows.
+``HEADROOM_SCREENSHOTS=FOLDER`` also writes a picture of every page there; ``docs/screenshots`` has the few that the docs show.
 """
 
 import pytest
@@ -108,7 +108,7 @@ PAGES = {
     "empty-compare": "/jobs/compare/",
 }
 SEEN_BY = {"login": "nobody", "viewer": "vera", "empty": "newcomer"}
-"""By how a page's name begins, whose page it is; all others are ada's, who administers the service."""
+"""Owner of a page by the beginning of the page's name; all others are ada's, who administers the service."""
 # what JavaScript still has to bring once a page has loaded
 READY = {
     "job": lambda tab: wait_for_points(tab, 82),

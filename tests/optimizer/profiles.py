@@ -5,7 +5,8 @@ choices of blocks stay whole, because what blocks share depends on which choices
 the whole does is held in tests/optimizer/profile/test_extent.py.
 """
 
-from optimizer.profile.extent import EVERYTHING, Extent, extent_of_plans
+from optimizer.profile.extent import EVERYTHING, Extent
+from optimizer.profile.plan_extent import extent_of_plans
 
 _traced = {}
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from optimizer.api.estimate import estimate_model, estimate_profiled, read_model
+from optimizer.api.estimate import estimate_model, estimate_profiled
+from optimizer.api.inputs import read_model
 from optimizer.base.errors import HeadroomError, InvalidModel
 from optimizer.cli.main import main
 from optimizer.goal import Goal

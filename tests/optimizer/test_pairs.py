@@ -38,7 +38,7 @@ LLAMA = {
     "tie_word_embeddings": False,
 }
 EXTENT = Extent(representations=("fp32", "bf16"), shapes=((2, 24), (4, 24)))
-"""Of all plans here, and of those of SGD (test_sgd.py)."""
+"""Extent of the profile for all plans here, and for those of SGD (test_sgd.py)."""
 ON_HOST = {"gradients": GradientsPlan(choice="host"), "optimizer_state": OptimizerStatePlan(place="host")}
 TECHNIQUES = {
     **{choice: {"activations": choice} for choice in ("recompute", "selective", "offload", "offload_disk")},

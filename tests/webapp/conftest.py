@@ -1,4 +1,4 @@
-"""What the tests of the web app share: people, rows to make jobs of, a real Valkey, an empty HEADROOM_HOME."""
+"""Fixtures of the web app's tests: people, rows to make jobs of, a real Valkey, an empty HEADROOM_HOME."""
 
 import json
 import shutil

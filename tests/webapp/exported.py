@@ -1,4 +1,4 @@
-"""What a finished training run leaves: files as an export writes them, handed in with the run's result."""
+"""Files of a finished training run, as an export writes them, handed in with the run's result."""
 
 import hashlib
 import json
@@ -6,7 +6,9 @@ import struct
 
 from optimizer.data.bundled import TOKENIZER_FILE
 from tests.webapp.jobs.attempts import DONE
-from webapp.jobs.actions import claim_job, finish_attempt, record_started
+from webapp.attempts.outcome import finish_attempt
+from webapp.jobs.actions import record_started
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 
 CONFIG = {

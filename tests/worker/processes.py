@@ -1,4 +1,4 @@
-"""Whether processes live, and waiting for what they do; shared by the tests of this folder and of the whole stack."""
+"""Questions and waits about living processes; shared by the tests of this folder and of the whole stack."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How an attempt is asked to stop, and what its end means."""
+"""An attempt is asked to stop, and its end has a meaning."""
 
 import json
 import signal

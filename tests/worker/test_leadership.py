@@ -1,4 +1,4 @@
-"""Of several reconcilers one acts, and the next takes over when it dies: with real processes, on both databases."""
+"""One of several reconcilers acts, and the next takes over when it dies: with real processes, on both databases."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Which machine this is, and what an attempt on it is told."""
+"""A worker's machine, and the brief of an attempt on it."""
 
 import json
 import subprocess
@@ -8,6 +8,7 @@ import pytest
 from optimizer.hardware.machine import Machine
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_bench, make_text, make_tiny_model
 from webapp.jobs import actions
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 from worker import machine as machine_module
 from worker.config import WorkerConfig
@@ -108,7 +109,7 @@ def claimed(db, settings, tmp_path):
             kind=kind,
             actor="user:test",
         )
-        return actions.claim_job(worker="w:1", machine=machine)
+        return claim_job(worker="w:1", machine=machine)
 
     return claim
 

@@ -1,4 +1,4 @@
-"""What the reconciler cleans up, and when it may act."""
+"""The reconciler cleans up lost jobs, and acts only when it may."""
 
 import os
 import time
@@ -9,7 +9,9 @@ from django.db.models.functions import Now
 
 from tests.webapp.conftest import make_bench, make_person, make_text, make_tiny_model
 from tests.webapp.webhooks.receiver import Receiver
+from webapp.attempts.outcome import finish_attempt
 from webapp.jobs import actions
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 from webapp.webhooks.actions import create_webhook, send_test
 from worker.config import WorkerConfig
@@ -37,7 +39,7 @@ def attempt(db, folder):
         machine=None,
         actor="user:test",
     )
-    return actions.claim_job(worker="w:1", machine=machine, lease_s=60)
+    return claim_job(worker="w:1", machine=machine, lease_s=60)
 
 
 def stage(folder: Path, job_id: str, fence: int) -> Path:
@@ -64,7 +66,7 @@ def test_a_staged_checkpoint_of_an_earlier_claim_is_removed(attempt, folder):
 
 
 def test_a_staged_checkpoint_of_an_ended_or_forgotten_job_is_removed(attempt, folder):
-    actions.finish_attempt(attempt, result={"outcome": "failed", "reason": "internal"}, exit_code=1)
+    finish_attempt(attempt, result={"outcome": "failed", "reason": "internal"}, exit_code=1)
     paths = [stage(folder, attempt.job_id, attempt.fence), stage(folder, "job_gone", 1)]
     assert remove_dead_staging(folder) == 2
     assert not any(path.exists() for path in paths)

@@ -1,4 +1,4 @@
-"""From samples.jsonl to the database, and what the job's row shows."""
+"""Telemetry goes from samples.jsonl to the database, and the job's row shows it."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Which projects somebody reaches, as what, and which rows that shows them.
+"""Finds the projects that somebody reaches, their role in each, and the rows that this shows them.
 
 How a request came in (a token's scope and project, the project chosen in the header of a page) is kept on the user it came with,
 so that every ``*_visible_to(user)`` narrows by it. A user that came with no request reaches all that is theirs.
@@ -22,7 +22,7 @@ _SCOPES = tuple(Scope)
 
 @dataclass(frozen=True, kw_only=True)
 class Acting:
-    """What narrows somebody's rights for one request."""
+    """Limits on somebody's rights for one request."""
 
     scope: Scope = Scope.ADMIN
     token_id: str = ""
@@ -30,7 +30,7 @@ class Acting:
     project_id: str = ""
     """The project worked in: only its rows are seen, and what is made goes there. Empty for all of them."""
     is_bound: bool = False
-    """Whether that project is the token's, so that nothing else exists for it."""
+    """True where the project is the token's, so that nothing else exists for it."""
 
 
 def acting_of(user: Any) -> Acting:
@@ -107,7 +107,7 @@ def visible_rows(user: Any) -> Q:
 
 
 def project_for_new(user: Any) -> Project | None:
-    """Where a row goes that somebody makes without naming a project: where they work, else their own. None for nobody's."""
+    """The project of a row that somebody makes without naming one: where they work, else their own. None for nobody's."""
     acting = acting_of(user)
     if acting.project_id:
         return Project.objects.filter(pk=acting.project_id).first()
@@ -115,7 +115,7 @@ def project_for_new(user: Any) -> Project | None:
 
 
 def project_of_job(user: Any, parts: "Iterable[DjangoModel | None]") -> Project | None:
-    """Where a job of these rows goes: a job belongs to the project of what it is made of.
+    """The project of a job of these rows: a job belongs to the project of what it is made of.
 
     Raises InvalidInput for rows of several projects, Forbidden for who may only look there.
     """
@@ -136,7 +136,7 @@ def project_of_job(user: Any, parts: "Iterable[DjangoModel | None]") -> Project 
 
 
 def require_place_for_new(user: Any, needed: Role) -> Project:
-    """Where a row goes that names no project. Raises Forbidden for who has no such place, or too small a role there."""
+    """The project of a row that names none. Raises Forbidden for people without one, or with too small a role there."""
     project = project_for_new(user)
     if project is None:
         raise Forbidden("you have no project of your own", hint="Choose a project to work in.")

@@ -42,13 +42,13 @@ def record(
 
 
 def note_target(request: HttpRequest, target: str, *, detail: str = "") -> None:
-    """What the request was done to, where its address does not name it: something new, a name in a form."""
+    """Note the target of a request whose address does not name it: something new, a name in a form."""
     request.audit_target = target  # type: ignore[attr-defined]
     request.audit_detail = detail  # type: ignore[attr-defined]
 
 
 def records_visible_to(user: Any, *, project_id: str = "") -> QuerySet[AuditRecord]:
-    """Of one project, or all of them; the permission table has seen to who asks."""
+    """Entries of one project, or of all; the permission table has checked who asks."""
     if not user.is_authenticated:
         return AuditRecord.objects.none()
     rows = AuditRecord.objects.all()

@@ -1,4 +1,4 @@
-"""What permissions refuse.
+"""Errors raised where permissions refuse.
 
 HeadroomError
 └── Forbidden   the API answers 403, with what is missing and who can allow it
@@ -8,7 +8,7 @@ from optimizer.base.errors import HeadroomError
 
 
 class Forbidden(HeadroomError):
-    """Who asks is known, and what they ask for is there; they may not."""
+    """The caller is known and the thing exists, but they may not do this."""
 
     code = "forbidden"
 

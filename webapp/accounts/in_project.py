@@ -1,4 +1,4 @@
-"""What every row that belongs to a project has in common."""
+"""The base of every row that belongs to a project."""
 
 from typing import Any
 

@@ -19,7 +19,7 @@ from webapp.accounts.permissions import admit, methods_of, project_of_row, route
 API_PREFIXES = ("/api/v1/", "/v1/", "/metrics")
 """Addresses that programs ask: they take tokens, and admit by themselves."""
 SESSION_KEY = "project"
-"""Where a session keeps the project that was chosen in the header of a page."""
+"""Session key of the project that was chosen in the header of a page."""
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 

@@ -13,7 +13,7 @@ from webapp.ids import new_audit_id, new_project_id
 
 
 class Role(models.TextChoices):
-    """What a person may do in one project; each includes the one before."""
+    """Roles of a person in one project; each includes the one before."""
 
     VIEWER = "viewer"
     """Looks at everything there, changes nothing."""
@@ -24,7 +24,7 @@ class Role(models.TextChoices):
 
 
 class Scope(models.TextChoices):
-    """What a token may be used for, at most; each includes the one before. Its person's roles hold beside it."""
+    """Scopes of a token; each includes the one before. Its person's roles hold beside it."""
 
     READ = "read"
     WRITE = "write"
@@ -91,7 +91,7 @@ class ApiToken(models.Model):
 
 
 class AuditRecord(models.Model):
-    """What somebody did, or was refused. Written once and never changed (``triggers.py``).
+    """An action that somebody did, or was refused. Written once and never changed (``triggers.py``).
 
     It names people, tokens and projects by what they were called then, not by foreign keys: it outlives them.
     """
@@ -101,17 +101,17 @@ class AuditRecord(models.Model):
     actor = models.CharField(max_length=150)
     """The person's name; of a failed log-in the name that was tried."""
     token_id = models.CharField(max_length=8, blank=True)
-    """Of the token they came with; empty for a session."""
+    """Id of the token they came with; empty for a session."""
     address = models.CharField(max_length=45, blank=True)
     """Network address of the caller."""
     action = models.CharField(max_length=40)
-    """What was done, as the permission table names it: ``job.cancel``."""
+    """The action's name in the permission table: ``job.cancel``."""
     outcome = models.CharField(max_length=8, choices=[("done", "done"), ("refused", "refused")])
     target = models.CharField(max_length=150, blank=True)
     """Id or name of what it was done to."""
     project_id = models.CharField(max_length=48, blank=True)
     detail = models.CharField(max_length=300, blank=True)
-    """Of a refusal why; of a change of role which."""
+    """The reason of a refusal, or the roles of a change."""
 
     class Meta:
         indexes = [models.Index(fields=["project_id", "-id"])]  # one project's trail, newest first

@@ -31,7 +31,7 @@ from webapp.accounts.projects import account_role
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What one address asks for one method."""
+    """The permission that one method of one address needs."""
 
     who: Literal["anyone", "signed_in", "account", "role", "service_admin"]
     """``account``: a member or an administrator of the service; viewers only look where they are let in."""
@@ -39,7 +39,7 @@ class Rule:
     """In the project of what the address names; where it names nothing, in the project where a new row goes."""
     scope: Scope = Scope.READ
     action: str = ""
-    """What the audit trail calls it; empty for what changes nothing."""
+    """Name in the audit trail; empty for what changes nothing."""
     anywhere: bool = False
     """Names nothing, and the project follows from the body: the role is needed somewhere, and what acts looks again."""
     session_only: bool = False
@@ -305,7 +305,7 @@ def admit(request: HttpRequest, user: Any) -> Rule:
 
 
 def refusal_of(user: Any, method: str, path: str) -> Forbidden | None:
-    """What ``admit`` would refuse this request with; None where it would let it in. Nothing is asked, and nothing is recorded."""
+    """The error with which ``admit`` would refuse this request; None where it would admit it. Nothing is recorded."""
     match = resolve(path)
     rule = rule_of(method, match.route)
     if rule is None:
@@ -400,7 +400,7 @@ def _check_service_admin(user: Any) -> None:
 
 
 def _check_account(user: Any) -> None:
-    """Who makes a project administers it, so a viewer would run jobs that nobody let them run. Raises Forbidden."""
+    """Refuse viewers: the maker of a project administers it, and could run jobs that nobody allowed. Raises Forbidden."""
     if acting_of(user).is_bound:
         raise Forbidden("this token opens one project only", hint="Use a token that is not one project's.")
     if account_role(user) == "viewer":

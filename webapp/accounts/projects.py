@@ -12,7 +12,8 @@ from webapp.accounts.models import Membership, Project, Role
 
 MAX_NAME_CHARACTERS = 100
 ACCOUNT_ROLES = ("admin", "member", "viewer")
-"""Of the whole service: administrators; who has a project of their own to work in; who only looks where they were let in."""
+"""Roles in the whole service: administrators; people with a project of their own; people who only look where they were
+admitted."""
 
 
 def give_home(user: User) -> Project:

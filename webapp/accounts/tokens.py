@@ -76,7 +76,7 @@ def find_token_user(text: str) -> User | None:
 
 
 def is_still_valid(token_id: str) -> bool:
-    """Of a token that was found before: whether it would be found again."""
+    """Report whether a token that was found before would be found again."""
     row = ApiToken.objects.select_related("user").filter(pk=token_id).first()
     return row is not None and _is_valid(row)
 

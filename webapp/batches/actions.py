@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 WINDOWS: Final = {"24h": timedelta(hours=24)}
 DEFAULT_TEMPERATURE: Final = 1.0
-"""What OpenAI's API takes where a request names none."""
+"""Temperature that OpenAI's API takes where a request names none."""
 MAX_METADATA_PAIRS: Final = 16
 _MAX_KEY_CHARACTERS: Final = 64
 _MAX_VALUE_CHARACTERS: Final = 512
@@ -91,7 +91,7 @@ def create_batch(
 
 
 def cancel_batch(batch: Batch) -> bool:
-    """What is finished stays. False, and nothing changed, for one that has ended."""
+    """Cancel a batch; finished lines stay. False, and nothing changed, for one that has ended."""
     if _move(batch, when=(Status.VALIDATING,), to=Status.CANCELLED, cancelling_at=Now(), cancelled_at=Now()):
         return True
     if not _move(batch, when=(Status.IN_PROGRESS, Status.FINALIZING), to=Status.CANCELLING, cancelling_at=Now()):

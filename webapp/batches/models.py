@@ -31,9 +31,9 @@ class BatchFile(InProject):
     filename = models.CharField(max_length=255)
     purpose = models.CharField(max_length=20, choices=[("batch", "batch"), ("batch_output", "batch_output")])
     dataset = models.ForeignKey(Dataset, null=True, on_delete=models.PROTECT)
-    """Of an upload."""
+    """Set for an upload."""
     artifact = models.ForeignKey(Artifact, null=True, on_delete=models.CASCADE)
-    """Of a result."""
+    """Set for a result."""
     num_bytes = models.BigIntegerField()
     created_at = models.DateTimeField(auto_now_add=True)
 

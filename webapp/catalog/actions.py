@@ -153,7 +153,7 @@ def create_dataset(
 
 
 def read_again(dataset: Dataset) -> None:
-    """What is in the file, as of a new upload. Raises InvalidDataset."""
+    """Inspect the file as a new upload is inspected. Raises InvalidDataset."""
     path = Path(settings.HEADROOM_HOME) / dataset.file
     dataset.facts = _inspect_prompts(path) if dataset.format == "prompts" else _inspect(path, dataset.format)
     dataset.facts.pop("preview", None)
@@ -161,7 +161,7 @@ def read_again(dataset: Dataset) -> None:
 
 
 def files_bytes(model: Model) -> int:
-    """What a model takes on the disk."""
+    """Bytes of a model on the disk."""
     folder = Path(settings.HEADROOM_HOME) / model.folder
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) if folder.is_dir() else 0
 
@@ -254,7 +254,7 @@ def remove_dataset(dataset: Dataset) -> bool:
 
 
 def keep_profile(fingerprint: str, document: dict[str, Any]) -> None:
-    """What a profiling attempt made; every model of this architecture can be priced from here on."""
+    """Keep the profile that an attempt made; every model of this architecture can be priced from here on."""
     digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
     Profile.objects.update_or_create(
         fingerprint=fingerprint,
@@ -274,7 +274,7 @@ def keep_profile_error(fingerprint: str, error: dict[str, Any]) -> None:
 
 
 def register_machine(*, name: str, document: dict[str, Any]) -> Machine:
-    """What a worker measured of the machine it runs on. Its calibration stays."""
+    """Record what a worker measured of its machine. The calibration stays."""
     machine, _ = Machine.objects.update_or_create(
         name=name,
         defaults={"document": document, "last_seen_at": timezone.now(), "draining": False},

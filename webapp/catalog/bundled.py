@@ -1,4 +1,4 @@
-"""What ships with the program, as rows that belong to nobody and that everyone sees. Safe to run again and again."""
+"""Makes rows of what ships with the program; they belong to nobody and everyone sees them. Safe to run again and again."""
 
 import hashlib
 import json

@@ -11,7 +11,7 @@ from optimizer.models.structure import describe_structure
 from webapp.catalog.actions import files_bytes
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.catalog.queries import profile_states
-from webapp.jobs.documents import iso
+from webapp.clock import iso
 
 ONLINE_WITHIN = timedelta(seconds=30)
 """Workers show themselves every few seconds."""

@@ -1,4 +1,4 @@
-"""What jobs are made of: models, datasets, machines, and the profiles that plans are priced with."""
+"""The rows that jobs are made of: models, datasets, machines, and the profiles that plans are priced with."""
 
 from django.conf import settings
 from django.db import models
@@ -20,7 +20,7 @@ class Model(InProject):
     config = models.JSONField()
     """The validated config, written afresh from allowed keys."""
     unread = models.JSONField(default=list)
-    """What the config.json that was sent asked for and the validated one does not have, in sentences (``models/unread.py``)."""
+    """Settings of the config.json that was sent which the validated one lacks, in sentences (``models/unread.py``)."""
     fingerprint = models.CharField(max_length=64)
     """sha256 of the canonical config; profiles are kept under it."""
     folder = models.CharField(max_length=500)
@@ -28,7 +28,7 @@ class Model(InProject):
     has_weights = models.BooleanField(default=False)
     has_tokenizer = models.BooleanField(default=False)
     has_chat = models.BooleanField(default=False)
-    """Whether its folder holds chat.json: how its tokenizer_config.json writes conversations."""
+    """True where its folder holds chat.json, the conversation format of its tokenizer_config.json."""
     num_parameters = models.BigIntegerField(null=True)
     """Known once profiled."""
     from_job_id = models.CharField(max_length=48, blank=True)
@@ -53,13 +53,13 @@ class Model(InProject):
 
 
 class Profile(models.Model):
-    """What one architecture does, traced once by a worker; pricing needs only this."""
+    """The profile of one architecture, traced once by a worker; pricing needs only this."""
 
     fingerprint = models.CharField(primary_key=True, max_length=64)
     document = models.JSONField(null=True)
     """optimizer.profile.Profile as JSON; None while it is being made or when it failed."""
     document_sha256 = models.CharField(max_length=64, blank=True)
-    """Of the document's JSON: tells whether it changed without reading it, since it can be megabytes long."""
+    """Hash of the document's JSON, which can be megabytes long: shows whether it changed without reading it."""
     version = models.IntegerField(default=0)
     """optimizer.profile.PROFILE_VERSION of the document; another one is traced again."""
     error = models.JSONField(null=True)
@@ -90,14 +90,14 @@ class Dataset(InProject):
     sha256 = models.CharField(max_length=64)
     num_bytes = models.BigIntegerField()
     num_documents = models.BigIntegerField(null=True)
-    """Of prompts their number."""
+    """For prompts, how many there are."""
     facts = models.JSONField(default=dict)
-    """What was found in it (``optimizer.data.inspect.DatasetFacts``, of prompts ``inspect_prompts.PromptFacts``)."""
+    """Facts found in the file (``optimizer.data.inspect.DatasetFacts``; for prompts ``inspect_prompts.PromptFacts``)."""
     preview = models.TextField(blank=True)
     """The first 2,000 characters, for people."""
     created_at = models.DateTimeField(auto_now_add=True)
     deleted_at = models.DateTimeField(null=True)
-    """As of a model."""
+    """The same as for a model."""
 
     class Meta:
         ordering = ["-created_at", "-id"]
@@ -118,9 +118,9 @@ class Upload(InProject):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
     kind = models.CharField(max_length=10, choices=[("model", "model"), ("dataset", "dataset")])
     name = models.CharField(max_length=200)
-    """Of the model or dataset that it will be."""
+    """Name of the model or dataset that it will be."""
     purpose = models.CharField(max_length=10, default="text")
-    """Of a dataset: ``text`` or ``prompts``."""
+    """Purpose of a dataset: ``text`` or ``prompts``."""
     files = models.JSONField()
     """``[{"name", "num_bytes", "sha256"}]``; how much of each is here, the files themselves say."""
     created_at = models.DateTimeField(auto_now_add=True)
@@ -132,7 +132,7 @@ class Upload(InProject):
 
 
 class PromptTokens(models.Model):
-    """How many tokens a file's prompts have for one model, counted once: prices rest on it."""
+    """Token counts of a file's prompts for one model, counted once: prices rest on them."""
 
     dataset = models.ForeignKey(Dataset, on_delete=models.CASCADE)
     model = models.ForeignKey(Model, on_delete=models.CASCADE)
@@ -154,7 +154,8 @@ class Machine(models.Model):
     document = models.JSONField()
     """optimizer.hardware.machine.Machine as JSON."""
     calibration = models.JSONField(default=dict)
-    """What finished runs taught (optimizer.hardware.calibration): factors by kind of time, the runs, mean absolute errors."""
+    """Corrections learned from finished runs (optimizer.hardware.calibration): factors by kind of time, the runs, mean
+    absolute errors."""
     first_seen_at = models.DateTimeField(auto_now_add=True)
     last_seen_at = models.DateTimeField()
     """Heartbeat of its worker, by the database's clock."""

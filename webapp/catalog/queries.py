@@ -17,7 +17,7 @@ def datasets_visible_to(user: Any) -> QuerySet[Dataset]:
 
 
 def deleted_models_visible_to(user: Any) -> QuerySet[Model]:
-    """What may be had back."""
+    """Deleted rows that can still be restored."""
     return Model.objects.filter(_visible(user), deleted_at__isnull=False)
 
 

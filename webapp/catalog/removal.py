@@ -41,7 +41,7 @@ def restore_row(row: Row) -> None:
 
 
 def purge_deleted() -> list[str]:
-    """What was deleted KEPT ago or more; the ids of which files went."""
+    """Remove the files of rows deleted KEPT ago or more; the ids whose files were removed."""
     oldest = timezone.now() - KEPT
     rows: list[Row] = [*Model.objects.filter(deleted_at__lt=oldest), *Dataset.objects.filter(deleted_at__lt=oldest)]
     ids = [row.pk for row in rows]  # a row that is deleted forgets its own

@@ -30,7 +30,7 @@ from webapp.catalog.kept_file import KeptFile
 from webapp.catalog.models import Dataset, Model, Upload
 
 PIECE_BYTES = 8 * 1024 * 1024
-"""What a client is told to send at once."""
+"""Size of the pieces that clients are asked to send."""
 MAX_PIECE_BYTES = 2 * PIECE_BYTES
 MAX_FILES = 200
 MAX_OPEN = 20

@@ -1,4 +1,5 @@
-"""Who calls the API: a bearer token, else a session with CSRF. A token that is sent decides alone; cookies are then ignored."""
+"""Identifies the caller of the API: a bearer token, else a session with CSRF. A token that is sent decides alone;
+cookies are then ignored."""
 
 from typing import Any, cast
 

@@ -27,7 +27,7 @@ class JsonParser(Parser):
 
 
 def is_storable(text: str) -> bool:
-    """Whether a database takes it: no NUL, and characters that UTF-8 has."""
+    """Report whether a database takes the text: no NUL, and only characters that UTF-8 has."""
     return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 

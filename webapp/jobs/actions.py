@@ -1,9 +1,8 @@
-"""The only writer of job rows. Each move is one conditional update and one event in one transaction (see ``moves.py``).
+"""Writes job rows for people and supervisors; each move is a conditional update and an event in a transaction (``moves.py``).
 
-For people: create, cancel, pause, resume, retry, set the priority. For a worker's supervisor: record, renew; ``claim_job`` lives
-in ``claiming.py``, ``finish_attempt`` in ``finishing.py``, the reconciler's ``expire_leases``, ``resend_hints`` and
-``enforce_deadlines`` in ``reconciling.py``, all importable from here. A worker's call answers False, None or ``"stale"`` once its
-fence is no longer the job's; it must then stop.
+For people: create, cancel, pause, resume, retry, set the priority. For a worker's supervisor: record, renew. A worker's call
+answers False, None or ``"stale"`` once its fence is no longer the job's; it must then stop. Claims are in ``claiming.py``; how
+attempts end, and what the reconciler takes back, is in ``webapp/attempts/``.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from django.db.models.functions import Coalesce, Now
 from optimizer.base.errors import InvalidInput
 from webapp.accounts.models import Project
 from webapp.catalog.models import Dataset, Machine, Model
-from webapp.jobs.claiming import claim_job
+from webapp.clock import from_now
 from webapp.jobs.errors import JobConflict, WrongState
 from webapp.jobs.models import (
     LIVE_STATES,
@@ -32,33 +31,9 @@ from webapp.jobs.models import (
     Sample,
     State,
 )
-from webapp.jobs.moves import from_now, held_by, move_job, tell_webhooks
-from webapp.jobs.outcome import finish_attempt
-from webapp.jobs.reconciling import enforce_deadlines, expire_leases, forget_old_offers, resend_hints
+from webapp.jobs.moves import held_by, move_job, tell_webhooks
 from webapp.wire.hints import send_hint
 from webapp.wire.publish import publish
-
-__all__ = [
-    "LeaseAnswer",
-    "cancel_job",
-    "claim_job",
-    "create_job",
-    "enforce_deadlines",
-    "expire_leases",
-    "finish_attempt",
-    "forget_old_offers",
-    "pause_job",
-    "record_checkpoint",
-    "record_phase",
-    "record_progress",
-    "record_samples",
-    "record_started",
-    "renew_lease",
-    "resend_hints",
-    "resume_job",
-    "retry_job",
-    "set_priority",
-]
 
 CancelMode = Literal["save", "discard"]
 MAX_PRIORITY = 100
@@ -67,7 +42,7 @@ MAX_PRIORITY = 100
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseAnswer:
-    """What a supervisor learns when it renews."""
+    """The answer to a supervisor that renews its lease."""
 
     held: bool
     """False: fenced out. Kill the child, write nothing more."""
@@ -178,7 +153,7 @@ def resume_job(job: Job, *, actor: str) -> Job:
 
 
 def set_priority(job: Job, priority: int, *, actor: str, may_overtake: bool) -> Job:
-    """Where a waiting job stands: higher first, equals by age. may_overtake: administrators', who may go above 0.
+    """Set a waiting job's place: higher first, equals by age. may_overtake: administrators', who may go above 0.
 
     Raises InvalidInput beyond what is allowed, JobConflict for a job that no longer waits.
     """

@@ -1,12 +1,13 @@
-"""How a worker takes the next job that its machine can hold."""
+"""Claims the next job that a worker's machine can hold."""
 
 from django.db import transaction
 from django.db.models import F, Q, Sum
 from django.db.models.functions import Now
 
 from webapp.catalog.models import Machine
+from webapp.clock import from_now
 from webapp.jobs.models import LIVE_STATES, Attempt, FenceSequence, Job, Outbox, State
-from webapp.jobs.moves import claimable, from_now, move_job
+from webapp.jobs.moves import claimable, move_job
 
 
 def claim_job(*, worker: str, machine: Machine, job_id: str | None = None, lease_s: float = 30) -> Attempt | None:
@@ -61,7 +62,7 @@ def claim_job(*, worker: str, machine: Machine, job_id: str | None = None, lease
 
 
 def free_bytes(machine: Machine) -> int:
-    """Of its device, beside what live jobs on it need."""
+    """Device bytes left beside what live jobs on it need."""
     taken = Job.objects.filter(
         state__in=LIVE_STATES, attempts__machine=machine, attempts__fence=F("fence")
     ).aggregate(taken=Sum("need_device_bytes"))["taken"]

@@ -1,10 +1,10 @@
 """Jobs as JSON, one spelling for the API, the stream and the pages. Every key is listed; nothing leaks by default."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 from django.db.models import QuerySet
 
+from webapp.clock import iso
 from webapp.jobs.models import Artifact, Checkpoint, Event, Job, Kind
 
 
@@ -22,7 +22,7 @@ def job_document(job: Job) -> dict[str, Any]:
 
 
 def state_document(job: Job) -> dict[str, Any]:
-    """What can change during a job's life; the stream carries this, its readers keep the rest from the snapshot."""
+    """The part of a job that can change; the stream carries this, its readers keep the rest from the snapshot."""
     return {
         "id": job.pk,
         "name": job.name,
@@ -99,11 +99,6 @@ def attempt_documents(job: Job) -> list[dict[str, Any]]:
         }
         for attempt in job.attempts.all()
     ]
-
-
-def iso(moment: datetime | None) -> str | None:
-    """UTC with a Z, or None."""
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z") if moment else None
 
 
 def _links(job_id: str, kind: str) -> dict[str, str]:

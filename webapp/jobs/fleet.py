@@ -1,4 +1,4 @@
-"""What machines hold at this moment, and how well their runs were predicted.
+"""Reports what machines hold at this moment, and how well their runs were predicted.
 
 Bytes and errors are everyone's to see; the names of jobs only of whoever may see the job.
 """
@@ -15,7 +15,7 @@ from django.db.models.functions import Cast
 from optimizer.base.serialize import to_json
 from webapp.catalog.documents import machine_documents
 from webapp.catalog.models import Machine
-from webapp.jobs.documents import iso
+from webapp.clock import iso
 from webapp.jobs.models import LIVE_STATES, Attempt, Job, Sample
 from webapp.jobs.queries import jobs_visible_to
 
@@ -32,7 +32,7 @@ class Holder:
     name: str
     worker: str
     needs_bytes: int
-    """What was set aside for it."""
+    """Bytes set aside for the job."""
     bytes_by_category: dict[str, int]
     """On the device at its newest sample's peak; empty before the first one."""
 
@@ -68,7 +68,7 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class Within:
-    """How far off predictions were, relative to the measurement."""
+    """Errors of predictions, relative to the measurement."""
 
     num_runs: int
     nine_of_ten: float
@@ -77,7 +77,7 @@ class Within:
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """Of the runs that ended on one machine."""
+    """Prediction errors of the runs that ended on one machine."""
 
     runs: tuple[Checked, ...]
     """Newest first."""
@@ -86,7 +86,7 @@ class Accuracy:
 
 
 def machine_document(user: Any, machine: Machine) -> dict[str, Any]:
-    """What ``GET /machines/{id}`` adds to a row of the list."""
+    """The fields that ``GET /machines/{id}`` adds to a row of the list."""
     occupancy, accuracy = read_occupancy(user, machine), read_accuracy(user, machine)
     runs = [{**to_json(run), "ended_at": iso(run.ended_at)} for run in accuracy.runs]
     return {
@@ -127,7 +127,7 @@ def _newest_bytes(jobs: Sequence[Job]) -> dict[str, dict[str, int]]:
 
 
 def read_accuracy(user: Any, machine: Machine) -> Accuracy:
-    """Of the predictions as they were shown before the run, not as a later calibration would make them."""
+    """Errors of the predictions shown before the run, not of those a later calibration would make."""
     ended = Attempt.objects.filter(
         machine=machine, prediction__isnull=False, measured__isnull=False, ended_at__isnull=False
     )
@@ -151,7 +151,7 @@ def read_accuracy(user: Any, machine: Machine) -> Accuracy:
 
 
 def _number(column: str, key: str) -> Cast:
-    """Of a document without reading it whole: a prediction holds a timeline."""
+    """Read single fields of a document, which is large: a prediction holds a timeline."""
     return Cast(KeyTextTransform(key, column), FloatField())
 
 

@@ -39,7 +39,7 @@ def job_metrics(
 
 
 def thinned(points: Sequence[Point], *, max_points: int) -> Sequence[Point]:
-    """Of each run of neighbours those with the highest and the lowest peak, loss and speed; the last one always."""
+    """Keep from each stretch the steps with the highest and lowest peak, loss and speed; the last one always."""
     if len(points) <= max_points:
         return points
     extremes = _EXTREMES[: max(1, max_points - 1)]
@@ -64,7 +64,7 @@ def _latest(job_id: str, kind: str) -> list[Point]:
 
 
 def _records(points: Sequence[Point], fields: Collection[str] | None) -> list[dict[str, Any]]:
-    """What was sent of them, in their order."""
+    """The fields that were sent, in their order."""
     found = dict(Sample.objects.filter(pk__in=[pk for _, pk, *_ in points]).values_list("pk", "data"))
     records: list[dict[str, Any]] = [found[pk] for _, pk, *_ in points]
     if fields is None:

@@ -91,7 +91,7 @@ class Job(InProject):
     model = models.ForeignKey(Model, on_delete=models.PROTECT)
     dataset = models.ForeignKey(Dataset, null=True, on_delete=models.PROTECT)
     spec = models.JSONField()
-    """As submitted, normalized: model, dataset, workload, goal."""
+    """The submitted spec, normalized: model, dataset, workload, goal."""
     plan = models.JSONField(null=True)
     prediction = models.JSONField(null=True)
     machine = models.ForeignKey(Machine, null=True, on_delete=models.SET_NULL)
@@ -199,7 +199,7 @@ class Attempt(models.Model):
     """A reason, or drained, paused, preempted; empty while it runs."""
     exit_code = models.IntegerField(null=True)
     made_progress = models.BooleanField(default=False)
-    """Whether it got at least one new step done; three quick deaths without one are a poisoned job."""
+    """True once a new step was done; three quick deaths without one are a poisoned job."""
     error = models.JSONField(null=True)
     started_at = models.DateTimeField(auto_now_add=True)
     ended_at = models.DateTimeField(null=True)

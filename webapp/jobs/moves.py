@@ -3,12 +3,10 @@
 Leases are counted by the database's clock (``Now()``), so that two machines' clocks need not agree.
 """
 
-from datetime import timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import DateTimeField, ExpressionWrapper, F, Q, Value
-from django.db.models.expressions import Combinable
+from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from webapp.jobs.documents import state_document
@@ -75,8 +73,3 @@ def claimable() -> Q:
     """The condition that a job may be started now."""
     due = Q(not_before__isnull=True) | Q(not_before__lte=Now())
     return due & Q(state=State.QUEUED, pause_requested_at__isnull=True, cancel_requested_at__isnull=True)
-
-
-def from_now(seconds: float) -> Combinable:
-    """A moment ``seconds`` from now by the database's clock; negative for the past."""
-    return ExpressionWrapper(Now() + Value(timedelta(seconds=seconds)), output_field=DateTimeField())

@@ -22,19 +22,19 @@ Reason = Literal["paused", "not_yet", "no_machine", "offline", "busy", "next"]
 
 @dataclass(frozen=True, kw_only=True)
 class MachineNow:
-    """What a claim would see of one machine."""
+    """One machine as a claim would see it."""
 
     id: str
     name: str
     device_kind: str
     memory_bytes: int
     free_bytes: int
-    """Of the device, beside what live jobs there need."""
+    """Device bytes left beside what live jobs there need."""
     takes_jobs: bool
     """Heard of lately, and not draining."""
 
     def suits(self, job: Job) -> bool:
-        """Whether it could ever hold the job."""
+        """Report whether the machine could ever hold the job."""
         return job.need_device_kind in ("", self.device_kind) and job.need_device_bytes <= self.memory_bytes
 
 
@@ -53,11 +53,11 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """As one person sees it: their own jobs, at their place among all."""
+    """The queue as one person sees it: their own jobs, at their place among all."""
 
     waiting: tuple[Waiting, ...]
     num_waiting: int
-    """Of all people."""
+    """Counted over all people."""
     live: tuple[Job, ...]
     """Being carried out."""
 

@@ -1,4 +1,4 @@
-"""Of what a training run left a model in the catalog, so that it can generate, or be trained further.
+"""Registers a finished run's weights as a catalog model, so that it can generate, or be trained further.
 
 The files are linked where the disk allows: they take no room twice, and the model keeps them when the job's folder goes. What
 ``create_model`` checks of an upload is checked of them too, and each must still be what the run recorded.
@@ -52,7 +52,7 @@ def create_trained_model(job: Job, *, name: str = "") -> Model:
 
 
 def what_is_left(job: Job) -> Left:
-    """Of a training run's weights: the whole model, its adapters alone, or nothing."""
+    """Kind of a training run's weights: the whole model, its adapters alone, or nothing."""
     if job.kind != Kind.TRAIN:
         return ""
     kinds = set(job.artifacts.filter(kind__in=("model", "adapter")).values_list("kind", flat=True))
@@ -124,6 +124,6 @@ def _open_checked(artifact: Artifact) -> KeptFile:
 
 
 def _chat_file(model: Model) -> Path | None:
-    """How the model that was trained writes conversations; an export does not say it."""
+    """The conversation format of the model that was trained; an export does not carry it."""
     path = Path(settings.HEADROOM_HOME) / model.folder / CHAT_FILE
     return path if model.has_chat and path.is_file() else None

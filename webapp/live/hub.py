@@ -23,7 +23,7 @@ QUEUE_LIMIT = 100
 MAX_CONNECTIONS = 16
 """Clients that come at once wait for one another: a connection each, and some would time out as if Redis were away."""
 _BLOCK_MS = 500
-"""How long a read waits; a newly watched stream joins the next read."""
+"""Longest wait of a read; a newly watched stream joins the next read."""
 _BATCH = 200
 _RECONNECT_S = 1.0
 
@@ -33,7 +33,7 @@ Entry = tuple[str, str]
 
 @dataclass(frozen=True)
 class Signal:
-    """What a queue holds beside entries."""
+    """Signals that a queue holds beside entries."""
 
     kind: str
     """``down``, ``up`` or ``overflow``."""
@@ -100,7 +100,7 @@ class Hub:
             self._positions.pop(subscription.job_id, None)
 
     async def last_id(self, job_id: str) -> str:
-        """Of the newest entry; ``0-0`` of an empty stream."""
+        """Id of the newest entry; ``0-0`` for an empty stream."""
         newest = await self._redis.xrevrange(stream_key(job_id), count=1)
         return str(newest[0][0]) if newest else "0-0"
 

@@ -1,4 +1,4 @@
-"""What a stream reads from the database: the snapshot it begins with, and what is new while Redis is away.
+"""Reads a stream's data from the database: the snapshot it begins with, and what is new while Redis is away.
 
 Each read runs in a thread that gives its connection back at once: a stream may stay open for hours and must hold none.
 """
@@ -25,7 +25,7 @@ _BATCH = 500
 
 @dataclass
 class Seen:
-    """How far one client has been served from the database."""
+    """Position up to which one client has been served from the database."""
 
     sample_pk: int = 0
     checkpoint_pk: int = 0

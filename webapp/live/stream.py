@@ -112,7 +112,7 @@ class _Watcher:
                 yield sent
 
     async def _begin(self, last_event_id: str) -> AsyncIterator[bytes]:
-        """Where the stream starts: after the id that the client has, or with a snapshot and all that follows it."""
+        """Start the stream after the id that the client has, or with a snapshot and all that follows it."""
         try:
             # the position is taken before the database is read: an entry may then come twice, never not at all
             newest = await self._hub.last_id(self._job_id)
@@ -211,10 +211,10 @@ class _Watcher:
 
 @dataclass(frozen=True, kw_only=True)
 class _Snapshot:
-    """What a stream begins with, whoever reads it."""
+    """The snapshot that a stream begins with, whoever reads it."""
 
     after_id: str
-    """Of the entry that was the newest before the database was read; it holds everything up to there."""
+    """Id of the newest entry before the database was read; the snapshot holds everything up to there."""
     event: bytes
     seen: Seen
     is_ended: bool

@@ -1,4 +1,5 @@
-"""What ``/metrics`` tells beside requests: read from the database when it is asked, so that nothing has to be kept in step.
+"""Collects the figures of ``/metrics`` beside requests: read from the database when it is asked, so that nothing has to
+be kept in step.
 
 Of every process the same, but for the viewers of streams, which are this process's own.
 """
@@ -21,7 +22,7 @@ from webapp.webhooks.models import State as DeliveryState
 
 
 class ServiceCollector:
-    """Of the Prometheus library's kind; it asks ``collect`` of it."""
+    """A collector as the Prometheus library defines it."""
 
     def collect(self) -> Iterator[Metric]:
         yield from _jobs()

@@ -14,7 +14,7 @@ Handler = Callable[[HttpRequest], HttpResponseBase]
 AsyncHandler = Callable[[HttpRequest], Awaitable[HttpResponseBase]]
 
 REGISTRY = CollectorRegistry(auto_describe=False)
-"""Of this process; not the library's own, which other packages write into."""
+"""This process's registry; not the library's own, which other packages write into."""
 REQUESTS = Counter(
     "headroom_http_requests", "Requests answered, by method, route and status.", ("method", "route", "status"), registry=REGISTRY
 )

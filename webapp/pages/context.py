@@ -1,4 +1,4 @@
-"""What the frame of every page shows: the projects to work in, where there is a choice."""
+"""Fills the frame of every page: the projects to work in, where there is a choice."""
 
 from typing import Any
 

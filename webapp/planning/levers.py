@@ -11,12 +11,13 @@ from optimizer.base.categories import Category
 from optimizer.plan.pins.training import pins_of_change
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import techniques_that_lower
-from webapp.planning.searches import TrainingQuestion, problem_of
+from optimizer.search.answer.knobs import list_knobs
+from webapp.planning.search.training import TrainingQuestion, problem_of
 
 TECHNIQUES_OF: Final = techniques_that_lower()
 """Which changes make a category smaller."""
 MAX_PARTS: Final = 2
-"""Of the largest categories that have a lever at all."""
+"""Number of the largest categories with a lever that are looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,24 +26,21 @@ class Lever:
 
     category: Category
     num_bytes: int
-    """Of the category, at the plan's peak."""
+    """Bytes of the category at the plan's peak."""
     change: str
     """For people: ``recompute every block``."""
     pins: dict[str, Any]
-    """What to hold so that it is made."""
+    """Decisions to hold so that the change is made."""
     is_lossless: bool
     device_change_bytes: int
     step_change_ms: float
     step_share: float
-    """Of the plan's own step."""
+    """The change as a share of the plan's own step."""
 
 
 def list_levers(question: TrainingQuestion, plan: Plan, bytes_by_category: Mapping[str, int]) -> tuple[Lever, ...]:
-    """Of the plan's largest parts, the largest first: the changes that take least time for what they save, one lossless and one
+    """For the plan's largest parts, the largest first: the changes that take least time for what they save, one lossless and one
     that changes the numbers. A part without such a change has no lever, and the next one is looked at."""
-    # here, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
-    from optimizer.search.answer.knobs import list_knobs
-
     wanted = {technique for techniques in TECHNIQUES_OF.values() for technique in techniques}
     problem = problem_of(question)
     here = problem.price(plan)

@@ -9,21 +9,18 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from optimizer.base.errors import InvalidInput, PlanStale
 from optimizer.base.serialize import to_json
+from optimizer.hardware.rental import Cost, PriceList, price_run
 from optimizer.plan.plan import PLAN_VERSION
-from optimizer.search.problem import PricedPlan
 from webapp.catalog.models import Machine, Profile
 from webapp.jobs.models import PlanOffer
 from webapp.jobs.queries import offers_visible_to
 from webapp.jobs.specs.generation import GenerateSpec
 from webapp.jobs.specs.training import JobSpec
-
-if TYPE_CHECKING:
-    from optimizer.hardware.rental import Cost, PriceList
-    from optimizer.search.generation.problem import PricedGenerationPlan
+from webapp.planning.search.question import FoundPlan
 
 _PRICE_AGAIN = "Price the spec again and take one of its offers."
 
@@ -36,8 +33,8 @@ class Offer:
     is_chosen: bool
     is_lossless: bool
     explanation: list[str]
-    costs: "tuple[Cost, ...]" = ()
-    """Of the whole run on the machine's device; empty where no price of it is known."""
+    costs: tuple[Cost, ...] = ()
+    """Costs of the whole run on the machine's device; empty where no price of it is known."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -69,31 +66,27 @@ class PlanAnswer:
         return {"offers": [offer.to_json() for offer in self.offers], "profile": "ready"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundPlan:
-    """A plan that a search or a baseline came to, in words as well."""
-
-    priced: "PricedPlan | PricedGenerationPlan"
-    machine: Machine
-    explanation: list[str]
-
-
 def keep_offer(
-    user: Any, spec: JobSpec | GenerateSpec, profile: Profile, found: FoundPlan, prices: "PriceList"
+    user: Any,
+    spec: JobSpec | GenerateSpec,
+    found: FoundPlan,
+    *,
+    machine: Machine,
+    profile_sha256: str,
+    prices: PriceList,
 ) -> Offer:
-    from optimizer.hardware.rental import price_run
-
+    """A plan found on the machine, as a row that a job can be made of; profile_sha256: of what it was priced with."""
     row = PlanOffer.objects.create(
         owner=user,
         spec=spec.to_json(),
-        machine=found.machine,
+        machine=machine,
         label=found.priced.label,
         plan=found.priced.plan.to_json(),
         prediction=found.priced.prediction.to_json(),
         verdict=found.priced.verdict,
-        basis=basis_of(profile, found.machine),
+        basis=basis_of(profile_sha256, machine),
     )
-    device, total_s = str(found.machine.document["device"]["name"]), found.priced.prediction.total_s
+    device, total_s = str(machine.document["device"]["name"]), found.priced.prediction.total_s
     num_tokens = spec.workload.num_steps * spec.workload.tokens_per_step if isinstance(spec, JobSpec) else None
     return Offer(
         row=row,
@@ -118,7 +111,7 @@ def given_offer(user: Any, spec: JobSpec | GenerateSpec, plan_id: str) -> PlanOf
     if {key: offer.spec.get(key) for key in asked} != asked:
         raise PlanStale(f"plan {offer.label} was priced for another spec", hint=_PRICE_AGAIN)
     profile = Profile.objects.defer("document").filter(fingerprint=spec.profile_fingerprint).first()
-    if profile is None or not profile.document_sha256 or offer.basis != basis_of(profile, offer.machine):
+    if profile is None or not profile.document_sha256 or offer.basis != basis_of(profile.document_sha256, offer.machine):
         raise PlanStale(
             f"plan {offer.label} no longer holds on {offer.machine.name}: "
             "the model's profile, the machine or the program has changed",
@@ -127,10 +120,10 @@ def given_offer(user: Any, spec: JobSpec | GenerateSpec, plan_id: str) -> PlanOf
     return offer
 
 
-def basis_of(profile: Profile, machine: Machine) -> str:
+def basis_of(profile_sha256: str, machine: Machine) -> str:
     """Hash of what decides whether a plan fits."""
     facts = [
-        profile.document_sha256,
+        profile_sha256,
         machine.pk,
         machine.document["device"],
         machine.document["host_memory_bytes"],

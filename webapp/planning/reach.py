@@ -1,4 +1,4 @@
-"""What a model needs: on which cards of the table it can be trained or run, and whether that takes saving memory.
+"""Finds what a model needs: on which cards of the table it can be trained or run, and whether that takes saving memory.
 
 For each method two numbers decide, whatever the card: the peak of doing it plainly, and the smallest peak that any plan has. Both
 come of the estimator, for one sequence at a time; a card's verdict is what it holds against them. Kept in this process by the
@@ -14,6 +14,7 @@ from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.goal import GenerationGoal, Goal
+from optimizer.hardware.devices import known_devices, table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
@@ -21,16 +22,19 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import FrozenFormat, WeightsPins, WeightsPlan
-from optimizer.profile.generation import INFERENCE_PROFILE_VERSION, traced_fingerprint
-from optimizer.profile.profile import PROFILE_VERSION
+from optimizer.search.answer.smallest import find_smallest
+from optimizer.search.generation.search import generation_problem
+from optimizer.search.generation.smallest import find_smallest as find_smallest_generation
+from optimizer.search.training import training_problem
 from optimizer.workload import Adapter, GenerationWorkload, TrainingWorkload
 from webapp.catalog.models import Model, Profile
-from webapp.planning.profiles import read_generation_profile, read_profile, request_profile
+from webapp.planning.search.profile_requests import request_profile
+from webapp.planning.search.profiles import ProfileNeed, read_generation_profile, read_profile
 
 MethodName = Literal["full", "lora", "qlora", "generate"]
 CardVerdict = Literal["fits", "fits_saving", "does_not_fit"]
 MAX_TRAINED_LENGTH = 1024
-"""Of the one sequence; less where the model has fewer positions."""
+"""Length of the one sequence; less where the model has fewer positions."""
 _PROMPT_LENGTH, _NEW_TOKENS = 512, 128
 _PRICED_ON = "RTX 4090"
 """A card gives the estimator kernels to price; bytes of tensors are the same on every card."""
@@ -75,12 +79,12 @@ class Need:
     plain_bytes: int | None = None
     """Nothing saved: everything stays on the device."""
     least_bytes: int | None = None
-    """Of the plan with the smallest peak."""
+    """Bytes of the plan with the smallest peak."""
     message: str = ""
     """Why there is no answer."""
 
     def verdict_of(self, memory_bytes: int) -> CardVerdict | None:
-        """Of a card with so much for one job; None while it is not known."""
+        """Verdict on a card with so many bytes for one job; None while it is not known."""
         if self.plain_bytes is None or self.least_bytes is None:
             return None
         if self.plain_bytes <= memory_bytes:
@@ -98,14 +102,14 @@ class Card:
 
 
 def read_needs(model: Model) -> list[Need]:
-    """What is known now; asks for nothing."""
+    """Read what is known now; asks for nothing."""
     return [_read_need(model, method) for method in METHODS]
 
 
 def ask_for_needs(model: Model) -> None:
     """Profiles that are missing become jobs."""
     for adapter, generates in ((None, False), (Adapter(), False), (None, True)):
-        request_profile(model, adapter=adapter, generates=generates)
+        request_profile(ProfileNeed(model=model, adapter=adapter, generates=generates))
 
 
 def read_cards(needs: Sequence[Need]) -> list[Card]:
@@ -121,7 +125,7 @@ def read_cards(needs: Sequence[Need]) -> list[Card]:
 
 
 def reach_document(model: Model) -> dict[str, Any]:
-    """What ``GET /models/{id}/cards`` answers."""
+    """The answer of ``GET /models/{id}/cards``."""
     needs = read_needs(model)
     return {
         "sequence_length": _sequence_length(model),
@@ -149,10 +153,9 @@ def reach_document(model: Model) -> dict[str, Any]:
 
 
 def _read_need(model: Model, method: Method) -> Need:
-    version = INFERENCE_PROFILE_VERSION if method.generates else PROFILE_VERSION
-    fingerprint = traced_fingerprint(model.fingerprint, adapter=method.adapter, generates=method.generates)
-    row = Profile.objects.defer("document").filter(pk=fingerprint).first()
-    if row is None or (row.document_sha256 and row.version != version):
+    needed = ProfileNeed(model=model, adapter=method.adapter, generates=method.generates)
+    row = Profile.objects.defer("document").filter(pk=needed.fingerprint).first()
+    if row is None or (row.document_sha256 and row.version != needed.version):
         return Need(method=method, state="not_asked")
     if not row.document_sha256:
         message = str((row.error or {}).get("message", ""))
@@ -170,11 +173,6 @@ def _bytes_of(name: MethodName, fingerprint: str, document_sha256: str, sequence
     method = next(method for method in METHODS if method.name == name)
     if method.generates:
         return _generation_bytes(fingerprint, document_sha256)
-    # here, so that numpy and scipy are loaded with the first price and not with every process that knows of jobs
-    from optimizer.hardware.devices import table_machine
-    from optimizer.search.answer.smallest import find_smallest
-    from optimizer.search.search import training_problem
-
     profile = read_profile(fingerprint, document_sha256)
     problem = training_problem(
         profile,
@@ -203,17 +201,14 @@ def _bytes_of(name: MethodName, fingerprint: str, document_sha256: str, sequence
 
 
 def _generation_bytes(fingerprint: str, document_sha256: str) -> tuple[int, int]:
-    from optimizer.hardware.devices import table_machine
-    from optimizer.search.generation.search import generation_problem
-    from optimizer.search.generation.smallest import find_smallest
-
     problem = generation_problem(
         read_generation_profile(fingerprint, document_sha256),
         workload=GenerationWorkload(prompt_length=_PROMPT_LENGTH, num_new_tokens=_NEW_TOKENS),
         goal=GenerationGoal(device_budget_bytes=_NO_BUDGET_BYTES),
         machine=table_machine(_PRICED_ON),
     )
-    plain, smallest = (problem.priced("", plan).prediction for plan in (GenerationPlan(), find_smallest(problem)))
+    plans = GenerationPlan(), find_smallest_generation(problem)
+    plain, smallest = (problem.priced("", plan).prediction for plan in plans)
     return _whole_peak(plain), _whole_peak(smallest)
 
 
@@ -228,7 +223,5 @@ def _sequence_length(model: Model) -> int:
 
 @functools.cache
 def _card_sizes() -> list[tuple[str, int]]:
-    from optimizer.hardware.devices import known_devices, table_machine
-
     sizes = {name: table_machine(name).device.memory_bytes for name in known_devices()}
     return sorted(sizes.items(), key=lambda item: (item[1], item[0]))

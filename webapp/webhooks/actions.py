@@ -43,7 +43,7 @@ def create_webhook(user: User, project: Project, *, url: str, events: list[str])
 
 
 def renew_secret(webhook: Webhook) -> str:
-    """What was signed with the one before no longer verifies; messages that wait are signed with the new one."""
+    """Replace the secret: earlier signatures no longer verify, and waiting messages are signed with the new one."""
     Webhook.objects.filter(pk=webhook.pk).update(secret_number=F("secret_number") + 1)
     webhook.refresh_from_db()
     return secret_of(webhook)

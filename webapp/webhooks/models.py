@@ -17,7 +17,7 @@ EVENTS = (
     "job.failed",
     "job.cancelled",
 )
-"""What can be heard of; the second word is the kind of the job's event."""
+"""Events that can be subscribed to; the second word is the kind of the job's event."""
 
 
 class Webhook(models.Model):
@@ -62,11 +62,11 @@ class Delivery(models.Model):
     next_try_at = models.DateTimeField(null=True)
     """While it is pending; pushed ahead by whoever is sending it, so that no other does."""
     status_code = models.IntegerField(null=True)
-    """Of the last answer; None where there was none."""
+    """Status of the last answer; None where there was none."""
     trouble = models.CharField(max_length=300, blank=True)
     """Why the last try failed, or how the answer began."""
     duration_ms = models.IntegerField(null=True)
-    """Of the last try."""
+    """Moment of the last try."""
     replay_of = models.CharField(max_length=48, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
     tried_at = models.DateTimeField(null=True)

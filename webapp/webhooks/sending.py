@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from optimizer.base.errors import InvalidInput
-from webapp.jobs.moves import from_now
+from webapp.clock import from_now
 from webapp.webhooks.models import Delivery, State, Webhook
 from webapp.webhooks.signing import signed_headers
 from webapp.webhooks.targets import find_target
@@ -37,7 +37,7 @@ _GONE = 410
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How one try went."""
+    """The outcome of one try."""
 
     status_code: int | None
     trouble: str

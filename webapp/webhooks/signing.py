@@ -16,7 +16,7 @@ SECRET_PREFIX = "whsec_"
 
 
 def secret_of(webhook: Webhook) -> str:
-    """As its owner keeps it: ``whsec_`` and 32 bytes in base64."""
+    """The secret as its owner keeps it: ``whsec_`` and 32 bytes in base64."""
     return SECRET_PREFIX + base64.b64encode(_key_of(webhook)).decode()
 
 

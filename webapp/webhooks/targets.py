@@ -1,4 +1,4 @@
-"""Where a webhook may be sent: to public addresses by https, and into networks that the settings name.
+"""Checks where a webhook may be sent: to public addresses by https, and into networks that the settings name.
 
 The host is resolved once and the connection goes to that very address, so that a name cannot point elsewhere between the check
 and the call (DNS rebinding). Redirects are not followed: where they lead would not have been checked.
@@ -116,7 +116,7 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Of an address that is written out; 127.1 and 0x7f000001 are names here, and resolved."""
+    """Read an address that is written out; 127.1 and 0x7f000001 are names here, and resolved."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:

@@ -38,7 +38,7 @@ def answer(
 
 
 def refusal(line: PromptLine, problem: LineProblem, *, job_id: str) -> Result:
-    """Of a line that was not generated for."""
+    """The answer to a line that was not generated for."""
     if line.form == "plain":
         error = {"code": problem.code, "message": problem.message, "param": problem.param}
         record: dict[str, Any] = {"id": line.id, "line": line.number, "error": error}

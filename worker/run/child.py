@@ -72,7 +72,7 @@ def isolated_command(module: str, *arguments: str) -> list[str]:
 
 
 def child_environment(environment: Mapping[str, str], *, folder: Path) -> dict[str, str]:
-    """What an attempt may know: the allowed variables, offline switches, and its own folder as home."""
+    """The environment of an attempt: the allowed variables, offline switches, and its own folder as home."""
     allowed = {name: environment[name] for name in ALLOWED_VARIABLES if name in environment}
     return {**DEFAULT_VARIABLES, **wait_policy(environment), **allowed, **FIXED_VARIABLES, "HOME": str(folder)}
 
@@ -149,7 +149,7 @@ class Child:
         return self._process.pid
 
     def has_ended(self) -> bool:
-        """Whether the leader has ended. It is not reaped yet, so its number cannot be given to a stranger."""
+        """Report whether the leader has ended. It is not reaped yet, so its number cannot be given to a stranger."""
         if self._process.returncode is not None:
             return True
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

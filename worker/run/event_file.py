@@ -76,7 +76,7 @@ def _key(field: int, wire_type: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Of a number from 0."""
+    """Encode a number from 0 as a varint."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

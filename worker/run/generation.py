@@ -1,4 +1,4 @@
-"""What the attempt's process does for a ``generate`` job: prompts into tokens, passes over the model, answers line by line.
+"""Runs a ``generate`` job in the attempt's process: prompts into tokens, passes over the model, answers line by line.
 
 A line that is done is on the disk before anyone is told of it, and no later attempt does it again. A line that cannot be used
 becomes an entry of the error file; it does not end the job. Stop texts are looked for after each token (``data/stop_texts.py``)
@@ -17,6 +17,7 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.data.prompt_tokens import LineTokens, PromptTokenizer, length_problem
 from optimizer.data.prompts import read_prompts
 from optimizer.data.stop_texts import StopWatch, cut_at_stop
+from optimizer.formats.sampling import Sampling
 from optimizer.goal import GenerationGoal
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.generation import GenerationPlan
@@ -48,7 +49,7 @@ class _Work:
 
 @dataclass
 class _Progress:
-    """What is done, by this attempt and by those before it."""
+    """Counts of finished work, by this attempt and those before it."""
 
     finished: dict[int, Result]
     num_lines: int = 0
@@ -190,7 +191,6 @@ class _Requests(Sequence["Request"]):
 
 
 def _request(work: _Work, each: LineTokens) -> "Request":
-    from optimizer.formats.sampling import Sampling
     from optimizer.runtime.generation.run_requests import Request
 
     workload = each.line.workload(work.workload)

@@ -1,8 +1,14 @@
-"""What the attempt's process does for a ``profile`` job."""
+"""Runs a ``profile`` job in the attempt's process."""
 
 import json
 from pathlib import Path
 from typing import Any
+
+from optimizer.base.serialize import from_json
+from optimizer.models.spec import read_model_spec
+from optimizer.profile.trace.generation import profile_generation
+from optimizer.profile.trace.trace import profile_model
+from optimizer.workload import Adapter
 
 
 def profile_to_file(
@@ -12,12 +18,6 @@ def profile_to_file(
 
     adapter: a workload's; the profile is then of the model with these adapters. generates: of a model that generates instead.
     """
-    from optimizer.base.serialize import from_json
-    from optimizer.models.spec import read_model_spec
-    from optimizer.profile.trace.generation import profile_generation
-    from optimizer.profile.trace.trace import profile_model
-    from optimizer.workload import Adapter
-
     spec = read_model_spec(config)
     read = None if adapter is None else from_json(Adapter, adapter, path="adapter")
     document = profile_generation(spec).to_json() if generates else profile_model(spec, adapter=read).to_json()

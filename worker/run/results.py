@@ -1,4 +1,4 @@
-"""What a generate job has finished, line by line, on disk: appended and synced as it comes, read back by the next attempt.
+"""Keeps the finished lines of a generate job on disk: appended and synced as it comes, read back by the next attempt.
 
 Each attempt writes a file of its own, ``results/part-<attempt>-f<fence>.jsonl`` in the job's folder, so that one that was fenced
 out and has not noticed yet cannot tear what its successor writes. A torn last line is what a killed attempt leaves; it counts as
@@ -68,7 +68,7 @@ def read_finished(job_folders: Iterable[Path]) -> dict[int, Result]:
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedFile:
-    """As ``result.json`` names it."""
+    """The file's name in ``result.json``."""
 
     kind: str
     """results or errors."""

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from optimizer.base.errors import HeadroomError, InvalidDataset, InvalidModel, InvalidPlan
+from optimizer.base.errors import DiskFull, HeadroomError, InvalidDataset, InvalidModel, InvalidPlan
 from worker.run.lifeline import die_with_supervisor
 from worker.run.pipe import PipeWriter
 from worker.run.reporter import Reporter, read_json
@@ -88,7 +88,7 @@ def run_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: Sto
 
 
 def _event_file(attempt: dict[str, Any], reporter: Reporter) -> list[dict[str, Any]]:
-    """What it measured, for TensorBoard. Whatever goes wrong with it must not cost the attempt its result."""
+    """Write the measurements for TensorBoard. A failure here must not cost the attempt its result."""
     try:
         return leave_event_file(reporter.folder, attempt_number=attempt["attempt"])
     except Exception:
@@ -127,7 +127,7 @@ _WORK = {"train": train, "profile": profile, "generate": generate}
 
 
 def failure(error: Exception, *, step: int) -> dict[str, Any]:
-    """What the job's row will say. An error outside the tree is a fault of the program; its text stays in the log."""
+    """The message of the job's row. An error outside the tree is a fault of the program; its text stays in the log."""
     known = _as_headroom_error(error)
     if known is None:
         message = "A fault of the program ended the job; its log has the traceback."
@@ -156,8 +156,6 @@ def _as_headroom_error(error: Exception) -> HeadroomError | None:
     if isinstance(error, HeadroomError):
         return error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        from optimizer.base.errors import DiskFull
-
         where = f" for {Path(error.filename).name}" if isinstance(error.filename, str) else ""
         return DiskFull(f"the disk is full: no room{where}", hint="Free space; the job goes on from its checkpoint.")
     return None

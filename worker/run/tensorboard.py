@@ -1,4 +1,4 @@
-"""What a job leaves for TensorBoard: its telemetry of all attempts as one event file among the artifacts. Torch-free."""
+"""Writes a job's telemetry of all attempts as one TensorBoard event file among the artifacts. Torch-free."""
 
 import hashlib
 import json

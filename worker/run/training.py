@@ -1,4 +1,4 @@
-"""What the attempt's process does for a ``train`` job: ``attempt.json`` into values, tokens made once, then ``train``."""
+"""Runs a ``train`` job in the attempt's process: ``attempt.json`` into values, tokens made once, then ``train``."""
 
 from collections.abc import Callable
 from pathlib import Path

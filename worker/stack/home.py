@@ -1,4 +1,4 @@
-"""Where the embedded stack keeps its things, and whether it can: folder, port, disk, each with one clear line."""
+"""Checks the embedded stack's folder, port and disk, and refuses each with one clear line."""
 
 import errno
 import json
@@ -28,7 +28,7 @@ class StackError(HeadroomError):
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Where the stack keeps its things and where it listens."""
+    """The stack's folder and the port it listens on."""
 
     home: Path
     port: int

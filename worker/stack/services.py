@@ -124,7 +124,7 @@ def stop_services(services: Sequence[RunningService]) -> None:
 
 
 class _Stop:
-    """Whether TERM or INT has come, and a wait that ends when it does."""
+    """Notes TERM and INT, and offers a wait that ends when one comes."""
 
     def __init__(self, wakeup_fd: int) -> None:
         self._wakeup_fd = wakeup_fd

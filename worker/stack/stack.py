@@ -97,7 +97,7 @@ def print_status(stack: Stack) -> int:
 
 
 def find_running(stack: Stack) -> dict[str, Any] | None:
-    """What a running supervisor says of itself; None when none holds the lock."""
+    """The state that a running supervisor wrote; None when none holds the lock."""
     try:
         with stack.lock_file.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

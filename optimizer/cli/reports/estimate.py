@@ -1,11 +1,11 @@
-"""What ``headroom estimate`` prints: the plans, the peak and its reasons, the step over time, what each knob would buy."""
+"""The report of ``headroom estimate``: the plans, the peak and its reasons, the step over time, what each knob would buy."""
 
 from collections.abc import Sequence
 
 from optimizer.api.estimate import Estimate
 from optimizer.api.estimate_padded import PaddedEstimate
-from optimizer.base.categories import CATEGORY_LABELS
 from optimizer.base.units import format_bytes
+from optimizer.cli.reports.tables import card_table, contributors_table, lanes_table, peak_table
 from optimizer.cli.reports.text import (
     VERDICTS,
     categories_table,
@@ -16,8 +16,7 @@ from optimizer.cli.reports.text import (
     format_table,
     plans_table,
 )
-from optimizer.estimate.explanation import Explanation
-from optimizer.estimate.prediction import CardMemory, Prediction
+from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.machine import PROBE_DISTURBED_FACT
 from optimizer.hardware.rental import Cost, describe_costs
 from optimizer.plan.explain.training import explain_plan
@@ -26,15 +25,6 @@ from optimizer.search.answer.knobs import Knob
 
 _CHART_COLUMNS = 72
 _CHART_ROWS = 8
-_MAX_CONTRIBUTORS = 8
-_LANE_LABELS = {
-    "compute": "compute",
-    "copy_in": "copies to the device",
-    "copy_out": "copies to the host",
-    "host": "host's own work",
-    "disk": "disk",
-    "network": "network",
-}
 
 
 def report_estimate(estimate: Estimate, *, is_explained: bool = False) -> str:
@@ -72,7 +62,7 @@ def report_estimate(estimate: Estimate, *, is_explained: bool = False) -> str:
 
 
 def report_padded(estimate: PaddedEstimate) -> str:
-    """Of a dataset's padded batches: the worst, the mean, and how much is padding."""
+    """A dataset's padded batches: the worst, the mean, and the share of padding."""
     predicted, batch = estimate.predicted, estimate.predicted.worst_batch
     peak = f"{format_bytes(predicted.device_peak_bytes)}, at most {format_bytes(predicted.device_peak_high_bytes)}"
     rows = [
@@ -92,7 +82,7 @@ def report_padded(estimate: PaddedEstimate) -> str:
 
 
 def report_costs(costs: tuple[Cost, ...], *, device: str, num_steps: int) -> str:
-    """Of all steps, each with the date of its price; or that no price is known."""
+    """Costs of all steps, each with the date of its price; or that no price is known."""
     return f"Cost of {num_steps:,} steps\n{format_bullets(describe_costs(costs, device=device))}"
 
 
@@ -126,40 +116,6 @@ def _verdict_sentences(estimate: Estimate) -> list[str]:
     return sentences
 
 
-def peak_table(explanation: Explanation) -> str:
-    """Each category at the peak and at its own highest, with its reason."""
-    rows = [
-        (CATEGORY_LABELS[row.category], format_bytes(row.peak_bytes), format_bytes(row.highest_bytes), row.reason)
-        for row in explanation.categories
-    ]
-    total = format_bytes(sum(row.peak_bytes for row in explanation.categories))
-    table = format_table(("", "then", "highest", "why it is there"), [*rows, ("together", total, "", "")])
-    return f"At the peak, {explanation.peak_moment}\n{table}"
-
-
-def card_table(memory: CardMemory) -> str:
-    """From tensors to the process that the driver sees."""
-    rows = [(part.name, format_bytes(part.num_bytes), "") for part in memory.parts]
-    totals = (("process on the card", memory.process), ("pinned host memory", memory.host_pinned))
-    rows += [
-        (name, format_bytes(size.value), f"{format_bytes(size.low)} to {format_bytes(size.high)}")
-        for name, size in totals
-        if size.high
-    ]
-    of_total = f", which has {format_bytes(memory.total_bytes)}" if memory.total_bytes else ""
-    unknown = "".join(f"\nnot modelled: {reason}" for reason in memory.not_modelled)
-    return f"On the card{of_total}\n{format_table(('', 'then', 'between'), rows)}{unknown}"
-
-
-def contributors_table(memory: CardMemory) -> str:
-    """The largest groups of tensors."""
-    rows = [
-        (format_bytes(part.num_bytes), f"{part.num_storages:,}", CATEGORY_LABELS[part.category], part.made_in, part.op)
-        for part in memory.contributors[:_MAX_CONTRIBUTORS]
-    ]
-    return "Largest in memory then\n" + format_table(("bytes", "tensors", "as", "made in", "by"), rows)
-
-
 def _chart(prediction: Prediction) -> str:
     """Highest level in each of so many equal stretches of the step; the phases stand below."""
     points = prediction.timeline
@@ -186,20 +142,6 @@ def _chart(prediction: Prediction) -> str:
 def _phase_marks(phases: Sequence[str]) -> str:
     """``f``, ``b`` and ``o`` for each column's phase: forward, backward, optimizer."""
     return "".join(phase[:1] or " " for phase in phases) + "  (forward, backward, optimizer)"
-
-
-def lanes_table(explanation: Explanation) -> str:
-    """What is busy, and what of it is hidden behind compute."""
-    rows = [
-        (
-            _LANE_LABELS.get(use.lane, use.lane),
-            format_ms(use.busy_ms),
-            format_ms(use.hidden_ms),
-            format_ms(use.exposed_ms),
-        )
-        for use in explanation.lanes
-    ]
-    return "Lanes\n" + format_table(("", "busy", "hidden", "exposed"), rows)
 
 
 def _kinds_table(prediction: Prediction) -> str:

@@ -1,12 +1,19 @@
-"""What ``headroom estimate`` and ``headroom plan`` print of a batch generation: the same tables as of training."""
+"""The reports of ``headroom estimate`` and ``headroom plan`` on a batch generation: the same tables as for training."""
 
 from collections.abc import Sequence
 
 from optimizer.api.estimate_generation import GenerationEstimate
 from optimizer.base.units import format_bytes, format_duration
-from optimizer.cli.reports.compared import side_by_side
-from optimizer.cli.reports.estimate import card_table, contributors_table, lanes_table, peak_table
-from optimizer.cli.reports.text import VERDICTS, format_bullets, format_ms, format_pairs, format_table, size_or_dash
+from optimizer.cli.reports.compared import memory_costs, side_by_side
+from optimizer.cli.reports.tables import card_table, contributors_table, lanes_table, peak_table
+from optimizer.cli.reports.text import (
+    VERDICTS,
+    format_bullets,
+    format_ms,
+    format_pairs,
+    format_table,
+    peak_cells,
+)
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.goal import GenerationGoal
 from optimizer.hardware.machine import PROBE_DISTURBED_FACT, Machine
@@ -67,15 +74,10 @@ def report_generation_search(
 
 
 def report_generation_comparison(comparison: GenerationComparison) -> str:
-    """As ``reports_plan.report_comparison`` has it of training."""
+    """Plans of a generation side by side; ``reports/plan.py`` has it for training."""
     predictions = [priced.prediction for priced in comparison.plans]
     costs: list[Sequence[str]] = [
-        ("peak, at most", *(format_bytes(found.device_peak_high_bytes) for found in predictions)),
-        (
-            "elsewhere",
-            *(size_or_dash(found.host_peak_bytes + found.disk_peak_bytes + found.remote_peak_bytes) for found in predictions),
-        ),
-        ("copied", *(size_or_dash(sum(found.copied_bytes.values())) for found in predictions)),
+        *memory_costs(predictions),
         ("first token", *(format_ms(found.prefill_ms) for found in predictions)),
         ("later ones", *(format_ms(found.decode_ms) if found.decode_ms else "-" for found in predictions)),
         ("tokens/s", *(f"{found.tokens_per_s:,.1f}" for found in predictions)),
@@ -106,9 +108,7 @@ def _row(priced: PricedGenerationPlan) -> tuple[str, ...]:
     prediction = priced.prediction
     return (
         priced.label,
-        format_bytes(prediction.device_peak_bytes),
-        format_bytes(prediction.device_peak_high_bytes),
-        size_or_dash(prediction.host_peak_bytes + prediction.disk_peak_bytes + prediction.remote_peak_bytes),
+        *peak_cells(prediction),
         format_ms(prediction.prefill_ms),
         format_ms(prediction.decode_ms) if prediction.decode_ms else "-",
         f"{prediction.tokens_per_s:,.1f}",
@@ -164,7 +164,7 @@ def _verdict_sentences(estimate: GenerationEstimate) -> list[str]:
 
 
 def _kinds_table(prediction: GenerationPrediction) -> str:
-    """Of one pass: compute by kind of op, and each lane that compute waits for."""
+    """Times of one pass: compute by kind of op, and each lane that compute waits for."""
     prefill, decode = prediction.prefill_by_kind_ms, prediction.decode_by_kind_ms
     rows = [
         (kind.replace("_", " "), format_ms(prefill.get(kind, 0.0)), format_ms(decode.get(kind, 0.0)))

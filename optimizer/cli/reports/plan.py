@@ -1,9 +1,9 @@
-"""What ``headroom plan`` prints: the answer with its limit, plans side by side, cards ranked. At most 100 columns."""
+"""The report of ``headroom plan``: the answer with its limit, plans side by side, cards ranked. At most 100 columns."""
 
 from collections.abc import Sequence
 
 from optimizer.base.units import format_bytes, format_duration
-from optimizer.cli.reports.compared import side_by_side
+from optimizer.cli.reports.compared import memory_costs, side_by_side
 from optimizer.cli.reports.text import (
     VERDICTS,
     categories_table,
@@ -12,7 +12,6 @@ from optimizer.cli.reports.text import (
     format_ms,
     format_table,
     plans_table,
-    size_or_dash,
     wrap_after,
 )
 from optimizer.estimate.generation.prediction import GenerationPrediction
@@ -36,7 +35,7 @@ _ASPECTS = {"lifetime": "", "place": " in", "representation": " as"}
 
 
 def report_answer(answer: ObjectiveAnswer, *, machine: Machine) -> str:
-    """What was asked, the limit, the baselines with the chosen plan below them, its bytes, the frontier, the reasons."""
+    """The question, the limit, the baselines with the chosen plan below them, its bytes, the frontier, the reasons."""
     result = answer.result
     parts = [_header(answer, machine)]
     if answer.limit is not None:
@@ -101,12 +100,7 @@ def report_comparison(comparison: Comparison) -> str:
     labels = [priced.label for priced in comparison.plans]
     predictions = [priced.prediction for priced in comparison.plans]
     costs: list[Sequence[str]] = [
-        ("peak, at most", *(format_bytes(found.device_peak_high_bytes) for found in predictions)),
-        (
-            "elsewhere",
-            *(size_or_dash(found.host_peak_bytes + found.disk_peak_bytes + found.remote_peak_bytes) for found in predictions),
-        ),
-        ("copied", *(size_or_dash(sum(found.copied_bytes.values())) for found in predictions)),
+        *memory_costs(predictions),
         ("step", *(format_ms(found.step_ms) for found in predictions)),
         ("tokens/s", *(f"{found.tokens_per_s:,.0f}" for found in predictions)),
         ("verdict", *(VERDICTS[priced.verdict] for priced in comparison.plans)),
@@ -143,7 +137,7 @@ def report_cards(answers: Sequence[CardAnswer], *, num_tokens: int) -> str:
 
 
 def _step_ms(found: Prediction | GenerationPrediction) -> float:
-    """Of a generation each later token's."""
+    """The time of a step; of a generation each later token's."""
     return found.step_ms if isinstance(found, Prediction) else found.decode_ms
 
 

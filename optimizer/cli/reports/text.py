@@ -1,4 +1,4 @@
-"""What the planning commands print: aligned plain text, sizes and durations with their units. Same text in a terminal and
+"""Writes the planning commands' reports: aligned plain text, sizes and durations with their units. Same text in a terminal and
 a pipe."""
 
 import textwrap
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.base.units import format_bytes
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.machine import PROBE_DISTURBED_FACT, Machine
 from optimizer.profile.profile import Profile
@@ -98,7 +99,7 @@ def format_ms(milliseconds: float) -> str:
 
 
 def format_header(model: str, *, workload: TrainingWorkload, machine: Machine, budgets: Sequence[str]) -> str:
-    """What was asked: the first lines of a report."""
+    """The first lines of a report: the question."""
     source = "rates measured" if machine.rates.source == "measured" else "rates from data sheets, unmeasured"
     return format_pairs(
         [
@@ -119,14 +120,23 @@ def _plan_row(priced: PricedPlan) -> tuple[str, ...]:
     prediction = priced.prediction
     return (
         priced.label,
-        format_bytes(prediction.device_peak_bytes),
-        format_bytes(prediction.device_peak_high_bytes),
-        size_or_dash(prediction.host_peak_bytes + prediction.disk_peak_bytes + prediction.remote_peak_bytes),
+        *peak_cells(prediction),
         size_or_dash(sum(prediction.copied_bytes.values())),
         format_ms(prediction.step_ms),
         f"{prediction.tokens_per_s:,.0f}",
         VERDICTS[priced.verdict],
     )
+
+
+def peak_cells(prediction: Prediction | GenerationPrediction) -> tuple[str, str, str]:
+    """The peak, its upper end, and what lies elsewhere."""
+    peaks = prediction.device_peak_bytes, prediction.device_peak_high_bytes
+    return format_bytes(peaks[0]), format_bytes(peaks[1]), size_or_dash(bytes_elsewhere(prediction))
+
+
+def bytes_elsewhere(prediction: Prediction | GenerationPrediction) -> int:
+    """On host, disk and remote store together, each at its most."""
+    return prediction.host_peak_bytes + prediction.disk_peak_bytes + prediction.remote_peak_bytes
 
 
 def size_or_dash(num_bytes: int) -> str:

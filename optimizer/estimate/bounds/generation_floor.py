@@ -3,7 +3,7 @@
 Left out of what a price has: compute and copies that wait for each other, memory that is touched anew, and what kernels hold
 beside what the meter sees. So no plan is priced faster or smaller than it is told here, but for the roughness of prices.
 
-All batches of one representation go through the profile's polynomials together (``many_shapes.py``). What depends on places is
+All batches of one representation go through the profile's polynomials together (``phase_grid.py``). What depends on places is
 added for all batches, and all numbers of micro-batches to a pass, of an arrangement together.
 """
 
@@ -18,14 +18,15 @@ from optimizer.base.categories import TIERS
 from optimizer.estimate.bounds.evenly_spaced import evenly_spaced, sum_shares
 from optimizer.estimate.bounds.kv_floor import KvFloor, KvFloors, LaneTimes
 from optimizer.estimate.bounds.kv_prefix_floor import PrefixFloors, list_prefix_lengths
+from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.estimate.bounds.phase_grid import ManyShapes
 from optimizer.estimate.categories.stores import STORE_LANES, read_ms
 from optimizer.estimate.generation.cold_weights import are_weights_cold, reading_weights
 from optimizer.estimate.generation.page_cache import is_disk_in_memory, reading_disk
 from optimizer.estimate.generation.sampling import draw_bytes, draw_time
 from optimizer.estimate.generation.splits import Floats, Splits, Way
+from optimizer.estimate.prediction import MEMORY_MARGIN
 from optimizer.estimate.step.streaming import streaming_python_ms
-from optimizer.estimate.training import MEMORY_MARGIN
 from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.hardware.machine import Machine, Rates
 from optimizer.plan.generation import GenerationPlan
@@ -38,27 +39,6 @@ from optimizer.workload import GenerationWorkload
 
 _NUM_LENGTHS: Final = 9
 """Of the cache, at which a range of decodes is timed: between them time is nearly a straight line."""
-
-
-class Floors(NamedTuple):
-    """Of one arrangement, each by number of micro-batches and by batch size."""
-
-    total_s: Floats
-    between_s: Floats
-    """Of batches between this and the next that make as many micro-batches, where a micro-batch's time is convex in its size."""
-    prefill_ms: Floats
-    device_bytes: Floats
-    """Of the upper end of a prediction's interval."""
-    host_bytes: Floats
-    disk_bytes: Floats
-    remote_bytes: Floats
-    prefix_tokens: Floats | float = 0.0
-    """Of a plan that makes keys and values again: of all lengths up to the plan's own the one that takes the least time, 0 where
-    that is none. All times are no more than any of these lengths takes."""
-
-    def of_rows(self, rows: Sequence[int]) -> "Floors":
-        """Of some of the numbers of micro-batches."""
-        return self._replace(**{name: each[rows] for name, each in self._asdict().items() if not isinstance(each, float)})
 
 
 class GenerationFloors:
@@ -312,7 +292,7 @@ def _list_lengths(
     while step < shape.num_steps:
         number, length = shape.num_running(step), shape.prompt_length + step
         regime = decode.regime(weights.representation, (number, length))
-        high = min(shape.prompt_length + shape.last_alike(step), regime.sequence_high)
+        high = min(shape.prompt_length + shape.last_step_alike(step), regime.sequence_high)
         found += [((number, place), share) for place, share in sum_shares(evenly_spaced(length, high, num_lengths))]
         step = high - shape.prompt_length + 1
     return found

@@ -1,6 +1,7 @@
 """One phase of a generation at many batches and lengths at once: what compute takes, and what is held while it runs. Torch-free.
 
-The same polynomials and rates as in ``compiled.py``, which has one shape in full detail: here shapes are columns of one array.
+The same polynomials and rates as in ``shape/compiled.py``, which has one shape in full detail: here shapes are columns of one
+array.
 """
 
 from collections.abc import Sequence

@@ -10,13 +10,14 @@ inside a micro-batch; on the CPU device the time that fresh memory takes to be t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.estimate.bounds.relaxed_blocks import Form, list_relaxed_blocks
+from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
+from optimizer.estimate.bounds.relaxed_blocks import list_relaxed_blocks
 from optimizer.estimate.bounds.relaxed_outside import RelaxedOutside, list_relaxed_outside
 from optimizer.estimate.bounds.relaxed_time import MicroBatchTimes, Update, sums_on_cpu, sums_on_cuda
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
@@ -25,13 +26,12 @@ from optimizer.estimate.categories.moments import moments_of
 from optimizer.estimate.categories.optimizer_state import estimate_state, estimate_update_ms
 from optimizer.estimate.categories.tensors import list_tensors
 from optimizer.estimate.categories.weights import estimate_weight_bytes, list_streamed_bytes, list_streamed_tensors
-from optimizer.estimate.prediction import LANES
+from optimizer.estimate.prediction import LANES, MEMORY_MARGIN
 from optimizer.estimate.shape.compiled import compile_shape
 from optimizer.estimate.step.part_prices import PartPrices
 from optimizer.estimate.step.streaming import sum_weights_ms
 from optimizer.estimate.step.update import UpdateTime, begins_in_backward, list_update_times, more_for_leaving_ms
 from optimizer.estimate.tasks.parts import PartName
-from optimizer.estimate.training import MEMORY_MARGIN
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
@@ -43,37 +43,6 @@ Numbers = NDArray[np.float64]
 _ALIKE = 0.05
 """Share by which blocks of one kind may differ: the first and the last block from those between."""
 _COMPUTE, _HOST, _DISK = (LANES.index(lane) for lane in ("compute", "host", "disk"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Relaxation:
-    """Of a setting's plans, at several counts of chunks. Bytes over all categories, milliseconds of a whole step."""
-
-    num_of_kind: Numbers
-    """[kind]: blocks but the last."""
-    kind_bytes: Numbers
-    """[kind, form]: what such a block holds when forward ends."""
-    kind_ms: Numbers
-    """[sum, kind, form]"""
-    last_bytes: Numbers
-    """[chunks, form]: of the last block, with the highest of what comes on top of all blocks until its backward ends."""
-    last_ms: Numbers
-    """[sum, form]"""
-    fixed_bytes: float
-    """With all of the state on the device."""
-    end_bytes: Numbers
-    """[chunks]: at the end of backward, whatever the blocks do; above ``fixed_bytes``."""
-    fixed_ms: Numbers
-    """[sum, chunks]"""
-    state_bytes: float
-    """That go from the device where all of the state leaves that may."""
-    state_ms: Numbers
-    """[sum]: more, or less, where it does."""
-    host_bytes: int
-    """On the host between steps, where it does."""
-    disk_bytes: int
-    margin: float
-    """Of a peak, which the budget must have room for beside it."""
 
 
 def least_compute_ms(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> float:

@@ -7,16 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.base.categories import CATEGORIES
+from optimizer.estimate.bounds.lower_bounds import Form
 from optimizer.estimate.categories.activations import TRACED_TRIP, trip_of
 from optimizer.estimate.prediction import LANES
 from optimizer.estimate.step.part_prices import PartPrices
 from optimizer.estimate.tasks.parts import PartName
-from optimizer.plan.activations import BlockChoice, Compression
 from optimizer.profile.extent import traced_choice
 
 Numbers = NDArray[np.float64]
-Form = tuple[BlockChoice, Compression]
-"""What a block can do, offloaded ones with how their copies are packed."""
 _GRADIENTS = CATEGORIES.index("gradients")
 
 

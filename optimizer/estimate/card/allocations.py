@@ -16,9 +16,9 @@ from optimizer.estimate.card.allocator import Request
 from optimizer.estimate.card.on_cuda import CudaMoves
 from optimizer.estimate.categories.optimizer_state import estimate_state_bytes
 from optimizer.estimate.categories.tensors import TensorList
-from optimizer.estimate.shape.compiled import FROM_PROLOGUE, Move
 from optimizer.estimate.step.runs import Schedule
 from optimizer.estimate.step.simulate import Resident
+from optimizer.estimate.tasks.change import FROM_PROLOGUE, Move
 from optimizer.estimate.tasks.tasks import Task, list_moves
 from optimizer.formats.transfer_sizes import chunk_elements
 from optimizer.optimizers import KeptState

@@ -7,9 +7,9 @@ up to a power of two; slabs and staging are powers of two already. On the CPU de
 *Not modelled*: the interpreter and its libraries (1 to 3 GB with torch and CUDA), batches read ahead, the page cache.
 """
 
-from optimizer.base.intervals import ByteInterval, exactly
+from optimizer.base.intervals import ByteInterval, exact_interval
 from optimizer.estimate.prediction import Prediction
-from optimizer.estimate.training import LaidOut
+from optimizer.estimate.step.setting import LaidOut
 from optimizer.formats.transfer_sizes import ARENA_SLAB_BYTES
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
@@ -26,7 +26,7 @@ def estimate_host_memory(
     """Pinned and pageable; together at least ``prediction.host_peak_bytes``."""
     total_bytes = prediction.host_peak_bytes
     if machine.device.kind == "cpu":
-        return exactly(0), exactly(total_bytes)
+        return exact_interval(0), exact_interval(total_bytes)
     pageable_bytes = _pageable_bytes(laid, plan, workload)
     staying_bytes = max(0, laid.resident.host - pageable_bytes)
     passing_bytes = max(0, total_bytes - laid.resident.host)
@@ -38,7 +38,7 @@ def estimate_host_memory(
         # A page for the end of each buffer; and slabs of which buffers of other sizes use the rest again only by exact size.
         high=staying_bytes + num_buffers * PAGE_BYTES * bool(staying_bytes) + 2 * slabs_bytes,
     )
-    return pinned, exactly(pageable_bytes)
+    return pinned, exact_interval(pageable_bytes)
 
 
 def _pageable_bytes(laid: LaidOut, plan: Plan, workload: TrainingWorkload) -> int:

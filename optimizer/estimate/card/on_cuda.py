@@ -14,7 +14,7 @@ from itertools import groupby
 
 from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.card.kernel_scratch import scratch_bytes
-from optimizer.estimate.shape.compiled import Move
+from optimizer.estimate.tasks.change import Move
 from optimizer.estimate.tasks.tasks import Task, list_moves
 
 MAX_LEAVING = 1

@@ -18,8 +18,9 @@ from optimizer.estimate.card.allocations import Allocations, HeldAllocation
 from optimizer.estimate.card.allocator import AllocatorSettings, Replay, replay
 from optimizer.estimate.card.depth import Cut, carry_on, cut_short
 from optimizer.estimate.card.host_memory import estimate_host_memory
+from optimizer.estimate.card.training_allocations import list_training_allocations
 from optimizer.estimate.prediction import CardMemory, Contributor, MemoryPart, Prediction
-from optimizer.estimate.training import lay_out, list_training_allocations
+from optimizer.estimate.step.setting import lay_out
 from optimizer.hardware.cuda_facts import ContextSize, find_context, find_workspaces
 from optimizer.hardware.machine import Device, Machine
 from optimizer.plan.allocator import AllocatorPlan

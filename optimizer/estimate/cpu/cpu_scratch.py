@@ -1,7 +1,7 @@
 """What the CPU device holds beside the tensors that the runtime's meter counts, and the peak with it. Torch-free.
 
 Kernels hold scratch while they run (``profile/meta_ops/op_scratch.py``); attention squares of scores for each thread, in tiles;
-convolutions what ``convolution_scratch.py`` says, products that a library makes what ``product_scratch.py`` says. A block
+convolutions what ``convolution_scratch.py`` says, products that a library makes what ``matmul_scratch.py`` says. A block
 that will run forward again keeps the random numbers' state from its forward to the end of its backward. All of it is in
 torch's own allocations, and not in what a budget on the CPU device is enforced by: it widens the interval above the peak.
 
@@ -15,9 +15,8 @@ from itertools import product
 from optimizer.base.categories import Tier
 from optimizer.estimate.cpu.convolution_scratch import hold_convolution
 from optimizer.estimate.cpu.matmul_scratch import hold_grouped_product, hold_product
-from optimizer.estimate.ops.experts import GROUPED_PRODUCT
 from optimizer.formats.matmul_dispatch import uses_onednn
-from optimizer.formats.op_costs import ADDING
+from optimizer.formats.op_costs import ADDING, GROUPED_PRODUCT
 from optimizer.hardware.machine import Processor
 from optimizer.profile.meta_ops.convolution import Convolution
 from optimizer.profile.profile import Op

@@ -15,7 +15,7 @@ from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
 from optimizer.estimate.tasks.tasks import Task, add_legs
 from optimizer.estimate.tasks.transfers import Legs, Transfer
 from optimizer.formats.kv_packing import KvLayout
-from optimizer.formats.kv_prefix import count_rebuilt, refusal
+from optimizer.formats.kv_prefix import count_rebuilt, prefix_refusal
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.passes import MicroBatchShape
@@ -28,7 +28,7 @@ def find_prefix_conflict(profile: GenerationProfile, plan: GenerationPlan) -> In
     if not prefix_tokens or any(map(profile.can_rebuild, kinds)):
         return None
     size = plan.weights.bytes_per_element
-    return refusal(
+    return prefix_refusal(
         prefix_tokens,
         has_windows=all(tensors.window is not None for tensors in profile.kv),
         state_bytes=profile.hidden_size * size,

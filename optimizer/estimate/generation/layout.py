@@ -1,7 +1,7 @@
 """What runs in one pass of a batch generation, block by block as ``runtime/generation/generator.py`` runs it, as tasks.
 Torch-free.
 
-Nothing is priced here but what a task itself takes; ``generation_pass.py`` runs the tasks and sums them up. *Not
+Nothing is priced here but what a task itself takes; ``one_pass.py`` runs the tasks and sums them up. *Not
 modelled*: moving what is kept of a plain cache together as sequences leave, once each time that half of them are over.
 """
 

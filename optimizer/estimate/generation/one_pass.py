@@ -1,4 +1,4 @@
-"""Prices one pass of a batch generation: its tasks (``generation_layout.py``) through the simulator. Torch-free.
+"""Prices one pass of a batch generation: its tasks (``layout.py``) through the simulator. Torch-free.
 
 A pass is a prefill and the decode of each further token, every step of them for all its micro-batches. A decode grows with the
 cache. Its time and its peak are piecewise linear in the number of tokens: sums and maxima of what is linear, within the ranges
@@ -208,7 +208,7 @@ class GenerationPass:
     def _last_alike(self, step: int) -> int:
         """Up to which step the same sequences run by the same ops."""
         running = self.layout.running(step)
-        last = min(shape.last_alike(step) for shape in running)
+        last = min(shape.last_step_alike(step) for shape in running)
         for shape in dict.fromkeys(running):
             length = shape.prompt_length + step
             regime = self.layout.decode.regime(self.plan.weights.representation, (shape.num_running(step), length))

@@ -1,6 +1,6 @@
 """Prices one batch generation on one machine: what a search over generation plans asks, and what a user sees. Torch-free.
 
-Passes (``generation_pass.py``) run through the simulator that prices training steps. Bytes are simulated storage for storage, so
+Passes (``one_pass.py``) run through the simulator that prices training steps. Bytes are simulated storage for storage, so
 on the CPU device they equal what the runtime's meter counts.
 """
 
@@ -17,11 +17,10 @@ from optimizer.estimate.generation.kv_prefix import find_prefix_conflict
 from optimizer.estimate.generation.one_pass import PASS_KINDS, GenerationPass, times_of
 from optimizer.estimate.generation.page_cache import is_disk_in_memory, reading_disk
 from optimizer.estimate.generation.prediction import DecodePoint, GenerationPrediction
-from optimizer.estimate.prediction import LANES, TimelinePoint
+from optimizer.estimate.prediction import LANES, MEMORY_MARGIN, TimelinePoint
 from optimizer.estimate.step.simulate import Simulation
 from optimizer.estimate.tasks.parts import Bytes
 from optimizer.estimate.time_interval import time_interval
-from optimizer.estimate.training import MEMORY_MARGIN
 from optimizer.hardware.calibration import Spread, calibrated_machine, of_generations, read_spread
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import PREFILL, GenerationPlan

@@ -10,7 +10,7 @@ makes any that grow with the cache.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from optimizer.base.intervals import ByteInterval, exactly
+from optimizer.base.intervals import ByteInterval, exact_interval
 from optimizer.estimate.card.allocations import Allocations, list_pass_allocations
 from optimizer.estimate.card.depth import keep_blocks, list_alike
 from optimizer.estimate.card.host_memory import PAGE_BYTES
@@ -146,8 +146,8 @@ def _host_memory(
     """Pinned and pageable. What streams is pinned where it lies, in whole pages; the staging of disk reads as it is."""
     total_bytes = prediction.host_peak_bytes
     if machine.device.kind == "cpu":
-        return exactly(0), exactly(total_bytes)
+        return exact_interval(0), exact_interval(total_bytes)
     held = profile.weight_bytes(plan.weights.representation)
     num_buffers = sum(len(held.tensors[kind]) for kind in profile.block_kinds) if plan.weights.place == "host" else 0
     num_buffers += profile.num_blocks + 1 if plan.kv_cache.place == "host" else 0
-    return ByteInterval(low=total_bytes, value=total_bytes, high=total_bytes + num_buffers * PAGE_BYTES), exactly(0)
+    return ByteInterval(low=total_bytes, value=total_bytes, high=total_bytes + num_buffers * PAGE_BYTES), exact_interval(0)

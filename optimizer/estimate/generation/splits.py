@@ -1,6 +1,6 @@
 """What batches of many sizes come to: micro-batches of which shapes, in how many passes and steps. Torch-free.
 
-Arrays over sizes and numbers of micro-batches to a pass, for ``generation_floor.py`` to price all of them at once.
+Arrays over sizes and numbers of micro-batches to a pass, for ``bounds/generation_floor.py`` to price all of them at once.
 """
 
 from dataclasses import dataclass

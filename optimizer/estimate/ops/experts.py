@@ -10,16 +10,16 @@ differ in ``k`` or ``E``. Memory is not touched by this: all experts are there.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.formats.op_costs import GROUPED_PRODUCT
 from optimizer.profile.profile import Op
 from optimizer.profile.sizes import Shape, monomials
 from optimizer.profile.time_kinds import base_name
 
-GROUPED_PRODUCT: Final = "_grouped_mm"
 _END_BYTES = 4
 """Of one group's end, an int32."""
 

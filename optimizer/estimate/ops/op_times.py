@@ -16,9 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.estimate.ops.experts import GROUPED_PRODUCT
 from optimizer.formats.matmul_dispatch import LEAST_FLOPS, LEAST_FLOPS_PER_BYTE
-from optimizer.formats.op_costs import ALLOCATIONS
+from optimizer.formats.op_costs import ALLOCATIONS, GROUPED_PRODUCT
 from optimizer.hardware.machine import Curve, Rates
 from optimizer.hardware.thread_wakeup import BESIDE_KERNELS
 from optimizer.profile.time_kinds import COMPUTE_KINDS, ComputeKind, base_name
@@ -57,7 +56,9 @@ class OpTimes:
 
     @property
     def probed_dispatch_s(self) -> tuple[float, float]:
-        """The same, whatever finished runs say. Of the CPU device between the kernels of a real model (``waking.py``)."""
+        """The same, whatever finished runs say. Of the CPU device between the kernels of a real model
+        (``hardware/thread_wakeup.py``).
+        """
         rates = self._rates
         slower = BESIDE_KERNELS if rates.cache_bytes is not None and self.counts_views else 1.0
         forward = rates.op_overhead_s if rates.forward_dispatch_s is None else rates.forward_dispatch_s

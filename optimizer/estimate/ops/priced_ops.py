@@ -136,7 +136,7 @@ class PricedOps:
     slots: NDArray[np.int64]
     """Place in COMPUTE_KINDS; beyond them copies out, then in."""
     shared: NDArray[np.bool_]
-    """Among the CPU device's threads (``waking.py``); none where nobody has to be woken."""
+    """Among the CPU device's threads (``hardware/thread_wakeup.py``); none where nobody has to be woken."""
 
     @cached_property
     def probed_seconds(self) -> NDArray[np.float64]:

@@ -6,13 +6,11 @@ is in memory at that point. That is all a peak over parts needs, so pricing a pl
 
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
-from optimizer.base.categories import CATEGORIES, Category, Link, Tier
+from optimizer.base.categories import CATEGORIES, Category, Link
 from optimizer.estimate.categories.activations import (
     TRACED_TRIP,
     TracedCopy,
@@ -22,11 +20,12 @@ from optimizer.estimate.categories.activations import (
     read_copy,
     redirect_changes,
 )
-from optimizer.estimate.categories.moments import TensorUpdate
+from optimizer.estimate.categories.gradients import Dropped, drop_gradients
 from optimizer.estimate.cpu.cpu_scratch import rise_with_scratch, scratch_of
 from optimizer.estimate.ops.op_overhead import PartOps, is_done_again
 from optimizer.estimate.ops.op_times import OpTimes
 from optimizer.estimate.ops.priced_ops import KIND_SLOT, OpSizes, PricedOps, list_terms
+from optimizer.estimate.tasks.change import FROM_PROLOGUE, NO_COPIES, Move
 from optimizer.estimate.tasks.parts import Change, PartBytes, PartName, PartTime, sum_changes
 from optimizer.hardware.machine import Machine, Processor, Rates
 from optimizer.hardware.thread_wakeup import count_multithreaded
@@ -41,23 +40,6 @@ Arrival = tuple[int, Category, int]
 """After which op of a part so many bytes come that are not traced with it."""
 
 
-FROM_PROLOGUE = -2
-"""In place of a storage's number: one of those that the micro-batch made before its blocks."""
-
-
-class Move(NamedTuple):
-    """A change with what it comes or goes with, for people and for replays of what is allocated."""
-
-    tier: Tier
-    slot: int
-    num_bytes: int
-    op: int
-    """Number of the op in its part; -1 is before the first."""
-    op_name: str = ""
-    storage: int = -1
-    """Number of a storage born in this part; -1 where it was there before, or is not known; FROM_PROLOGUE."""
-
-
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _GRADIENTS, _TEMPORARIES, _LOGITS = _SLOT["gradients"], _SLOT["temporaries"], _SLOT["logits_and_loss"]
 _STATE = _SLOT["optimizer_state"]
@@ -65,17 +47,6 @@ _MAX_CACHED = 64
 _MAX_CACHED_PHASES = 2048
 """Of a generation's phases, which have few parts, and a shape for each length of the cache that is priced."""
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dropped:
-    """What becomes of a gradient that is complete, where it does not stay on the device."""
-
-    update: TensorUpdate | None = None
-    """Which uses it up inside backward; None where it leaves for the host."""
-
-
-NO_COPIES: Mapping[Link, int] = MappingProxyType({})
 
 
 class Traced(Protocol):
@@ -367,23 +338,6 @@ class CompiledShape:
 
 
 _QUANTIZATION, _DISPATCH, _HOOKS = (KIND_SLOT[kind] for kind in ("quantization", "dispatch", "hooks"))
-
-
-def drop_gradients(changes: Iterable[Change], dropped: Dropped, *, region: int) -> Iterable[Change]:
-    """A part's changes where each gradient goes as soon as it is complete: when it comes to count as a gradient.
-
-    region: place of the category under which what the update needs for a moment counts.
-    """
-    for change in changes:
-        yield change
-        tier, slot, num_bytes = change
-        if tier == "device" and slot == _GRADIENTS and num_bytes > 0:
-            if dropped.update is None:
-                yield "device", _GRADIENTS, -num_bytes
-                continue
-            slots = {"copies": region, "scratch": _TEMPORARIES, "gradients": _GRADIENTS, "optimizer_state": _STATE}
-            for what, used_bytes in dropped.update.list_changes(num_bytes // dropped.update.gradient_bytes):
-                yield "device", slots[what], used_bytes
 
 
 _compiled: dict[tuple[int, str, Shape], CompiledShape] = {}

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from optimizer.base.categories import CATEGORIES
-from optimizer.estimate.shape.compiled import FROM_PROLOGUE, CompiledShape, Move
+from optimizer.estimate.shape.compiled import CompiledShape
+from optimizer.estimate.tasks.change import FROM_PROLOGUE, Move
 from optimizer.plan.activations import BlockChoice
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}

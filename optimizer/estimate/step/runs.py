@@ -8,7 +8,7 @@ from operator import add, attrgetter
 from typing import Final, NamedTuple
 
 from optimizer.base.categories import Link
-from optimizer.estimate.shape.compiled import NO_COPIES
+from optimizer.estimate.tasks.change import NO_COPIES
 from optimizer.estimate.tasks.parts import Bytes
 from optimizer.estimate.tasks.tasks import NUM_BEYOND, Task
 from optimizer.estimate.tasks.transfers import Event

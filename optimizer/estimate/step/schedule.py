@@ -25,7 +25,7 @@ from optimizer.estimate.categories.weights import (
     list_streamed_bytes,
     list_streamed_tensors,
 )
-from optimizer.estimate.shape.compiled import CompiledShape, Move
+from optimizer.estimate.shape.compiled import CompiledShape
 from optimizer.estimate.shape.shared import SharedPlaces, SharedStorages
 from optimizer.estimate.step.block_tasks import BlockTasks
 from optimizer.estimate.step.outside_tasks import OutsideTasks
@@ -33,6 +33,7 @@ from optimizer.estimate.step.part_prices import PartPrices
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.streaming import make_weights_task
 from optimizer.estimate.step.update import list_update_tasks, update_inputs, update_key
+from optimizer.estimate.tasks.change import Move
 from optimizer.estimate.tasks.tasks import Task, move_task, single
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import BlockChoice

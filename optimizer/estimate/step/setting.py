@@ -12,6 +12,7 @@ from optimizer.estimate.categories.optimizer_state import estimate_state
 from optimizer.estimate.categories.tensors import TensorList, list_tensors
 from optimizer.estimate.categories.weights import estimate_weight_bytes, list_streamed_bytes
 from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
+from optimizer.estimate.step.runs import Schedule
 from optimizer.estimate.step.schedule import StepLayout
 from optimizer.estimate.step.simulate import Resident
 from optimizer.estimate.step.stages import Stages
@@ -92,4 +93,34 @@ def _make_setting(
             host=gradients.host + state.host_bytes + home_bytes["host"],
             disk=state.disk_bytes + home_bytes["disk"],
         ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaidOut:
+    """A plan as tasks in order, with what is there all the while."""
+
+    schedule: Schedule
+    resident: Resident
+    setting: PreparedStep
+
+    @property
+    def tensors(self) -> TensorList:
+        return self.setting.tensors
+
+
+def lay_out(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> LaidOut:
+    """Raises as ``estimate_training`` does."""
+    plan.check(
+        num_blocks=profile.num_blocks,
+        workload=workload,
+        has_sparse_gradients=profile.has_sparse_gradients,
+        has_plain_head=profile.has_plain_head,
+        clamps_fp16=profile.clamps_fp16,
+    )
+    setting = find_setting(profile, plan=plan, workload=workload, machine=machine)
+    return LaidOut(
+        schedule=setting.layout.schedule(plan.activations.per_block),
+        resident=setting.resident(plan),
+        setting=setting,
     )

@@ -261,7 +261,7 @@ def _levels(tasks: tuple[Task, ...]) -> tuple[Bytes, Bytes]:
 
 def estimate_fresh_ms(transient_bytes: int, *, fresh_bytes_per_s: float) -> float:
     """Of touching a step's memory for the first time again, where the process gave it back after the step before: what is beyond
-    what ``heap.py`` has it keep.
+    what ``base/heap.py`` has it keep.
 
     transient_bytes: at their most, above what stays between steps.
     """

@@ -1,6 +1,6 @@
 """How high a step really goes on the CPU device, with what torch allocates and the runtime's meter does not see. Torch-free.
 
-What that is: ``cpu_scratch.py``. The highest moment with it need not be the highest without it, so the step is walked through
+What that is: ``cpu/cpu_scratch.py``. The highest moment with it need not be the highest without it, so the step is walked through
 again, task by task.
 """
 

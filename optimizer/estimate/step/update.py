@@ -30,7 +30,7 @@ from optimizer.estimate.categories.optimizer_state import (
 from optimizer.estimate.categories.stores import read_ms, write_ms
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.prediction import Lane
-from optimizer.estimate.shape.compiled import Move
+from optimizer.estimate.tasks.change import Move
 from optimizer.estimate.tasks.parts import Change, PartTime, sum_device_rows
 from optimizer.estimate.tasks.tasks import Task, add_legs, as_moves, risen_bytes, single
 from optimizer.estimate.tasks.transfers import Legs, Transfer

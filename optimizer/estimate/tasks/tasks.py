@@ -1,6 +1,7 @@
 """What a schedule is made of: tasks, what each waits for, and what it starts beside compute. Torch-free.
 
-A task is made once and is part of many plans' schedules (``runs.py``), so what a simulation wants to know of it is kept with it.
+A task is made once and is part of many plans' schedules (``step/runs.py``), so what a simulation wants to know of it is kept with
+it.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from optimizer.base.categories import CATEGORIES, Category, Link
 from optimizer.estimate.prediction import Lane
-from optimizer.estimate.shape.compiled import NO_COPIES, Move
+from optimizer.estimate.tasks.change import NO_COPIES, Move
 from optimizer.estimate.tasks.parts import Bytes, Change, PartBytes, PartTime
 from optimizer.estimate.tasks.transfers import Event, Legs, Transfer, make_event
 from optimizer.hardware.machine import Processor

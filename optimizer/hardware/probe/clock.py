@@ -1,7 +1,7 @@
 """How the probe times something: again and again within its share of the time, and the first quartile counts.
 
 What disturbs a run only makes it longer, so a low quantile is nearer to what the machine can do than a median; the least of all
-would be the luck of one run. Finished runs say how much is disturbed in practice (``calibration.py``).
+would be the luck of one run. Finished runs say how much is disturbed in practice (``hardware/calibration.py``).
 """
 
 import math

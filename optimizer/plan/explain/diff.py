@@ -1,7 +1,7 @@
-"""Where plans differ, and nothing else: for whoever compares them and for the record of a re-plan.
+"""Lists the decisions on which plans differ, for comparisons and for the record of a re-plan.
 
-``diff_plans`` says which fields of the JSON differ between two, ``different_cells`` what of the table differs among several:
-categories by lifetime, place and representation, in words.
+``diff_plans`` lists the JSON fields that differ between two plans, ``different_cells`` the cells of the table that differ among
+several: categories by lifetime, place and representation, in words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
 
 P = TypeVar("P", Plan, GenerationPlan)
-"""Of training, or of a generation."""
+"""A plan of training or of generation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,30 +22,30 @@ class Difference:
     """One decision on which the plans disagree."""
 
     path: str
-    """Dotted, as in the JSON; neighbouring blocks are one: ``activations.per_block[0:8]``, the end not included."""
+    """Dotted path in the JSON; neighbouring blocks are one: ``activations.per_block[0:8]``, the end not included."""
     a: Any
     b: Any
 
 
 def diff_plans(a: P, b: P) -> list[Difference]:
     """All differences, in the order of the JSON. Plans of different depth differ in the whole of ``per_block``."""
-    return list(_differences(a.to_json(), b.to_json(), path=""))
+    return list(_list_differences(a.to_json(), b.to_json(), path=""))
 
 
-def _differences(a: Any, b: Any, *, path: str) -> Iterator[Difference]:
+def _list_differences(a: Any, b: Any, *, path: str) -> Iterator[Difference]:
     if a == b:
         return
     if isinstance(a, dict) and isinstance(b, dict):
         for key in [*a, *(key for key in b if key not in a)]:
-            yield from _differences(a.get(key), b.get(key), path=f"{path}.{key}" if path else key)
+            yield from _list_differences(a.get(key), b.get(key), path=f"{path}.{key}" if path else key)
     elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        yield from _runs(a, b, path=path)
+        yield from _merge_neighbours(a, b, path=path)
     else:
         yield Difference(path=path, a=a, b=b)
 
 
-def _runs(a: list[Any], b: list[Any], *, path: str) -> Iterator[Difference]:
-    """Neighbours that differ in the same way become one difference."""
+def _merge_neighbours(a: list[Any], b: list[Any], *, path: str) -> Iterator[Difference]:
+    """Yield one difference for neighbours that differ in the same way."""
     for (left, right), group in groupby(enumerate(zip(a, b, strict=True)), key=lambda item: item[1]):
         indices = [index for index, _ in group]
         if left != right:
@@ -75,15 +75,15 @@ class Cell:
     """One cell of the plan's table, for each of the plans compared."""
 
     category: str
-    """As in the plan: ``optimizer_state``, ``batch``."""
+    """Name of the category in the plan: ``optimizer_state``, ``batch``."""
     aspect: Aspect
     values: tuple[str, ...]
-    """In the order of the plans."""
+    """One text for each plan, in the order of the plans."""
 
 
 def different_cells(plans: Sequence[Plan]) -> tuple[Cell, ...]:
-    """Those on which not all plans agree, in the order of the plan."""
-    tables = [dict(_cells(plan)) for plan in plans]
+    """Cells on which not all plans agree, in the order of the plan."""
+    tables = [dict(_list_cells(plan)) for plan in plans]
     return tuple(
         Cell(category=category, aspect=aspect, values=tuple(table[category, aspect] for table in tables))
         for category, aspect in tables[0]
@@ -91,7 +91,7 @@ def different_cells(plans: Sequence[Plan]) -> tuple[Cell, ...]:
     )
 
 
-def _cells(plan: Plan) -> Iterator[tuple[tuple[str, Aspect], str]]:
+def _list_cells(plan: Plan) -> Iterator[tuple[tuple[str, Aspect], str]]:
     weights, state, activations = plan.weights, plan.optimizer_state, plan.activations
     streams = weights.place != "device"
     share = f" {100 * state.fraction:.0f} %" if state.place != "device" and state.fraction < 1 else ""
@@ -103,8 +103,8 @@ def _cells(plan: Plan) -> Iterator[tuple[tuple[str, Aspect], str]]:
     yield ("gradients", "place"), "host" if plan.gradients.choice == "host" else "device"
     yield ("optimizer_state", "place"), f"{state.place}{share}"
     yield ("optimizer_state", "representation"), f"{state.bits} bits"
-    yield ("activations", "lifetime"), _counted(activations.per_block, away=False)
-    yield ("activations", "place"), _counted(activations.per_block, away=True)
+    yield ("activations", "lifetime"), _count_choices(activations.per_block, away=False)
+    yield ("activations", "place"), _count_choices(activations.per_block, away=True)
     yield ("activations", "representation"), activations.compress if activations.num_offloaded else "none"
     chunks = plan.logits_and_loss.num_chunks
     yield ("logits_and_loss", "lifetime"), "all at once" if chunks == 1 else f"{chunks} chunks"
@@ -117,8 +117,8 @@ def _weights_words(plan: Plan) -> str:
     return computed if weights.frozen == "same" else f"{computed}, frozen {weights.frozen}"
 
 
-def _counted(per_block: tuple[BlockChoice, ...], *, away: bool) -> str:
-    """``recompute 23, keep 9``; of blocks that move theirs away how many go where."""
+def _count_choices(per_block: tuple[BlockChoice, ...], *, away: bool) -> str:
+    """Count blocks by choice: ``recompute 23, keep 9``; with ``away``, only those that move their activations, by place."""
     chosen = [choice for choice in _BLOCK_WORDS if choice in per_block and choice.startswith("offload") == away]
     counted = ", ".join(f"{_BLOCK_WORDS[choice]} {per_block.count(choice)}" for choice in chosen)
     return counted or ("device" if away else "none")

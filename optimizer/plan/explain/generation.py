@@ -1,4 +1,4 @@
-"""An GenerationPlan in sentences, for the terminal and the page; as ``explain.py`` does for training.
+"""Explains a generation's plan in sentences, for the terminal and the page, as ``training.py`` does for training.
 
 Predictions are taken by shape (``GenerationCosts``), not by type: plan knows nothing of estimate.
 """
@@ -84,14 +84,14 @@ def _lengths_text(workload: GenerationWorkload) -> str:
         texts.append(f"prompts of {min(workload.prompt_lengths):,} to {workload.prompt_length:,} tokens, sorted by length")
     if workload.new_token_counts:
         fewest = min(workload.new_token_counts)
-        texts.append(f"{fewest:,} to {workload.num_new_tokens:,} new tokens each, those alike together where it pays")
+        texts.append(f"{fewest:,} to {workload.num_new_tokens:,} new tokens each, similar numbers together if that saves steps")
     return " and ".join(texts)
 
 
 def _prefill_sentences(plan: GenerationPlan, workload: GenerationWorkload) -> Iterator[str]:
     tokens = plan.prefill_tokens
     if tokens is not None and tokens < workload.prompt_length:
-        yield f"of a prompt {tokens} token{'s' * (tokens > 1)} run at once, the others one by one: its activations stay small"
+        yield f"the first {tokens} tokens of a prompt run at once, the others one by one, so its activations stay small"
 
 
 def _weights_sentences(plan: GenerationPlan) -> Iterator[str]:
@@ -113,7 +113,7 @@ def _precision_sentences(plan: GenerationPlan) -> list[str]:
             "differ slightly"
         )
     if plan.kv_cache.dtype != "same":
-        sentences.append(f"attention reads keys and values as {plan.kv_cache.dtype} holds them; results differ slightly")
+        sentences.append(f"keys and values are rounded to {plan.kv_cache.dtype}; results differ slightly")
     return sentences or ["the numbers are those of plain fp32"]
 
 
@@ -122,20 +122,20 @@ def _cache_sentence(plan: GenerationPlan, workload: GenerationWorkload, predicti
     form = f" in {cache.dtype}, packed once in blocks of 64" if cache.dtype != "same" else ""
     made = f"keys and values of {workload.cache_length:,} tokens{form} take {num_bytes}"
     if cache.place == "device":
-        return f"{made} on the device, made once with the prompt"
+        return f"{made} on the device, allocated once with the prompt"
     if cache.attention == "host":
         return (
-            f"{made} on the host and stay there, where attention is computed: of each token the key, the value and the query go "
-            "there, and what attention makes of them comes back"
+            f"{made} on the host and stay there, where attention is computed: each token's key, value and query are copied "
+            "there, and the result comes back"
         )
     place = {"host": "on the host", "disk": "on disk", "remote": "in the remote store"}[cache.place]
     again = ""
     if cache.prefix_tokens:
         again = (
-            f"; of a prompt's first {cache.prefix_tokens:,} tokens the hidden states lie and come in their place, and each block "
-            "makes their keys and values again while the rest still comes"
+            f"; for a prompt's first {cache.prefix_tokens:,} tokens, hidden states are kept and copied instead, and each block "
+            "rebuilds their keys and values while the rest still arrives"
         )
-    return f"{made} {place}; each block's come to the device for every token, and only what is new goes back{again}"
+    return f"{made} {place}; each block's are copied to the device for every token, and only new ones go back{again}"
 
 
 def _time_sentences(plan: GenerationPlan, prediction: GenerationCosts) -> Iterator[str]:

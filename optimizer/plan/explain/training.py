@@ -1,4 +1,4 @@
-"""A plan in sentences, for the terminal and the page: what it does, what that costs, what it saves, where the peak is.
+"""Explains a training plan in sentences, for the terminal and the page: its decisions, their cost, their savings, the peak.
 
 Predictions are taken by shape (``Costs``), not by type: plan knows nothing of estimate.
 """
@@ -34,7 +34,7 @@ _LINKS: Final = {
 
 
 _HIDDEN_MS: Final = 0.05
-"""Waiting for copies that is no more than this a step is none."""
+"""Copy stalls up to this many ms a step are reported as zero."""
 
 
 class Costs(Protocol):
@@ -61,7 +61,7 @@ class Costs(Protocol):
 
 
 Without = Mapping[Technique, Costs]
-"""By technique, what the plan would cost with that one left out."""
+"""Costs of the plan without one technique, by technique."""
 
 
 def explain_plan(
@@ -70,7 +70,7 @@ def explain_plan(
     """Sentences without a final stop, in order: blocks, batch, loss, gradients, state, weights, representation, cost against
     the baseline, peak, other tiers.
 
-    baseline: what plain training (keep all, whole batch at once) is predicted to cost; None leaves the comparison out.
+    baseline: predicted costs of plain training (keep all, whole batch at once); None leaves the comparison out.
     """
     worth = _Worth(prediction, without or {})
     sentences = [
@@ -111,7 +111,7 @@ def describe_blocks(per_block: tuple[BlockChoice, ...]) -> str:
 
 
 def _describe_counts(per_block: tuple[BlockChoice, ...]) -> str:
-    """For blocks that take turns, where a list of runs would say less than the counts."""
+    """Describe blocks whose choices alternate: counts say more than a list of runs would."""
     counts = {choice: per_block.count(choice) for choice in _VERBS if choice in per_block}
     parts = [f"{count} {_VERBS[choice][count > 1]}" for choice, count in counts.items()]
     return f"of {len(per_block)} blocks " + ", ".join(parts) + ", in turns"
@@ -122,25 +122,25 @@ def _place(place: str, length: int) -> str:
 
 
 class _Worth:
-    """What single techniques are worth in this plan, as the end of a sentence."""
+    """Writes what single techniques are worth in this plan, as the end of a sentence."""
 
     def __init__(self, prediction: Costs, without: Without) -> None:
         self._prediction = prediction
         self._without = without
 
     def clause(self, technique: Technique) -> str:
-        """``; that saves 1.00 GiB at the peak and costs 3.0 % of step time``; empty where it is not known."""
+        """A clause such as ``; that saves 1.00 GiB at the peak and costs 3.0 % of step time``; empty if it is not known."""
         found = self.found(technique)
         return f"; that {found}" if found else ""
 
     def found(self, technique: Technique) -> str:
-        """``saves 1.00 GiB at the peak and costs 3.0 % of step time``; against the plan without it."""
+        """A comparison with the plan without it: ``saves 1.00 GiB at the peak and costs 3.0 % of step time``; or empty."""
         other = self._without.get(technique)
         if other is None:
             return ""
         saved_bytes = other.device_peak_bytes - self._prediction.device_peak_bytes
         percent = 100 * (self._prediction.step_ms / other.step_ms - 1) if other.step_ms > 0 else 0.0
-        time = f"{'costs' if percent > 0 else 'wins'} {abs(percent):.1f} % of step time"
+        time = f"{'costs' if percent > 0 else 'saves'} {abs(percent):.1f} % of step time"
         return f"{_saved(saved_bytes)} and {time if abs(percent) >= 0.05 else 'costs no time'}"
 
 
@@ -151,13 +151,14 @@ def _saved(num_bytes: int) -> str:
 
 
 def _blocks_sentences(plan: Plan, prediction: Costs, worth: _Worth) -> Iterator[str]:
-    """What rebuilding and moving are worth, each as a whole."""
+    """Yield what rebuilding and moving are worth, each as a whole."""
     num_rebuilt, num_moved = plan.activations.count("recompute", "selective"), plan.activations.num_offloaded
     if worth.found("recompute"):
         yield f"recomputing in {_blocks(num_rebuilt)} {worth.found('recompute')}"
     if worth.found("offload"):
         is_hidden = prediction.exposed_copy_ms < _HIDDEN_MS
-        yield f"moving away what {_blocks(num_moved)} would keep {worth.found('offload')}{', hidden behind compute' * is_hidden}"
+        hidden = ", hidden behind compute" * is_hidden
+        yield f"offloading the activations of {_blocks(num_moved)} {worth.found('offload')}{hidden}"
 
 
 def _blocks(count: int) -> str:
@@ -169,7 +170,7 @@ def _compression_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
     if activations.compress == "none" or not activations.num_offloaded:
         return
     scales = ", with a scale for each 256 elements" if activations.compress == "int8" else ""
-    yield f"what moves travels as {activations.compress}{scales}; results differ slightly{worth.clause('compress')}"
+    yield f"offloaded activations travel as {activations.compress}{scales}; results differ slightly{worth.clause('compress')}"
 
 
 def _batch_sentence(plan: Plan, worth: _Worth) -> str:
@@ -185,7 +186,7 @@ def _batch_sentence(plan: Plan, worth: _Worth) -> str:
 def _loss_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
     count = plan.logits_and_loss.num_chunks
     if count > 1:
-        yield f"logits and loss are made in {count} chunks, never all at once{worth.clause('chunked_loss')}"
+        yield f"logits and loss are computed in {count} chunks, never all at once{worth.clause('chunked_loss')}"
 
 
 def _declared_sentences(plan: Plan, worth: _Worth, *, is_lossy: bool) -> Iterator[str]:
@@ -239,7 +240,7 @@ def _precision_sentences(plan: Plan, worth: _Worth) -> list[str]:
         )
     if plan.optimizer_state.bits == 8:
         gain = worth.found("8bit_optimizer")
-        opening = f"state in 8 bits {gain}" if gain else "the optimizer's moments take 8 bits an element"
+        opening = f"8-bit optimizer state {gain}" if gain else "the optimizer's moments take 8 bits an element"
         sentences.append(f"{opening}; results differ slightly")
     sentences += _declared_sentences(plan, worth, is_lossy=True)
     is_lossy = sentences or not plan.is_lossless
@@ -262,7 +263,7 @@ def _cost_sentence(prediction: Costs, baseline: Costs) -> str:
 
 
 def _tiers_sentences(prediction: Costs) -> Iterator[str]:
-    """What the other tiers hold at their most, and what a step moves."""
+    """Yield the peaks of the other tiers, and the bytes that a step copies."""
     places = {
         "on the host": prediction.host_peak_bytes,
         "on disk": prediction.disk_peak_bytes,
@@ -279,9 +280,9 @@ def _tiers_sentences(prediction: Costs) -> Iterator[str]:
 
 
 def describe_left_out(change: str, *, device_change_bytes: int, percent: float) -> str:
-    """Why a change that was allowed is not made.
+    """Say why a change that was allowed is not made.
 
-    device_change_bytes: what it adds to the peak, 0 where that is next to nothing. percent: of step time, that it would cost.
+    device_change_bytes: bytes that it adds to the peak, 0 if next to nothing. percent: of step time, that it would cost.
     """
     if device_change_bytes > 0:
         time = f" and cost {percent:.1f} % of step time" if percent >= 0.05 else ""
@@ -290,7 +291,7 @@ def describe_left_out(change: str, *, device_change_bytes: int, percent: float) 
 
 
 def _infinitive(change: str) -> str:
-    """Of a knob's change, which is a verb or names what there would be."""
+    """Turn a knob's change into an infinitive; the change is a verb or names its result."""
     verbs = ("recompute", "offload", "keep", "make", "update", "stream")
     return change if change.split()[0] in verbs else f"have {change}"
 
@@ -298,7 +299,8 @@ def _infinitive(change: str) -> str:
 def describe_move_or_rebuild(
     left_out: Technique, *, num_bytes: int, move_ms: float, waits_ms: float, rebuild_ms: float
 ) -> str:
-    """Of one block. move_ms: on the busier copy lane. waits_ms: what compute waits for it."""
+    """Say why one of moving and rebuilding a block is left out. move_ms: on the busier copy lane. waits_ms: compute waits for it.
+    """
     moving = f"a block's {format_bytes(num_bytes)} take {move_ms:.1f} ms to move each way"
     if left_out == "offload":
         return f"offloading is left out: {moving}, {waits_ms:.1f} ms of it not hidden, and {rebuild_ms:.1f} ms to rebuild"
@@ -306,7 +308,7 @@ def describe_move_or_rebuild(
 
 
 def describe_copies(copied_bytes: Mapping[str, int]) -> str:
-    """``1.20 GiB to the host and 1.20 GiB back to the device``; empty where nothing moves."""
+    """List the copies: ``1.20 GiB to the host and 1.20 GiB back to the device``; empty if nothing moves."""
     return _listed(
         [f"{format_bytes(copied_bytes[link])} {words}" for link, words in _LINKS.items() if copied_bytes.get(link)]
     )

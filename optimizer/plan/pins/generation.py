@@ -16,12 +16,12 @@ from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlace
 
 V = TypeVar("V")
 NO_LIMIT: Final = "all"
-"""How None is written, where a decision may be that."""
+"""The text for None, if a decision may be None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationWeightsPins:
-    """Of ``WeightsPlan``, what is of a generation."""
+    """Pinned fields of ``WeightsPlan`` that apply to a generation."""
 
     dtype: WeightsDtype | None = None
     place: WeightsPlace | None = None
@@ -31,7 +31,7 @@ class GenerationWeightsPins:
 
 @dataclass(frozen=True, kw_only=True)
 class KvCachePins:
-    """Of ``KvCachePlan``."""
+    """Pinned fields of ``KvCachePlan``."""
 
     dtype: KvDtype | None = None
     place: KvPlace | None = None
@@ -42,12 +42,12 @@ class KvCachePins:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationPins(PinTable):
-    """The fields of ``GenerationPlan``; None leaves one free. Raises InvalidWorkload for what no plan may have."""
+    """Pinned fields of ``GenerationPlan``; None leaves one free. Raises InvalidWorkload for values that no plan may have."""
 
     batch_size: int | None = None
     num_micro_batches: int | None = None
     prefill_tokens: int | Literal["all"] | None = None
-    """all: prompts whole, which a plan writes as None."""
+    """"all" runs whole prompts at once, which a plan writes as None."""
     weights: GenerationWeightsPins = field(default_factory=GenerationWeightsPins)
     kv_cache: KvCachePins = field(default_factory=KvCachePins)
     allocator: AllocatorPins = field(default_factory=AllocatorPins)
@@ -62,7 +62,7 @@ class GenerationPins(PinTable):
             raise InvalidWorkload(error.message.replace("plan.", "goal.pins.", 1), **fields) from error
 
     def change(self) -> dict[str, Any]:
-        """As a part of a plan's JSON."""
+        """The pins as a part of a plan's JSON."""
         document = self.to_json()
         if self.prefill_tokens == NO_LIMIT:
             document["prefill_tokens"] = None
@@ -70,17 +70,17 @@ class GenerationPins(PinTable):
 
     @cached_property
     def held(self) -> dict[str, Any]:
-        """By path, as a plan has it."""
+        """Pinned values by path, as a plan holds them."""
         return {path: None if value == NO_LIMIT else value for path, value in self.values()}
 
     def among(self, path: str, options: Iterable[V]) -> tuple[V, ...]:
-        """What a decision may still be: what it is pinned to, whatever that is, else any of these."""
+        """Values that a decision may still take: the pinned one, even if it is not among the options, or else the options."""
         return (self.held[path],) if path in self.held else tuple(options)
 
     def broken_by(self, plan: "GenerationPlan") -> str | None:
-        """The first pin that the plan does not keep (``kv_cache.place``); None where it keeps all.
+        """The first pin that the plan breaks (``kv_cache.place``); None if it keeps all.
 
-        How far ahead something is fetched holds in a plan where nothing is.
+        A plan that fetches nothing keeps every pin on how far ahead to fetch.
         """
         for path, value in self.held.items():
             if attrgetter(path)(plan) != value and not is_idle(path, plan):
@@ -88,7 +88,7 @@ class GenerationPins(PinTable):
         return None
 
     def without(self, path: str) -> "GenerationPins":
-        """With one decision free."""
+        """Return these pins with one decision left free."""
         category, _, knob = path.rpartition(".")
         free: dict[str, Any] = {knob: None}
         if category:

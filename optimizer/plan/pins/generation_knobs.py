@@ -1,4 +1,4 @@
-"""The single decisions of a generation's plan: what each may be, how people write it, and a plan with some of them changed.
+"""The single decisions of a generation's plan: their types, their written form, and plans with some of them changed.
 
 They are the fields of the plan that have a face for generations, in the order of the plan.
 """
@@ -18,7 +18,7 @@ from optimizer.plan.techniques import KNOBS
 
 
 def generation_knobs() -> dict[str, Any]:
-    """By path (``kv_cache.place``), in the order of the plan, the type of its value."""
+    """Types of the knobs' values by path (``kv_cache.place``), in the order of the plan."""
     return dict(_knobs_of(GenerationPlan, ""))
 
 
@@ -40,9 +40,9 @@ def knob_value(plan: GenerationPlan, path: str) -> Any:
 
 
 def change_generation(plan: GenerationPlan, change: Mapping[str, Any]) -> GenerationPlan:
-    """change: a part of a plan's JSON, such as ``{"kv_cache": {"dtype": "int8"}}``.
+    """Return the plan with a change, a part of a plan's JSON such as ``{"kv_cache": {"dtype": "int8"}}``.
 
-    Raises InvalidPlan for what is no part of a plan, and where the changed plan contradicts itself.
+    Raises InvalidPlan if the change is no part of a plan, or if the changed plan contradicts itself.
     """
     return from_json(GenerationPlan, _merged(plan.to_json(), change), path="change", error=InvalidPlan)
 
@@ -56,30 +56,32 @@ def _merged(document: dict[str, Any], change: Mapping[str, Any]) -> dict[str, An
 
 
 def with_knob(plan: GenerationPlan, path: str, value: Any) -> GenerationPlan:
-    """The plan with one decision made otherwise. Raises InvalidPlan where it then contradicts itself."""
+    """Return the plan with one decision changed. Raises InvalidPlan if it then contradicts itself."""
     return change_generation(plan, _nested(path, value))
 
 
 def read_generation_change(texts: Iterable[str]) -> dict[str, Any]:
-    """``kv_cache.place=host``, one text a knob, as a part of a plan's JSON. Raises InvalidPlan that names the knobs."""
+    """Read texts such as ``kv_cache.place=host``, one a knob, into a part of a plan's JSON. Raises InvalidPlan that names the
+    knobs.
+    """
     return _read_texts(texts, what="change", field="change", error=InvalidPlan)
 
 
 def read_generation_pins(texts: Iterable[str]) -> GenerationPins:
-    """The same as what a goal pins. Raises InvalidWorkload that names what can be pinned, or what to."""
+    """Read the same texts into pins of a goal. Raises InvalidWorkload that names the knobs, or the values of one."""
     part = _read_texts(texts, what="pin", field="goal.pins", error=InvalidWorkload)
     return from_json(GenerationPins, _with_limits(part), path="goal.pins", error=InvalidWorkload)
 
 
 def pins_of_generation_change(before: GenerationPlan, after: GenerationPlan) -> GenerationPins:
-    """What to pin so that the one plan becomes the other: the knobs on which they differ."""
+    """Pins that turn one plan into the other: the knobs on which they differ."""
     found = {path: knob_value(after, path) for path in generation_knobs() if knob_value(after, path) != knob_value(before, path)}
     part = functools.reduce(_merged, (_nested(path, value) for path, value in found.items()), dict[str, Any]())
     return from_json(GenerationPins, _with_limits(part), path="goal.pins", error=InvalidWorkload)
 
 
 def _with_limits(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a plan's JSON as pins have it, in which None is what is free."""
+    """A part of a plan's JSON as pins hold it, in which None means free."""
     return {
         name: _with_limits(value) if isinstance(value, Mapping) else NO_LIMIT if value is None else value
         for name, value in part.items()
@@ -102,7 +104,7 @@ def _read_texts(texts: Iterable[str], *, what: str, field: str, error: type[Inva
 
 
 def written_knobs(plan: GenerationPlan) -> dict[str, str]:
-    """By path, as ``read_generation_change`` reads it."""
+    """Written values of all knobs by path, as ``read_generation_change`` reads them."""
     return {path: written_value(knob_value(plan, path)) for path in generation_knobs()}
 
 
@@ -112,14 +114,14 @@ def _nested(path: str, value: Any) -> dict[str, Any]:
 
 
 def written_value(value: Any) -> str:
-    """Of one knob, as ``read_generation_change`` reads it."""
+    """The text for one knob's value, as ``read_generation_change`` reads it."""
     if value is None:
         return NO_LIMIT
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _read(written: str, kind: Any) -> Any:
-    """As JSON would have it; what is no number stays a text, and is refused by name later."""
+    """Convert a written value to its JSON form; a text that is no number stays a text, and is refused by name later."""
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if type(None) in options and written == NO_LIMIT:
         return None

@@ -1,4 +1,4 @@
-"""What pins of both kinds of plans are: a plan's table with most of its cells empty, None where a decision is free."""
+"""The pins of training and generation plans alike: a plan's table with most cells empty, None where a decision is free."""
 
 import dataclasses
 import typing
@@ -10,10 +10,10 @@ from optimizer.plan.techniques import KNOBS, Technique
 
 
 class PinTable:
-    """Whoever inherits is a frozen dataclass: fields with a decision, or with a category's."""
+    """Base of frozen dataclasses whose fields each hold one decision, or the pins of one category."""
 
     def values(self) -> Iterator[tuple[str, Any]]:
-        """What is pinned, as (``optimizer_state.bits``, 8), in the order of the plan."""
+        """Yield pinned decisions, such as (``optimizer_state.bits``, 8), in the order of the plan."""
         yield from _values(self, "")
 
     @property
@@ -29,7 +29,7 @@ class PinTable:
                 yield from ((path, cast(Technique, use.technique)) for use in knob.uses if use.asks(value))
 
     def to_json(self) -> dict[str, Any]:
-        """Only what is pinned."""
+        """JSON of the pinned decisions alone."""
         document: dict[str, Any] = {}
         for path, value in self.values():
             *categories, knob = path.split(".")
@@ -50,7 +50,7 @@ def _values(table: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def kinds_of_pins(table: type, prefix: str = "") -> dict[str, Any]:
-    """By path, what a knob's value is."""
+    """Types of the knobs' values, by path."""
     found: dict[str, Any] = {}
     for field, kind in typing.get_type_hints(table).items():
         if dataclasses.is_dataclass(kind):
@@ -61,12 +61,12 @@ def kinds_of_pins(table: type, prefix: str = "") -> dict[str, Any]:
 
 
 def shown_pin(value: object) -> str:
-    """As people write it: ``bf16``; of blocks the distinct choices."""
+    """Write a pinned value for people: ``bf16``; for blocks, their distinct choices."""
     if isinstance(value, bool):
         return str(value).lower()
     return ", ".join(dict.fromkeys(map(str, value))) if isinstance(value, tuple) else str(value)
 
 
 def listed_pins(pins: PinTable) -> str:
-    """All of them in one line: ``weights.place host, batch_size 4``."""
+    """Write all pins in one line: ``weights.place host, batch_size 4``."""
     return ", ".join(f"{path} {shown_pin(value)}" for path, value in pins.values())

@@ -1,7 +1,7 @@
 """Single decisions that are made beforehand: a plan's table with most of its cells empty. A search fills the rest.
 
-A pin on what a plan makes no use of holds in that plan: how far ahead weights are fetched where all of them are resident, how
-much of the state is elsewhere where none is, how offloaded activations travel where nothing is offloaded.
+A pin without effect in a plan is kept by that plan: how far ahead weights are fetched if all of them are resident, how much of
+the state is off the device if none is, how offloaded activations travel if nothing is offloaded.
 """
 
 import typing
@@ -46,7 +46,7 @@ class Pins(PinTable):
             )
 
     def broken_by(self, plan: "Plan") -> str | None:
-        """The first pin that the plan does not keep (``optimizer_state.bits``); None where it keeps all."""
+        """The first pin that the plan breaks (``optimizer_state.bits``); None if it keeps all."""
         for path, value in self.values():
             category, _, knob = path.partition(".")
             if is_idle(path, plan):
@@ -57,13 +57,13 @@ class Pins(PinTable):
         return None
 
     def blocks(self, num_blocks: int) -> tuple[BlockChoice, ...] | None:
-        """What each block of a model of this depth is pinned to; None where blocks are free."""
+        """The pinned choice of each block, in a model of this depth; None if blocks are free."""
         choices = self.activations.per_block
         return choices * num_blocks if choices is not None and len(choices) == 1 else choices
 
 
 def read_pins(texts: typing.Iterable[str]) -> Pins:
-    """``optimizer_state.bits=8``, one text a pin. Raises InvalidWorkload that names what can be pinned, or what to.
+    """Read pins from texts such as ``optimizer_state.bits=8``. Raises InvalidWorkload that names the knobs, or the values of one.
 
     Blocks: ``activations.per_block=recompute`` for all, or ``recompute*23,keep*9`` from the first to the last.
     """
@@ -85,9 +85,9 @@ def read_pins(texts: typing.Iterable[str]) -> Pins:
 
 
 def pins_of_change(before: "Plan", after: "Plan") -> dict[str, Any]:
-    """What to pin so that the one plan becomes the other, as JSON: the knobs on which they differ.
+    """Pins, as JSON, that turn one plan into the other: the knobs on which they differ.
 
-    Of the batch only the size of a micro-batch: their number follows.
+    The batch pins only the size of a micro-batch, since their number follows.
     """
     found: dict[str, dict[str, Any]] = {}
     for path in knob_kinds():
@@ -101,17 +101,17 @@ def pins_of_change(before: "Plan", after: "Plan") -> dict[str, Any]:
 
 
 def list_knobs_to_pin() -> tuple[str, ...]:
-    """``optimizer_state.bits`` and so on, in the order of the plan."""
+    """Paths of all knobs (``optimizer_state.bits``), in the order of the plan."""
     return tuple(knob_kinds())
 
 
 def knob_kinds() -> dict[str, Any]:
-    """By path, what a knob's value is."""
+    """Types of the knobs' values, by path."""
     return kinds_of_pins(Pins)
 
 
 def _read_value(written: str, kind: Any, *, is_list: bool) -> Any:
-    """As JSON would have it; what is no number stays a text, and is refused by name later."""
+    """Convert a written value to its JSON form; a text that is no number stays a text, and is refused by name later."""
     if is_list:
         return [choice for part in written.split(",") for choice in _repeated(part.strip())]
     allowed = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()

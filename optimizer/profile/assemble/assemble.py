@@ -15,9 +15,9 @@ from optimizer.profile.assemble.fitting import STORAGE, Fitter
 from optimizer.profile.assemble.ranges import ShapeRange
 from optimizer.profile.assemble.sharing import PROLOGUE, PartKey, Sharing, find_sharing
 from optimizer.profile.assemble.tables import PartTables
+from optimizer.profile.events import Event, Trace
 from optimizer.profile.profile import BlockTemplate, Evaluation, Hold, Regime, Shared, tail_name
 from optimizer.profile.sizes import Shape
-from optimizer.profile.trace.events import Event, Trace
 
 _HEAD: PartKey = ("head and loss", -1)
 _HEAD_BACKWARD: PartKey = ("backward of head and loss", -1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from optimizer.base.categories import Category, Tier
 from optimizer.profile.assemble.sharing import PROLOGUE, Birth, Births, PartKey
-from optimizer.profile.trace.events import Allocated, Began, Event, Freed, Moved, Ran, Viewed
+from optimizer.profile.events import Allocated, Began, Event, Freed, Moved, Ran, Viewed
 
 
 @dataclass(kw_only=True)

@@ -8,9 +8,9 @@ from optimizer.base.errors import InvalidModel
 from optimizer.profile.assemble.cutting import Raw, RawChange, RawPart, Storage
 from optimizer.profile.assemble.sharing import PartKey
 from optimizer.profile.assemble.tables import PartTables
+from optimizer.profile.events import Ran
 from optimizer.profile.profile import Change, Op
 from optimizer.profile.sizes import NO_TERMS, Shape, Terms, evaluate, fit_terms
-from optimizer.profile.trace.events import Ran
 
 STORAGE: Final = "storage"
 """Names what an op made, among what is learnt of it."""

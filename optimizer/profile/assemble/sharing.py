@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from optimizer.plan.activations import BlockChoice
-from optimizer.profile.trace.events import Allocated, Began, Event, Freed, HeldStorage, Input, Ran, Trace
+from optimizer.profile.events import Allocated, Began, Event, Freed, HeldStorage, Input, Ran, Trace
 
 PartKey = tuple[str, int]
 """Phase as the runtime marks it, block or -1."""

@@ -1,7 +1,8 @@
 """Traces one model in a process of its own: ``python -m optimizer.profile.keep.child``, started by ``obtain.py``.
 
 Reads one JSON object from standard input when torch is imported, writes one to standard output: a profile, an error of the tree,
-or that it must be asked again in full (``lean.py``). The caller stays free of torch, and gets back all memory that this took.
+or that it must be asked again in full (``meta_ops/stub_imports.py``). The caller stays free of torch, and gets back all memory
+that this took.
 """
 
 import contextlib
@@ -11,7 +12,10 @@ import sys
 from typing import Any
 
 from optimizer.base.errors import HeadroomError, InvalidModel, InvalidPlan, InvalidWorkload
+from optimizer.base.serialize import from_json
+from optimizer.profile.extent import Extent
 from optimizer.profile.meta_ops.stub_imports import import_lean
+from optimizer.workload import Adapter
 
 LEAN_OPTION = "--lean"
 _SAME_IN_FULL = (InvalidPlan, InvalidWorkload)
@@ -52,11 +56,8 @@ def _answer(*, is_lean: bool) -> dict[str, Any]:
 def _trace() -> dict[str, Any]:
     import torch
 
-    from optimizer.base.serialize import from_json
     from optimizer.models.any_spec import read_any_spec
-    from optimizer.profile.extent import Extent
     from optimizer.profile.trace.trace import profile_model
-    from optimizer.workload import Adapter
 
     torch.set_num_threads(1)
     request = json.load(sys.stdin)

@@ -1,4 +1,4 @@
-"""Imports torch and transformers without what a trace never runs. For a process that does nothing but trace: ``child.py``.
+"""Imports torch and transformers without what a trace never runs. For a process that does nothing but trace: ``keep/child.py``.
 
 To import one architecture of transformers takes three times what tracing it takes: with it come generation, tokenizers,
 distributed tensors, torch's compiler, a client of the model hub, and losses of vision models with all of scipy. Here those are
@@ -83,7 +83,7 @@ def import_lean() -> None:
 def import_meta_kernels() -> bool:
     """torch's kernels in Python for tensors without data, where this process has left them out so far; False where it has not.
 
-    Two thirds of a second, for ops without a kernel in C++ and none in ``dataless.py``.
+    Two thirds of a second, for ops without a kernel in C++ and none in ``meta_ops.py``.
     """
     if not _left_out.intersection(_WITH_META_KERNELS):
         return False

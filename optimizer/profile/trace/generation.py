@@ -27,6 +27,7 @@ from optimizer.plan.weights import FrozenFormat, WeightsPlan
 from optimizer.profile.assemble.assemble import assemble_forward
 from optimizer.profile.assemble.ranges import ShapeRange, plan_ranges
 from optimizer.profile.assemble.tables import PartTables
+from optimizer.profile.events import Allocated, Began, Event, Freed, Ran
 from optimizer.profile.generation import (
     EMBEDDING,
     HEAD,
@@ -42,7 +43,6 @@ from optimizer.profile.meta_ops.meta_ops import Ops, pretend_cpu
 from optimizer.profile.profile import not_profiled
 from optimizer.profile.sizes import Shape
 from optimizer.profile.trace.depth import shorten_blocks
-from optimizer.profile.trace.events import Allocated, Began, Event, Freed, Ran
 from optimizer.profile.trace.rebuild import RebuildTrace
 from optimizer.profile.trace.recorder import Recorder
 from optimizer.profile.trace.structure import list_block_kinds, sequence_steps, with_blocks

@@ -108,7 +108,7 @@ def _on_meta(module: nn.Module | Callable[[], nn.Module]) -> nn.Module:
 
 
 def _list_ranges(*, has_single: bool) -> list[ShapeRange]:
-    """A micro-batch of one is a range of its own, as in ``ranges.py``. The sequence is that of no one."""
+    """A micro-batch of one is a range of its own, as in ``assemble/ranges.py``. The sequence is that of no one."""
     shapes = {True: [(1, SEQUENCE_LOW + index) for index in range(2)], False: [(size, SEQUENCE_LOW) for size in _BATCHES]}
     return [
         ShapeRange(

@@ -1,5 +1,5 @@
 """Traces how blocks make keys and values again of hidden states (``runtime/generation/kv_prefix.py``), beside
-``generation_trace.py``.
+``generation.py``.
 
 The blocks' inputs are those of a prompt of as many tokens, which is run first and not noted.
 """
@@ -17,10 +17,10 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.assemble.assemble import assemble_forward
 from optimizer.profile.assemble.ranges import plan_ranges
 from optimizer.profile.assemble.tables import PartTables
+from optimizer.profile.events import Began, Event
 from optimizer.profile.generation import EMBEDDING, HEAD, ForwardRegime, KvTensors, Phase, block_part
 from optimizer.profile.meta_ops.meta_ops import Ops, pretend_cpu
 from optimizer.profile.sizes import Shape
-from optimizer.profile.trace.events import Began, Event
 from optimizer.profile.trace.recorder import Recorder
 from optimizer.runtime.generation.generator import Generator
 from optimizer.runtime.generation.kv_prefix import BlockInputs, Positions, make_again

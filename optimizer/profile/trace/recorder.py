@@ -1,4 +1,4 @@
-"""A meter that also writes down what it sees, and runs every op without data (``dataless.py``).
+"""A meter that also writes down what it sees, and runs every op without data (``meta_ops/meta_ops.py``).
 
 Being a meter, it follows the runtime's own rules of what counts as what. Small integer tensors are computed for real beside
 their stand-ins, because models decide by the values of position ids.
@@ -13,10 +13,10 @@ import torch
 from optimizer.base.categories import CATEGORIES, Tier
 from optimizer.base.errors import InvalidModel
 from optimizer.formats.op_costs import classify_op, count_flops
+from optimizer.profile.events import Allocated, Began, Event, Freed, Moved, Ran, Viewed
 from optimizer.profile.meta_ops.meta_ops import Ops, OpTraits, tensors_in, without_devices
 from optimizer.profile.meta_ops.op_layout import dtype_of, form_of
 from optimizer.profile.meta_ops.op_scratch import read_scratch
-from optimizer.profile.trace.events import Allocated, Began, Event, Freed, Moved, Ran, Viewed
 from optimizer.runtime.meter.ledger import NUM_CATEGORIES
 from optimizer.runtime.meter.meter import Meter
 

@@ -1,10 +1,10 @@
 """Traces a model once and returns its Profile: what is traced, how far, and what the profile is made of.
 
-The runtime's own step is run without data (``trace_step.py``) and as if on the CPU (``dataless.py``), and a meter writes down
-what happens (``recorder.py``). The model has as many blocks as show each distinct surrounding of a block, so that the cost does
-not grow with depth. At one shape two micro-batches are run under each choice of the activations row, one with fresh gradients
-and one that accumulates; at a few more shapes one of the plain plan, which shows how sizes grow. assemble.py turns the events
-into parts and fits the sizes.
+The runtime's own step is run without data (``training_step.py``) and as if on the CPU (``meta_ops/meta_ops.py``), and a meter
+writes down what happens (``recorder.py``). The model has as many blocks as show each distinct surrounding of a block, so that the
+cost does not grow with depth. At one shape two micro-batches are run under each choice of the activations row, one with fresh
+gradients and one that accumulates; at a few more shapes one of the plain plan, which shows how sizes grow. assemble.py turns the
+events into parts and fits the sizes.
 
 Nothing is allocated and nothing computed, but for the values of small integer tensors.
 """

@@ -19,9 +19,9 @@ from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.events import Began, Event, HeldStorage, Input, Trace
 from optimizer.profile.meta_ops.meta_ops import Ops, pretend_cpu
 from optimizer.profile.sizes import Shape
-from optimizer.profile.trace.events import Began, Event, HeldStorage, Input, Trace
 from optimizer.profile.trace.recorder import Recorder
 from optimizer.runtime.step.step import MicroBatch, Trainer
 from optimizer.workload import Adapter, TrainingWorkload

@@ -5,8 +5,8 @@ Models are run by their own definitions. What is allocated in a pass, in order, 
 
 pass           the new tokens' ids (temporaries, to the end of the pass), the prompts' ids (temporaries, until the prefill ends)
 prefill        the backbone over the prompts (activations); each block makes its keys and values (kv_cache) as it first runs,
-               and runs for all micro-batches before the next block runs for any (``turns.py``). When all backbones have ended,
-               a copy of the last position's hidden states, and the logits of that position alone (logits and loss); where
+               and runs for all micro-batches before the next block runs for any (``interleave.py``). When all backbones have
+               ended, a copy of the last position's hidden states, and the logits of that position alone (logits and loss); where
                sequences draw, what ``sampling.py`` says beside them.
 decode         the same with the newest token, once for each token but the first
 leaving        where the cache is plain, sequences that are over leave their micro-batch when half of those that run are
@@ -16,8 +16,8 @@ end            a micro-batch's cache goes as its last token is there
 Keys and values that are packed or off the device come and go as ``kv_placed.py`` says, or stay on the host, where attention is
 computed then (``kv_host_attention.py``); what their blocks share on the device
 (``kv_workspace.py``) comes with the prefill and goes with the last cache. Streamed weights come and go with their blocks in
-every such forward pass (``weights.py``), once for all micro-batches. *Not modelled*: what loading and packing take before the
-first pass.
+every such forward pass (``step/weights.py``), once for all micro-batches. *Not modelled*: what loading and packing take before
+the first pass.
 """
 
 import time
@@ -214,7 +214,7 @@ class Generator:
         """Until all sequences have ended. At most ``plan.num_micro_batches``. should_stop: asked after each forward pass.
 
         counts_all: False has the meter count the prefill, the first two decodes, those after which fewer sequences run, and now
-        and then one between (``counting.py``).
+        and then one between (``meter/counting.py``).
         """
         start_s = time.perf_counter()
         num_steps, prefill_s = self._run(micro_batches, should_stop, counts_all=counts_all)
@@ -306,7 +306,7 @@ class Generator:
         """How many forward passes there were, and when the first had ended."""
         # A decode's peak grows until fewer sequences run.
         last_alike = {
-            micro_batch.shape.last_alike(since)
+            micro_batch.shape.last_step_alike(since)
             for micro_batch in micro_batches
             for since in (0, *(since for since, _ in micro_batch.shape.leaving))
         }

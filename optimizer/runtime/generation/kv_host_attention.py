@@ -124,23 +124,23 @@ class HostSums:
 
     def __init__(self, host: HostAttention, room: torch.Tensor, home: torch.Tensor, *, dtype: torch.dtype) -> None:
         """home: the block's records."""
-        shape, places = host.kept.shape, host.places
+        shape, offsets = host.kept.shape, host.offsets
         self._host, self._home = host, home.view(dtype)
         self._num_rows, self._dims = shape.num_rows, (shape.key_dim, shape.value_dim)
         self.arriving = room[: host.arriving_bytes]
         """From the device: a record and the queries."""
         self.record = self.arriving[: host.kept.record_bytes]
-        self.leaving = room[places.leaving : places.leaving + host.leaving_bytes]
+        self.leaving = room[offsets.leaving : offsets.leaving + host.leaving_bytes]
         """To the device: what attention makes."""
         query_size, output_size = ((self._num_rows, host.group_size, dim) for dim in self._dims)
         self._given = self.arriving[host.kept.record_bytes :].view(dtype).view(query_size)
         self._made = self.leaving.view(dtype).view(output_size)
         wide = room.view(_WIDE)
-        self._scores, self._tokens = (wide[place // _WIDE.itemsize :] for place in (places.scores, places.tokens))
+        self._scores, self._tokens = (wide[place // _WIDE.itemsize :] for place in (offsets.scores, offsets.tokens))
         self._query, self._output = self._given, self._made
         if host.is_widened:
-            self._query = wide[places.query // _WIDE.itemsize :][: self._given.numel()].view(query_size)
-            self._output = wide[places.output // _WIDE.itemsize :][: self._made.numel()].view(output_size)
+            self._query = wide[offsets.query // _WIDE.itemsize :][: self._given.numel()].view(query_size)
+            self._output = wide[offsets.output // _WIDE.itemsize :][: self._made.numel()].view(output_size)
 
     def attend(self, num_tokens: int, *, scaling: float, softcap: float | None) -> None:
         """To the first so many records."""

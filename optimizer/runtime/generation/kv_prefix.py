@@ -26,7 +26,7 @@ from transformers.cache_utils import Cache
 
 from optimizer.base.errors import InvalidModel, InvalidPlan
 from optimizer.formats.kv_packing import KvLayout, KvShape
-from optimizer.formats.kv_prefix import can_rebuild, count_rebuilt, refusal
+from optimizer.formats.kv_prefix import can_rebuild, count_rebuilt, prefix_refusal
 from optimizer.runtime.generation.kv_placed import MovedKvLayer
 from optimizer.runtime.meter.meter import Meter
 
@@ -209,7 +209,7 @@ class PrefixKvLayer(MovedKvLayer):  # type: ignore[no-untyped-call]
         elements = shape.num_heads * (shape.key_dim + shape.value_dim)
         can = can_rebuild(window=self.sliding_window, hidden_size=hidden_size, elements_per_token=elements)
         if not can:
-            self.refused = refusal(
+            self.refused = prefix_refusal(
                 self._plan.prefix_tokens,
                 has_windows=self.sliding_window is not None,
                 state_bytes=hidden_size * shape.element_bytes,

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from optimizer.formats.sampling import Sampling
-from optimizer.plan.passes import MicroBatchShape, may_leave, shape_of
+from optimizer.plan.passes import MicroBatchShape, may_leave, micro_batch_shape
 from optimizer.runtime.generation.kv_layer import move_to_front
 from optimizer.runtime.generation.sampling import Chooser
 
@@ -46,7 +46,7 @@ class MicroBatch:
         prefill_tokens: int | None = None,
         drops_ended: bool = False,
     ) -> None:
-        self.shape = shape_of(
+        self.shape = micro_batch_shape(
             [(len(prompt), sampling.max_new_tokens) for prompt, sampling in zip(prompts, samplings, strict=True)],
             prefill_tokens=prefill_tokens,
             drops_ended=drops_ended,

@@ -72,8 +72,8 @@ class TrainingRun:
     scratch_folder: Path | None = None
     """For what the plan keeps on the disk while the job runs; None: a folder in the job's, gone with the run."""
     timeline_every_s: float = COUNT_EVERY_S
-    """A step is counted this often or, where counting is slow, more rarely, beside an attempt's first ones (``counting.py``);
-    each but the very first reports its timeline."""
+    """A step is counted this often or, where counting is slow, more rarely, beside an attempt's first ones
+    (``meter/counting.py``); each but the very first reports its timeline."""
 
 
 @dataclass(frozen=True, kw_only=True)

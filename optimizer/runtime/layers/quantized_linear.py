@@ -1,4 +1,4 @@
-"""Carries out ``weights.frozen``: matrices that are not trained are held in 8 or 4 bits (``packed.py``) and brought back for
+"""Carries out ``weights.frozen``: matrices that are not trained are held in 8 or 4 bits (``quantize.py``) and brought back for
 each product.
 
 Packed bytes and scales are parameters without gradient, so whatever counts, moves or streams a block's weights sees them. The

@@ -24,7 +24,7 @@ logits_and_loss   allocated in the head and the loss, forward; and in backward u
 temporaries       everything else: the rest of backward, the optimizer's scratch, inputs. On the CPU device that of an update
                   in 8 bits, too, which bitsandbytes makes of torch's ops inside one of its own.
 
-The host tier holds the copies that ``tiers.py`` makes, under the category they have on the device; other CPU tensors of a
+The host tier holds the copies that ``tiers/tiers.py`` makes, under the category they have on the device; other CPU tensors of a
 CUDA run are not counted. *Not counted* on the CPU device, and so no part of what a cap there is about: scratch that an op's
 kernel allocates and frees inside itself, the random numbers' state that a block keeps that will run forward again, and storages
 resized after birth, unless the meter is told (``resized``). Predictions tell of it as ``unmetered_bytes`` and their intervals

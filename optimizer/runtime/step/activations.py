@@ -7,7 +7,7 @@ offload    saved-tensor hooks around the block's forward. Each storage that auto
            many views of it are saved, the block's input included; it comes back at its first use in backward and stays
            until its last. Not moved: parameters, buffers, and the block's other inputs (position embeddings, masks), which
            all blocks share and which therefore stay on the device anyway, and what kernels save on the host (random seeds).
-           offload_disk and offload_remote do the same to a scratch file and to a remote store (``tiers.py``).
+           offload_disk and offload_remote do the same to a scratch file and to a remote store (``tiers/tiers.py``).
 
 All give the same bits, but for trips that are compressed. When a block's backward begins, all it moved is fetched (if it was
 not yet), then the offloaded block before it, in the order in which the step before used it, in the first step what was saved

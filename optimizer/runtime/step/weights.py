@@ -8,7 +8,7 @@ autograd's version counters do not see. Parameters that blocks share, buffers, a
 What is allocated and freed, in order (the tensors of a block in the model's order, each whole):
 
 construction   for each streamed tensor: its home (host: category weights; disk: its share of the scratch file), then its
-               device bytes go. With disk also, from the first fetch on, the staging area of ``tiers.py`` on the host.
+               device bytes go. With disk also, from the first fetch on, the staging area of ``tiers/tiers.py`` on the host.
 forward        before block i: the device bytes of block i - 1 go, then those of blocks i to i + prefetch come, as far as
                they are not there. At the end of the backbone all that are there go.
 backward       as the gradient of block i's output is complete: block i + 1 goes, then blocks i to i - prefetch come. At the

@@ -15,7 +15,7 @@ the host side is pinned and all copies run in order on one side stream. Three ru
 - Device bytes that come back are waited for by the compute stream before their first use, or before they are let go unused.
 - Pinned memory is used again as soon as its copy is queued: the next to write to it runs on the same stream.
 
-Knows nothing of blocks or autograd; that is ``activations.py``.
+Knows nothing of blocks or autograd; that is ``step/activations.py``.
 """
 
 import threading

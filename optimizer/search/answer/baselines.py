@@ -13,7 +13,7 @@ from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem, divisors
-from optimizer.search.solver.levers import TOKENS_PER_CHUNK
+from optimizer.search.solver.grid import TOKENS_PER_CHUNK
 
 Baseline = Callable[[SearchProblem], tuple[OuterPlan, PerBlock]]
 
@@ -88,8 +88,9 @@ def stream_all(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
 
 
 def torch_memory_budget(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
-    """As ``activation_memory_budget`` of torch's compiler, set to the largest tenth with which the step fits, by us; 0 where none
-    does. With alike blocks its knapsack keeps that share of them; it knows blocks here, where torch knows single ops."""
+    """The baseline of torch's ``activation_memory_budget``, set to the largest tenth with which the step fits, by us; 0
+    where none does. With alike blocks its knapsack keeps that share of them; it knows blocks here, where torch knows
+    single ops."""
     setting, depth = _whole_batch(problem), problem.num_blocks
     for tenths in range(_TENTHS, 0, -1):
         per_block = _keeping(problem, depth * tenths // _TENTHS)
@@ -99,8 +100,9 @@ def torch_memory_budget(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
 
 
 def torch_sac_milp(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
-    """As ``sac_milp`` of torch: as few blocks are recomputed as its own memory model says are needed, which counts weights,
-    gradients and activations, and neither optimizer state nor temporaries. By block; what it counts is taken from our prices."""
+    """The baseline of torch's ``sac_milp``: as few blocks are recomputed as its own memory model says are needed, which
+    counts weights, gradients and activations, and neither optimizer state nor temporaries. By block; what it counts is
+    taken from our prices."""
     setting, depth = _whole_batch(problem), problem.num_blocks
     kept, rebuilt = (problem.price(setting.plan(_keeping(problem, number))) for number in (depth, 0))
     sizes = kept.device_bytes_by_category

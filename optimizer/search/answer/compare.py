@@ -1,27 +1,27 @@
 """Plans side by side: what of the table differs, bytes at each plan's peak, milliseconds; and a plan priced after one edit."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from optimizer.base.categories import CATEGORIES, Category
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.plan.explain.diff import Cell, Difference, diff_plans, different_cells
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
+from optimizer.search.budgeted import PlanT, PredictionT, Priced
 from optimizer.search.problem import PricedPlan, SearchProblem
 
 
 @dataclass(frozen=True, kw_only=True)
 class BytesAtPeak:
-    """Of one category, for each plan."""
+    """Bytes of one category, for each plan."""
 
     category: Category
     values: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(WithJson):
     """Several plans for the same work on the same machine."""
 
     plans: tuple[PricedPlan, ...]
@@ -30,26 +30,18 @@ class Comparison:
     bytes_at_peak: tuple[BytesAtPeak, ...]
     """Categories in which not all are alike, each plan at its own peak."""
 
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
-
 
 @dataclass(frozen=True, kw_only=True)
-class Repriced:
+class Repriced(WithJson):
     """A plan after an edit, against what it was. Changes are new minus old."""
 
     priced: PricedPlan
     differences: tuple[Difference, ...]
     device_change_bytes: int
-    """Of the peaks' upper ends, which the budget is held to."""
+    """Differences of the peaks' upper ends, which the budget is held to."""
     host_change_bytes: int
     step_change_ms: float
     is_lossless: bool
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def compare_plans(problem: SearchProblem, plans: Mapping[str, Plan]) -> Comparison:
@@ -57,15 +49,18 @@ def compare_plans(problem: SearchProblem, plans: Mapping[str, Plan]) -> Comparis
     for plan in plans.values():
         problem.check(plan)
     priced = tuple(problem.priced(label, plan, problem.price(plan)) for label, plan in plans.items())
-    sizes = [found.prediction.device_bytes_by_category for found in priced]
-    rows = [
-        BytesAtPeak(category=name, values=tuple(of_plan.get(name, 0) for of_plan in sizes)) for name in CATEGORIES
-    ]
     return Comparison(
         plans=priced,
         cells=different_cells(list(plans.values())),
-        bytes_at_peak=tuple(row for row in rows if len(set(row.values)) > 1),
+        bytes_at_peak=list_bytes_at_peak(priced),
     )
+
+
+def list_bytes_at_peak(priced: Sequence[Priced[PlanT, PredictionT]]) -> tuple[BytesAtPeak, ...]:
+    """Categories in which not all plans are alike, each plan at its own peak."""
+    sizes = [found.prediction.device_bytes_by_category for found in priced]
+    rows = (BytesAtPeak(category=name, values=tuple(of_plan.get(name, 0) for of_plan in sizes)) for name in CATEGORIES)
+    return tuple(row for row in rows if len(set(row.values)) > 1)
 
 
 def reprice(problem: SearchProblem, plan: Plan, *, change: Pins) -> Repriced:

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 
-from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
+from optimizer.search.answer.pareto import pick_frontier
 from optimizer.search.arrangements import PlanLine, keep_everything, summarize
 from optimizer.search.problem import OuterPlan, PricedPlan
-from optimizer.search.solver.levers import PREFETCHES, variants_of
+from optimizer.search.solver.grid import PREFETCHES
+from optimizer.search.solver.levers import variants_of
 from optimizer.search.solver.lines import pure_blocks
 from optimizer.search.solver.pricebook import PriceBook
 
-MAX_POINTS = 24
 NUM_STEPS = 4
 """Plans priced along a line, besides its start."""
 MAX_SETTINGS = 4
@@ -31,18 +31,11 @@ def price_spread(book: PriceBook) -> float:
 
 
 def frontier_of(book: PriceBook) -> tuple[PricedPlan, ...]:
-    """From small to fast; thinned to MAX_POINTS, the fastest that fits and both ends always kept."""
-    roomy = [pair for pair in book.permitted() if book.problem.fits_elsewhere(pair[1])]  # fastest first
-    points: list[tuple[Plan, Prediction]] = []
-    for plan, prediction in roomy:
-        if not points or prediction.device_peak_high_bytes < points[-1][1].device_peak_high_bytes:
-            points.append((plan, prediction))
-    points.reverse()
-    best = points.index(book.best) if book.best in points else 0
-    return tuple(
-        book.problem.priced(plan_label(plan), plan, prediction, in_detail=False)
-        for plan, prediction in _thinned(points, best)
-    )
+    """From small to fast; the fastest that fits and both ends always kept."""
+    problem, best = book.problem, book.best
+    roomy = [pair for pair in book.permitted() if problem.fits_elsewhere(pair[1])]
+    points = pick_frontier(roomy, best=None if best is None else best[0])
+    return tuple(problem.priced(plan_label(plan), plan, prediction, in_detail=False) for plan, prediction in points)
 
 
 def plan_label(plan: Plan) -> str:
@@ -110,10 +103,3 @@ def _spread_settings(settings: tuple[OuterPlan, ...]) -> list[OuterPlan]:
     if len(settings) <= MAX_SETTINGS:
         return list(settings)
     return [settings[index * (len(settings) - 1) // (MAX_SETTINGS - 1)] for index in range(MAX_SETTINGS)]
-
-
-def _thinned(points: list[tuple[Plan, Prediction]], best: int) -> list[tuple[Plan, Prediction]]:
-    if len(points) <= MAX_POINTS:
-        return points
-    kept = {index * (len(points) - 1) // (MAX_POINTS - 2) for index in range(MAX_POINTS - 1)} | {best}
-    return [points[index] for index in sorted(kept)]

@@ -1,4 +1,4 @@
-"""What each knob would buy and cost: a plan's neighbours, each one change away, priced beside it. Torch-free.
+"""Prices what each knob would buy and cost: a plan's neighbours, each one change away, priced beside it. Torch-free.
 
 A change brings what it cannot do without: state on the host takes the gradients there, streamed weights take both. What then
 still cannot be carried out together (``Plan.find_conflict``), what the machine cannot do and what the goal forbids is left out;
@@ -8,10 +8,9 @@ what changes the numbers is listed and marked.
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.estimate.prediction import Prediction, Verdict
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.pins.training import knob_kinds
@@ -19,7 +18,7 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import Technique, is_idle, knobs_of
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.problem import OUTER_FIELDS, OuterPlan, SearchProblem, divisors
-from optimizer.search.solver.levers import TOKENS_PER_CHUNK
+from optimizer.search.solver.grid import TOKENS_PER_CHUNK
 
 _BLOCKS: tuple[tuple[BlockChoice, Technique, str], ...] = (
     ("keep", "recompute", "keep the activations of every block"),
@@ -32,7 +31,7 @@ _BLOCKS: tuple[tuple[BlockChoice, Technique, str], ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knob:
+class Knob(WithJson):
     """One change of a plan, with what it would make of peak and time. Differences are new minus old."""
 
     technique: Technique
@@ -42,21 +41,17 @@ class Knob:
     plan: Plan
     """With the change."""
     verdict: Verdict
-    """Of that plan, against the goal's budgets."""
+    """Verdict on that plan, against the goal's budgets."""
     is_lossless: bool
-    """Whether that plan's numbers equal plain fp32 training's."""
+    """True where that plan's numbers equal plain fp32 training's."""
     device_peak_bytes: int
-    """Of that plan; the next field is the difference from the plan at hand."""
+    """Peak of that plan; the next field is the difference from the plan at hand."""
     device_change_bytes: int
     host_change_bytes: int
     disk_change_bytes: int
     remote_change_bytes: int
     step_ms: float
     step_change_ms: float
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def list_knobs(
@@ -85,8 +80,7 @@ def _is_possible(problem: SearchProblem, plan: Plan) -> bool:
     excluded = problem.unavailable | set(problem.goal.forbid)
     if any(technique in excluded for technique in plan.techniques):
         return False
-    known = problem.representations
-    return problem.find_conflict(plan) is None and (known is None or plan.weights.representation in known)
+    return problem.find_conflict(plan) is None and problem.is_known(plan.weights.representation)
 
 
 def _priced(problem: SearchProblem, technique: Technique, change: str, plan: Plan, here: Prediction) -> Knob:

@@ -1,12 +1,12 @@
-"""What each lever of a plan is worth, and which levers were left out because they do not pay at this shape. All of it priced."""
+"""Prices what each lever of a plan is worth, and finds the levers left out because they do not pay at this shape."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, Final
+from typing import Final
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice
 from optimizer.plan.explain.training import describe_left_out, describe_move_or_rebuild
@@ -17,22 +17,18 @@ from optimizer.search.arrangements import PerBlock
 from optimizer.search.problem import OUTER_FIELDS, OuterPlan, SearchProblem
 
 MIN_SHARE = 0.01
-"""Of the peak, or of the step: what is less is not worth a word."""
+"""Share of the peak, or of the step, below which a lever is not mentioned."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftOut:
+class LeftOut(WithJson):
     """A technique that the goal allows and the plan does without, because here it would cost and save nothing."""
 
     technique: Technique
     sentence: str
     device_change_bytes: int
-    """Of the peak, were it added to the plan."""
+    """Change of the peak, were the lever added to the plan."""
     step_change_ms: float
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def price_without(problem: SearchProblem, plan: Plan) -> dict[Technique, Prediction]:
@@ -147,6 +143,4 @@ def _plan(problem: SearchProblem, setting: OuterPlan, per_block: PerBlock) -> Pl
         plan = setting.plan(per_block)
     except InvalidPlan:
         return None
-    known = problem.representations
-    is_known = known is None or plan.weights.representation in known
-    return plan if is_known and problem.find_conflict(plan) is None else None
+    return plan if problem.is_known(plan.weights.representation) and problem.find_conflict(plan) is None else None

@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.units import format_bytes
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import TECHNIQUE_LABELS
+from optimizer.search.answer.nothing_fits import nothing_fits
 from optimizer.search.check.pin_errors import no_room_elsewhere
 from optimizer.search.problem import OuterPlan, SearchProblem
 from optimizer.search.solver.exhaustive import price_all
-from optimizer.search.solver.levers import homes_of, largest_fraction, with_chunks, with_prefetch
+from optimizer.search.solver.grid import with_chunks, with_prefetch
+from optimizer.search.solver.levers import homes_of, largest_fraction
 from optimizer.search.solver.lines import lightest_bytes
 from optimizer.search.solver.pricebook import PriceBook
 from optimizer.search.solver.solve import price_lightest, solve
@@ -25,17 +28,7 @@ NUM_LIGHTEST = 3
 def explain_infeasible(problem: SearchProblem) -> NoFeasiblePlan:
     """The error to raise. Its budget is enough: a search with exactly that much succeeds."""
     plan, prediction = find_smallest(problem)
-    prediction = problem.priced("smallest", plan, prediction).prediction
-    memory = prediction.memory
-    smallest_bytes = max(prediction.device_peak_high_bytes, memory.allocated.high if memory is not None else 0)
-    error = NoFeasiblePlan(
-        budget_bytes=problem.goal.device_budget_bytes,
-        smallest_feasible_bytes=smallest_bytes,
-        bytes_by_category=prediction.device_bytes_by_category,
-        hint=_hint(problem, smallest_bytes),
-    )
-    error.fields["smallest_plan"] = plan.to_json()
-    return error
+    return nothing_fits(problem, plan, prediction, list_ways=partial(_list_ways, problem))
 
 
 def find_smallest(problem: SearchProblem) -> tuple[Plan, Prediction]:
@@ -69,13 +62,7 @@ def smallest_found(book: PriceBook) -> int:
 def _smallest(book: PriceBook) -> tuple[Plan, Prediction]:
     roomy = [pair for pair in book.permitted() if book.problem.fits_elsewhere(pair[1])]
     if not roomy:
-        problem = book.problem
-        raise no_room_elsewhere(
-            problem.goal.pins,
-            host_budget_bytes=problem.host_budget_bytes,
-            disk_budget_bytes=problem.disk_budget_bytes,
-            remote_budget_bytes=problem.remote_budget_bytes,
-        )
+        raise no_room_elsewhere(book.problem)
     return min(roomy, key=lambda pair: pair[1].device_peak_high_bytes)
 
 
@@ -98,14 +85,15 @@ def _light_settings(book: PriceBook, base: OuterPlan) -> Iterator[OuterPlan]:
     homes = [home for home in (largest_fraction(book, home) for home in homes_of(book, base)) if home is not None]
     if not homes:
         return
-    strongest = [fetching for chunked in with_chunks(book, homes[-1]) for fetching in with_prefetch(book, chunked)]
+    problem = book.problem
+    strongest = [fetching for chunked in with_chunks(problem, homes[-1]) for fetching in with_prefetch(problem, chunked)]
     yield from strongest
     best = min(strongest, key=lambda setting: lightest_bytes(book, setting))
     for home in homes[:-1]:
         yield replace(home, num_chunks=best.num_chunks, prefetch=best.prefetch)
 
 
-def _hint(problem: SearchProblem, smallest_bytes: int) -> str:
+def _list_ways(problem: SearchProblem, smallest_bytes: int) -> list[str]:
     """Ways out, the ones that cost least to the user first. What is said to help has been priced."""
     ways = [f"Raise the budget to {format_bytes(smallest_bytes)}", "shorten the sequence"]
     ways.extend(_permissions(problem, smallest_bytes))
@@ -115,7 +103,7 @@ def _hint(problem: SearchProblem, smallest_bytes: int) -> str:
         relaxed = replace(problem, goal=replace(problem.goal, allow_lossy=True, most_loss="any"))
         examples = "packed copies and frozen weights" if problem.goal.allow_lossy else "bf16 and 8-bit optimizer state"
         ways.extend(_way(f"allow lossy choices such as {examples}", relaxed, smallest_bytes))
-    return ", ".join(ways[:-1]) + f", or {ways[-1]}."
+    return ways
 
 
 def _permissions(problem: SearchProblem, smallest_bytes: int) -> list[str]:

@@ -17,7 +17,7 @@ _MAX_BUDGETS = 8
 _NEAR = 0.02
 """Budgets as near as this are not told apart: what comes with the tensors is known no better."""
 _LEAST_STEP = 0.2
-"""Of what lies between two budgets, so that a guess near one of them still brings them together."""
+"""Share of the gap between two budgets, so that a guess near one of them still brings them together."""
 
 
 class _Predicted(Protocol):
@@ -47,7 +47,7 @@ class CardFit(Generic[P, S]):
     chosen: P
     """Its verdict is that of the whole budget."""
     source: S
-    """Where it is from."""
+    """The search that the plan came from."""
 
 
 def find_room(
@@ -81,7 +81,7 @@ def find_room(
 
 
 def _share(fitting: _Priced, too_large: _Priced, budget_bytes: int) -> float:
-    """Where between the two budgets nothing would be over and nothing left, were all in proportion."""
+    """The point between the two budgets at which nothing would be over and nothing left, were all in proportion."""
     left_bytes, over_bytes = -_bytes_over(fitting, budget_bytes), _bytes_over(too_large, budget_bytes)
     share = left_bytes / max(1, left_bytes + over_bytes)
     return min(1 - _LEAST_STEP, max(_LEAST_STEP, share))
@@ -97,7 +97,7 @@ def _less(chosen: _Priced, budget_bytes: int) -> int:
 
 
 def _bytes_over(chosen: _Priced, budget_bytes: int) -> int:
-    """How much of what comes with the tensors, upper ends, neither the budget nor the card has room for; below 0 what is left."""
+    """Bytes beside the tensors, upper ends, that neither the budget nor the card has room for; below 0 what is left."""
     prediction: _Predicted = chosen.prediction
     memory = prediction.memory
     if memory is None:

@@ -26,7 +26,7 @@ _ID_BYTES = 8
 _COUNTER_BYTES = 4
 """Of a tensor's updates, where the optimizer counts them."""
 _ROUNDING = 1e-9
-"""Of sums of milliseconds in another order."""
+"""Tolerance of sums of milliseconds in another order."""
 
 
 @dataclass(kw_only=True)
@@ -56,7 +56,7 @@ class Ledger:
 def audit_plan(
     profile: Profile, *, plan: Plan, prediction: Prediction, workload: TrainingWorkload, machine: Machine
 ) -> tuple[str, ...]:
-    """What in a prediction contradicts the ledger or the work there is; empty where nothing does."""
+    """Contradictions between a prediction and the ledger or the work there is; empty where there are none."""
     wrong = list(_list_impossible_times(plan, prediction, device_kind=machine.device.kind))
     if workload.kept_state.declared.is_factored or not follows(profile, plan):
         return tuple(wrong)
@@ -74,7 +74,7 @@ def audit_plan(
 
 
 def follows(profile: Profile, plan: Plan) -> bool:
-    """Whether the ledger knows all that the plan does."""
+    """Report whether the ledger knows all that the plan does."""
     state, activations = plan.optimizer_state, plan.activations
     return (
         plan.gradients.choice == "keep"
@@ -132,7 +132,7 @@ class _Replay:
         self._choices = plan.activations.per_block
         self._last_uses = self._find_last_uses()
         self._sizes: dict[int, int] = {}
-        """Of the profile's changes at this shape."""
+        """Sizes of the profile's changes at this shape, by their index."""
 
     def micro_batch(self, ledger: Ledger, *, which: str) -> None:
         self._walk(ledger, self._named("prologue"))
@@ -169,7 +169,7 @@ class _Replay:
         ledger.add("device", shared.category, -evaluate(shared.num_bytes, self._shape))
 
     def _named(self, name: str) -> Part:
-        """What follows the last block may depend on that block's choice."""
+        """The part that follows the last block may depend on that block's choice."""
         tail = tail_name(name, traced_choice(self._choices[-1]))
         return self._profile.parts[self._regime.parts.get(tail, self._regime.parts[name])]
 
@@ -177,8 +177,8 @@ class _Replay:
         return self._regime.templates_of(self._choices[block])[self._regime.block_templates[block]]
 
     def _find_last_uses(self) -> dict[int, tuple[int, int]]:
-        """Of shared storages: in the backward of which block it goes, after which op. The first block that holds it is the last
-        to be run backward."""
+        """Ends of shared storages: the block in whose backward each goes, and after which op. The first block that holds
+        it is the last to be run backward."""
         found: dict[int, tuple[int, int]] = {}
         for block in range(len(self._choices)):
             for hold in self._template(block).holds:

@@ -1,4 +1,4 @@
-"""Whether any plan can keep what a goal pins; and if none can, why. Asked once, before a search."""
+"""Checks whether any plan can keep what a goal pins, and if none can, why. Asked once, before a search."""
 
 from dataclasses import replace
 from itertools import product
@@ -7,11 +7,10 @@ from typing import Any, get_args
 from optimizer.base.errors import InvalidPlan
 from optimizer.plan.gradients import GradientsChoice
 from optimizer.plan.optimizer_state import StatePlace
-from optimizer.plan.pins.table import shown_pin
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.weights import WeightsPlace
 from optimizer.search.arrangements import keep_everything
-from optimizer.search.check.pin_errors import no_plan_keeps, refuse_pin
+from optimizer.search.check.pin_errors import check_pinned_techniques, no_plan_keeps, refuse_pin
 from optimizer.search.problem import OuterPlan, SearchProblem, divisors
 
 _FIELDS = {
@@ -25,7 +24,7 @@ _FIELDS = {
     "optimizer_state.bits": "bits",
     "optimizer_state.place": "state_place",
 }
-"""Of ``OuterPlan``, beside ``SearchProblem.pinned_levers``."""
+"""Fields of ``OuterPlan``, beside ``SearchProblem.pinned_levers``."""
 
 
 def check_pins(problem: SearchProblem) -> None:
@@ -41,11 +40,7 @@ def check_pins(problem: SearchProblem) -> None:
             f"{len(blocks)} choices",
             f"the model has {problem.num_blocks} blocks: name one choice for all, or one for each",
         )
-    for path, technique in pins.techniques():
-        if not problem.allows(technique):
-            raise refuse_pin(
-                path, shown_pin(dict(pins.values())[path]), f"{technique} is not to be had on this machine for this job"
-            )
+    check_pinned_techniques(problem)
     if any(problem.permits_setting(home) for base in problem.settings() for home in _homes(base)):
         return
     raise _contradiction(problem)
@@ -69,7 +64,7 @@ def _homes(base: OuterPlan) -> list[OuterPlan]:
 
 
 def _contradiction(problem: SearchProblem) -> InvalidPlan:
-    """What is wrong with plain training where the pins are put into it."""
+    """Faults of plain training with the pins put into it."""
     total, pinned = problem.workload.global_batch_size, dict(problem.goal.pins.values())
     plain = OuterPlan(micro_batch_size=total, accumulation_steps=1, **problem.pinned_levers)
     fields: dict[str, Any] = {name: pinned[path] for path, name in _FIELDS.items() if path in pinned}

@@ -18,9 +18,10 @@ class VerificationFailed(RuntimeError):
 
 
 def verify_plan(problem: SearchProblem, *, plan: Plan, prediction: Prediction) -> tuple[str, ...]:
-    """What is wrong with calling this plan feasible; empty where nothing is."""
+    """Reasons against calling this plan feasible; empty where there are none."""
     problem.check(plan)
-    fresh = problem.price(Plan.from_json(plan.to_json()))
+    price = problem.price_afresh or problem.price
+    fresh = price(Plan.from_json(plan.to_json()))
     return (
         *_forbidden(problem, plan),
         *_changed(fresh, prediction),

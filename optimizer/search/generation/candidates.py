@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.estimate.bounds.generation_floor import Floors
+from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.plan.generation import GenerationPlan
 from optimizer.search.generation.levers import Family, list_families
 from optimizer.search.generation.problem import GenerationProblem
@@ -32,7 +32,7 @@ class Candidate(NamedTuple):
 
 
 class Candidates:
-    """Of a problem."""
+    """The candidates of a problem."""
 
     def __init__(self, problem: GenerationProblem) -> None:
         self._problem = problem
@@ -86,7 +86,7 @@ class Candidates:
         return np.array([np.broadcast_to(column, may_fit.shape)[may_fit] for column in columns], dtype=np.float64)
 
     def _keys(self, floors: Floors) -> tuple[Floats, Floats]:
-        """As ``Candidate.key``; of the largest batch, all up to the next that is looked at."""
+        """The same as ``Candidate.key``; for the largest batch, all up to the next that is looked at."""
         objective = self._problem.goal.objective
         if objective == "largest_batch":
             return 1.0 - np.array([*self.sizes[1:], self._problem.workload.num_sequences + 1]), floors.total_s

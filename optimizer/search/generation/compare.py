@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.base.categories import CATEGORIES
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.plan.explain.diff import Difference, diff_plans
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import change_generation, generation_knobs, knob_value
-from optimizer.search.answer.compare import BytesAtPeak
+from optimizer.search.answer.compare import BytesAtPeak, list_bytes_at_peak
 from optimizer.search.generation.problem import GenerationProblem, PricedGenerationPlan
 
 
@@ -24,7 +23,7 @@ class Decision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationComparison:
+class GenerationComparison(WithJson):
     """Several plans for the same prompts on the same machine."""
 
     plans: tuple[PricedGenerationPlan, ...]
@@ -33,28 +32,20 @@ class GenerationComparison:
     bytes_at_peak: tuple[BytesAtPeak, ...]
     """Categories in which not all are alike, each plan at its own peak."""
 
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
-
 
 @dataclass(frozen=True, kw_only=True)
-class RepricedGeneration:
+class RepricedGeneration(WithJson):
     """A plan after an edit, against what it was. Changes are new minus old."""
 
     priced: PricedGenerationPlan
     differences: tuple[Difference, ...]
     device_change_bytes: int
-    """Of the peaks' upper ends, which the budget is held to."""
+    """Differences of the peaks' upper ends, which the budget is held to."""
     host_change_bytes: int
     disk_change_bytes: int
     remote_change_bytes: int
     total_change_s: float
     is_lossless: bool
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def compare_generations(problem: GenerationProblem, plans: Mapping[str, GenerationPlan]) -> GenerationComparison:
@@ -65,12 +56,10 @@ def compare_generations(problem: GenerationProblem, plans: Mapping[str, Generati
     decisions = [
         Decision(knob=path, values=tuple(knob_value(plan, path) for plan in plans.values())) for path in generation_knobs()
     ]
-    sizes = [found.prediction.device_bytes_by_category for found in priced]
-    rows = [BytesAtPeak(category=name, values=tuple(of_plan.get(name, 0) for of_plan in sizes)) for name in CATEGORIES]
     return GenerationComparison(
         plans=priced,
         decisions=tuple(decision for decision in decisions if len(set(decision.values)) > 1),
-        bytes_at_peak=tuple(row for row in rows if len(set(row.values)) > 1),
+        bytes_at_peak=list_bytes_at_peak(priced),
     )
 
 

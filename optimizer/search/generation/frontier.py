@@ -5,12 +5,13 @@ from dataclasses import replace
 from itertools import product
 from typing import Final
 
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlace
+from optimizer.search.answer.pareto import pick_frontier
 from optimizer.search.generation.problem import PricedGenerationPlan
 from optimizer.search.generation.solve import Book, largest_of
 
-MAX_POINTS = 24
 _GROWTH = 4
 """Batch sizes priced for the frontier alone are powers of this."""
 _STORED: Final = {"remote": "the remote store"}
@@ -23,19 +24,17 @@ def generation_frontier(book: Book) -> tuple[PricedGenerationPlan, ...]:
     for plan in _spread(book):
         book.price(plan)
     roomy = [
-        (prediction.total_s, prediction.device_peak_high_bytes, plan.weights.prefetch, plan)
+        (plan, prediction)
         for plan, prediction in book.predictions.items()
         if problem.permits(plan) and problem.fits_elsewhere(prediction)
     ]
-    points: list[GenerationPlan] = []
-    smallest_bytes = None
-    for _, peak_bytes, _, plan in sorted(roomy, key=lambda row: row[:3]):
-        if smallest_bytes is None or peak_bytes < smallest_bytes:
-            smallest_bytes = peak_bytes
-            points.append(plan)
-    points.reverse()
-    best = points.index(book.best[1]) if book.best is not None and book.best[1] in points else 0
-    return tuple(problem.priced(generation_label(plan), plan, in_detail=False) for plan in _thinned(points, best))
+    points = pick_frontier(sorted(roomy, key=_by_time), best=None if book.best is None else book.best[1])
+    return tuple(problem.priced(generation_label(plan), plan, found, in_detail=False) for plan, found in points)
+
+
+def _by_time(pair: tuple[GenerationPlan, GenerationPrediction]) -> tuple[float, int, int]:
+    plan, prediction = pair
+    return prediction.total_s, prediction.device_peak_high_bytes, plan.weights.prefetch
 
 
 def generation_label(plan: GenerationPlan) -> str:
@@ -64,7 +63,7 @@ def _words(plan: GenerationPlan) -> Iterator[str]:
 
 
 def _spread(book: Book) -> Iterator[GenerationPlan]:
-    """What the best plan and plain generation come to with other batches, and with their weights in other places."""
+    """The best plan and plain generation with other batches, and with their weights in other places."""
     problem, pins = book.problem, book.problem.goal.pins
     num_sequences = problem.workload.num_sequences
     plain = GenerationPlan()
@@ -86,10 +85,3 @@ def _sizes(largest: int) -> Iterator[int]:
         yield size
         size *= _GROWTH
     yield max(1, largest)
-
-
-def _thinned(points: list[GenerationPlan], best: int) -> list[GenerationPlan]:
-    if len(points) <= MAX_POINTS:
-        return points
-    kept = {index * (len(points) - 1) // (MAX_POINTS - 2) for index in range(MAX_POINTS - 1)} | {best}
-    return [points[index] for index in sorted(kept)]

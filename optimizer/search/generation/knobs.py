@@ -1,4 +1,4 @@
-"""What each decision of a generation's plan would buy and cost: its neighbours, each one change away, priced beside it.
+"""Prices what each decision of a generation's plan would buy and cost: its neighbours, each one change away, priced beside it.
 
 As ``search/answer/knobs.py`` does it of training. What cannot be carried out, what the machine cannot do and what the
 goal forbids is left out; what changes the numbers is listed and marked.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Verdict
 from optimizer.plan.generation import GenerationPlan
@@ -25,7 +25,7 @@ _PREFILL_TOKENS: Final = (None, 8, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationKnob:
+class GenerationKnob(WithJson):
     """One change of a plan, with what it would make of peak and time. Differences are new minus old."""
 
     knob: str
@@ -35,7 +35,7 @@ class GenerationKnob:
     plan: GenerationPlan
     """With the change."""
     verdict: Verdict
-    """Of that plan, against the goal's budgets."""
+    """Verdict on that plan, against the goal's budgets."""
     is_lossless: bool
     device_peak_bytes: int
     """Upper end, which the budget is held to; of that plan, as is ``total_s``."""
@@ -45,10 +45,6 @@ class GenerationKnob:
     remote_change_bytes: int
     total_s: float
     total_change_s: float
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def list_generation_knobs(problem: GenerationProblem, plan: GenerationPlan) -> tuple[GenerationKnob, ...]:

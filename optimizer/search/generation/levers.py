@@ -1,4 +1,4 @@
-"""What can be done to a generation's plan, one lever after the other: the one list that a new field of the plan joins.
+"""The levers of a generation's plan, one after the other: the one list that a new field of the plan joins.
 
 Every plan is plain generation (fp32, everything on the device) with one choice of each lever, a batch size, and a number of
 micro-batches to a pass. These two are no levers here: plans that differ in nothing else are one family, bounded all at once.
@@ -23,13 +23,13 @@ from optimizer.search.generation.problem import GenerationProblem
 _PREFETCHES = (0, 1, 2, 4, 8)
 """Blocks whose weights come ahead. What is between them is hardly ever better than both neighbours."""
 _NOTHING_AHEAD = (0,)
-"""Where nothing would be gained."""
+"""The only prefetch depth where more would gain nothing."""
 MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32)
 """To a pass."""
 _MAX_PREFETCH_SHARED = 2
-"""Where several micro-batches run while a block's weights are there, there is more time for the next ones to come."""
+"""Deepest prefetch where several micro-batches run over a block's weights, which leaves more time for the next ones to come."""
 _PREFILL_TOKENS = (8, 2)
-"""Of a prompt at once: fewer as often as room for activations is short."""
+"""Tokens of a prompt at once: fewer where room for activations is short."""
 _CACHE_PREFETCHES = (0, 1)
 """Blocks whose keys and values come ahead; more gains nothing that one does not."""
 
@@ -42,9 +42,9 @@ class Lever:
     choices: Callable[[GenerationProblem, GenerationPlan], Iterable[GenerationPlan]]
     """The plan with each of them that is not pinned otherwise; the plan as it is comes first where it may stay so."""
     knob: str = ""
-    """What it decides, where it is left alone for some objectives unless that is pinned."""
+    """The decision that it makes; some objectives leave it alone unless that is pinned."""
     objectives: tuple[GenerationObjective, ...] = get_args(GenerationObjective)
-    """What it can be good for."""
+    """Objectives that it can serve."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Family:
     """A choice of each lever: plans that differ in their batch and in how many micro-batches share a pass."""
 
     plan: GenerationPlan
-    """Of one sequence at a time, unless pins say otherwise."""
+    """The plan of one sequence at a time, unless pins say otherwise."""
     micro_batches: tuple[int, ...]
     """Ascending; 1 is among them, or it is the pinned number."""
 
@@ -104,7 +104,7 @@ def _representations(problem: GenerationProblem, plan: GenerationPlan) -> Iterat
 
 
 def _places(problem: GenerationProblem, plan: GenerationPlan) -> Iterator[GenerationPlan]:
-    """Where the blocks' weights live, and how many come ahead of their use."""
+    """Places of the blocks' weights, and how many come ahead of their use."""
     among = problem.goal.pins.among
     for place in among("weights.place", get_args(WeightsPlace)):
         if place == "device":
@@ -115,7 +115,7 @@ def _places(problem: GenerationProblem, plan: GenerationPlan) -> Iterator[Genera
 
 
 def _list_micro_batches(problem: GenerationProblem, plan: GenerationPlan) -> tuple[int, ...]:
-    """How many may share a pass: of weights that are there anyway, nothing is saved."""
+    """Numbers of micro-batches that share a pass; with resident weights nothing is saved."""
     weights, pins = plan.weights, problem.goal.pins
     streams = weights.place != "device"
     is_shared = streams and weights.prefetch <= _MAX_PREFETCH_SHARED
@@ -126,7 +126,7 @@ def _list_micro_batches(problem: GenerationProblem, plan: GenerationPlan) -> tup
 
 
 def _prefills(problem: GenerationProblem, plan: GenerationPlan) -> Iterator[GenerationPlan]:
-    """How much of a prompt runs at once: less makes room for more sequences, which is worth most where each step costs a pass
+    """Tokens of a prompt that run at once: less makes room for more sequences, which is worth most where each step costs a pass
     over weights that come, and is all that counts where the largest batch is looked for.
     """
     workload = problem.workload
@@ -138,7 +138,7 @@ def _prefills(problem: GenerationProblem, plan: GenerationPlan) -> Iterator[Gene
 
 
 def _caches(problem: GenerationProblem, plan: GenerationPlan) -> Iterator[GenerationPlan]:
-    """How keys and values are held, and where, and where attention is computed."""
+    """Representations and places of keys and values, and where attention is computed."""
     among = problem.goal.pins.among
     dtypes, places = among("kv_cache.dtype", get_args(KvDtype)), among("kv_cache.place", get_args(KvPlace))
     attentions = among("kv_cache.attention", get_args(AttentionPlace))
@@ -162,7 +162,7 @@ def _cache_prefetches(problem: GenerationProblem, plan: GenerationPlan) -> tuple
 
 
 def _prefixes(problem: GenerationProblem, plan: GenerationPlan) -> Iterator[GenerationPlan]:
-    """Whether keys and values of prompts' first tokens are made again, of as many tokens as may be: how many are best depends on
+    """Make keys and values of prompts' first tokens again, of as many tokens as may be: how many are best depends on
     the batch, and is found with its bounds (``Floors.prefix_tokens``). With little of a prompt at once there are few such tokens.
     """
     cache, pins = plan.kv_cache, problem.goal.pins

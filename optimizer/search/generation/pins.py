@@ -1,10 +1,9 @@
-"""Whether any plan can keep what a generation's goal pins; and if none can, why. Asked once, before a search."""
+"""Checks whether any plan can keep what a generation's goal pins, and if none can, why. Asked once, before a search."""
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import change_generation
-from optimizer.plan.pins.table import shown_pin
-from optimizer.search.check.pin_errors import no_plan_keeps, refuse_pin
+from optimizer.search.check.pin_errors import check_pinned_techniques, no_plan_keeps, refuse_pin
 from optimizer.search.generation.levers import list_families
 from optimizer.search.generation.problem import GenerationProblem
 
@@ -18,11 +17,7 @@ def check_generation_pins(problem: GenerationProblem) -> None:
         _check_batch(problem, pins.batch_size)
     if isinstance(pins.prefill_tokens, int):
         _check_prefill(problem, pins.prefill_tokens)
-    for path, technique in pins.techniques():
-        if not problem.allows(technique):
-            raise refuse_pin(
-                path, shown_pin(dict(pins.values())[path]), f"{technique} is not to be had on this machine for this job"
-            )
+    check_pinned_techniques(problem)
     if not list_families(problem):
         raise _contradiction(problem)
 
@@ -45,7 +40,7 @@ def _check_prefill(problem: GenerationProblem, num_tokens: int) -> None:
 
 
 def _contradiction(problem: GenerationProblem) -> InvalidPlan:
-    """What is wrong with plain generation where the pins are put into it."""
+    """Faults of plain generation with the pins put into it."""
     pins = problem.goal.pins
     try:
         problem.check(change_generation(GenerationPlan(), pins.change()))

@@ -48,11 +48,10 @@ def _without(problem: GenerationProblem, plan: GenerationPlan) -> dict[Technique
         "host_attention": replace(plan, kv_cache=replace(plan.kv_cache, attention="device")),
         "quantize_kv": replace(plan, kv_cache=replace(plan.kv_cache, dtype="same")),
     }
-    known = problem.representations
     return {
         technique: without[technique]
         for technique in plan.techniques
-        if technique in without and (known is None or without[technique].weights.representation in known)
+        if technique in without and problem.is_known(without[technique].weights.representation)
     }
 
 
@@ -93,7 +92,7 @@ def _with_prefix(plan: GenerationPlan, num_tokens: int) -> GenerationPlan:
 
 
 def _limit(problem: GenerationProblem, chosen: PricedGenerationPlan) -> str:
-    """What holds the batch where it is."""
+    """The limit that holds the batch where it is."""
     plan, room_bytes = chosen.plan, problem.goal.device_budget_bytes - chosen.prediction.device_peak_high_bytes
     is_held = problem.goal.pins.batch_size is not None
     if is_held or plan.batch_size >= largest_of(plan, problem.workload.num_sequences):
@@ -110,7 +109,7 @@ def _limit(problem: GenerationProblem, chosen: PricedGenerationPlan) -> str:
 def explain_kv_left_out(
     profile: GenerationProfile, chosen: PricedGenerationPlan, *, machine: Machine
 ) -> Iterator[str]:
-    """What moving keys and values for each token would take at this shape, and whether it could pay to make some of them again
+    """The time of moving keys and values for each token at this shape, and whether it could pay to make some of them again
     of hidden states.
 
     For one token and block a hidden state weighs ``h p`` bytes and its keys and values ``k p``, where ``k`` numbers are kept.
@@ -142,7 +141,7 @@ def explain_kv_left_out(
 def _explain_kept(
     problem: GenerationProblem, chosen: PricedGenerationPlan, profile: GenerationProfile
 ) -> Iterator[str]:
-    """Where keys and values could be made again and are not."""
+    """The reason where keys and values could be made again and are not."""
     plan, cache = chosen.plan, chosen.plan.kv_cache
     half = problem.workload.prompt_length // 2
     if cache.prefix_tokens or cache.place == "device" or cache.dtype != "same" or profile.rebuild is None:

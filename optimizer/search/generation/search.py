@@ -10,8 +10,9 @@ from functools import cache, partial
 from math import inf
 from typing import Any
 
-from optimizer.base.serialize import to_json
-from optimizer.estimate.bounds.generation_floor import Floors, GenerationFloors
+from optimizer.base.serialize import WithJson
+from optimizer.estimate.bounds.generation_floor import GenerationFloors
+from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.estimate.generation.kv_prefix import find_prefix_conflict
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation
@@ -21,9 +22,9 @@ from optimizer.hardware.calibration import calibrated_machine, of_generations
 from optimizer.hardware.machine import Machine
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.techniques import Technique
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
+from optimizer.search.budgeted import budgets_elsewhere, list_representations, list_unavailable
 from optimizer.search.check.card_fit import ACCEPTED, CardFit, find_room
 from optimizer.search.generation.baselines import price_generation_baselines
 from optimizer.search.generation.frontier import generation_frontier
@@ -36,12 +37,12 @@ from optimizer.search.generation.solve import Book, Solution, solve, spread_even
 from optimizer.workload import GenerationWorkload
 
 _MAX_LENGTHS = 3
-"""Of prompts, that the search tells apart: a price grows with their number."""
+"""Most lengths of prompts that the search distinguishes: a price grows with their number."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationSearchResult:
-    """What a search found. ``chosen`` always fits; a search that finds nothing raises instead."""
+class GenerationSearchResult(WithJson):
+    """The result of a search. ``chosen`` always fits; a search that finds nothing raises instead."""
 
     chosen: PricedGenerationPlan
     baselines: dict[str, PricedGenerationPlan]
@@ -52,15 +53,11 @@ class GenerationSearchResult:
     """No permitted plan that fits has less of what the goal is about: seconds of the whole workload, milliseconds to the first
     token, or sequences at once times minus one."""
     gap: float
-    """How far the chosen plan may be from the best, as a share of the bound; 0 where it is the best. Where a card has room for
+    """Bound on the chosen plan's distance from the best, as a share; 0 where it is the best. Where a card has room for
     the tensors and not for all that comes with them, both are of plans whose tensors take no more than was left for them. Of more
     than ``MAX_EVERY`` prompts that differ in length both go by passes' average time."""
     explanation: tuple[str, ...]
     """The chosen plan in sentences."""
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def search_generation_plans(
@@ -124,14 +121,10 @@ def generation_problem(
         """Baselines may be one plan, and the chosen one."""
         return in_detail(plan)
 
-    host_budget_bytes = machine.host_memory_bytes if goal.host_budget_bytes is None else goal.host_budget_bytes
-    disk_budget_bytes = machine.disk_free_bytes if goal.disk_budget_bytes is None else goal.disk_budget_bytes
     return GenerationProblem(
         workload=workload,
         goal=goal,
-        host_budget_bytes=host_budget_bytes,
-        disk_budget_bytes=min(disk_budget_bytes, machine.disk_free_bytes),
-        remote_budget_bytes=machine.remote_free_bytes,
+        **budgets_elsewhere(machine, host_bytes=goal.host_budget_bytes, disk_bytes=goal.disk_budget_bytes),
         price=cache(price),
         detail=detail,
         floors=floors,
@@ -140,8 +133,8 @@ def generation_problem(
         find_model_conflict=partial(find_prefix_conflict, profile),
         longest_prefix=0 if profile.rebuild is None else coarse.prompt_length,
         has_copies_beside=machine.device.kind != "cpu",
-        unavailable=_unavailable(machine),
-        representations=_representations(profile, machine),
+        unavailable=list_unavailable(machine),
+        representations=list_representations(profile.representations, machine),
     )
 
 
@@ -236,20 +229,3 @@ def _coarse(workload: GenerationWorkload, *, max_sequence_length: int) -> Genera
     for index, num_new in enumerate(workload.new_token_counts):
         lengths[index] = min(lengths[index], max_sequence_length - num_new)
     return replace(workload, prompt_lengths=tuple(lengths))
-
-
-def _unavailable(machine: Machine) -> frozenset[Technique]:
-    """What the machine has no rate for."""
-    rates = machine.rates
-    needed: dict[Technique, tuple[object, ...]] = {
-        "disk": (rates.disk_write_bytes_per_s, rates.disk_read_bytes_per_s),
-        "remote": (rates.remote_write_bytes_per_s, rates.remote_read_bytes_per_s),
-    }
-    return frozenset(technique for technique, found in needed.items() if not all(found))
-
-
-def _representations(profile: GenerationProfile, machine: Machine) -> frozenset[str]:
-    """What was profiled, in the dtypes that the machine has a rate for. fp16 has the profile of bf16."""
-    rates = machine.rates.matmul_flops_per_s
-    names = {*profile.representations, *(name.replace("bf16", "fp16") for name in profile.representations)}
-    return frozenset(name for name in names if name.partition("/")[0] in rates)

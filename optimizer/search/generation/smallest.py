@@ -1,6 +1,7 @@
 """Nothing fits: how small the generation could be made, what it is then made of, and what else could be allowed."""
 
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 from optimizer.base.errors import NoFeasiblePlan
@@ -8,6 +9,7 @@ from optimizer.base.units import format_bytes
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.table import shown_pin
 from optimizer.plan.techniques import TECHNIQUE_LABELS
+from optimizer.search.answer.nothing_fits import nothing_fits
 from optimizer.search.check.pin_errors import no_room_elsewhere
 from optimizer.search.generation.levers import list_families
 from optimizer.search.generation.problem import GenerationProblem
@@ -16,17 +18,7 @@ from optimizer.search.generation.problem import GenerationProblem
 def explain_nothing_fits(problem: GenerationProblem) -> NoFeasiblePlan:
     """The error to raise. Its budget is enough: a search with exactly that much succeeds."""
     plan = find_smallest(problem)
-    prediction = problem.priced("smallest", plan).prediction
-    memory = prediction.memory
-    smallest_bytes = max(prediction.device_peak_high_bytes, memory.allocated.high if memory is not None else 0)
-    error = NoFeasiblePlan(
-        budget_bytes=problem.goal.device_budget_bytes,
-        smallest_feasible_bytes=smallest_bytes,
-        bytes_by_category=prediction.device_bytes_by_category,
-        hint=_hint(problem, smallest_bytes),
-    )
-    error.fields["smallest_plan"] = plan.to_json()
-    return error
+    return nothing_fits(problem, plan, problem.price(plan), list_ways=partial(_list_ways, problem))
 
 
 def find_smallest(problem: GenerationProblem) -> GenerationPlan:
@@ -36,12 +28,7 @@ def find_smallest(problem: GenerationProblem) -> GenerationPlan:
     """
     roomy = [plan for plan in _list_lean(problem) if problem.fits_elsewhere(problem.price(plan))]
     if not roomy:
-        raise no_room_elsewhere(
-            problem.goal.pins,
-            host_budget_bytes=problem.host_budget_bytes,
-            disk_budget_bytes=problem.disk_budget_bytes,
-            remote_budget_bytes=problem.remote_budget_bytes,
-        )
+        raise no_room_elsewhere(problem)
     return min(roomy, key=lambda plan: problem.price(plan).device_peak_high_bytes)
 
 
@@ -69,7 +56,7 @@ def _extras(plan: GenerationPlan) -> tuple[float, ...]:
     return ahead, cache.prefix_tokens, plan.prefill_tokens or inf
 
 
-def _hint(problem: GenerationProblem, smallest_bytes: int) -> str:
+def _list_ways(problem: GenerationProblem, smallest_bytes: int) -> list[str]:
     """Ways out, the ones that cost least to the user first. What is said to help has been priced."""
     ways = [f"Raise the budget to {format_bytes(smallest_bytes)}", "shorten prompts or generate fewer tokens"]
     goal = problem.goal
@@ -84,7 +71,7 @@ def _hint(problem: GenerationProblem, smallest_bytes: int) -> str:
     if not goal.allow_lossy:
         lossy = replace(problem, goal=replace(goal, allow_lossy=True))
         ways += _way("allow choices that change the numbers, such as bf16 and packed weights", lossy, smallest_bytes)
-    return ", ".join(ways[:-1]) + f", or {ways[-1]}."
+    return ways
 
 
 def _way(text: str, relaxed: GenerationProblem, smallest_bytes: int) -> list[str]:

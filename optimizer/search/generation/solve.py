@@ -29,11 +29,11 @@ from optimizer.search.generation.problem import GenerationProblem
 PATIENCE: Final = 48
 """Plans that are priced whatever they could win."""
 SETTLED: Final = 0.01
-"""Of the best: what more than those could win."""
+"""Share of the best that further plans could win."""
 ROUGH: Final = 1e-3
 """Prices in a search are to within less."""
 _Value = tuple[float, ...]
-"""What is made as small as possible; later entries decide between equals."""
+"""The quantities to minimize; later entries decide between equals."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Solution:
 
 @dataclass
 class Book:
-    """What was priced, and the best of it that fits."""
+    """All priced plans, and the best of them that fits."""
 
     problem: GenerationProblem
     """Its price is remembered."""
@@ -62,7 +62,7 @@ class Book:
         return known
 
     def offer(self, plan: GenerationPlan) -> bool:
-        """Whether it fits. Priced, and the best where nothing better was offered before."""
+        """Price the plan and keep it where it is the best so far; report whether it fits."""
         prediction = self.price(plan)
         if not self.problem.fits(prediction):
             return False
@@ -118,7 +118,7 @@ def spread_evenly(book: Book, best: GenerationPlan, *, at_most_s: float = inf) -
 
 
 def _offer(book: Book, candidates: Candidates, patience: int) -> float | None:
-    """Of the plans that were left out the least that any could take; None where all were looked at."""
+    """The least that any plan left out could take; None where all were looked at."""
     too_large: dict[Hashable, int] = {}
     """By family, the smallest batch that does not fit."""
     num_priced = 0
@@ -181,7 +181,7 @@ def largest_of(plan: GenerationPlan, num_sequences: int) -> int:
 def find_largest_batch(
     book: Book, arrangement: GenerationPlan, *, at_least: int = 1, at_most: int | None = None
 ) -> int:
-    """Of sequences that fit at once, no fewer than ``at_least`` and no more than ``at_most``; 0 where none do.
+    """Number of sequences that fit at once, between ``at_least`` and ``at_most``; 0 where none do.
 
     Where sequences differ, a larger batch may be parted elsewhere and peak lower, so all that may fit are looked at, from the
     largest on: of more than ``MAX_EVERY`` the even splits, and in the gap above the best of these as far as halving finds more.
@@ -244,7 +244,7 @@ def _largest(fits: Callable[[int], bool], *, low: int, high: int, near: Callable
 
 
 def _guess(book: Book, arrangement: GenerationPlan, low: int, high: int) -> int:
-    """Where the line through the peaks of both sizes meets the budget."""
+    """The size at which the line through both sizes' peaks meets the budget."""
     ends = [book.price(replace(arrangement, batch_size=size)).device_peak_high_bytes for size in (low, high)]
     room_bytes = book.problem.goal.device_budget_bytes - ends[0]
     return low + int((high - low) * room_bytes / (ends[1] - ends[0])) if ends[1] > ends[0] else (low + high) // 2

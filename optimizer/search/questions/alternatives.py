@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.base.units import format_bytes
 from optimizer.goal import Goal
 from optimizer.hardware.devices import known_devices, table_machine
@@ -28,30 +28,26 @@ Obtain = Callable[[TrainingWorkload, Goal], Profile | None]
 """The model's profile, as far as this work and this goal need it; None where it is not to be had now."""
 Kind = Literal["shorter_sequence", "smaller_batch", "lossy", "adapters", "another_card"]
 NUM_HALVINGS = 3
-"""Of the gap between a sequence that fits and one that does not."""
+"""Share of the gap between a sequence that fits and one that does not."""
 SEQUENCE_STEP = 128
 ADAPTER = Adapter(rank=16)
-"""What is asked about where every weight is trained."""
+"""Alternatives looked at where every weight is trained."""
 MAX_CARDS = 12
 """Priced, from the cheapest: the next larger memory each time."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WayOut:
+class WayOut(WithJson):
     """One change of the request, and a plan that then fits."""
 
     kind: Kind
     sentence: str
     change: dict[str, Any]
-    """What to ask for instead, in the words of a job spec: ``{"workload": {"sequence_length": 512}}``, ``{"gpu": "L4"}``."""
+    """The change to ask for, in the words of a job spec: ``{"workload": {"sequence_length": 512}}``, ``{"gpu": "L4"}``."""
     plan: Plan
     device_peak_bytes: int
     """Upper end of that plan's peak."""
     step_ms: float
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def add_ways_out(
@@ -85,7 +81,7 @@ def add_ways_out(
 
 @dataclass(frozen=True, kw_only=True)
 class _Asker:
-    """What was asked, and how to ask for something else."""
+    """The question, and a way to ask another."""
 
     pose: Pose
     obtain: Obtain
@@ -200,7 +196,7 @@ def _cards(prices: PriceList, *, more_than_bytes: int) -> list[tuple[str, str]]:
 
 
 def _fitting(problem: SearchProblem) -> PricedPlan | None:
-    """Of the plans that take least, the fastest that fits with all that a process takes, or at least the smallest."""
+    """The fastest of the smallest plans that fits with all that a process takes, or else the smallest."""
     book = price_floor(PriceBook(problem))
     feasible = book.feasible()
     if not feasible:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson
 from optimizer.base.units import format_bytes
 from optimizer.goal import Goal
 from optimizer.hardware.devices import known_devices, table_machine
@@ -27,7 +27,7 @@ MAX_CARDS_AT_ONCE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class CardAnswer:
+class CardAnswer(WithJson):
     """One card."""
 
     card: str
@@ -36,19 +36,15 @@ class CardAnswer:
     chosen: PricedPlan | PricedGenerationPlan | None
     """None where nothing fits."""
     what: str
-    """What the plan does in a few words; where nothing fits, the smallest peak."""
+    """The plan in a few words; where nothing fits, the smallest peak."""
     tokens_per_s: float | None
     costs: tuple[Cost, ...]
-    """Of the whole run: to rent, and in energy; empty where no price is known."""
+    """Costs of the whole run: to rent, and in energy; empty where no price is known."""
 
     @property
     def rented_per_million_tokens(self) -> float | None:
         """In the currency of its price; None where no price is known."""
         return next((cost.per_million_tokens for cost in self.costs if cost.kind == "rented"), None)
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
 
 
 def read_cards(names: Sequence[str], *, host_memory_bytes: int | None = None) -> list[Machine]:
@@ -102,7 +98,7 @@ def rank(
     order: Order,
     progress: Progress | None,
 ) -> tuple[CardAnswer, ...]:
-    """Of either kind of work. find: for a budget on a card its best plan and what that does in a few words; or NoFeasiblePlan."""
+    """Rank cards for either kind of work. find: the best plan for a budget on a card and a few words on it; or NoFeasiblePlan."""
     answers = []
     for index, card in enumerate(cards):
         if progress is not None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from optimizer.base.categories import Tier
 from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
-from optimizer.base.serialize import to_json
+from optimizer.base.serialize import WithJson, to_json
 from optimizer.base.units import format_bytes
 from optimizer.goal import Objective
 from optimizer.profile.deeper import depth_period, with_depth
@@ -19,27 +19,25 @@ from optimizer.profile.profile import Profile
 from optimizer.search.answer.smallest import smallest_found
 from optimizer.search.check.pins import check_pins
 from optimizer.search.core import SearchResult, search
-from optimizer.search.problem import SearchProblem
+from optimizer.search.problem import PricedPlan, SearchProblem
+from optimizer.search.questions.sizes import MAX_SEQUENCE_LENGTH, SEQUENCE_STEP
 from optimizer.search.solver.pricebook import PriceBook
 from optimizer.workload import TrainingWorkload
 
 Pose = Callable[[Profile, TrainingWorkload], SearchProblem]
 """The question for another model or other work; goal and machine stay."""
-SEQUENCE_STEP = 128
-"""Longest sequences are multiples of this, and of the model's own block of attention."""
-MAX_SEQUENCE_LENGTH = 131_072
 MAX_BATCH = 65_536
 MAX_BLOCKS = 1_024
 Unit = Literal["sequences", "tokens", "blocks"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limit:
-    """Where it ends, and why."""
+class Limit(WithJson):
+    """The end of the range, and its reason."""
 
     unit: Unit
     largest: int
-    """What fits."""
+    """The largest size that fits."""
     peak_bytes: int
     """Upper end of the chosen plan's peak there."""
     budget_bytes: int
@@ -50,14 +48,10 @@ class Limit:
     reason: str
     """The whole in a sentence."""
 
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return document
-
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveAnswer:
-    """What a goal's objective comes to."""
+    """The answer to a goal's objective."""
 
     objective: Objective
     workload: TrainingWorkload
@@ -65,10 +59,26 @@ class ObjectiveAnswer:
     num_blocks: int
     num_parameters: int
     budget_bytes: dict[Tier, int]
-    """What binds; 0 for a tier that may not be used or is not there."""
+    """Budget of each tier; 0 for a tier that may not be used or is not there."""
     result: SearchResult
     limit: Limit | None
     """None where the work is as it was asked for."""
+
+    def for_run(self, workload: TrainingWorkload) -> "ObjectiveAnswer":
+        """The same for a workload that is priced alike (``priced_part``): its plans are the same, a run may be longer."""
+
+        def over(priced: PricedPlan) -> PricedPlan:
+            return replace(priced, prediction=priced.prediction.over(workload.num_steps))
+
+        result = replace(
+            self.result,
+            chosen=over(self.result.chosen),
+            baselines={label: over(priced) for label, priced in self.result.baselines.items()},
+            frontier=tuple(over(priced) for priced in self.result.frontier),
+        )
+        length, size = self.workload.sequence_length, self.workload.global_batch_size
+        found = replace(workload, sequence_length=length, global_batch_size=size)
+        return replace(self, result=result, workload=found)
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)
@@ -90,21 +100,6 @@ def answer_goal(pose: Pose, profile: Profile, workload: TrainingWorkload) -> Obj
     if objective == "largest_model":
         return _largest_model(pose, profile, workload)
     return _answer(problem, profile, search(problem), None)
-
-
-def sizes_looked_at(objective: Objective, profile_limit: int, workload: TrainingWorkload) -> list[tuple[int, int]]:
-    """Micro-batches and sequence lengths in whose ranges a profile must hold for ``answer_goal``.
-
-    profile_limit: the longest sequence that the model has positions for.
-    """
-    if objective == "largest_batch":
-        return [(1, workload.sequence_length), (2, workload.sequence_length)]
-    if objective == "longest_sequence":
-        highest = min(profile_limit, MAX_SEQUENCE_LENGTH)
-        lengths = [length for length in (2**power for power in range(7, 18)) if length < highest]
-        total = workload.global_batch_size
-        return [(size, length) for size in {1, min(2, total)} for length in [*lengths, highest]]
-    return []
 
 
 def _largest_batch(pose: Pose, profile: Profile, workload: TrainingWorkload) -> ObjectiveAnswer:
@@ -141,7 +136,7 @@ def _longest_sequence(pose: Pose, profile: Profile, workload: TrainingWorkload) 
 
 
 def _largest_model(pose: Pose, profile: Profile, workload: TrainingWorkload) -> ObjectiveAnswer:
-    """Of the given width, as many blocks as fit."""
+    """A model of the given width with as many blocks as fit."""
     period = depth_period(profile)
     least = profile.num_blocks - (profile.num_blocks - 2 - period) // period * period
 

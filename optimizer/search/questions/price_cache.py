@@ -10,13 +10,12 @@ from dataclasses import dataclass, field, replace
 from optimizer.base.recent import Recent
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
-from optimizer.search.problem import PricedPlan, SearchProblem
-from optimizer.search.questions.objectives import ObjectiveAnswer
+from optimizer.search.problem import SearchProblem
 from optimizer.workload import TrainingWorkload
 
 MAX_WORKLOADS = 2
 MAX_PLANS = 1_200
-"""Of one workload: several searches' worth, a few KiB each until someone reads their details."""
+"""Prices kept for one workload: several searches' worth, a few KiB each until someone reads their details."""
 _DEFAULTS = TrainingWorkload()
 
 
@@ -40,32 +39,16 @@ def priced_part(workload: TrainingWorkload) -> TrainingWorkload:
     )
 
 
-def for_run(answer: ObjectiveAnswer, workload: TrainingWorkload) -> ObjectiveAnswer:
-    """The answer for a workload with the same ``priced_part`` as its own: its plans are the same, a run may be longer."""
-
-    def over(priced: PricedPlan) -> PricedPlan:
-        return replace(priced, prediction=priced.prediction.over(workload.num_steps))
-
-    result = replace(
-        answer.result,
-        chosen=over(answer.result.chosen),
-        baselines={label: over(priced) for label, priced in answer.result.baselines.items()},
-        frontier=tuple(over(priced) for priced in answer.result.frontier),
-    )
-    length, size = answer.workload.sequence_length, answer.workload.global_batch_size
-    return replace(answer, result=result, workload=replace(workload, sequence_length=length, global_batch_size=size))
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Known:
-    """Of one workload."""
+    """The prices of one workload."""
 
     prices: dict[Plan, Prediction] = field(default_factory=dict)
     details: dict[Plan, Prediction] = field(default_factory=dict)
 
 
 class PriceMemory:
-    """Of one model on one machine as it is calibrated; for several threads."""
+    """The prices of one model on one machine as it is calibrated; for several threads."""
 
     def __init__(self) -> None:
         self._known: Recent[TrainingWorkload, _Known] = Recent(MAX_WORKLOADS)

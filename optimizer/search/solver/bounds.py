@@ -1,4 +1,4 @@
-"""What no plan of a problem can be faster than, where not all of them can be tried.
+"""Bounds the time of all plans of a problem from below, where not all of them can be tried.
 
 A step runs at least the forward and backward of every block and of what is around them, once. What is decided outside the blocks
 may take the update off compute (state on the host beside the next forward) and may turn memory over less often; so both are left

@@ -16,7 +16,7 @@ _OF_MEMORY = "allocation"
 
 
 def price_all(book: PriceBook, *, settings: list[OuterPlan] | None = None, prune: bool = True) -> bool:
-    """Whether the problem is small; then ``book.best`` is the best of all its plans, if any fits.
+    """Try all plans of a small problem and report whether it was one; then ``book.best`` is the best of them, if any fits.
 
     settings: where they have been listed. prune: leave out what cannot be faster than a plan that fits; else all are priced.
     """

@@ -4,18 +4,17 @@ In a node the share of the state that leaves is the one at which the bound is le
 own bound is under the best plan found, and of mixtures those around the counts that are best in the sums a bound is made of.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from optimizer.estimate.bounds.relaxed_blocks import Form
+from optimizer.estimate.bounds.lower_bounds import Form
 from optimizer.search.problem import OuterPlan, Relax
-from optimizer.search.solver.levers import (
+from optimizer.search.solver.grid import (
     PREFETCHES,
     fraction_steps,
     has_free_fraction,
-    largest_fraction,
-    smallest_fraction,
 )
+from optimizer.search.solver.levers import largest_fraction, smallest_fraction
 from optimizer.search.solver.lines import (
     all_blocks,
     ladders,
@@ -27,16 +26,18 @@ from optimizer.search.solver.lines import (
     search_line,
 )
 from optimizer.search.solver.nodes import Node, Nodes
-from optimizer.search.solver.polish import polish
 from optimizer.search.solver.pricebook import PriceBook
 
 MIN_GAIN = 1e-3
-"""What a node or a line must promise to win, as a share."""
+"""The gain that a node or a line must promise, as a share."""
 _KEEP: Form = ("keep", "none")
 
 
-def solve_guided(book: PriceBook, relax: Relax) -> None:
-    """Price what is worth pricing; the answer is ``book.best``, what it can be behind is ``book.floor_ms``."""
+def solve_guided(book: PriceBook, relax: Relax) -> Callable[[OuterPlan], bool]:
+    """Price what is worth pricing; the answer is ``book.best``, what it can be behind is ``book.floor_ms``.
+
+    Returns whether a setting may still hold a faster plan, for whoever polishes the best.
+    """
     nodes = Nodes(book, relax)
     for node in nodes.in_order():
         if not _is_worth(book, node.bound_ms):
@@ -44,7 +45,7 @@ def solve_guided(book: PriceBook, relax: Relax) -> None:
         for setting in _settings_of(book, node):
             _search_setting(book, node, setting)
     book.floor_ms = nodes.floor_ms
-    polish(book, is_worth=lambda setting: _is_worth(book, nodes.least_ms(setting)))
+    return lambda setting: _is_worth(book, nodes.least_ms(setting))
 
 
 def bound_guided(book: PriceBook, relax: Relax) -> None:
@@ -62,7 +63,7 @@ def _is_worth(book: PriceBook, bound_ms: float) -> bool:
 
 def _settings_of(book: PriceBook, node: Node) -> Iterator[OuterPlan]:
     setting = node.setting
-    if has_free_fraction(book, setting):
+    if has_free_fraction(book.problem, setting):
         roomy = largest_fraction(book, setting)
         if roomy is not None:
             steps = fraction_steps(book.problem.num_blocks)
@@ -82,7 +83,7 @@ def _search_setting(book: PriceBook, node: Node, setting: OuterPlan) -> None:
             search_line(book, setting, line)
     for compress in dict.fromkeys(packing for choice, packing in book.problem.forms if choice in book.problem.offloading):
         _search_offload(book, node, replace(setting, compress=compress))
-    if has_free_fraction(book, setting):
+    if has_free_fraction(book.problem, setting):
         for choice in pure_choices(book):
             if _is_worth(book, node.bound_with((choice, "none"))):
                 roomy = largest_fraction(book, replace(setting, state_fraction=1.0))

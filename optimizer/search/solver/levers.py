@@ -1,85 +1,36 @@
-"""What can be done outside the blocks, in order of strength: where gradients, optimizer state and weights live, and in how
-many chunks the loss is made.
+"""The choices outside the blocks that prices decide: for which homes there is room, and how much of the state leaves.
 
-A home says where the three live. Homes are few, because a plan in which they contradict each other is no plan
-(``Plan.find_conflict``): state leaves the device only after gradients, trained weights only after all state. Disk is looked
-at only where the host is too small for the same home there.
+``grid.py`` lists what is permitted at all. A home says where gradients, optimizer state and weights live. Homes are few, because
+a plan in which they contradict each other is no plan (``Plan.find_conflict``): state leaves the device only after gradients,
+trained weights only after all state. Disk is looked at only where the host is too small for the same home there.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final, get_args
+from typing import Final
 
-from optimizer.plan.gradients import GradientsChoice
-from optimizer.plan.logits_and_loss import MAX_CHUNKS
-from optimizer.plan.optimizer_state import StatePlace
-from optimizer.plan.weights import WeightsPlace
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.problem import OuterPlan
+from optimizer.search.solver.grid import (
+    all_homes,
+    fraction_steps,
+    has_free_fraction,
+    with_chunks,
+    with_prefetch,
+)
 from optimizer.search.solver.pricebook import PriceBook
-
-TOKENS_PER_CHUNK: Final = (1024, 256, 64)
-"""Rows of logits that exist at once, in the counts of chunks that are tried first: few enough to be small beside a model, and
-few enough to be small at all."""
-MAX_PREFETCH: Final = 3
-FRACTION_STEPS: Final = {"shallow": 16, "deep": 64}
-"""Shares of the state that leave the device are multiples of one over this. Few tensors make no finer shares."""
-MAX_SHALLOW_BLOCKS: Final = 8
-PREFETCHES: Final = (2, 1, 0)
-"""Blocks fetched ahead that are tried first; larger numbers when a plan is polished."""
 
 
 def homes_of(book: PriceBook, base: OuterPlan) -> list[OuterPlan]:
     """The base and all that the goal, the machine and the host's room allow, from weakest to strongest."""
-    return [home for home in all_homes(book, base) if not _has_nearer(book, home)]
-
-
-def all_homes(book: PriceBook, base: OuterPlan) -> list[OuterPlan]:
-    """The same, also where access is slower than the host's room makes it need to be."""
-    homes = (
-        replace(base, gradients=gradients, state_place=state, weights_place=weights)
-        for gradients, state, weights in _HOMES
-    )
-    return [home for home in homes if book.problem.permits_setting(home)]
-
-
-def chunk_counts(base: OuterPlan, *, tokens: int) -> tuple[int, ...]:
-    """One, and those that leave TOKENS_PER_CHUNK tokens in a chunk. tokens: of a sequence."""
-    total = base.micro_batch_size * tokens
-    counts = {min(MAX_CHUNKS, -(-total // size)) for size in TOKENS_PER_CHUNK}
-    return tuple(sorted({1, *counts}))
-
-
-def with_chunks(book: PriceBook, setting: OuterPlan) -> list[OuterPlan]:
-    """The setting with one chunk and with more, where that is allowed."""
-    problem = book.problem
-    if not problem.allows("chunked_loss") or "num_chunks" in problem.pinned_levers:
-        return [setting]
-    counts = chunk_counts(setting, tokens=problem.workload.sequence_length)
-    return [replace(setting, num_chunks=count) for count in counts]
-
-
-def with_prefetch(book: PriceBook, setting: OuterPlan) -> list[OuterPlan]:
-    if setting.weights_place == "device" or "prefetch" in book.problem.pinned_levers:
-        return [setting]
-    return [replace(setting, prefetch=prefetch) for prefetch in PREFETCHES]
+    return [home for home in all_homes(book.problem, base) if not _has_nearer(book, home)]
 
 
 def variants_of(book: PriceBook, base: OuterPlan) -> Iterator[OuterPlan]:
     """Every home of the base with every count of chunks and every prefetch that is tried first."""
     for home in homes_of(book, base):
-        for chunked in with_chunks(book, home):
-            yield from with_prefetch(book, chunked)
-
-
-def has_free_fraction(book: PriceBook, setting: OuterPlan) -> bool:
-    """Whether a part of the state may stay on the device."""
-    is_pinned = "state_fraction" in book.problem.pinned_levers
-    return setting.state_place != "device" and setting.weights_place == "device" and not is_pinned
-
-
-def fraction_steps(num_blocks: int) -> int:
-    return FRACTION_STEPS["shallow" if num_blocks <= MAX_SHALLOW_BLOCKS else "deep"]
+        for chunked in with_chunks(book.problem, home):
+            yield from with_prefetch(book.problem, chunked)
 
 
 def smallest_fraction(book: PriceBook, setting: OuterPlan, per_block: PerBlock) -> OuterPlan | None:
@@ -112,7 +63,7 @@ def largest_fraction(book: PriceBook, setting: OuterPlan) -> OuterPlan | None:
         return setting if book.problem.fits_elsewhere(book.price(setting, per_block)) else None
     if fits(steps):
         return setting
-    if not has_free_fraction(book, setting) or not fits(1):
+    if not has_free_fraction(book.problem, setting) or not fits(1):
         return None
     low, high = 1, steps
     while high - low > 1:
@@ -122,7 +73,7 @@ def largest_fraction(book: PriceBook, setting: OuterPlan) -> OuterPlan | None:
 
 
 def _has_nearer(book: PriceBook, home: OuterPlan) -> bool:
-    """Whether what the home puts on disk has room on the host, where access is faster."""
+    """True where what the home puts on disk has room on the host, where access is faster."""
     nearer = replace(
         home,
         state_place="host" if home.state_place == "disk" else home.state_place,
@@ -140,28 +91,8 @@ def _with_least_elsewhere(book: PriceBook) -> PerBlock:
     return book.problem.pinned_blocks or (lightest,) * book.problem.num_blocks
 
 
-def _strength(home: tuple[GradientsChoice, StatePlace, WeightsPlace]) -> tuple[int, int, int]:
-    gradients, state, weights = home
-    order = ("device", "host", "disk")
-    return order.index(weights), order.index(state), ("keep", "consume", "host").index(gradients)
-
-
-_HOMES: Final = tuple(
-    sorted(
-        (
-            (gradients, state, weights)
-            for gradients in get_args(GradientsChoice)
-            for state in get_args(StatePlace)
-            for weights in get_args(WeightsPlace)
-        ),
-        key=_strength,
-    )
-)
-"""All that can be written down; most contradict themselves or the workload."""
-
-
 def is_weaker(home: OuterPlan, other: OuterPlan) -> bool:
-    """Whether the other leaves no more on the device, wherever it looks."""
+    """Report whether the other leaves no more on the device, wherever it looks."""
     places = (home.gradients, home.state_place, home.weights_place)
     others = (other.gradients, other.state_place, other.weights_place)
     return all(_DEVICE_RANK[a] >= _DEVICE_RANK[b] for a, b in zip(places, others, strict=True))

@@ -60,7 +60,7 @@ def last_that_fits(book: PriceBook, setting: OuterPlan, line: PlanLine) -> int |
 
 
 def pure_choices(book: PriceBook) -> tuple[BlockChoice, ...]:
-    """What all blocks can do alike; of the tiers that blocks can move to, the nearest."""
+    """Choices that all blocks can take alike; of the tiers that blocks can move to, the nearest."""
     return ("keep", *book.problem.rebuilding, *book.problem.offloading[:1])
 
 
@@ -116,7 +116,7 @@ def useful_offloading(book: PriceBook, setting: OuterPlan) -> Iterator[BlockChoi
 
 
 def with_compression(book: PriceBook, setting: OuterPlan) -> list[OuterPlan]:
-    """As it is, and the compression that makes offloading all blocks fastest, where one does."""
+    """The plan as it is, and with the compression that makes offloading all blocks fastest, where one does."""
     if not book.problem.allows("compress") or not book.problem.offloading or "compress" in book.problem.pinned_levers:
         return [setting]
     offloaded = all_blocks(book, book.problem.offloading[0])
@@ -183,7 +183,7 @@ def mixtures(book: PriceBook, setting: OuterPlan) -> Iterator[PlanLine]:
 
 
 def ladders(book: PriceBook) -> list[PerBlock]:
-    """What blocks that do not move do along a line."""
+    """Choices along a line for blocks that do not move."""
     if not book.problem.rebuilding:
         return []
     return [("recompute", "keep"), ("recompute", "selective", "keep")]

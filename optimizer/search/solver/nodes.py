@@ -1,4 +1,4 @@
-"""What is decided outside the blocks, as nodes of a search: each with a bound that none of its plans can be faster than.
+"""The decisions outside the blocks, as nodes of a search: each with a bound that none of its plans can be faster than.
 
 A node is a micro-batch, a representation, a home of gradients, state and weights, and a count of chunks; any share of the state
 may leave and any number of blocks may be fetched ahead. No plan of a node is priced to bound it (``relaxed.py``).
@@ -11,10 +11,9 @@ from functools import cached_property
 from heapq import heappop, heappush
 from math import isfinite
 
-from optimizer.estimate.bounds.relaxation import Relaxation
-from optimizer.estimate.bounds.relaxed_blocks import Form
+from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
 from optimizer.search.problem import OuterPlan, Relax
-from optimizer.search.solver.levers import all_homes, has_free_fraction, with_chunks
+from optimizer.search.solver.grid import all_homes, has_free_fraction, with_chunks
 from optimizer.search.solver.pricebook import PriceBook
 from optimizer.search.solver.relaxed import INFINITE_MS, bound_relaxed, bound_with_between, count_forms
 
@@ -43,7 +42,7 @@ class NodeGroup:
 
     @property
     def floor_ms(self) -> float:
-        """Of all nodes, with the counts of chunks between those that are tried."""
+        """The least bound of all nodes, with the counts of chunks between those that are tried."""
         return min(self._bounds_ms[1])
 
     def least_with(self, num_chunks: int) -> float:
@@ -73,7 +72,7 @@ class Node:
 
     home: NodeGroup
     chunks: int
-    """Which of the home's counts."""
+    """Index among the group's counts."""
 
     @property
     def setting(self) -> OuterPlan:
@@ -84,11 +83,11 @@ class Node:
         return self.home.bounds_ms[self.chunks]
 
     def bound_with(self, *forms: Form) -> float:
-        """Of plans whose blocks do nothing else."""
+        """The bound on plans whose blocks do nothing else."""
         return self.home.bound_with(frozenset(forms), self.chunks)
 
     def best_share(self, steps: int, most: int) -> int:
-        """Of the state that leaves, in steps, one or more: where the bound is least. It falls to there and rises beyond."""
+        """Steps of the state that leave, one or more, at which the bound is least. It falls to there and rises beyond."""
         found = narrow(self.home.relaxation, list(range(len(self.home.forms))), self.chunks)
 
         def bound_ms(step: int) -> float:
@@ -102,8 +101,8 @@ class Node:
         return low
 
     def best_counts(self, setting: OuterPlan, forms: tuple[Form, Form, Form]) -> tuple[int, int] | None:
-        """Of blocks that take the first and the last of three forms, the rest the second, where the sums that bounds are made of
-        are shortest; blocks of all kinds as one. None where no counts fit."""
+        """Numbers of blocks that take the first and the last of three forms, the rest the second, where the sums that
+        bounds are made of are shortest; blocks of all kinds as one. None where no counts fit."""
         home = self.home
         found = narrow(home.relaxation, [home.forms.index(form) for form in forms], self.chunks)
         if setting.state_place != "device" and found.state_bytes:
@@ -136,7 +135,7 @@ def with_share(found: Relaxation, share: float) -> Relaxation:
 
 
 class Nodes:
-    """Of all bases; a base is looked into when nothing that is known promises more."""
+    """The nodes of all bases; a base is looked into when nothing that is known promises more."""
 
     def __init__(self, book: PriceBook, relax: Relax) -> None:
         self._book, self._relax = book, relax
@@ -189,12 +188,12 @@ def _homes_of(book: PriceBook, base: OuterPlan, relax: Relax) -> Iterator[NodeGr
     """A home on the disk only where the same on the host has no room."""
     problem = book.problem
     roomy: set[OuterPlan] = set()
-    for setting in all_homes(book, base):
+    for setting in all_homes(book.problem, base):
         nearer = _on_host(setting)
         if nearer != setting and nearer in roomy:
             continue
-        counts = tuple(chunked.num_chunks for chunked in with_chunks(book, setting))
-        is_free = has_free_fraction(book, setting)
+        counts = tuple(chunked.num_chunks for chunked in with_chunks(book.problem, setting))
+        is_free = has_free_fraction(book.problem, setting)
         found = relax.setting(setting, forms=problem.forms, chunk_counts=counts, state_is_free=is_free)
         if found.host_bytes <= problem.host_budget_bytes and found.disk_bytes <= problem.disk_budget_bytes:
             roomy.add(setting)

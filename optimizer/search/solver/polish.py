@@ -10,7 +10,12 @@ from dataclasses import replace
 from optimizer.plan.activations import BlockChoice
 from optimizer.search.arrangements import PerBlock, common_kinds
 from optimizer.search.problem import OuterPlan
-from optimizer.search.solver.levers import MAX_PREFETCH, has_free_fraction, homes_of, smallest_fraction, with_chunks
+from optimizer.search.solver.grid import (
+    MAX_PREFETCH,
+    has_free_fraction,
+    with_chunks,
+)
+from optimizer.search.solver.levers import homes_of, smallest_fraction
 from optimizer.search.solver.lines import search_by_kind
 from optimizer.search.solver.pricebook import PriceBook
 
@@ -52,7 +57,7 @@ def _best(book: PriceBook) -> tuple[OuterPlan, PerBlock]:
 
 
 def _fill(book: PriceBook, setting: OuterPlan, per_block: PerBlock) -> None:
-    """As many blocks as fit take a faster choice, the last ones first; where blocks differ also those of one kind first."""
+    """Give as many blocks as fit a faster choice, the last ones first; where blocks differ also those of one kind first."""
     kinds = book.problem.kinds
     names = common_kinds(kinds)
     groups = [tuple(range(len(kinds)))]
@@ -106,7 +111,7 @@ def _change_levers(
 
 def _use_room(book: PriceBook, setting: OuterPlan, per_block: PerBlock) -> None:
     """More of the state stays on the device, or the loss is made in fewer chunks, or more blocks take a faster choice."""
-    if has_free_fraction(book, setting):
+    if has_free_fraction(book.problem, setting):
         smallest_fraction(book, setting, per_block)
     if setting.num_chunks > 1:
         book.price(replace(setting, num_chunks=setting.num_chunks // 2), per_block)
@@ -116,11 +121,11 @@ def _use_room(book: PriceBook, setting: OuterPlan, per_block: PerBlock) -> None:
 
 def _neighbour_settings(book: PriceBook, setting: OuterPlan, per_block: PerBlock) -> Iterator[OuterPlan]:
     """Another home or number of prefetched blocks, each with other counts of chunks: a chunk's room is what often allows it."""
-    if has_free_fraction(book, setting):
+    if has_free_fraction(book.problem, setting):
         fitted = smallest_fraction(book, setting, per_block)
         if fitted is not None:
             yield fitted
-    usual = [chunked.num_chunks for chunked in with_chunks(book, setting)]
+    usual = [chunked.num_chunks for chunked in with_chunks(book.problem, setting)]
     counts = {*usual, setting.num_chunks, setting.num_chunks // 2, setting.num_chunks * 2}
     for moved in dict.fromkeys([setting, *_moved(book, setting)]):
         yield from (replace(moved, num_chunks=count) for count in sorted(counts) if 1 <= count <= usual[-1])

@@ -1,6 +1,8 @@
 """Every plan a search has priced, each once, and the best of them."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
@@ -8,9 +10,10 @@ from optimizer.search.arrangements import PerBlock, keep_everything
 from optimizer.search.problem import OuterPlan, SearchProblem
 
 MAX_PRICES = 400
-"""Where a search stops looking for a better plan: a bound on time that, unlike a clock, is the same on every machine."""
+"""Number of prices after which a search stops looking for a better plan: a bound on time that, unlike a clock, is the
+same on every machine."""
 MAX_POLISH_PRICES = 160
-"""What polishing the plan found may add."""
+"""Prices that polishing the plan found may add."""
 
 _Key = tuple[float, bool, int, int, int, int, str, PerBlock]
 
@@ -29,7 +32,7 @@ class PriceBook:
         self._keys: dict[Plan, _Key] = {}
         self._num_before_polishing = 0
         self.is_complete = False
-        """Whether no plan that was not priced can be the best: set by who knows."""
+        """True where no plan that was not priced can be the best: set by whoever knows."""
         self.floor_ms: float | None = None
         """No permitted plan that fits is faster: set by who knows."""
 
@@ -74,7 +77,7 @@ class PriceBook:
 
     @property
     def is_polished(self) -> bool:
-        """Whether nothing more may be priced to improve the best plan."""
+        """True where nothing more may be priced to improve the best plan."""
         return self.num_prices >= self._num_before_polishing + MAX_POLISH_PRICES
 
     def begin_polishing(self) -> None:
@@ -86,7 +89,7 @@ class PriceBook:
 
     @property
     def fastest_permitted_ms(self) -> float:
-        """Of all priced plans that the goal allows, fitting or not."""
+        """The least step time of all priced plans that the goal allows, fitting or not."""
         return min(prediction.step_ms for plan, prediction in self._priced.items() if self._permits(plan))
 
     def feasible(self) -> list[tuple[Plan, Prediction]]:
@@ -107,6 +110,11 @@ class PriceBook:
         if plan not in self._keys:
             self._keys[plan] = order_key(plan, prediction)
         return self._keys[plan]
+
+
+def remembering(problem: SearchProblem) -> SearchProblem:
+    """The problem with every price worked out once, but for the last check of the chosen plan; for several books."""
+    return replace(problem, price=cache(problem.price), price_afresh=problem.price_afresh or problem.price)
 
 
 def order_key(plan: Plan, prediction: Prediction) -> _Key:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.estimate.bounds.relaxation import Relaxation
+from optimizer.estimate.bounds.lower_bounds import Relaxation
 
 Numbers = NDArray[np.float64]
 INFINITE_MS: Final = float("inf")
@@ -22,7 +22,7 @@ _SLACK: Final = 1e-9
 
 
 def bound_with_between(found: Relaxation, *, budget_bytes: int) -> tuple[Numbers, Numbers]:
-    """As ``bound_relaxed`` of each count of chunks, and of each with all up to the next."""
+    """``bound_relaxed`` for each count of chunks, and for each with all up to the next."""
     both = replace(
         found,
         last_bytes=np.concatenate([found.last_bytes, _with_next(found.last_bytes)]),
@@ -50,7 +50,7 @@ def bound_relaxed(found: Relaxation, *, budget_bytes: int) -> Numbers:
 
 
 def count_forms(found: Relaxation, *, budget_bytes: int) -> tuple[int, int] | None:
-    """Of three forms and one count of chunks: how many blocks take the first and the last where the longest sum is shortest and
+    """For three forms and one count of chunks, how many blocks take the first and the last where the longest sum is shortest and
     bytes fit, blocks of all kinds as one. No bound; None where nothing fits."""
     num_blocks = int(found.num_of_kind.sum()) + 1
     first, last = np.meshgrid(np.arange(num_blocks + 1), np.arange(num_blocks + 1), indexing="ij")

@@ -20,17 +20,9 @@ from dataclasses import dataclass, field, replace
 
 from optimizer.search.problem import OuterPlan
 from optimizer.search.solver.exhaustive import price_all
+from optimizer.search.solver.grid import has_free_fraction, with_chunks, with_prefetch
 from optimizer.search.solver.guided import bound_guided, solve_guided
-from optimizer.search.solver.levers import (
-    has_free_fraction,
-    homes_of,
-    is_weaker,
-    largest_fraction,
-    smallest_fraction,
-    variants_of,
-    with_chunks,
-    with_prefetch,
-)
+from optimizer.search.solver.levers import homes_of, is_weaker, largest_fraction, smallest_fraction, variants_of
 from optimizer.search.solver.lines import (
     INFINITE_MS,
     MAX_BLOCKS_FOR_ALL_LINES,
@@ -59,7 +51,7 @@ def solve(book: PriceBook) -> None:
         return
     relax = None if book.problem.pinned_blocks is not None else book.problem.relax
     if relax is not None and book.problem.num_blocks > MAX_BLOCKS_FOR_ALL_LINES:
-        solve_guided(book, relax)
+        polish(book, is_worth=solve_guided(book, relax))
         return
     _Solver(book).solve()
     if relax is not None:
@@ -78,7 +70,7 @@ def price_lightest(book: PriceBook, setting: OuterPlan) -> int:
 
 @dataclass
 class _Solver:
-    """What one run of the solver knows beside the prices."""
+    """The state of one run of the solver, beside the prices."""
 
     book: PriceBook
     found_ms: dict[OuterPlan, float] = field(default_factory=dict)
@@ -123,8 +115,8 @@ class _Solver:
         return self.found_ms.get(setting, INFINITE_MS), self._bound_ms(setting), repr(setting)
 
     def _bound_ms(self, setting: OuterPlan) -> float:
-        """Where a share of the state may stay on the device, it may be that all of it does."""
-        if has_free_fraction(self.book, setting):
+        """Try leaving all of the state on the device, where a share of it may stay."""
+        if has_free_fraction(self.book.problem, setting):
             resident = replace(setting, state_place="device", state_fraction=1.0)
             if self.book.problem.permits_setting(resident):
                 return min(self.book.keep_all_ms(resident), self.book.keep_all_ms(setting))
@@ -135,7 +127,7 @@ class _Solver:
         at only where the others do not surely fit."""
         if self._is_known_hopeless(home):
             return []
-        *usual, last = with_chunks(self.book, home)
+        *usual, last = with_chunks(self.book.problem, home)
         found = [setting for chunked in usual or [last] for setting in self._hopeful_prefetch(chunked)]
         limit_bytes = self.book.problem.goal.device_budget_bytes
         if usual and all(lightest_bytes(self.book, setting) > limit_bytes for setting in found):
@@ -152,7 +144,7 @@ class _Solver:
     def _hopeful_prefetch(self, setting: OuterPlan) -> list[OuterPlan]:
         limit_bytes = self.book.problem.goal.device_budget_bytes
         found = []
-        for fetching in with_prefetch(self.book, setting):
+        for fetching in with_prefetch(self.book.problem, setting):
             lightest = lightest_bytes(self.book, fetching)
             if lightest <= limit_bytes * HOPELESS_RATIO:
                 found.append(fetching)
@@ -162,7 +154,7 @@ class _Solver:
 
     def _search_setting(self, setting: OuterPlan) -> None:
         self._search_plain(setting)
-        if has_free_fraction(self.book, setting):
+        if has_free_fraction(self.book.problem, setting):
             for fitted in self._fitted_fractions(setting):
                 if fitted not in self.found_ms:
                     self._search_plain(fitted)

@@ -14,7 +14,7 @@ from optimizer.plan.optimizer_state import StatePlace
 from optimizer.plan.weights import WeightsPlace
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.problem import OuterPlan, SearchProblem
-from optimizer.search.solver.levers import MAX_PREFETCH, chunk_counts, fraction_steps
+from optimizer.search.solver.grid import MAX_PREFETCH, chunk_counts, fraction_steps
 from optimizer.search.solver.pricebook import PriceBook
 
 MAX_ENUMERATED: Final = 6_000

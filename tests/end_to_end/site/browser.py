@@ -1,11 +1,10 @@
 """A real Chromium and its tabs: every complaint and every request of a page is kept, and pictures when they are wanted."""
 
 import os
+from pathlib import Path
 from urllib.parse import urlparse
 
 from playwright.sync_api import expect
-
-from tests.end_to_end.site.site import ROOT
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = [
@@ -19,8 +18,7 @@ ARGUMENTS = [
 ]
 WIDTHS = (1280, 390)
 PATIENCE_MS = 30_000
-PICTURES = ROOT / "docs" / "screenshots"
-# What htmx says of a request on its way when the page is left for another: "Start the job" leaves a form being priced.
+# htmx reports this for a request on its way when the page is left for another: "Start the job" leaves a form being priced.
 GIVEN_UP = ("htmx:sendAbort", "htmx:afterRequest")
 WATCH_POLICY = """
 window.violations = [];
@@ -92,10 +90,11 @@ def wait_for_points(tab, count):
 
 
 def take_picture(tab, name):
-    if os.environ.get("HEADROOM_SCREENSHOTS") == "1":
-        PICTURES.mkdir(parents=True, exist_ok=True)
+    """Write a picture of the whole page into the folder that ``HEADROOM_SCREENSHOTS`` names, if it names one."""
+    if folder := os.environ.get("HEADROOM_SCREENSHOTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
         # charts out of view have the colours and width that they were last seen with; printing draws them all
         tab.page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
         tab.page.evaluate(STAND_STILL, ["static", "none"])
-        tab.page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
+        tab.page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
         tab.page.evaluate(STAND_STILL, ["", ""])

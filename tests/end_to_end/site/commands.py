@@ -1,4 +1,4 @@
-"""What control.py can do: each function is one command, with JSON in and out. Import it after ``django.setup()``."""
+"""The commands of control.py: each function is one command, with JSON in and out. Import it after ``django.setup()``."""
 
 import contextlib
 import hashlib

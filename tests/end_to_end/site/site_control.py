@@ -74,8 +74,9 @@ def rare():
     from tests.webapp.pages import rows
     from webapp.accounts.access import project_for_new
     from webapp.accounts.projects import create_project, set_account_role, set_member
+    from webapp.attempts.outcome import finish_attempt
     from webapp.catalog.models import Machine, Model
-    from webapp.jobs.actions import finish_attempt, pause_job
+    from webapp.jobs.actions import pause_job
     from webapp.jobs.models import Job
 
     ada = User.objects.get(username="ada")
@@ -215,7 +216,7 @@ def succeed(*, job_id):
 
     from tests.webapp.exported import write_files
     from tests.webapp.pages import rows
-    from webapp.jobs.actions import finish_attempt
+    from webapp.attempts.outcome import finish_attempt
 
     result = {
         "outcome": "succeeded",
@@ -240,7 +241,7 @@ def run_out_of_memory(*, job_id):
     from optimizer.base.errors import OutOfDeviceMemory
     from optimizer.base.units import MIB
     from tests.webapp.pages import rows
-    from webapp.jobs.actions import finish_attempt
+    from webapp.attempts.outcome import finish_attempt
 
     error = OutOfDeviceMemory(
         requested_bytes=96 * MIB,

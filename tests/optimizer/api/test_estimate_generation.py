@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from optimizer.api.estimate_generation import estimate_model_generation, needed_representations
+from optimizer.api.estimate_generation import estimate_model_generation
+from optimizer.api.needs import needed_representations
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.cli.main import main
 from optimizer.cli.reports.generation import report_generation
@@ -100,7 +101,7 @@ def test_only_what_the_question_needs_is_traced():
 
 def test_what_is_wrong_is_refused_before_anything_is_traced(tmp_path, monkeypatch):
     monkeypatch.setattr(obtain, "_Child", None)
-    with pytest.raises(InvalidPlan, match="plan.batch_size is 5"):
+    with pytest.raises(InvalidPlan, match="batch size is 5"):
         estimate(tmp_path, plan=GenerationPlan(batch_size=5))
     with pytest.raises(InvalidWorkload, match="make 65 tokens"):
         estimate(tmp_path, workload=GenerationWorkload(prompt_length=60, num_new_tokens=5, num_sequences=2))

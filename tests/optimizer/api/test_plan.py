@@ -16,7 +16,8 @@ from optimizer.profile.deeper import depth_period, with_depth
 from optimizer.profile.extent import Extent
 from optimizer.profile.trace.trace import profile_model
 from optimizer.search.problem import OuterPlan
-from optimizer.search.search import search_plans, training_problem
+from optimizer.search.search import search_plans
+from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 from tests import llama
 from tests.optimizer.machines import make_cpu_machine

@@ -1,4 +1,4 @@
-"""How threads wait: said before torch reads it, and never against what the environment says."""
+"""The wait policy of threads is set before torch reads it, and never against the environment."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What the web process and the planner import stays free of torch and transformers."""
+"""The modules that the web process and the planner import stay free of torch and transformers."""
 
 import subprocess
 import sys

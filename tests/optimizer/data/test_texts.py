@@ -1,4 +1,4 @@
-"""How long texts are, gathered text by text."""
+"""Lengths of texts, gathered text by text."""
 
 from optimizer.data.texts import MAX_RECORD_CHARACTERS, MAX_RECORDS, Texts
 

@@ -1,4 +1,4 @@
-"""Time of what runs beside compute: serial on the CPU device, overlapped on CUDA, and told by lane."""
+"""Time of work beside compute: serial on the CPU device, overlapped on CUDA, and reported by lane."""
 
 import dataclasses
 

@@ -13,7 +13,8 @@ from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.plan import Plan
 from optimizer.runtime.job.measure import measure_step
 from optimizer.search.answer.baselines import price_baselines
-from optimizer.search.search import search_plans, training_problem
+from optimizer.search.search import search_plans
+from optimizer.search.training import training_problem
 from tests.optimizer.profiles import extent_of, trace
 from tests.optimizer.runtime.step.test_sparse_gradients import DENSE_SPEC, REFUSED, SPEC, WORKLOAD, make_plan
 

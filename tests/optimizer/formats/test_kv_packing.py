@@ -1,4 +1,4 @@
-"""How records are counted: what is there, what comes and goes, and the sums over many tokens."""
+"""Counts of records: those that are there, those that come and go, and the sums over many tokens."""
 
 import pytest
 

@@ -1,10 +1,10 @@
-"""Of which tokens and blocks keys and values may be made again."""
+"""The tokens and blocks whose keys and values may be made again."""
 
 import pytest
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.formats.kv_packing import KvLayout, KvShape
-from optimizer.formats.kv_prefix import can_rebuild, count_rebuilt, refusal
+from optimizer.formats.kv_prefix import can_rebuild, count_rebuilt, prefix_refusal
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_home_is_smaller_by_what_hidden_states_weigh_less():
     ],
 )
 def test_a_model_that_gains_nothing_is_refused_with_the_reason(has_windows, why):
-    error = refusal(8, has_windows=has_windows, state_bytes=128, token_bytes=64)
+    error = prefix_refusal(8, has_windows=has_windows, state_bytes=128, token_bytes=64)
     assert isinstance(error, InvalidPlan)
     assert str(error).startswith("plan.kv_cache.prefix_tokens is 8; ")
     assert why in str(error)

@@ -1,4 +1,4 @@
-"""What a request may ask for."""
+"""Sampling settings that a request may ask for."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What runs teach: factors that settle, kinds that are told apart, and errors that are told."""
+"""Finished runs correct predictions: factors settle, kinds of plans are kept apart, and errors are reported."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""What may be allocated is the least of the machine's and the control group's."""
+"""The memory that may be allocated is the least of the machine's and the control group's."""
 
 import pytest
 

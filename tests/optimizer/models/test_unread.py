@@ -1,4 +1,4 @@
-"""What a config asks for beyond its spec is said, and what changes nothing is not."""
+"""Settings of a config that its spec leaves out are listed, unless they change nothing."""
 
 import pytest
 

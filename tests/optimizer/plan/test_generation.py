@@ -28,13 +28,13 @@ def test_a_batch_of_none_is_refused():
 
 
 def test_a_batch_larger_than_the_workload_is_a_conflict():
-    with pytest.raises(InvalidPlan, match=r"plan\.batch_size is 5, .* \(workload\.num_sequences is 4\)"):
+    with pytest.raises(InvalidPlan, match=r"batch size is 5, .* \(the workload has 4\)"):
         GenerationPlan(batch_size=5).check(workload=WORKLOAD, max_sequence_length=64)
 
 
 def test_autocast_is_a_conflict():
     conflict = GenerationPlan(weights=WeightsPlan(autocast="bf16")).find_conflict(WORKLOAD)
-    assert str(conflict).startswith("plan.weights.autocast is bf16, which is for training")
+    assert str(conflict).startswith("weights autocast is bf16, which is for training")
 
 
 @pytest.mark.parametrize("prefix", [-1, 1])
@@ -46,15 +46,15 @@ def test_a_prefix_of_one_token_or_less_than_none_is_refused(prefix):
 @pytest.mark.parametrize(
     ("choices", "why"),
     [
-        ({}, "which saves nothing where keys and values stay on the device: choose another plan.kv_cache.place, or 0"),
-        ({"dtype": "int8"}, "which saves nothing where keys and values stay on the device"),
-        ({"dtype": "int4", "place": "disk"}, "which saves nothing where keys and values travel in int4"),
+        ({}, "which saves nothing if keys and values stay on the device: choose another place for them, or 0"),
+        ({"dtype": "int8"}, "which saves nothing if keys and values stay on the device"),
+        ({"dtype": "int4", "place": "disk"}, "which saves nothing if keys and values travel in int4"),
     ],
 )
 def test_a_prefix_of_what_does_not_move_or_is_packed_is_a_conflict(choices, why):
     plan = GenerationPlan(kv_cache=KvCachePlan(prefix_tokens=8, **choices))
     conflict = plan.find_conflict(WORKLOAD)
-    assert str(conflict).startswith(f"plan.kv_cache.prefix_tokens is 8, {why}")
+    assert str(conflict).startswith(f"KV cache prefix tokens is 8, {why}")
     with pytest.raises(InvalidPlan):
         plan.check(workload=WORKLOAD, max_sequence_length=64)
 
@@ -102,7 +102,7 @@ def test_only_fp32_weights_that_are_not_packed_are_lossless(weights, is_lossless
 def test_attention_on_the_host_needs_keys_and_values_there(place):
     conflict = GenerationPlan(kv_cache=KvCachePlan(place=place, attention="host")).find_conflict(WORKLOAD)
     assert str(conflict) == (
-        f"plan.kv_cache.attention is host, which is for keys and values that lie there; plan.kv_cache.place is {place}"
+        f"KV cache attention is host, which needs keys and values on the host; their place is {place}"
     )
 
 
@@ -110,7 +110,7 @@ def test_attention_on_the_host_needs_keys_and_values_there(place):
 def test_attention_on_the_host_reads_nothing_that_is_packed(dtype):
     plan = GenerationPlan(kv_cache=KvCachePlan(place="host", dtype=dtype, attention="host"))
     assert str(plan.find_conflict(WORKLOAD)) == (
-        f"plan.kv_cache.attention is host, which reads keys and values as they are; plan.kv_cache.dtype {dtype} packs them"
+        f"KV cache attention is host, which reads unpacked keys and values; dtype {dtype} packs them"
     )
 
 

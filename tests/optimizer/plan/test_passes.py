@@ -1,11 +1,11 @@
-"""Which prompts share a micro-batch and a pass."""
+"""Prompts are sorted into micro-batches and passes."""
 
 from collections import Counter
 from random import Random
 
 import pytest
 
-from optimizer.plan.passes import MicroBatchShape, arrange_passes, covers, list_passes, may_leave, shape_of
+from optimizer.plan.passes import MicroBatchShape, arrange_passes, covers, list_passes, may_leave, micro_batch_shape
 from optimizer.workload import GenerationWorkload
 
 
@@ -26,15 +26,15 @@ def test_prompts_are_parted_where_two_micro_batches_take_fewer_steps():
 
 
 def test_a_micro_batch_is_as_long_as_its_last_sequence_from_its_shortest_prompt_on():
-    shape = shape_of([(9, 4), (7, 8)])
+    shape = micro_batch_shape([(9, 4), (7, 8)])
     assert shape == MicroBatchShape(batch_size=2, prompt_length=7, num_steps=8)
     assert shape.cache_length == 14
 
 
 def test_a_cut_prefill_takes_a_step_for_each_token_that_it_leaves():
-    cut = shape_of([(9, 4), (7, 8)], prefill_tokens=2)
+    cut = micro_batch_shape([(9, 4), (7, 8)], prefill_tokens=2)
     assert cut == MicroBatchShape(batch_size=2, prompt_length=2, num_steps=13)
-    assert cut.cache_length == shape_of([(9, 4), (7, 8)]).cache_length
+    assert cut.cache_length == micro_batch_shape([(9, 4), (7, 8)]).cache_length
 
 
 def test_who_generates_fewer_runs_beside_the_same_prompts_where_that_takes_fewer_steps():
@@ -60,18 +60,18 @@ def test_who_asks_for_about_as_many_new_tokens_runs_together_where_that_takes_fe
 
 
 def test_sequences_leave_when_half_of_those_that_run_are_over_and_the_rest_have_some_steps_to_go():
-    shape = shape_of([(10, 4), (10, 6), (10, 30), (10, 50), (10, 54), (12, 5)], drops_ended=True)
+    shape = micro_batch_shape([(10, 4), (10, 6), (10, 30), (10, 50), (10, 54), (12, 5)], drops_ended=True)
     assert (shape.batch_size, shape.num_steps) == (6, 54)
     # Three are over after 7 steps; of the other three two after 50, when there are but 4 to go.
     assert shape.leaving == ((7, 3),)
     assert [shape.num_running(step) for step in (0, 6, 7, 53)] == [6, 6, 3, 3]
-    assert [shape.last_alike(step) for step in (1, 6, 7, 53)] == [6, 6, 53, 53]
-    assert list(shape.stretches) == [(6, 16), (3, 63)]
-    assert shape_of([(10, 4), (10, 30)]).leaving == ()
+    assert [shape.last_step_alike(step) for step in (1, 6, 7, 53)] == [6, 6, 53, 53]
+    assert list(shape.cache_stretches) == [(6, 16), (3, 63)]
+    assert micro_batch_shape([(10, 4), (10, 30)]).leaving == ()
 
 
 def test_a_pass_covers_another_only_with_as_many_sequences_at_as_long_a_cache():
-    early, late = (shape_of([(10, 4), (10, 4 if is_early else 20), (10, 60)], drops_ended=True) for is_early in (True, False))
+    early, late = (micro_batch_shape([(10, 4), (10, second), (10, 60)], drops_ended=True) for second in (4, 20))
     assert early.leaving == ((4, 1),)
     assert late.leaving == ((20, 1),)
     assert covers((late,), (early,))
@@ -82,7 +82,7 @@ def test_a_pass_covers_another_only_with_as_many_sequences_at_as_long_a_cache():
 def test_sequences_leave_in_the_step_in_which_a_micro_batch_lets_them(seed):
     random = Random(seed)
     lengths = [(random.randint(2, 40), random.randint(1, 40)) for _ in range(random.randint(1, 12))]
-    shape = shape_of(lengths, drops_ended=True)
+    shape = micro_batch_shape(lengths, drops_ended=True)
     ends = [prompt + num_new - shape.prompt_length for prompt, num_new in lengths]
     running, found = ends, []
     for step in range(1, shape.num_steps):
@@ -105,7 +105,7 @@ def test_what_is_priced_are_the_passes_that_run(seed, are_alike):
     most = random.choice((None, 2, 9))
     lengths = list(zip(prompts, num_new, strict=True))
     run = Counter(
-        tuple(shape_of([lengths[index] for index in group], prefill_tokens=most, drops_ended=True) for group in each)
+        tuple(micro_batch_shape([lengths[index] for index in group], prefill_tokens=most, drops_ended=True) for group in each)
         for each in arrange_passes(lengths, **sizes)
     )
     workload = GenerationWorkload.of_prompts(prompts, num_new_tokens=num_new)

@@ -1,4 +1,4 @@
-"""What passes came to, summed up by their shapes."""
+"""Times of passes that ran, summed up by their shapes."""
 
 from optimizer.base.serialize import from_json, to_json
 from optimizer.plan.passes import MicroBatchShape

@@ -101,7 +101,7 @@ def test_a_head_that_is_more_than_a_projection_is_not_cut(subject, machine):
         logits_and_loss=LogitsAndLossPlan(num_chunks=2),
     )
     workload = TrainingWorkload(sequence_length=24, global_batch_size=2)
-    message = "cuts a head that is one projection"
+    message = "needs a head that is one projection"
     with pytest.raises(InvalidPlan, match=message):
         estimate_training(profile, plan=plan, workload=workload, machine=machine)
     with pytest.raises(InvalidPlan, match=message):
@@ -118,5 +118,5 @@ def test_fp16_is_not_priced_where_blocks_do_more_in_it(machine):
     conflict = plan.find_conflict(TrainingWorkload(sequence_length=24, global_batch_size=2), clamps_fp16=True)
     assert conflict is not None
     assert str(conflict) == (
-        "plan.weights.dtype is fp16, which this model's blocks clamp as they meet it; use bf16, or fp32 with autocast"
+        "weights dtype is fp16, which makes this model's blocks clamp their values; use bf16, or fp32 with autocast"
     )

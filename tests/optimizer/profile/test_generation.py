@@ -1,4 +1,4 @@
-"""What a profile of generation holds: exact keys and values, one template per distinct block, JSON."""
+"""A profile of generation holds exact keys and values and one template per distinct block, and is JSON."""
 
 import json
 

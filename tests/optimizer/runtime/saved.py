@@ -1,4 +1,4 @@
-"""How many bytes autograd saves."""
+"""Counts the bytes that autograd saves."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

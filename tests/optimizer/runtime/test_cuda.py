@@ -1,4 +1,4 @@
-"""What only a card can show. Each test names its twin on the CPU device.
+"""Behaviour that only a card can show. Each test names its twin on the CPU device.
 
 No Django, no bundled tokenizer's files: these run on a machine with torch, transformers, numpy and pytest alone.
 """

@@ -1,4 +1,4 @@
-"""What a search result holds besides the chosen plan."""
+"""Contents of a search result besides the chosen plan."""
 
 from dataclasses import replace
 
@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks.search.synthetic import MIB, synthetic_problem
 from optimizer.search.answer.baselines import BASELINES, price_baselines
-from optimizer.search.answer.frontier import MAX_POINTS, plan_label
+from optimizer.search.answer.frontier import plan_label
+from optimizer.search.answer.pareto import MAX_POINTS
 from optimizer.search.check.verify import VerificationFailed, verify_plan
 from optimizer.search.core import search, search_budgets
 from optimizer.search.problem import OuterPlan, divisors

@@ -11,7 +11,8 @@ from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.search.answer.baselines import price_baselines
 from optimizer.search.core import search
-from optimizer.search.search import largest_micro_batch, search_plans, training_problem
+from optimizer.search.search import largest_micro_batch, search_plans
+from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
 WORKLOAD = TrainingWorkload(sequence_length=128, global_batch_size=2)

@@ -27,7 +27,7 @@ from webapp.api.api import openapi_document
 from webapp.api.batch_urls import api as openai_api
 
 EXAMPLES = 5
-"""For each operation; drawn afresh by the same seed, so that a failure comes again."""
+"""Examples for each operation; drawn afresh by the same seed, so that a failure comes again."""
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

@@ -1,6 +1,7 @@
 """Attempts of jobs as a worker makes them, and the results that it hands in."""
 
-from webapp.jobs.actions import claim_job, record_started
+from webapp.jobs.actions import record_started
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 
 DONE = {

@@ -1,4 +1,4 @@
-"""What people ask of a job and workers claim: one move at a time."""
+"""People change jobs and workers claim them, one move at a time."""
 
 from datetime import timedelta
 
@@ -8,16 +8,9 @@ from django.utils import timezone
 
 from tests.webapp.conftest import make_bench, make_spec
 from tests.webapp.jobs.attempts import DONE, DRAINED, failed, kinds, reread, run
-from webapp.jobs.actions import (
-    cancel_job,
-    claim_job,
-    create_job,
-    finish_attempt,
-    pause_job,
-    renew_lease,
-    resume_job,
-    retry_job,
-)
+from webapp.attempts.outcome import finish_attempt
+from webapp.jobs.actions import cancel_job, create_job, pause_job, renew_lease, resume_job, retry_job
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.errors import WrongState
 from webapp.jobs.models import Job, Outbox
 

@@ -1,14 +1,13 @@
-"""How attempts end, and what becomes of their jobs."""
+"""Ends of attempts, and what becomes of their jobs."""
 
 import pytest
 from django.utils import timezone
 
 from optimizer.base.serialize import to_json
 from tests.webapp.jobs.attempts import DONE, DRAINED, failed, reread, run
+from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.reconciling import expire_leases
 from webapp.jobs.actions import (
-    claim_job,
-    expire_leases,
-    finish_attempt,
     record_checkpoint,
     record_phase,
     record_progress,
@@ -16,6 +15,7 @@ from webapp.jobs.actions import (
     record_started,
     renew_lease,
 )
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Artifact, Attempt, Job, Sample
 
 
@@ -171,10 +171,11 @@ def test_a_finished_run_teaches_its_machine(make_job, machine):
 
 def test_a_profiling_job_leaves_its_profile(model, machine, headroom_home):
     from webapp.catalog.models import Profile
-    from webapp.planning.profiles import request_profile
+    from webapp.planning.search.profile_requests import request_profile
+    from webapp.planning.search.profiles import ProfileNeed
 
-    profile = request_profile(model)
-    assert request_profile(model).job_id == profile.job_id
+    profile = request_profile(ProfileNeed(model=model))
+    assert request_profile(ProfileNeed(model=model)).job_id == profile.job_id
     attempt = run(machine)
     folder = headroom_home / "jobs" / attempt.job_id / "attempts" / "1"
     folder.mkdir(parents=True)
@@ -185,8 +186,9 @@ def test_a_profiling_job_leaves_its_profile(model, machine, headroom_home):
 
 def test_a_profiling_job_that_fails_leaves_its_error(model, machine):
     from webapp.catalog.models import Profile
-    from webapp.planning.profiles import request_profile
+    from webapp.planning.search.profile_requests import request_profile
+    from webapp.planning.search.profiles import ProfileNeed
 
-    request_profile(model)
+    request_profile(ProfileNeed(model=model))
     finish_attempt(run(machine), result=failed("bad_model"), exit_code=1)
     assert Profile.objects.get().error == {"code": "bad_model"}

@@ -7,7 +7,9 @@ import pytest
 from django.db import connections
 
 from tests.webapp.conftest import make_bench, make_person, make_spec, make_text, make_tiny_model
-from webapp.jobs.actions import claim_job, create_job, finish_attempt, record_started
+from webapp.attempts.outcome import finish_attempt
+from webapp.jobs.actions import create_job, record_started
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Attempt, Event, Job
 
 NUM_JOBS = 12

@@ -8,7 +8,8 @@ from django.utils import timezone
 from optimizer.base.errors import InvalidInput
 from tests.webapp.conftest import make_bench
 from webapp.catalog.models import Machine
-from webapp.jobs.actions import claim_job, pause_job, set_priority
+from webapp.jobs.actions import pause_job, set_priority
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.errors import JobConflict
 from webapp.jobs.models import Job
 from webapp.jobs.queue import read_queue

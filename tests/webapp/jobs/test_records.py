@@ -1,20 +1,13 @@
-"""What a worker reports while an attempt runs, and what is done where it reports nothing."""
+"""Reports of a worker while an attempt runs, and the answer to a worker that reports nothing."""
 
 from datetime import timedelta
 
 from django.utils import timezone
 
 from tests.webapp.jobs.attempts import DRAINED, kinds, reread, run
-from webapp.jobs.actions import (
-    enforce_deadlines,
-    finish_attempt,
-    record_checkpoint,
-    record_phase,
-    record_progress,
-    record_samples,
-    renew_lease,
-    resend_hints,
-)
+from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.reconciling import enforce_deadlines, resend_hints
+from webapp.jobs.actions import record_checkpoint, record_phase, record_progress, record_samples, renew_lease
 from webapp.jobs.models import Job, Outbox, Sample
 
 

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from tests.webapp.conftest import make_bench, make_person, make_spec, make_text, make_tiny_model
+from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.reconciling import expire_leases
 from webapp.jobs import actions
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.errors import WrongState
 from webapp.jobs.models import LIVE_STATES, TERMINAL_STATES, Attempt, Job
 
@@ -83,7 +86,7 @@ class JobMachine(RuleBasedStateMachine):
     @rule(data=st.data(), lease_s=st.sampled_from([30, -1]), by_hint=st.booleans())
     def claim(self, data, lease_s, by_hint):
         job_id = data.draw(st.sampled_from(self.jobs)) if by_hint else None
-        attempt = actions.claim_job(worker="w", machine=self.machine, job_id=job_id, lease_s=lease_s)
+        attempt = claim_job(worker="w", machine=self.machine, job_id=job_id, lease_s=lease_s)
         if attempt is not None:
             self.attempts.append(attempt)
 
@@ -116,14 +119,14 @@ class JobMachine(RuleBasedStateMachine):
         attempt = self.an_attempt(data)
         is_live = self.is_live(attempt)
         before = Job.objects.get(pk=attempt.job_id)
-        answer = actions.finish_attempt(attempt, result=result, exit_code=None)
+        answer = finish_attempt(attempt, result=result, exit_code=None)
         assert (answer != "stale") is is_live
         if not is_live:
             assert Job.objects.get(pk=attempt.job_id).event_seq == before.event_seq
 
     @rule()
     def expire(self):
-        for job_id in actions.expire_leases():
+        for job_id in expire_leases():
             assert Job.objects.get(pk=job_id).state not in LIVE_STATES
 
     @rule()

@@ -1,4 +1,4 @@
-"""What a training run left, made a model: which files it has, what is checked, what is refused."""
+"""A finished run's weights become a catalog model: its files, its checks, its refusals."""
 
 import errno
 import json

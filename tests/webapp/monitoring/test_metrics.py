@@ -1,4 +1,4 @@
-"""``/metrics``: what it tells, to whom, and that Prometheus' own parser reads it."""
+"""``/metrics`` shows its numbers to those who may see them, and Prometheus' own parser reads it."""
 
 import pytest
 from django.test import Client
@@ -6,7 +6,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from webapp.accounts.models import Scope
 from webapp.accounts.tokens import create_token
-from webapp.jobs.actions import claim_job, record_samples, record_started
+from webapp.jobs.actions import record_samples, record_started
+from webapp.jobs.claiming import claim_job
 
 
 @pytest.fixture

@@ -24,7 +24,8 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import GenerationRequest, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.models import Machine as MachineRow
-from webapp.jobs.actions import claim_job, create_job, record_phase, record_started
+from webapp.jobs.actions import create_job, record_phase, record_started
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Attempt, Job, Sample
 
 NUM_STEPS = 120

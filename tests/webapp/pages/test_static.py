@@ -1,4 +1,4 @@
-"""What is served beside the pages: the vendored bundle is the one that was named, and nothing reaches for another host."""
+"""Files served beside the pages: the vendored bundle is the one that was named, and nothing reaches for another host."""
 
 import hashlib
 import re

@@ -9,14 +9,14 @@ from optimizer.base.errors import InvalidWorkload
 from optimizer.profile.profile import profile_fingerprint
 from optimizer.workload import Adapter, Export
 from tests.webapp.conftest import make_spec
+from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.actions import keep_profile
 from webapp.catalog.models import Profile
-from webapp.jobs.actions import claim_job
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
-from webapp.jobs.outcome import finish_attempt
 from webapp.jobs.specs.training import read_spec
 from webapp.planning.pricing import price_spec
-from webapp.planning.profiles import ProfileFailed
+from webapp.planning.search.profile_requests import ProfileFailed
 from webapp.planning.submitting import submit_job
 from worker.run.brief import make_brief
 

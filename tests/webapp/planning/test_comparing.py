@@ -10,7 +10,7 @@ from optimizer.profile.profile import Profile
 from tests.webapp.conftest import make_spec
 from webapp.jobs.models import Job
 from webapp.jobs.specs.training import read_workload
-from webapp.planning.comparing import MAX_JOBS, compare_jobs, read_jobs
+from webapp.planning.runs.comparing import MAX_JOBS, compare_jobs, read_jobs
 
 pytestmark = pytest.mark.django_db
 

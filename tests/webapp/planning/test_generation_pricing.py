@@ -15,8 +15,10 @@ from optimizer.profile.generation import GenerationProfile
 from optimizer.search.generation.baselines import INFERENCE_BASELINES
 from optimizer.workload import GenerationRequest
 from tests.webapp.generation import make_generate_spec, make_prompts, make_writer
+from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.models import Profile, PromptTokens
-from webapp.jobs.actions import claim_job, finish_attempt, record_progress, record_started, retry_job
+from webapp.jobs.actions import record_progress, record_started, retry_job
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 from webapp.jobs.specs.generation import generation_workload, read_job_spec, summed_workload
 from webapp.planning.pricing import price_spec

@@ -1,4 +1,4 @@
-"""What a job's goal may aim at: time, or money over the machines there are; what changes the work is asked elsewhere."""
+"""A job's goal may aim at time, or at money over the machines there are; objectives that change the work are asked elsewhere."""
 
 import pytest
 

@@ -14,14 +14,16 @@ from optimizer.plan.plan import Plan
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import TrainingWorkload
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_spec, make_text
+from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.reconciling import forget_old_offers
 from webapp.catalog.actions import keep_profile, register_machine
 from webapp.catalog.models import Machine, Profile
-from webapp.jobs.actions import claim_job, finish_attempt, forget_old_offers
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.errors import PlanDoesNotFit
 from webapp.jobs.models import Job, PlanOffer
 from webapp.planning import offers
 from webapp.planning.pricing import price_spec
-from webapp.planning.profiles import ProfileFailed
+from webapp.planning.search.profile_requests import ProfileFailed
 from webapp.planning.submitting import NotPricedYet, submit_job
 
 pytestmark = pytest.mark.django_db

@@ -11,7 +11,8 @@ from webapp.catalog.actions import keep_profile, keep_profile_error
 from webapp.catalog.models import Profile
 from webapp.catalog.queries import profile_state
 from webapp.jobs.models import Job
-from webapp.planning.profiles import request_profile
+from webapp.planning.search.profile_requests import request_profile
+from webapp.planning.search.profiles import ProfileNeed
 
 pytestmark = pytest.mark.django_db
 
@@ -27,36 +28,36 @@ def make_older(model):
 def test_one_architecture_is_profiled_once(model, ada):
     twin = make_tiny_model(ada)
     assert profile_state(model) == "pending"
-    request_profile(model)
-    request_profile(twin)
+    request_profile(ProfileNeed(model=model))
+    request_profile(ProfileNeed(model=twin))
     assert num_profile_jobs() == 1
     keep_profile(model.fingerprint, {"version": PROFILE_VERSION})
     assert (profile_state(model), profile_state(twin)) == ("ready", "ready")
-    request_profile(model)
+    request_profile(ProfileNeed(model=model))
     assert num_profile_jobs() == 1
 
 
 def test_a_profile_of_an_older_version_is_made_again(model):
-    request_profile(model)
+    request_profile(ProfileNeed(model=model))
     keep_profile(model.fingerprint, {"version": PROFILE_VERSION - 1})
-    profile = request_profile(model)
+    profile = request_profile(ProfileNeed(model=model))
     assert (num_profile_jobs(), profile.document_sha256, profile_state(model)) == (2, "", "pending")
-    request_profile(model)
+    request_profile(ProfileNeed(model=model))
     assert num_profile_jobs() == 2
 
 
 def test_a_model_that_cannot_be_traced_is_not_traced_again(model):
-    request_profile(model)
+    request_profile(ProfileNeed(model=model))
     keep_profile_error(model.fingerprint, {"code": "bad_model", "message": "the model cannot be traced"})
     make_older(model)
-    assert request_profile(model).error["code"] == "bad_model"
+    assert request_profile(ProfileNeed(model=model)).error["code"] == "bad_model"
     assert num_profile_jobs() == 1
 
 
 def test_a_trace_that_failed_for_another_reason_is_tried_again_after_a_minute(model):
-    request_profile(model)
+    request_profile(ProfileNeed(model=model))
     keep_profile_error(model.fingerprint, {"code": "worker_lost", "message": "the worker was lost"})
-    assert request_profile(model).error["code"] == "worker_lost"
+    assert request_profile(ProfileNeed(model=model)).error["code"] == "worker_lost"
     make_older(model)
-    assert request_profile(model).error is None
+    assert request_profile(ProfileNeed(model=model)).error is None
     assert num_profile_jobs() == 2

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that hears webhooks and answers as it is told."""
+"""A real HTTP server on loopback that hears webhooks and answers as the test asks."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

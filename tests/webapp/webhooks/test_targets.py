@@ -1,4 +1,4 @@
-"""Where a webhook may go: no spelling of a private address, no name that points to one, gets through."""
+"""Webhooks may not go to a private address: no spelling of one, and no name that points to one, gets through."""
 
 import pytest
 

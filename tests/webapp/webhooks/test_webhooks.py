@@ -11,7 +11,8 @@ from django.utils import timezone
 
 from optimizer.base.errors import InvalidInput
 from tests.webapp.webhooks.receiver import Receiver
-from webapp.jobs.actions import cancel_job, claim_job, record_started
+from webapp.jobs.actions import cancel_job, record_started
+from webapp.jobs.claiming import claim_job
 from webapp.webhooks import sending
 from webapp.webhooks.actions import create_webhook, renew_secret, replay, send_test, set_active
 from webapp.webhooks.models import Delivery, State, Webhook

@@ -1,4 +1,4 @@
-"""``/tokens``, ``/projects``, ``/people``, ``/audit``. Who may ask each is in ``permissions.py``.
+"""``/tokens``, ``/projects``, ``/people``, ``/audit``. Who may ask each is in ``accounts/permissions.py``.
 
 What answers with a secret takes no Idempotency-Key: the answer would be kept, and the secret with it.
 """
@@ -62,7 +62,7 @@ class TokensAnswer(Schema):
 
 
 class TokenBody(Schema, extra="forbid"):
-    """What a new token may do."""
+    """The name, scope, project and lifetime of a new token."""
 
     name: str = Field(max_length=100)
     scope: ScopeName = "write"
@@ -144,7 +144,7 @@ class PersonBody(Schema, extra="forbid"):
 
 
 class PersonChange(Schema, extra="forbid"):
-    """What is left out stays."""
+    """Change fields of an account; fields left out stay."""
 
     role: AccountRole | None = None
     is_active: bool | None = None
@@ -228,7 +228,7 @@ def get_project(request: HttpRequest, project_id: str) -> dict[str, Any]:
 
 @router.get("/projects/{project_id}/members", response=MembersAnswer, tags=["account"])
 def list_members(request: HttpRequest, project_id: str) -> dict[str, Any]:
-    """Who belongs to it, by name."""
+    """List the project's members by name."""
     rows = _project(request, project_id).memberships.select_related("user").order_by("user__username")
     return {"results": [_member(row) for row in rows]}
 
@@ -254,7 +254,7 @@ def delete_member(request: HttpRequest, project_id: str, username: str) -> Statu
 def list_project_audit(
     request: HttpRequest, project_id: str, actor: Name = "", action: Name = "", cursor: str = "", page_size: str = ""
 ) -> dict[str, Any]:
-    """What was done in a project, newest first. ``action`` is how it begins: ``job.``"""
+    """List the actions in a project, newest first. ``action`` is a prefix: ``job.``"""
     return _audit(request, project_id=project_id, actor=actor, action=action)
 
 
@@ -262,7 +262,7 @@ def list_project_audit(
 def list_audit(
     request: HttpRequest, actor: Name = "", action: Name = "", cursor: str = "", page_size: str = ""
 ) -> dict[str, Any]:
-    """What was done in the whole service, log-ins too, newest first."""
+    """List the actions in the whole service, log-ins too, newest first."""
     return _audit(request, project_id="", actor=actor, action=action)
 
 

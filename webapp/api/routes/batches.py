@@ -13,7 +13,6 @@ from ninja import File, Form, Query, Router, Schema, UploadedFile
 from pydantic import Field
 
 from webapp.accounts.audit import note_target
-from webapp.api.routes.files import stream_file
 from webapp.batches import actions
 from webapp.batches.answers import RequestRefused
 from webapp.batches.documents import batch_document, file_document, model_document
@@ -21,6 +20,7 @@ from webapp.batches.models import Batch, BatchFile
 from webapp.batches.queries import batches_visible_to, files_visible_to
 from webapp.catalog.queries import models_visible_to
 from webapp.http.auth import owner_of
+from webapp.http.streaming import stream_file
 
 router = Router()
 R = TypeVar("R", bound=Row)
@@ -28,7 +28,7 @@ Document = dict[str, Any]
 
 
 class BatchRequest(Schema, extra="forbid"):
-    """What to run; the model is named in the lines' bodies."""
+    """A request for a batch; the model is named in the lines' bodies."""
 
     input_file_id: str = Field(max_length=100)
     endpoint: str = Field(max_length=100)
@@ -109,7 +109,7 @@ def get_batch(request: HttpRequest, batch_id: str) -> Document:
 
 @router.post("/batches/{batch_id}/cancel", response=Document)
 def cancel_batch(request: HttpRequest, batch_id: str) -> Document:
-    """What is finished by then is in the output file."""
+    """Cancel a batch; lines finished by then are in the output file."""
     batch = _batch(request, batch_id)
     if not actions.cancel_batch(batch):
         message = f"batch {batch.pk} is {batch.status}; it cannot be cancelled"

@@ -1,14 +1,14 @@
 """``/me``, ``/models``, ``/datasets``, ``/machines``."""
 
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from django.db import models, transaction
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import File, Form, Router, Schema, UploadedFile
-from pydantic import Field
 
 from webapp.accounts.access import acting_of
+from webapp.api.schemas import ModelRow
 from webapp.catalog import actions
 from webapp.catalog.documents import dataset_documents, machine_documents, model_document, model_documents
 from webapp.catalog.models import Dataset, Model
@@ -20,34 +20,16 @@ from webapp.catalog.queries import (
     models_visible_to,
 )
 from webapp.catalog.removal import KEPT, delete_row, restore_row
+from webapp.clock import iso
 from webapp.http.auth import owner_of
 from webapp.http.idempotency import idempotent, remember
 from webapp.http.paging import page_of
-from webapp.jobs.documents import iso
 from webapp.jobs.fleet import machine_document
 from webapp.planning.offers import program_version
 from webapp.planning.reach import ask_for_needs, reach_document
 
 router = Router()
 R = TypeVar("R", bound=models.Model)
-
-
-class ModelRow(Schema):
-    """A model of a list."""
-
-    id: str
-    name: str
-    project: str | None
-    preset: str
-    model_type: str
-    num_parameters: int | None
-    has_weights: bool
-    has_tokenizer: bool
-    has_chat: bool
-    unread: list[str] = Field(description="what its config.json asked for that no price has, in sentences")
-    from_job: str | None = Field(description="the run that trained it; null for what was uploaded")
-    created_at: str
-    profile: Literal["ready", "pending", "failed"]
 
 
 class ModelDetails(ModelRow):
@@ -68,7 +50,7 @@ class ModelPage(Schema):
 
 @router.get("/me", response=dict[str, Any], tags=["account"])
 def get_me(request: HttpRequest) -> dict[str, Any]:
-    """Who the token or session belongs to, what it may do, and the program's version."""
+    """The owner of the token or session, its rights, and the program's version."""
     acting = acting_of(request.user)
     return {
         "user": request.user.get_username(),
@@ -175,7 +157,7 @@ def get_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
 
 @router.delete("/datasets/{dataset_id}", response=dict[str, Any], tags=["datasets"])
 def delete_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
-    """As of a model."""
+    """The same as for a model."""
     return _deleted(_one(datasets_visible_to(request.user), dataset_id))
 
 

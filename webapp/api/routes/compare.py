@@ -5,7 +5,7 @@ from typing import Any, Literal
 from django.http import HttpRequest
 from ninja import Router, Schema
 
-from webapp.planning.comparing import Comparison, compare_jobs, read_jobs
+from webapp.planning.runs.comparing import Comparison, compare_jobs, read_jobs
 
 router = Router()
 
@@ -36,7 +36,7 @@ class JobOutcome(Schema):
 
 
 class JobDecisionCost(Schema):
-    """What one decision of another job would do to the first job's plan, as predicted."""
+    """The predicted effect of one decision of another job on the first job's plan."""
 
     job_index: int
     decision: str

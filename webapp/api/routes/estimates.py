@@ -6,7 +6,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from ninja import Router, Schema
 from pydantic import Field
 
-from webapp.api.routes.jobs import RETRY_AFTER_S
+from webapp.api.schemas import RETRY_AFTER_S, Pending, PricedPlan
 from webapp.planning import estimates
 
 router = Router()
@@ -36,15 +36,6 @@ class EstimateBody(Schema, extra="forbid"):
     knobs: bool = Field(default=True, description="whether one-change neighbours of the plan are priced too")
 
 
-class PricedPlan(Schema):
-    """One plan with its price."""
-
-    label: str
-    plan: dict[str, Any]
-    prediction: dict[str, Any]
-    verdict: Literal["fits", "tight", "does_not_fit", "unknown"]
-
-
 class CategoryAtPeak(Schema):
     """Device bytes of one category, at the peak and at its own highest."""
 
@@ -64,7 +55,7 @@ class LaneUse(Schema):
 
 
 class Explanation(Schema):
-    """Of the last plan."""
+    """An explanation of the last plan."""
 
     peak_moment: str
     categories: list[CategoryAtPeak]
@@ -89,7 +80,7 @@ class Knob(Schema):
 
 
 class EstimateAnswer(Schema):
-    """Of training. ``plans`` holds the plan asked for, or plain training and the best."""
+    """The estimate of a training job. ``plans`` holds the plan asked for, or plain training and the best."""
 
     kind: Literal["training"] = "training"
     profile: Literal["ready"] = "ready"
@@ -107,7 +98,7 @@ class EstimateAnswer(Schema):
 
 
 class GenerationAnswer(Schema):
-    """Of a batch generation. ``plans`` holds the plan asked for, or resident weights and the best."""
+    """The estimate of a batch generation. ``plans`` holds the plan asked for, or resident weights and the best."""
 
     kind: Literal["generation"]
     profile: Literal["ready"] = "ready"
@@ -121,13 +112,6 @@ class GenerationAnswer(Schema):
     nothing_fits: str | None
     explanation: Explanation
     sentences: list[str] = Field(description="what the last plan does")
-
-
-class Pending(Schema):
-    """Ask again after Retry-After."""
-
-    profile: Literal["pending"] = "pending"
-    waiting_for: Literal["profile"] = "profile"
 
 
 @router.post("/estimates", response={200: EstimateAnswer | GenerationAnswer, 202: Pending}, tags=["plans"])

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from optimizer.base.errors import InvalidInput
 from webapp.accounts.audit import note_target
-from webapp.api.routes.catalog import ModelRow
+from webapp.api.schemas import RETRY_AFTER_S, ModelRow
 from webapp.catalog.documents import model_documents
 from webapp.http.idempotency import idempotent, remember
 from webapp.http.paging import page_of
@@ -23,7 +23,6 @@ from webapp.planning.pricing import price_spec
 from webapp.planning.submitting import submit_job
 
 router = Router()
-RETRY_AFTER_S = "2"
 
 
 class JobRequest(Schema, extra="forbid"):
@@ -134,7 +133,7 @@ def retry_job(request: HttpRequest, job_id: str) -> HttpResponse:
 @router.post("/jobs/{job_id}/model", response={201: ModelRow}, tags=["jobs"])
 @idempotent
 def create_model_of_job(request: HttpRequest, job_id: str, body: ModelRequest | None = None) -> HttpResponse:
-    """Of the weights that a training run left a model, to generate with or to train further; answered as ``POST /models``.
+    """Make a model of a training run's weights, to generate with or to train further; answered as ``POST /models``.
 
     409 while the run goes on, where it left no whole model, where its files are gone, and for a name that is taken.
     """
@@ -152,7 +151,7 @@ def get_metrics(
     max_points: Annotated[int, Query(ge=3, le=MAX_POINTS_ALLOWED)] = DEFAULT_MAX_POINTS,
     fields: Annotated[str, Query(max_length=500)] = "",
 ) -> dict[str, Any]:
-    """What was measured: steps (thinned so that no peak is lost), evaluations, the latest timeline within a step.
+    """Measurements: steps (thinned so that no peak is lost), evaluations, the latest timeline within a step.
 
     ``fields``: of steps, parted by commas, beside ``kind``, ``attempt``, ``step`` and ``time_s``; all without it.
     """

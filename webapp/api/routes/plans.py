@@ -6,10 +6,9 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from ninja import Router, Schema
 from pydantic import Field
 
-from webapp.api.routes.estimates import Pending, PricedPlan
-from webapp.api.routes.jobs import RETRY_AFTER_S
+from webapp.api.schemas import RETRY_AFTER_S, Pending, PricedPlan
 from webapp.planning import questions
-from webapp.planning.estimates import AskedOfModel
+from webapp.planning.search.asked import AskedOfModel
 
 router = Router()
 _MAX_PLANS = 6
@@ -67,7 +66,7 @@ class PriceBody(PlaceBody):
 
 
 class Limit(Schema):
-    """What binds where the most that fits was asked for."""
+    """The limit that binds where the most that fits was asked for."""
 
     unit: Literal["sequences", "tokens", "blocks"]
     largest: int
@@ -88,7 +87,7 @@ class LeftOut(Schema):
 
 
 class BestAnswer(Schema):
-    """Of training: the chosen plan, what it is held against, and the limit."""
+    """The answer for training: the chosen plan, its baselines, and the limit."""
 
     kind: Literal["training"] = "training"
     profile: Literal["ready"] = "ready"
@@ -111,7 +110,7 @@ class BestAnswer(Schema):
 
 
 class BestGenerationAnswer(Schema):
-    """Of a batch generation."""
+    """The answer for a batch generation."""
 
     kind: Literal["generation"]
     profile: Literal["ready"] = "ready"
@@ -133,14 +132,14 @@ class Cell(Schema):
 
 
 class BytesAtPeak(Schema):
-    """Of one category, in the order of the plans."""
+    """Bytes of one category, in the order of the plans."""
 
     category: str
     values: list[int]
 
 
 class CompareAnswer(Schema):
-    """Of training, only what differs."""
+    """Plans for training side by side; only what differs."""
 
     kind: Literal["training"] = "training"
     profile: Literal["ready"] = "ready"
@@ -150,7 +149,7 @@ class CompareAnswer(Schema):
 
 
 class Cost(Schema):
-    """Of the whole run, with the date of its price."""
+    """The cost of the whole run, with the date of its price."""
 
     kind: Literal["rented", "energy"]
     amount: float
@@ -169,7 +168,7 @@ class Decision(Schema):
 
 
 class CompareGenerationsAnswer(Schema):
-    """Of a batch generation, only what differs."""
+    """Plans for a batch generation side by side; only what differs."""
 
     kind: Literal["generation"]
     profile: Literal["ready"] = "ready"
@@ -219,7 +218,7 @@ class PriceAnswer(Schema):
 
 
 class PriceGenerationAnswer(Schema):
-    """Of a batch generation."""
+    """The answer for a batch generation."""
 
     kind: Literal["generation"]
     profile: Literal["ready"] = "ready"

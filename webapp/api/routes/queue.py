@@ -47,7 +47,7 @@ class QueueAnswer(Schema):
 
 
 class PriorityBody(Schema, extra="forbid"):
-    """Where a job is to stand."""
+    """The priority that a job is to have."""
 
     priority: int = Field(
         default=0,

@@ -49,7 +49,7 @@ def begin_upload(request: HttpRequest, body: UploadToCome) -> HttpResponse:
 
 @router.get("/uploads/{upload_id}", response=dict[str, Any], tags=["uploads"])
 def get_upload(request: HttpRequest, upload_id: str) -> dict[str, Any]:
-    """How much of each file is here (``received_bytes``)."""
+    """The upload with the bytes received of each file (``received_bytes``)."""
     return uploads.upload_document(_get(request, upload_id))
 
 

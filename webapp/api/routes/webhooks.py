@@ -44,7 +44,7 @@ class WebhooksAnswer(Schema):
 
 
 class WebhookBody(Schema, extra="forbid"):
-    """Where to send, and what."""
+    """The address and the events of a webhook."""
 
     url: str = Field(max_length=500)
     events: list[str] = Field(default_factory=list, max_length=20, description="empty for all")
@@ -138,7 +138,7 @@ def send_test(request: HttpRequest, webhook_id: str) -> HttpResponse:
 
 @router.get("/webhooks/{webhook_id}/deliveries", response=DeliveriesAnswer, tags=["webhooks"])
 def list_deliveries(request: HttpRequest, webhook_id: str, cursor: str = "", page_size: str = "") -> dict[str, Any]:
-    """What was sent and how it went, newest first, for 30 days."""
+    """List the deliveries with their outcomes, newest first, for 30 days."""
     rows = deliveries_visible_to(request.user).filter(webhook=_find(request, webhook_id))
     return page_of(request, rows, lambda found: [_delivery(row) for row in found])
 

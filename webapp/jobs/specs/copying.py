@@ -23,12 +23,12 @@ class Copyable:
     """``yaml``, ``cli`` or ``curl``."""
     label: str
     use: str
-    """What to do with it."""
+    """Instruction on using the text."""
     text: str
 
 
 def copies_of(spec: Mapping[str, Any], *, url: str) -> tuple[Copyable, ...]:
-    """Of one spec, for the service at ``url``; all three ask for the same job."""
+    """Three ways to send one spec to the service at ``url``; all ask for the same job."""
     return (
         Copyable(key="yaml", label="YAML", use="For a file; headroom submit FILE starts it.", text=as_yaml(spec)),
         Copyable(key="cli", label="CLI", use="In a shell, with HEADROOM_TOKEN set.", text=as_cli(spec, url=url)),
@@ -37,7 +37,7 @@ def copies_of(spec: Mapping[str, Any], *, url: str) -> tuple[Copyable, ...]:
 
 
 def as_yaml(spec: Mapping[str, Any]) -> str:
-    """As ``headroom submit`` reads it."""
+    """The spec as YAML that ``headroom submit`` reads."""
     text: str = yaml.safe_dump(dict(spec), sort_keys=False, allow_unicode=True, width=120)
     return text
 

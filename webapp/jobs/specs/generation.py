@@ -1,5 +1,5 @@
-"""Reads the spec of a generate job into the one normalized form that is priced and frozen with the job, as ``spec.py`` does it of
-training.
+"""Reads the spec of a generate job into the one normalized form that is priced and frozen with the job, as ``training.py`` does
+it of training.
 """
 
 from collections.abc import Iterable, Sequence
@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidWorkload
-from optimizer.base.serialize import from_json, shown, to_json
+from optimizer.base.serialize import from_json, to_json
+from optimizer.base.shown import shown_value
 from optimizer.goal import GenerationGoal
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.generation import generation_fingerprint
+from optimizer.search.generation.baselines import INFERENCE_BASELINES
 from optimizer.workload import GenerationRequest, GenerationWorkload
 from webapp.catalog.actions import count_prompt_tokens
 from webapp.catalog.models import Dataset, Model
@@ -50,7 +52,7 @@ class GenerateSpec:
 
     @property
     def num_steps(self) -> int:
-        """What the job counts to: its lines."""
+        """The number that the job counts to: its lines."""
         return int(self.dataset.num_documents or 0)
 
     def to_json(self) -> dict[str, Any]:
@@ -71,13 +73,13 @@ class GenerateSpec:
 
 
 def read_job_spec(user: Any, document: Any) -> JobSpec | GenerateSpec:
-    """Of any kind of job; without ``kind`` it trains. Raises InvalidInput."""
+    """Read a spec of any kind of job; without ``kind`` it trains. Raises InvalidInput."""
     if isinstance(document, dict) and document.get("kind", "train") != "train":
         if document["kind"] != "generate":
             raise InvalidInput(
                 f"kind is {document['kind']!r:.80}; allowed: train, generate",
                 field="kind",
-                value=shown(document["kind"]),
+                value=shown_value(document["kind"]),
                 allowed=["train", "generate"],
             )
         return read_generate_spec(user, document)
@@ -108,14 +110,11 @@ def read_generate_spec(user: Any, document: dict[str, Any]) -> GenerateSpec:
 
 
 def _read_plan(label: Any) -> str:
-    # here, so that numpy is loaded with the first spec and not with every process that knows of jobs
-    from optimizer.search.generation.baselines import INFERENCE_BASELINES
-
     return read_label(label, ("chosen", *INFERENCE_BASELINES))
 
 
 def spec_of_job(job: Job) -> GenerateSpec:
-    """Of a generate job that exists; nothing is checked again."""
+    """Read the spec of a generate job that exists; nothing is checked again."""
     if job.dataset is None:
         raise InvalidInput("the job names no prompts", field="prompts")
     return GenerateSpec(
@@ -146,7 +145,7 @@ def check_can_generate(model: Model) -> None:
 
 
 def generation_workload(spec: GenerateSpec) -> GenerationWorkload:
-    """What is priced: the lines that the model has room for.
+    """The workload that is priced: the lines that the model has room for.
 
     Raises InvalidInput where it has room for none, InvalidModel where its tokenizer cannot be used.
     """

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from django.db.models import QuerySet
 
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidWorkload
-from optimizer.base.serialize import from_json, shown, to_json
+from optimizer.base.serialize import from_json, to_json
+from optimizer.base.shown import shown_value
 from optimizer.base.units import parse_bytes
 from optimizer.goal import GenerationGoal, Goal
 from optimizer.models.spec import read_model_spec
 from optimizer.models.targets import check_targets
 from optimizer.profile.profile import profile_fingerprint
+from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import Adapter, Export, GenerationWorkload, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
@@ -44,7 +46,7 @@ class JobSpec:
 
     @property
     def profile_fingerprint(self) -> str:
-        """Of the profile that prices it: of the model, or of the model with the workload's adapters."""
+        """Fingerprint of the profile that prices it: the model's, or that of the model with the workload's adapters."""
         return profile_fingerprint(self.model.fingerprint, self.workload.adapter)
 
     def to_json(self) -> dict[str, Any]:
@@ -59,7 +61,7 @@ class JobSpec:
         }
 
     def priced_part(self) -> dict[str, Any]:
-        """What a price depends on: everything but the job's name and which of the offers is taken."""
+        """The part of a spec that a price depends on: all but the job's name and the offer that is taken."""
         document = self.to_json()
         return {key: document[key] for key in ("model", "dataset", "workload", "goal")}
 
@@ -100,7 +102,7 @@ def find_visible(rows: "QuerySet[R]", wanted: Any, *, field: str) -> R:
         raise InvalidInput(
             f"{field} is {wanted!r:.80}; allowed: the id or name of a {field}",
             field=field,
-            value=shown(wanted),
+            value=shown_value(wanted),
             allowed=f"the id or name of a {field}",
         )
     found = rows.filter(pk=wanted).first()
@@ -119,7 +121,7 @@ def find_visible(rows: "QuerySet[R]", wanted: Any, *, field: str) -> R:
 
 
 def read_adapter(document: Any) -> Adapter | None:
-    """Of a profile job's spec: the adapters whose model it profiles; jobs of earlier versions name none."""
+    """The adapters in a profile job's spec; jobs of earlier versions name none."""
     return None if document is None else from_json(Adapter, document, path="adapter", error=InvalidWorkload)
 
 
@@ -189,7 +191,7 @@ def _as_bytes(value: Any, *, field: str) -> int:
         return parse_bytes(value)
     except ValueError as error:
         allowed = "bytes, or a text such as 6 GiB"
-        raise InvalidWorkload(f"{field}: {error}", field=field, value=shown(value), allowed=allowed) from error
+        raise InvalidWorkload(f"{field}: {error}", field=field, value=shown_value(value), allowed=allowed) from error
 
 
 def check_generates(model: Model) -> None:
@@ -258,6 +260,4 @@ def read_label(label: Any, allowed: Sequence[str]) -> str:
 
 
 def _read_plan(label: Any) -> str:
-    from optimizer.search.answer.baselines import BASELINES
-
     return read_label(label, ("chosen", *BASELINES))

@@ -1,4 +1,4 @@
-"""What people type for a generate job, and how it becomes a job spec; as ``forms.py`` has it for training."""
+"""The form of a generate job, and how it becomes a job spec."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -74,7 +74,7 @@ class GenerateForm(PinnedForm):
 
 
 def initial_from_generate_spec(spec: dict[str, Any]) -> dict[str, Any]:
-    """What the form shows for a spec: a clone of a job."""
+    """The form's values for a spec: a clone of a job."""
     goal, workload = spec.get("goal", {}), spec.get("workload", {})
     initial = {name: spec.get(name) for name in ("name", "model", "prompts")}
     initial |= {name: workload[name] for name in SAMPLING_FIELDS if name in workload}

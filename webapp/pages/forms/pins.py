@@ -145,7 +145,7 @@ class PinnedForm(WorkForm):
 
     @property
     def holds_any(self) -> bool:
-        """Whether any decision is held, rightly or not."""
+        """Report whether any decision is held, valid or not."""
         return any(self[pin_field(knob)].value() for knob in self.decisions.kinds)
 
     def goal(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class EditForm(forms.Form):
         return _grouped(self, self._decisions.kinds)
 
     def change(self) -> Any:
-        """As the library takes it; None where nothing was changed. Only after ``is_valid()``."""
+        """The change as the library takes it; None where nothing was changed. Only after ``is_valid()``."""
         edited = [f"{knob}={text}" for knob, text in self._edited()]
         return self._decisions.read(edited) if edited else None
 

@@ -1,4 +1,4 @@
-"""What people type for a training job, and how it becomes a job spec; and the forms of uploads and tokens.
+"""The form of a training job, and how it becomes a job spec; and the forms of uploads and tokens.
 
 Ranges live in ``optimizer/workload.py``; here is only the reading of text.
 """
@@ -163,7 +163,7 @@ class JobForm(PinnedForm):
 
 
 def initial_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
-    """What the form shows for a spec: a clone of a job."""
+    """The form's values for a spec: a clone of a job."""
     goal, workload = spec.get("goal", {}), spec.get("workload", {})
     initial = {**workload, **{name: spec.get(name) for name in ("name", "model", "dataset")}}
     if (adapter := workload.get("adapter")) is not None:

@@ -1,4 +1,4 @@
-"""What the forms of all workloads share: a name, a model, an objective, budgets, and what a plan may and may not do.
+"""The base of all job forms: a name, a model, an objective, budgets, and what a plan may and may not do.
 
 A value that does not parse is kept as typed, with the reason beside its field. ``form_query`` writes a form as an address, which
 fills the same form again.
@@ -66,7 +66,7 @@ class WorkForm(forms.Form):
             field.widget.attrs["form"] = FORM_ID
 
     def offer_rows(self, name: str, rows: Iterable[Row], *, nothing: str) -> None:
-        """What a choice offers; ``nothing`` says what to do where there is none."""
+        """The options of a choice; ``nothing`` says what to do where there is none."""
         choices = [(row.pk, str(row.name)) for row in cast(Iterable[Any], rows)]
         cast(forms.ChoiceField, self.fields[name]).choices = choices or [("", nothing)]
 
@@ -99,7 +99,7 @@ class WorkForm(forms.Form):
 
 
 def initial_goal(goal: Mapping[str, Any]) -> dict[str, Any]:
-    """What the fields of every form show for a spec's goal."""
+    """Values of every form's fields for a spec's goal."""
     budgets = {
         f"{tier}_budget": exact_bytes(goal[f"{tier}_budget_bytes"])
         for tier in TIERS
@@ -111,7 +111,7 @@ def initial_goal(goal: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def initial_from_query(query: QueryDict) -> dict[str, Any]:
-    """What an address that ``form_query`` wrote fills in."""
+    """Values from an address that ``form_query`` wrote."""
     return {name: query.getlist(name) if name == "forbid" else query[name] for name in query}
 
 
@@ -127,7 +127,7 @@ def form_query(form: forms.BaseForm, changes: Mapping[str, Any] | None = None) -
 
 
 def _typed(value: Any) -> list[str]:
-    """As a browser would send it."""
+    """The value as a browser would send it."""
     if isinstance(value, list | tuple):
         return [str(each) for each in value]
     if value is None or value is False or value == "":
@@ -156,7 +156,7 @@ def pin_field(knob: str) -> str:
 
 
 def typed_of(form: forms.BaseForm) -> QueryDict:
-    """What a browser would send of the form as it stands, so that an address can be read as if it had been typed."""
+    """The form as a browser would send it, so that an address can be read as if it had been typed."""
     data = QueryDict(mutable=True)
     for name, field in form.fields.items():
         if texts := _typed(form[name].value()) or _first_option(field):

@@ -9,7 +9,7 @@ from typing import Any
 
 from optimizer.base.units import format_bytes
 from webapp.jobs.fleet import Accuracy, Holder, Occupancy, Within
-from webapp.pages.shown.presentation import Segment, StackedBar, bar_percent, stacked_bar
+from webapp.pages.presentation import Segment, StackedBar, bar_percent, stacked_bar
 
 OTHERS = "someone else's job"
 
@@ -20,7 +20,7 @@ class DeviceBar:
 
     segments: tuple[Segment, ...]
     bounds: tuple[str, ...]
-    """Where a job's stretch ends, in percent."""
+    """End of a job's stretch, in percent."""
     summary: str
 
 
@@ -86,7 +86,7 @@ def within_words(found: Within | None) -> str:
 
 
 def accuracy_facts(accuracy: Accuracy) -> dict[str, Any]:
-    """What the chart draws, oldest first."""
+    """Points of the chart, oldest first."""
     runs = [run for run in reversed(accuracy.runs) if run.predicted_bytes and run.measured_bytes]
     timed = [run for run in reversed(accuracy.runs) if run.predicted_ms and run.measured_ms]
     return {

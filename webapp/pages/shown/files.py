@@ -13,7 +13,7 @@ from webapp.jobs.models import Artifact, Job
 
 LOG_TAIL_BYTES = 64 * 1024
 SEARCHED_BYTES = 8 * 1024 * 1024
-"""Of each attempt's log, its end."""
+"""Bytes shown from the end of each attempt's log."""
 FOUND_LINES = 500
 SAMPLE_BYTES = 64 * 1024
 NUM_ANSWERS = 20
@@ -27,9 +27,9 @@ class LogPart:
     attempt: int
     """0: nothing was logged yet."""
     end_bytes: int
-    """Where the next stretch begins."""
+    """Offset at which the next stretch begins."""
     is_cut: bool = False
-    """Whether the log begins before it."""
+    """True where the log begins before this stretch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,12 @@ class FoundLine:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedText:
-    """What a generate job wrote for one prompt."""
+    """The text that a generate job wrote for one prompt."""
 
     title: str
     text: str
     note: str
-    """How it ended."""
+    """The reason why it ended."""
 
 
 def log_tail(job: Job) -> LogPart:

@@ -11,16 +11,16 @@ from django.utils import timezone
 
 from optimizer.base.units import format_bytes, format_duration
 from webapp.jobs.models import LIVE_STATES, Job, Kind, State
-from webapp.pages.shown.presentation import StackedBar, eta_words, signed_error, stacked_bar
-from webapp.pages.words.next_steps import NAMES, NextStep, edit_url, next_steps
+from webapp.pages.presentation import StackedBar, eta_words, signed_error, stacked_bar
+from webapp.pages.shown.next_steps import NAMES, NextStep, edit_url, next_steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a job ended, cause first."""
+    """The end of a job, cause first."""
 
     name: str
-    """Of a failure."""
+    """Name of the failure."""
     cause: str
     """In one sentence."""
     hint: str
@@ -30,14 +30,14 @@ class Outcome:
     bar: StackedBar | None
     tier: str
     kept: str
-    """What of the work is left, as a sentence."""
+    """The rest of the work, as a sentence."""
     steps: tuple[NextStep, ...]
-    """What to do about a failure, the likeliest first."""
+    """Steps to take after a failure, the likeliest to help first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobHead:
-    """What the head shows beside the row itself."""
+    """Values that the head shows beside the row itself."""
 
     state_words: str
     waiting: str
@@ -96,7 +96,7 @@ def state_words(job: Job) -> str:
 
 
 def waiting_words(job: Job) -> str:
-    """What a job that is not running waits for, and since when."""
+    """The reason why a job waits, and since when."""
     if job.state == State.QUEUED and job.pause_requested_at is None:
         retry = f" after attempt {job.attempt}" if job.attempt else ""
         return f"Waiting for a worker{retry}, for {_ago(job)}."
@@ -156,7 +156,7 @@ def _outcome(job: Job, last_checkpoint_step: int | None) -> Outcome | None:
 
 
 def _bar_at_failure(fields: Mapping[str, Any]) -> StackedBar:
-    """What was in memory, and on top of it what was asked for and did not fit."""
+    """Bytes that were in memory, and on top of them the request that did not fit."""
     sizes = dict(fields["bytes_by_category"])
     if requested_bytes := fields.get("requested_bytes"):
         sizes["more_requested"] = requested_bytes

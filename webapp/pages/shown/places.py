@@ -1,4 +1,4 @@
-"""What of a plan lives where, as a picture: letters block by block, and shares of what is divided between places.
+"""Draws where a plan keeps things, as a picture: letters block by block, and shares of what is divided between places.
 
 Pure: from the plan's JSON and the number of blocks to rows. A row has either a letter for each block or shares of the whole.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
-from webapp.pages.shown.presentation import BLOCK_CHOICES, PLACE_WORDS
+from webapp.pages.presentation import BLOCK_CHOICES, PLACE_WORDS
 
 _LETTERS = {choice: letter for choice, (letter, _) in BLOCK_CHOICES.items()}
 _MEANINGS = dict(BLOCK_CHOICES.values())

@@ -1,4 +1,4 @@
-"""What the page Plans asks of the library, alike for both kinds of work: an answer, one of its plans edited, its neighbours.
+"""Asks the library for the page Plans, alike for both kinds of work: an answer, one of its plans edited, its neighbours.
 
 A search for a generation takes seconds, a price milliseconds. So without ``whole`` a generation's page is answered with what is
 at hand: the edit's own price, which needs no search where the address names every decision, and what a search found before.
@@ -6,7 +6,7 @@ at hand: the edit's own price, which needs no search where the address names eve
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from optimizer.plan.explain.diff import Difference, diff_plans
@@ -14,24 +14,22 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import change_generation, pins_of_generation_change, read_generation_change
 from optimizer.plan.pins.training import pins_of_change
 from optimizer.plan.plan import Plan
+from optimizer.search.answer.compare import reprice
+from optimizer.search.answer.knobs import list_knobs
+from optimizer.search.generation.knobs import GenerationKnob
 from webapp.pages.forms.pins import GENERATION, TRAINING, Decisions, typed_knobs, written_pins
 from webapp.pages.forms.training import ANY_LOSS
 from webapp.pages.forms.work import pin_field
 from webapp.pages.shown.plans import YOURS, AnyPriced
-from webapp.planning.generation_searches import (
+from webapp.planning.search.generation import (
     GenerationQuestion,
     answer_at_hand,
-    detail_at_hand,
     detail_generation,
     find_generation,
     knobs_of_generation,
     problem_of_generation,
 )
-from webapp.planning.questions import Asked
-from webapp.planning.searches import TrainingQuestion, problem_of
-
-if TYPE_CHECKING:
-    from optimizer.search.generation.knobs import GenerationKnob
+from webapp.planning.search.training import TrainingQuestion, find_answer, problem_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,16 +42,16 @@ class PlanAnswer:
     work: str
     """In words: how much of it there is."""
     limit: str = ""
-    """What binds, where the most that fits was asked for."""
+    """The limit that binds, where the most that fits was asked for."""
     chosen: "AnyPriced | None" = None
     """None while it is looked for, and where nothing fits."""
     baselines: Mapping[str, AnyPriced] = field(default_factory=dict)
     frontier: Sequence[AnyPriced] = ()
     explanation: tuple[str, ...] = ()
     bound: str = ""
-    """How near the chosen plan is to the best, in words; empty where that is not known."""
+    """The chosen plan's distance from the best, in words; empty where that is not known."""
     nothing_fits: NoFeasiblePlan | None = None
-    """Of a generation, whose baselines are shown all the same."""
+    """The reason why nothing fits; a generation's baselines are shown all the same."""
     is_whole: bool = True
     """False while the best plan is still to be looked for."""
 
@@ -70,7 +68,7 @@ class Edited:
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbour:
-    """What one change of a plan would come to."""
+    """The price of one change of a plan."""
 
     change: str
     verdict: str
@@ -78,7 +76,7 @@ class Neighbour:
     device_change_bytes: int
     host_change_bytes: int
     time_change_ms: float
-    """Of a step; of a generation that of all its prompts."""
+    """Milliseconds of a step; of a generation those of all its prompts."""
     tried: dict[str, str]
     """Texts of the edit's fields, without their prefix."""
     held: dict[str, str] | None
@@ -108,20 +106,21 @@ class Work(Protocol):
 class TrainingWork:
     """Always whole: its search takes about a second, and is remembered."""
 
-    asked: Asked
+    question: TrainingQuestion
     decisions: Decisions = TRAINING
 
     @property
     def card_question(self) -> TrainingQuestion:
-        return self.asked.question
+        return self.question
 
     def find(self, *, whole: bool) -> PlanAnswer:
-        answer = self.asked.answer()
-        found, question = answer.result, self.asked.question
+        question = self.question
+        answer = find_answer(question)
+        found = answer.result
         bound = f" by more than {100 * found.gap:.2g} %" if found.gap is not None and not found.is_optimal else ""
         return PlanAnswer(
-            model=self.asked.model.name,
-            device=question.machine.device.name,
+            model=question.model_name,
+            device=question.place.machine.device.name,
             budget_bytes=question.goal.device_budget_bytes,
             work=f"sequences of {answer.workload.sequence_length:,} tokens, batch of {answer.workload.global_batch_size:,}",
             limit="" if answer.limit is None else answer.limit.reason,
@@ -136,15 +135,11 @@ class TrainingWork:
         return None
 
     def edit(self, plan: Plan, change: Any, *, whole: bool) -> Edited:
-        from optimizer.search.answer.compare import reprice
-
-        found = reprice(problem_of(self.asked.question), plan, change=change)
+        found = reprice(problem_of(self.question), plan, change=change)
         return Edited(priced=found.priced, differences=found.differences)
 
     def neighbours(self, plan: Plan) -> Iterable[Neighbour]:
-        from optimizer.search.answer.knobs import list_knobs
-
-        for knob in list_knobs(problem_of(self.asked.question), plan):
+        for knob in list_knobs(problem_of(self.question), plan):
             fields = written_pins(pins_of_change(plan, knob.plan))
             yield Neighbour(
                 change=knob.change,
@@ -162,7 +157,6 @@ class TrainingWork:
 class GenerationWork:
     """Prompts by a model."""
 
-    model: str
     question: GenerationQuestion
     decisions: Decisions = GENERATION
 
@@ -175,8 +169,8 @@ class GenerationWork:
         workload = question.workload
         work = f"{workload.num_sequences:,} prompts, up to {workload.num_new_tokens:,} new tokens each"
         facts: dict[str, Any] = {
-            "model": self.model,
-            "device": question.machine.device.name,
+            "model": question.model_name,
+            "device": question.place.machine.device.name,
             "budget_bytes": question.goal.device_budget_bytes,
             "work": work,
         }
@@ -214,7 +208,7 @@ class GenerationWork:
     def edit(self, plan: GenerationPlan, change: Mapping[str, Any], *, whole: bool) -> Edited:
         problem, changed = problem_of_generation(self.question), change_generation(plan, change)
         problem.check(changed)
-        known = detail_at_hand(self.question, changed, label=YOURS)
+        known = detail_generation.at_hand(self.question, changed, label=YOURS)
         differences = diff_plans(plan, changed)
         if known is not None or whole:
             priced = known or detail_generation(self.question, changed, label=YOURS)
@@ -238,7 +232,7 @@ class GenerationWork:
                 held=None if looks_for_batch and knob.knob == "batch_size" else self._held(plan, knob),
             )
 
-    def _held(self, plan: GenerationPlan, knob: "GenerationKnob") -> dict[str, str]:
+    def _held(self, plan: GenerationPlan, knob: GenerationKnob) -> dict[str, str]:
         fields = written_pins(pins_of_generation_change(plan, knob.plan).to_json())
         return fields | ({} if knob.is_lossless else {"allow_lossy": "on"})
 

@@ -1,4 +1,4 @@
-"""What the page Plans shows of a search's answer: every plan as a point, some of them side by side, and each one's step or pass.
+"""Turns a search's answer into the page Plans: every plan as a point, some of them side by side, and each one's step or pass.
 
 Pure functions from the library's values to rows; reads no database and writes no HTML.
 """
@@ -13,8 +13,7 @@ from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import generation_knobs, written_knobs
-from webapp.pages.shown.presentation import CategoryRow, plan_rows, step_words
-from webapp.pages.shown.price_view import batch_words
+from webapp.pages.presentation import CategoryRow, batch_words, plan_rows, step_words
 
 if TYPE_CHECKING:  # numpy and scipy are loaded with the first price
     from optimizer.search.generation.problem import PricedGenerationPlan
@@ -33,7 +32,7 @@ class Point:
     """One plan of the chart and of the table behind it."""
 
     key: str
-    """What the address calls it: ``chosen``, a baseline's label, the fingerprint of a plan of the frontier, ``yours``."""
+    """Its name in the address: ``chosen``, a baseline's label, the fingerprint of a plan of the frontier, ``yours``."""
     label: str
     sort: Sort
     priced: AnyPriced
@@ -47,7 +46,7 @@ class Point:
 
     @property
     def time_ms(self) -> float:
-        """Of a step; of a generation that of all its prompts."""
+        """Milliseconds of a step; of a generation those of all its prompts."""
         found = self.priced.prediction
         return found.step_ms if isinstance(found, Prediction) else found.total_s * 1000
 
@@ -173,7 +172,7 @@ _SHOWN_ELSEWHERE: Final = frozenset(
 
 
 def _other_decisions(plans: Sequence[GenerationPlan]) -> Iterable[ComparedRow]:
-    """Of a generation's plan whatever has no line of its own, where not all are alike."""
+    """Rows for the decisions of generations that have no line of their own, where not all plans are alike."""
     written = [written_knobs(plan) for plan in plans]
     for knob in generation_knobs() if plans else ():
         texts = [of_plan[knob] for of_plan in written]
@@ -196,7 +195,7 @@ def _size(num_bytes: int) -> Value:
 
 
 def chart_facts(points: Sequence[Point], *, budget_bytes: int) -> dict[str, Any]:
-    """What the charts are drawn from: every point, and the step, or the pass, of each plan that is compared.
+    """Data of the charts: every point, and the step, or the pass, of each plan that is compared.
 
     Training is drawn by the time of a step, generating by its tokens per second.
     """

@@ -1,4 +1,4 @@
-"""What the new-job page says of a priced spec: a verdict in words, the chosen plan's bytes, its levers, and the table of plans.
+"""Words a priced spec for the new-job page: a verdict, the chosen plan's bytes, its levers, and the table of plans.
 
 Shapes what ``webapp.jobs`` answers; computes no price itself.
 """
@@ -22,19 +22,20 @@ from webapp.jobs.specs.training import JobSpec
 from webapp.pages.forms.pins import written_pins
 from webapp.pages.forms.training import ANY_LOSS
 from webapp.pages.forms.work import exact_bytes, field_of
-from webapp.pages.shown.presentation import (
+from webapp.pages.presentation import (
     BLOCK_CHOICES,
     StackedBar,
+    batch_words,
     largest_part,
     signed_bytes,
     signed_percent,
     stacked_bar,
 )
-from webapp.planning.glance import glance_at, glance_at_generation
+from webapp.planning.glance import glance_at
 from webapp.planning.levers import Lever, list_levers
 from webapp.planning.offers import PlanAnswer
-from webapp.planning.pricing import find_largest_fit, price_job_spec, question_of
-from webapp.planning.profiles import ready_profile
+from webapp.planning.pricing import find_largest_fit, price_job_spec
+from webapp.planning.search.resolve import Waiting, asked_by_training, place_of, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ class OfferRow:
     """One letter a block, runs shortened: ``K2 R10``."""
     batch: str
     first_token_ms: float | None = None
-    """Of a generation, whose ``step_ms`` is that of each later token of a pass."""
+    """True for a generation, whose ``step_ms`` is that of each later token of a pass."""
     costs: tuple[str, ...] = ()
     """In words, with the date of the price."""
 
@@ -84,7 +85,7 @@ class Suggestion:
     changes: dict[str, str]
     """Text of fields, by name."""
     gained: str = ""
-    """What it comes to: ``−7.1 GiB, +19 % time``."""
+    """The effect in words: ``−7.1 GiB, +19 % time``."""
     part: str = ""
     """The category that it is a lever of, with its bytes."""
     card: str = ""
@@ -107,7 +108,7 @@ class Pricing:
     """This and the next two of a first answer's plan."""
     step_ms: float | None = None
     total_s: float | None = None
-    """Of a generation, in the place of a step's time."""
+    """A generation's speed, in the place of a step's time."""
     largest: tuple[str, int] | None = None
     bar: StackedBar | None = None
     since: datetime | None = None
@@ -158,13 +159,12 @@ def glance_for_page(user: Any, spec: dict[str, Any], *, taken: Mapping[str, Any]
     """
     try:
         read = read_job_spec(user, spec)
-        if isinstance(read, GenerateSpec):
-            found = glance_at_generation(user, read)
-        elif read.goal.objective in LOOKS_FOR:
+        if read.goal.objective in LOOKS_FOR and isinstance(read, JobSpec):
             return None
-        else:
-            known = Plan.from_json(dict(taken)) if taken and "activations" in taken else None
-            found = glance_at(user, read, taken=known)
+        known = None
+        if isinstance(read, JobSpec) and taken and "activations" in taken:
+            known = Plan.from_json(dict(taken))
+        found = glance_at(user, read, taken=known)
     except HeadroomError:
         return None
     if found is None:
@@ -214,12 +214,12 @@ def _most(user: Any, read: JobSpec, *, budget_bytes: int) -> Pricing:
 
 
 def _levers(read: JobSpec, answer: PlanAnswer) -> tuple[Suggestion, ...]:
-    """Of the chosen plan, on its machine."""
+    """Cost of the chosen plan, on its machine."""
     chosen = next(offer for offer in answer.offers if offer.is_chosen)
-    profile = ready_profile(read.model, adapter=read.workload.adapter)
-    if profile is None:  # it is being made anew since the plan was found
+    questions = resolve(asked_by_training(read), [place_of(chosen.row.machine)])
+    if isinstance(questions, Waiting):  # the profile is being made anew since the plan was found
         return ()
-    question = question_of(read, profile, chosen.row.machine)
+    question = questions[0]
     levers = list_levers(question, Plan.from_json(chosen.row.plan), chosen.row.prediction["device_bytes_by_category"])
     return tuple(_lever(lever) for lever in levers)
 
@@ -246,7 +246,7 @@ def _enough_bytes(error: NoFeasiblePlan) -> int:
 
 
 def ways_out(error: NoFeasiblePlan) -> tuple[Suggestion, ...]:
-    """What would fit instead, each of which was priced."""
+    """Alternatives that would fit, each of which was priced."""
     return tuple(_way_out(way) for way in error.fields.get("ways_out", ()))
 
 
@@ -376,13 +376,6 @@ def weights_words(weights: Mapping[str, Any]) -> str:
     """``fp32 on the device``, ``bf16 int8 on the host``."""
     packed = "" if weights["frozen"] == "same" else f" {weights['frozen']}"
     return f"{weights['dtype']}{packed} on the {weights['place']}"
-
-
-def batch_words(plan: Mapping[str, Any]) -> str:
-    """Sequences of a micro-batch, and how many of them make a step or share a pass."""
-    if "kv_cache" in plan:
-        return f"{plan['batch_size']} × {plan.get('num_micro_batches', 1)}"
-    return f"{plan['batch']['micro_batch_size']} × {plan['batch']['accumulation_steps']}"
 
 
 def block_letters(choices: Sequence[str]) -> str:

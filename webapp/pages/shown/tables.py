@@ -52,7 +52,7 @@ def samples(job: Job, kind: str) -> list[dict[str, Any]]:
 
 
 def _points(job: Job) -> list[dict[str, Any]]:
-    """What the charts over the run show; of a generate job ``step`` counts tokens."""
+    """Rows of the charts over the run; ``step`` counts tokens in a generate job."""
     return samples(job, "generate" if job.kind == Kind.GENERATE else "step")
 
 
@@ -99,7 +99,7 @@ def _speed(job: Job) -> Table:
 
 
 def _lanes(job: Job) -> Table:
-    """What was predicted comes first; of a generate job times run from its attempt's begin."""
+    """The table of lanes, predictions first; a generate job's times run from its attempt's begin."""
     predicted = job.prediction or {}
     rows: list[Row] = []
     if busy := predicted.get("lane_busy_ms"):
@@ -118,7 +118,7 @@ def _by_lane(busy: dict[str, float], waits: dict[str, float]) -> Row:
 
 
 def _links(job: Job) -> Table:
-    """Of a step what it moved; of a generate job all that its attempt has moved."""
+    """Bytes moved by a step; of a generate job by its whole attempt."""
     rows = tuple(
         (sample["step"], *(sample["copied_bytes"].get(link) for link in LINKS))
         for sample in _points(job)

@@ -1,6 +1,6 @@
-"""How numbers, times and states are written on every page: rounded for reading, exact on hover.
+"""Writes numbers, times and states on every page: rounded for reading, exact on hover.
 
-Nothing here reads the database; ``presentation.py`` shapes what these write.
+Nothing here reads the database; ``webapp/pages/presentation.py`` shapes what these write.
 """
 
 import json
@@ -18,7 +18,7 @@ from optimizer.base.categories import CATEGORY_LABELS
 from optimizer.base.units import format_bytes, format_duration
 from optimizer.hardware.rental import Cost
 from webapp.pages.forms.work import form_query
-from webapp.pages.shown.presentation import step_words
+from webapp.pages.presentation import step_words
 from webapp.pages.words.baselines import BASELINE_WORDS
 
 register = template.Library()
@@ -38,7 +38,7 @@ def size(num_bytes: Any) -> str | SafeString:
 
 @register.filter(name="bytes")
 def bytes_words(num_bytes: Any) -> str:
-    """As ``size`` writes it, for attributes."""
+    """The text of ``size``, for attributes."""
     return NONE_YET if num_bytes in _MISSING else format_bytes(num_bytes)
 
 
@@ -66,7 +66,7 @@ def milliseconds(value: Any) -> str:
 
 @register.simple_tag
 def outcome_value(value: float | None, unit: str) -> str | SafeString:
-    """One number of a run, as its unit is read (``webapp.planning.comparing.Unit``)."""
+    """One number of a run, as its unit is read (``webapp.planning.runs.comparing.Unit``)."""
     if value is None:
         return NONE_YET
     if unit == "bytes":
@@ -110,13 +110,13 @@ def form_address(form: BaseForm, changes: dict[str, str] | None = None) -> str:
 
 @register.filter
 def rented(costs: Sequence[Cost]) -> Cost | None:
-    """Of a run's costs what it takes to rent the card."""
+    """The part of a run's costs that rents the card."""
     return next((cost for cost in costs if cost.kind == "rented"), None)
 
 
 @register.simple_tag
 def money(cost: Cost) -> str:
-    """Of a million tokens."""
+    """The cost of a million tokens."""
     return f"{cost.currency} {cost.per_million_tokens:,.3g}"
 
 
@@ -153,7 +153,7 @@ def words(code: Any) -> str:
 
 @register.filter
 def baseline_words(label: str) -> str:
-    """What a plan written by hand does; empty for any other."""
+    """A few words on a plan written by hand; empty for any other."""
     return BASELINE_WORDS.get(label, "")
 
 

@@ -15,6 +15,6 @@ register = template.Library()
 
 @register.simple_tag(takes_context=True)
 def refused(context: Context, name: str, *args: object, method: str = "POST") -> str:
-    """Of a request to the address of this name."""
+    """The refusal of a request to the address of this name."""
     error = refusal_of(context["request"].user, method, reverse(name, args=args))
     return "" if error is None else f"{error.message[:1].upper()}{error.message[1:]}. {error.hint}".strip()

@@ -11,11 +11,11 @@ from django.views.decorators.http import require_GET
 
 from optimizer.base.errors import InvalidInput
 from webapp.jobs.models import Job, Kind
-from webapp.planning.comparing import MAX_JOBS, MIN_JOBS, Comparison, Outcome, compare_jobs, read_jobs
+from webapp.planning.runs.comparing import MAX_JOBS, MIN_JOBS, Comparison, Outcome, compare_jobs, read_jobs
 
 LETTERS = "ABCDEFGHIJ"
 _FIELDS = "loss,device_peak_bytes,tokens_per_s"
-"""What the curves need of each step."""
+"""Fields of each step that the curves need."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,12 +38,12 @@ from webapp.jobs.specs.copying import copies_of
 from webapp.jobs.specs.generation import generation_workload, spec_of_job
 from webapp.jobs.trained_model import create_trained_model, what_is_left
 from webapp.pages.forms.pins import flat_pins
+from webapp.pages.presentation import comparisons, plan_rows
 from webapp.pages.shown.files import find_in_log, log_after, log_tail, newest_answers, sample_text
 from webapp.pages.shown.job_head import budget_bytes, describe_job
+from webapp.pages.shown.next_steps import edit_url
 from webapp.pages.shown.places import PlacePicture, places_of
-from webapp.pages.shown.presentation import comparisons, plan_rows
 from webapp.pages.shown.tables import CHARTS, build_table
-from webapp.pages.words.next_steps import edit_url
 
 TABS = ("plan", "checkpoints", "samples", "logs", "events", "files")
 
@@ -86,7 +86,7 @@ def job_tab(request: HttpRequest, job_id: str, tab: str) -> HttpResponse:
 @require_GET
 @login_required
 def job_log(request: HttpRequest, job_id: str) -> HttpResponse:
-    """What was logged since ``?attempt=&end=``: lines, and the next question while there may be more."""
+    """Lines logged since ``?attempt=&end=``: lines, and the next question while there may be more."""
     job = _get(request, job_id)
     attempt, end_bytes = (_whole(request.GET.get(name, "")) for name in ("attempt", "end"))
     part = log_after(job, attempt=attempt, end_bytes=end_bytes)
@@ -167,7 +167,7 @@ def job_model(request: HttpRequest, job_id: str) -> HttpResponse:
 
 @dataclass(frozen=True, kw_only=True)
 class _Undo:
-    """What takes an action back, told beside the word that it was done."""
+    """The link that undoes an action, shown beside the word that it was done."""
 
     done: str
     label: str
@@ -215,7 +215,7 @@ def _head_context(request: HttpRequest, job: Job) -> dict[str, Any]:
 
 
 def _left_context(request: HttpRequest, job: Job) -> dict[str, Any]:
-    """What an ended run's weights can become, or have become."""
+    """The model that an ended run's weights can become, or have become."""
     return {
         "left": what_is_left(job),
         "became": models_visible_to(request.user).filter(from_job_id=job.pk).first(),
@@ -269,7 +269,7 @@ def _explanation(job: Job) -> list[str]:
 
 
 def _measured_so_far(job: Job) -> dict[str, Any]:
-    """What the record will hold, from the highest sample while the job runs."""
+    """Values that the record will hold, from the highest sample while the job runs."""
     samples = job.samples.filter(kind__in=("step", "generate")).order_by(F("peak_bytes").desc(nulls_last=True))
     # the index alone finds the record; only then is the one record read, since parsing all of a long run's takes a quarter second
     highest = job.samples.filter(pk=samples.values("pk")[:1]).values_list("data", flat=True).first() or {}

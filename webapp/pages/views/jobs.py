@@ -12,8 +12,8 @@ from django.views.decorators.http import require_GET
 from webapp.catalog.bundled import example_spec
 from webapp.jobs.models import Job, State
 from webapp.jobs.queries import jobs_visible_to
+from webapp.pages.presentation import eta_words
 from webapp.pages.shown.job_head import budget_bytes, state_words
-from webapp.pages.shown.presentation import eta_words
 
 PAGE_SIZE = 25
 

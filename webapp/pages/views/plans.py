@@ -3,7 +3,7 @@
 All of the question is in the address, in the words of the new-job form, so that it can be sent to somebody else:
 ``on`` is a machine's id or a card (``gpu:T4``), ``with`` names plans to show beside the chosen one, ``try-...`` edits that one;
 ``from`` a job leads to the address of what it asked for. With ``waits`` the answer only says whether the model is profiled by
-now, with ``whole`` it is given however long it takes (``plan_work.py``).
+now, with ``whole`` it is given however long it takes (``shown/plan_work.py``).
 """
 
 from collections.abc import Callable
@@ -26,27 +26,25 @@ from webapp.catalog.models import Profile
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.models import Kind
 from webapp.jobs.queries import jobs_visible_to
-from webapp.jobs.specs.generation import GenerateSpec, generation_workload, read_job_spec
+from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
 from webapp.jobs.specs.training import read_workload
 from webapp.pages.forms.pins import EditForm
 from webapp.pages.forms.work import WorkForm, form_query, initial_from_query, typed_of
+from webapp.pages.presentation import largest_part
 from webapp.pages.shown import plans
 from webapp.pages.shown.plan_work import Edited, GenerationWork, PlanAnswer, TrainingWork, Work
-from webapp.pages.shown.presentation import largest_part
 from webapp.pages.shown.price_view import budget_suggestion, ways_out
 from webapp.pages.views.new import generation as generate
 from webapp.pages.views.new import training as new_job
 from webapp.pages.views.new.work import FormPage, first_model, incomplete
 from webapp.planning.cards import rank_some_cards
-from webapp.planning.estimates import AskedOfModel, read_machine
-from webapp.planning.generation_searches import GenerationQuestion
-from webapp.planning.profiles import read_generation_profile, ready_profile
-from webapp.planning.questions import read_question
+from webapp.planning.search.asked import AskedOfModel, question_at, read_place, read_question
+from webapp.planning.search.resolve import asked_by_generation
 
 CARD = "gpu:"
 EDIT = "try"
 DEFAULT_CARD = "RTX 4090"
-"""Where no machine has registered."""
+"""Card taken where no machine has registered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,27 +198,16 @@ def _work(request: HttpRequest, page: FormPage, form: WorkForm, on: str) -> Work
     """None while the model is being profiled. Raises HeadroomError."""
     if page.kind == Kind.GENERATE:
         return _generation(request, form, on)
-    asked = read_question(request.user, _question(form, on))
-    return None if asked is None else TrainingWork(asked=asked)
+    question = read_question(request.user, _question(form, on))
+    return None if question is None else TrainingWork(question=question)
 
 
 def _generation(request: HttpRequest, form: WorkForm, on: str) -> GenerationWork | None:
     spec = read_job_spec(request.user, form.spec())
     if not isinstance(spec, GenerateSpec):
         raise InvalidInput("this address is that of a generate job", field="kind", value=spec.kind)
-    machine, calibration = read_machine(request.user, **_place(on))
-    profile = ready_profile(spec.model, generates=True)
-    if profile is None:
-        return None
-    question = GenerationQuestion(
-        profile=read_generation_profile(profile.pk, profile.document_sha256),
-        profile_sha256=profile.document_sha256,
-        workload=generation_workload(spec),
-        goal=spec.goal,
-        machine=machine,
-        calibration=calibration,
-    )
-    return GenerationWork(model=spec.model.name, question=question)
+    question = question_at(asked_by_generation(spec), read_place(request.user, **_place(on)))
+    return None if question is None else GenerationWork(question=question)
 
 
 def _question(form: WorkForm, on: str) -> AskedOfModel:

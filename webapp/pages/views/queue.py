@@ -11,8 +11,8 @@ from webapp.accounts.access import is_service_admin
 from webapp.jobs.actions import pause_job, resume_job, set_priority
 from webapp.jobs.queries import jobs_visible_to
 from webapp.jobs.queue import read_queue
+from webapp.pages.presentation import eta_words
 from webapp.pages.shown.job_head import state_words
-from webapp.pages.shown.presentation import eta_words
 
 _MOVES = {"sooner": 1, "later": -1}
 _HOLDS = {"pause": pause_job, "resume": resume_job}

@@ -1,4 +1,4 @@
-"""What the words of the pages mean."""
+"""The page that explains the words of the pages."""
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse

@@ -1,4 +1,4 @@
-"""What each plan that people write by hand does, in a few words: their labels are names for files and the API."""
+"""A few words on each plan that people write by hand; their labels are names for files and the API."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What the pages of models and datasets show: structure, cards, lengths. Pure functions; no database, no HTML."""
+"""Values for the pages of models and datasets: structure, cards, lengths. Pure functions; no database, no HTML."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ def fold_cards(cards: Sequence[Card]) -> list[CardRow]:
 
 
 def length_facts(dataset: Dataset) -> dict[str, Any] | None:
-    """What the chart of lengths draws and its table shows; None where nobody has looked yet."""
+    """Data of the chart of lengths and its table; None where nobody has looked yet."""
     lengths = dataset.facts.get("lengths")
     if not lengths:
         return None
@@ -98,5 +98,5 @@ def length_facts(dataset: Dataset) -> dict[str, Any] | None:
 
 
 def _range(end: int) -> str:
-    """Of a bin that ends before ``end``, a power of two."""
+    """Label of a bin that ends before ``end``, a power of two."""
     return f"{end // 2:,} to {end - 1:,}" if end > 2 else str(end - 1)

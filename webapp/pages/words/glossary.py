@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from optimizer.plan.techniques import DECLARATIONS
-from webapp.pages.shown.presentation import STATE_MEANINGS
+from webapp.pages.presentation import STATE_MEANINGS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ A step's products are timed with operands that are in a cache, as a step has jus
 of a model larger than the processor's caches each matrix comes from memory for a handful of rows, once a step, which takes up to
 twice as long. What is copied to where it is used just before (streamed weights) is in a cache again. So both are timed.
 
-Cards have no such curves: the shapes of ``products.py`` are larger than their caches.
+Cards have no such curves: the shapes of ``matmuls.py`` are larger than their caches.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ def find_cache_bytes() -> int | None:
 def probe_rows(
     device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float, library_call_s: float = 0.0
 ) -> dict[str, Curve]:
-    """By FLOPs for each byte, under ``rows nt fp32`` and ``rows nt fp32 cold``; as ``products.probe_matmuls`` where a library is
+    """By FLOPs for each byte, under ``rows nt fp32`` and ``rows nt fp32 cold``; as ``matmuls.probe_matmuls`` where a library is
     asked for the large ones, and then also under ``small rows nt fp32``.
     """
     share = TimeShare(max_s)

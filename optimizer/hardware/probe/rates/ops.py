@@ -1,7 +1,7 @@
 """Curves of the ops that differ by the bytes they move, under their names and dtypes.
 
-Each is run as a step runs it, its results in memory that was not just used. A step's fixed cost for each op is ``steps.py``'s
-business and is taken off here.
+Each is run as a step runs it, its results in memory that was not just used. A step's fixed cost for each op is
+``probe/steps.py``'s business and is taken off here.
 """
 
 import importlib.util

@@ -114,7 +114,7 @@ def faults_of(**stored: Stored) -> dict[str, str]:
 
 
 def _quartile_s(run: Callable[[], object], *, max_s: float) -> float:
-    """By the wall clock, since a store works while the process waits; otherwise as ``clock.py`` does."""
+    """By the wall clock, since a store works while the process waits; otherwise as ``probe/clock.py`` does."""
     durations: list[float] = []
     started_s = time.perf_counter()
     while len(durations) < 2 or (len(durations) < MAX_REPEATS and time.perf_counter() - started_s < max_s):

@@ -1,4 +1,4 @@
-"""On CUDA what leaves stays for a while, what comes back comes early, and kernels hold scratch."""
+"""CUDA frees tensors that leave some time later, fetches tensors early, and its kernels hold scratch."""
 
 from dataclasses import replace
 
@@ -6,7 +6,8 @@ import pytest
 
 from optimizer.estimate.card.kernel_scratch import scratch_bytes
 from optimizer.estimate.card.process import add_memory
-from optimizer.estimate.training import estimate_training, list_training_allocations
+from optimizer.estimate.card.training_allocations import list_training_allocations
+from optimizer.estimate.training import estimate_training
 from optimizer.hardware.devices import table_machine
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan

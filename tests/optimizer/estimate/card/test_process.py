@@ -1,10 +1,10 @@
-"""From tensors to a card: what comes on top, what is in memory at the peak, how bounds are drawn, what the verdict is about."""
+"""A card holds more than tensors: memory on top of them, contents at the peak, bounds, and the verdict on the whole process."""
 
 from dataclasses import replace
 
 import pytest
 
-from optimizer.base.intervals import ByteInterval, exactly, sum_intervals
+from optimizer.base.intervals import ByteInterval, exact_interval, sum_intervals
 from optimizer.base.units import GIB, MIB
 from optimizer.estimate.card.depth import cut_short
 from optimizer.estimate.card.process import add_memory
@@ -65,7 +65,7 @@ def test_on_the_cpu_device_nothing_comes_on_top(profile, machine):
     assert memory.process == memory.reserved == memory.allocated
     assert memory.process.value == prediction.device_peak_bytes
     assert sum(part.num_bytes for part in memory.parts) == prediction.device_peak_bytes
-    assert memory.host_pinned == exactly(0)
+    assert memory.host_pinned == exact_interval(0)
 
 
 def test_contributors_say_what_is_in_memory_and_what_made_it(profile, machine):
@@ -119,7 +119,7 @@ def test_what_was_measured_replaces_the_table(card):
     measured = replace(card.device, context_bytes=200 * MIB, workspace_bytes=70 * MIB, compute_capability="")
     assert find_context(measured).num_bytes.value == 200 * MIB
     assert find_context(measured).source == "measured by the probe"
-    assert find_workspaces(measured) == exactly(70 * MIB)
+    assert find_workspaces(measured) == exact_interval(70 * MIB)
 
 
 def test_every_card_of_the_table_has_a_context_with_its_source():
@@ -131,7 +131,7 @@ def test_every_card_of_the_table_has_a_context_with_its_source():
 
 
 def test_intervals_add_bound_by_bound():
-    parts = [exactly(5), ByteInterval(low=1, value=2, high=4)]
+    parts = [exact_interval(5), ByteInterval(low=1, value=2, high=4)]
     assert sum_intervals(parts) == ByteInterval(low=6, value=7, high=9)
 
 
@@ -143,7 +143,7 @@ def test_offloaded_bytes_are_pinned_in_whole_slabs(profile, card):
     prediction = predict(profile, card, plan)
     assert 0 < prediction.host_peak_bytes < ARENA_SLAB_BYTES
     assert prediction.memory.host_pinned.value == ARENA_SLAB_BYTES
-    assert prediction.memory.host_pageable == exactly(0)
+    assert prediction.memory.host_pageable == exact_interval(0)
 
 
 def test_moments_on_the_host_are_not_pinned_and_gradients_are(profile, card):

@@ -1,4 +1,4 @@
-"""What offloading is priced at, from the trace of one place and no compression, equals what the runtime's counters say."""
+"""The price of offloading, from the trace of one place and no compression, equals the runtime's counters."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What kernels hold on the CPU, held to torch's profiler; and the moments that can be the highest with it."""
+"""Predicted scratch of CPU kernels agrees with torch's profiler; and the moments that can be the highest with it."""
 
 import pytest
 import torch

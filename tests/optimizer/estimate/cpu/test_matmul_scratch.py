@@ -1,4 +1,4 @@
-"""What products in bf16 and fp32 hold where oneDNN makes them, against what torch's profiler saw on a processor with AVX-512.
+"""Predicted scratch of oneDNN's products in bf16 and fp32 equals what torch's profiler saw on a processor with AVX-512.
 
 Needs no such processor; ``test_cpu_scratch.py`` asks the profiler itself, where there is one.
 """

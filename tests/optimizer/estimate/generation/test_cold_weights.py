@@ -1,4 +1,4 @@
-"""Where a generation's products find their weights."""
+"""A generation's products find their weights in the cache or in memory."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What attention on the host is predicted to take: what crosses the link, how its time grows, and at which rates."""
+"""Predictions for attention on the host: the bytes that cross the link, the growth of its time, and its rates."""
 
 from dataclasses import replace
 

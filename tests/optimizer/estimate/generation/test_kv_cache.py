@@ -1,4 +1,4 @@
-"""What packed and moved caches cost, to the byte and to the copy, and how their time grows."""
+"""Packed and moved caches are priced to the byte and to the copy, and their time grows as it should."""
 
 from dataclasses import replace
 from functools import cache

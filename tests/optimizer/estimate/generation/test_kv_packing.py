@@ -5,8 +5,8 @@ import torch
 
 from optimizer.estimate.generation.kv_packing import list_pack_ops, list_unpack_ops
 from optimizer.formats.kv_packing import KvLayout, KvShape
+from optimizer.profile.events import Allocated, Ran
 from optimizer.profile.meta_ops.meta_ops import Ops, pretend_cpu
-from optimizer.profile.trace.events import Allocated, Ran
 from optimizer.profile.trace.recorder import Recorder
 from optimizer.runtime.generation.kv_packing import KvPacker
 

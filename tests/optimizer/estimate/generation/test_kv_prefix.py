@@ -1,4 +1,4 @@
-"""What making keys and values again costs: to the byte and to the copy, and in time where it pays and where it does not."""
+"""Rebuilding keys and values is priced to the byte and to the copy, and in time where it pays and where it does not."""
 
 from dataclasses import replace
 from functools import cache

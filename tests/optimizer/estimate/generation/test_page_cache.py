@@ -1,4 +1,4 @@
-"""Whether a generation's disk is read from the disk or from memory."""
+"""A generation's files are read from memory if they fit there, and else from the disk."""
 
 from dataclasses import replace
 

@@ -168,5 +168,5 @@ def test_requests_that_generate_fewer_tokens_stay_under_the_predicted_peak(spec,
 def test_a_micro_batch_that_would_be_empty_is_refused():
     workload = GenerationWorkload(prompt_length=20, num_new_tokens=5, num_sequences=4)
     plan = GenerationPlan(batch_size=2, num_micro_batches=3)
-    with pytest.raises(InvalidPlan, match=r"plan\.num_micro_batches is 3, which times 2 leaves the last one empty"):
+    with pytest.raises(InvalidPlan, match="number of micro batches is 3, which times 2 leaves the last one empty"):
         plan.check(workload=workload, max_sequence_length=64)

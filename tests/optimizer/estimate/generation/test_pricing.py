@@ -189,7 +189,7 @@ def test_the_timeline_reaches_the_peak_and_never_goes_beyond(profile, machine):
 
 
 def test_what_cannot_be_carried_out_is_not_priced(profile, machine):
-    with pytest.raises(InvalidPlan, match="plan.batch_size is 4"):
+    with pytest.raises(InvalidPlan, match="batch size is 4"):
         estimate_generation(profile, plan=GenerationPlan(batch_size=4), workload=workload_of(20, 5), machine=machine)
     with pytest.raises(InvalidWorkload, match="make 4,097 tokens; this model has positions for 4,096"):
         estimate_generation(profile, plan=GenerationPlan(), workload=workload_of(4000, 97), machine=machine)

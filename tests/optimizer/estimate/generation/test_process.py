@@ -1,4 +1,4 @@
-"""From a generation's tensors to a card: what is replayed sums to what was simulated, and a deep model costs no more."""
+"""A generation's replayed allocations sum to the simulated ones, and a deep model costs no more."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What ran is priced as what was planned is, and as it came out where that is something else."""
+"""Passes that ran as planned are priced as the plan is, and passes that differ as they ran."""
 
 import pytest
 

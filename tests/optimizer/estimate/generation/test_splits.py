@@ -1,4 +1,4 @@
-"""What batches are split into, for all sizes and numbers of micro-batches at once, is what each plan would run."""
+"""Splits computed for all sizes and numbers of micro-batches at once are the splits that each plan would run."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""What waking costs: which ops are shared, when threads are asleep, and where it shows in an estimate."""
+"""Thread wake-ups are priced for ops that run on several threads while the others sleep, and show in an estimate."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What is kept, summed up or left for later never changes what a plan costs; plans drawn at random, the same in every run."""
+"""Caching, summing up and postponing never change a plan's price; plans are drawn at random, the same in every run."""
 
 import random
 from dataclasses import fields
@@ -8,8 +8,9 @@ import pytest
 from optimizer.base.categories import CATEGORIES
 from optimizer.base.serialize import to_json
 from optimizer.estimate.prediction import DETAILS, Prediction
+from optimizer.estimate.step.setting import lay_out
 from optimizer.estimate.step.simulate import simulate
-from optimizer.estimate.training import estimate_training, lay_out
+from optimizer.estimate.training import estimate_training
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model

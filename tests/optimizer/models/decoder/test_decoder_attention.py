@@ -18,7 +18,7 @@ BLOCK = 8
 LENGTHS = (5, 8, 13, 16, 40)
 """Shorter than a block, whole blocks, and in between."""
 ROUNDING = 1e-12
-"""Of fp64."""
+"""Tolerance for the rounding of fp64."""
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from tests.optimizer.profiles import trace
 
 MACHINE = make_cpu_machine()
 LONG = {"max_position_embeddings": 128}
-"""Room for lengths that tell sizes apart."""
+"""Settings with room for lengths at which sizes differ."""
 WIDE_BLOCKS = {"layer_types": EVERY_KIND, "attention_block": 16}
 """More tokens than an int64 has bytes: one number for each block is then no whole number of bytes for each token."""
 

@@ -1,4 +1,4 @@
-"""What is written is what safetensors reads, in as many files as were asked for."""
+"""safetensors reads the tensors that were written, in as many files as were asked for."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What is said of a plan to generate."""
+"""Sentences that explain a generation's plan."""
 
 from types import SimpleNamespace
 
@@ -37,16 +37,16 @@ def test_a_plain_plan_names_passes_cache_time_and_peak():
     assert explain(batch_size=4) == [
         "10 sequences run in 3 passes of 4, the last with 2",
         "the numbers are those of plain fp32",
-        "keys and values of 639 tokens take 512 MiB on the device, made once with the prompt",
+        "keys and values of 639 tokens take 512 MiB on the device, allocated once with the prompt",
         "the first token comes after 40.0 ms, then one every 2.50 ms: 1,234.5 tokens/s in all",
         "the peak of 3.00 GiB (at most 4.00 GiB) falls in prefill of block 2 of 32",
     ]
 
 
-def test_lines_that_ask_for_fewer_tokens_are_told_of():
+def test_lines_that_ask_for_fewer_tokens_are_mentioned():
     workload = GenerationWorkload.of_prompts([100, 100, 100], num_new_tokens=[8, 128, 8])
     assert explain(batch_size=2, workload=workload)[0] == (
-        "3 sequences run in 2 passes of up to 2: 8 to 128 new tokens each, those alike together where it pays"
+        "3 sequences run in 2 passes of up to 2: 8 to 128 new tokens each, similar numbers together if that saves steps"
     )
 
 

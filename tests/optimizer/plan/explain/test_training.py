@@ -143,11 +143,11 @@ def test_what_other_tiers_hold_and_what_moves_is_named_with_the_wait_it_causes(e
     [
         (
             {"logits_and_loss": LogitsAndLossPlan(num_chunks=8)},
-            "logits and loss are made in 8 chunks, never all at once",
+            "logits and loss are computed in 8 chunks, never all at once",
         ),
         (
             {"gradients": GradientsPlan(choice="consume")},
-            "each tensor is updated as soon as its gradient is there, so gradients never stand together",
+            "each tensor is updated as soon as its gradient is complete, so gradients never exist all at once",
         ),
         ({"gradients": GradientsPlan(choice="host")}, "each gradient moves to the host as it appears"),
         (
@@ -183,7 +183,7 @@ def test_what_other_tiers_hold_and_what_moves_is_named_with_the_wait_it_causes(e
         ),
         (
             {"activations": ActivationsPlan(per_block=("offload",), compress="int8")},
-            "what moves travels as int8, with a scale for each 256 elements; results differ slightly",
+            "offloaded activations travel as int8, with a scale for each 256 elements; results differ slightly",
         ),
     ],
 )
@@ -203,7 +203,7 @@ def test_what_does_not_travel_is_not_said_to_be_compressed():
     ("without", "ending"),
     [
         (Cost(device_peak_bytes=440 * MIB, step_ms=97.0), "saves 100 MiB at the peak and costs 3.1 % of step time"),
-        (Cost(device_peak_bytes=330 * MIB, step_ms=110.0), "adds 10.0 MiB to the peak and wins 9.1 % of step time"),
+        (Cost(device_peak_bytes=330 * MIB, step_ms=110.0), "adds 10.0 MiB to the peak and saves 9.1 % of step time"),
         (Cost(device_peak_bytes=340 * MIB, step_ms=100.0), "leaves the peak as it is and costs no time"),
     ],
 )
@@ -211,7 +211,7 @@ def test_a_lever_is_said_to_be_worth_what_the_plan_would_be_without_it(without, 
     plan = replace(PLAN, logits_and_loss=LogitsAndLossPlan(num_chunks=4))
     cost = Cost(device_peak_bytes=340 * MIB, step_ms=100.0)
     sentences = explain_plan(plan, prediction=cost, without={"chunked_loss": without})
-    assert f"logits and loss are made in 4 chunks, never all at once; that {ending}" in sentences
+    assert f"logits and loss are computed in 4 chunks, never all at once; that {ending}" in sentences
 
 
 def test_state_in_8_bits_says_what_it_saves_and_costs():
@@ -219,7 +219,7 @@ def test_state_in_8_bits_says_what_it_saves_and_costs():
     cost = Cost(device_peak_bytes=340 * MIB, step_ms=100.4)
     without = {"8bit_optimizer": Cost(device_peak_bytes=440 * MIB, step_ms=100.0)}
     assert (
-        "state in 8 bits saves 100 MiB at the peak and costs 0.4 % of step time; results differ slightly"
+        "8-bit optimizer state saves 100 MiB at the peak and costs 0.4 % of step time; results differ slightly"
     ) in explain_plan(plan, prediction=cost, without=without)
 
 
@@ -233,7 +233,7 @@ def test_blocks_that_rebuild_and_move_say_what_each_is_worth(exposed_ms, ending)
     }
     sentences = explain_plan(plan, prediction=cost, without=without)
     assert "recomputing in 2 blocks saves 100 MiB at the peak and costs 10.0 % of step time" in sentences
-    assert f"moving away what 1 block would keep saves 60.0 MiB at the peak and costs no time{ending}" in sentences
+    assert f"offloading the activations of 1 block saves 60.0 MiB at the peak and costs no time{ending}" in sentences
 
 
 def test_what_was_left_out_is_named_with_the_figure():

@@ -1,4 +1,4 @@
-"""Where a model is traced."""
+"""Ranges of shapes in which a model is traced."""
 
 import pytest
 

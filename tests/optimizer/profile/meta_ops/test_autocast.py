@@ -1,4 +1,4 @@
-"""What autocast would cast on the CPU is cast on tensors without data."""
+"""Ops on tensors without data cast what autocast casts on the CPU."""
 
 import pytest
 import torch

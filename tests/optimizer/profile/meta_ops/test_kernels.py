@@ -1,4 +1,4 @@
-"""What an op without data returns is laid out as what the CPU returns: dtype, size and strides."""
+"""Ops without data return tensors laid out as the CPU's: dtype, size and strides."""
 
 import pytest
 import torch

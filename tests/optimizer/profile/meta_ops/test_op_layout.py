@@ -10,8 +10,8 @@ from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.extent import extent_of_plans
 from optimizer.profile.meta_ops.op_layout import dtype_of, form_of
+from optimizer.profile.plan_extent import extent_of_plans
 from optimizer.profile.trace.trace import profile_model
 from optimizer.workload import TrainingWorkload
 

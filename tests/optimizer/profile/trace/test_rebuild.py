@@ -1,4 +1,4 @@
-"""How a block makes keys and values again, as a profile holds it."""
+"""A profile holds how a block makes keys and values again."""
 
 import json
 

@@ -7,7 +7,7 @@ from optimizer.formats.kv_packing import KV_BLOCK_TOKENS, KvLayout, KvShape
 from optimizer.runtime.generation.kv_packing import KvPacker
 
 BATCH, HEADS, DIM = 2, 3, 96
-"""Of values 32 channels share a step."""
+"""Sizes at which 32 channels of a value share a step."""
 
 
 def layout_of(dtype, *, element_bytes=4, key_dim=DIM, value_dim=DIM):

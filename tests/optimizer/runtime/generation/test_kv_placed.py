@@ -43,7 +43,7 @@ def give(cache, tokens, first, last, *, block=0):
     return cache.update(tokens[0, :, :, first:last], tokens[1, :, :, first:last], block)
 
 
-# What attention sees.
+# The records that attention sees.
 
 
 @pytest.mark.parametrize("place", ["host", "disk", "remote"])
@@ -117,7 +117,7 @@ def test_attention_is_off_by_no_more_than_scores_and_values_are(tiers, dtype):
     assert relative <= (0.02 if dtype == "int8" else 0.25)
 
 
-# What was packed once.
+# Records that were packed once.
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
@@ -140,7 +140,7 @@ def test_over_2000_tokens_the_prompts_records_stay_byte_for_byte(tiers, dtype, p
     assert torch.equal(cache.layers[0].records[:num_records], before)
 
 
-# What moves.
+# Records that move.
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
@@ -225,7 +225,7 @@ def test_homes_are_used_again_by_the_next_pass(tiers, place):
     assert {"disk": tiers.disk_bytes, "remote": tiers.remote_bytes}[place] == 8 * TOKEN_BYTES
 
 
-# What is held.
+# Memory that is held.
 
 
 @pytest.mark.parametrize(("window", "records"), [(None, 4), (64, 1), (65, 1), (66, 2), (1000, 4)])

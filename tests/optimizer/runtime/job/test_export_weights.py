@@ -1,4 +1,4 @@
-"""What is saved is what was trained: from masters, from homes, unpacked, with adapters alone or added in."""
+"""The trained weights are saved: from masters, from homes, unpacked, with adapters alone or added in."""
 
 import json
 import warnings

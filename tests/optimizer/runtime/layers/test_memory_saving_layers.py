@@ -1,4 +1,4 @@
-"""Which layers run lighter, and the setting that leaves all as they are."""
+"""Memory-saving layers replace the models' own, unless a setting leaves all as they are."""
 
 from optimizer.formats.stock_layers import stock_layers, uses_memory_saving_layers
 from optimizer.models.build import build_model

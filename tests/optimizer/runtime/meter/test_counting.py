@@ -1,4 +1,4 @@
-"""Which steps are counted, by a clock that the test sets."""
+"""Steps are counted at intervals, by a clock that the test sets."""
 
 import itertools
 

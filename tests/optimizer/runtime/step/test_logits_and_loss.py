@@ -15,7 +15,7 @@ from tests.optimizer.runtime.tiny import make_spec
 
 NUM_TOKENS, WIDTH, VOCABULARY = 37, 24, 101
 RELATIVE_BOUND = {torch.float64: 1e-14, torch.float32: 2e-6, torch.bfloat16: 1.2e-2, torch.float16: 2e-3}
-"""Of the largest entry, against fp64 on the same inputs; plain training in the same dtype is as far away."""
+"""Share of the largest entry, against fp64 on the same inputs; plain training in the same dtype is as far away."""
 
 
 def make_head(dtype=torch.float64, *, bias=False):

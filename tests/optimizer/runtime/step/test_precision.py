@@ -22,10 +22,10 @@ REPRESENTATIONS = {
     "fp32+bf16": (WeightsPlan(autocast="bf16"), 0.03),
     "fp32+fp16": (WeightsPlan(autocast="fp16"), 0.004),
 }
-"""With a bound on the gradients' error, as a share of their norm: eight times the rounding of one number (2^-8, 2^-11)."""
+"""Settings and a bound on the gradients' error, as a share of their norm: eight times one number's rounding (2^-8, 2^-11)."""
 MAX_CURVE_GAPS = {"bf16": 0.05, "fp16": 0.02, "fp32+bf16": 0.02, "fp32+fp16": 0.02}
-"""Of the loss over twelve steps, against fp32; the curve itself falls by more than 1. With bf16 weights the loss is itself a
-bf16 number, which between 4 and 8 come in steps of 1/32."""
+"""Largest gap of the loss over twelve steps, against fp32; the curve itself falls by more than 1. With bf16 weights the loss is
+itself a bf16 number, which between 4 and 8 come in steps of 1/32."""
 
 
 def make_trainer(weights, choice="keep", *, name="llama", accumulation_steps=1, **workload):

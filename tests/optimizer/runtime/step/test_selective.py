@@ -22,7 +22,7 @@ from tests.optimizer.runtime.tiny import NUM_BLOCKS, make_plan, make_spec, make_
 
 CPU = torch.device("cpu")
 HIDDEN_BYTES = 2 * 32 * 64 * 4
-"""Of one tensor of hidden states in the tiny models, fp32."""
+"""Bytes of one tensor of hidden states in the tiny models, fp32."""
 
 
 class Counting(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""What is said when nothing fits."""
+"""The answer when nothing fits."""
 
 import re
 from dataclasses import replace

@@ -9,7 +9,7 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.answer.knobs import list_knobs
-from optimizer.search.search import training_problem
+from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
 MACHINE = table_machine("RTX 4090")

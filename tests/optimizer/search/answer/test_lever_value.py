@@ -1,4 +1,4 @@
-"""What a lever is worth is what the plan would cost without it; what would not pay is named, and is not in the plan."""
+"""A lever's value is the plan's cost without it; levers that would not pay are named, and are not in the plan."""
 
 from dataclasses import replace
 

@@ -13,7 +13,7 @@ from optimizer.search.check.ledger import audit_plan, follows
 from optimizer.search.check.verify import VerificationFailed
 from optimizer.search.core import search
 from optimizer.search.problem import OuterPlan
-from optimizer.search.search import training_problem
+from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
 

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from optimizer.estimate.bounds.generation_floor import Floors
+from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.goal import GenerationGoal
 from optimizer.search.generation.levers import list_arrangements, list_families

@@ -103,7 +103,7 @@ def test_an_edit_is_priced_against_what_the_plan_was(problem):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"batch_size": 7}, "is more than there are to generate"),
+        ({"batch_size": 7}, "is more than the sequences to generate"),
         ({"weights": {"frozen": "nf4"}}, "plan.weights is fp32/nf4; known of this model on this machine"),
         ({"weights": {"place": "disk"}}, "not to be had on this machine"),
     ],

@@ -50,7 +50,7 @@ TRIED = {
     "kv_cache.prefix_tokens": (0,),
     "allocator.expandable_segments": (False,),
 }
-"""Of each knob some values that a search without pins tries."""
+"""Some values of each knob that a search without pins tries."""
 
 
 def pinned(problem, *pins):
@@ -177,7 +177,7 @@ UNTRIED = [
     ["allocator.expandable_segments=true"],
     ["kv_cache.attention=host", "weights.dtype=bf16", "prefill_tokens=all"],
 ]
-"""What no search would choose by itself."""
+"""Decisions that no search would choose by itself."""
 
 
 @pytest.mark.parametrize("pins", UNTRIED, ids=" ".join)
@@ -269,7 +269,7 @@ def test_a_pin_against_the_rest_of_the_goal_is_refused_with_it(pin, goal, words)
         (["prefill_tokens=4"], {"objective": "first_token"}, "a prompt that runs whole: allowed is all"),
         (["batch_size=6", "num_micro_batches=2"], {}, "leaves the last one empty"),
         (["kv_cache.attention=host", "kv_cache.place=device"], {}, "plan.kv_cache.place is device"),
-        (["kv_cache.prefix_tokens=4", "kv_cache.place=device"], {}, "choose another plan.kv_cache.place, or 0"),
+        (["kv_cache.prefix_tokens=4", "kv_cache.place=device"], {}, "choose another place for them, or 0"),
         (["kv_cache.place=disk"], {}, "disk is not to be had on this machine"),
         (["kv_cache.attention=host"], {"forbid": ("offload_kv",)}, "no plan keeps every pin (kv_cache.attention host)"),
     ],

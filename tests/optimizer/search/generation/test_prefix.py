@@ -59,7 +59,7 @@ def test_where_keys_and_values_cross_a_slow_link_it_wins_and_link_and_compute_ba
     exposed = [each.chosen.prediction.exposed_ms["copy_in"] for each in (found, kept)]
     assert exposed[0] < 0.1 * exposed[1]
     assert any("tokens again moves" in sentence and "wins" in sentence for sentence in found.explanation)
-    assert any("hidden states lie and come in their place" in sentence for sentence in found.explanation)
+    assert any("hidden states are kept and copied instead" in sentence for sentence in found.explanation)
 
 
 def test_neither_fewer_nor_more_tokens_take_less_time(large, card):

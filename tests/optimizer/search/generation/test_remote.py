@@ -80,7 +80,7 @@ def test_where_no_other_tier_has_room_the_store_is_chosen_and_carried_out_to_the
     chosen = found.chosen
     assert (chosen.plan.kv_cache.place, chosen.plan.batch_size) == ("remote", 6)
     told = "\n".join(found.explanation)
-    assert "in the remote store; each block's come to the device for every token" in told
+    assert "in the remote store; each block's are copied to the device for every token" in told
     assert "MiB in the remote store" in told
     assert "from the remote store and" in told
     measured = measure_generation(

@@ -266,7 +266,7 @@ def test_where_the_link_is_slow_attention_is_computed_where_keys_and_values_are(
     plan = found.chosen.plan
     assert (plan.kv_cache.place, plan.kv_cache.attention, plan.batch_size) == ("host", "host", 6)
     told = "\n".join(found.explanation)
-    assert "on the host and stay there, where attention is computed: of each token the key, the value and the query go" in told
+    assert "on the host and stay there, where attention is computed: each token's key, value and query are copied" in told
     assert "attention on the host saves" in told
     measured = measure_generation(SPEC, plan=plan, workload=workload, cap_bytes=budget_bytes, scratch=tmp_path)
     assert measured.device_peak_bytes == found.chosen.prediction.device_peak_bytes

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from optimizer.base.errors import NoFeasiblePlan
-from optimizer.estimate.bounds.generation_floor import Floors
+from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.search.generation.candidates import MAX_EVERY, list_batches
 from optimizer.search.generation.search import search_generation
 from optimizer.search.generation.smallest import explain_nothing_fits

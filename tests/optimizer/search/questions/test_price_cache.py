@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.api.plan import plan_profiled
 from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.plan.plan import Plan
-from optimizer.search.questions.price_cache import MAX_WORKLOADS, PriceMemory, for_run, priced_part
-from optimizer.search.search import training_problem
+from optimizer.search.questions.objectives import answer_goal
+from optimizer.search.questions.price_cache import MAX_WORKLOADS, PriceMemory, priced_part
+from optimizer.search.training import training_problem
 from optimizer.workload import Adapter, Export, TrainingWorkload
 
 MIB = 1024**2
@@ -21,7 +21,11 @@ PLAIN = Plan.from_json(
 
 
 def ask(profile, *, goal=GOAL, workload=WORK, memory=None):
-    return plan_profiled(profile, machine=table_machine("T4"), workload=workload, goal=goal, memory=memory)
+    def pose(profile, workload):
+        problem = training_problem(profile, workload=workload, goal=goal, machine=table_machine("T4"))
+        return problem if memory is None else memory.bind(problem)
+
+    return answer_goal(pose, profile, workload)
 
 
 @pytest.mark.parametrize(
@@ -104,5 +108,5 @@ def test_what_no_price_reads_is_not_asked_about(llama_profile, change):
 
 def test_an_answer_for_a_longer_run_takes_longer_and_is_else_the_same(llama_profile):
     answer = ask(llama_profile)
-    longer = for_run(answer, replace(WORK, num_steps=1000))
+    longer = answer.for_run(replace(WORK, num_steps=1000))
     assert longer.to_json() == ask(llama_profile, workload=replace(WORK, num_steps=1000)).to_json()

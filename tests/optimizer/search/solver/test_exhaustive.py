@@ -14,11 +14,11 @@ from optimizer.goal import Goal
 from optimizer.plan.techniques import Technique
 from optimizer.search.core import search
 from optimizer.search.problem import OuterPlan
-from optimizer.search.search import training_problem
 from optimizer.search.solver.bounds import bound_of
 from optimizer.search.solver.exhaustive import bound_of_setting
 from optimizer.search.solver.pricebook import PriceBook
 from optimizer.search.solver.space import MAX_ENUMERATED, count_arrangements, every_setting, few_settings
+from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
 WORKLOAD = TrainingWorkload(sequence_length=64, global_batch_size=4)

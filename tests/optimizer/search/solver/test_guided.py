@@ -13,9 +13,9 @@ from optimizer.models.spec import read_model_spec
 from optimizer.plan.techniques import Technique
 from optimizer.profile.extent import Extent
 from optimizer.profile.trace.trace import profile_model
-from optimizer.search.search import training_problem
 from optimizer.search.solver.guided import solve_guided
 from optimizer.search.solver.pricebook import PriceBook
+from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
 FORBIDDEN: tuple[Technique, ...] = (

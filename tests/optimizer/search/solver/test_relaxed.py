@@ -13,9 +13,9 @@ from optimizer.profile.extent import Extent
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.search.problem import OuterPlan, SearchProblem
-from optimizer.search.search import training_problem
-from optimizer.search.solver.levers import MAX_PREFETCH, chunk_counts
+from optimizer.search.solver.grid import MAX_PREFETCH, chunk_counts
 from optimizer.search.solver.relaxed import bound_relaxed
+from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
 NUM_PLANS = 24
@@ -24,7 +24,7 @@ REPRESENTATIONS = {"llama": ("fp32+bf16",), "gpt2": ("bf16",), "gemma3_text": ("
 
 
 LENGTHS = {"llama": (32, 128, 512), "gpt2": (32, 128, 512), "gemma3_text": (512,)}
-"""Of sequences; beyond its window alone blocks of the last one differ much."""
+"""Lengths of sequences; blocks of the last model differ much only beyond its window."""
 
 
 def traced(name: str) -> Profile:

@@ -83,7 +83,7 @@ def test_best_where_nothing_fits_names_the_smallest_budget(as_ada, generating):
     [
         ({"plan": "keep_all"}, "invalid_input", "plan", "is not one of best, resident"),
         ({"plan": {"batch_size": 0}}, "invalid_plan", "plan.batch_size", "allowed: 1 or more"),
-        ({"plan": {"batch_size": 5}}, "invalid_plan", "plan.batch_size", "is more than there are"),
+        ({"plan": {"batch_size": 5}}, "invalid_plan", "plan.batch_size", "is more than the sequences"),
         ({"workload": {**WORKLOAD, "prompt_length": 1}}, "invalid_workload", "workload.prompt_length", "an integer from 2"),
         ({"workload": {**WORKLOAD, "num_new_tokens": 9999}}, "invalid_workload", "workload.num_new_tokens", "positions for"),
         ({"workload": {**WORKLOAD, "global_batch_size": 2}}, "invalid_workload", "workload.global_batch_size", "not a known"),
@@ -185,10 +185,10 @@ def test_an_edit_of_a_generations_plan_is_priced_against_what_it_was(as_ada, gen
     [
         ("price", {"plan": {}, "change": {"wings": 2}}, "change.wings", "is not a known field"),
         ("price", {"plan": {}, "change": {"batch_size": 0}}, "plan.batch_size", "allowed: 1 or more"),
-        ("price", {"plan": {}, "change": {"batch_size": 9}}, "plan.batch_size", "is more than there are"),
+        ("price", {"plan": {}, "change": {"batch_size": 9}}, "plan.batch_size", "is more than the sequences"),
         ("price", {"plan": {"wings": 2}, "change": {}}, "plan.wings", "is not a known field"),
         ("compare", {"plans": {"a": "best", "b": "keep_all"}}, "plan", "is not one of best, resident"),
-        ("compare", {"plans": {"a": "best", "b": {"batch_size": 9}}}, "plan.batch_size", "is more than there are"),
+        ("compare", {"plans": {"a": "best", "b": {"batch_size": 9}}}, "plan.batch_size", "is more than the sequences"),
         ("cards", {"cards": ["Abacus"], "gpu": None}, "gpu", "Abacus"),
     ],
 )

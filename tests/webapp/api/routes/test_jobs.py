@@ -7,7 +7,9 @@ from django.test import AsyncClient
 
 from tests.webapp.conftest import make_spec
 from webapp.accounts.tokens import create_token
-from webapp.jobs.actions import claim_job, finish_attempt, record_samples, record_started
+from webapp.attempts.outcome import finish_attempt
+from webapp.jobs.actions import record_samples, record_started
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Artifact, Job
 
 DONE = {

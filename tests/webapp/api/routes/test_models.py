@@ -1,4 +1,4 @@
-"""Models as the API shows them: with what their config.json asked for that no price has, which the description tells of too."""
+"""The API shows models with the settings of their config.json that no price includes, and the description mentions them too."""
 
 import io
 import json

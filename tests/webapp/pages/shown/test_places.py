@@ -1,4 +1,4 @@
-"""What of a plan lives where, block by block."""
+"""Places of a plan's tensors, block by block."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Who may see what: a page asks for a log-in, a stranger's row is not there."""
+"""Pages show only what a person may see: a page asks for a log-in, a stranger's row is not there."""
 
 import re
 

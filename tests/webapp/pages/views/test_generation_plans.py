@@ -7,7 +7,6 @@ from urllib.parse import parse_qsl, urlparse
 import pytest
 from django.urls import reverse
 
-from optimizer.base.recent import Recent
 from optimizer.hardware.devices import table_machine
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import generation_knobs, written_knobs
@@ -15,16 +14,17 @@ from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Profile
 from webapp.jobs.models import Job, PlanOffer
 from webapp.pages.forms.work import pin_field
-from webapp.planning import cards, generation_searches
+from webapp.planning import cards
+from webapp.planning.search import generation
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def nothing_at_hand(monkeypatch):
+def nothing_at_hand():
     """What other tests have asked for is forgotten."""
-    for name in ("_answers", "_problems", "_detailed", "_knobs"):
-        monkeypatch.setattr(generation_searches, name, Recent(8))
+    for name in ("find_generation", "problem_of_generation", "_equal_problem", "detail_generation", "knobs_of_generation"):
+        getattr(generation, name).forget()
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ def look(browser, writer, prompts):
 
 @pytest.fixture
 def no_search(nothing_at_hand, monkeypatch):
-    def search(question):
+    def search(*_, **__):
         raise AssertionError("an edit's own price waited for a search")
 
-    monkeypatch.setattr(generation_searches, "_search", search)
+    monkeypatch.setattr(generation, "search_generation", search)
 
 
 def full_edit(plan, **changes):
@@ -74,7 +74,7 @@ def test_the_page_comes_at_once_and_asks_for_the_search_by_itself(look, no_searc
 
 def test_what_was_searched_before_is_there_at_once(look, monkeypatch):
     look(whole="yes")
-    monkeypatch.setattr(generation_searches, "_search", None)
+    monkeypatch.setattr(generation, "search_generation", None)
     answer = look()
     assert answer.context["points"][0].sort == "chosen"
     assert "being looked for" not in answer.words
@@ -118,7 +118,7 @@ def test_an_edit_that_cannot_be_carried_out_says_why_and_keeps_what_was_typed(lo
     chosen = look(whole="yes").context["found"].chosen.plan
     answer = look(**full_edit(chosen, batch_size="7"))
     assert answer.status_code == 200
-    assert "plan.batch_size is 7, which is more than there are to generate" in answer.words
+    assert "batch size is 7, which is more than the sequences to generate" in answer.words
     assert 'value="7"' in answer.content.decode()
 
 
@@ -137,7 +137,7 @@ def test_every_decision_of_the_plan_can_be_edited(look):
 def test_a_change_can_be_tried_by_its_address_without_a_search(look, browser, monkeypatch):
     rows = look("plans_knobs").context["rows"]
     row = next(row for row in rows if row["knob"].change == "keys and values on the host")
-    monkeypatch.setattr(generation_searches, "_search", None)
+    monkeypatch.setattr(generation, "search_generation", None)
     tried = follow(browser, row["try"])
     assert tried.context["compared"][1].priced.plan.kv_cache.place == "host"
 

@@ -10,7 +10,8 @@ from optimizer.base.errors import OutOfDeviceMemory
 from optimizer.base.units import MIB
 from tests.webapp.pages import rows
 from webapp.accounts.projects import set_member
-from webapp.jobs.actions import finish_attempt, record_checkpoint, record_progress, record_samples
+from webapp.attempts.outcome import finish_attempt
+from webapp.jobs.actions import record_checkpoint, record_progress, record_samples
 from webapp.jobs.models import Job
 
 pytestmark = pytest.mark.django_db

@@ -7,8 +7,9 @@ from django.utils import timezone
 
 from optimizer.hardware.machine import PROBE_DISTURBED_FACT
 from tests.webapp.pages import rows
+from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.models import Machine
-from webapp.jobs.actions import finish_attempt, record_samples
+from webapp.jobs.actions import record_samples
 from webapp.jobs.fleet import Within
 from webapp.pages.shown.device_bar import within_words
 

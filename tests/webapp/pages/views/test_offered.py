@@ -20,7 +20,8 @@ from tests.webapp.pages import rows
 from webapp.accounts.models import Membership, Role
 from webapp.accounts.projects import create_project, set_account_role, set_member
 from webapp.accounts.tokens import create_token
-from webapp.jobs.actions import cancel_job, finish_attempt, pause_job, record_checkpoint
+from webapp.attempts.outcome import finish_attempt
+from webapp.jobs.actions import cancel_job, pause_job, record_checkpoint
 from webapp.jobs.models import Job
 
 pytestmark = pytest.mark.django_db
@@ -169,7 +170,7 @@ PAGES = {
     "datasets/<slug:dataset_id>/", "machines/", "machines/<slug:machine_id>/", "tokens/", "projects/",
     "projects/<slug:project_id>/", "words/",
 }  # fmt: skip
-"""That everyone comes by."""
+"""Pages that everyone visits."""
 ANYONE = {
     "logout/",
     "jobs/new/price/",

@@ -6,7 +6,7 @@ from optimizer.base.categories import CATEGORY_LABELS, LANES, TIERS
 from optimizer.estimate.prediction import Verdict
 from optimizer.profile.time_kinds import KINDS
 from webapp.jobs.models import State
-from webapp.pages.shown.presentation import BLOCK_CHOICES
+from webapp.pages.presentation import BLOCK_CHOICES
 from webapp.pages.words.glossary import GLOSSARY
 
 TERMS = [term for words in GLOSSARY for term, _ in words.terms]

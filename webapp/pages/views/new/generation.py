@@ -1,4 +1,4 @@
-"""The form for a new generate job, priced beside it as ``new_job.py`` does for training."""
+"""The form for a new generate job, priced beside it as ``training.py`` does for training."""
 
 from typing import Any
 

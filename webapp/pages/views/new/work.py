@@ -1,4 +1,4 @@
-"""What the new-job pages of all workloads do alike: show a form, price it after each edit, take uploads, start its job."""
+"""Serves the new-job pages of all workloads: shows a form, prices it after each edit, takes uploads, starts its job."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class FormPage:
     initial_from_spec: Callable[[dict[str, Any]], dict[str, Any]]
     models: Callable[[HttpRequest], QuerySet[Model]]
     describe: Callable[[WorkForm], dict[str, Any]]
-    """What the template needs besides."""
+    """Further values for the template."""
     example: Callable[[], dict[str, Any] | None] = lambda: None
     """The spec that ``?example=yes`` fills the form from."""
 
@@ -108,7 +108,7 @@ def _looked_at(request: HttpRequest, form: WorkForm) -> Pricing:
 
 
 def priced(request: HttpRequest, form: WorkForm) -> Pricing:
-    """Of a valid form; an error that names a field is put beside it."""
+    """Price a valid form; an error that names a field is put beside it."""
     pricing, problem = price_for_page(request.user, form.spec(), selected=selected_offer(request))
     if problem is not None and form.put_error(problem.error):
         return incomplete(form)
@@ -153,7 +153,7 @@ def _shown(request: HttpRequest, page: FormPage, form: WorkForm, pricing: Pricin
 
 
 def _unread(form: WorkForm) -> dict[str, Any]:
-    """What the chosen model's config.json asked for that is in no price; models that nobody may see are in no choice."""
+    """Settings of the chosen model's config.json that no price covers; models that nobody may see are in no choice."""
     chosen = form["model"].value()
     is_offered = chosen in dict(cast(Any, form.fields["model"]).choices)
     return {"unread": Model.objects.filter(pk=chosen).values_list("unread", flat=True).first() if is_offered else ()}
@@ -180,7 +180,7 @@ def incomplete(form: forms.Form) -> Pricing:
 
 
 def has_errors(form: forms.Form, names: tuple[str, ...]) -> bool:
-    """Whether a section that is closed at first must be open."""
+    """Report whether a section that is closed at first must be open."""
     return form.is_bound and any(name in form.errors for name in names)
 
 

@@ -9,8 +9,10 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.urls import reverse
 
 from tests.webapp.generation import make_generate_spec
+from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.models import Dataset, Profile
-from webapp.jobs.actions import claim_job, finish_attempt, record_progress, record_samples, record_started
+from webapp.jobs.actions import record_progress, record_samples, record_started
+from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 from webapp.planning.submitting import submit_job
 

@@ -1,0 +1,70 @@
+"""The lower bounds that a search reads, as types: what plans come to at least, without a price of any of them.
+
+``relaxation.py`` works them out for training, ``generation_floor.py`` for a generation. A search needs only their form, so it
+depends on no estimator.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optimizer.plan.activations import BlockChoice, Compression
+
+Numbers = NDArray[np.float64]
+Form = tuple[BlockChoice, Compression]
+"""What a block can do, offloaded ones with how their copies are packed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relaxation:
+    """Of a setting's plans, at several counts of chunks. Bytes over all categories, milliseconds of a whole step."""
+
+    num_of_kind: Numbers
+    """[kind]: blocks but the last."""
+    kind_bytes: Numbers
+    """[kind, form]: what such a block holds when forward ends."""
+    kind_ms: Numbers
+    """[sum, kind, form]"""
+    last_bytes: Numbers
+    """[chunks, form]: of the last block, with the highest of what comes on top of all blocks until its backward ends."""
+    last_ms: Numbers
+    """[sum, form]"""
+    fixed_bytes: float
+    """With all of the state on the device."""
+    end_bytes: Numbers
+    """[chunks]: at the end of backward, whatever the blocks do; above ``fixed_bytes``."""
+    fixed_ms: Numbers
+    """[sum, chunks]"""
+    state_bytes: float
+    """That go from the device where all of the state leaves that may."""
+    state_ms: Numbers
+    """[sum]: more, or less, where it does."""
+    host_bytes: int
+    """On the host between steps, where it does."""
+    disk_bytes: int
+    margin: float
+    """Of a peak, which the budget must have room for beside it."""
+
+
+class Floors(NamedTuple):
+    """Of one arrangement, each by number of micro-batches and by batch size."""
+
+    total_s: Numbers
+    between_s: Numbers
+    """Of batches between this and the next that make as many micro-batches, where a micro-batch's time is convex in its size."""
+    prefill_ms: Numbers
+    device_bytes: Numbers
+    """Of the upper end of a prediction's interval."""
+    host_bytes: Numbers
+    disk_bytes: Numbers
+    remote_bytes: Numbers
+    prefix_tokens: Numbers | float = 0.0
+    """Of a plan that makes keys and values again: of all lengths up to the plan's own the one that takes the least time, 0 where
+    that is none. All times are no more than any of these lengths takes."""
+
+    def of_rows(self, rows: Sequence[int]) -> "Floors":
+        """Of some of the numbers of micro-batches."""
+        return self._replace(**{name: each[rows] for name, each in self._asdict().items() if not isinstance(each, float)})

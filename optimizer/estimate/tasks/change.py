@@ -1,0 +1,24 @@
+"""One change of bytes within a part, with the op and the storage that it comes or goes with."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from optimizer.base.categories import Link, Tier
+
+FROM_PROLOGUE = -2
+"""In place of a storage's number: one of those that the micro-batch made before its blocks."""
+NO_COPIES: Mapping[Link, int] = MappingProxyType({})
+
+
+class Move(NamedTuple):
+    """A change with what it comes or goes with, for people and for replays of what is allocated."""
+
+    tier: Tier
+    slot: int
+    num_bytes: int
+    op: int
+    """Number of the op in its part; -1 is before the first."""
+    op_name: str = ""
+    storage: int = -1
+    """Number of a storage born in this part; -1 where it was there before, or is not known; FROM_PROLOGUE."""

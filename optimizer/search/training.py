@@ -1,0 +1,106 @@
+"""``training_problem``: the problem of a training plan with the estimator bound as its price. Torch-free."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
+from optimizer.estimate.bounds.relaxation import least_compute_ms, list_kinds, relax
+from optimizer.estimate.card.process import add_memory
+from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.training import estimate_training
+from optimizer.goal import Goal
+from optimizer.hardware.calibration import calibrated_machine
+from optimizer.hardware.machine import Machine
+from optimizer.plan.activations import BlockChoice
+from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Profile
+from optimizer.search.arrangements import keep_everything
+from optimizer.search.budgeted import budgets_elsewhere, list_representations, list_unavailable
+from optimizer.search.check.ledger import audit_plan
+from optimizer.search.problem import OuterPlan, SearchProblem
+from optimizer.workload import TrainingWorkload
+
+
+def training_problem(
+    profile: Profile,
+    *,
+    workload: TrainingWorkload,
+    goal: Goal,
+    machine: Machine,
+    calibration: Mapping[str, Any] | None = None,
+) -> SearchProblem:
+    """The problem with the estimator bound as its price; for callers that want the baselines alone."""
+
+    def price(plan: Plan) -> Prediction:
+        return estimate_training(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
+
+    def detail(plan: Plan, prediction: Prediction) -> Prediction:
+        return add_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
+
+    calibrated = calibrated_machine(machine, calibration)
+
+    def audit(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
+        return audit_plan(profile, plan=plan, prediction=prediction, workload=workload, machine=calibrated)
+
+    return SearchProblem(
+        num_blocks=profile.num_blocks,
+        workload=workload,
+        goal=goal,
+        **budgets_elsewhere(machine, host_bytes=goal.host_budget_bytes, disk_bytes=goal.disk_budget_bytes),
+        price=price,
+        detail=detail,
+        audit=audit,
+        relax=_Relax(profile=profile, workload=workload, machine=calibrated),
+        unavailable=list_unavailable(machine),
+        representations=list_representations(profile.regimes, machine),
+        has_sparse_gradients=profile.has_sparse_gradients,
+        has_plain_head=profile.has_plain_head,
+        clamps_fp16=profile.clamps_fp16,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Relax:
+    """The estimator's lower bounds, as the solver asks for them."""
+
+    profile: Profile
+    workload: TrainingWorkload
+    machine: Machine
+
+    _known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Other budgets ask for the same."""
+
+    def base_ms(self, base: OuterPlan) -> float:
+        key = ("base", base)
+        if key not in self._known:
+            self._known[key] = least_compute_ms(
+                self.profile, plan=self._plan(base), workload=self.workload, machine=self.machine
+            )
+        found: float = self._known[key]
+        return found
+
+    def setting(
+        self, setting: OuterPlan, *, forms: tuple[Form, ...], chunk_counts: tuple[int, ...], state_is_free: bool
+    ) -> Relaxation:
+        key = (setting, forms, chunk_counts, state_is_free)
+        if key not in self._known:
+            self._known[key] = relax(
+                self.profile,
+                plan=self._plan(setting),
+                workload=self.workload,
+                machine=self.machine,
+                forms=forms,
+                chunk_counts=chunk_counts,
+                state_is_free=state_is_free,
+            )
+        found: Relaxation = self._known[key]
+        return found
+
+    def kinds(self, base: OuterPlan, *, choices: tuple[BlockChoice, ...]) -> tuple[int, ...]:
+        return list_kinds(
+            self.profile, plan=self._plan(base), workload=self.workload, machine=self.machine, choices=choices
+        )
+
+    def _plan(self, setting: OuterPlan) -> Plan:
+        return setting.plan(keep_everything(self.profile.num_blocks))

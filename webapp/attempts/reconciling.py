@@ -1,0 +1,94 @@
+"""Finds what was lost, every few seconds, for the reconciler. Safe to run twice at once; each step is a guarded move."""
+
+from django.db.models import F, Q
+from django.db.models.functions import Coalesce, Now
+
+from webapp.attempts.outcome import finish_attempt
+from webapp.clock import from_now
+from webapp.jobs.models import LIVE_STATES, Attempt, Job, Outbox, PlanOffer, Reason, State
+from webapp.jobs.moves import claimable, move_job
+from webapp.wire.hints import send_hint
+
+NO_PROGRESS_S = 30 * 60
+"""Without a new step, phase or checkpoint for this long, a job is taken to hang."""
+HINT_AGAIN_S = 30
+"""A job that still waits this long after its hint is hinted again: the message may be lost."""
+OFFER_KEPT_S = 24 * 3600
+"""A priced plan can be taken for this long; each edit of the form writes new ones."""
+_HINTS_PER_ROUND = 50
+
+
+def expire_leases(*, grace_s: float = 0.0) -> list[str]:
+    """Take jobs back from workers whose lease ran out more than ``grace_s`` ago; their ids."""
+    expired = Q(lease_until__lt=from_now(-grace_s))
+    attempts = Attempt.objects.filter(
+        job__state__in=LIVE_STATES, job__lease_until__lt=from_now(-grace_s), fence=F("job__fence")
+    )
+    return [
+        attempt.job_id
+        for attempt in attempts
+        if finish_attempt(attempt, result=None, exit_code=None, actor="reconciler", only_if=expired) != "stale"
+    ]
+
+
+def resend_hints() -> list[str]:
+    """Tell the broker again of jobs that may start and were not told of, or not lately; the ids it took."""
+    stale_hint = Q(hinted_at__isnull=True) | Q(hinted_at__lt=from_now(-HINT_AGAIN_S))
+    waiting = Job.objects.filter(claimable() & stale_hint).order_by("-priority", "created_at", "id")
+    sent = []
+    for job_id in list(waiting.values_list("pk", flat=True)[:_HINTS_PER_ROUND]):
+        if not send_hint(job_id):
+            break  # the broker is down; the next round tries again
+        Outbox.objects.filter(job_id=job_id).delete()
+        Job.objects.filter(pk=job_id).update(hinted_at=Now())
+        sent.append(job_id)
+    Outbox.objects.exclude(job__state=State.QUEUED).delete()
+    return sent
+
+
+def enforce_deadlines() -> list[str]:
+    """Ask live jobs to stop that ran too long (they save first) or hang (they are killed); their ids."""
+    live = Q(state__in=LIVE_STATES, cancel_requested_at__isnull=True)
+    too_long = live & Q(max_duration_s__isnull=False, started_at__isnull=False)
+    stopped = [
+        job.pk
+        for job in Job.objects.filter(too_long)
+        if _ask_to_stop(
+            job,
+            when=live & Q(started_at__lt=from_now(-float(job.max_duration_s or 0))),
+            mode="save",
+            reason=Reason.MAX_DURATION,
+            message=f"the job ran longer than its limit of {job.max_duration_s} s",
+        )
+    ]
+    hanging = live & Q(progress_at__lt=from_now(-NO_PROGRESS_S))
+    return stopped + [
+        job.pk
+        for job in Job.objects.filter(hanging)
+        if _ask_to_stop(
+            job,
+            when=hanging,
+            mode="discard",
+            reason=Reason.NO_PROGRESS,
+            message=f"no new step for {NO_PROGRESS_S // 60} minutes",
+        )
+    ]
+
+
+def forget_old_offers() -> int:
+    """Delete priced plans that nobody took in a day; a job holds its own copy of the plan."""
+    deleted, _ = PlanOffer.objects.filter(created_at__lt=from_now(-OFFER_KEPT_S)).delete()
+    return deleted
+
+
+def _ask_to_stop(job: Job, *, when: Q, mode: str, reason: Reason, message: str) -> bool:
+    changes = {
+        "cancel_requested_at": Coalesce(F("cancel_requested_at"), Now()),
+        "cancel_mode": mode,
+        "reason": reason,
+        "message": message,
+    }
+    moved = move_job(
+        job.pk, when=when, changes=changes, kind="cancel_requested", actor="reconciler", reason=reason, message=message
+    )
+    return moved is not None

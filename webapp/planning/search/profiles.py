@@ -1,0 +1,72 @@
+"""Profiles that are kept: which a price needs, and reading them. ``profile_requests.py`` asks for those that are not there.
+
+What a profile job leaves is kept by ``webapp/catalog/actions.py``.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.base.serialize import to_json
+from optimizer.profile.generation import INFERENCE_PROFILE_VERSION, GenerationProfile, traced_fingerprint
+from optimizer.profile.profile import PROFILE_VERSION
+from optimizer.profile.profile import Profile as ModelProfile
+from optimizer.workload import Adapter
+from webapp.catalog.models import Model, Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileNeed:
+    """The profile of a model that a price needs: with adapters beside it, or of the model that generates, which has none."""
+
+    model: Model
+    adapter: Adapter | None = None
+    generates: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        return traced_fingerprint(self.model.fingerprint, adapter=self.adapter, generates=self.generates)
+
+    @property
+    def version(self) -> int:
+        """Profile version of the program that must have made it."""
+        return INFERENCE_PROFILE_VERSION if self.generates else PROFILE_VERSION
+
+    @property
+    def job_spec(self) -> dict[str, Any]:
+        """Spec of the job that makes it."""
+        name = f"profile of {self.model.name}"
+        if self.generates:
+            return {"name": f"{name} that generates", "model": self.model.pk, "generates": True}
+        if self.adapter is None:
+            return {"name": name, "model": self.model.pk}
+        return {"name": f"{name} with adapters", "model": self.model.pk, "adapter": to_json(self.adapter)}
+
+    def find_row(self) -> Profile | None:
+        """Without its document; None where it was not made, or by another version."""
+        rows = Profile.objects.defer("document").filter(fingerprint=self.fingerprint, version=self.version)
+        return rows.exclude(document_sha256="").first()
+
+
+def known_profile_of(model: Model, adapter: Adapter | None) -> ModelProfile | None:
+    """The model's profile for training with these adapters; None unless it is there. Asks for nothing."""
+    row = ProfileNeed(model=model, adapter=adapter).find_row()
+    return None if row is None else read_profile(row.pk, row.document_sha256)
+
+
+def known_generation_profile_of(model: Model) -> GenerationProfile | None:
+    """The same of a model that generates."""
+    row = ProfileNeed(model=model, generates=True).find_row()
+    return None if row is None else read_generation_profile(row.pk, row.document_sha256)
+
+
+@functools.lru_cache(maxsize=16)
+def read_profile(fingerprint: str, document_sha256: str) -> ModelProfile:
+    """Kept by its hash: each edit of the form prices again, and reading a profile takes longer than pricing with it."""
+    return ModelProfile.from_json(Profile.objects.get(fingerprint=fingerprint).document)
+
+
+@functools.lru_cache(maxsize=16)
+def read_generation_profile(fingerprint: str, document_sha256: str) -> GenerationProfile:
+    """Kept like those of training."""
+    return GenerationProfile.from_json(Profile.objects.get(fingerprint=fingerprint).document)

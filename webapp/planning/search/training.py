@@ -1,0 +1,153 @@
+"""Searches for a training job's plan, remembered: what is asked again within minutes, or under another budget, need not wait.
+
+Kept in this process. What is kept is what a new search would find, because a search is a function of its question.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from optimizer.base.errors import HeadroomError, NoFeasiblePlan
+from optimizer.base.recent import remembered
+from optimizer.goal import Goal
+from optimizer.hardware.machine import Machine as MachineSpec
+from optimizer.hardware.rental import read_prices
+from optimizer.plan.explain.training import explain_plan
+from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Profile as ModelProfile
+from optimizer.search.answer.baselines import Baseline, list_baselines, price_baselines
+from optimizer.search.problem import PricedPlan, SearchProblem
+from optimizer.search.questions.alternatives import add_ways_out
+from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
+from optimizer.search.questions.price_cache import PriceMemory, priced_part
+from optimizer.search.training import training_problem
+from optimizer.workload import Adapter, TrainingWorkload
+from webapp.planning.search.question import FoundPlan, FoundPlans, NothingFits, Question
+
+MAX_ANSWERS = 6
+MAX_MEMORIES = 2
+"""Pairs of a model and a machine whose prices are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingQuestion(Question[ModelProfile, TrainingWorkload, Goal]):
+    """The question which plan trains the model."""
+
+    known_profile: Callable[[Adapter | None], ModelProfile | None] = field(default=lambda _: None, compare=False)
+    """The model's profile with other adapters, where it was made already; for what would fit where nothing does."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Neither the name of a schedule nor how many steps there are is among it."""
+        return self.profile_sha256, self.place.sha256, priced_part(self.workload), self.goal
+
+    @property
+    def is_answered(self) -> bool:
+        return _search.at_hand(self) is not None
+
+    def find_plans(self) -> FoundPlans:
+        try:
+            result = find_answer(self).result
+        except NoFeasiblePlan as error:
+            baselines = price_baselines(problem_of(self))
+            return FoundPlans(chosen=None, by_hand=_explained(baselines), nothing_fits=error)
+        chosen = FoundPlan(priced=result.chosen, explanation=list(result.explanation))
+        return FoundPlans(chosen=chosen, by_hand=_explained(result.baselines))
+
+    def find_by_hand(self, *, taken: Plan | None) -> PricedPlan | None:
+        problem = problem_of(self)
+        plans = [(label, _plan_of(baseline, problem)) for label, baseline in list_baselines(problem).items()]
+        if taken is not None and _suits(problem, taken):
+            plans.append(("chosen before", taken))
+        priced = [
+            problem.priced(label, plan, problem.price(plan), in_detail=False) for label, plan in plans if problem.permits(plan)
+        ]
+        fitting = [found for found in priced if found.verdict == "fits"]
+        return min(fitting, key=lambda found: found.prediction.step_ms, default=None)
+
+
+def find_answer(question: TrainingQuestion) -> ObjectiveAnswer:
+    """The best plan. Raises NoFeasiblePlan with what would fit."""
+    found = _search(question)
+    if isinstance(found, NothingFits):
+        raise found.error()
+    return found.for_run(question.workload)
+
+
+def problem_of(question: TrainingQuestion) -> SearchProblem:
+    """For prices of single plans; from memory where a search has asked for them."""
+    return _pose(question, question.profile, question.workload)
+
+
+@remembered(most=MAX_ANSWERS, key=lambda question: question.key)
+def _search(question: TrainingQuestion) -> ObjectiveAnswer | NothingFits:
+    pose = partial(_pose, question)
+
+    def obtain(workload: TrainingWorkload, goal: Goal) -> ModelProfile | None:
+        is_same = workload.adapter == question.workload.adapter
+        return question.profile if is_same else question.known_profile(workload.adapter)
+
+    try:
+        return answer_goal(pose, question.profile, question.workload)
+    except NoFeasiblePlan as error:
+        add_ways_out(
+            error,
+            pose,
+            obtain=obtain,
+            workload=question.workload,
+            goal=question.goal,
+            machine=question.place.machine,
+            prices=read_prices(),
+        )
+        return NothingFits.of(error)
+
+
+def _pose(
+    question: TrainingQuestion,
+    profile: ModelProfile,
+    workload: TrainingWorkload,
+    goal: Goal | None = None,
+    machine: MachineSpec | None = None,
+) -> SearchProblem:
+    """The question's problem, or one beside it; with prices from memory where model and machine are the question's own."""
+    place = question.place
+    problem = training_problem(
+        profile,
+        workload=workload,
+        goal=goal or question.goal,
+        machine=machine or place.machine,
+        calibration=place.calibration,
+    )
+    is_here = profile is question.profile and machine in (None, place.machine)
+    return _memory(question).bind(problem) if is_here else problem
+
+
+@remembered(most=MAX_MEMORIES, key=lambda question: (question.profile_sha256, question.place.sha256))
+def _memory(question: TrainingQuestion) -> PriceMemory:
+    return PriceMemory()
+
+
+def _explained(baselines: Mapping[str, PricedPlan]) -> list[FoundPlan]:
+    plain = baselines["keep_all"].prediction
+    return [
+        FoundPlan(
+            priced=priced,
+            explanation=explain_plan(
+                priced.plan, prediction=priced.prediction, baseline=None if label == "keep_all" else plain
+            ),
+        )
+        for label, priced in baselines.items()
+    ]
+
+
+def _plan_of(baseline: Baseline, problem: SearchProblem) -> Plan:
+    setting, per_block = baseline(problem)
+    return setting.plan(per_block)
+
+
+def _suits(problem: SearchProblem, plan: Plan) -> bool:
+    try:
+        problem.check(plan)
+    except HeadroomError:
+        return False
+    return True
