@@ -91,7 +91,7 @@ class GenerationPlan:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the numbers equal plain fp32 generation's."""
+        """True if the numbers equal those of plain fp32 generation."""
         return not any(technique in LOSSY for technique in self.techniques)
 
     @property

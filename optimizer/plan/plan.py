@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the numbers equal plain fp32 training's; accumulation and chunks change only the order of sums."""
+        """True if the numbers equal plain fp32 training's; accumulation and chunks change only the order of sums."""
         return not any(technique in LOSSY for technique in self.techniques)
 
     @property

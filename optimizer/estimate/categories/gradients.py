@@ -29,10 +29,10 @@ _NUM_STAGING = {"cpu": 1, "cuda": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
-    """What becomes of a gradient that is complete, where it does not stay on the device."""
+    """A complete gradient that does not stay on the device."""
 
     update: TensorUpdate | None = None
-    """Which uses it up inside backward; None where it leaves for the host."""
+    """The update that uses it up inside backward; None where it leaves for the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
