@@ -4,14 +4,14 @@ import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal
 
 from optimizer.base.errors import InvalidWorkload
 from optimizer.base.ranges import require_float, require_int
 from optimizer.base.shown import shown_value
+from optimizer.optimizers import OPTIMIZER_NAMES, KeptState, OptimizerName
 
 ScheduleName = Literal["constant", "linear", "cosine"]
-OptimizerName = Literal["adamw", "sgd"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +67,18 @@ class TrainingWorkload:
     warmup_steps: int = 0
     """Steps of linear warm-up, less than ``num_steps``."""
     optimizer: OptimizerName = "adamw"
-    """adamw keeps two moments of each weight, sgd one, or none without momentum. Nesterov momentum is not offered."""
+    """adamw keeps two moments of each weight, sgd one, or none without momentum (not Nesterov's), lion one, and adafactor a
+    number for each row and column of a matrix. A learning rate is right for one of them only: lion's is a third to a tenth of
+    adamw's, adafactor's is a share of each tensor's own size, 0.01 in torch."""
     momentum: float = 0.9
     """Momentum of sgd, 0 to below 1; at 0 it keeps no state. adamw has beta1."""
     weight_decay: float = 0.1
-    """Applied to tensors of two or more dimensions. adamw: decoupled; sgd: added to the gradient, as torch's does."""
+    """Applied to tensors of two or more dimensions. sgd: added to the gradient, as torch's does; the others: decoupled."""
     beta1: float = 0.9
-    """This and the next two apply to adamw alone."""
+    """This and the next: of adamw and lion."""
     beta2: float = 0.95
     epsilon: float = 1e-8
+    """Of adamw."""
     max_grad_norm: float | None = 1.0
     """Global gradient norm is clipped to this; None turns clipping off."""
     seed: int = 0
@@ -104,12 +107,12 @@ class TrainingWorkload:
         require_int("sample_tokens", self.sample_tokens, low=0, high=4_096)
         require_float("learning_rate", self.learning_rate, low=0, high=1, low_allowed=False)
         require_float("weight_decay", self.weight_decay, low=0, high=10)
-        if self.optimizer not in get_args(OptimizerName):
+        if self.optimizer not in OPTIMIZER_NAMES:
             raise InvalidWorkload(
-                f"workload.optimizer is {reprlib.repr(self.optimizer)}; allowed: {', '.join(get_args(OptimizerName))}",
+                f"workload.optimizer is {reprlib.repr(self.optimizer)}; allowed: {', '.join(OPTIMIZER_NAMES)}",
                 field="workload.optimizer",
                 value=shown_value(self.optimizer),
-                allowed=list(get_args(OptimizerName)),
+                allowed=list(OPTIMIZER_NAMES),
             )
         require_float("momentum", self.momentum, low=0, high=0.99999)
         require_float("beta1", self.beta1, low=0, high=0.99999)
@@ -123,7 +126,14 @@ class TrainingWorkload:
         """Numbers that the optimizer keeps for each weight between steps, beside its fp32 value."""
         if self.optimizer == "adamw":
             return 2
-        return 1 if self.momentum > 0 else 0
+        if self.optimizer == "sgd":
+            return 1 if self.momentum > 0 else 0
+        return 1 if self.optimizer == "lion" else 0
+
+    @property
+    def kept_state(self) -> KeptState:
+        """What its optimizer keeps of each trained tensor."""
+        return KeptState(optimizer=self.optimizer, num_moments=self.num_moments)
 
     @property
     def tokens_per_step(self) -> int:

@@ -66,7 +66,7 @@ def made_once(config, name, make):
     """A folder that ``make`` has filled: once for all processes that a run's tests are spread over, and for later runs too, as
     long as no line of the library and no version of what it is made with has changed.
     """
-    cache = getattr(config, "cache", None)  # none where pytest was told to keep none
+    cache = getattr(config, "cache", None)  # none if pytest runs without its cache
     root = Path(cache.mkdir("headroom") if cache else Path(tempfile.gettempdir(), f"headroom-tests-{os.getuid()}"))
     root.mkdir(exist_ok=True)
     folder, half_made = root / f"{name}-{_what_profiles_rest_on()}", root / f"{name}-half-made"
@@ -116,7 +116,7 @@ def llama_profile(llama_document):
 
 
 def postgresql_program(name):
-    """From PATH, else the newest below /usr/lib/postgresql, where Debian hides the server's programs."""
+    """Find a program on PATH, or else the newest below /usr/lib/postgresql, where Debian hides the server's programs."""
     found = shutil.which(name)
     if found:
         return found

@@ -98,7 +98,7 @@ def test_only_the_worker_knows_the_worker_and_the_library_knows_no_django():
 
 @pytest.mark.parametrize("module", TORCH_FREE)
 def test_importing_it_brings_no_torch(module):
-    """In a fresh process, so that imports inside other modules count and those of other tests do not."""
+    """The process is a fresh one, so that imports inside other modules count and those of other tests do not."""
     code = (
         "import os, sys\n"
         "os.environ['DJANGO_SETTINGS_MODULE'] = 'webapp.settings'\n"
@@ -187,7 +187,7 @@ def tracked_text():
 
 
 def test_no_path_of_one_machine_is_in_the_repository():
-    # the folder around this copy tells of the machine, unless every machine has it
+    # the folder around this copy names the machine, unless every machine has it
     own = ROOT if ROOT.parent.as_posix() in ("/", "/opt", "/srv", "/tmp", "/var/tmp") else ROOT.parent
     pattern = re.compile(r"/(?:home|Users|root)/[A-Za-z0-9._-]+/|" + re.escape(str(own)) + "/")
     found = [name for name, text in tracked_text() if pattern.search(text)]

@@ -42,6 +42,7 @@ LAYERS = (
     "optimizer.goal",
     "optimizer.plan",
     "optimizer.workload",
+    "optimizer.optimizers",
     "optimizer.base",
 )
 """From the top down. A module imports from its own layer and from those below."""

@@ -16,7 +16,7 @@ from optimizer.plan.optimizer_state import StatePlace
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlace
 from optimizer.search.arrangements import PerBlock, keep_everything
-from optimizer.search.problem import OuterPlan, SearchProblem, techniques_of
+from optimizer.search.problem import OuterPlan, SearchProblem
 from optimizer.search.solver.grid import MAX_PREFETCH, chunk_counts, fraction_steps
 
 _COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
@@ -81,4 +81,4 @@ def _may_be_permitted(problem: SearchProblem, setting: OuterPlan) -> bool:
         kept = setting.plan(keep_everything(problem.num_blocks))
     except InvalidPlan:
         return False
-    return problem.find_conflict(plan) is None and all(problem.allows(technique) for technique in techniques_of(kept))
+    return problem.find_conflict(plan) is None and all(problem.allows(technique) for technique in kept.techniques)

@@ -14,11 +14,12 @@ from optimizer.cli.adapters import read_adapter
 from optimizer.goal import UNLIMITED_BYTES, Goal, Loss, Objective
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
+from optimizer.optimizers import OPTIMIZERS
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import BASELINES
-from optimizer.workload import OptimizerName, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +44,9 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--optimizer",
-        choices=get_args(OptimizerName),
+        choices=list(OPTIMIZERS),
         default=TrainingWorkload.optimizer,
-        help="adamw keeps two numbers of state for each weight, sgd one, or none without momentum",
+        help=", ".join(f"{name} keeps {declared.keeps}" for name, declared in OPTIMIZERS.items()),
     )
     parser.add_argument("--momentum", type=float, default=TrainingWorkload.momentum, help="of sgd; 0 for none")
 

@@ -120,8 +120,9 @@ def _gradients_reason(plan: Plan) -> str:
 
 
 def _state_reason(profile: Profile, plan: Plan, workload: TrainingWorkload) -> str:
-    numbers = {0: "no moments", 1: "one moment", 2: "two moments"}[workload.num_moments]
-    masters = " and an fp32 copy" if plan.weights.dtype != "fp32" or plan.optimizer_state.place != "device" else ""
+    numbers = workload.kept_state.declared.describes[workload.num_moments]
+    has_masters = plan.weights.master_bytes_per_element > 0 or plan.optimizer_state.place != "device"
+    masters = " and an fp32 copy" if has_masters else ""
     where = plan.optimizer_state.place
     share = (
         "between steps too"

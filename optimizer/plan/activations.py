@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from optimizer.plan.knob import Condition, Face, Knob, TechniqueDeclaration, Use, differs, names
+
 BlockChoice = Literal["keep", "recompute", "selective", "offload", "offload_disk", "offload_remote"]
 Compression = Literal["none", "bf16", "int8"]
 
@@ -34,3 +36,62 @@ class ActivationsPlan:
     def num_offloaded(self) -> int:
         """Blocks whose saved tensors leave the device, wherever they go."""
         return self.count(*OFFLOADING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationsPins:
+    """Decisions of ``ActivationsPlan`` that are made beforehand; None leaves one free."""
+
+    per_block: tuple[BlockChoice, ...] | None = None
+    """One choice stands for every block, however many there are; more than one name each block."""
+    compress: Compression | None = None
+
+
+TECHNIQUES: Final = (
+    TechniqueDeclaration(
+        name="recompute",
+        label="recompute activations",
+        sentence="Drops what a block's forward saved, or the cheap part of it, and runs that again before the block's backward.",
+        group="Activations",
+        lowers=("activations",),
+    ),
+    TechniqueDeclaration(
+        name="offload",
+        label="offload activations",
+        sentence="Moves what a block's forward saved to the host, the disk or a remote store, and back before its backward.",
+        group="Activations",
+        lowers=("activations",),
+    ),
+    TechniqueDeclaration(
+        name="compress",
+        label="compress offloaded activations",
+        sentence="Packs what is moved away into bf16 or int8 for the trip: fewer bytes over the link, and rounding.",
+        group="Activations",
+        loss="any",
+    ),
+)
+KNOBS: Final = (
+    Knob(
+        path="activations.per_block",
+        plain="keep",
+        uses=(
+            Use(technique="recompute", asks=names(*REBUILDING)),
+            Use(technique="offload", asks=names(*OFFLOADING)),
+            Use(technique="disk", asks=names("offload_disk")),
+            Use(technique="remote", asks=names("offload_remote")),
+        ),
+        training=Face(label="Each block", help="recompute for all, or such as recompute*8, keep*4"),
+    ),
+    Knob(
+        path="activations.compress",
+        plain="none",
+        words={"none": "as they are"},
+        uses=(Use(technique="compress", asks=differs("none")),),
+        matters_where=(Condition(path="activations.per_block", holds=names(*OFFLOADING)),),
+        training=Face(
+            label="Offloaded ones in",
+            change="offloaded activations travel in {value}",
+            changes={"none": "offloaded activations travel as they are"},
+        ),
+    ),
+)

@@ -1,8 +1,10 @@
 """Decisions about the batch: how many sequences run at once, and how many times before the optimizer steps."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from optimizer.base.errors import InvalidPlan
+from optimizer.plan.knob import Face, Knob, TechniqueDeclaration, Use, exceeds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,3 +27,31 @@ class BatchPlan:
     @property
     def global_batch_size(self) -> int:
         return self.micro_batch_size * self.accumulation_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPins:
+    """Decisions of ``BatchPlan`` that are made beforehand; None leaves one free."""
+
+    micro_batch_size: int | None = None
+    accumulation_steps: int | None = None
+
+
+TECHNIQUES: Final = (
+    TechniqueDeclaration(
+        name="accumulate",
+        label="split the batch (accumulate)",
+        sentence="Runs the batch as several micro-batches, one after the other, and sums their gradients.",
+        group="Batch and loss",
+        lowers=("activations", "logits_and_loss"),
+    ),
+)
+KNOBS: Final = (
+    Knob(path="batch.micro_batch_size", plain=None, training=Face(label="Micro-batch", help="sequences at once")),
+    Knob(
+        path="batch.accumulation_steps",
+        plain=1,
+        uses=(Use(technique="accumulate", asks=exceeds(1)),),
+        training=Face(label="Accumulation steps", help="micro-batches of a step"),
+    ),
+)

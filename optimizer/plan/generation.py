@@ -11,9 +11,11 @@ from typing import Any, Final, Literal
 from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_field
+from optimizer.plan import weights
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes import PassShape, list_passes
+from optimizer.plan.techniques import LOSSY, Technique, list_techniques
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import GenerationWorkload
 
@@ -89,8 +91,13 @@ class GenerationPlan:
 
     @property
     def is_lossless(self) -> bool:
-        """True if the numbers equal those of plain fp32 generation."""
-        return self.weights.dtype == "fp32" and self.weights.frozen == "same" and self.kv_cache.dtype == "same"
+        """Whether the numbers equal plain fp32 generation's."""
+        return not any(technique in LOSSY for technique in self.techniques)
+
+    @property
+    def techniques(self) -> tuple[Technique, ...]:
+        """What the plan uses of the things a goal may forbid, in the order of ``Technique``."""
+        return list_techniques(self, work="generation")
 
     @property
     def fingerprint(self) -> str:
@@ -129,11 +136,11 @@ class GenerationPlan:
                 self.num_micro_batches,
                 f"times {self.batch_size} leaves the last one empty (the workload has {workload.num_sequences} sequences)",
             ),
-            (
-                self.weights.autocast != "off",
-                "weights.autocast",
-                self.weights.autocast,
-                "is for training; to generate in fewer bits choose plan.weights.dtype",
+            *(
+                (value != knob.plain, knob.path, value, "is for training; to generate in fewer bits choose plan.weights.dtype")
+                for knob in weights.KNOBS
+                if knob.generation is None
+                for value in [getattr(self.weights, knob.path.removeprefix("weights."))]
             ),
             (
                 self.kv_cache.attention == "host" and self.kv_cache.place != "host",

@@ -1,9 +1,10 @@
 """Decisions about the cache of keys and values: its representation, and where it lives between uses."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from optimizer.base.errors import InvalidPlan
+from optimizer.plan.knob import Condition, Face, Knob, TechniqueDeclaration, Use, differs, equals, exceeds
 
 KvDtype = Literal["same", "int8", "int4"]
 KvPlace = Literal["device", "host", "disk", "remote"]
@@ -65,3 +66,98 @@ class KvCachePlan:
     def num_ahead(self) -> int:
         """Blocks whose cache is fetched ahead of its use; 0 if no cache is fetched."""
         return 0 if self.place == "device" or self.attention == "host" else self.prefetch
+
+
+TECHNIQUES: Final = (
+    TechniqueDeclaration(
+        name="offload_kv",
+        label="keys and values off the device",
+        sentence="Keeps keys and values on the host, the disk or in a remote store; each block's come for its attention.",
+        group="Keys and values of generations",
+        searches=("generation",),
+        lowers=("kv_cache",),
+    ),
+    TechniqueDeclaration(
+        name="host_attention",
+        label="attention on the host",
+        sentence="Leaves keys and values on the host and computes there the attention of the tokens that follow the prompt.",
+        group="Keys and values of generations",
+        searches=("generation",),
+        lowers=("kv_cache",),
+    ),
+    TechniqueDeclaration(
+        name="quantize_kv",
+        label="keys and values in int8 or int4",
+        sentence="Packs keys and values into a byte or half a byte an element, in blocks of 64 tokens.",
+        group="Keys and values of generations",
+        searches=("generation",),
+        loss="any",
+        lowers=("kv_cache",),
+    ),
+    TechniqueDeclaration(
+        name="rebuild_kv",
+        label="keys and values made again from hidden states",
+        sentence="Keeps the hidden states of a prompt's first tokens, which weigh less, and makes their keys and values again.",
+        group="Keys and values of generations",
+        searches=("generation",),
+        lowers=("kv_cache",),
+    ),
+)
+_IS_AWAY: Final = Condition(path="kv_cache.place", holds=differs("device"))
+KNOBS: Final = (
+    Knob(
+        path="kv_cache.dtype",
+        plain="same",
+        words={"same": "as the weights are"},
+        uses=(Use(technique="quantize_kv", asks=differs("same")),),
+        generation=Face(
+            label="Keys and values in",
+            change="keys and values in {value}",
+            changes={"same": "keys and values as the weights are"},
+        ),
+    ),
+    Knob(
+        path="kv_cache.place",
+        plain="device",
+        words={"remote": "remote store"},
+        uses=(
+            Use(technique="offload_kv", asks=differs("device")),
+            Use(technique="disk", asks=equals("disk")),
+            Use(technique="remote", asks=equals("remote")),
+        ),
+        generation=Face(
+            label="They live on",
+            change="keys and values on the {value}",
+            changes={"remote": "keys and values in the remote store"},
+        ),
+    ),
+    Knob(
+        path="kv_cache.prefetch",
+        plain=1,
+        matters_where=(_IS_AWAY, Condition(path="kv_cache.attention", holds=differs("host"))),
+        generation=Face(
+            label="Fetched ahead",
+            help="blocks, of a cache that is away",
+            change="keys and values of {value} blocks ahead instead of {before}",
+        ),
+    ),
+    Knob(
+        path="kv_cache.attention",
+        plain="device",
+        uses=(Use(technique="host_attention", asks=equals("host")),),
+        generation=Face(
+            label="Attention over them on", help="the host: where a cache of the host is", change="attention on the {value}"
+        ),
+    ),
+    Knob(
+        path="kv_cache.prefix_tokens",
+        plain=0,
+        uses=(Use(technique="rebuild_kv", asks=exceeds(0)),),
+        generation=Face(
+            label="Made again",
+            help="of each prompt's first tokens so many, of a cache that is away; 0 for none",
+            change="keys and values of {value:,} tokens of a prompt made again",
+            changes={0: "no keys and values made again"},
+        ),
+    ),
+)

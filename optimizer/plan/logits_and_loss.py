@@ -1,8 +1,10 @@
 """Decisions about logits and loss: whether all logits exist at once."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from optimizer.base.errors import InvalidPlan
+from optimizer.plan.knob import Face, Knob, TechniqueDeclaration, Use, exceeds
 
 MAX_CHUNKS = 4096
 WIDE_COPY_ELEMENTS = 65_536
@@ -27,3 +29,29 @@ class LogitsAndLossPlan:
                 value=self.num_chunks,
                 allowed={"minimum": 1, "maximum": MAX_CHUNKS},
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitsAndLossPins:
+    """Decisions of ``LogitsAndLossPlan`` that are made beforehand; None leaves one free."""
+
+    num_chunks: int | None = None
+
+
+TECHNIQUES: Final = (
+    TechniqueDeclaration(
+        name="chunked_loss",
+        label="make the loss in chunks",
+        sentence="Runs head and cross-entropy over one run of tokens after the other, so that all logits never exist together.",
+        group="Batch and loss",
+        lowers=("logits_and_loss",),
+    ),
+)
+KNOBS: Final = (
+    Knob(
+        path="logits_and_loss.num_chunks",
+        plain=1,
+        uses=(Use(technique="chunked_loss", asks=exceeds(1)),),
+        training=Face(label="Loss in chunks", help="how many"),
+    ),
+)

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from optimizer.base.errors import InvalidPlan
+from optimizer.plan.knob import Condition, Face, Knob, Package, TechniqueDeclaration, Use, differs, equals
 
 QUANTIZATION_BLOCK_ELEMENTS = 256
 """Elements that share one fp32 scale in 8-bit state (Dettmers et al., 8-bit Optimizers via Block-wise Quantization)."""
@@ -74,3 +75,55 @@ def split_state(plan: OptimizerStatePlan, num_elements: Sequence[int]) -> list[b
         leaves.append(size <= left)
         left -= size if size <= left else 0
     return leaves
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerStatePins:
+    """Decisions of ``OptimizerStatePlan`` that are made beforehand; None leaves one free."""
+
+    bits: Literal[32, 8] | None = None
+    place: StatePlace | None = None
+    fraction: float | None = None
+
+
+TECHNIQUES: Final = (
+    TechniqueDeclaration(
+        name="offload_optimizer",
+        label="optimizer state on the host",
+        sentence="Keeps the optimizer's state, or a share of it, on the host or the disk, and updates those weights on the host.",
+        group="Gradients, optimizer state and weights",
+        lowers=("optimizer_state",),
+    ),
+    TechniqueDeclaration(
+        name="8bit_optimizer",
+        label="8-bit optimizer state",
+        sentence="Keeps AdamW's moments in one byte an element, with a scale for each 256 elements.",
+        group="Gradients, optimizer state and weights",
+        loss="rounding",
+        lowers=("optimizer_state",),
+    ),
+)
+KNOBS: Final = (
+    Knob(
+        path="optimizer_state.bits",
+        plain=32,
+        uses=(Use(technique="8bit_optimizer", asks=equals(8)),),
+        packages=(Package(name="bitsandbytes", asks=equals(8)),),
+        training=Face(label="State in", help="bits", change="{value}-bit optimizer state"),
+    ),
+    Knob(
+        path="optimizer_state.place",
+        plain="device",
+        uses=(
+            Use(technique="offload_optimizer", asks=differs("device")),
+            Use(technique="disk", asks=equals("disk")),
+        ),
+        training=Face(label="State lives on"),
+    ),
+    Knob(
+        path="optimizer_state.fraction",
+        plain=1.0,
+        matters_where=(Condition(path="optimizer_state.place", holds=differs("device")),),
+        training=Face(label="Share of it that is away", help="from 0 to 1"),
+    ),
+)

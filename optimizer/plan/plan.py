@@ -12,17 +12,24 @@ from typing import Any, Final, Literal
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_field
+from optimizer.optimizers import OPTIMIZERS
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.techniques import LOSSY, Technique, list_techniques
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import TrainingWorkload
 
 PLAN_VERSION: Final = 2
 _SPARSE_MODEL: Final = "a model with sparse embedding gradients (sparse_embedding_gradients)"
+
+
+def _list_optimizers(ability: str) -> str:
+    """The optimizers with an ability, as people write them."""
+    return " and ".join(declared.label for declared in OPTIMIZERS.values() if getattr(declared, ability))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +56,13 @@ class Plan:
 
     @property
     def is_lossless(self) -> bool:
-        """True if the numbers equal plain fp32 training's; accumulation and chunks change only the order of sums."""
-        return (
-            self.weights.dtype == "fp32"
-            and self.weights.autocast == "off"
-            and self.weights.frozen == "same"
-            and self.optimizer_state.bits == 32
-            and (self.activations.compress == "none" or not self.activations.num_offloaded)
-        )
+        """Whether the numbers equal plain fp32 training's; accumulation and chunks change only the order of sums."""
+        return not any(technique in LOSSY for technique in self.techniques)
+
+    @property
+    def techniques(self) -> tuple[Technique, ...]:
+        """What the plan uses of the things a goal may forbid, in the order of ``Technique``."""
+        return list_techniques(self, work="training")
 
     @property
     def fingerprint(self) -> str:
@@ -111,12 +117,14 @@ class Plan:
         has_plain_head: true if the head is one projection of the last hidden state. clamps_fp16: true if the model clamps
         values in fp16 alone (T5, BART), which no profile shows.
         """
-        if has_sparse_gradients and workload.optimizer != "adamw":
+        declared = OPTIMIZERS[workload.optimizer]
+        if has_sparse_gradients and not declared.updates_rows:
+            able = _list_optimizers("updates_rows")
             return InvalidPlan(
-                f"workload.optimizer is {workload.optimizer}; {_SPARSE_MODEL} is updated by AdamW alone",
+                f"workload.optimizer is {workload.optimizer}; {_SPARSE_MODEL} is updated by {able} alone",
                 field="workload.optimizer",
                 value=workload.optimizer,
-                allowed="adamw",
+                allowed=", ".join(name for name, other in OPTIMIZERS.items() if other.updates_rows),
             )
         consumes = self.gradients.choice == "consume"
         trains_all = workload.adapter is None
@@ -166,10 +174,16 @@ class Plan:
                 "applies to weights under adapters (this workload has none: every weight is trained)",
             ),
             (
-                self.optimizer_state.bits == 8 and workload.optimizer != "adamw",
+                self.optimizer_state.bits == 8 and not declared.has_8_bits,
                 "optimizer_state.bits",
                 8,
-                f"is AdamW's state (workload.optimizer is {workload.optimizer}, whose moment has 32 bits)",
+                f"is {_list_optimizers('has_8_bits')}'s state (workload.optimizer is {workload.optimizer}, whose state is fp32)",
+            ),
+            (
+                self.optimizer_state.place != "device" and not declared.leaves_device,
+                "optimizer_state.place",
+                self.optimizer_state.place,
+                f"{declared.label}'s state cannot have: its update needs whole tensors, on the device",
             ),
             (
                 self.logits_and_loss.num_chunks > 1 and not has_plain_head,

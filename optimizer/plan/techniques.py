@@ -1,6 +1,22 @@
-"""Names and groups of the techniques on a page and in a terminal."""
+"""The register of everything that a plan can decide: knobs and techniques, as the modules beside this one declare them."""
 
-from typing import Final, Literal
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, Final, Literal, cast, get_args
+
+from optimizer.base.categories import CATEGORIES, Category
+from optimizer.plan import (
+    activations,
+    allocator,
+    batch,
+    gradients,
+    kv_cache,
+    logits_and_loss,
+    optimizer_state,
+    passes,
+    weights,
+)
+from optimizer.plan.knob import Asks, Group, Knob, TechniqueDeclaration, Work
 
 Technique = Literal[
     "recompute",
@@ -15,6 +31,7 @@ Technique = Literal[
     "remote",
     "compress",
     "bf16",
+    "no_master_weights",
     "fp16",
     "autocast",
     "8bit_optimizer",
@@ -24,44 +41,104 @@ Technique = Literal[
     "quantize_kv",
     "rebuild_kv",
 ]
-"""Techniques that a goal may forbid. ``disk`` and ``remote`` forbid a place, whatever would live there."""
-LOSSY: tuple[Technique, ...] = ("compress", "bf16", "fp16", "autocast", "8bit_optimizer", "quantize_frozen", "quantize_kv")
-"""Techniques that change the numbers."""
-ROUNDING: tuple[Technique, ...] = ("bf16", "fp16", "autocast", "8bit_optimizer")
-"""Lossy techniques that only round, as training in 16 bits does. The others' effect on a result depends on the model."""
+"""What a goal may forbid, by name: for the type checker and for reading JSON. A test holds it to ``DECLARATIONS``."""
 
-TECHNIQUE_LABELS: Final[dict[Technique, str]] = {
-    "recompute": "recompute activations",
-    "offload": "offload activations",
-    "compress": "compress offloaded activations",
-    "accumulate": "split the batch (accumulate)",
-    "chunked_loss": "make the loss in chunks",
-    "consume_gradients": "update as gradients appear",
-    "offload_gradients": "gradients on the host",
-    "offload_optimizer": "optimizer state on the host",
-    "stream_weights": "stream weights block by block",
-    "8bit_optimizer": "8-bit optimizer state",
-    "bf16": "bf16 weights",
-    "fp16": "fp16 weights",
-    "autocast": "autocast (products in bf16 or fp16)",
-    "quantize_frozen": "weights in 8 or 4 bits under adapters",
-    "offload_kv": "keys and values off the device",
-    "host_attention": "attention on the host",
-    "quantize_kv": "keys and values in int8 or int4",
-    "rebuild_kv": "keys and values made again from hidden states",
-    "disk": "anything on disk",
-    "remote": "anything in a remote store",
+_PLACES: Final = (
+    TechniqueDeclaration(
+        name="disk",
+        label="anything on disk",
+        sentence="Keeps anything at all in the scratch file: state, weights, activations, keys and values.",
+        group="Places",
+        searches=("training", "generation"),
+    ),
+    TechniqueDeclaration(
+        name="remote",
+        label="anything in a remote store",
+        sentence="Keeps anything at all in another machine's memory, behind a store that speaks the Redis protocol.",
+        group="Places",
+        searches=("training", "generation"),
+    ),
+)
+KNOBS: Final[dict[str, Knob]] = {
+    knob.path: knob
+    for module in (batch, passes, weights, gradients, optimizer_state, activations, logits_and_loss, kv_cache, allocator)
+    for knob in module.KNOBS
+}
+"""By path, in the order of the plans."""
+_DECLARED: Final[dict[str, TechniqueDeclaration]] = {
+    declared.name: declared
+    for declarations in (
+        activations.TECHNIQUES,
+        batch.TECHNIQUES,
+        logits_and_loss.TECHNIQUES,
+        gradients.TECHNIQUES,
+        optimizer_state.TECHNIQUES,
+        weights.TECHNIQUES,
+        kv_cache.TECHNIQUES,
+        _PLACES,
+    )
+    for declared in declarations
+}
+DECLARATIONS: Final[dict[Technique, TechniqueDeclaration]] = {
+    name: _DECLARED[name] for group in get_args(Group) for name in get_args(Technique) if _DECLARED[name].group == group
 }
 """All of them, in the order of ``TECHNIQUE_GROUPS``."""
 
-TECHNIQUE_GROUPS: Final[tuple[tuple[str, tuple[Technique, ...]], ...]] = (
-    ("Activations", ("recompute", "offload", "compress")),
-    ("Batch and loss", ("accumulate", "chunked_loss")),
-    (
-        "Gradients, optimizer state and weights",
-        ("consume_gradients", "offload_gradients", "offload_optimizer", "stream_weights", "8bit_optimizer"),
-    ),
-    ("Number formats", ("bf16", "fp16", "autocast", "quantize_frozen")),
-    ("Keys and values of generations", ("offload_kv", "host_attention", "quantize_kv", "rebuild_kv")),
-    ("Places", ("disk", "remote")),
+LOSSY: Final[tuple[Technique, ...]] = tuple(name for name in get_args(Technique) if _DECLARED[name].loss != "none")
+"""Techniques that change the numbers."""
+ROUNDING: Final[tuple[Technique, ...]] = tuple(name for name in LOSSY if _DECLARED[name].loss == "rounding")
+"""Of those the ones that round as training in 16 bits does. What the others do to a result depends on the model."""
+TECHNIQUE_LABELS: Final[dict[Technique, str]] = {name: declared.label for name, declared in DECLARATIONS.items()}
+TECHNIQUE_GROUPS: Final[tuple[tuple[Group, tuple[Technique, ...]], ...]] = tuple(
+    (group, tuple(name for name, declared in DECLARATIONS.items() if declared.group == group)) for group in get_args(Group)
 )
+
+
+def techniques_for(work: Work) -> tuple[Technique, ...]:
+    """Techniques that plans of this kind of work can use, and that their search tries."""
+    return tuple(name for name, declared in DECLARATIONS.items() if work in declared.searches)
+
+
+def techniques_that_lower() -> dict[Category, tuple[Technique, ...]]:
+    """By category of memory, the techniques of training that make it smaller."""
+    return {
+        category: found
+        for category in CATEGORIES
+        if (found := tuple(name for name in techniques_for("training") if category in DECLARATIONS[name].lowers))
+    }
+
+
+def knobs_of(work: Work) -> tuple[Knob, ...]:
+    """The knobs of this kind of work's plans, in their order."""
+    return tuple(knob for knob in KNOBS.values() if getattr(knob, work) is not None)
+
+
+def is_idle(path: str, plan: Any) -> bool:
+    """Whether a knob decides nothing in this plan, because what it is about is not there."""
+    return not all(condition.holds(attrgetter(condition.path)(plan)) for condition in KNOBS[path].matters_where)
+
+
+_Question = tuple[Callable[[Any], Any], Asks]
+"""How to get a knob's value from a plan, and what to ask of it."""
+
+
+def _list_ways(work: Work) -> "tuple[tuple[Technique, tuple[tuple[_Question, ...], ...]], ...]":
+    """By technique, the ways in which a plan can use it: questions that must all be answered with yes."""
+    ways: dict[Technique, list[tuple[_Question, ...]]] = {}
+    for knob in knobs_of(work):
+        conditions = tuple((attrgetter(condition.path), condition.holds) for condition in knob.matters_where)
+        for use in knob.uses:
+            ways.setdefault(cast(Technique, use.technique), []).append(((attrgetter(knob.path), use.asks), *conditions))
+    return tuple((name, tuple(ways[name])) for name in get_args(Technique) if name in ways)
+
+
+_WAYS: "Final[dict[Work, tuple[tuple[Technique, tuple[tuple[_Question, ...], ...]], ...]]]" = {
+    work: _list_ways(work) for work in get_args(Work)
+}
+
+
+def list_techniques(plan: Any, *, work: Work) -> tuple[Technique, ...]:
+    """What a plan uses of the things a goal may forbid, in the order of ``Technique``."""
+    return tuple(
+        name for name, ways in _WAYS[work] if any(all(asks(get(plan)) for get, asks in way) for way in ways)
+    )

@@ -29,7 +29,7 @@ from optimizer.profile.sizes import NO_TERMS, Shape, Terms
 from optimizer.profile.trained import FrozenBytes, Tensors
 from optimizer.workload import Adapter
 
-PROFILE_VERSION: Literal[10] = 10
+PROFILE_VERSION: Literal[11] = 11
 BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
 """Those traced; the other ways of offloading are priced from ``offload``: only where the bytes go differs."""
 
@@ -205,7 +205,7 @@ class Profile:
     is empty.
     """
 
-    version: Literal[10] = PROFILE_VERSION
+    version: Literal[11] = PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int

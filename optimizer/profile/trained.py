@@ -10,6 +10,10 @@ class TensorSize:
     num_elements: int
     is_matrix: bool
     """Two or more dimensions: weight decay applies, and the optimizer takes these first."""
+    rows: int = 0
+    """The last dimension but one of a matrix; 0 of what is none."""
+    columns: int = 0
+    """The last dimension of a matrix."""
     row_elements: int = 0
     """Of an embedding whose gradient holds only the rows of a batch's tokens: elements in a row. 0: gradients are whole."""
 

@@ -7,6 +7,7 @@ tested against any function, and what it optimizes is by construction what the e
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Final, Literal, Protocol, get_args
 
 from optimizer.base.errors import InvalidPlan
@@ -22,13 +23,32 @@ from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import Technique
-from optimizer.plan.weights import Autocast, FrozenFormat, WeightsDtype, WeightsPlace, WeightsPlan
+from optimizer.plan.weights import Autocast, FrozenFormat, MasterFormat, WeightsDtype, WeightsPlace, WeightsPlan
 from optimizer.search.arrangements import PerBlock, keep_everything
 from optimizer.search.budgeted import Budgeted, Priced
 from optimizer.workload import TrainingWorkload
 
 Price = Callable[[Plan], Prediction]
 PricedPlan = Priced[Plan, Prediction]
+OUTER_FIELDS: Final[dict[str, str]] = {
+    "batch.micro_batch_size": "micro_batch_size",
+    "batch.accumulation_steps": "accumulation_steps",
+    "weights.dtype": "dtype",
+    "weights.master": "master",
+    "weights.autocast": "autocast",
+    "weights.frozen": "frozen",
+    "optimizer_state.bits": "bits",
+    "logits_and_loss.num_chunks": "num_chunks",
+    "gradients.choice": "gradients",
+    "optimizer_state.place": "state_place",
+    "optimizer_state.fraction": "state_fraction",
+    "weights.place": "weights_place",
+    "weights.prefetch": "prefetch",
+    "activations.compress": "compress",
+    "allocator.expandable_segments": "expandable_segments",
+}
+"""By path, the field of ``OuterPlan`` that holds the knob's value."""
+_GETTERS: Final = tuple((name, attrgetter(path)) for path, name in OUTER_FIELDS.items())
 StateBits = Literal[32, 8]
 
 
@@ -39,6 +59,7 @@ class OuterPlan:
     micro_batch_size: int
     accumulation_steps: int
     dtype: WeightsDtype = "fp32"
+    master: MasterFormat = "fp32"
     autocast: Autocast = "off"
     frozen: FrozenFormat = "same"
     bits: StateBits = 32
@@ -58,6 +79,7 @@ class OuterPlan:
             batch=BatchPlan(micro_batch_size=self.micro_batch_size, accumulation_steps=self.accumulation_steps),
             weights=WeightsPlan(
                 dtype=self.dtype,
+                master=self.master,
                 autocast=self.autocast,
                 frozen=self.frozen,
                 place=self.weights_place,
@@ -76,23 +98,8 @@ class OuterPlan:
 
     @classmethod
     def of(cls, plan: Plan) -> "OuterPlan":
-        """Read what a plan decides outside its blocks."""
-        return cls(
-            micro_batch_size=plan.batch.micro_batch_size,
-            accumulation_steps=plan.batch.accumulation_steps,
-            dtype=plan.weights.dtype,
-            autocast=plan.weights.autocast,
-            frozen=plan.weights.frozen,
-            bits=plan.optimizer_state.bits,
-            num_chunks=plan.logits_and_loss.num_chunks,
-            gradients=plan.gradients.choice,
-            state_place=plan.optimizer_state.place,
-            state_fraction=plan.optimizer_state.fraction,
-            weights_place=plan.weights.place,
-            prefetch=plan.weights.prefetch,
-            compress=plan.activations.compress,
-            expandable_segments=plan.allocator.expandable_segments,
-        )
+        """What a plan decides outside its blocks."""
+        return cls(**{name: get(plan) for name, get in _GETTERS})
 
     @property
     def base(self) -> "OuterPlan":
@@ -101,6 +108,7 @@ class OuterPlan:
             micro_batch_size=self.micro_batch_size,
             accumulation_steps=self.accumulation_steps,
             dtype=self.dtype,
+            master=self.master,
             autocast=self.autocast,
             frozen=self.frozen,
             bits=self.bits,
@@ -209,7 +217,7 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
         """Report whether every technique of the plan is allowed, all together can be carried out, and every pin is kept."""
         if self.micro_batch_size not in (None, plan.batch.micro_batch_size) or self.goal.pins.broken_by(plan):
             return False
-        allowed = all(self.allows(technique) for technique in techniques_of(plan))
+        allowed = all(self.allows(technique) for technique in plan.techniques)
         return allowed and self.find_conflict(plan) is None
 
     def find_conflict(self, plan: Plan) -> InvalidPlan | None:
@@ -283,6 +291,7 @@ _DTYPES: Final = (
     replace(_PLAIN, autocast="bf16"),
     replace(_PLAIN, autocast="fp16"),
     replace(_PLAIN, dtype="bf16"),
+    replace(_PLAIN, dtype="bf16", master="none"),
     replace(_PLAIN, dtype="fp16"),
 )
 _FROZEN: Final[tuple[FrozenFormat, ...]] = get_args(FrozenFormat)
@@ -299,30 +308,6 @@ def _without_homes(pins: Pins) -> Pins:
         optimizer_state=replace(pins.optimizer_state, place=None),
         weights=replace(pins.weights, place=None),
     )
-
-
-def techniques_of(plan: Plan) -> tuple[Technique, ...]:
-    """The techniques that the plan uses, in the order of ``Technique``."""
-    state, activations = plan.optimizer_state, plan.activations
-    used: dict[Technique, bool] = {
-        "recompute": activations.count("recompute", "selective") > 0,
-        "offload": activations.num_offloaded > 0,
-        "accumulate": plan.batch.accumulation_steps > 1,
-        "chunked_loss": plan.logits_and_loss.num_chunks > 1,
-        "consume_gradients": plan.gradients.choice == "consume",
-        "offload_gradients": plan.gradients.choice == "host",
-        "offload_optimizer": state.place != "device",
-        "stream_weights": plan.weights.place != "device",
-        "disk": "disk" in (state.place, plan.weights.place) or activations.count("offload_disk") > 0,
-        "remote": activations.count("offload_remote") > 0,
-        "compress": activations.compress != "none" and activations.num_offloaded > 0,
-        "bf16": plan.weights.dtype == "bf16",
-        "fp16": plan.weights.dtype == "fp16",
-        "autocast": plan.weights.autocast != "off",
-        "8bit_optimizer": state.bits == 8,
-        "quantize_frozen": plan.weights.frozen != "same",
-    }
-    return tuple(technique for technique, is_used in used.items() if is_used)
 
 
 def divisors(number: int) -> list[int]:

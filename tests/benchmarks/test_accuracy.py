@@ -194,7 +194,7 @@ def test_bytes_of_a_case_are_predicted_to_the_meters_and_nearly_to_the_profilers
     assert row["error_to_meter_bytes"] == row["host_error_bytes"] == row["disk_error_bytes"] == 0
     assert row["wrong_categories"] == {}
     assert row["stage_error_bytes"] == {"first_step": 0, "evaluation": 0}
-    # Of each recomputed block torch keeps the state of its random numbers, 5,056 bytes, outside of any op.
+    # torch keeps the state of each recomputed block's random numbers, 5,056 bytes, outside of any op.
     assert 0 <= row["unseen_by_meter_bytes"] <= 2 * 5056 + 1000
     assert row["verdicts"]["-1 %"] != "fits"
     assert json.loads(json.dumps(row)) == row
@@ -323,7 +323,7 @@ def test_errors_are_tabulated_by_technique_with_the_sign_of_the_worst():
     assert tables["plain"]["num_cases"] == 1
 
 
-def test_errors_against_the_clocks_own_times_are_told_apart_too():
+def test_errors_against_the_clocks_own_times_are_kept_apart_too():
     rows = [{"held_back": held_back, "as_timed_error": error} for held_back, error in ((True, -0.2), (False, 0.1), (False, 0.3))]
     assert accuracy_summary.tabulate_as_timed(rows) == {
         "fitted": {"num_cases": 2, "median": 0.2, "worst": 0.3},

@@ -55,7 +55,7 @@ def test_the_summary_has_every_goal_and_the_rows_are_json(rows):
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
 
 
-def test_what_is_left_out_for_want_of_time_is_told():
+def test_cases_left_out_for_lack_of_time_are_reported():
     journal = Journal(file=None, machine={})
     cards = small_cards(SPEC, ((),), card_bytes=FITS_BYTES)
     measure_cards(journal, CPU, quick=False, cards=replace(cards, deadline_s=-1.0))

@@ -97,7 +97,7 @@ def collection(folder: Path, *changes: dict[str, str]) -> Path:
     return file
 
 
-def test_of_one_run_on_more_and_fewer_devices_the_fewer_are_taken(tmp_path):
+def test_a_run_on_more_and_fewer_devices_counts_with_the_fewer(tmp_path):
     wider = {"n_gpus": "4", "dp": "4", "step_time_s": "0.3"}
     larger = {"global_batch": "16", "step_time_s": "0.9"}
     (row,) = select_runs(collection(tmp_path, wider, larger, {}))
@@ -213,7 +213,7 @@ def test_bytes_that_the_published_program_holds_of_the_logits_are_counted_from_i
     assert tiny.extra_gb == 12 * 1024 * 32_000 * 4 / 1e9
 
 
-def test_open_facts_are_told_once_for_a_system():
+def test_open_facts_are_reported_once_for_a_system():
     facts = list_open_facts([SMALL, SMALL])
     assert facts == {"Megatron-DeepSpeed": SMALL.open_facts}
 

@@ -181,7 +181,7 @@ def test_nothing_is_checkpointed_where_plain_training_fits() -> None:
     assert solve_units(statistics, budget_bytes=statistics.plain_bytes) == (0.0,) * 4
 
 
-def test_as_little_is_discarded_as_the_budget_asks_for() -> None:
+def test_no_more_is_discarded_than_the_budget_asks_for() -> None:
     statistics = statistics_of(4)
     discarded = solve_units(statistics, budget_bytes=statistics.plain_bytes - 5 * MIB)
     assert discarded is not None

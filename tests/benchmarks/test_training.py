@@ -115,7 +115,7 @@ def test_a_budget_is_met_and_held_against_all_that_fits_in_it(bench, monkeypatch
     assert row["ours_over_best_in_budget"] > 0
 
 
-def test_a_technique_that_fails_is_told_and_the_next_still_runs(bench, monkeypatch):
+def test_a_technique_that_fails_is_reported_and_the_next_still_runs(bench, monkeypatch):
     techniques = {
         "accumulate": {"cut": 4},
         "nonsense": {"weights": {"prefetch": 99}},

@@ -131,7 +131,7 @@ def test_a_burst_of_samples_is_drawn_at_most_twice_a_second(site, open_tab, runn
     )
     for step in range(31, 71):
         site.ask("measure", job_id=running_job, first=step, last=step)
-    # What a slow machine dropped from the wire is told with the next sample, after a second.
+    # Samples that a slow machine dropped from the wire come with the next one, after a second.
     tab.page.wait_for_timeout(1100)
     site.ask("measure", job_id=running_job, first=71, last=71)
     wait_for_points(tab, 71)

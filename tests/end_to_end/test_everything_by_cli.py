@@ -53,7 +53,7 @@ class Terminal:
         self.client = HeadroomClient(url, token=token)
 
     def run(self, *words, exit_code=0):
-        """What the command printed."""
+        """Run a command and return its output."""
         assert main([*map(str, words), *self._connection]) == exit_code, self._capsys.readouterr()
         return self._capsys.readouterr().out
 
@@ -177,7 +177,7 @@ def generate(terminal, folder, model_id):
 
 
 def go_on_with(terminal, folder, job_id):
-    """What a run trained generates, and is trained further."""
+    """Generate with a trained model, and train it further."""
     model_id, name = terminal.run("models", "add", "--from-job", job_id).split()
     assert name == JOB["name"]
     assert f"trained by {job_id}" in terminal.run("models", "show", model_id)
@@ -190,7 +190,7 @@ def go_on_with(terminal, folder, job_id):
 
 
 def share(terminal):
-    """What is shared, with whom, and who hears of it."""
+    """Share a project, list its members, and add a webhook."""
     assert "yours" in terminal.run("projects", "list")
     project = terminal.run("projects", "create", "lab").split()[0]
     assert "ada" in terminal.run("projects", "members", project)

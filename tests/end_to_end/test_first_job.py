@@ -27,7 +27,7 @@ def stack():
 
 @pytest.fixture
 def administrator(stack):
-    """Whom the set-up made, as it tells them once."""
+    """Name and password of the administrator, which the set-up prints once."""
     return json.loads(stack.run_manage("setup_headroom", "--json"))
 
 

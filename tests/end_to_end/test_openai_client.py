@@ -32,7 +32,7 @@ def stack():
 
 @pytest.fixture(scope="module")
 def client(stack, tmp_path_factory):
-    """Of a person who has uploaded a model."""
+    """The client of a person who has uploaded a model."""
     url, token = stack.start_web(), stack.ask("token", name="ada")
     weights = write_weights(tmp_path_factory.mktemp("writer"))
     files = {"config": ("config.json", json.dumps(CONFIG)), "weights": ("model.safetensors", weights.read_bytes())}

@@ -36,7 +36,7 @@ TRAINED_WITHIN_S = 180
 
 @dataclass(kw_only=True)
 class Story:
-    """What the client saw, in order."""
+    """Events that the client saw, in order."""
 
     client: httpx.Client
     stack: Stack
@@ -149,7 +149,7 @@ def test_the_measured_peak_stays_under_the_budget_that_plain_training_exceeds(st
     assert story.get("machines")["results"][0]["calibration"]["num_runs"] == 1
 
 
-def test_the_stream_begins_with_a_snapshot_tells_every_step_and_ends(story):
+def test_the_stream_begins_with_a_snapshot_has_every_step_and_ends(story):
     names = [name for name, _ in story.events]
     assert (names[0], names[-1]) == ("snapshot", "done")
     snapshot = story.events[0][1]

@@ -75,7 +75,7 @@ class TrainJobs(Jobs):
         return self.wait_for_process(job)
 
     def log(self, job: str) -> str:
-        """What the processes of all attempts printed, for the message of a failed assertion."""
+        """Output of the processes of all attempts, for the message of a failed assertion."""
         files = sorted((self.stack.home / "jobs" / job / "attempts").glob("*/log.txt"))
         return "\n".join(f"--- attempt {file.parent.name}\n{file.read_text()[-3000:]}" for file in files)
 

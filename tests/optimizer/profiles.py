@@ -22,7 +22,7 @@ def trace(spec, *, adapter=None, is_padded=False, extent=EVERYTHING):
 
 
 def extent_of(cases):
-    """Of plans with their workloads, with every choice."""
+    """The extent of a profile that covers these plans with their workloads, with every choice."""
     extents = [extent_of_plans([plan], workload=workload) for plan, workload in cases]
     return Extent(
         representations=tuple(sorted({name for extent in extents for name in extent.representations})),

@@ -239,7 +239,7 @@ def test_every_baseline_is_priced_or_refused(llama_profile):
     ids=["an op that cannot run without data", "sizes that do not fit"],
 )
 def test_a_model_that_cannot_be_traced_is_refused_with_the_reason(config, words, monkeypatch, capsys):
-    """As the child says it that ``estimate`` asks, and as its caller understands it."""
+    """The child that ``estimate`` asks says it, and its caller understands it."""
     extent = {"representations": ["fp32"], "choices": ["keep"], "shapes": [[1, 40]]}
     request = {"config": config, "adapter": None, "extent": extent}
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(request)))

@@ -55,7 +55,7 @@ TECHNIQUES = {
 
 
 def make_plan(*names):
-    """Of two choices for blocks, the first holds for the outer ones and the second for what is between."""
+    """Make a plan; of two choices for blocks, the first holds for the outer ones and the second for those between."""
     columns = {"batch": BatchPlan(micro_batch_size=4, accumulation_steps=1)}
     for name in names:
         columns |= TECHNIQUES[name]

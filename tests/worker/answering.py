@@ -22,7 +22,7 @@ class AnsweringService:
         return httpx.Response(status, json=document)
 
     def connect(self, **_):
-        """In place of the command's own ``connect``."""
+        """Stand in for the command's own ``connect``."""
         return HeadroomClient("http://headroom", token="t", transport=httpx.MockTransport(self))
 
     def sent_bytes(self, path):

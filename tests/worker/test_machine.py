@@ -121,7 +121,7 @@ def brief_of(attempt, home):
     return json.loads((folder / "attempt.json").read_text())
 
 
-def test_a_training_attempt_is_told_all_it_needs_in_absolute_paths(claimed, tmp_path):
+def test_a_training_attempt_gets_all_it_needs_in_absolute_paths(claimed, tmp_path):
     attempt = claimed()
     brief = brief_of(attempt, tmp_path)
     assert brief["fence"] == attempt.fence
@@ -138,7 +138,7 @@ def test_a_later_attempt_resumes_from_the_newest_checkpoint(claimed, tmp_path):
     assert brief_of(attempt, tmp_path)["resume_from"] == "newest"
 
 
-def test_a_retried_job_is_told_where_those_before_it_kept_their_checkpoints(claimed, tmp_path):
+def test_a_retried_job_gets_the_folders_of_earlier_checkpoints(claimed, tmp_path):
     attempt = claimed()
     first = Job(pk="job_first")
     attempt.job.retry_of = Job(pk="job_second", retry_of=first)
@@ -153,7 +153,7 @@ def test_what_ships_with_the_program_keeps_its_own_path(claimed, tmp_path):
     assert brief_of(attempt, tmp_path)["dataset"]["file"] == "/program/kjv.txt"
 
 
-def test_a_profiling_attempt_is_told_where_the_profile_goes(claimed, tmp_path):
+def test_a_profiling_attempt_gets_the_folder_for_the_profile(claimed, tmp_path):
     attempt = claimed("profile")
     brief = brief_of(attempt, tmp_path)
     assert brief["profile_file"].endswith(f"{attempt.job_id}/attempts/1/profile.json")

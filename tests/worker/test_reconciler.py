@@ -103,7 +103,7 @@ def test_a_job_whose_lease_ran_out_goes_back_to_the_queue(attempt, folder):
     assert (job.state, job.reason) == ("queued", "worker_lost")
 
 
-def test_it_ends_when_told_to(db, folder):
+def test_it_ends_when_asked_to(db, folder):
     pauses = []
 
     def pause(seconds):

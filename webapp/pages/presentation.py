@@ -139,7 +139,7 @@ def _decisions(document: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
     weights, state, chunks = plan.weights, plan.optimizer_state, plan.logits_and_loss.num_chunks
     computed = weights.dtype if weights.autocast == "off" else f"{weights.dtype}, products in {weights.autocast}"
     frozen = "" if weights.frozen == "same" else f", frozen ones {weights.frozen}"
-    masters = ", with fp32 masters" if weights.dtype != "fp32" else ""
+    masters = ", with fp32 masters" if weights.master_bytes_per_element else ""
     return {
         "weights": (_WEIGHTS_LIFETIMES[weights.place == "device"], weights.place, computed + frozen),
         "gradients": (*_GRADIENTS[plan.gradients.choice], weights.dtype),

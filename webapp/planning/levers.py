@@ -10,17 +10,11 @@ from typing import Any, Final
 from optimizer.base.categories import Category
 from optimizer.plan.pins.training import pins_of_change
 from optimizer.plan.plan import Plan
-from optimizer.plan.techniques import Technique
+from optimizer.plan.techniques import techniques_that_lower
 from optimizer.search.answer.knobs import list_knobs
 from webapp.planning.search.training import TrainingQuestion, problem_of
 
-TECHNIQUES_OF: Final[dict[Category, tuple[Technique, ...]]] = {
-    "weights": ("stream_weights", "bf16", "fp16", "quantize_frozen"),
-    "gradients": ("consume_gradients", "offload_gradients"),
-    "optimizer_state": ("offload_optimizer", "8bit_optimizer"),
-    "activations": ("recompute", "offload", "accumulate"),
-    "logits_and_loss": ("chunked_loss", "accumulate"),
-}
+TECHNIQUES_OF: Final = techniques_that_lower()
 """The changes that make a category smaller."""
 MAX_PARTS: Final = 2
 """Number of the largest categories with a lever that are looked at."""

@@ -19,9 +19,9 @@ from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.pins.training import Pins, WeightsPins
+from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
-from optimizer.plan.weights import FrozenFormat, WeightsPlan
+from optimizer.plan.weights import FrozenFormat, WeightsPins, WeightsPlan
 from optimizer.search.answer.smallest import find_smallest
 from optimizer.search.generation.search import generation_problem
 from optimizer.search.generation.smallest import find_smallest as find_smallest_generation

@@ -22,6 +22,7 @@ from optimizer.estimate.bounds.relaxed_outside import RelaxedOutside, list_relax
 from optimizer.estimate.bounds.relaxed_time import MicroBatchTimes, Update, sums_on_cpu, sums_on_cuda
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
 from optimizer.estimate.categories.gradients import estimate_gradient_bytes
+from optimizer.estimate.categories.moments import moments_of
 from optimizer.estimate.categories.optimizer_state import estimate_state, estimate_update_ms
 from optimizer.estimate.categories.tensors import list_tensors
 from optimizer.estimate.categories.weights import estimate_weight_bytes, list_streamed_bytes, list_streamed_tensors
@@ -117,7 +118,8 @@ class _Relaxer:
         self._state = estimate_state(self._tensors, plan, workload=workload, device_kind=machine.device.kind)
         self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=workload.adapter is None)
         self._input_bytes = estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
-        prices, keep = PartPrices.of(self._compiled, plan=plan, machine=machine), self._compiled.keep
+        moments = moments_of(self._tensors.sizes, plan, kept=workload.kept_state)
+        prices, keep = PartPrices.of(self._compiled, plan=plan, machine=machine, moments=moments), self._compiled.keep
         self._blocks = keep(("relaxed", prices, forms), lambda: list_relaxed_blocks(prices, forms))
         self._outside = [self._around(prices, forms, count) for count in chunk_counts]
         self._templates = list(self._compiled.regime.block_templates)
@@ -180,8 +182,8 @@ class _Relaxer:
 
     def _state_bytes(self) -> int:
         """Of all of it on the device, in 32 bits: other widths do not leave."""
-        num_words = self._workload.num_moments + (self._plan.weights.dtype != "fp32")
-        return 4 * num_words * self._tensors.total_elements
+        each_bytes = 4 * self._workload.num_moments + self._plan.weights.master_bytes_per_element
+        return each_bytes * self._tensors.total_elements
 
     def _over(self, outside: RelaxedOutside) -> Numbers:
         """[form of the last block]: the highest level until its backward ends, above what all blocks hold."""
@@ -249,7 +251,7 @@ class _Relaxer:
         whole_ms = 0.0
         if state_is_free:
             lanes[_COMPUTE] -= more_for_leaving_ms(len(self._tensors.sizes), rates)
-            whole_ms = estimate_update_ms(self._tensors.total_elements, plan, rates, num_moments=workload.num_moments)
+            whole_ms = estimate_update_ms(self._tensors.total_elements, plan, rates, kept=workload.kept_state)
         num_fetched = 0
         if plan.gradients.choice == "host":
             num_fetched = self._tensors.total_elements if state_is_free else self._state.num_staying

@@ -21,6 +21,7 @@ from optimizer.estimate.step.simulate import Resident
 from optimizer.estimate.tasks.change import FROM_PROLOGUE, Move
 from optimizer.estimate.tasks.tasks import Task, list_moves
 from optimizer.formats.transfer_sizes import chunk_elements
+from optimizer.optimizers import KeptState
 from optimizer.plan.plan import Plan
 
 MAX_LATER = 2
@@ -69,9 +70,9 @@ class Allocations:
 
 
 def list_allocations(
-    schedule: Schedule, *, resident: Resident, tensors: TensorList, plan: Plan, num_moments: int, on_cuda: CudaMoves | None
+    schedule: Schedule, *, resident: Resident, tensors: TensorList, plan: Plan, kept: KeptState, on_cuda: CudaMoves | None
 ) -> Allocations:
-    """resident: on the device between steps, by category. num_moments: that the optimizer keeps of each element. on_cuda: None
+    """resident: on the device between steps, by category. kept: what the optimizer keeps of each tensor. on_cuda: None
     on the CPU device.
     """
     writer = _Writer(on_cuda=on_cuda)
@@ -82,7 +83,7 @@ def list_allocations(
     loading = writer.requests
     stays = {slot: writer.live_bytes(slot) for slot in range(len(CATEGORIES))}
     writer.begin()
-    moments = _Moments(resident, tensors, plan, num_moments)
+    moments = _Moments(resident, tensors, plan, kept)
     _write_step(writer, schedule, moments)
     _settle(writer, {**stays, _STATE: int(resident.device[_STATE])})
     first_step = writer.requests
@@ -170,9 +171,9 @@ def _list_resident(resident: Resident, tensors: TensorList, plan: Plan, device_k
         if is_here and num_bytes <= left[_WEIGHTS]:
             left[_WEIGHTS] -= num_bytes
             yield _WEIGHTS, num_bytes
-    if plan.weights.dtype != "fp32":
+    if plan.weights.master_bytes_per_element:
         for tensor in tensors.sizes:
-            num_bytes = _FP32_BYTES * tensor.num_elements
+            num_bytes = plan.weights.master_bytes_per_element * tensor.num_elements
             if num_bytes <= left[_STATE]:
                 left[_STATE] -= num_bytes
                 yield _STATE, num_bytes
@@ -188,22 +189,19 @@ def _list_resident(resident: Resident, tensors: TensorList, plan: Plan, device_k
 class _Moments:
     """What the first update of each tensor makes: little numbers and two moments, or what else the optimizer keeps."""
 
-    def __init__(self, resident: Resident, tensors: TensorList, plan: Plan, num_moments: int) -> None:
-        has_masters = plan.weights.dtype != "fp32"
+    def __init__(self, resident: Resident, tensors: TensorList, plan: Plan, kept: KeptState) -> None:
+        master_bytes, num_moments = plan.weights.master_bytes_per_element, kept.num_moments
         self.come_in_backward = plan.gradients.choice == "consume"
-        self.come_one_by_one = has_masters or plan.gradients.choice != "keep"
-        self._left = int(resident.device[_STATE])
-        if has_masters:
-            self._left -= _FP32_BYTES * tensors.total_elements
+        self.come_one_by_one = plan.weights.widens_updates or plan.gradients.choice != "keep"
+        self._left = int(resident.device[_STATE]) - master_bytes * tensors.total_elements
         self._waiting: dict[int, list[int]] = {}
         """By bytes of the gradient, in the order of the update: tensors."""
         self._storages: dict[int, list[int]] = {}
         """By tensor, in that order."""
         sizes = [*(t for t in tensors.sizes if t.is_matrix), *(t for t in tensors.sizes if not t.is_matrix)]
         for index, tensor in enumerate(sizes):
-            num_bytes = estimate_state_bytes([tensor], plan, num_moments=num_moments)
-            num_bytes -= _FP32_BYTES * tensor.num_elements * has_masters
-            little = num_bytes % 8 if num_moments == 2 else 0
+            num_bytes = estimate_state_bytes([tensor], plan, kept=kept) - master_bytes * tensor.num_elements
+            little = num_bytes % 8 if kept.counts_steps else 0
             moments = [(num_bytes - little) // num_moments] * num_moments if num_moments else []
             gradient_bytes = tensor.num_elements * plan.weights.bytes_per_element
             self._waiting.setdefault(gradient_bytes, []).append(index)

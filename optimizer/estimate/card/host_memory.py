@@ -48,5 +48,5 @@ def _pageable_bytes(laid: LaidOut, plan: Plan, workload: TrainingWorkload) -> in
         return norms_bytes
     leaves = laid.tensors.list_leaving(plan.optimizer_state)
     num_away = sum(n for n, is_away in zip(laid.tensors.num_elements, leaves, strict=True) if is_away)
-    num_kept = workload.num_moments + (plan.weights.dtype != "fp32")
-    return norms_bytes + _FP32_BYTES * num_kept * num_away
+    each_bytes = _FP32_BYTES * workload.num_moments + plan.weights.master_bytes_per_element
+    return norms_bytes + each_bytes * num_away

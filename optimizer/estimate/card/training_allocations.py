@@ -32,7 +32,7 @@ def list_laid_out(
         resident=laid.resident,
         tensors=laid.tensors,
         plan=plan,
-        num_moments=workload.num_moments,
+        kept=workload.kept_state,
         on_cuda=_cuda_moves(laid, plan, workload, kernels) if kernels is not None else None,
     )
 

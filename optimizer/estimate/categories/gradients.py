@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from optimizer.base.categories import CATEGORIES
-from optimizer.estimate.categories.moments import Moments
+from optimizer.estimate.categories.moments import Moments, TensorUpdate, tensor_update
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.tasks.parts import Change
 from optimizer.hardware.machine import Rates
@@ -29,17 +29,10 @@ _NUM_STAGING = {"cpu": 1, "cuda": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
-    """What becomes of a gradient that is complete, where it does not stay on the device. first_moments: which the update of
-    its tensor makes, in a first step that consumes gradients.
-    """
+    """What becomes of a gradient that is complete, where it does not stay on the device."""
 
-    first_moments: Moments | None = None
-    element_bytes: int = 4
-    """Of a gradient."""
-    widening: int = 0
-    """The update inside backward makes a wider copy for a moment: so many bytes for each of the gradient's; 0 for none."""
-    moments: Moments | None = None
-    """Whose update inside backward holds copies while it runs; None where it holds none."""
+    update: TensorUpdate | None = None
+    """Which uses it up inside backward; None where it leaves for the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,22 +43,16 @@ class GradientBytes:
     host: int = 0
 
 
-def find_dropped(plan: Plan, *, first_moments: Moments | None = None, device_kind: str = "cuda") -> Dropped | None:
+def find_dropped(plan: Plan, moments: Moments, *, is_first: bool, device_kind: str) -> Dropped | None:
     """What becomes of each gradient in the part that completes it; None where it stays.
 
-    first_moments: which its update there makes, in the first step.
+    is_first: whether its update there makes the moments.
     """
     if plan.gradients.choice == "keep":
         return None
-    consumes = plan.gradients.choice == "consume"
-    widens = consumes and plan.weights.dtype != "fp32"
-    holds = consumes and device_kind == "cpu" and plan.optimizer_state.bits == 8
-    return Dropped(
-        moments=Moments(bits=8, num=2) if holds else None,
-        widening=4 // plan.weights.bytes_per_element if widens else 0,
-        first_moments=first_moments if consumes else None,
-        element_bytes=plan.weights.bytes_per_element,
-    )
+    if plan.gradients.choice == "host":
+        return Dropped()
+    return Dropped(update=tensor_update(plan, moments, is_first=is_first, device_kind=device_kind))
 
 
 def estimate_gradient_bytes(tensors: TensorList, plan: Plan, *, device_kind: str) -> GradientBytes:
@@ -137,15 +124,9 @@ def drop_gradients(changes: Iterable[Change], dropped: Dropped, *, region: int) 
         yield change
         tier, slot, num_bytes = change
         if tier == "device" and slot == _GRADIENTS and num_bytes > 0:
-            used: Change = ("device", _GRADIENTS, -num_bytes)
-            if dropped.widening:
-                yield "device", region, dropped.widening * num_bytes
-                yield used
-                used = ("device", region, -dropped.widening * num_bytes)
-            if dropped.first_moments is not None:
-                yield "device", _STATE, dropped.first_moments.of(num_bytes // dropped.element_bytes)
-            if dropped.moments is not None:
-                scratch_bytes = dropped.moments.scratch_of(num_bytes // dropped.element_bytes, device_kind="cpu")
-                yield "device", _TEMPORARIES, scratch_bytes
-                yield "device", _TEMPORARIES, -scratch_bytes
-            yield used
+            if dropped.update is None:
+                yield "device", _GRADIENTS, -num_bytes
+                continue
+            slots = {"copies": region, "scratch": _TEMPORARIES, "gradients": _GRADIENTS, "optimizer_state": _STATE}
+            for what, used_bytes in dropped.update.list_changes(num_bytes // dropped.update.gradient_bytes):
+                yield "device", slots[what], used_bytes

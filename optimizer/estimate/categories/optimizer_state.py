@@ -12,38 +12,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.base.categories import Link
-from optimizer.estimate.categories.moments import TABLES_BYTES, Moments
+from optimizer.estimate.categories.moments import TABLES_BYTES, Moments, TensorUpdate, moments_of, tensor_update
 from optimizer.estimate.categories.stores import assumed_rate
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.categories.weights import is_streamed
 from optimizer.hardware.machine import Rates
+from optimizer.optimizers import ADAMW, KeptState
 from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS
 from optimizer.plan.plan import Plan
+from optimizer.plan.weights import rounding_scratch_bytes
 from optimizer.profile.trained import TensorSize
 from optimizer.workload import TrainingWorkload
 
 ASSUMED_HOST_ELEMENTS_PER_S = 2e8
 """AdamW on a host whose rate was not measured: a desktop's memory, read and written at 28 bytes an element."""
-UPDATE_BYTES_PER_ELEMENT = {2: 28, 1: 20, 0: 12}
-"""Moved by an update of fp32, by the moments there are: weight, gradient and moments read, all but the gradient written."""
-_RATE_NAMES = {2: "adamw_32", 1: "sgd_momentum", 0: "sgd"}
-"""In ``Rates.optimizer_elements_per_s``."""
 _PIECE_ELEMENTS = 1 << 20
 """What an update on the host works on at once (``runtime/tiers/homes.py``)."""
 _NUM_SLOTS = 2
 _FP32_BYTES = 4
+_CONVERTED_BYTES = 12
+"""Per element below fp32: its gradient read and widened, its new weight read and narrowed."""
+_ROUNDED_BYTES = 40
+"""Per element that is rounded at random: the weight widened (6), 16 random bits (2), three passes over the copy (26), and it
+narrowed (6). A processor draws bits more slowly than it moves them: there an update takes longer than this says."""
 
 
-def estimate_state_bytes(tensors: Sequence[TensorSize], plan: Plan, *, num_moments: int) -> int:
+def estimate_state_bytes(tensors: Sequence[TensorSize], plan: Plan, *, kept: KeptState) -> int:
     """On the device, of these tensors: what lives between steps, fp32 master weights of bf16 training included."""
-    moments = Moments(bits=plan.optimizer_state.bits, num=num_moments)
+    moments = moments_of(tensors, plan, kept=kept)
     sizes = Counter(tensor.num_elements for tensor in tensors)
     return estimate_early_state_bytes(tensors, plan) + sum(count * moments.of(size) for size, count in sizes.items())
 
 
 def estimate_early_state_bytes(tensors: Sequence[TensorSize], plan: Plan) -> int:
     """Of these bytes what is there before the first update: fp32 master weights, the tables of 8-bit state."""
-    master_bytes = _FP32_BYTES * sum(t.num_elements for t in tensors) if plan.weights.dtype != "fp32" else 0
+    master_bytes = plan.weights.master_bytes_per_element * sum(t.num_elements for t in tensors)
     has_tables = plan.optimizer_state.bits == 8 and any(t.num_elements >= MIN_8BIT_ELEMENTS for t in tensors)
     return master_bytes + (TABLES_BYTES if has_tables else 0)
 
@@ -78,34 +81,33 @@ def estimate_state(
     tensors: TensorList, plan: Plan, *, workload: TrainingWorkload, device_kind: str = "cuda"
 ) -> StateCosts:
     """Made once for all shapes."""
-    num_moments, trains_all = workload.num_moments, workload.adapter is None
-    key = ("state", plan.optimizer_state, plan.weights, plan.gradients, trains_all, num_moments, device_kind)
-    return tensors.keep(
-        key, lambda: _estimate(tensors, plan, num_moments=num_moments, trains_all=trains_all, device_kind=device_kind)
-    )
+    kept, trains_all = workload.kept_state, workload.adapter is None
+    key = ("state", plan.optimizer_state, plan.weights, plan.gradients, trains_all, kept, device_kind)
+    return tensors.keep(key, lambda: _estimate(tensors, plan, kept=kept, trains_all=trains_all, device_kind=device_kind))
 
 
 def _estimate(
-    tensors: TensorList, plan: Plan, *, num_moments: int, trains_all: bool, device_kind: str
+    tensors: TensorList, plan: Plan, *, kept: KeptState, trains_all: bool, device_kind: str
 ) -> StateCosts:
     staying = tensors.list_staying(plan.optimizer_state)
     num_staying = sum(size.num_elements for size in staying)
     costs = StateCosts(
-        device_bytes=estimate_state_bytes(staying, plan, num_moments=num_moments),
+        device_bytes=estimate_state_bytes(staying, plan, kept=kept),
         num_staying=num_staying,
         num_tensors_staying=len(staying),
-        list_changes=partial(list_update_changes, staying, plan, device_kind=device_kind),
+        list_changes=partial(
+            list_update_changes, staying, plan, moments_of(tensors.sizes, plan, kept=kept), device_kind=device_kind
+        ),
     )
     if plan.optimizer_state.place != "device" and len(staying) < len(tensors.sizes):
-        costs = _away(costs, tensors, plan, num_moments=num_moments, trains_all=trains_all)
+        costs = _away(costs, tensors, plan, kept=kept, trains_all=trains_all)
     return _with_fetched_gradients(costs, plan)
 
 
 def list_update_changes(
-    tensors: Sequence[TensorSize], plan: Plan, *, first_moments: Moments | None = None, device_kind: str = "cuda"
+    tensors: Sequence[TensorSize], plan: Plan, moments: Moments, *, is_first: bool = False, device_kind: str = "cuda"
 ) -> Rows:
-    """During the update of state on the device. first_moments: those that it makes, in the first step. device_kind: on the CPU an
-    update in 8 bits holds copies while it runs.
+    """During the update of state on the device. is_first: whether it makes the moments.
 
     Kept gradients: fp32 weights need nothing. Those below are stepped one by one: a fp32 copy of the gradient comes, the
     gradient goes, then the copy. Gradients on the host come back one by one, and go before the copy does.
@@ -116,10 +118,9 @@ def list_update_changes(
     if plan.gradients.choice == "keep":
         in_order = [*(t for t in tensors if t.is_matrix), *(t for t in tensors if not t.is_matrix)]
     sizes = [tensor.num_elements for tensor in in_order]
-    rows = {
-        size: as_rows(_list_changes_of(size, plan, first_moments=first_moments, device_kind=device_kind))
-        for size in set(sizes)
-    }
+    update = tensor_update(plan, moments, is_first=is_first, device_kind=device_kind)
+    fetched_bytes = update.gradient_bytes if plan.gradients.choice == "host" else 0
+    rows = {size: as_rows(_list_rows(update, size, fetched_bytes=fetched_bytes * size)) for size in set(sizes)}
     return np.concatenate([as_rows([]), *map(rows.__getitem__, sizes)])
 
 
@@ -127,20 +128,19 @@ def as_rows(changes: Sequence[tuple[int, int, int]]) -> Rows:
     return np.array(changes, dtype=np.int64).reshape(-1, 3)
 
 
-def _list_changes_of(
-    num_elements: int, plan: Plan, *, first_moments: Moments | None, device_kind: str
-) -> list[tuple[int, int, int]]:
-    """Of one tensor."""
-    # Not the first moments' number: only AdamW, which has two, keeps 8 bits.
-    moments = Moments(bits=plan.optimizer_state.bits, num=2)
-    scratch_bytes = moments.scratch_of(num_elements, device_kind=device_kind)
-    update = [(0, 0, first_moments.of(num_elements))] if first_moments else []
-    update += [(scratch_bytes, 0, 0), (-scratch_bytes, 0, 0)] if scratch_bytes else []
-    gradient_bytes, wide_bytes = plan.weights.bytes_per_element * num_elements, _FP32_BYTES * num_elements
-    fetched = [(0, gradient_bytes, 0)] if plan.gradients.choice == "host" else []
-    if plan.weights.dtype != "fp32":
-        return [*fetched, (wide_bytes, 0, 0), (0, -gradient_bytes, 0), *update, (-wide_bytes, 0, 0)]
-    return [*fetched, *update, *((0, -change, 0) for _, change, _ in fetched)]
+_COLUMNS = {"copies": 0, "scratch": 0, "gradients": 1, "optimizer_state": 2}
+"""Of ``Rows``."""
+
+
+def _list_rows(update: TensorUpdate, num_elements: int, *, fetched_bytes: int) -> list[tuple[int, int, int]]:
+    """Of one tensor. fetched_bytes: of its gradient, where that comes back for the update."""
+    changes = [("gradients", fetched_bytes)] if fetched_bytes else []
+    rows = []
+    for what, num_bytes in [*changes, *update.list_changes(num_elements)]:
+        row = [0, 0, 0]
+        row[_COLUMNS[what]] = num_bytes
+        rows.append((row[0], row[1], row[2]))
+    return rows
 
 
 def _with_fetched_gradients(costs: StateCosts, plan: Plan) -> StateCosts:
@@ -153,9 +153,9 @@ def _with_fetched_gradients(costs: StateCosts, plan: Plan) -> StateCosts:
     return replace(costs, copied_bytes=copied)
 
 
-def _away(costs: StateCosts, tensors: TensorList, plan: Plan, *, num_moments: int, trains_all: bool) -> StateCosts:
-    is_below = plan.weights.dtype != "fp32"
-    size = plan.weights.bytes_per_element
+def _away(costs: StateCosts, tensors: TensorList, plan: Plan, *, kept: KeptState, trains_all: bool) -> StateCosts:
+    size, master_size = plan.weights.bytes_per_element, plan.weights.updated_bytes_per_element
+    moments_size = _FP32_BYTES * kept.num_moments
     place, home = plan.optimizer_state.place, plan.weights.place
     streams = is_streamed(tensors, plan.weights, trains_all=trains_all)
     leaves = tensors.list_leaving(plan.optimizer_state)
@@ -168,29 +168,32 @@ def _away(costs: StateCosts, tensors: TensorList, plan: Plan, *, num_moments: in
             by_block[block] = by_block.get(block, 0) + num_elements
             elements[is_home] += num_elements
             num_leaving, largest = num_leaving + 1, max(largest, num_elements)
-    held = {"host": Moments(bits=32, num=num_moments).counter_bytes * num_leaving, "disk": 0}
+    held = {"host": Moments(bits=32, kept=kept).counter_bytes * num_leaving, "disk": 0}
     copied: dict[Link, int] = {}
-    stored_elements = 0
+    stored_bytes = 0
     stored_masters = False
     for is_home, num_elements in elements.items():
         if not num_elements:
             continue
-        has_own_master = is_below or not is_home
-        held[place] += _FP32_BYTES * num_elements * (num_moments + has_own_master)
+        # A weight at home is its own master where both have one dtype.
+        has_own_master = master_size != size or not is_home
+        held[place] += num_elements * (moments_size + master_size * has_own_master)
         is_master_stored = (place if has_own_master else home) == "disk"
         stored_masters |= is_master_stored
-        stored_elements += num_elements * (is_master_stored + num_moments * (place == "disk"))
+        stored_bytes += num_elements * (master_size * is_master_stored + moments_size * (place == "disk"))
         if not is_home:
             _add(copied, "host_to_device", size * num_elements)
-        elif is_below and home == "disk":
+        elif has_own_master and home == "disk":
             _add(copied, "host_to_disk", size * num_elements)
     for link in ("disk_to_host", "host_to_disk"):
-        _add(copied, link, _FP32_BYTES * stored_elements)
+        _add(copied, link, stored_bytes)
     num_piece = min(_PIECE_ELEMENTS, largest)
-    num_stored_parts = stored_masters + num_moments * (place == "disk")
-    converts = is_below and (elements[False] > 0 or home == "disk")
-    slot_bytes = num_piece * (_FP32_BYTES * num_stored_parts + size * converts)
-    held["host"] += _NUM_SLOTS * slot_bytes + _FP32_BYTES * num_piece * is_below
+    converts = master_size != size and (elements[False] > 0 or home == "disk")
+    slot_size = master_size * stored_masters + moments_size * (place == "disk") + size * converts
+    held["host"] += num_piece * (_NUM_SLOTS * slot_size + _FP32_BYTES * plan.weights.widens_updates)
+    held["host"] += Moments(bits=32, kept=kept).copy_of(num_piece)
+    if plan.weights.master == "none":
+        held["host"] += _FP32_BYTES * num_piece + rounding_scratch_bytes(num_piece)
     return replace(
         costs,
         host_bytes=held["host"],
@@ -205,26 +208,40 @@ def _add(copied: dict[Link, int], link: Link, num_bytes: int) -> None:
         copied[link] = copied.get(link, 0) + num_bytes
 
 
-def estimate_update_ms(num_elements: int, plan: Plan, rates: Rates, *, num_moments: int = 2) -> float:
+def estimate_update_ms(num_elements: int, plan: Plan, rates: Rates, *, kept: KeptState = ADAMW) -> float:
     """Of state on the device. Kernels that were not measured are taken to move their bytes as fast as 32-bit AdamW does; 8-bit
     ones to take its time.
     """
     measured = rates.optimizer_elements_per_s
-    name = "adamw_8" if plan.optimizer_state.bits == 8 else _RATE_NAMES[num_moments]
-    rate = measured.get(name) or _as_fast_as_adamw(measured["adamw_32"], num_moments)
-    return num_elements / rate * 1000
+    name = "adamw_8" if plan.optimizer_state.bits == 8 else kept.rate_name
+    rate = measured.get(name) or _as_fast_as_adamw(measured["adamw_32"], kept)
+    rounding_s = _rounding_s(plan, ADAMW.update_bytes * measured["adamw_32"])
+    return num_elements * (1 / rate + rounding_s) * 1000
 
 
-def host_elements_per_s(rates: Rates, *, num_moments: int = 2) -> float:
+def _rounding_s(plan: Plan, bytes_per_s: float) -> float:
+    """Of an element that is rounded at random, by what the memory of its update gives."""
+    return _ROUNDED_BYTES / bytes_per_s if plan.weights.master == "none" else 0.0
+
+
+def host_elements_per_s(rates: Rates, *, kept: KeptState = ADAMW) -> float:
     """Updates of state that left."""
     rate = rates.host_optimizer_elements_per_s or assumed_rate(ASSUMED_HOST_ELEMENTS_PER_S, rates, kind="host")
-    return _as_fast_as_adamw(rate, num_moments)
+    return _as_fast_as_adamw(rate, kept)
 
 
-def _as_fast_as_adamw(elements_per_s: float, num_moments: int) -> float:
-    return elements_per_s * UPDATE_BYTES_PER_ELEMENT[2] / UPDATE_BYTES_PER_ELEMENT[num_moments]
+def host_update_s(plan: Plan, rates: Rates, *, kept: KeptState, clips: bool) -> float:
+    """Of one element whose state left: its gradient scaled where gradients are clipped, converted below fp32, and the update."""
+    scaled_bytes = 2 * plan.weights.bytes_per_element if clips else 0
+    converted_bytes = _CONVERTED_BYTES if plan.weights.widens_updates else 0
+    moved_s = (scaled_bytes + converted_bytes) / host_bytes_per_s(rates)
+    return 1 / host_elements_per_s(rates, kept=kept) + moved_s + _rounding_s(plan, host_bytes_per_s(rates))
+
+
+def _as_fast_as_adamw(elements_per_s: float, kept: KeptState) -> float:
+    return elements_per_s * ADAMW.update_bytes / kept.update_bytes
 
 
 def host_bytes_per_s(rates: Rates) -> float:
     """What the host's memory gives simple loops: as much as updates move."""
-    return UPDATE_BYTES_PER_ELEMENT[2] * host_elements_per_s(rates)
+    return ADAMW.update_bytes * host_elements_per_s(rates)

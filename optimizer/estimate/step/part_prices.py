@@ -26,12 +26,12 @@ class PartPrices:
 
     @classmethod
     def of(
-        cls, compiled: CompiledShape, *, plan: Plan, machine: Machine, first_moments: Moments | None = None
+        cls, compiled: CompiledShape, *, plan: Plan, machine: Machine, moments: Moments, is_first: bool = False
     ) -> "PartPrices":
-        """plan: of which only what becomes of gradients is looked at. first_moments: which updates inside backward make, in a
-        first step that consumes gradients. The same object for all that differ in nothing else.
+        """plan: of which only what becomes of gradients is looked at. is_first: whether updates inside backward make the moments,
+        as in a first step that consumes gradients. The same object for all that differ in nothing else.
         """
-        dropped = find_dropped(plan, first_moments=first_moments, device_kind=machine.device.kind)
+        dropped = find_dropped(plan, moments, is_first=is_first, device_kind=machine.device.kind)
         leaves = plan.gradients.choice == "host"
         key = ("part prices", leaves, dropped, machine.device.kind, machine.rates.fingerprint)
         return compiled.keep(key, lambda: cls(compiled, machine, dropped=dropped, leaves_gradients=leaves))

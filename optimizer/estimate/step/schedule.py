@@ -16,7 +16,7 @@ from typing import Final
 from optimizer.base.categories import CATEGORIES, Category
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
 from optimizer.estimate.categories.gradients import estimate_rows_bytes
-from optimizer.estimate.categories.moments import Moments
+from optimizer.estimate.categories.moments import moments_of
 from optimizer.estimate.categories.optimizer_state import StateCosts
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.categories.weights import (
@@ -60,16 +60,17 @@ class StepLayout:
         machine: Machine,
         tensors: TensorList,
         state: StateCosts,
-        first_moments: Moments | None = None,
+        is_first: bool = False,
     ) -> None:
-        """plan: of which the blocks' choices are not looked at. first_moments: which updates inside backward make, in a first
-        step that consumes gradients.
+        """plan: of which the blocks' choices are not looked at. is_first: whether updates inside backward make the
+        moments, as in a first step that consumes gradients.
         """
         self._compiled = compiled
         self._plan = plan
         self._machine = machine
         self._shared = compiled.keep("shared storages", lambda: SharedStorages(compiled))
-        prices = PartPrices.of(compiled, plan=plan, machine=machine, first_moments=first_moments)
+        moments = moments_of(tensors.sizes, plan, kept=workload.kept_state)
+        prices = PartPrices.of(compiled, plan=plan, machine=machine, moments=moments, is_first=is_first)
         self._makes_anew = prices.dropped is not None
         self._rates_key = prices.rates_key
         self._blocks = BlockTasks.of(prices, compress=plan.activations.compress)

@@ -18,7 +18,7 @@ import numpy as np
 
 from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
-from optimizer.estimate.categories.moments import Moments
+from optimizer.estimate.categories.moments import moments_of
 from optimizer.estimate.categories.optimizer_state import (
     StateCosts,
     estimate_early_state_bytes,
@@ -61,7 +61,6 @@ class Stages:
         """plan: of which the blocks' choices are not looked at."""
         self._num_blocks = profile.num_blocks
         self._has_steady_step = workload.num_steps > 1
-        moments = Moments(bits=plan.optimizer_state.bits, num=workload.num_moments)
         early_bytes = estimate_early_state_bytes(tensors.list_staying(plan.optimizer_state), plan)
         self._early_bytes = early_bytes - state.device_bytes
         self._early = single("optimizer_state", self._early_bytes)
@@ -76,11 +75,11 @@ class Stages:
                 machine=machine,
                 tensors=tensors,
                 state=state,
-                first_moments=moments,
+                is_first=True,
             )
         else:
             self._first_update = _first_update(
-                plan=plan, workload=workload, machine=machine, tensors=tensors, state=state, moments=moments
+                plan=plan, workload=workload, machine=machine, tensors=tensors, state=state
             )
         self._evaluation: _Evaluated | None = None
         evaluation = compiled.regime.evaluation
@@ -163,16 +162,16 @@ def _first_update(
     machine: Machine,
     tensors: TensorList,
     state: StateCosts,
-    moments: Moments,
 ) -> TaskRun:
     """Of gradients that are kept until then."""
     def make() -> TaskRun:
         staying = tensors.list_staying(plan.optimizer_state)
-        listed = partial(list_update_changes, staying, plan, first_moments=moments, device_kind=machine.device.kind)
+        moments = moments_of(tensors.sizes, plan, kept=workload.kept_state)
+        listed = partial(list_update_changes, staying, plan, moments, is_first=True, device_kind=machine.device.kind)
         early = replace(state, list_changes=listed)
         return TaskRun(tuple(list_update_tasks(tensors, early, plan=plan, workload=workload, machine=machine)))
 
-    key = ("first update", moments, *update_inputs(plan, workload, machine))
+    key = ("first update", *update_inputs(plan, workload, machine))
     return tensors.keep(key, make)
 
 

@@ -25,8 +25,7 @@ from optimizer.estimate.categories.optimizer_state import (
     StateCosts,
     as_rows,
     estimate_update_ms,
-    host_bytes_per_s,
-    host_elements_per_s,
+    host_update_s,
 )
 from optimizer.estimate.categories.stores import read_ms, write_ms
 from optimizer.estimate.categories.tensors import TensorList
@@ -43,8 +42,6 @@ from optimizer.workload import TrainingWorkload
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _SLOTS = (_SLOT["temporaries"], _SLOT["gradients"], _SLOT["optimizer_state"])
 """Of ``Rows``."""
-_CONVERTED_BYTES = 12
-"""Per element below fp32: its gradient read and widened, its new weight read and narrowed."""
 
 
 def update_key(block: int) -> Hashable:
@@ -56,7 +53,7 @@ def update_inputs(plan: Plan, workload: TrainingWorkload, machine: Machine) -> t
     """All that what follows the last micro-batch depends on beside the tensors: the same for every shape."""
     return (
         plan.gradients, plan.optimizer_state, plan.weights, workload.max_grad_norm is None, workload.adapter is None,
-        workload.num_moments, workload.tokens_per_step, machine.device.kind, machine.rates.fingerprint,
+        workload.kept_state, workload.tokens_per_step, machine.device.kind, machine.rates.fingerprint,
     )  # fmt: skip
 
 
@@ -125,13 +122,13 @@ def list_update_times(
     fetched_bytes = state.num_staying * plan.weights.bytes_per_element if plan.gradients.choice == "host" else 0
     fetched: Legs = (("copy_in", fetched_bytes / machine.rates.host_to_device_bytes_per_s * 1000),)
     back = (Transfer(key="gradients", legs=fetched),) if fetched_bytes else ()
-    optimizer_ms = estimate_update_ms(state.num_staying, plan, machine.rates, num_moments=workload.num_moments)
+    optimizer_ms = estimate_update_ms(state.num_staying, plan, machine.rates, kept=workload.kept_state)
     if fetched_bytes and (workload.max_grad_norm is not None or plan.weights.scales_loss):
         scaling_ms = estimate_fetched_scaling_ms(state.num_staying, plan, machine.rates)
         optimizer_ms += scaling_ms * machine.rates.time_factors.get("optimizer", 1.0)
     time = PartTime.spent(
         optimizer=optimizer_ms,
-        hooks=_python_ms(tensors, state.num_tensors_staying, plan, machine.rates)
+        hooks=_python_ms(tensors, state.num_tensors_staying, plan, workload, machine.rates)
         + _waking_ms(tensors, plan, machine.rates, scales=workload.max_grad_norm is not None or plan.weights.scales_loss),
     )
     time = add_legs(time, [leg for transfer in (*back, *(() if in_backward else away)) for leg in transfer.legs])
@@ -161,22 +158,20 @@ def _clip_time(
     hooks_ms = 0.0
     if plan.gradients.choice == "consume":
         # The update of each tensor is inside backward; its time is the same there.
-        optimizer_ms += estimate_update_ms(
-            tensors.total_elements, plan, machine.rates, num_moments=workload.num_moments
-        )
-        hooks_ms = _python_ms(tensors, state.num_tensors_staying, plan, machine.rates)
+        optimizer_ms += estimate_update_ms(tensors.total_elements, plan, machine.rates, kept=workload.kept_state)
+        hooks_ms = _python_ms(tensors, state.num_tensors_staying, plan, workload, machine.rates)
     time = PartTime.spent(optimizer=optimizer_ms, hooks=hooks_ms)
     time = add_legs(time, [leg for transfer in begins for leg in transfer.legs])
     return UpdateTime(time=time, begins=begins)
 
 
-def _python_ms(tensors: TensorList, num_staying: int, plan: Plan, rates: Rates) -> float:
+def _python_ms(tensors: TensorList, num_staying: int, plan: Plan, workload: TrainingWorkload, rates: Rates) -> float:
     """What clipping, updating and moving states costs beside kernels: once a step, and for each tensor.
 
     num_staying: of the tensors, those whose state is on the device.
     """
     python_s = rates.python_s
-    staying_s = python_s.get(_name_of_staying(plan), 0.0)
+    staying_s = python_s.get(_name_of_staying(plan, workload), 0.0)
     if plan.optimizer_state.bits == 8:
         staying_s += python_s.get("update 8-bit", 0.0)
     leaving_s = python_s.get("state", 0.0)
@@ -209,11 +204,11 @@ def more_for_leaving_ms(num_tensors: int, rates: Rates) -> float:
     return num_tensors * more_s * rates.time_factors.get("hooks", 1.0) * 1000
 
 
-def _name_of_staying(plan: Plan) -> str:
+def _name_of_staying(plan: Plan, workload: TrainingWorkload) -> str:
     """Of what is done to each tensor whose state is on the device (``Rates.python_s``)."""
     if plan.gradients.choice == "host":
         return "gradients"
-    steps_alone = plan.gradients.choice == "consume" or plan.weights.dtype != "fp32"
+    steps_alone = plan.gradients.choice == "consume" or plan.weights.widens_updates or workload.kept_state.declared.steps_alone
     return "update one" if steps_alone else "update many"
 
 
@@ -223,10 +218,7 @@ def _list_host_updates(
     """In the order in which the host makes them, unless they follow backward."""
     rates = machine.rates
     size = plan.weights.bytes_per_element
-    scaled_bytes = 2 * size if workload.max_grad_norm is not None else 0
-    converted_bytes = _CONVERTED_BYTES if plan.weights.dtype != "fp32" else 0
-    host_s = 1 / host_elements_per_s(rates, num_moments=workload.num_moments)
-    host_s += (scaled_bytes + converted_bytes) / host_bytes_per_s(rates)
+    host_s = host_update_s(plan, rates, kept=workload.kept_state, clips=workload.max_grad_norm is not None)
     num_leaving = sum(state.leaving_by_block.values())
     returned_bytes = state.copied_bytes.get("host_to_device", 0)
     if plan.gradients.choice == "host":

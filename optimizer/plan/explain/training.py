@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from optimizer.base.units import format_bytes
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
-from optimizer.plan.techniques import Technique
+from optimizer.plan.techniques import DECLARATIONS, LOSSY, Technique
 
 _VERBS: Final[dict[BlockChoice, tuple[str, str]]] = {
     "keep": ("keeps its activations", "keep their activations"),
@@ -79,7 +79,7 @@ def explain_plan(
         *_compression_sentences(plan, worth),
         _batch_sentence(plan, worth),
         *_loss_sentences(plan, worth),
-        *_gradients_sentences(plan, worth),
+        *_declared_sentences(plan, worth, is_lossy=False),
         *_state_sentences(plan, worth),
         *_weights_sentences(plan, worth),
         *_precision_sentences(plan, worth),
@@ -189,12 +189,13 @@ def _loss_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
         yield f"logits and loss are computed in {count} chunks, never all at once{worth.clause('chunked_loss')}"
 
 
-def _gradients_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
-    if plan.gradients.choice == "consume":
-        clause = worth.clause("consume_gradients")
-        yield f"each tensor is updated as soon as its gradient is complete, so gradients never exist all at once{clause}"
-    if plan.gradients.choice == "host":
-        yield f"each gradient moves to the host as it appears{worth.clause('offload_gradients')}"
+def _declared_sentences(plan: Plan, worth: _Worth, *, is_lossy: bool) -> Iterator[str]:
+    """Of techniques that say themselves what a plan does with them. is_lossy: those that change the numbers, or the others."""
+    for technique in plan.techniques:
+        explanation = DECLARATIONS[technique].explanation
+        if explanation and (technique in LOSSY) == is_lossy:
+            differs = "; results differ slightly" * is_lossy
+            yield f"{explanation}{differs}{worth.clause(technique)}"
 
 
 def _state_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
@@ -220,9 +221,10 @@ def _precision_sentences(plan: Plan, worth: _Worth) -> list[str]:
     weights = plan.weights
     sentences = []
     if weights.dtype != "fp32":
+        masters = ", beside fp32 master weights" if weights.master_bytes_per_element else ""
         scaled = ", and the loss is scaled so that small gradients survive" if weights.scales_loss else ""
         sentences.append(
-            f"weights, gradients and activations are {weights.dtype}, beside fp32 master weights{scaled}; "
+            f"weights, gradients and activations are {weights.dtype}{masters}{scaled}; "
             f"results differ slightly{worth.clause(weights.dtype)}"
         )
     if weights.autocast != "off":
@@ -240,6 +242,7 @@ def _precision_sentences(plan: Plan, worth: _Worth) -> list[str]:
         gain = worth.found("8bit_optimizer")
         opening = f"8-bit optimizer state {gain}" if gain else "the optimizer's moments take 8 bits an element"
         sentences.append(f"{opening}; results differ slightly")
+    sentences += _declared_sentences(plan, worth, is_lossy=True)
     is_lossy = sentences or not plan.is_lossless
     return sentences if is_lossy else ["the numbers are those of plain fp32 training"]
 

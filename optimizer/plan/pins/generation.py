@@ -1,20 +1,17 @@
-"""Decisions of a generation's plan that are made beforehand, as in ``training.py``; a search finds the rest.
+"""Decisions of a generation's plan that are made beforehand, as ``pins.py`` has them of training; a search finds the rest."""
 
-Also says which technique each decision asks for, in a pin and in a whole plan.
-"""
-
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeVar
 
 from optimizer.base.errors import InvalidPlan, InvalidWorkload
+from optimizer.plan.allocator import AllocatorPins
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import AttentionPlace, KvDtype, KvPlace
 from optimizer.plan.pins.table import PinTable
-from optimizer.plan.pins.training import AllocatorPins
-from optimizer.plan.techniques import Technique
+from optimizer.plan.techniques import is_idle
 from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlace
 
 V = TypeVar("V")
@@ -86,7 +83,7 @@ class GenerationPins(PinTable):
         A plan that fetches nothing keeps every pin on how far ahead to fetch.
         """
         for path, value in self.held.items():
-            if attrgetter(path)(plan) != value and not _is_idle(path, plan):
+            if attrgetter(path)(plan) != value and not is_idle(path, plan):
                 return path
         return None
 
@@ -97,38 +94,3 @@ class GenerationPins(PinTable):
         if category:
             free = {category: replace(getattr(self, category), **free)}
         return replace(self, **free)
-
-    def techniques(self) -> "Iterator[tuple[str, Technique]]":
-        for path, asks, technique in _ASKS:
-            if path in self.held and asks(self.held[path]):
-                yield path, technique
-
-
-def _is_idle(path: str, plan: "GenerationPlan") -> bool:
-    """Return true if the pinned decision has no effect in this plan."""
-    if path == "weights.prefetch":
-        return plan.weights.place == "device"
-    return path == "kv_cache.prefetch" and (plan.kv_cache.place == "device" or plan.kv_cache.attention == "host")
-
-
-_ASKS: "Final[tuple[tuple[str, Callable[[Any], bool], Technique], ...]]" = (
-    ("weights.place", lambda place: place != "device", "stream_weights"),
-    ("weights.place", lambda place: place == "disk", "disk"),
-    ("kv_cache.place", lambda place: place == "disk", "disk"),
-    ("kv_cache.place", lambda place: place == "remote", "remote"),
-    ("weights.dtype", lambda dtype: dtype == "bf16", "bf16"),
-    ("weights.dtype", lambda dtype: dtype == "fp16", "fp16"),
-    ("weights.frozen", lambda form: form != "same", "quantize_frozen"),
-    ("kv_cache.place", lambda place: place != "device", "offload_kv"),
-    ("kv_cache.attention", lambda place: place == "host", "host_attention"),
-    ("kv_cache.dtype", lambda dtype: dtype != "same", "quantize_kv"),
-    ("kv_cache.prefix_tokens", lambda num_tokens: num_tokens > 0, "rebuild_kv"),
-)
-_GETTERS: "Final[tuple[tuple[Callable[[Any], Any], Callable[[Any], bool], Technique], ...]]" = tuple(
-    (attrgetter(path), asks, technique) for path, asks, technique in _ASKS
-)
-
-
-def techniques_of(plan: "GenerationPlan") -> "tuple[Technique, ...]":
-    """Techniques that the plan uses and a goal may forbid, each once."""
-    return tuple(dict.fromkeys(technique for get, asks, technique in _GETTERS if asks(get(plan))))

@@ -1,6 +1,6 @@
 """The single decisions of a generation's plan: their types, their written form, and plans with some of them changed.
 
-Knobs are the fields of the plan itself, so a new field is a knob without a line here.
+They are the fields of the plan that have a face for generations, in the order of the plan.
 """
 
 import dataclasses
@@ -8,15 +8,13 @@ import functools
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload
 from optimizer.base.serialize import from_json
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation import NO_LIMIT, GenerationPins
-
-_NO_KNOBS: Final = frozenset({"version", "weights.autocast"})
-"""Fields of a plan that nobody chooses for a generation: autocast is for training."""
+from optimizer.plan.techniques import KNOBS
 
 
 def generation_knobs() -> dict[str, Any]:
@@ -30,7 +28,7 @@ def _knobs_of(kind: type, prefix: str) -> Iterator[tuple[str, Any]]:
         path, of_field = f"{prefix}{field.name}", hints[field.name]
         if dataclasses.is_dataclass(of_field):
             yield from _knobs_of(typing.cast(type, of_field), f"{path}.")
-        elif path not in _NO_KNOBS:
+        elif path in KNOBS and KNOBS[path].generation is not None:
             yield path, of_field
 
 

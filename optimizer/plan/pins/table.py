@@ -3,10 +3,10 @@
 import dataclasses
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from optimizer.base.serialize import to_json
-from optimizer.plan.techniques import Technique
+from optimizer.plan.techniques import KNOBS, Technique
 
 
 class PinTable:
@@ -21,8 +21,12 @@ class PinTable:
         return next(self.values(), None) is None
 
     def techniques(self) -> "Iterator[tuple[str, Technique]]":
-        """Yield the path of each pin that asks for a technique, and the technique, whatever the rest of the plan does."""
-        raise NotImplementedError
+        """Which pin asks for which technique, whatever the rest of the plan does."""
+        pinned = dict(self.values())
+        for path, value in pinned.items():
+            knob = KNOBS[path]
+            if all(c.path in pinned and c.holds(pinned[c.path]) for c in knob.matters_where):
+                yield from ((path, cast(Technique, use.technique)) for use in knob.uses if use.asks(value))
 
     def to_json(self) -> dict[str, Any]:
         """JSON of the pinned decisions alone."""

@@ -5,79 +5,23 @@ the state is off the device if none is, how offloaded activations travel if noth
 """
 
 import typing
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from optimizer.base.errors import InvalidWorkload
 from optimizer.base.serialize import from_json, to_json
-from optimizer.plan.activations import OFFLOADING, BlockChoice, Compression
-from optimizer.plan.gradients import GradientsChoice
-from optimizer.plan.optimizer_state import StatePlace
+from optimizer.plan.activations import ActivationsPins, BlockChoice
+from optimizer.plan.allocator import AllocatorPins
+from optimizer.plan.batch import BatchPins
+from optimizer.plan.gradients import GradientsPins
+from optimizer.plan.logits_and_loss import LogitsAndLossPins
+from optimizer.plan.optimizer_state import OptimizerStatePins
 from optimizer.plan.pins.table import PinTable, kinds_of_pins
 from optimizer.plan.plan import Plan
-from optimizer.plan.techniques import Technique
-from optimizer.plan.weights import Autocast, FrozenFormat, WeightsDtype, WeightsPlace
+from optimizer.plan.techniques import is_idle
+from optimizer.plan.weights import WeightsPins
 
 _EVERY_BLOCK = "per_block"
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchPins:
-    """Pinned fields of ``BatchPlan``."""
-
-    micro_batch_size: int | None = None
-    accumulation_steps: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightsPins:
-    """Pinned fields of ``WeightsPlan``."""
-
-    dtype: WeightsDtype | None = None
-    autocast: Autocast | None = None
-    place: WeightsPlace | None = None
-    prefetch: int | None = None
-    frozen: FrozenFormat | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradientsPins:
-    """Pinned fields of ``GradientsPlan``."""
-
-    choice: GradientsChoice | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerStatePins:
-    """Pinned fields of ``OptimizerStatePlan``."""
-
-    bits: Literal[32, 8] | None = None
-    place: StatePlace | None = None
-    fraction: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActivationsPins:
-    """Pinned fields of ``ActivationsPlan``."""
-
-    per_block: tuple[BlockChoice, ...] | None = None
-    """A single choice applies to every block, however many there are; several choices name each block in turn."""
-    compress: Compression | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogitsAndLossPins:
-    """Pinned fields of ``LogitsAndLossPlan``."""
-
-    num_chunks: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AllocatorPins:
-    """Pinned fields of ``AllocatorPlan``."""
-
-    expandable_segments: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +49,7 @@ class Pins(PinTable):
         """The first pin that the plan breaks (``optimizer_state.bits``); None if it keeps all."""
         for path, value in self.values():
             category, _, knob = path.partition(".")
-            if _is_idle(path, plan):
+            if is_idle(path, plan):
                 continue
             found = getattr(getattr(plan, category), knob)
             if found != (self.blocks(len(found)) if knob == _EVERY_BLOCK else value):
@@ -116,46 +60,6 @@ class Pins(PinTable):
         """The pinned choice of each block, in a model of this depth; None if blocks are free."""
         choices = self.activations.per_block
         return choices * num_blocks if choices is not None and len(choices) == 1 else choices
-
-    def techniques(self) -> "Iterator[tuple[str, Technique]]":
-        pinned = dict(self.values())
-        asked: tuple[tuple[str, bool, Technique], ...] = (
-            ("batch.accumulation_steps", pinned.get("batch.accumulation_steps", 1) > 1, "accumulate"),
-            ("weights.dtype", pinned.get("weights.dtype") == "bf16", "bf16"),
-            ("weights.dtype", pinned.get("weights.dtype") == "fp16", "fp16"),
-            ("weights.autocast", pinned.get("weights.autocast", "off") != "off", "autocast"),
-            ("weights.place", pinned.get("weights.place", "device") != "device", "stream_weights"),
-            ("weights.place", pinned.get("weights.place") == "disk", "disk"),
-            ("weights.frozen", pinned.get("weights.frozen", "same") != "same", "quantize_frozen"),
-            ("gradients.choice", pinned.get("gradients.choice") == "consume", "consume_gradients"),
-            ("gradients.choice", pinned.get("gradients.choice") == "host", "offload_gradients"),
-            ("optimizer_state.bits", pinned.get("optimizer_state.bits") == 8, "8bit_optimizer"),
-            ("optimizer_state.place", pinned.get("optimizer_state.place", "device") != "device", "offload_optimizer"),
-            ("optimizer_state.place", pinned.get("optimizer_state.place") == "disk", "disk"),
-            ("logits_and_loss.num_chunks", pinned.get("logits_and_loss.num_chunks", 1) > 1, "chunked_loss"),
-            *_of_blocks(self.activations),
-        )
-        yield from ((path, technique) for path, is_asked, technique in asked if is_asked)
-
-
-def _of_blocks(activations: ActivationsPins) -> "Iterator[tuple[str, bool, Technique]]":
-    choices = set(activations.per_block or ())
-    path = f"activations.{_EVERY_BLOCK}"
-    offloads = bool(choices & set(OFFLOADING))
-    yield path, bool(choices & {"recompute", "selective"}), "recompute"
-    yield path, offloads, "offload"
-    yield path, "offload_disk" in choices, "disk"
-    yield path, "offload_remote" in choices, "remote"
-    yield "activations.compress", offloads and (activations.compress or "none") != "none", "compress"
-
-
-def _is_idle(path: str, plan: "Plan") -> bool:
-    """Return true if the pinned decision has no effect in this plan."""
-    return {
-        "weights.prefetch": plan.weights.place == "device",
-        "optimizer_state.fraction": plan.optimizer_state.place == "device",
-        "activations.compress": plan.activations.num_offloaded == 0,
-    }.get(path, False)
 
 
 def read_pins(texts: typing.Iterable[str]) -> Pins:

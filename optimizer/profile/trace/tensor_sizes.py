@@ -79,7 +79,8 @@ def _between_stacks(outside: Mapping[int, list[TensorSize]], instances: Sequence
 
 
 def size_of(parameter: nn.Parameter) -> TensorSize:
-    return TensorSize(num_elements=parameter.numel(), is_matrix=parameter.dim() >= 2)
+    rows, columns = parameter.shape[-2:] if parameter.dim() >= 2 else (0, 0)
+    return TensorSize(num_elements=parameter.numel(), is_matrix=parameter.dim() >= 2, rows=rows, columns=columns)
 
 
 def find_shared(blocks: Sequence[nn.Module]) -> set[int]:

@@ -1,4 +1,4 @@
-"""AdamW and SGD for tensors whose state left the device: kept on the host or in the scratch file, updated on the host.
+"""AdamW, SGD and Lion for tensors whose state left the device: kept on the host or in the scratch file, updated on the host.
 
 The numbers are those of the device's update: the same fused kernel (``update_rule.py``) on the same fp32 values, cut at the
 borders at which that kernel cuts its own work. The update of a tensor runs in pieces of at most ``PIECE_ELEMENTS``; while one
@@ -11,8 +11,11 @@ largest leaving tensor, and each leaving tensor, in the model's order, has n ele
 
 host or disk   by the plan's place: fp32 master (4n) and each moment (4n), as optimizer state. No master where the weight
                streams and is fp32: its home (``weights.py``) is the master, where the plan's weights have their place.
+               Without masters a copy in the weight's own dtype stands for one, and a home of any dtype.
 host           4 bytes per tensor: its count of steps (optimizer state), with AdamW.
 host           gradient scratch, where gradients are below fp32: 4P (gradients).
+host           with Lion, 4P for what its update holds (temporaries).
+host           without masters, 4P for the fp32 numbers of a piece and the random bits of its rounding (temporaries).
 host           two slots, each: 4P for the master and each moment that any tensor has on the disk (optimizer state),
                and, where weights are below fp32 and not at home on the host, P weights in their dtype (weights).
 
@@ -23,16 +26,18 @@ weights, n in their dtype, from the host to the device, or, for a home on the di
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
 from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
-from optimizer.runtime.step.update_rule import rule_of
 from optimizer.runtime.tiers.copies import Copy
 from optimizer.runtime.tiers.homes import PIECE_ELEMENTS, HomeTensor, OffDeviceBytes, pieces
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.tiers.transfers import Transfer
+from optimizer.runtime.updates.stochastic_rounding import StochasticRounding, num_noise_words
+from optimizer.runtime.updates.update_rule import rule_of
 from optimizer.workload import TrainingWorkload
 
 MASTER = "master"
@@ -61,7 +66,9 @@ class _Leaving:
     num_steps: torch.Tensor | None
     """None where the optimizer does not count."""
     home: OffDeviceBytes | None
-    """Of the weight, where it streams; the master itself when that is fp32."""
+    """Of the weight, where it streams; the master itself when both have one dtype."""
+    master_dtype: torch.dtype
+    """fp32, or without masters the weight's own."""
 
     @property
     def is_below_fp32(self) -> bool:
@@ -70,7 +77,16 @@ class _Leaving:
     @property
     def needs_conversion(self) -> bool:
         """Whether new weights pass through a buffer of their own dtype."""
-        return self.is_below_fp32 and (self.home is None or self.home.data is None)
+        return self.has_master and (self.home is None or self.home.data is None)
+
+    @property
+    def has_master(self) -> bool:
+        """Whether the master has other numbers than the weight."""
+        return self.parameter.dtype != self.master_dtype
+
+    def dtype_of(self, key: str) -> torch.dtype:
+        """Of one of the parts."""
+        return self.master_dtype if key == MASTER else torch.float32
 
 
 class HostState:
@@ -84,7 +100,10 @@ class HostState:
         workload: TrainingWorkload,
         tiers: Tiers,
         home_of: Callable[[str], OffDeviceBytes | None],
+        rounding: StochasticRounding | None = None,
     ) -> None:
+        """rounding: of weights below fp32 that are to have no masters."""
+        self._rounding = rounding
         self._weight_decay = workload.weight_decay
         self._rule = rule_of(workload)
         self._parts = (MASTER, *self._rule.moments)
@@ -94,6 +113,11 @@ class HostState:
             self._tensors[name] = self._make(name, parameter, plan.place, home_of(name))
         self._num_piece_elements = min(PIECE_ELEMENTS, max((p.numel() for p in named.values()), default=0))
         self._gradient_scratch = self._make_gradient_scratch()
+        self._wide, self._noise = self._make_rounding_scratch()
+        self._rule_scratch: torch.Tensor | None = None
+        if self._rule.holds_copy:
+            size = self._num_piece_elements
+            self._rule_scratch = tiers.host_buffer(size, dtype=torch.float32, category="temporaries", pinned=False)
         self._slots = (self._make_slot(), self._make_slot())
         self._under_way: dict[str, Future[None]] = {}
         self._copies: dict[str, list[Copy]] = {}
@@ -150,10 +174,10 @@ class HostState:
     # Checkpoints.
 
     def export(self, name: str) -> dict[str, torch.Tensor | HomeTensor]:
-        """As the device's state of the same tensor: the master only of weights below fp32, whose equal it is not."""
+        """As the device's state of the same tensor: the master only where it is not the weight's equal."""
         tensor = self._tensors[name]
         size = tensor.parameter.shape
-        keys = self._parts if tensor.is_below_fp32 else self._rule.moments
+        keys = self._parts if tensor.has_master else self._rule.moments
         exported: dict[str, torch.Tensor | HomeTensor] = {
             key: HomeTensor(tensor.parts[key], dtype=torch.float32, shape=size) for key in keys
         }
@@ -165,25 +189,26 @@ class HostState:
         if key == "step" and tensor.num_steps is not None:
             tensor.num_steps.copy_(value)
         elif tensor.parts[key] is not tensor.home:
-            tensor.parts[key].write(value.contiguous(), dtype=torch.float32)
+            tensor.parts[key].write(value.contiguous(), dtype=tensor.dtype_of(key))
 
     # Helpers.
 
     def _make(self, name: str, parameter: nn.Parameter, place: StatePlace, home: OffDeviceBytes | None) -> _Leaving:
         parts: dict[str, OffDeviceBytes] = {}
         num_bytes = 4 * parameter.numel()
-        if home is not None and parameter.dtype == torch.float32:
+        master_dtype = torch.float32 if self._rounding is None else parameter.dtype
+        if home is not None and parameter.dtype == master_dtype:
             parts[MASTER] = home
         else:
             master = parts[MASTER] = OffDeviceBytes(
                 self._tiers,
-                num_bytes,
+                master_dtype.itemsize * parameter.numel(),
                 place=place,
                 category="optimizer_state",
-                meets_device=parameter.dtype == torch.float32,
+                meets_device=parameter.dtype == master_dtype,
             )
             weight = parameter.detach() if home is None else home.read().view(parameter.dtype)
-            master.write(weight.contiguous(), dtype=torch.float32)
+            master.write(weight.contiguous(), dtype=master_dtype)
         for key in self._rule.moments:
             moment = parts[key] = OffDeviceBytes(
                 self._tiers, num_bytes, place=place, category="optimizer_state", meets_device=False
@@ -200,7 +225,16 @@ class HostState:
             parts=parts,
             num_steps=num_steps,
             home=home,
+            master_dtype=master_dtype,
         )
+
+    def _make_rounding_scratch(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """fp32 numbers and random bits of a piece."""
+        if self._rounding is None:
+            return None, None
+        size = self._num_piece_elements
+        make = partial(self._tiers.host_buffer, category="temporaries", pinned=False)
+        return make(size, dtype=torch.float32), make(num_noise_words(size), dtype=torch.int64)
 
     def _make_gradient_scratch(self) -> torch.Tensor | None:
         if not any(tensor.is_below_fp32 for tensor in self._tensors.values()):
@@ -216,10 +250,14 @@ class HostState:
         converted = next((tensor.parameter.dtype for tensor in tensors if tensor.needs_conversion), None)
         return _Slot(
             parts={
-                key: self._tiers.host_buffer(size, dtype=torch.float32, category="optimizer_state") for key in stored
+                key: self._tiers.host_buffer(size, dtype=self._widest(key), category="optimizer_state") for key in stored
             },
             weights=None if converted is None else self._tiers.host_buffer(size, dtype=converted, category="weights"),
         )
+
+    def _widest(self, key: str) -> torch.dtype:
+        """The dtype of a part, of whichever tensor has the wider one."""
+        return max((tensor.dtype_of(key) for tensor in self._tensors.values()), key=lambda dtype: dtype.itemsize)
 
     def _run(self, tensors: Sequence[_Leaving], gradient_of: GradientOf, facts: UpdateFacts) -> None:
         work = list(_cut(tensors))
@@ -242,8 +280,8 @@ class HostState:
         transfers = []
         for key, home in piece.tensor.parts.items():
             if home.stored is not None:
-                target = slot.parts[key][: piece.num_elements]
-                transfers.append(home.stored.read(target, offset_bytes=4 * piece.start))
+                target = self._part(piece, key, slot)
+                transfers.append(home.stored.read(target, offset_bytes=target.itemsize * piece.start))
         return transfers
 
     def _update_piece(self, piece: "_Piece", slot: "_Slot", gradient: torch.Tensor, facts: UpdateFacts) -> None:
@@ -251,25 +289,34 @@ class HostState:
         master, *moments = (self._part(piece, key, slot) for key in self._parts)
         if piece.start == 0 and tensor.num_steps is not None:
             tensor.num_steps.add_(1)
+        weight = master
+        if self._wide is not None and master.dtype != torch.float32:
+            weight = self._wide[: piece.num_elements].copy_(master)
         self._rule.update(
-            master,
+            weight,
             self._scaled(gradient.view(-1)[piece.start : piece.end], facts.grad_factor),
             moments,
             tensor.num_steps,
             learning_rate=facts.learning_rate,
             weight_decay=tensor.weight_decay,
+            scratch=self._rule_scratch,
         )
+        if weight is not master and self._rounding is not None:
+            if piece.start == 0:
+                self._rounding.begin(tensor.name)
+            self._rounding.round_(weight, name=tensor.name, start=piece.start, noise=self._noise)
+            master.copy_(weight)
         self._bring_weights(piece, slot, master)
         for key, home in tensor.parts.items():
             if home.stored is not None:
-                part = slot.parts[key][: piece.num_elements]
-                slot.leaving.append(home.stored.write(part, offset_bytes=4 * piece.start))
+                part = self._part(piece, key, slot)
+                slot.leaving.append(home.stored.write(part, offset_bytes=part.itemsize * piece.start))
 
     def _part(self, piece: "_Piece", key: str, slot: "_Slot") -> torch.Tensor:
-        home = piece.tensor.parts[key]
+        home, dtype = piece.tensor.parts[key], piece.tensor.dtype_of(key)
         if home.data is None:
-            return slot.parts[key][: piece.num_elements]
-        return home.data.view(torch.float32)[piece.start : piece.end]
+            return slot.parts[key].view(dtype)[: piece.num_elements]
+        return home.data.view(dtype)[piece.start : piece.end]
 
     def _scaled(self, gradient: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
         """In fp32; scaled where clipping on the device scales: bf16 as it is, fp16 once it is fp32."""
@@ -288,11 +335,11 @@ class HostState:
         dtype = tensor.parameter.dtype
         home = tensor.home
         if home is not None and home.data is not None:
-            if tensor.is_below_fp32:
+            if tensor.has_master:
                 home.data.view(dtype)[piece.start : piece.end].copy_(master)
             return
         new = master
-        if slot.weights is not None and tensor.is_below_fp32:
+        if slot.weights is not None and tensor.has_master:
             new = slot.weights[: piece.num_elements].copy_(master)
         if home is None:
             target = tensor.parameter.data.view(-1)[piece.start : piece.end]
@@ -301,7 +348,7 @@ class HostState:
             self._copies[tensor.name].append(copy)
             if new is not master or tensor.parts[MASTER].stored is not None:
                 slot.leaving.append(copy)
-        elif home.stored is not None and tensor.is_below_fp32:
+        elif home.stored is not None and tensor.has_master:
             slot.leaving.append(home.stored.write(new, offset_bytes=dtype.itemsize * piece.start))
 
 

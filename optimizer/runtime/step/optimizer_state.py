@@ -9,7 +9,8 @@ so the fp32 copy of a gradient exists for one parameter at a time. Tensors whose
 What an update of tensors whose state stayed allocates on the device, tensor by tensor, matrices before the rest:
 
 gradients on the device   fp32 weights: nothing. Below: the fp32 gradient (4n, temporaries), the gradient goes, the update,
-                          the fp32 gradient goes.
+                          the fp32 gradient goes. Without masters: the same, with an fp32 copy of the weight (4n) from before
+                          the update until it is rounded, with its random bits (2 bytes an element, of a piece at most).
 gradients on the host     as above, but in the model's order, and each gradient first comes back (n in its dtype, as
                           gradients; host to device) and goes after its update, also for fp32 weights.
 gradients consumed        as the first, inside backward, when the gradient of the tensor is complete.
@@ -31,13 +32,15 @@ from torch.utils.hooks import RemovableHandle
 
 from optimizer.base.errors import CheckpointInvalid
 from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS, OptimizerStatePlan, split_state
+from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.step.gradients import HostGradients
 from optimizer.runtime.step.host_update import MASTER, HostState, UpdateFacts
 from optimizer.runtime.step.sparse_gradients import LazyAdamW, find_sparse
-from optimizer.runtime.step.update_rule import make_optimizer, rule_of
 from optimizer.runtime.tiers.background_thread import BackgroundThread
 from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes
 from optimizer.runtime.tiers.tiers import Tiers
+from optimizer.runtime.updates.stochastic_rounding import NUM_ROUNDINGS, StochasticRounding
+from optimizer.runtime.updates.update_rule import make_optimizer, rule_of
 from optimizer.workload import TrainingWorkload
 
 FINAL_LEARNING_RATE_FRACTION = 0.1
@@ -66,8 +69,9 @@ def learning_rate_at(step: int, workload: TrainingWorkload) -> float:
 class Optimizer:
     """The workload's optimizer over a model's trained parameters, by name, with the state the plan asks for.
 
-    tiers: needed where state leaves the device. home_of: of weights that stream. is_threaded: updates on the host run on a
-    thread of their own; ``wait`` or ``require`` a tensor, or ``join`` all, before its new weights are used.
+    weights: the plan's; unless given, what the parameters' dtypes ask for. tiers: needed where state leaves the device.
+    home_of: of weights that stream. is_threaded: updates on the host run on a thread of their own; ``wait`` or ``require`` a
+    tensor, or ``join`` all, before its new weights are used.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Optimizer:
         *,
         plan: OptimizerStatePlan,
         workload: TrainingWorkload,
+        weights: WeightsPlan | None = None,
         tiers: Tiers | None = None,
         home_of: Callable[[str], OffDeviceBytes | None] = lambda name: None,
         worker: BackgroundThread | None = None,
@@ -88,13 +93,25 @@ class Optimizer:
         self._lazy = LazyAdamW(sparse, workload=workload)
         self._known_keys = {MASTER, *rule_of(workload).known_keys}
         staying = {name: p for name, p in self._named.items() if name not in leaving and name not in sparse}
+        has_masters = weights is None or weights.master_bytes_per_element > 0
         self._masters = {
-            name: nn.Parameter(p.detach().to(torch.float32)) for name, p in staying.items() if p.dtype != torch.float32
+            name: nn.Parameter(p.detach().to(torch.float32))
+            for name, p in staying.items()
+            if has_masters and p.dtype != torch.float32
         }
-        self._stepped = {name: self._masters.get(name, p) for name, p in staying.items()}
+        self._steps_alone = bool(self._masters) or workload.kept_state.declared.steps_alone
+        self._rounding: StochasticRounding | None = None
+        self._on_host_rounding: StochasticRounding | None = None
+        if weights is not None and weights.master == "none":
+            self._steps_alone = True
+            self._known_keys = {NUM_ROUNDINGS, *self._known_keys} - {MASTER}
+            device = next(iter(self._named.values())).device if tiers is None else tiers.device
+            self._rounding = StochasticRounding(seed=workload.seed, device=device)
+        self._stepped = {name: self._stepped_for(name, p) for name, p in staying.items()}
         self._parameter_of: dict[torch.Tensor, nn.Parameter] = {
             stepped: self._named[name] for name, stepped in self._stepped.items()
         }
+        self._name_of = {parameter: name for name, parameter in staying.items()}
         self._inner: torch.optim.Optimizer | None = None
         if staying:
             with self._makes_state():
@@ -105,7 +122,11 @@ class Optimizer:
         if leaving:
             if tiers is None:
                 raise ValueError("optimizer state that leaves the device needs tiers to go to")
-            self.on_host = HostState(leaving, plan=plan, workload=workload, tiers=tiers, home_of=home_of)
+            if self._rounding is not None:
+                self._on_host_rounding = StochasticRounding(seed=workload.seed, device=torch.device("cpu"))
+            self.on_host = HostState(
+                leaving, plan=plan, workload=workload, tiers=tiers, home_of=home_of, rounding=self._on_host_rounding
+            )
         self._worker = worker
         self.learning_rate = workload.learning_rate
         """Of the step under way; ``step`` sets it, tensors that are stepped one by one during backward need it before."""
@@ -128,11 +149,10 @@ class Optimizer:
         self._lazy.step(learning_rate)
         if host_gradients is not None:
             self._step_from_host(host_gradients, grad_factor)
-        elif not self._masters and self._inner is not None:
+        elif not self._steps_alone and self._inner is not None:
             for group in self._inner.param_groups:
                 group["lr"] = learning_rate
-            with self._makes_state():
-                self._inner.step()
+            self._run_inner(self._inner)
         else:
             for stepped in self._group_of:
                 self._step_one(stepped, grad_factor)
@@ -229,14 +249,16 @@ class Optimizer:
                 else:
                     scalars[f"{name}//{key}"] = value
         tensors.update({f"{name}//{key}": tensor for name, key, tensor in self._lazy.export()})
+        for rounding in filter(None, (self._rounding, self._on_host_rounding)):
+            scalars.update({f"{name}//{NUM_ROUNDINGS}": count for name, count in rounding.num_roundings.items()})
         for name in self.on_host.names if self.on_host is not None else ():
             for key, held in self.on_host.export(name).items():  # type: ignore[union-attr]
                 tensors[f"{name}//{key}"] = held
         return tensors, scalars
 
     def set_weight(self, name: str, value: torch.Tensor) -> None:
-        """Tell the fp32 master of an fp32 weight whose state left what the weight is now."""
-        if self._is_on_host(name) and self._named[name].dtype == torch.float32:
+        """Set the host's copy of a weight whose state left, where that copy is no master below fp32 that a checkpoint holds."""
+        if self._is_on_host(name) and (self._named[name].dtype == torch.float32 or self._rounding is not None):
             self.on_host.set(name, MASTER, value)  # type: ignore[union-attr]
 
     @torch.no_grad()
@@ -249,7 +271,10 @@ class Optimizer:
                 raise CheckpointInvalid(f"optimizer state names {name!r}, which the model does not have")
             if key not in self._known_keys:
                 raise CheckpointInvalid(f"optimizer state holds {key!r} of {name}, which this optimizer does not keep")
-            if self._is_on_host(name):
+            rounding = self._on_host_rounding if self._is_on_host(name) else self._rounding
+            if key == NUM_ROUNDINGS and rounding is not None:
+                rounding.num_roundings[name] = int(value)
+            elif self._is_on_host(name):
                 self.on_host.set(name, key, value)  # type: ignore[union-attr]
             elif name in self._lazy.names:
                 self._lazy.set(name, key, value)
@@ -269,12 +294,18 @@ class Optimizer:
 
     # Helpers.
 
+    def _stepped_for(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        """The tensor that the optimizer steps: the master, the weight itself, or one that has numbers only during its update."""
+        if self._rounding is None or parameter.dtype == torch.float32:
+            return self._masters.get(name, parameter)
+        return nn.Parameter(_empty_like(parameter))
+
     def _is_on_host(self, name: str) -> bool:
         return self.on_host is not None and name in self.on_host.names
 
     def _tables(self) -> Iterator[torch.Tensor]:
         """Of 8-bit values: bitsandbytes makes them with the optimizer, and has them on the device from the first update on."""
-        if any(stepped.numel() >= MIN_8BIT_ELEMENTS for stepped in self._group_of):
+        if any(self._parameter_of[stepped].numel() >= MIN_8BIT_ELEMENTS for stepped in self._group_of):
             devices = {stepped.device for stepped in self._group_of}
             yield from (table for table in getattr(self._inner, "name2qmap", {}).values() if table.device in devices)
 
@@ -311,17 +342,44 @@ class Optimizer:
         self._inner.param_groups = [{**self._group_of[stepped], "params": [stepped], "lr": self.learning_rate}]
         try:
             if stepped is parameter:
-                with self._makes_state():
-                    self._inner.step()
+                self._run_inner(self._inner)
                 return
-            stepped.grad = parameter.grad.to(torch.float32)
+            gradient = parameter.grad.to(torch.float32)
             parameter.grad = None
+            if self._rounding is not None:
+                stepped.data = parameter.detach().to(torch.float32)
+            stepped.grad = gradient
+            del gradient
             if grad_factor is not None:
                 stepped.grad.mul_(grad_factor)
-            with self._makes_state():
-                self._inner.step()
+            self._run_inner(self._inner)
             stepped.grad = None
+            self._round(parameter, stepped)
             with torch.no_grad():
                 parameter.copy_(stepped)
+            if self._rounding is not None:
+                stepped.data = _empty_like(parameter)
         finally:
             self._inner.param_groups = groups
+
+    def _run_inner(self, inner: torch.optim.Optimizer) -> None:
+        """One update; what is not state of optimizers that make theirs apart counts as what it is."""
+        make_state = getattr(inner, "make_state", None)
+        if make_state is None:
+            with self._makes_state():
+                inner.step()
+            return
+        with self._makes_state():
+            make_state()
+        inner.step()
+
+    def _round(self, parameter: nn.Parameter, stepped: torch.Tensor) -> None:
+        if self._rounding is not None:
+            name = self._name_of[parameter]
+            self._rounding.begin(name)
+            self._rounding.round_(stepped.detach().view(-1), name=name)
+
+
+def _empty_like(parameter: torch.Tensor) -> torch.Tensor:
+    """No fp32 numbers, with as many dimensions: weight decay goes by them."""
+    return torch.empty((0,) * max(1, parameter.dim()), dtype=torch.float32, device=parameter.device)

@@ -130,6 +130,7 @@ class Trainer:
                 model,
                 plan=plan.optimizer_state,
                 workload=workload,
+                weights=plan.weights,
                 tiers=self.tiers,
                 home_of=self.weights.home_of,
                 worker=self._worker,

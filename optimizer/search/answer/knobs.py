@@ -5,19 +5,19 @@ still cannot be carried out together (``Plan.find_conflict``), what the machine 
 what changes the numbers is listed and marked.
 """
 
+import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import get_args
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import WithJson
 from optimizer.estimate.prediction import Prediction, Verdict
-from optimizer.plan.activations import BlockChoice, Compression
+from optimizer.plan.activations import BlockChoice
+from optimizer.plan.pins.training import knob_kinds
 from optimizer.plan.plan import Plan
-from optimizer.plan.techniques import Technique
-from optimizer.plan.weights import FrozenFormat
+from optimizer.plan.techniques import Technique, is_idle, knobs_of
 from optimizer.search.arrangements import PerBlock
-from optimizer.search.problem import OuterPlan, SearchProblem, divisors, techniques_of
+from optimizer.search.problem import OUTER_FIELDS, OuterPlan, SearchProblem, divisors
 from optimizer.search.solver.grid import TOKENS_PER_CHUNK
 
 _BLOCKS: tuple[tuple[BlockChoice, Technique, str], ...] = (
@@ -78,7 +78,7 @@ def list_knobs(
 
 def _is_possible(problem: SearchProblem, plan: Plan) -> bool:
     excluded = problem.unavailable | set(problem.goal.forbid)
-    if any(technique in excluded for technique in techniques_of(plan)):
+    if any(technique in excluded for technique in plan.techniques):
         return False
     return problem.find_conflict(plan) is None and problem.is_known(plan.weights.representation)
 
@@ -104,9 +104,7 @@ def _priced(problem: SearchProblem, technique: Technique, change: str, plan: Pla
 def _neighbours(problem: SearchProblem, plan: Plan) -> Iterator[tuple[Technique, str, Plan]]:
     setting, per_block = OuterPlan.of(plan), plan.activations.per_block
     yield from _block_changes(setting, per_block)
-    changes = [*_batch_changes(problem, setting), *_place_changes(setting), *_format_changes(problem, setting)]
-    if plan.activations.num_offloaded:
-        changes += _compression_changes(setting)
+    changes = [*_batch_changes(problem, setting), *_place_changes(setting), *_declared_changes(problem, plan)]
     for technique, change, changed in changes:
         try:
             yield technique, change, changed.plan(per_block)
@@ -155,21 +153,16 @@ def _place_changes(setting: OuterPlan) -> _Changes:
     yield "offload_gradients", "gradients and optimizer state on the device", replace(back, gradients="keep")
 
 
-def _format_changes(problem: SearchProblem, setting: OuterPlan) -> _Changes:
-    yield "bf16", "fp32 weights", replace(setting, dtype="fp32", autocast="off")
-    for dtype in ("bf16", "fp16"):
-        yield dtype, f"{dtype} weights", replace(setting, dtype=dtype, autocast="off")
-        yield "autocast", f"autocast to {dtype}", replace(setting, dtype="fp32", autocast=dtype)
-    yield "8bit_optimizer", "8-bit optimizer state", replace(setting, bits=8)
-    yield "8bit_optimizer", "32-bit optimizer state", replace(setting, bits=32)
-    if problem.workload.adapter is not None:
-        for form in get_args(FrozenFormat):
-            what = "as they are" if form == "same" else f"in {form}"
-            yield "quantize_frozen", f"frozen weights {what}", replace(setting, frozen=form)
-
-
-def _compression_changes(setting: OuterPlan) -> _Changes:
-    formats: tuple[Compression, ...] = ("none", "bf16", "int8")
-    for compress in formats:
-        what = "as they are" if compress == "none" else f"in {compress}"
-        yield "compress", f"offloaded activations travel {what}", replace(setting, compress=compress)
+def _declared_changes(problem: SearchProblem, plan: Plan) -> _Changes:
+    """To each value of the knobs that declare words for it, with what the value brings."""
+    setting = OuterPlan.of(plan)
+    for knob in knobs_of("training"):
+        if is_idle(knob.path, plan) or (knob.path == "weights.frozen" and problem.workload.adapter is None):
+            continue
+        if knob.training is None or not knob.training.change:
+            continue
+        for value in typing.get_args(knob_kinds()[knob.path]):
+            made = {knob.path: value, **knob.brings.get(value, {})}
+            changed = replace(setting, **{OUTER_FIELDS[path]: made[path] for path in made})
+            technique = typing.cast(Technique, knob.technique_of(value))
+            yield technique, knob.training.describe(value, before=None), changed

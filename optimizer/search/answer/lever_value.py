@@ -2,17 +2,19 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Final
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import WithJson
 from optimizer.estimate.prediction import Prediction
-from optimizer.plan.activations import OFFLOADING, BlockChoice
+from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice
 from optimizer.plan.explain.training import describe_left_out, describe_move_or_rebuild
 from optimizer.plan.plan import Plan
-from optimizer.plan.techniques import Technique
+from optimizer.plan.techniques import DECLARATIONS, Technique, knobs_of
 from optimizer.search.answer.knobs import list_knobs
 from optimizer.search.arrangements import PerBlock
-from optimizer.search.problem import OuterPlan, SearchProblem, techniques_of
+from optimizer.search.problem import OUTER_FIELDS, OuterPlan, SearchProblem
 
 MIN_SHARE = 0.01
 """Share of the peak, or of the step, below which a lever is not mentioned."""
@@ -30,38 +32,47 @@ class LeftOut(WithJson):
 
 
 def price_without(problem: SearchProblem, plan: Plan) -> dict[Technique, Prediction]:
-    """The plan's price with one of its levers left out, where the others can stand without it."""
-    setting, total, blocks = OuterPlan.of(plan), problem.workload.global_batch_size, plan.activations.per_block
-    without: dict[Technique, tuple[OuterPlan, PerBlock]] = {
-        "recompute": (setting, _kept(blocks, ("recompute", "selective"))),
-        "offload": (setting, _kept(blocks, OFFLOADING)),
-        "compress": (replace(setting, compress="none"), blocks),
-        "accumulate": (replace(setting, micro_batch_size=total, accumulation_steps=1), blocks),
-        "chunked_loss": (replace(setting, num_chunks=1), blocks),
-        "consume_gradients": (replace(setting, gradients="keep"), blocks),
-        "offload_gradients": (replace(setting, gradients="keep"), blocks),
-        "offload_optimizer": (replace(setting, state_place="device"), blocks),
-        "stream_weights": (replace(setting, weights_place="device"), blocks),
-        "8bit_optimizer": (replace(setting, bits=32), blocks),
-        "bf16": (replace(setting, dtype="fp32"), blocks),
-        "fp16": (replace(setting, dtype="fp32"), blocks),
-        "autocast": (replace(setting, autocast="off"), blocks),
-        "quantize_frozen": (replace(setting, frozen="same"), blocks),
-    }
-    wanted = {technique: without[technique] for technique in techniques_of(plan) if technique in without}
+    """What the plan would cost with one of its levers left out, where the others can stand without it."""
+    setting, blocks = OuterPlan.of(plan), plan.activations.per_block
+    without: dict[Technique, tuple[OuterPlan, PerBlock]] = {}
+    for technique in plan.techniques:
+        changed, per_block = _left_out(technique, plan, setting), blocks
+        if technique in _BLOCK_CHOICES:
+            per_block = _kept(blocks, _BLOCK_CHOICES[technique])
+        if (changed, per_block) != (setting, blocks):
+            without[technique] = (changed, per_block)
     return {
         technique: problem.price(other)
-        for technique, other in ((technique, _plan(problem, *changed)) for technique, changed in wanted.items())
+        for technique, other in ((technique, _plan(problem, *changed)) for technique, changed in without.items())
         if other is not None
     }
 
 
+_BLOCK_CHOICES: Final[dict[Technique, tuple[BlockChoice, ...]]] = {"recompute": REBUILDING, "offload": OFFLOADING}
+
+
+def _left_out(technique: Technique, plan: Plan, setting: OuterPlan) -> OuterPlan:
+    """The setting with every knob plain that uses the technique; a place is not left out as a whole."""
+    if DECLARATIONS[technique].group == "Places":
+        return setting
+    if technique == "accumulate":
+        return replace(setting, micro_batch_size=plan.batch.global_batch_size, accumulation_steps=1)
+    plain = {
+        OUTER_FIELDS[path]: value
+        for knob in knobs_of("training")
+        if knob.path in OUTER_FIELDS
+        and any(use.technique == technique and use.asks(attrgetter(knob.path)(plan)) for use in knob.uses)
+        for path, value in {knob.path: knob.plain, **knob.brings.get(knob.plain, {})}.items()
+    }
+    return replace(setting, **plain)
+
+
 def list_left_out(problem: SearchProblem, plan: Plan, prediction: Prediction) -> tuple[LeftOut, ...]:
     """Levers that would raise the peak, or the time and save nothing; one a technique, the worst of it first."""
-    used = set(techniques_of(plan))
+    used = set(plan.techniques)
 
     def is_news(technique: Technique, other: Plan) -> bool:
-        return technique not in used and technique in techniques_of(other) and problem.permits(other)
+        return technique not in used and technique in other.techniques and problem.permits(other)
 
     found: dict[Technique, LeftOut] = {}
     for knob in list_knobs(problem, plan, prediction=prediction, is_wanted=is_news):
@@ -89,8 +100,8 @@ def list_left_out(problem: SearchProblem, plan: Plan, prediction: Prediction) ->
 
 
 def _move_or_rebuild(problem: SearchProblem, plan: Plan, prediction: Prediction) -> Iterator[LeftOut]:
-    """The cost of a block done the other way, if that is more, where blocks do one of the two."""
-    used = set(techniques_of(plan))
+    """Where blocks do one of the two: what a block takes the other way, if that is more."""
+    used = set(plan.techniques)
     if ("recompute" in used) == ("offload" in used) or problem.pinned_blocks is not None:
         return
     choices: dict[str, BlockChoice] = {"offload": "offload", "recompute": "recompute"}

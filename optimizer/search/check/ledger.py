@@ -4,8 +4,8 @@ Shares no arithmetic with the estimator's schedule and simulation: no parts summ
 chosen plan's peak must be this one to the byte, by category, where both are of the micro-batches; only what comes after them
 (clipping, the update) may be higher.
 
-*Not followed*: gradients that do not stay, state or weights away from the device, 8-bit state, sparse gradients, the loss in
-chunks, compressed copies, farther tiers than the host. ``follows`` says whether a plan is without them.
+*Not followed*: factored state, gradients that do not stay, state or weights away from the device, 8-bit state, sparse gradients,
+the loss in chunks, compressed copies, farther tiers than the host. ``follows`` says whether a plan is without them.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ _AFTER_MICRO_BATCHES = ("gradient clipping", "optimizer step")
 _FP32_BYTES = 4
 _ID_BYTES = 8
 _COUNTER_BYTES = 4
-"""AdamW counts the updates of each tensor."""
+"""Of a tensor's updates, where the optimizer counts them."""
 _ROUNDING = 1e-9
 """Tolerance of sums of milliseconds in another order."""
 
@@ -58,7 +58,7 @@ def audit_plan(
 ) -> tuple[str, ...]:
     """Contradictions between a prediction and the ledger or the work there is; empty where there are none."""
     wrong = list(_list_impossible_times(plan, prediction, device_kind=machine.device.kind))
-    if not follows(profile, plan):
+    if workload.kept_state.declared.is_factored or not follows(profile, plan):
         return tuple(wrong)
     ledger = replay_plan(profile, plan=plan, workload=workload, machine=machine)
     predicted = {name: num_bytes for name, num_bytes in prediction.device_bytes_by_category.items() if num_bytes}
@@ -99,10 +99,10 @@ def replay_plan(profile: Profile, *, plan: Plan, workload: TrainingWorkload, mac
     ledger.add("device", "weights", num_trained * element_bytes)
     ledger.add("device", "weights", profile.total_frozen_bytes(plan.weights.representation))
     ledger.add("device", "weights", profile.buffer_bytes["fp32" if plan.weights.dtype == "fp32" else "bf16"])
-    if workload.optimizer == "adamw":
+    if workload.kept_state.counts_steps:
         ledger.add("device", "optimizer_state", _COUNTER_BYTES * len(trained))
-    num_held = workload.num_moments + (element_bytes != _FP32_BYTES)
-    ledger.add("device", "optimizer_state", num_held * _FP32_BYTES * num_trained)
+    ledger.add("device", "optimizer_state", workload.num_moments * _FP32_BYTES * num_trained)
+    ledger.add("device", "optimizer_state", plan.weights.master_bytes_per_element * num_trained)
     input_bytes = _input_bytes(profile, shape)
     for index in range(plan.batch.accumulation_steps):
         ledger.add("device", "temporaries", input_bytes)

@@ -6,7 +6,7 @@ rather than raising, so that a search can pass over a plan and take the next.
 
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
-from optimizer.search.problem import SearchProblem, techniques_of
+from optimizer.search.problem import SearchProblem
 
 
 class VerificationFailed(RuntimeError):
@@ -33,7 +33,7 @@ def verify_plan(problem: SearchProblem, *, plan: Plan, prediction: Prediction) -
 
 def _forbidden(problem: SearchProblem, plan: Plan) -> list[str]:
     return [
-        f"uses {technique}, which is not allowed" for technique in techniques_of(plan) if not problem.allows(technique)
+        f"uses {technique}, which is not allowed" for technique in plan.techniques if not problem.allows(technique)
     ]
 
 

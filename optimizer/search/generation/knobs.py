@@ -15,36 +15,13 @@ from optimizer.base.serialize import WithJson
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Verdict
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.pins.generation import techniques_of
 from optimizer.plan.pins.generation_knobs import generation_knobs, knob_value, with_knob
+from optimizer.plan.techniques import KNOBS
 from optimizer.search.generation.problem import GenerationProblem
 
 _OF_THE_PROCESS: Final = "allocator."
 """Changes nothing of the tensors, which alone are priced here."""
 _PREFILL_TOKENS: Final = (None, 8, 2)
-_WORDS: Final = {
-    "batch_size": "{value:,} sequences at once instead of {before:,}",
-    "num_micro_batches": "{value:,} micro-batches to a pass instead of {before:,}",
-    "weights.dtype": "weights in {value}",
-    "weights.prefetch": "weights of {value} blocks ahead instead of {before}",
-    "weights.frozen": "the blocks' matrices in {value}",
-    "kv_cache.dtype": "keys and values in {value}",
-    "kv_cache.prefetch": "keys and values of {value} blocks ahead instead of {before}",
-    "kv_cache.prefix_tokens": "keys and values of {value:,} tokens of a prompt made again",
-}
-_OF_VALUES: Final[dict[tuple[str, object], str]] = {
-    ("prefill_tokens", None): "prompts whole",
-    ("prefill_tokens", 8): "8 tokens of a prompt at once",
-    ("prefill_tokens", 2): "2 tokens of a prompt at once",
-    ("weights.place", "device"): "weights on the device",
-    ("weights.frozen", "same"): "the blocks' matrices as the other weights are",
-    ("kv_cache.dtype", "same"): "keys and values as the weights are",
-    ("kv_cache.place", "device"): "keys and values on the device",
-    ("kv_cache.place", "remote"): "keys and values in the remote store",
-    ("kv_cache.attention", "device"): "attention on the device",
-    ("kv_cache.attention", "host"): "attention on the host",
-    ("kv_cache.prefix_tokens", 0): "no keys and values made again",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +60,7 @@ def list_generation_knobs(problem: GenerationProblem, plan: GenerationPlan) -> t
 
 def _is_possible(problem: GenerationProblem, plan: GenerationPlan) -> bool:
     excluded = problem.unavailable | set(problem.goal.forbid)
-    return problem.find_conflict(plan) is None and not any(name in excluded for name in techniques_of(plan))
+    return problem.find_conflict(plan) is None and not any(name in excluded for name in plan.techniques)
 
 
 def _changes_anything(knob: GenerationKnob) -> bool:
@@ -144,11 +121,7 @@ def _values(problem: GenerationProblem, plan: GenerationPlan, path: str, kind: A
 
 
 def _words(path: str, value: Any, *, before: Any) -> str:
-    """For people; of a knob that has no words of its own its path and value."""
-    if (path, value) in _OF_VALUES:
-        return _OF_VALUES[path, value]
-    if path.endswith(".place"):
-        return f"{'weights' if path.startswith('weights') else 'keys and values'} on the {value}"
-    if path in _WORDS:
-        return _WORDS[path].format(value=value, before=before)
-    return f"{path.replace('.', ' ').replace('_', ' ')} {value} instead of {before}"
+    """For people; of a knob that declares no words its path and value."""
+    face = KNOBS[path].generation
+    declared = face.describe(value, before=before) if face else ""
+    return declared or f"{path.replace('.', ' ').replace('_', ' ')} {value} instead of {before}"

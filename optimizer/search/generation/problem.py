@@ -11,7 +11,6 @@ from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.goal import GenerationGoal
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.pins.generation import techniques_of
 from optimizer.plan.techniques import TECHNIQUE_LABELS
 from optimizer.search.budgeted import Budgeted, Priced
 from optimizer.workload import GenerationWorkload
@@ -50,7 +49,7 @@ class GenerationProblem(Budgeted[GenerationPlan, GenerationPrediction, Generatio
         """The same, whatever is pinned."""
         if self.find_conflict(plan) is not None:
             return False
-        return all(self.allows(technique) for technique in techniques_of(plan))
+        return all(self.allows(technique) for technique in plan.techniques)
 
     def find_conflict(self, plan: GenerationPlan) -> InvalidPlan | None:
         """Why the plan cannot be carried out here, or not be priced, whatever the goal says of it; None where it can."""
@@ -76,7 +75,7 @@ class GenerationProblem(Budgeted[GenerationPlan, GenerationPrediction, Generatio
         conflict = self.find_conflict(plan)
         if conflict is not None:
             raise conflict
-        for technique in techniques_of(plan):
+        for technique in plan.techniques:
             if technique in self.unavailable:
                 raise InvalidPlan(
                     f"the plan needs {TECHNIQUE_LABELS[technique]!r}, which is not to be had on this machine",

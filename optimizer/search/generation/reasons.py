@@ -9,7 +9,6 @@ from optimizer.formats.kv_prefix import SHORTEST_PREFIX
 from optimizer.hardware.machine import Machine
 from optimizer.plan.explain.generation import explain_generation_plan
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.pins.generation import techniques_of
 from optimizer.plan.techniques import Technique
 from optimizer.profile.generation import GenerationProfile
 from optimizer.search.generation.problem import GenerationProblem, PricedGenerationPlan
@@ -51,7 +50,7 @@ def _without(problem: GenerationProblem, plan: GenerationPlan) -> dict[Technique
     }
     return {
         technique: without[technique]
-        for technique in techniques_of(plan)
+        for technique in plan.techniques
         if technique in without and problem.is_known(without[technique].weights.representation)
     }
 

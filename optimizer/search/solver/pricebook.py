@@ -7,7 +7,7 @@ from functools import cache
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import PerBlock, keep_everything
-from optimizer.search.problem import OuterPlan, SearchProblem, techniques_of
+from optimizer.search.problem import OuterPlan, SearchProblem
 
 MAX_PRICES = 400
 """Number of prices after which a search stops looking for a better plan: a bound on time that, unlike a clock, is the
@@ -129,7 +129,7 @@ def order_key(plan: Plan, prediction: Prediction) -> _Key:
         not plan.is_lossless,
         sum(prediction.copied_bytes.values()) + elsewhere_bytes,
         prediction.device_peak_high_bytes,
-        len(techniques_of(plan)),
+        len(plan.techniques),
         plan.batch.accumulation_steps,
         repr(OuterPlan.of(plan)),
         plan.activations.per_block,

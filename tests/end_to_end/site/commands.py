@@ -24,7 +24,7 @@ def database():
 
 
 def can_write():
-    """Whether nobody holds SQLite's one write lock for longer than a write takes."""
+    """Return true if nobody holds SQLite's one write lock for longer than a write takes."""
     if connection.vendor != "sqlite":
         return True
     with contextlib.closing(sqlite3.connect(connection.settings_dict["NAME"], timeout=1, isolation_level=None)) as own:
@@ -37,7 +37,7 @@ def can_write():
 
 
 def token(name, scope="write"):
-    """Of a new person."""
+    """Make a new person and return a token of theirs."""
     return create_token(user=User.objects.create_user(username=name), name="test", scope=Scope(scope))[1]
 
 

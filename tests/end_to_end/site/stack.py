@@ -64,7 +64,7 @@ class Stack:
         self._control = self._spawn("control", "-m", "tests.end_to_end.site.control", stdin=pipe, stdout=pipe)
 
     def run_manage(self, *words: str) -> str:
-        """What a command of manage.py printed."""
+        """Run a command of manage.py and return its output."""
         command = [sys.executable, "manage.py", *words, "--skip-checks"]
         return subprocess.run(command, cwd=ROOT, env=self._environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
@@ -81,7 +81,7 @@ class Stack:
         self._spawn("reconciler", "-m", "worker.reconciler")
 
     def start_web(self) -> str:
-        """Where it answers."""
+        """Start the web process and return its address."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -170,7 +170,7 @@ def running_stack(*, database_url: str | None = None) -> Iterator[Stack]:
 
 
 class Jobs:
-    """What a test asks of any job of a stack."""
+    """Questions that a test asks about any job of a stack."""
 
     end_within_s = 180
 
@@ -184,7 +184,7 @@ class Jobs:
         return self.stack.ask("attempts", job=job)
 
     def wait_for_process(self, job: str) -> int:
-        """Of the newest attempt."""
+        """Wait for the process of the newest attempt and return its id."""
         return wait_for(lambda: self.attempts(job)[-1]["pid"], what=f"the process of {job}")
 
     def wait_for_end(self, job: str) -> dict:

@@ -13,7 +13,7 @@ PIECE_BYTES = 10_000
 
 
 class Service:
-    """Keeps what is sent; cuts the line at the pieces it is told to."""
+    """Keeps the bytes it receives; cuts the line at the pieces that a test names."""
 
     def __init__(self):
         self.announced, self.kept, self.num_pieces = None, b"", 0
@@ -70,7 +70,7 @@ def file(tmp_path):
     return path
 
 
-def test_a_file_goes_up_in_pieces_and_tells_how_far_it_is(client, service, file):
+def test_a_file_goes_up_in_pieces_and_reports_its_progress(client, service, file):
     told = []
     made = client.create_dataset(file, name="verse", on_progress=lambda sent, total: told.append((sent, total)))
     assert made["sha256"] == hashlib.sha256(CONTENT).hexdigest()
@@ -102,7 +102,7 @@ def test_a_changed_file_is_begun_anew(client, service, file):
     assert service.announced["files"][0]["sha256"] == hashlib.sha256(CONTENT[::-1]).hexdigest()
 
 
-def test_what_asking_again_cannot_mend_is_told_at_once(client, service, file):
+def test_an_error_that_a_retry_cannot_mend_is_raised_at_once(client, service, file):
     service.refuse_with = 422
     with pytest.raises(ApiProblem):
         client.create_dataset(file, name="verse")

@@ -80,7 +80,7 @@ def test_a_number_with_an_exponent_needs_no_dot(tmp_path):
         ("!!python/object/apply:os.system ['true']", "is not YAML"),
     ],
 )
-def test_a_job_file_that_cannot_be_read_is_told_in_one_line(tmp_path, text, said):
+def test_a_job_file_that_cannot_be_read_is_reported_in_one_line(tmp_path, text, said):
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(UsageError) as raised:
         read_job_file(tmp_path / "job.yaml")
@@ -175,7 +175,7 @@ def test_following_ends_with_the_job_s_verdict(service, state, code, monkeypatch
     assert ("device memory ran out" in capsys.readouterr().err) == bool(code)
 
 
-def test_a_failed_job_s_own_sentence_and_hint_are_told():
+def test_a_failed_job_s_own_sentence_and_hint_are_printed():
     job = {**JOB, "state": "failed", "message": "device memory ran out", "error": {"hint": "Raise the budget."}}
     with pytest.raises(JobFailed, match="kjv-demo failed: device memory ran out") as raised:
         verdict_of(job)
@@ -203,7 +203,7 @@ def test_list_prints_a_table_and_an_empty_one_says_what_to_do(service, capsys):
     assert capsys.readouterr().out == "no jobs yet; start one: headroom submit JOB.yaml\n"
 
 
-def test_cancel_saves_unless_told_to_discard(service):
+def test_cancel_saves_unless_asked_to_discard(service):
     service.answers = {("POST", "/jobs/job_1/cancel"): (202, {})}
     main(["cancel", "job_1"])
     main(["cancel", "job_1", "--discard"])

@@ -27,7 +27,7 @@ WORKLOAD = TrainingWorkload(sequence_length=100, global_batch_size=4, num_steps=
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Where both profiles are kept once they were traced."""
+    """Folder that keeps both profiles once they were traced."""
     return tmp_path_factory.mktemp("home")
 
 
@@ -58,7 +58,7 @@ def test_the_command_says_what_the_function_finds(asked, capsys):
     assert document == json.loads(json.dumps(expected.to_json()))
 
 
-def test_the_command_tells_the_worst_batch_the_mean_and_the_padding(asked, capsys):
+def test_the_command_prints_the_worst_batch_the_mean_and_the_padding(asked, capsys):
     assert main([*asked, "--pad-to-multiple", "16", "--plan", "recompute_all"]) == 0
     told = capsys.readouterr().out
     assert "sequences of 112 tokens" in told

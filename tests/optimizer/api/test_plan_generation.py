@@ -25,7 +25,7 @@ PACKED = GenerationPlan(batch_size=2, weights=WeightsPlan(dtype="bf16", place="h
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """With the model, and profiles that are kept from test to test."""
+    """Folder with the model, and with profiles that are kept from test to test."""
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps(SPEC.to_config()))
     (folder / "packed.json").write_text(json.dumps(PACKED.to_json()))
@@ -145,7 +145,7 @@ def test_the_library_ranks_cards_as_the_command_does(plan, folder):
     assert [answer.to_json() for answer in answers] == found["cards"]
 
 
-def test_where_nothing_fits_a_program_is_told_in_json(plan, folder, capsys):
+def test_where_nothing_fits_a_program_gets_the_reason_in_json(plan, folder, capsys):
     asked = ["--prompt-length", "8", "--new-tokens", "6", "--budget", "1000", "--json"]
     assert main(["plan", "--model", str(folder), "--gpu", "T4", *asked]) == 2
     error = json.loads(capsys.readouterr().out)["error"]

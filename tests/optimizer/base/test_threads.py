@@ -24,7 +24,7 @@ torch.ones(1 << 20).sum()
         ({"GOMP_SPINCOUNT": "7"}, "PASSIVE", "7"),
     ],
 )
-def test_torchs_openmp_was_told_before_it_asked(given, policy, spins):
+def test_the_policy_is_set_before_torchs_openmp_reads_it(given, policy, spins):
     environment = {name: value for name, value in os.environ.items() if name not in WAIT_POLICY}
     ended = subprocess.run(
         [sys.executable, "-c", ASK_OPENMP],
@@ -37,7 +37,7 @@ def test_torchs_openmp_was_told_before_it_asked(given, policy, spins):
     assert f"GOMP_SPINCOUNT = '{spins}'" in ended.stderr
 
 
-def test_what_the_environment_says_stands(monkeypatch):
+def test_settings_of_the_environment_are_kept(monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     sleep_while_waiting()
     assert os.environ["OMP_WAIT_POLICY"] == "active"

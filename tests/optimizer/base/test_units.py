@@ -25,7 +25,7 @@ def test_a_size_is_read_exactly(text, num_bytes):
         (10**400, "over 2^60 bytes"),
     ],
 )
-def test_what_is_no_size_is_refused_in_few_words(text, reason):
+def test_a_text_that_is_no_size_is_refused_in_few_words(text, reason):
     with pytest.raises(ValueError, match=reason.replace("^", r"\^")) as found:
         parse_bytes(text)
     assert len(str(found.value)) < 200

@@ -80,7 +80,7 @@ def test_a_plan_is_searched_for_adapters(run):
         (["--pack", "nf4"], "--pack nf4 is of frozen matrices, and here every weight is trained"),
     ],
 )
-def test_what_contradicts_itself_is_one_clear_line(folder, capsys, options, message):
+def test_a_contradiction_is_one_clear_line(folder, capsys, options, message):
     assert message in fail(capsys, "estimate", "--model", str(folder), *WORK, *options)
 
 

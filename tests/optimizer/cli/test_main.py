@@ -18,7 +18,6 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import LOSSY, Technique
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import BASELINES
-from optimizer.search.problem import techniques_of
 from optimizer.workload import TrainingWorkload
 from tests import llama
 
@@ -27,7 +26,7 @@ WORK = ["--sequence-length", "128", "--batch", "4"]
 
 @pytest.fixture(scope="module")
 def files(llama_folder, tmp_path_factory):
-    """What the profile command wrote for a real model, and a machine."""
+    """Files that the profile command wrote for a real model, and a machine."""
     folder = tmp_path_factory.mktemp("planning")
     shutil.copy(llama_folder / "profile.json", folder)
     machine = table_machine("RTX 3060 12GB")
@@ -100,7 +99,7 @@ def test_forbidden_techniques_stay_out(files, capsys):
 def test_every_technique_can_be_forbidden(files, capsys):
     forbidden = [option for name in get_args(Technique) for option in ("--forbid", name)]
     result = run_json(capsys, "plan", "--profile", str(files / "profile.json"), "--gpu", "T4", *WORK, *forbidden)
-    assert all(not techniques_of(Plan.from_json(point["plan"])) for point in result["frontier"])
+    assert all(not Plan.from_json(point["plan"]).techniques for point in result["frontier"])
     assert result["chosen"]["plan"]["batch"]["accumulation_steps"] == 1
 
 
@@ -138,7 +137,7 @@ def test_a_chosen_plan_can_be_estimated_from_its_file(files, capsys, tmp_path):
     assert again["prediction"] == result["chosen"]["prediction"]
 
 
-def test_estimate_tells_the_cost_of_all_steps_with_the_date_of_its_price(files, capsys, tmp_path, monkeypatch):
+def test_estimate_prints_the_cost_of_all_steps_with_the_date_of_its_price(files, capsys, tmp_path, monkeypatch):
     prices = tmp_path / "prices.toml"
     prices.write_text(
         '[[rentals]]\ndevice = "RTX 3060"\nprovider = "a neighbour"\nprice_per_hour = 3600.0\ncurrency = "EUR"\n'
@@ -230,7 +229,7 @@ def test_a_dtype_is_that_of_the_weights_where_no_plan_says_it(files, capsys):
     assert found["plan"]["weights"]["autocast"] == "fp16"
     found = run_json(capsys, "estimate", *plan_options(files, "--dtype", "bf16"))
     assert found["plans"][0]["plan"]["weights"]["dtype"] == "bf16"
-    assert set(techniques_of(Plan.from_json(found["plan"]))) & set(LOSSY) <= {"bf16"}
+    assert set(Plan.from_json(found["plan"]).techniques) & set(LOSSY) <= {"bf16"}
 
 
 def test_explained_it_shows_the_peak_the_step_the_lanes_and_the_knobs(files, capsys):

@@ -93,7 +93,7 @@ def test_lengths_survive_json_and_are_small_in_it():
 
 
 @pytest.mark.parametrize("values", [[], [0, 1], [2.5], [[1]], [2**31]])
-def test_what_are_no_lengths_is_refused(values):
+def test_a_file_without_lengths_is_refused(values):
     with pytest.raises(InvalidDataset, match="lengths"):
         Lengths(values)
 

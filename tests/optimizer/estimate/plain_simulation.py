@@ -93,7 +93,7 @@ class PlainClock:
         self.wait(done_ms, lane)
 
     def work(self, legs):
-        """What compute's own thread does of them."""
+        """The legs that compute's own thread works on."""
         for lane, lane_ms in legs:
             if lane not in self.beside:
                 self.exposed_ms[lane] += lane_ms

@@ -123,7 +123,7 @@ def test_a_factor_on_one_kind_moves_that_kind_alone(profile, machine):
 
 
 def test_a_librarys_buffers_of_bf16_are_not_those_of_fp16(profile, machine):
-    """Which has bf16's sizes, and torch's own products."""
+    """fp16 has bf16's sizes, but torch's own products."""
     many_threads = dataclasses.replace(machine, num_threads=64)
     packs = dataclasses.replace(many_threads, packs_bf16=True)
 

@@ -36,6 +36,6 @@ def test_no_token_is_packed_before_another_comes_after_64():
 
 
 def test_four_bits_and_their_steps_are_a_quarter_of_16():
-    """Of keys two numbers for 64 elements, of values as many: 4.5 bits an element."""
+    """Keys and values each have two numbers for 64 elements: 4.5 bits an element."""
     assert layout_of("int4").record_bytes * 8 == 4.5 * 64 * 2 * 4 * 256
     assert layout_of("int8").record_bytes * 8 == (8 + 16 / 128) * 64 * 2 * 4 * 256

@@ -189,7 +189,7 @@ def test_old_runs_are_forgotten():
     assert calibration["time_factors"]["matmul"] == pytest.approx(1.0)
 
 
-def test_the_interval_is_assumed_until_enough_runs_tell_and_then_covers_most_of_them():
+def test_the_interval_is_assumed_until_enough_runs_finish_and_then_covers_most_of_them():
     assert read_spread(fit_calibration(make_runs(MIN_SPREAD_RUNS - 1, noise=0.1))) is None
     spread = read_spread(fit_calibration(make_runs(40, noise=0.1)))
     assert spread.num_runs == 40

@@ -52,7 +52,7 @@ def test_equal_blocks_are_one_run():
     assert (run.first, run.last, fold.times, run.block.num_parameters) == (1, 32, 1, 218_112_000)
 
 
-def test_a_pattern_that_repeats_is_told_once():
+def test_a_pattern_that_repeats_is_described_once():
     structure = describe_structure(read_model_spec(MOE))
     [fold] = structure.stacks[0].folds
     assert (fold.times, [run.num_blocks for run in fold.runs]) == (3, [1, 1])

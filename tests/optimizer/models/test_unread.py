@@ -54,7 +54,7 @@ def test_what_would_make_it_another_model_is_said(more, sentence):
         {"pretraining_tp": 1, "_attn_implementation": "sdpa", "chunk_size_feed_forward": None, "quantization_config": None},
     ],
 )
-def test_what_changes_nothing_is_not_said(more):
+def test_settings_that_change_nothing_are_not_listed(more):
     assert unread(**more) == ()
 
 
@@ -62,7 +62,7 @@ def test_what_changes_nothing_is_not_said(more):
     ("value", "told"),
     [("96", "the text '96'"), ("1e3", "the text '1e3'"), ("", "the text ''"), ("true", "the text 'true'"), ("wide", "wide")],
 )
-def test_a_text_where_a_number_belongs_is_told_from_the_number(value, told):
+def test_a_text_where_a_number_belongs_is_named_as_a_text(value, told):
     with pytest.raises(InvalidModel) as caught:
         read_model_spec({**LLAMA, "hidden_size": value})
     assert caught.value.message == f"hidden_size is {told}; allowed: an integer from 1 to 65,536"

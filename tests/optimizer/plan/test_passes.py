@@ -37,7 +37,7 @@ def test_a_cut_prefill_takes_a_step_for_each_token_that_it_leaves():
     assert cut.cache_length == micro_batch_shape([(9, 4), (7, 8)]).cache_length
 
 
-def test_who_generates_fewer_runs_beside_the_same_prompts_where_that_takes_fewer_steps():
+def test_requests_for_fewer_tokens_join_the_same_prompts_where_that_takes_fewer_steps():
     most = [(9, 6), (9, 6), (5, 6), (4, 6), (3, 6)]
     fewer = [(9, 6), (9, 1), (5, 2), (4, 6), (3, 1)]
 
@@ -50,7 +50,7 @@ def test_who_generates_fewer_runs_beside_the_same_prompts_where_that_takes_fewer
     assert prompts(fewer) == prompts(most) == [[[9, 9], [5, 4]], [[3]]]
 
 
-def test_who_asks_for_about_as_many_new_tokens_runs_together_where_that_takes_fewer_steps():
+def test_requests_for_about_as_many_tokens_run_together_where_that_takes_fewer_steps():
     """Sorted by prompt each pass would take 64 steps; so two take 64, two 4, and one as many as prompts differ by besides."""
     lengths = [(10 + index, 64 if index % 2 else 4) for index in range(8)]
     passes = arrange_passes(lengths, batch_size=2, num_micro_batches=1)

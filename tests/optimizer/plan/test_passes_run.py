@@ -17,7 +17,7 @@ def test_passes_alike_are_one_with_the_time_of_all():
     )
 
 
-def test_of_many_shapes_a_spread_of_the_run_is_told_the_first_and_the_last_among_them():
+def test_many_shapes_are_sampled_over_the_run_with_the_first_and_the_last():
     timed = sum_passes([(shape(1, num_steps=number), float(number)) for number in range(1, 200)])
     assert len(timed) == MAX_TIMED
     assert [timed[0].total_ms, timed[-1].total_ms] == [1.0, 199.0]

@@ -138,7 +138,7 @@ def test_joined_with_the_whole_it_is_the_whole(profile, plain):
     assert merge_profiles(profile, plain) is profile
 
 
-def test_of_one_range_the_profile_with_more_choices_is_taken(profile, plain):
+def test_the_profile_with_more_choices_is_taken_for_one_range(profile, plain):
     plan = make_plan("offload")
     more = trace(LLAMA, extent_of_plans([plan], workload=workload_of(plan)))
     for joined in (merge_profiles(plain, more), merge_profiles(more, plain)):

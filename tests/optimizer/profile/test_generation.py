@@ -50,7 +50,7 @@ def test_keys_and_values_are_those_of_the_groups(num_groups, elements):
     assert tensors.value_dim == 8
 
 
-def test_blocks_with_and_without_a_window_are_told_apart():
+def test_blocks_with_and_without_a_window_are_distinguished():
     traced = trace({**SMALL_CONFIGS["gemma2"], "num_hidden_layers": 6})
     assert [traced.kv[kind].window for kind in traced.block_kinds] == [16, None] * 3
     assert traced.kv[0].num_elements(40) == 16 * 32

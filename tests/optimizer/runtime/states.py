@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What some steps left behind."""
+    """State and measurements that some steps left behind."""
 
     results: list[tuple[float, float]]
     """Loss and gradient norm of each step."""
@@ -27,9 +27,9 @@ class Ran:
     weights: dict[str, torch.Tensor]
     state: dict[str, torch.Tensor]
     peak: Peak
-    """Of the last step."""
+    """Peak of the last step."""
     copied_bytes: dict[str, int]
-    """In the last step, by link."""
+    """Bytes copied in the last step, by link."""
     disk_bytes: int
 
 

@@ -174,7 +174,7 @@ def test_bytes_come_back_as_they_left_while_the_card_is_kept_busy():
         copies = [tiers.offload(source.untyped_storage(), category="activations") for source in sources]
         del sources
         tiers.settle()
-        # What the sources were is written over at once; the copies must not see it.
+        # The sources are written over at once; the copies must not see it.
         noise = [torch.full((size,), 7, dtype=torch.uint8, device=CUDA) for size in sizes]
         busy = busy @ busy.T / 4096
         fetched = [tiers.fetch(copy, category="activations") for copy in reversed(copies)]
@@ -218,14 +218,14 @@ def test_over_the_cap_the_sizes_by_category_are_named():
 def test_the_measured_peak_is_budget_enough():
     plan = make_plan("recompute", micro_batch_size=8)
     plain = measure_step(WIDE, plan=plan, workload=WIDE_WORK, device=CUDA)
-    # Where blocks of the allocator are cut depends on what was freed before.
+    # The allocator cuts its blocks by what was freed before.
     cap_bytes = int(plain.device_peak_bytes * 1.05)
     capped = measure_step(WIDE, plan=plan, workload=WIDE_WORK, device=CUDA, cap_bytes=cap_bytes)
     assert capped.device_peak_bytes <= cap_bytes
 
 
 # Twin: test_meter.test_going_over_the_cap_names_the_sizes_and_the_moment
-def test_what_torch_refuses_is_told_like_what_the_meter_refuses():
+def test_torchs_refusal_reads_like_the_meters():
     meter = Meter(device=CUDA, cap_bytes=64 * MIB)
     meter.mark("forward")
     # One op far beyond the allocator's own limit, which stands above the cap.

@@ -61,7 +61,7 @@ def test_each_kind_of_block_comes_first_once():
     assert orders_by_kind((0, 1, 0, 1)) == [(0, 2, 1, 3), (1, 3, 0, 2)]
 
 
-def test_of_many_kinds_those_with_most_blocks_come_first():
+def test_kinds_with_most_blocks_come_first():
     kinds = (0, 1, 1, 2, 2, 3, 3)
     assert [order[0] for order in orders_by_kind(kinds)] == [1, 3, 5]
 

@@ -32,7 +32,7 @@ def test_the_answer_is_that_of_pricing_every_plan_at_nine_budgets(llama_profile,
     chunks than the search knows, so it may also do better."""
     goal = Goal(device_budget_bytes=1, forbid=forbid)
     problem = training_problem(llama_profile, workload=WORKLOAD, goal=goal, machine=machine)
-    # What comes with the tensors on a card is no part of a price; ``test_card.py`` has it.
+    # A price leaves out the memory that comes with the tensors on a card; ``test_card.py`` tests that.
     problem = replace(problem, price=cache(problem.price), detail=None)
     predictions = [problem.price(plan) for plan in every_plan(problem, fractions=(0.5, 1.0), chunks=(1, 4))]
     highs = [prediction.device_peak_high_bytes for prediction in predictions]

@@ -96,7 +96,7 @@ def operations() -> set[str]:
 
 
 def make_owned(owner: User, project: Project, home: Path) -> dict[str, str]:
-    """For each kwarg of an address the id of a row of the project, or of its owner's. Where a route needs another, under both."""
+    """Ids, by kwarg of an address, of a row of the project or of its owner. A route that needs another has both names."""
     model, dataset = make_tiny_model(owner), make_text(owner)
     for row in (model, dataset):
         row.project = project

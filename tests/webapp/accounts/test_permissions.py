@@ -55,7 +55,7 @@ def bearer(person, **limits):
 
 
 def clients(person):
-    """By what an address takes: a token of every right, or a session."""
+    """Clients by what an address takes: a token of every right, or a session."""
     token, page = bearer(person, scope=Scope.ADMIN), session(person)
     return lambda address: token if address.route.startswith("v1/") else page
 
@@ -73,7 +73,7 @@ def statuses(ids, client_for, wanted=lambda address: True):
 
 
 def differing(found, expected):
-    """What was answered otherwise; expected: a status, or None for whatever is no refusal."""
+    """List answers that differ; expected: a status, or None for any answer but a refusal."""
     return {
         str(address): status
         for address, status in found.items()
@@ -87,7 +87,7 @@ def is_closed(address: Address):
 
 
 def as_role(role):
-    """What somebody of a role in ada's project meets, whose own project they may only look at."""
+    """Answers to somebody with a role in ada's project, whose own project they may only look at."""
 
     def expected(address: Address):
         rule: Rule = address.rule

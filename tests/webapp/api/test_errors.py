@@ -87,7 +87,7 @@ def test_a_wrong_method_names_those_that_work(as_ada):
     assert response.json()["detail"] == f"DELETE is not possible here; allowed: {response['Allow']}"
 
 
-def test_a_fault_of_the_program_tells_nothing_of_itself(as_ada, monkeypatch, caplog):
+def test_a_fault_of_the_program_reveals_nothing_of_itself(as_ada, monkeypatch, caplog):
     def broken():
         raise RuntimeError("secret inside")
 
@@ -153,7 +153,7 @@ def test_the_description_lists_every_address_and_its_page_is_served_from_here(db
     assert b"<script>" not in page.content
 
 
-def test_health_is_told_with_and_without_redis(db, as_nobody):
+def test_health_is_reported_with_and_without_redis(db, as_nobody):
     assert as_nobody.get("/healthz").status_code == 200
     response = as_nobody.get("/readyz")
     assert (response.status_code, response.json()["database"]) == (200, "ok")

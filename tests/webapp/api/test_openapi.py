@@ -44,7 +44,7 @@ def ids(admin, headroom_home, db):
 
 @pytest.fixture(autouse=True)
 def _one_connection():
-    """As Django's own test client does: a request's end must not close the connection that the test's transaction is on."""
+    """Keep a request's end from closing the connection that the test's transaction is on, as Django's own test client does."""
     for signal in (request_started, request_finished):
         signal.disconnect(close_old_connections)
     yield

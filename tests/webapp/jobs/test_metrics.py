@@ -26,7 +26,7 @@ def measured(make_job):
     return job
 
 
-def test_a_short_run_is_told_whole_with_later_attempts_in_place_of_earlier_ones(measured):
+def test_a_short_run_is_returned_whole_with_later_attempts_in_place_of_earlier_ones(measured):
     steps = job_metrics(measured.pk)["steps"]
     assert [record["step"] for record in steps] == list(range(1, 1001))
     assert {record["attempt"] for record in steps[899:]} == {2}
@@ -65,7 +65,7 @@ def test_of_a_long_run_highest_and_lowest_values_are_kept_wherever_they_are(make
     assert {step for steps in odd.values() for step in steps} <= found
 
 
-def test_only_the_fields_asked_for_are_told(make_job):
+def test_only_the_fields_asked_for_are_returned(make_job):
     job = make_job()
     Sample.objects.bulk_create([keep(job, "step", 1, loss=2.0, tokens_per_s=5.0, time_s=1.0)])
     (record,) = job_metrics(job.pk, fields=["loss"])["steps"]

@@ -55,7 +55,7 @@ def test_a_paused_job_says_so(ada, make_job):
     assert only(ada).reason == "paused"
 
 
-def test_a_failed_attempt_s_wait_is_told(ada, make_job):
+def test_a_failed_attempt_s_wait_is_shown(ada, make_job):
     Job.objects.filter(pk=make_job().pk).update(not_before=timezone.now() + timedelta(seconds=90), attempt=1)
     assert only(ada).reason == "not_yet"
     assert "Attempt 1 failed; the next one may start in" in only(ada).sentence
@@ -76,7 +76,7 @@ def test_a_machine_that_is_offline_or_drains_is_named(ada, machine, make_job):
         assert "Only bench could hold it" in only(ada).sentence
 
 
-def test_memory_that_jobs_at_work_hold_is_told_with_what_is_left(ada, machine, make_job):
+def test_memory_that_running_jobs_hold_is_shown_with_what_is_left(ada, machine, make_job):
     need(make_job(), 6 * GIB)
     assert claim_job(worker="w", machine=machine) is not None
     need(make_job(), 3 * GIB)

@@ -110,7 +110,7 @@ def test_adapters_alone_are_no_model_and_it_says_what_to_do(make_job, headroom_h
     assert raised.value.hint == "Run it again with workload.export.adapter set to merged or both."
 
 
-def test_of_adapters_and_a_whole_model_the_whole_model_is_taken(make_job, headroom_home):
+def test_the_whole_model_is_taken_where_adapters_are_saved_beside_it(make_job, headroom_home):
     model = create_trained_model(leave(make_job(), headroom_home, adapter=ADAPTER))
     names = sorted(path.name for path in (headroom_home / model.folder).iterdir())
     assert names == ["config.json", "model.safetensors", "tokenizer.json"]

@@ -195,7 +195,7 @@ async def test_a_publisher_says_that_it_dropped_something(running, valkey):
     assert entries[0]["data"] == {"num_dropped": 2}
 
 
-async def test_a_gap_is_told_where_nothing_else_is_said(running, valkey):
+async def test_a_gap_is_reported_if_nothing_else_is_sent(running, valkey):
     assert not await asyncio.to_thread(report_gap, running.job_id)
     valkey.kill()
     assert not await asyncio.to_thread(publish, running.job_id, "sample", sample(2))
@@ -207,7 +207,7 @@ async def test_a_gap_is_told_where_nothing_else_is_said(running, valkey):
     assert (entry["type"], entry["data"]) == ("gap", {"num_dropped": 1})
 
 
-async def test_a_client_that_does_not_keep_up_is_told_of_a_gap(running, valkey, monkeypatch):
+async def test_a_client_that_does_not_keep_up_gets_a_gap(running, valkey, monkeypatch):
     monkeypatch.setattr(hub_module, "QUEUE_LIMIT", 5)
     client = Client(await owner_of(running), running.job_id)
     await client.next("snapshot")

@@ -56,7 +56,7 @@ def test_it_counts_requests_by_route_and_never_by_what_was_sent(scraper, ada):
 
 
 @pytest.mark.parametrize("header", ["", "Bearer wrong", "Basic scrape me", "Bearer "])
-def test_a_stranger_is_told_nothing(scraper, header):
+def test_a_stranger_sees_nothing(scraper, header):
     answer = Client(headers={"Authorization": header} if header else {}).get("/metrics")
     assert (answer.status_code, answer["WWW-Authenticate"]) == (401, "Bearer")
 

@@ -185,7 +185,7 @@ def step_record(attempt: Attempt, step: int) -> dict[str, Any]:
 
 
 def fill(attempt: Attempt, *, num_points: int) -> None:
-    """As many steps as a long run has, at once; nobody who watches is told."""
+    """Write as many steps as a long run has, at once; nothing is published to those who watch."""
     made = (
         Sample.of_record(step_record(attempt, step), job_id=attempt.job_id, attempt=attempt.number)
         for step in range(1, num_points + 1)

@@ -16,7 +16,6 @@ from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS, Technique
 from optimizer.plan.weights import WeightsPlan
-from optimizer.search.generation.problem import techniques_of
 from tests.webapp.pages import rows
 from webapp.pages.forms.generation import FORBIDDEN
 from webapp.pages.forms.training import JobForm
@@ -115,7 +114,7 @@ def test_whatever_a_generations_plan_may_use_can_be_forbidden_in_its_form():
         for dtype in ("bf16", "fp16")
         for cache in caches
     ]
-    assert {technique for plan in plans for technique in techniques_of(plan)} == set(FORBIDDEN)
+    assert {technique for plan in plans for technique in plan.techniques} == set(FORBIDDEN)
 
 
 def test_each_technique_has_a_label_and_one_place_in_the_form():

@@ -37,7 +37,7 @@ def make_run(make_job, profiled_llama, llama_document, dataset):
     return make
 
 
-def test_only_what_differs_is_told(make_run):
+def test_only_differences_are_reported(make_run):
     a, b = make_run(), make_run("recompute", workload={"num_steps": 20})
     found = compare_jobs([a, b])
     assert [(each.group, each.name, each.values) for each in found.differences] == [
@@ -101,7 +101,7 @@ def test_another_machine_has_a_price(make_run, machine):
     assert cost.tokens_per_s_change < 0
 
 
-def test_without_a_profile_nothing_is_priced_and_the_reason_is_told(make_job):
+def test_without_a_profile_nothing_is_priced_and_the_reason_is_given(make_job):
     found = compare_jobs([make_job(plan=planned(2)), make_job(plan=planned(2, "recompute"))])
     assert found.costs == ()
     assert "no profile" in found.unpriced
@@ -135,7 +135,7 @@ def test_too_few_and_too_many_are_refused(ada, number):
 
 
 @pytest.mark.parametrize("name", ["job_none", "a\0b", "é" * 40, "../x"])
-def test_what_is_no_job_of_ones_own_is_not_there(ada, eve, make_run, name):
+def test_a_job_that_is_not_ones_own_is_not_there(ada, eve, make_run, name):
     mine = make_run()
     with pytest.raises(InvalidInput, match="is not there"):
         read_jobs(ada, [mine.pk, name])

@@ -210,7 +210,7 @@ def test_a_finished_job_corrects_the_price_of_the_next_and_what_it_ran_is_what_c
     assert after.prediction["total_s"] == pytest.approx(2 * before.prediction["total_s"], rel=0.1)
 
 
-def test_a_job_whose_worker_told_no_passes_or_wrong_ones_teaches_nothing(ada, machine, writer, prompts):
+def test_a_job_whose_worker_reported_no_passes_or_wrong_ones_teaches_nothing(ada, machine, writer, prompts):
     spec = make_generate_spec(writer, prompts)
     for passes in ([], [{"count": 1}]):
         submit(ada, spec, plan_id=price_spec(ada, spec).offers[0].row.pk)

@@ -83,7 +83,7 @@ def test_what_cannot_be_priced_yet_makes_no_job(ada, spec):
     assert not Job.objects.exists()
 
 
-def test_a_trace_that_failed_is_told_in_its_own_words(ada, machine, new_llama, dataset):
+def test_a_trace_that_failed_is_reported_in_its_own_words(ada, machine, new_llama, dataset):
     price_spec(ada, make_spec(new_llama, dataset))
     error = {"code": "bad_model", "message": "heads do not divide", "hint": "Change them.", "fields": {}}
     result = {"outcome": "failed", "reason": "bad_model", "message": "heads do not divide", "error": error, "step": 0}

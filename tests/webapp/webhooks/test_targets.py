@@ -63,7 +63,7 @@ def test_other_spellings_of_loopback_are_resolved_and_refused(host):
         find_target(f"https://{host}/", resolve=resolve_host)
 
 
-def test_of_several_addresses_all_must_be_public():
+def test_all_of_several_addresses_must_be_public():
     with pytest.raises(InvalidInput, match="is 10.0.0.1, which is not a public address"):
         find_target("https://hooks.example.org/", resolve=resolve_to(*PUBLIC, "10.0.0.1"))
 

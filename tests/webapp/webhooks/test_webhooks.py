@@ -39,7 +39,7 @@ def due_now():
 
 
 def verifies(headers, body, secret):
-    """As a Standard Webhooks library does it."""
+    """Verify a signature as a Standard Webhooks library does."""
     key = base64.b64decode(secret.removeprefix("whsec_"))
     signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
     expected = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
@@ -121,7 +121,7 @@ def test_a_receiver_that_is_gone_is_left_alone(hook, receiver):
     assert not Webhook.objects.get(pk=hook.pk).is_active
 
 
-def test_a_receiver_that_is_not_there_is_told_of_in_the_log(hook):
+def test_a_receiver_that_is_not_there_is_recorded_in_the_log(hook):
     Webhook.objects.update(url="http://127.0.0.1:9/")  # the port of "discard", where nobody listens
     delivery = send_test(Webhook.objects.get(pk=hook.pk))
     sending.send_due()

@@ -63,20 +63,20 @@ def test_the_environment_is_an_allow_list(tmp_path):
     assert environment["HF_HUB_OFFLINE"] == "1"
 
 
-def test_cards_are_counted_as_the_vendors_library_counts_them_unless_told_otherwise(tmp_path):
+def test_cards_are_counted_as_the_vendors_library_counts_them_unless_set_otherwise(tmp_path):
     assert child_environment({}, folder=tmp_path)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     told = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
     assert child_environment(told, folder=tmp_path)["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
 
-def test_a_jobs_threads_sleep_while_they_wait_unless_told_otherwise(tmp_path):
+def test_a_jobs_threads_sleep_while_they_wait_unless_set_otherwise(tmp_path):
     assert WAIT_POLICY.items() <= child_environment({}, folder=tmp_path).items()
     told = child_environment({"OMP_WAIT_POLICY": "active"}, folder=tmp_path)
     assert told["OMP_WAIT_POLICY"] == "active"
     assert "GOMP_SPINCOUNT" not in told
 
 
-def test_a_job_is_told_what_the_environment_says_of_the_heap(tmp_path):
+def test_a_job_inherits_the_environments_heap_settings(tmp_path):
     told = {"MALLOC_TRIM_THRESHOLD_": "131072"}
     assert told.items() <= child_environment(told, folder=tmp_path).items()
 

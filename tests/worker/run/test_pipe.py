@@ -52,7 +52,7 @@ def test_a_full_pipe_never_blocks_the_writer_and_drops_only_what_may_be_dropped(
     assert len(received) == 3000 - writer.num_dropped + 1
 
 
-def test_drain_tells_when_the_reader_did_not_take_all(ends):
+def test_drain_reports_when_the_reader_did_not_take_all(ends):
     _, write_fd = ends
     writer = PipeWriter(write_fd)
     for _ in range(100):

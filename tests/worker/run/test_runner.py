@@ -120,7 +120,7 @@ def test_called_without_a_folder_it_says_how_it_is_called(tmp_path):
     assert ended.stderr == "usage: python -m worker.run.runner ATTEMPT_FOLDER\n"
 
 
-def test_a_record_is_in_the_file_before_the_pipe_tells_of_it(tmp_path):
+def test_a_record_is_in_the_file_before_the_pipe_mentions_it(tmp_path):
     read_fd, write_fd = os.pipe()
     reporter = Reporter(tmp_path, pipe=PipeWriter(write_fd))
     reporter({"type": "sample", "kind": "step", "step": 12, "loss": float("nan")})

@@ -172,7 +172,7 @@ def test_a_failed_start_shows_the_end_of_the_log(tmp_path):
     assert tail(tmp_path / "none.log") == ""
 
 
-def test_a_failing_manage_command_is_told_by_its_last_line(place, monkeypatch):
+def test_a_failing_manage_command_is_reported_by_its_last_line(place, monkeypatch):
     prepare_home(place)
     monkeypatch.setenv("DATABASE_URL", f"sqlite:///{place.home}/none/database")
     with pytest.raises(StackError, match="manage.py migrate failed: .*unable to open database file"):

@@ -5,25 +5,14 @@ from typing import Any, Final
 
 from django import forms
 
-from optimizer.plan.techniques import Technique
+from optimizer.plan.techniques import techniques_for
 from optimizer.workload import GenerationRequest
 from webapp.catalog.models import Dataset, Model
 from webapp.pages.forms.pins import GENERATION, PinnedForm, written_pins
 from webapp.pages.forms.work import BytesField, initial_goal
 
 SAMPLING_FIELDS: Final = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
-FORBIDDEN: Final[tuple[Technique, ...]] = (
-    "stream_weights",
-    "disk",
-    "remote",
-    "bf16",
-    "fp16",
-    "quantize_frozen",
-    "offload_kv",
-    "host_attention",
-    "quantize_kv",
-    "rebuild_kv",
-)
+FORBIDDEN: Final = techniques_for("generation")
 """Techniques that a generation may use."""
 OBJECTIVES: Final = (
     ("throughput", "all prompts in the least time"),

@@ -2,13 +2,14 @@
 
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 from django import forms
 
 from optimizer.base.categories import CATEGORY_LABELS
 from optimizer.base.errors import InvalidInput
+from optimizer.plan.knob import Work
 from optimizer.plan.pins.generation_knobs import (
     change_generation,
     generation_knobs,
@@ -19,62 +20,22 @@ from optimizer.plan.pins.generation_knobs import (
 from optimizer.plan.pins.table import PinTable
 from optimizer.plan.pins.training import knob_kinds, list_knobs_to_pin, read_pins
 from optimizer.plan.plan import Plan
+from optimizer.plan.techniques import KNOBS
 from webapp.pages.forms.work import WorkForm, pin_field
-from webapp.pages.presentation import PLACE_WORDS
 
-_LABELS: Final[dict[str, tuple[str, str]]] = {
-    "batch.micro_batch_size": ("Micro-batch", "sequences at once"),
-    "batch.accumulation_steps": ("Accumulation steps", "micro-batches of a step"),
-    "weights.dtype": ("Weights in", ""),
-    "weights.autocast": ("Products in", "autocast, beside fp32 weights"),
-    "weights.place": ("Weights live on", ""),
-    "weights.prefetch": ("Fetched ahead", "blocks, of weights that are away"),
-    "weights.frozen": ("Frozen weights in", "under adapters"),
-    "gradients.choice": ("Gradients", ""),
-    "optimizer_state.bits": ("State in", "bits"),
-    "optimizer_state.place": ("State lives on", ""),
-    "optimizer_state.fraction": ("Share of it that is away", "from 0 to 1"),
-    "activations.per_block": ("Each block", "recompute for all, or such as recompute*8, keep*4"),
-    "activations.compress": ("Offloaded ones in", ""),
-    "logits_and_loss.num_chunks": ("Loss in chunks", "how many"),
-    "allocator.expandable_segments": ("Segments that grow", "of torch's allocator on a card"),
-    "batch_size": ("Sequences at once", "of a micro-batch"),
-    "num_micro_batches": ("Micro-batches", "that share a pass"),
-    "prefill_tokens": ("Prompt tokens at once", "a number, or all"),
-    "kv_cache.dtype": ("Keys and values in", ""),
-    "kv_cache.place": ("They live on", ""),
-    "kv_cache.prefetch": ("Fetched ahead", "blocks, of a cache that is away"),
-    "kv_cache.attention": ("Attention over them on", "the host: where a cache of the host is"),
-    "kv_cache.prefix_tokens": ("Made again", "of each prompt's first tokens so many, of a cache that is away; 0 for none"),
-}
-"""A field's label and its help."""
-_WORDS: Final[dict[str, dict[object, str]]] = {
-    "gradients.choice": {"keep": "kept until the update", "consume": "used up as they appear", "host": "on the host"},
-    "activations.compress": {"none": "as they are"},
-    "weights.autocast": {"off": "the weights' own dtype"},
-    "weights.frozen": {"same": "as they are"},
-    "kv_cache.dtype": {"same": "as the weights are"},
-    "kv_cache.place": {"remote": PLACE_WORDS["remote"]},
-    "allocator.expandable_segments": {True: "yes", False: "no"},
-}
 FREE: Final = "free"
 _HEADINGS: Final[dict[str, str]] = {**dict(CATEGORY_LABELS.items()), "batch": "batch", "allocator": "allocator"}
 
 
-def _field(knob: str, kind: Any, *, may_be_free: bool, labels: Mapping[str, tuple[str, str]]) -> forms.Field:
-    label, help_text = labels.get(knob) or (_words_of(knob), "")
+def _field(knob: str, kind: Any, *, may_be_free: bool, work: Work) -> forms.Field:
+    face = getattr(KNOBS[knob], work)
     values = (True, False) if kind is bool else typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
     if not values:
-        return forms.CharField(label=label, help_text=help_text, max_length=4000, required=False)
-    words = _WORDS.get(knob, {})
+        return forms.CharField(label=face.label, help_text=face.help, max_length=4000, required=False)
+    words = KNOBS[knob].words
     free = [("", FREE)] if may_be_free else []
     choices = [*free, *((_text(value), words.get(value, _text(value))) for value in values)]
-    return forms.ChoiceField(label=label, help_text=help_text, choices=choices, required=False)
-
-
-def _words_of(knob: str) -> str:
-    """Words for a decision that has none here yet."""
-    return knob.rpartition(".")[2].replace("_", " ").capitalize()
+    return forms.ChoiceField(label=face.label, help_text=face.help, choices=choices, required=False)
 
 
 def _grouped(form: forms.Form, knobs: Iterable[str]) -> list[tuple[str, list[Any]]]:
@@ -118,7 +79,6 @@ def _runs(choices: list[str]) -> list[str]:
     return [choice if length == 1 else f"{choice}*{length}" for choice, length in runs]
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Decisions:
     """The knobs of one kind of plan, and how they are written."""
@@ -132,8 +92,8 @@ class Decisions:
     check: Callable[[Any, str], Any]
     """Raises InvalidInput where this one text alone is wrong for the plan."""
     read_pins: Callable[[list[str]], PinTable]
-    """Read such texts into what a goal holds. Raises InvalidInput."""
-    labels: Mapping[str, tuple[str, str]] = field(default_factory=lambda: _LABELS)
+    """What a goal holds, of such texts. Raises InvalidInput."""
+    work: Work
 
 
 def _write_training(plan: Plan) -> dict[str, str]:
@@ -147,6 +107,7 @@ TRAINING: Final = Decisions(
     read=read_pins,
     check=lambda _, text: read_pins([text]),
     read_pins=read_pins,
+    work="training",
 )
 GENERATION: Final = Decisions(
     kinds=generation_knobs(),
@@ -154,7 +115,7 @@ GENERATION: Final = Decisions(
     read=read_generation_change,
     check=lambda plan, text: change_generation(plan, read_generation_change([text])),
     read_pins=read_generation_pins,
-    labels=_LABELS | {"weights.frozen": ("Matrices in", "of the blocks")},
+    work="generation",
 )
 
 
@@ -165,7 +126,7 @@ class PinnedForm(WorkForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         fields = {
-            pin_field(knob): _field(knob, kind, may_be_free=True, labels=self.decisions.labels)
+            pin_field(knob): _field(knob, kind, may_be_free=True, work=self.decisions.work)
             for knob, kind in self.decisions.kinds.items()
         }
         super().__init__(*args, more=fields, **kwargs)
@@ -206,7 +167,7 @@ class EditForm(forms.Form):
         super().__init__(shown | dict(data or {}), prefix=prefix)
         self.fields.update(
             {
-                pin_field(knob): _field(knob, kind, may_be_free=False, labels=decisions.labels)
+                pin_field(knob): _field(knob, kind, may_be_free=False, work=decisions.work)
                 for knob, kind in decisions.kinds.items()
             }
         )

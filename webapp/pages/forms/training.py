@@ -9,7 +9,8 @@ from typing import Any
 from django import forms
 
 from optimizer.base.serialize import to_json
-from optimizer.plan.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS
+from optimizer.optimizers import OPTIMIZERS
+from optimizer.plan.techniques import techniques_for
 from optimizer.workload import Adapter, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.pages.forms.pins import TRAINING, PinnedForm, written_pins
@@ -56,7 +57,7 @@ class JobForm(PinnedForm):
     """One spec of a training job. ``model`` and ``dataset`` offer only what the user may see."""
 
     decisions = TRAINING
-    techniques = tuple(name for name in TECHNIQUE_LABELS if name not in dict(TECHNIQUE_GROUPS)["Keys and values of generations"])
+    techniques = techniques_for("training")
     decimals = ("learning_rate", "momentum", "weight_decay", "max_grad_norm", "alpha", "dropout")
 
     name = forms.CharField(max_length=200, initial="my-job")
@@ -78,7 +79,9 @@ class JobForm(PinnedForm):
         choices=[(name, name) for name in ("cosine", "linear", "constant")], initial=_DEFAULTS.schedule
     )
     warmup_steps = forms.IntegerField(label="Warm-up steps", initial=_DEFAULTS.warmup_steps)
-    optimizer = forms.ChoiceField(choices=[("adamw", "AdamW"), ("sgd", "SGD")], initial=_DEFAULTS.optimizer)
+    optimizer = forms.ChoiceField(
+        choices=[(name, declared.label) for name, declared in OPTIMIZERS.items()], initial=_DEFAULTS.optimizer
+    )
     momentum = forms.FloatField(label="Momentum", help_text="of SGD; 0 keeps no state", initial=_DEFAULTS.momentum)
     weight_decay = forms.FloatField(label="Weight decay", initial=_DEFAULTS.weight_decay)
     max_grad_norm = forms.FloatField(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from optimizer.plan.techniques import DECLARATIONS
 from webapp.pages.presentation import STATE_MEANINGS
 
 
@@ -54,6 +55,10 @@ GLOSSARY: Final = (
             ("lossless", "The numbers are those of plain training in fp32. What is not must be allowed first."),
             ("adapters", "Small matrices trained beside frozen weights (LoRA); with the weights packed in 4 bits: QLoRA."),
         ),
+    ),
+    Words(
+        title="Techniques that a job may forbid",
+        terms=tuple((declared.label, declared.sentence) for declared in DECLARATIONS.values()),
     ),
     Words(
         title="What is said about a plan",

@@ -6,7 +6,7 @@ import torch
 
 from optimizer.hardware.probe.clock import quartile_s, random_tensor
 from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS, OptimizerStatePlan
-from optimizer.runtime.step.update_rule import make_optimizer
+from optimizer.runtime.updates.update_rule import make_optimizer
 from optimizer.workload import TrainingWorkload
 
 _OPTIMIZER_ELEMENTS = {"cpu": 4 * 1024 * 1024, "cuda": 64 * 1024 * 1024}

@@ -49,7 +49,7 @@ def make_workload(plan):
 
 
 def sizes_that_come(requests):
-    """In order, without numbers and pairs of ids, which a schedule sums up."""
+    """Sizes of the requests in order, without numbers and pairs of ids, which a schedule sums up."""
     return [num_bytes for _, num_bytes in requests if num_bytes > 1024]
 
 
@@ -63,7 +63,7 @@ def test_the_same_sizes_come_in_the_same_order_as_in_a_real_step(name, spec, pro
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_their_peak_is_the_predicted_one_and_is_told_storage_by_storage(name, profile, machine):
+def test_their_peak_is_the_predicted_one_and_is_listed_storage_by_storage(name, profile, machine):
     plan = make_plan(**PLANS[name])
     workload = make_workload(plan)
     found = list_training_allocations(profile, plan=plan, workload=workload, machine=machine)
@@ -91,7 +91,7 @@ def test_replayed_they_reserve_what_the_real_ones_do(seed, spec, profile, tmp_pa
         assert difference <= max(22 * MIB, 0.04 * measured.reserved_peak_bytes)
 
 
-def test_what_goes_was_there_before(profile, machine):
+def test_tensors_that_are_freed_were_allocated_before(profile, machine):
     plan = make_plan(**PLANS["mixed"])
     found = list_training_allocations(profile, plan=plan, workload=make_workload(plan), machine=machine)
     live = set()

@@ -170,7 +170,7 @@ def test_a_segment_that_grows_gives_whole_pages_back():
     assert allocator.reserved_bytes == 100 * MIB
     allocator.free(1)
     allocator.empty_cache()
-    # Of the hole from 30 to 60 MiB one page of 20 is whole, and of the rest behind 90 none.
+    # The hole from 30 to 60 MiB holds one whole page of 20, and the rest behind 90 none.
     assert allocator.reserved_bytes == 80 * MIB
     allocator.allocate("again", 30 * MIB)
     assert allocator.reserved_bytes == 100 * MIB

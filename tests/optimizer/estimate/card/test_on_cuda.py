@@ -50,7 +50,7 @@ def test_offloaded_blocks_are_on_the_device_longer_than_on_the_cpu(profile, mach
     assert both[1] - both[0] < 0.05 * both[0]
 
 
-def test_what_stays_longer_goes_in_the_end(profile, card):
+def test_tensors_that_stay_longer_are_freed_in_the_end(profile, card):
     plan = make_plan(("offload", "keep", "offload", "offload"))
     found = list_training_allocations(profile, plan=plan, workload=WORKLOAD, machine=card)
     live = set()

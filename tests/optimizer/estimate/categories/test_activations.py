@@ -45,7 +45,7 @@ class TracedPart:
 
 
 def traced_blocks(profile, per_block, dtype="fp32"):
-    """For each block that offloads: its choice, forward, backward."""
+    """List the choice, forward and backward of each block that offloads."""
     regime = profile.regime(dtype, SHAPE)
     for choice, kind in zip(per_block, regime.block_templates, strict=True):
         traced = traced_choice(choice)
@@ -111,7 +111,7 @@ def test_the_device_holds_what_the_trace_says_and_the_packers_buffers(spec, prof
 
 @pytest.mark.parametrize("compress", COMPRESSIONS)
 @pytest.mark.parametrize("choice", CHOICES)
-def test_what_comes_in_forward_goes_in_backward(profile, choice, compress):
+def test_bytes_that_arrive_in_forward_leave_in_backward(profile, choice, compress):
     plan = make_plan((choice,) * 4, compress)
     for _, forward, backward in traced_blocks(profile, (choice,) * 4):
         trip = trip_of(choice, plan.activations.compress)
@@ -148,7 +148,7 @@ def test_two_storages_of_one_size_are_packed_by_their_own_dtypes():
     assert sum(change[2] for change in went) == -4096 - 2048
 
 
-def test_what_goes_in_a_part_that_did_not_fetch_it_is_known_from_the_forward():
+def test_tensors_freed_in_a_part_that_did_not_fetch_them_are_known_from_the_forward():
     made = [TracedCopy(is_out=True, dtype="float32", num_bytes=4096)]
     trip = Trip(place="disk", compress="bf16")
     assert redirect_changes([("host", 3, -4096)], [], trip=trip, made=made) == [("disk", 3, -2048)]

@@ -54,7 +54,7 @@ class Watching(TorchDispatchMode):
 
 
 def predict(watched, *, num_threads=1):
-    """Of the last op that holds anything."""
+    """Predict the scratch of the last op that holds any."""
     for name, scratch, dtype, form in reversed(watched.predicted):
         if scratch.num_bytes or scratch.sides:
             op = Op(
@@ -89,7 +89,7 @@ def turned(*shape):
 
 
 def layer_norm_backward():
-    """Of the input's gradient alone: partial sums of the weight's are not predicted."""
+    """Run a layer norm's backward for the input's gradient alone: partial sums of the weight's are not predicted."""
     values = normal(4, 48, 32)
     _, mean, rstd = torch.native_layer_norm(values, (32,), None, None, 1e-5)
     wanted = [True, False, False]
@@ -144,7 +144,7 @@ def test_an_op_holds_what_is_predicted_of_it(name):
 
 
 def held_by_last_op(run):
-    """By the op alone: its arguments are made before the profiler listens."""
+    """Measure the scratch of the last op alone: its arguments are made before the profiler listens."""
     calls = []
 
     class Last(TorchDispatchMode):
@@ -248,7 +248,7 @@ def attend(length, head_dim, dtype):
 
 
 def unheard(length, head_dim, dtype, *, is_backward):
-    """Of each thread but the first."""
+    """Scratch of each thread but the first, which the profiler does not see."""
     rows = min(length, 256 if length >= 768 else 64 if length >= 192 else 32)
     uses_onednn = dtype == BF16 and has_library_for_bf16()
     tiles_bytes = uses_onednn * hold_tile_products((length, length, head_dim), num_threads=torch.get_num_threads())
@@ -308,7 +308,9 @@ def test_a_product_in_fp32_holds_what_is_predicted_of_it(name_of, form, num_thre
 
 
 def is_held(measured, predicted, *, depth):
-    """Of a depth of 1 the layout is not known, and the most is said."""
+    """Return true if the measured scratch is as predicted; at a depth of 1 the layout is unknown, and the prediction an upper
+    bound.
+    """
     return measured <= predicted if depth == 1 else measured == predicted
 
 

@@ -29,7 +29,7 @@ def machine_of(cache_bytes):
 
 
 def sizes_of(profile):
-    """Of all weights, and of the largest block."""
+    """Bytes of all weights, and of the largest block's."""
     held = profile.weight_bytes("fp32")
     by_block = [held.by_block[kind] for kind in profile.block_kinds]
     return held.outside + sum(by_block), max(by_block)
@@ -49,7 +49,7 @@ def test_weights_that_were_just_copied_or_unpacked_are_there(profile):
     assert are_weights_cold(profile, WeightsPlan(place="host"), machine_of(4 * block - 2))
 
 
-def test_of_a_processor_that_does_not_tell_a_usual_cache_is_assumed_and_cards_have_one_curve(profile):
+def test_a_processor_without_a_reported_cache_gets_a_usual_one_and_cards_have_one_curve(profile):
     assert not are_weights_cold(profile, WeightsPlan(), machine_of(None))
     card = table_machine("RTX 4090")
     assert not are_weights_cold(profile, WeightsPlan(), replace(card, rates=replace(card.rates, cache_bytes=1)))

@@ -51,7 +51,7 @@ def test_what_crosses_the_link_for_a_token_does_not_grow_with_the_cache(profile,
 
 
 def test_a_decodes_time_is_that_of_reading_the_records_once(profile, machine):
-    """By the curve at this model's two queries to a key: one FLOP for each byte."""
+    """The rate is the curve's at this model's two queries to a key: one FLOP for each byte."""
     fast = with_curve(machine, ((0.5, 1e9), (2.0, 4e9)))
     slow = with_curve(machine, ((0.5, 1e8), (2.0, 4e8)))
     found = [predict(profile, each, num_new=3) for each in (fast, slow)]

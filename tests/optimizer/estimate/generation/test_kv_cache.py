@@ -178,7 +178,7 @@ def test_each_coming_from_the_remote_store_costs_a_round_trip_as_far_as_its_rate
     near, far = (
         replace(machine, rates=replace(measured, remote_round_trip_s=round_trip_s)) for round_trip_s in (None, 1e-2)
     )
-    # Of a batch of one almost all of it; 16 sequences of 1,100 tokens bring a staging buffer and more.
+    # A batch of one brings almost all of it; 16 sequences of 1,100 tokens bring a staging buffer and more.
     for batch, prompt_length, share in ((1, 20, 1.0), (16, 1100, 0.0)):
         shape = {"prompt_length": prompt_length, "num_new": 5, "batch": batch, "place": "remote", "prefetch": 0}
         quick, slow = (predict(profile, each, **shape) for each in (near, far))

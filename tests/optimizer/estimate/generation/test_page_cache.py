@@ -43,7 +43,7 @@ def predict(profile, plan, machine):
 
 
 def weights_bytes_of(profile):
-    """Of all blocks, which is what streams."""
+    """Bytes of all blocks' weights, which stream."""
     by_block = profile.weight_bytes("fp32").by_block
     return sum(by_block[kind] for kind in profile.block_kinds)
 
@@ -73,7 +73,7 @@ def test_a_plan_without_the_disk_takes_as_long_with_any_memory(profile):
 
 
 def test_it_may_be_in_memory_as_long_as_the_weights_alone_are(profile):
-    """What is asked before batches are known."""
+    """The search asks this before batches are known."""
     plan = PLANS[2]
     weights_bytes = weights_bytes_of(profile)
     passes = [shape for shape, _ in plan.list_passes(WORKLOAD)]

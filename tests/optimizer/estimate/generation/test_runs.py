@@ -73,8 +73,8 @@ def test_a_run_whose_sequences_stop_is_priced_by_the_steps_and_rows_that_ran(pro
     assert price(stopped, profile, machine, plan).total_ms < 0.9 * price(whole, profile, machine, plan).total_ms
 
 
-def test_what_ran_is_told_with_who_left_when():
-    """As planned here: those that ask for 3 tokens leave the others."""
+def test_passes_that_ran_are_reported_with_who_left_when():
+    """Here as planned: the sequences that ask for 3 tokens leave the others."""
     asked = [(10, 3), (10, 3), (10, 24), (10, 20)]
     plan = PLANS["plain"]
     requests = [

@@ -131,7 +131,7 @@ DECODING = dataclasses.replace(
 
 
 def product_s(rates, *, rows, form="nt", **how):
-    """Of so many FLOPs for each byte."""
+    """Time of a product with this many FLOPs for each byte."""
     times = OpTimes(rates, "fp32", **how)
     return times.kernel_s("matmul", "aten.addmm.default", flops=rows * 1e6, read_bytes=9e5, written_bytes=1e5, form=form)
 
@@ -151,7 +151,7 @@ def test_products_with_weights_from_memory_have_theirs():
 
 
 def attention_s(rates, *, length, queries=1, **how):
-    """Of one head of 64 channels."""
+    """Time of attention with one head of 64 channels."""
     read_bytes, written_bytes = 4.0 * 64 * (2 * length + queries), 4.0 * 64 * queries
     flops = 2.0 * 2 * 64 * length * queries
     times = OpTimes(rates, "fp32", **how)

@@ -73,7 +73,7 @@ def wait(*gaps_s, shared=None, kernel_s=0.0):
     return thread_wakeup_s(flags, np.full(len(gaps_s), kernel_s), np.array(gaps_s), wake_s=WAKE_S)
 
 
-def test_who_comes_soon_after_the_last_shared_op_wakes_nobody_and_who_comes_late_wakes_all():
+def test_an_op_soon_after_the_last_shared_one_wakes_no_thread_and_a_late_one_wakes_all():
     assert wait(AWAKE_S, AWAKE_S / 2) == 0.0
     assert wait(AWAKE_S, ASLEEP_S, AWAKE_S, 2 * ASLEEP_S) == pytest.approx(2 * WAKE_S)
     assert wait((AWAKE_S + ASLEEP_S) / 2) == pytest.approx(WAKE_S / 2)
@@ -127,7 +127,7 @@ def test_an_estimate_has_it_under_dispatch_and_where_nobody_must_be_woken_nothin
 
 
 def test_what_finished_runs_say_scales_each_kind_and_changes_no_count(profile, machine, monkeypatch):
-    # As if its small tensors were shared too. A length that no other test has: what is compiled is kept.
+    # Counts its small tensors as shared too. The length is in no other test, since compiled shapes are kept.
     monkeypatch.setattr("optimizer.hardware.thread_wakeup.GRAIN_SIZE", 64)
     plan = Plan(
         batch=BatchPlan(micro_batch_size=2, accumulation_steps=2),

@@ -107,7 +107,7 @@ def test_bytes_of_forward_and_backward_are_those_that_the_meter_counts(plain_hea
         start_bytes = meter.device_bytes
         meter.reset_peak()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=head.is_autocast):
-            # As the runtime's step does, which divides the loss by the number of micro-batches.
+            # The runtime's step too divides the loss by the number of micro-batches.
             loss = chunked_cross_entropy(hidden, weight, labels, **options) / 1
         forward = list_forward(head, num_chunks).changes
         top, net = highest([change for change in forward if change[0] == "logits_and_loss"])

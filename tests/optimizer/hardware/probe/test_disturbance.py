@@ -70,7 +70,7 @@ def test_a_crowded_machine_is_noticed(crowd):
     assert found.slowdown >= NOTABLE_SLOWDOWN
 
 
-def test_the_interval_is_wider_both_ways_until_finished_runs_tell():
+def test_the_interval_is_wider_both_ways_until_runs_have_finished():
     rates = make_cpu_machine().rates
     assert time_interval(rates, None) == (0.85, 1.15)
     disturbed = replace(rates, probe_slowdown=2.0)

@@ -85,7 +85,7 @@ def test_points_near_each_other_become_one_of_their_mean_time_and_sizes_rise():
     assert as_curve([(100.0, 8.0), (10.0, 2.0), (10.5, 6.0)]) == ((10.25, 3.0), (100.0, 8.0))
 
 
-def test_of_two_visits_the_better_rate_of_each_point_counts():
+def test_the_better_rate_of_two_visits_counts_for_each_point():
     first = {"mm": ((1.0, 5.0), (2.0, 9.0)), "bmm": ((1.0, 3.0),)}
     second = {"mm": ((1.0, 7.0), (2.0, 2.0), (4.0, 8.0))}
     assert better_of([first, second]) == {"mm": ((1.0, 7.0), (2.0, 9.0), (4.0, 8.0)), "bmm": ((1.0, 3.0),)}
@@ -135,7 +135,7 @@ def test_a_folder_that_cannot_be_used_means_no_disk_tier_and_says_why(tmp_path):
 
 
 def test_a_disk_with_little_room_is_a_tier_still(monkeypatch, tmp_path):
-    """Of less than it takes to measure the page cache."""
+    """The disk has less room than it takes to measure the page cache."""
     monkeypatch.setattr(stores, "_CACHED_BYTES", 2**62)
     found = probe_disk(tmp_path, max_s=0.01)
     assert found.cached_read_bytes_per_s is None
@@ -183,7 +183,7 @@ def test_the_largest_cache_is_that_of_one_processor(tmp_path, monkeypatch):
 
 
 def test_every_copy_of_an_offloading_step_is_counted():
-    """What its hooks cost is divided by them: an op that copies under another name would make each cost as much as all."""
+    """The hooks' cost is divided by the copies: an op that copies under another name would make each cost as much as all."""
     device, plans = torch.device("cpu"), steps._list_plans()
     counted, copied = {}, {}
     for name in ("keep", "offload"):

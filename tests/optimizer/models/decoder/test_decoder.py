@@ -143,7 +143,7 @@ def test_a_shared_model_computes_what_an_unshared_one_with_equal_weights_does():
 def test_positions_matter_where_there_are_any():
     ids = torch.full((1, 16), 7)
     for positions, differs in (("rope", False), ("learned", True), ("none", False)):
-        # One token repeated: rotary positions alone cannot tell its places apart.
+        # One token repeated: rotary positions alone do not distinguish its places.
         logits = build_model(make_spec(positions=positions), dtype=torch.float64).eval()(ids).logits
         assert ((logits[0, 3] - logits[0, 9]).abs().max() > 1e-6) == differs
     ids = make_ids(16, batch=1)

@@ -36,7 +36,7 @@ def test_a_tensor_is_converted_to_its_entrys_dtype(tmp_path):
     assert torch.equal(load_file(tmp_path / "model.safetensors")["a"], tensor.half())
 
 
-def test_shards_hold_at_most_what_was_asked_and_the_index_tells_where(tmp_path):
+def test_shards_hold_at_most_what_was_asked_and_the_index_names_them(tmp_path):
     entries = [make_entry(str(index), torch.full((10,), float(index))) for index in range(7)]
     write_tensors(entries, folder=tmp_path, max_shard_bytes=100)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())

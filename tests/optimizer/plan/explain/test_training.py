@@ -236,7 +236,7 @@ def test_blocks_that_rebuild_and_move_say_what_each_is_worth(exposed_ms, ending)
     assert f"offloading the activations of 1 block saves 60.0 MiB at the peak and costs no time{ending}" in sentences
 
 
-def test_what_was_left_out_is_named_with_the_figure():
+def test_levers_left_out_are_named_with_their_cost():
     assert describe_left_out("micro-batches of 4 instead of 8", device_change_bytes=63 * MIB, percent=3.0) == (
         "left out: to have micro-batches of 4 instead of 8 would add 63.0 MiB to the peak and cost 3.0 % of step time"
     )

@@ -33,7 +33,7 @@ def leaves(document, prefix=""):
 
 
 def test_every_decision_of_the_plan_is_a_knob():
-    assert set(leaves(PLAN.to_json())) - set(generation_knobs()) == {"version", "weights.autocast"}
+    assert set(leaves(PLAN.to_json())) - set(generation_knobs()) == {"version", "weights.autocast", "weights.master"}
 
 
 @pytest.mark.parametrize("plan", [PLAN, GenerationPlan()])

@@ -26,7 +26,7 @@ PLAIN = Extent(representations=("fp32",), choices=("keep",), shapes=((1, 40),))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where one child has left the plain part of the profile."""
+    """Folder in which one child has left the plain part of the profile."""
     folder = tmp_path_factory.mktemp("kept")
     obtain_profile(SPEC, extent=PLAIN, folder=folder)
     return folder
@@ -73,7 +73,7 @@ def test_adapters_are_traced_in_a_child_too_though_peft_does_not_import_where_li
     assert profile.covers(PLAIN)
 
 
-def test_what_is_kept_is_found_again_without_a_child(folder, monkeypatch):
+def test_a_kept_profile_is_found_again_without_a_child(folder, monkeypatch):
     monkeypatch.setattr(obtain, "_Child", None)
     with ProfileSource(SPEC, folder=folder) as source:
         assert source.read(PLAIN).covers(PLAIN)
@@ -172,7 +172,7 @@ def test_a_child_that_is_not_needed_is_ended(tmp_path):
 
 
 def test_where_less_imported_does_not_do_the_child_is_asked_again_in_full(folder, tmp_path, monkeypatch):
-    """As with a version of transformers that is laid out otherwise."""
+    """A version of transformers with other modules leads here."""
     asked = []
     real = obtain._Child.ask
 

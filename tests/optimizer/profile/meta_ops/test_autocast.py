@@ -63,7 +63,7 @@ def test_the_peak_is_what_the_meter_counts_and_fp16_has_the_sizes_of_bf16(profil
 
 
 def test_a_layer_norm_of_narrow_numbers_with_wide_parameters_keeps_wide_statistics(machine):  # noqa: F811
-    """As in BERT, whose norms autocast leaves alone; FakeTensorMode says otherwise."""
+    """BERT has such norms, which autocast leaves alone; FakeTensorMode says otherwise."""
     config, weights = SMALL_CONFIGS["bert"], WeightsPlan(autocast="bf16")
     extent = Extent(representations=("fp32+bf16",), choices=("keep",))
     profile = profile_model(read_model_spec(config), extent=extent)

@@ -88,7 +88,7 @@ class Vit(nn.Module):
 
 
 class Residual(nn.Module):
-    """Of ResNet v2: activations before convolutions."""
+    """A block of ResNet v2: activations before convolutions."""
 
     def __init__(self, before, after, stride=1):
         super().__init__()
@@ -207,7 +207,7 @@ def test_convolutions_are_known_at_any_micro_batch(profiled):
     case, profile = profiled
     noted = [Convolution(*(evaluate(size, (7, 1)) for size in op.convolution)) for op in profile.ops if op.convolution]
     assert bool(noted) == any(isinstance(module, nn.Conv2d) for module in case.make().modules())
-    # Of micro-batches of one there are ops of their own.
+    # Micro-batches of one have ops of their own.
     assert {convolution.batch for convolution in noted} <= {1, 7}
 
 
@@ -295,7 +295,7 @@ def test_blocks_that_keep_what_they_return_are_predicted_to_the_byte_in_mixtures
 
 
 class Bag(nn.Module):
-    """Of words: given token ids, which the embedding keeps for its backward."""
+    """A bag of words: the embedding keeps the token ids that it is given for its backward."""
 
     def __init__(self):
         super().__init__()

@@ -21,7 +21,7 @@ PROMPT_LENGTHS = (9, 15, 16, 24)
 
 
 def build(config):
-    """With weights large enough that tokens differ from place to place."""
+    """Build a model with weights large enough that tokens differ from place to place."""
     model = build_model(read_model_spec(config)).eval()
     with torch.no_grad():
         for parameter in model.parameters():

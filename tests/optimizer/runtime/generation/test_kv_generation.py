@@ -70,7 +70,7 @@ LOSSLESS += [
 
 
 def build(config):
-    """With weights large enough that tokens differ from place to place."""
+    """Build a model with weights large enough that tokens differ from place to place."""
     model = build_model(read_model_spec(config)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -130,7 +130,7 @@ def logits_of(model, prompts, tokens, cache):
 @pytest.mark.parametrize("name", ["gemma2", "gpt2", "llama", "mistral", "opt", "qwen3"])
 @pytest.mark.parametrize(("dtype", "bound"), [("int8", 0.02), ("int4", 0.3)])
 def test_packed_caches_change_logits_by_no_more_than_stated(name, dtype, bound):
-    """By the root of the mean square, against the spread of the logits; and a token only where it was as near to another."""
+    """The change is the root mean square against the spread of the logits; a token changes only if it was as near to another."""
     config = {**SMALL_CONFIGS[name], "max_position_embeddings": 512, "n_positions": 512}
     if name != "gpt2":
         del config["n_positions"]

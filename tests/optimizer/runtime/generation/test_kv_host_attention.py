@@ -50,7 +50,7 @@ def states(num_tokens, *, dtype=torch.float32):
 
 
 def expected_of(tokens, queries, position, window, *, scale, softcap):
-    """By torch's own, [batch, 1, heads, channels]."""
+    """Attention's output by torch's own function, [batch, 1, heads, channels]."""
     first = 0 if window is None else max(0, position + 1 - window)
     keys, values = (part[:, :, first : position + 1].float().repeat_interleave(GROUP, 1) for part in tokens)
     scores = queries[:, :, position : position + 1].float() @ keys.transpose(2, 3) * scale
@@ -74,7 +74,7 @@ def attend(cache, tokens, queries, position, *, block=0, scaling=None, softcap=N
 @pytest.mark.parametrize("prompt", [1, 4, 5, 70])
 @pytest.mark.parametrize(("scaling", "softcap"), [(None, None), (0.7, 2.0)])
 def test_each_token_sees_what_its_block_keeps(tiers, dtype, window, prompt, scaling, softcap, monkeypatch):
-    """In 16 bits to within the rounding of what comes back; in slices of 11 tokens, so that sums go over several."""
+    """In 16 bits the output agrees to within its rounding; slices have 11 tokens, so that sums go over several."""
     monkeypatch.setattr(sizes, "SLICE_BYTES", 11 * BATCH * HEADS * DIM * 4)
     tokens, queries = states(80, dtype=dtype)
     cache = make_cache(tiers, [window, None], capacity=80)
@@ -138,7 +138,7 @@ def test_the_device_keeps_no_more_than_a_prompts_records():
     tiers.close()
 
 
-def test_a_host_without_room_is_told_of_before_anything_is_overwritten():
+def test_a_host_without_room_is_refused_before_anything_is_overwritten():
     meter = Meter(device=CPU, host_cap_bytes=20 * RECORD_BYTES + 100)
     tiers = Tiers(device=CPU, meter=meter)
     tokens, queries = states(20)
@@ -177,7 +177,7 @@ def test_caches_that_take_turns_share_the_room(tiers):
 
 
 class _Names(TorchDispatchMode):
-    """What runs, by name."""
+    """Records the names of the ops that run."""
 
     def __init__(self):
         super().__init__()

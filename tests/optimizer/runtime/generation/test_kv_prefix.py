@@ -55,7 +55,7 @@ PLANS = [
 
 
 def config_of(name):
-    """With as many heads of keys as of queries, so that keys and values weigh twice as much as hidden states."""
+    """A config with as many heads of keys as of queries, so that keys and values weigh twice as much as hidden states."""
     config = SMALL_CONFIGS[name]
     return {**config, "num_key_value_heads": 4} if "num_key_value_heads" in config else config
 

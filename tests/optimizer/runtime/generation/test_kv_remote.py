@@ -39,7 +39,7 @@ def make_requests():
 
 
 def run(requests, *, plan=PLAN, on_finished=lambda finished: None, should_stop=lambda: False):
-    """Answers by id, as they were told of."""
+    """Run the requests and return their answers by id, as they were reported."""
     told = {}
 
     def tell(finished):

@@ -38,7 +38,7 @@ def requests_of(**sampling):
 
 
 def run(model, requests, *, meter=None, **choices):
-    """By id."""
+    """Run the requests and return their answers by id."""
     generator = Generator(model, plan=GenerationPlan(**choices), device=CPU, meter=meter)
     finished = []
     try:
@@ -157,7 +157,7 @@ def test_a_sequence_that_is_over_leaves_and_the_others_go_on_with_the_tokens_the
         handle.remove()
 
 
-def test_who_is_stopped_leaves_too(model):
+def test_a_stopped_sequence_leaves_too(model):
     requests = [
         Request(
             id=str(index),
@@ -196,7 +196,7 @@ def test_streamed_weights_come_once_a_step_for_all_micro_batches(model):
     assert result.copied_bytes == {"host_to_device": 10 * block_bytes}
 
 
-def test_samples_tell_how_far_it_is(model):
+def test_samples_report_progress(model):
     samples, finished = [], []
     generator = Generator(model, plan=GenerationPlan(batch_size=3), device=CPU, meter=Meter(device=CPU))
     try:

@@ -69,7 +69,7 @@ def test_a_seed_draws_the_same_in_any_company():
     assert draws(0, [Sampling(temperature=1.5, seed=12)]) != alone
 
 
-def test_who_does_not_draw_gets_the_likeliest():
+def test_a_request_that_does_not_draw_gets_the_likeliest_token():
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     into = torch.zeros(3, dtype=torch.long)
     choose_tokens(logits, into=into, choosers=(None, Chooser(Sampling(temperature=1.0))))

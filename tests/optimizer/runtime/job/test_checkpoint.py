@@ -22,7 +22,7 @@ def write(job_folder, step, *, fence=1, value=0.0):
 
 
 class Crash(BaseException):
-    """As if the process had been killed: nothing of the program may catch it as a failure and go on."""
+    """Stands for a killed process: nothing of the program may catch it as a failure and go on."""
 
 
 def test_what_was_written_is_read_back(tmp_path):
@@ -81,7 +81,7 @@ def test_a_missing_file_is_noticed(tmp_path, file):
     assert find_resumable(tmp_path).manifest.step == 10
 
 
-def test_when_every_checkpoint_is_damaged_the_newest_fault_is_told(tmp_path):
+def test_when_every_checkpoint_is_damaged_the_newest_fault_is_raised(tmp_path):
     for step in (10, 20):
         flip_bit(tmp_path / write(tmp_path, step).folder / "model.safetensors")
     with pytest.raises(CheckpointInvalid, match="step-000020-f1"):
@@ -89,7 +89,7 @@ def test_when_every_checkpoint_is_damaged_the_newest_fault_is_told(tmp_path):
 
 
 def count_calls(tmp_path, monkeypatch):
-    """How often one write syncs or renames."""
+    """Count how many times one write syncs or renames."""
     counts = crash_at(monkeypatch, None)
     write(tmp_path / "counted", 1)
     return counts[0]
@@ -136,7 +136,7 @@ def test_a_crash_at_any_write_step_leaves_a_checkpoint_to_resume_from(tmp_path, 
         assert not list((folder / "checkpoints").glob(".tmp-*"))
 
 
-def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch):
+def test_a_full_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     write(tmp_path, 10)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))

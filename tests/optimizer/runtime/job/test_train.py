@@ -95,7 +95,7 @@ def test_what_is_reported_follows_the_contract(make_run):
     assert phases[-2:] == ["saving", "sampling"]
 
 
-def test_a_run_tells_what_its_lanes_did_and_what_they_carried(make_run):
+def test_a_run_reports_the_time_and_bytes_of_its_lanes(make_run):
     messages = []
     train(make_run(plan=make_plan("offload", **ON_DISK)), report=messages.append, should_stop=never)
     steps = [m for m in messages if m.get("kind") == "step"]
@@ -201,7 +201,7 @@ def test_sgd_stopped_and_resumed_with_its_state_on_the_disk_ends_with_the_same_b
 
 
 def train_until_killed(run, step):
-    """In a process of its own: dies without a word once the record of this step was reported."""
+    """Train in a process of its own, which is killed once the record of this step was reported."""
 
     def report(message):
         if message.get("kind") == "step" and message["step"] == step:
@@ -228,7 +228,7 @@ def test_a_killed_job_goes_on_from_its_checkpoint_to_the_same_bits(make_run):
     assert result.summary["weights_sha256"] == whole.summary["weights_sha256"]
 
 
-def test_a_disk_too_small_for_the_states_is_told_before_the_first_step(make_run, monkeypatch):
+def test_a_disk_too_small_for_the_states_is_refused_before_the_first_step(make_run, monkeypatch):
     def refuse(descriptor, offset, length):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -37,7 +37,7 @@ class Noting(nn.Module):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """As on a processor of the kind, whatever this one is; what the switch was set to, in order."""
+    """Pretend a processor of the kind, whatever this one is, and list the values that the switch was set to, in order."""
     monkeypatch.setattr(products, "has_quicker_library", lambda: True)
     settings: list[bool] = []
     turn_on, turn_off = products._SWITCH.turn_on, products._SWITCH.turn_off
@@ -62,7 +62,7 @@ def test_a_layer_asks_in_forward_and_in_backward(asked, bias, shape):
 
 
 class Own(nn.Linear):
-    """As models have them that add the bias by themselves."""
+    """A layer of models that add the bias by themselves."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden @ self.weight.T + self.bias
@@ -117,7 +117,7 @@ def test_what_is_run_again_from_within_a_product_gives_the_switch_back(asked):
     assert asked[:4] == second_forwards
     assert asked[4:6] == [True, False], "backward reaches the last layer, which interrupts itself"
     assert asked[-1] is False
-    # What the switch was when each product was made is what counts: the bits are those of keeping.
+    # The switch's setting as each product runs decides its bits: they are those of keeping.
     kept = watch_products(block)
     again = hidden.detach().requires_grad_()
     block(again).sum().backward()
@@ -136,7 +136,7 @@ def test_an_error_leaves_the_switch_off(asked):
     undo()
 
 
-def test_who_chose_for_the_process_is_left_alone(asked):
+def test_a_choice_made_for_the_whole_process_is_kept(asked):
     layer = nn.Linear(SIDE, SIDE)
     torch.backends.mkldnn.matmul.fp32_precision = "tf32"
     try:

@@ -120,7 +120,7 @@ def test_without_autograd_the_models_own_norm_runs(monkeypatch):
 
 
 class SquaredRMSNorm(nn.Module):
-    """Of no known form."""
+    """A norm of no known form."""
 
     def __init__(self, size: int, eps: float = 1e-6) -> None:
         super().__init__()

@@ -277,7 +277,7 @@ def assert_same(ours, theirs):
         assert torch.equal(tensor, theirs[1][name]), name
 
 
-def test_the_hash_tells_frozen_weights_apart_and_does_not_see_adapters():
+def test_the_hash_distinguishes_frozen_weights_and_does_not_see_adapters():
     hashes = {
         hash_frozen(make_model("llama", WeightsPlan(dtype=dtype, frozen=form)))
         for dtype in ("fp32", "bf16")

@@ -10,7 +10,7 @@ from optimizer.runtime.meter.lanes import LaneClock, LaneTimes, Span, lane_field
 
 @pytest.fixture
 def now(monkeypatch):
-    """A clock that goes on when told to."""
+    """A clock that goes on when the test advances it."""
 
     class Now:
         s = 0.0
@@ -53,7 +53,7 @@ def test_waiting_is_a_stall_and_no_work(now, lanes):
     assert lanes.take() == LaneTimes(stall_ms={"disk": pytest.approx(2)})
 
 
-def test_what_is_nested_counts_once_each_as_its_own(now, lanes):
+def test_nested_spans_count_once_each_as_their_own(now, lanes):
     with lanes.busy("host"):
         now.advance(4)
         with lanes.busy("copy_in"):
@@ -61,7 +61,7 @@ def test_what_is_nested_counts_once_each_as_its_own(now, lanes):
     assert lanes.take().stall_ms == {"host": pytest.approx(4), "copy_in": pytest.approx(1)}
 
 
-def test_spans_tell_when_and_only_when_asked_for(now, lanes):
+def test_spans_are_recorded_with_times_only_if_asked_for(now, lanes):
     lanes.begin(with_spans=True)
     now.advance(10)
     with lanes.busy("copy_in"):
@@ -75,7 +75,7 @@ def test_spans_tell_when_and_only_when_asked_for(now, lanes):
     assert lanes.take().spans == ()
 
 
-def test_a_tally_is_told_with_the_rest_and_starts_anew_with_it(now, lanes):
+def test_a_tally_is_reported_with_the_rest_and_starts_anew_with_it(now, lanes):
     tally = lanes.tally("copy_in")
     lanes.begin(with_spans=True)
     now.advance(1)
@@ -108,7 +108,7 @@ def test_many_spans_become_few_without_losing_their_ends_or_their_lanes():
     assert (found[0].begin_ms, max(span.end_ms for span in found)) == (0, 4999.5)
 
 
-def test_what_compute_did_is_what_it_did_not_stand_still():
+def test_compute_is_busy_for_the_time_that_it_does_not_stall():
     times = LaneTimes(busy_ms={"copy_in": 3.0, "disk": 9.0}, stall_ms={"copy_in": 3.0, "disk": 1.0})
     assert lane_fields(times, total_ms=20.0, device=torch.device("cpu")) == {
         "lane_ms": {"compute": 16.0, "copy_in": 3.0, "disk": 9.0},
@@ -116,7 +116,7 @@ def test_what_compute_did_is_what_it_did_not_stand_still():
     }
 
 
-def test_of_a_card_only_what_is_seen_from_here_is_told():
+def test_a_card_reports_only_what_this_process_can_see():
     times = LaneTimes(busy_ms={"copy_in": 3.0, "host": 2.0}, stall_ms={"host": 1.0})
     assert lane_fields(times, total_ms=20.0, device=torch.device("cuda")) == {"lane_ms": {"host": 2.0}}
 

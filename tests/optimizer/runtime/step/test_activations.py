@@ -192,7 +192,7 @@ def test_after_backward_nothing_is_left_on_the_host():
 def test_an_offloaded_block_leaves_nothing_of_its_own_on_the_device():
     kept, offloaded = (_activation_bytes_after_forward(choice) for choice in ("keep", "offload"))
     assert offloaded["host"] > 0
-    # What goes to the host is what left the device.
+    # The host holds the bytes that left the device.
     assert kept["device"] - offloaded["device"] == offloaded["host"]
 
 

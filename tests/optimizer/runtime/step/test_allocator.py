@@ -30,7 +30,7 @@ def test_the_cpu_device_has_no_settings_to_apply():
 def test_between_phases_garbage_goes_and_what_lives_on_is_left_out_of_later_collections():
     loop = Loop()
     loop.itself = loop
-    # An address would not tell: another object may have it by then.
+    # An address would prove nothing: another object may have it by then.
     left = weakref.ref(loop)
     del loop
     survivor = [object()]

@@ -109,7 +109,7 @@ def test_fp16_gradients_are_scaled_once_they_are_wide(make_on_host):
         assert torch.equal(named["matrix"].grad, before)
 
 
-def test_what_it_takes_on_the_host_is_taken_once(make_on_host):
+def test_its_memory_on_the_host_is_allocated_once(make_on_host):
     named = make_named()
     meter = Meter(device=CPU)
     on_host = make_on_host(named, meter=meter)

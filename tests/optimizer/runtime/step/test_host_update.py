@@ -96,7 +96,7 @@ def test_a_tensor_without_a_gradient_is_left_alone(make_state):
         ("host", torch.bfloat16, 12, 0),
     ],
 )
-def test_what_it_takes_is_what_it_says(make_state, place, dtype, host_bytes, disk_bytes):
+def test_it_takes_the_bytes_that_it_reports(make_state, place, dtype, host_bytes, disk_bytes):
     named = make_named(dtype)
     state, tiers = make_state(named, place)
     num_elements = sum(p.numel() for p in named.values())
@@ -116,7 +116,7 @@ def test_what_it_takes_is_what_it_says(make_state, place, dtype, host_bytes, dis
     assert tiers.meter.peak().device_bytes == 0
 
 
-def test_who_waits_for_a_tensor_hears_what_its_update_met(make_state):
+def test_waiting_for_a_tensor_raises_the_error_of_its_update(make_state):
     named = make_named()
     state, tiers = make_state(named, "disk")
     tiers.close()

@@ -53,7 +53,7 @@ def test_loss_and_gradients_are_those_of_all_logits_at_once(dtype, num_chunks, b
     hidden, weight, offsets, labels = make_head(dtype, bias=bias)
     exact = [None if t is None else t.detach().double().requires_grad_() for t in (hidden, weight, offsets)]
     expected_loss = plain(*exact, labels, soft_cap=soft_cap)
-    # As a loop would that scales its loss.
+    # Stands for a loop that scales its loss.
     expected = gradients(expected_loss * 1024, *exact)
     loss = chunked_cross_entropy(hidden, weight, labels, bias=offsets, num_chunks=num_chunks, soft_cap=soft_cap)
     found = gradients(loss * 1024, hidden, weight, offsets)

@@ -6,9 +6,9 @@ import torch
 from optimizer.base.errors import CheckpointInvalid, MissingExtra
 from optimizer.plan.optimizer_state import QUANTIZATION_BLOCK_ELEMENTS, OptimizerStatePlan, update_scratch_bytes
 from optimizer.runtime.meter.meter import Meter
-from optimizer.runtime.step import adamw_8bit
 from optimizer.runtime.step.gradients import Gradients
 from optimizer.runtime.step.optimizer_state import Optimizer, learning_rate_at
+from optimizer.runtime.updates import adamw_8bit
 from tests.optimizer.runtime.tiny import make_workload
 
 
@@ -66,7 +66,7 @@ def test_clipping_equals_torchs_own(max_norm):
     assert [parameter.grad.data_ptr() for parameter in model.parameters()] == addresses
 
 
-def test_without_a_limit_the_norm_is_told_and_gradients_stay():
+def test_without_a_limit_the_norm_is_reported_and_gradients_stay():
     model = make_model()
     fill_gradients(model, seed=1)
     before = [parameter.grad.clone() for parameter in model.parameters()]

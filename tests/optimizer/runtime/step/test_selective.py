@@ -26,7 +26,7 @@ HIDDEN_BYTES = 2 * 32 * 64 * 4
 
 
 class Counting(TorchDispatchMode):
-    """How often each kind of op really runs."""
+    """Counts how many times each kind of op really runs."""
 
     def __init__(self):
         super().__init__()

@@ -74,7 +74,7 @@ def make_trainer(model, plan=None, *, workload=WORKLOAD, meter=None):
 
 
 def make_batches(accumulation_steps=1, *, seed=0, num_tokens=40):
-    """Of few tokens, so that rows repeat within and between micro-batches, and most rows are not touched."""
+    """Make batches of few tokens, so that rows repeat within and between micro-batches, and most rows are not touched."""
     generator = torch.Generator().manual_seed(seed)
     shape = (4 // accumulation_steps, WORKLOAD.sequence_length)
     return [
@@ -104,7 +104,7 @@ def test_the_gradient_and_the_global_norm_are_the_dense_ones(accumulation_steps)
 
 
 def lazy_adamw(weight, mean, square, gradient, *, step):
-    """By hand, in fp64."""
+    """Compute lazy AdamW by hand, in fp64."""
     w = WORKLOAD
     weight = weight * (1 - w.learning_rate * w.weight_decay)
     mean = w.beta1 * mean + (1 - w.beta1) * gradient

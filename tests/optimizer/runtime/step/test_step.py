@@ -215,13 +215,13 @@ def test_without_room_for_the_blocks_that_must_be_there_the_device_is_full(tmp_p
         )
 
 
-def test_a_full_host_is_told_before_the_first_step():
+def test_a_full_host_is_refused_before_the_first_step():
     meter = Meter(device=CPU, host_cap_bytes=WEIGHTS_BYTES)
     with pytest.raises(OutOfHostMemory):
         make_trainer(plan=make_plan(**PLACES["all on the host"]), meter=meter)
 
 
-def test_a_full_disk_is_told_before_the_first_step(tmp_path, monkeypatch):
+def test_a_full_disk_is_refused_before_the_first_step(tmp_path, monkeypatch):
     def refuse(descriptor, offset, length):
         raise OSError(28, "No space left on device")
 

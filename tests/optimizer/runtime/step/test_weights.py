@@ -35,7 +35,7 @@ def bytes_of(block):
 
 
 def watch_presence(trainer):
-    """Which blocks have bytes on the device as each runs forward and as its backward begins."""
+    """Record the blocks with bytes on the device as each runs forward and as its backward begins."""
     blocks = find_blocks(trainer.model)
     seen = []
 
@@ -112,7 +112,7 @@ def test_weights_are_replaced_wherever_they_live(tmp_path):
         trainer = make_trainer(plan=plan, scratch=tmp_path)
         trainer.set_weights(wanted)
         assert all(torch.equal(trainer.read_weight(name), weight) for name, weight in wanted.items())
-        # What the update starts from is replaced too.
+        # The weights that the update starts from are replaced too.
         losses.add(tuple(trainer.step(batches_of(trainer), learning_rate=1e-3).loss for _ in range(2)))
         trainer.close()
     assert len(losses) == 1

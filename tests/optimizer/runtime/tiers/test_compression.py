@@ -105,7 +105,7 @@ def test_a_packed_chunk_fits_a_slab(compress, device_kind):
 
 
 class Counter(TorchDispatchMode):
-    """Of ops that write."""
+    """Counts the ops that write."""
 
     def __init__(self):
         super().__init__()

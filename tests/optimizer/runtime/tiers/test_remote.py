@@ -121,7 +121,7 @@ def test_a_store_that_forgot_is_named(remote, store):
 
 
 def test_a_part_that_follows_what_the_store_forgot_is_refused(remote, store):
-    """Else it would stand behind zeros, which nothing could tell from what was written."""
+    """Otherwise it would stand behind zeros, which look like bytes that were written."""
     place = store.take(100)
     store.write(place, memoryview(b"a" * 60), offset=0)
     with remote.client() as client:

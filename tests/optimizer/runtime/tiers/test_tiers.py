@@ -319,7 +319,7 @@ class Stream:
         return Event(f"copy {self.notes.count('copy')}")
 
     def synchronize(self):
-        """For closing."""
+        """Do nothing; closing calls it."""
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from dataclasses import replace
 from benchmarks.search.synthetic import MIB, synthetic_problem
 from optimizer.search.answer.lever_value import list_left_out, price_without
 from optimizer.search.core import search
-from optimizer.search.problem import OuterPlan, techniques_of
+from optimizer.search.problem import OuterPlan
 
 
 def test_a_plan_without_a_lever_is_the_same_plan_but_for_it():
@@ -13,7 +13,7 @@ def test_a_plan_without_a_lever_is_the_same_plan_but_for_it():
     setting = OuterPlan(micro_batch_size=1, accumulation_steps=2, bits=8)
     plan = setting.plan(("recompute", "offload", "keep", "keep"))
     without = price_without(problem, plan)
-    assert set(without) == set(techniques_of(plan)) == {"recompute", "offload", "accumulate", "8bit_optimizer"}
+    assert set(without) == set(plan.techniques) == {"recompute", "offload", "accumulate", "8bit_optimizer"}
     assert without["8bit_optimizer"] == problem.price(replace(setting, bits=32).plan(plan.activations.per_block))
     assert without["recompute"] == problem.price(setting.plan(("keep", "offload", "keep", "keep")))
 
@@ -23,7 +23,7 @@ def test_what_only_costs_is_named_and_stays_out():
     found = search(problem)
     assert found.left_out
     for left_out in found.left_out:
-        assert left_out.technique not in techniques_of(found.chosen.plan)
+        assert left_out.technique not in found.chosen.plan.techniques
         assert left_out.sentence in found.explanation
         assert left_out.device_change_bytes > 0 or left_out.step_change_ms > 0
 

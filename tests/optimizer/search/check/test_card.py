@@ -9,7 +9,8 @@ from optimizer.base.units import GIB
 from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.pins.training import AllocatorPins, Pins
+from optimizer.plan.allocator import AllocatorPins
+from optimizer.plan.pins.training import Pins
 from optimizer.profile.trace.trace import profile_model
 from optimizer.search.search import search_plans
 from optimizer.workload import TrainingWorkload

@@ -47,7 +47,7 @@ def test_a_wrong_byte_and_an_impossible_time_are_found(llama_profile):
     assert ["ms of work on compute" in found[0], "at the peak, not" in found[1], "of the host" in found[2]] == [True] * 3
 
 
-def test_what_the_ledger_does_not_follow_it_says(llama_profile):
+def test_the_ledger_says_what_it_does_not_follow(llama_profile):
     blocks = ("keep",) * llama_profile.num_blocks
     plain = OuterPlan(micro_batch_size=2, accumulation_steps=1)
     assert follows(llama_profile, plain.plan(blocks))

@@ -52,7 +52,7 @@ _WEIGHT = {"same": 1.0, "int8": 0.5, "int4": 0.3, "nf4": 0.3}
 
 
 def make_problem(seed, *, num_sequences=None, has_dips=True):
-    """With a random goal; some have no plan that fits."""
+    """Make a problem with a random goal; some have no plan that fits."""
     draw = random.Random(seed)
     workload = GenerationWorkload(
         prompt_length=8, num_new_tokens=draw.randint(1, 5), num_sequences=num_sequences or draw.randint(1, 14)
@@ -73,7 +73,7 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
         return int(weights_bytes * size * _WEIGHT[plan.weights.frozen])
 
     def pass_ms(plan, sizes):
-        """Of micro-batches of these sizes."""
+        """Time of a pass with micro-batches of these sizes."""
         weights = plan.weights
         compute_ms = 0.0
         for size in sizes:
@@ -155,7 +155,7 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
 
 
 def _with_few_plans(problem, draw):
-    """With as much forbidden as keeps all of them a matter of milliseconds."""
+    """Forbid so many techniques that trying all plans takes milliseconds."""
     others = draw.sample(_TECHNIQUES, k=len(_TECHNIQUES))
     while len(list_families(problem)) > MAX_FAMILIES:
         problem = replace(problem, goal=replace(problem.goal, forbid=(*problem.goal.forbid, others.pop())))

@@ -13,7 +13,6 @@ from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
-from optimizer.plan.pins.generation import techniques_of
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.search.generation.compare import reprice_generation
@@ -76,7 +75,7 @@ def test_every_decision_has_a_neighbour(problem):
 def test_what_the_goal_forbids_is_left_out_and_what_changes_the_numbers_is_marked(profile):
     goal = GenerationGoal(device_budget_bytes=GOAL.device_budget_bytes, forbid=("quantize_kv", "stream_weights"))
     knobs = list_generation_knobs(pose(profile, goal=goal), GenerationPlan())
-    used = {name for knob in knobs for name in techniques_of(knob.plan)}
+    used = {name for knob in knobs for name in knob.plan.techniques}
     assert not used & {"quantize_kv", "stream_weights"}
     assert {knob.is_lossless for knob in knobs if knob.knob == "weights.dtype"} == {False}
 

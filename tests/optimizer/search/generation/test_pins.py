@@ -142,7 +142,7 @@ def a_tight_budget(profile, machine, **goal):
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("objective", ["throughput", "largest_batch"])
-def test_of_real_models_a_pinned_search_is_no_better_than_a_free_one_and_as_good_where_that_chose_the_same(
+def test_a_pinned_search_of_real_models_is_no_better_than_a_free_one_and_as_good_where_that_chose_the_same(
     profile, kind, objective
 ):
     machine = make_machine(kind)
@@ -268,7 +268,7 @@ def test_a_pin_against_the_rest_of_the_goal_is_refused_with_it(pin, goal, words)
         (["batch_size=2"], {"objective": "largest_batch"}, "largest_batch looks for just that"),
         (["prefill_tokens=4"], {"objective": "first_token"}, "a prompt that runs whole: allowed is all"),
         (["batch_size=6", "num_micro_batches=2"], {}, "leaves the last one empty"),
-        (["kv_cache.attention=host", "kv_cache.place=device"], {}, "plan.kv_cache.place is device"),
+        (["kv_cache.attention=host", "kv_cache.place=device"], {}, "their place is device"),
         (["kv_cache.prefix_tokens=4", "kv_cache.place=device"], {}, "choose another place for them, or 0"),
         (["kv_cache.place=disk"], {}, "disk is not to be had on this machine"),
         (["kv_cache.attention=host"], {"forbid": ("offload_kv",)}, "no plan keeps every pin (kv_cache.attention host)"),
@@ -304,7 +304,7 @@ def test_a_pin_of_what_comes_ahead_holds_where_nothing_comes():
     assert read_generation_pins(["kv_cache.prefetch=3"]).broken_by(there) == "kv_cache.prefetch"
 
 
-def test_what_makes_one_plan_another_is_what_differs():
+def test_the_pins_that_make_one_plan_another_are_their_differences():
     before = GenerationPlan(prefill_tokens=8, kv_cache=KvCachePlan(place="host"))
     after = GenerationPlan(batch_size=4)
     assert pins_of_generation_change(before, after).to_json() == {

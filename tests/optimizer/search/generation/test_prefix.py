@@ -36,7 +36,7 @@ def large_profile(num_groups):
 
 @pytest.fixture(scope="module")
 def large():
-    """As many heads of keys as of queries."""
+    """A model with as many heads of keys as of queries."""
     return large_profile(32)
 
 

@@ -57,7 +57,7 @@ def machine():
 
 @pytest.fixture(scope="module")
 def away(profile, machine):
-    """What six sequences at once come to, whose keys and values are in the store."""
+    """The answer for six sequences at once, whose keys and values are in the store."""
     return estimate_generation(profile, plan=AWAY, workload=WORKLOAD, machine=machine)
 
 
@@ -127,7 +127,7 @@ def test_a_machine_without_a_store_says_so_of_a_plan_that_needs_one(profile):
         problem.check(AWAY)
 
 
-def test_a_knob_and_an_edit_tell_what_the_store_would_hold(profile, machine, away):
+def test_a_knob_and_an_edit_show_what_the_store_would_hold(profile, machine, away):
     problem = generation_problem(
         profile, workload=WORKLOAD, goal=GenerationGoal(device_budget_bytes=2**30), machine=machine
     )
@@ -148,7 +148,7 @@ def test_a_knob_and_an_edit_tell_what_the_store_would_hold(profile, machine, awa
         ({"place": "disk", "prefix_tokens": 40}, "6 at once, keys and values from disk, of 40 tokens made again"),
     ],
 )
-def test_a_few_words_tell_where_keys_and_values_are(choices, words):
+def test_a_few_words_say_where_keys_and_values_are(choices, words):
     assert generation_label(GenerationPlan(batch_size=6, kv_cache=KvCachePlan(**choices))) == words
 
 
@@ -184,7 +184,7 @@ def test_no_plan_takes_less_than_its_floor(profile, gpu, workload):
 
 
 def test_a_slow_link_makes_keys_and_values_again_of_hidden_states(profile):
-    """On a card, where compute has nothing else to do meanwhile."""
+    """The machine is a card, where compute has nothing else to do meanwhile."""
     card = with_store(table_machine("RTX 4090"), rate=1e6)
     goal = GenerationGoal(device_budget_bytes=2**33)
     problem = generation_problem(profile, workload=WORKLOAD, goal=goal, machine=card)

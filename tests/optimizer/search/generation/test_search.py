@@ -178,7 +178,7 @@ def with_decoding(machine):
 
 
 def with_little_memory(machine):
-    """Of which the page cache holds what some batches keep on the disk."""
+    """A machine whose page cache holds what some batches keep on the disk."""
     return replace(machine, host_memory_bytes=60_000)
 
 

@@ -135,7 +135,7 @@ def test_where_nothing_fits_the_smallest_budget_is_enough_and_a_byte_less_is_not
     assert "Raise the budget to" in caught.value.hint
 
 
-def test_what_is_said_to_help_was_priced():
+def test_ways_out_that_are_named_were_priced():
     problem = next(p for p in map(make_problem, range(99)) if "stream_weights" in p.goal.forbid and p.host_budget_bytes > 5000)
     error = explain_nothing_fits(problem.with_budget(1))
     assert "permit 'stream weights block by block' (smallest peak then" in error.hint

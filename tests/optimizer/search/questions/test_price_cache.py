@@ -56,7 +56,7 @@ def test_what_was_priced_is_not_priced_again(llama_profile):
     assert asked == [PLAIN]
 
 
-def test_of_many_workloads_the_newest_are_kept(llama_profile):
+def test_only_the_newest_of_many_workloads_are_kept(llama_profile):
     memory, asked = PriceMemory(), []
     machine = table_machine("T4")
 
@@ -95,7 +95,7 @@ def test_what_a_price_reads_is_kept_apart(change):
         {"beta1": 0.5, "beta2": 0.5, "epsilon": 1e-6, "export": Export(dtype="bf16")},
     ],
 )
-def test_what_no_price_reads_is_not_asked_about(llama_profile, change):
+def test_facts_that_no_price_reads_are_not_asked_about(llama_profile, change):
     other = replace(WORK, **change)
     assert priced_part(other) == priced_part(WORK)
     machine = table_machine("T4")

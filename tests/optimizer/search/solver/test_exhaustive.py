@@ -95,7 +95,7 @@ def test_no_plan_is_faster_than_the_bound_of_its_setting_or_of_the_problem(llama
         assert step_ms >= whole_bound_ms
 
 
-def test_a_proven_answer_has_no_gap_and_others_tell_theirs():
+def test_a_proven_answer_has_no_gap_and_others_report_theirs():
     small = search(synthetic_problem(budget_mib=100, num_blocks=2, forbid=("offload_optimizer", "stream_weights")))
     assert small.is_optimal
     assert small.gap == 0.0

@@ -11,7 +11,7 @@ from benchmarks.search.synthetic import synthetic_problem
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.plan.techniques import Technique
 from optimizer.search.core import search
-from optimizer.search.problem import OuterPlan, SearchProblem, techniques_of
+from optimizer.search.problem import OuterPlan, SearchProblem
 from optimizer.workload import Adapter
 
 
@@ -140,8 +140,8 @@ def test_a_forbidden_technique_is_not_used(forbidden):
         budget_mib=300, num_blocks=8, global_batch_size=4, allow_lossy=True, forbid=(forbidden,), max_grad_norm=None
     )
     result = search(problem)
-    assert forbidden not in techniques_of(result.chosen.plan)
-    assert all(forbidden not in techniques_of(point.plan) for point in result.frontier)
+    assert forbidden not in result.chosen.plan.techniques
+    assert all(forbidden not in point.plan.techniques for point in result.frontier)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_each_technique_is_what_some_budget_needs(how, needed):
 
 def techniques_taken(**how):
     try:
-        return set(techniques_of(search(synthetic_problem(num_blocks=8, global_batch_size=4, **how)).chosen.plan))
+        return set(search(synthetic_problem(num_blocks=8, global_batch_size=4, **how)).chosen.plan.techniques)
     except NoFeasiblePlan:
         return set()
 
@@ -231,9 +231,9 @@ def test_the_smallest_share_of_the_state_leaves_that_makes_room():
 
 def test_disk_is_used_only_for_what_the_host_has_no_room_for():
     how = {"budget_mib": 130, "num_blocks": 8, "disk_budget_mib": 10**6}
-    assert "disk" not in techniques_of(search(synthetic_problem(**how)).chosen.plan)
+    assert "disk" not in search(synthetic_problem(**how)).chosen.plan.techniques
     tight = search(synthetic_problem(**how, host_budget_mib=200)).chosen
-    assert "disk" in techniques_of(tight.plan)
+    assert "disk" in tight.plan.techniques
     assert tight.prediction.disk_peak_bytes > 0
 
 

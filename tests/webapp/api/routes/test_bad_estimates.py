@@ -67,5 +67,5 @@ NO_BODIES = (b"", b"{", b"[" * 50_000, b"\xff\xfe", b"null", b"NaN", b"9" * 5_00
 
 
 @pytest.mark.parametrize("body", [*NO_BODIES, *JUNK[:12]], ids=lambda body: repr(body)[:20])
-def test_what_is_no_body(as_ada, body):
+def test_a_request_with_a_bad_body_is_refused(as_ada, body):
     check_answer(as_ada, body)

@@ -20,11 +20,11 @@ def made(as_ada):
     return answer.json()
 
 
-def test_what_was_not_read_of_a_config_is_told_when_it_is_sent(made):
+def test_settings_not_read_from_a_config_are_listed_when_it_is_sent(made):
     assert made["unread"] == TOLD
 
 
-def test_it_is_told_in_the_list_and_of_the_one_model(as_ada, made):
+def test_unread_settings_are_in_the_list_and_with_the_one_model(as_ada, made):
     (row,) = [row for row in as_ada.get("/api/v1/models").json()["results"] if row["id"] == made["id"]]
     assert row == made
     details = as_ada.get(f"/api/v1/models/{made['id']}").json()
@@ -32,7 +32,7 @@ def test_it_is_told_in_the_list_and_of_the_one_model(as_ada, made):
     assert details["structure"]["embedding_parameters"] > 0
 
 
-def test_a_config_that_was_read_whole_tells_nothing(as_ada, model):
+def test_a_config_that_was_read_whole_lists_no_unread_settings(as_ada, model):
     assert as_ada.get(f"/api/v1/models/{model.pk}").json()["unread"] == []
 
 

@@ -9,7 +9,7 @@ def move(client, job, priority):
     )
 
 
-def test_the_queue_tells_place_priority_and_reason(as_ada, make_job):
+def test_the_queue_shows_place_priority_and_reason(as_ada, make_job):
     first, second = make_job(), make_job()
     assert move(as_ada, first, -5).json()["priority"] == -5
     document = as_ada.get("/api/v1/queue").json()

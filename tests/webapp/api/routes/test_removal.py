@@ -75,7 +75,7 @@ def test_after_some_days_it_is_gone_with_its_files(api, mine, headroom_home):
     assert not Model.objects.filter(pk=mine.pk).exists()
 
 
-def test_of_what_an_ended_job_names_only_the_files_go(api, ada, mine, headroom_home):
+def test_rows_named_by_an_ended_job_lose_only_their_files(api, ada, mine, headroom_home):
     dataset = Dataset.objects.create(owner=ada, name="d", format="txt", file="x", sha256="0" * 64, num_bytes=1)
     job = rows.make_job(ada)
     Job.objects.filter(pk=job.pk).update(model=mine, dataset=dataset)

@@ -73,7 +73,7 @@ def test_adapters_alone_are_refused(as_ada, make_job, headroom_home):
     assert refusal(post(as_ada, f"jobs/{job.pk}/model")) == (409, "no_model")
 
 
-def test_files_that_are_gone_are_told(as_ada, job, headroom_home):
+def test_files_that_are_gone_are_reported(as_ada, job, headroom_home):
     (headroom_home / "jobs" / job.pk / "artifacts" / "model" / "config.json").unlink()
     assert refusal(post(as_ada, f"jobs/{job.pk}/model")) == (409, "files_lost")
 

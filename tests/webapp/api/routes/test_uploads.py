@@ -98,7 +98,7 @@ def test_a_file_with_another_hash_is_refused_and_must_be_sent_again(api):
     assert finish(api, upload["id"]).status_code == 201
 
 
-def test_what_is_not_complete_is_not_finished(api):
+def test_an_incomplete_upload_is_not_finished(api):
     upload = begin(api, announced("verse.txt", TEXT)).json()
     put(api, upload["id"], TEXT[:10], offset=0)
     answer = finish(api, upload["id"])

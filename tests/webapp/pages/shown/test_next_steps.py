@@ -1,4 +1,4 @@
-"""What helps after a failure."""
+"""Next steps that help after a failure."""
 
 import pytest
 

@@ -112,7 +112,7 @@ def test_who_may_only_look_reads_why_instead_of_a_form_to_upload(watcher, name):
     assert "multipart/form-data" not in text
 
 
-def test_who_may_only_look_is_told_before_they_fill_the_form_that_they_cannot_start(watcher):
+def test_people_who_may_only_look_see_before_the_form_that_they_cannot_start(watcher):
     text = watcher.get(reverse("job_new")).content.decode()
     assert "This needs the role member in a project. Ask an administrator of one to give it to you." in text
     assert 'name="submit" value="yes" disabled aria-describedby="start-refused">Start the job' in text

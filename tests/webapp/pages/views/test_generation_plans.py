@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def nothing_at_hand():
-    """What other tests have asked for is forgotten."""
+    """Forget the answers that other tests have asked for."""
     for name in ("find_generation", "problem_of_generation", "_equal_problem", "detail_generation", "knobs_of_generation"):
         getattr(generation, name).forget()
 
@@ -72,7 +72,7 @@ def test_the_page_comes_at_once_and_asks_for_the_search_by_itself(look, no_searc
     assert dict(parse_qsl(urlparse(unescape(asked[1])).query))["whole"] == "yes"
 
 
-def test_what_was_searched_before_is_there_at_once(look, monkeypatch):
+def test_an_answer_searched_before_is_there_at_once(look, monkeypatch):
     look(whole="yes")
     monkeypatch.setattr(generation, "search_generation", None)
     answer = look()
@@ -182,7 +182,7 @@ def test_bytes_of_a_category_are_those_of_the_prediction(look):
     assert shown == [point.priced.prediction.device_bytes_by_category.get("kv_cache", 0) for point in compared]
 
 
-def test_decisions_without_a_line_of_their_own_are_told_where_plans_differ(look):
+def test_decisions_without_a_line_of_their_own_are_shown_where_plans_differ(look):
     chosen = look(whole="yes").context["found"].chosen.plan
     answer = look(**full_edit(chosen, prefill_tokens="2"), whole="yes")
     whole = answer.context["groups"][0]

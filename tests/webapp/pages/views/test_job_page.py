@@ -292,7 +292,7 @@ def test_the_table_of_a_chart_says_how_many_rows_it_leaves_out(browser, job):
     assert text.count("<tr>") == 501
 
 
-def test_of_a_step_measured_twice_the_later_attempt_counts(browser, job):
+def test_the_later_attempt_counts_for_a_step_measured_twice(browser, job):
     first = rows.start(job)
     record_samples(first, [dict(rows.step_record(first, 1), loss=9.0)])
     drained = {"outcome": "drained", "step": 1, "measured": None, "summary": {}, "artifacts": []}

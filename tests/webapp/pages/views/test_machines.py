@@ -83,7 +83,7 @@ def test_finished_runs_say_how_well_they_were_predicted(browser, ada):
     assert f'<a href="/jobs/{job.pk}/">off</a>' in page
 
 
-def test_many_runs_are_told_by_nine_in_ten_and_the_worst():
+def test_many_runs_are_summed_up_by_nine_in_ten_and_the_worst():
     found = Within(num_runs=37, nine_of_ten=0.0123, worst=0.2)
     assert within_words(found) == "within 1.2 % in nine of ten over 37 runs (at worst 20 %)"
 

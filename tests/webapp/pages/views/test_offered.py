@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db
 
 
 class Offers(HTMLParser):
-    """What one page can be made to ask: POSTs that no disabled button stands before, and GETs."""
+    """Requests that one page can send: POSTs that no disabled button stands before, and GETs."""
 
     def __init__(self, text):
         super().__init__()

@@ -79,7 +79,7 @@ def test_a_run_that_left_adapters_alone_says_how_to_get_a_model(browser, ada, he
     assert f"/jobs/new/?from={job.pk}&amp;export_adapter=both" in text
 
 
-def test_files_that_are_gone_are_told_on_the_run_s_page(browser, job, headroom_home):
+def test_files_that_are_gone_are_reported_on_the_run_s_page(browser, job, headroom_home):
     (headroom_home / "jobs" / job.pk / "artifacts" / "model" / "config.json").unlink()
     answer = browser.post(reverse("job_model", args=[job.pk]), follow=True)
     assert answer.redirect_chain[0][0] == f"/jobs/{job.pk}/"

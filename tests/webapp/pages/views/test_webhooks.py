@@ -44,7 +44,7 @@ def test_a_test_and_a_replay_are_in_the_log(browser, webhook):
     assert "again" in text
 
 
-def test_the_log_tells_how_the_last_try_went(browser, webhook):
+def test_the_log_shows_how_the_last_try_went(browser, webhook):
     send_test(webhook)
     Delivery.objects.update(state="failed", num_tries=8, status_code=503, trouble="Service Unavailable", duration_ms=31)
     text = browser.get(f"/webhooks/{webhook.pk}/").content.decode()

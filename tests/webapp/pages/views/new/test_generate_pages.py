@@ -214,7 +214,7 @@ def test_the_page_shows_where_weights_and_cache_are_block_by_block(browser, job)
     assert 'id="chart-links"' in text
 
 
-def test_the_links_table_tells_what_was_moved(browser, job):
+def test_the_links_table_shows_what_was_moved(browser, job):
     attempt = job.attempts.get()
     moved = {"kind": "generate", "step": 9, "run_ms": 1000.0, "copied_bytes": {"host_to_device": 4096}}
     assert record_samples(attempt, [moved])

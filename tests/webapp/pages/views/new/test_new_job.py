@@ -24,7 +24,7 @@ def typed(typed_work, model, dataset):
 
 
 def errors_beside(text, name):
-    """What stands in the error list of one field."""
+    """Texts in the error list of one field."""
     _, _, after = text.partition(f'id="id_{name}_error"')
     return after.partition("</ul>")[0].partition(">")[2]
 

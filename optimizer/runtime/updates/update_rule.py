@@ -1,13 +1,17 @@
-"""What one update of a weight is: AdamW or SGD, made by torch's fused kernels, on the device and on the host.
+"""What one update of a weight is: AdamW or SGD by torch's fused kernels, Lion by plain ones, on the device and on the host;
+Adafactor on the device.
 
 adamw   decoupled weight decay, two moments (``exp_avg``, ``exp_avg_sq``) and a count of steps, of each tensor.
 sgd     weight decay is added to the gradient, as torch's SGD does; with momentum one moment (``momentum_buffer``), which
         begins as zeros: m <- momentum * m + g, w <- w - lr * m. Without momentum nothing is kept. Not Nesterov's.
+lion    decoupled weight decay, one moment (``exp_avg``): c <- beta1 * m + (1 - beta1) * g, w <- w - lr * sign(c),
+        m <- beta2 * m + (1 - beta2) * g. Chen et al., Symbolic Discovery of Optimization Algorithms (arXiv 2302.06675).
 
-The fused kernels allocate nothing but the state, and give the bits of the whole where a tensor is cut at multiples of 16.
+The fused kernels allocate nothing but the state, and give the bits of the whole where a tensor is cut at multiples of 16. Lion's
+hold c, of a piece of ``PIECE_ELEMENTS`` at a time. Adafactor is ``adafactor.py``'s.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +19,8 @@ from torch import nn
 
 from optimizer.base.optional import load_bitsandbytes
 from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.runtime.tiers.homes import PIECE_ELEMENTS
+from optimizer.runtime.updates.adafactor import Adafactor
 from optimizer.workload import TrainingWorkload
 
 MOMENTUM = "momentum_buffer"
@@ -33,6 +39,10 @@ class UpdateRule(Protocol):
         """Whether each tensor's updates are counted."""
 
     @property
+    def holds_copy(self) -> bool:
+        """Whether an update needs a copy of as many fp32 numbers as it is of."""
+
+    @property
     def known_keys(self) -> frozenset[str]:
         """All that a checkpoint can hold of a tensor's state, beside its master weights."""
 
@@ -45,12 +55,19 @@ class UpdateRule(Protocol):
         *,
         learning_rate: float,
         weight_decay: float,
+        scratch: torch.Tensor | None = None,
     ) -> None:
-        """In place, of flat fp32 tensors; num_steps counts this update already."""
+        """In place, of flat fp32 tensors; num_steps counts this update already. scratch: for the copy; made unless given."""
 
 
 def rule_of(workload: TrainingWorkload) -> UpdateRule:
-    return _AdamW(workload) if workload.optimizer == "adamw" else _SGD(workload)
+    rules: dict[str, Callable[[TrainingWorkload], UpdateRule]] = {
+        "adamw": _AdamW,
+        "sgd": _SGD,
+        "lion": _Lion,
+        "adafactor": _FactoredOnDevice,
+    }
+    return rules[workload.optimizer](workload)
 
 
 def make_optimizer(
@@ -60,11 +77,15 @@ def make_optimizer(
     groups = _decay_groups(parameters, workload.weight_decay)
     if workload.optimizer == "sgd":
         return _MomentumSGD(groups, lr=workload.learning_rate, momentum=workload.momentum, fused=True)
+    if workload.optimizer == "lion":
+        return _LionOptimizer(groups, rule=_Lion(workload), learning_rate=workload.learning_rate)
+    if workload.optimizer == "adafactor":
+        return Adafactor(groups, lr=workload.learning_rate, foreach=False)
     betas = (workload.beta1, workload.beta2)
     if plan.bits == 32:
         return torch.optim.AdamW(groups, lr=workload.learning_rate, betas=betas, eps=workload.epsilon, fused=True)
     load_bitsandbytes(needed_for="optimizer state in 8 bits")
-    from optimizer.runtime.step.adamw_8bit import PiecewiseAdamW8bit
+    from optimizer.runtime.updates.adamw_8bit import PiecewiseAdamW8bit
 
     adamw_8bit: Any = PiecewiseAdamW8bit
     optimizer: torch.optim.Optimizer = adamw_8bit(groups, lr=workload.learning_rate, betas=betas, eps=workload.epsilon)
@@ -74,6 +95,7 @@ def make_optimizer(
 class _AdamW:
     moments = ("exp_avg", "exp_avg_sq")
     counts_steps = True
+    holds_copy = False
     known_keys = frozenset({*moments, "step", *_ADAMW_8BIT_KEYS})
 
     def __init__(self, workload: TrainingWorkload) -> None:
@@ -88,6 +110,7 @@ class _AdamW:
         *,
         learning_rate: float,
         weight_decay: float,
+        scratch: torch.Tensor | None = None,
     ) -> None:
         assert num_steps is not None
         exp_avg, exp_avg_sq = moments
@@ -110,6 +133,7 @@ class _AdamW:
 
 class _SGD:
     counts_steps = False
+    holds_copy = False
 
     def __init__(self, workload: TrainingWorkload) -> None:
         self._momentum = workload.momentum
@@ -125,6 +149,7 @@ class _SGD:
         *,
         learning_rate: float,
         weight_decay: float,
+        scratch: torch.Tensor | None = None,
     ) -> None:
         torch._fused_sgd_(
             [weight],
@@ -138,6 +163,81 @@ class _SGD:
             maximize=False,
             is_first_step=False,
         )
+
+
+class _Lion:
+    moments = ("exp_avg",)
+    counts_steps = False
+    holds_copy = True
+    known_keys = frozenset(moments)
+
+    def __init__(self, workload: TrainingWorkload) -> None:
+        self._beta1, self._beta2 = workload.beta1, workload.beta2
+
+    def update(
+        self,
+        weight: torch.Tensor,
+        gradient: torch.Tensor,
+        moments: list[torch.Tensor],
+        num_steps: torch.Tensor | None,
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        scratch: torch.Tensor | None = None,
+    ) -> None:
+        (moment,) = moments
+        mixed = torch.empty_like(weight) if scratch is None else scratch[: weight.numel()]
+        torch.lerp(gradient, moment, self._beta1, out=mixed)
+        weight.mul_(1 - learning_rate * weight_decay).add_(mixed.sign_(), alpha=-learning_rate)
+        moment.lerp_(gradient, 1 - self._beta2)
+
+
+class _FactoredOnDevice:
+    """What a checkpoint can hold of Adafactor's state; its update needs whole tensors (``adafactor.py``)."""
+
+    moments = ()
+    counts_steps = True
+    holds_copy = False
+    known_keys = frozenset({"step", "row_var", "col_var", "variance"})
+
+    def __init__(self, workload: TrainingWorkload) -> None:
+        pass
+
+    def update(self, *args: object, **kwargs: object) -> None:
+        raise NotImplementedError("Adafactor updates whole tensors, on the device")
+
+
+class _LionOptimizer(torch.optim.Optimizer):
+    """Lion where the parameters are, piece by piece."""
+
+    def __init__(self, groups: list[dict[str, Any]], *, rule: _Lion, learning_rate: float) -> None:
+        super().__init__(groups, {"lr": learning_rate})
+        self._rule = rule
+
+    def make_state(self) -> None:
+        """Make the moments of tensors that have a first gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and not self.state[parameter]:
+                    self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """After ``make_state``."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                wholes = (parameter, parameter.grad.contiguous(), self.state[parameter]["exp_avg"])
+                for weight, gradient, moment in zip(*(w.view(-1).split(PIECE_ELEMENTS) for w in wholes), strict=True):
+                    self._rule.update(
+                        weight,
+                        gradient,
+                        [moment],
+                        None,
+                        learning_rate=group["lr"],
+                        weight_decay=group["weight_decay"],
+                    )
 
 
 class _MomentumSGD(torch.optim.SGD):

@@ -1,0 +1,138 @@
+"""Lion and Adafactor under every technique alone: the bits of plain training, and the predicted bytes on each tier and link."""
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+
+from optimizer.base.errors import InvalidPlan
+from optimizer.estimate.training import estimate_training
+from optimizer.models.spec import read_model_spec
+from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.workload import TrainingWorkload
+from tests.optimizer.machines import make_cpu_machine
+from tests.optimizer.profiles import trace
+from tests.optimizer.test_pairs import EXTENT, LLAMA, NUM_BLOCKS, TECHNIQUES, make_plan
+
+MACHINE = make_cpu_machine()
+ON_DEVICE = tuple(name for name in TECHNIQUES if "state" not in name and "weights" not in name)
+CASES = [*(("lion", name) for name in TECHNIQUES), *(("adafactor", name) for name in ON_DEVICE)]
+BELOW_FP32 = {
+    "bf16": {"dtype": "bf16"},
+    "fp16": {"dtype": "fp16"},
+    "bf16 without masters": {"dtype": "bf16", "master": "none"},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def spec():
+    return read_model_spec(LLAMA)
+
+
+@pytest.fixture(scope="module")
+def profile(spec):
+    return trace(spec, extent=EXTENT)
+
+
+def make_workload(plan, optimizer):
+    return TrainingWorkload(
+        sequence_length=24,
+        global_batch_size=plan.batch.global_batch_size,
+        max_grad_norm=None if plan.gradients.choice == "consume" else 1.0,
+        optimizer=optimizer,
+    )
+
+
+@pytest.fixture(scope="module")
+def measure(spec, tmp_path_factory):
+    from optimizer.runtime.job.measure import measure_step
+
+    scratch = tmp_path_factory.mktemp("scratch")
+
+    @functools.cache
+    def run(plan, workload):
+        return measure_step(spec, plan=plan, workload=workload, scratch=scratch, with_weights_hash=True)
+
+    return run
+
+
+def check_bytes(profile, plan, workload, measured):
+    predicted = estimate_training(profile, plan=plan, workload=workload, machine=MACHINE)
+    assert predicted.device_bytes_by_category == measured.device_bytes_by_category
+    assert predicted.device_peak_bytes == measured.device_peak_bytes
+    assert predicted.host_peak_bytes == measured.host_peak_bytes
+    assert predicted.disk_peak_bytes == measured.disk_peak_bytes
+    assert predicted.copied_bytes == measured.copied_bytes
+
+
+@pytest.mark.parametrize(("optimizer", "name"), CASES)
+def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(profile, measure, optimizer, name):
+    plan = make_plan(name)
+    workload = make_workload(plan, optimizer)
+    plain = dataclasses.replace(make_plan(), batch=plan.batch, logits_and_loss=plan.logits_and_loss)
+    measured = measure(plan, workload)
+    assert measured.weights_sha256 == measure(plain, workload).weights_sha256
+    check_bytes(profile, plan, workload, measured)
+
+
+@pytest.mark.parametrize("below", BELOW_FP32)
+@pytest.mark.parametrize(
+    ("optimizer", "name"), [case for case in CASES if case[1] in ("consume", "gradients on host", "half the state on host")]
+)
+def test_below_fp32_bytes_are_those_predicted(profile, measure, optimizer, name, below):
+    plan = make_plan(name)
+    plan = dataclasses.replace(plan, weights=dataclasses.replace(plan.weights, **BELOW_FP32[below]))
+    workload = make_workload(plan, optimizer)
+    if plan.find_conflict(workload) is None:
+        check_bytes(profile, plan, workload, measure(plan, workload))
+
+
+def test_state_is_a_number_for_each_weight_or_for_each_row_and_column(profile):
+    plan = make_plan()
+    lion, adafactor = (
+        estimate_training(profile, plan=plan, workload=make_workload(plan, optimizer), machine=MACHINE)
+        .device_bytes_by_category["optimizer_state"]
+        for optimizer in ("lion", "adafactor")
+    )
+    assert lion == 4 * profile.num_parameters
+    sizes = profile.tensors.in_order()
+    numbers = sum(size.rows + size.columns + 1 if size.is_matrix else size.num_elements + 1 for size in sizes)
+    assert adafactor == 4 * numbers < lion / 10
+
+
+@pytest.mark.parametrize("optimizer", ["lion", "adafactor"])
+def test_8_bits_are_adamws_alone(optimizer):
+    plan = dataclasses.replace(make_plan(), optimizer_state=OptimizerStatePlan(bits=8))
+    with pytest.raises(InvalidPlan, match=rf"bits is 8, which is AdamW's state \(workload.optimizer is {optimizer}"):
+        plan.check(num_blocks=NUM_BLOCKS, workload=make_workload(plan, optimizer))
+
+
+@pytest.mark.parametrize("name", ["state on host", "state on disk", "weights on host"])
+def test_adafactors_state_stays_on_the_device(name):
+    plan = make_plan(name)
+    with pytest.raises(InvalidPlan, match="Adafactor's state cannot have: its update needs whole tensors, on the device"):
+        plan.check(num_blocks=NUM_BLOCKS, workload=make_workload(plan, "adafactor"))
+
+
+@pytest.mark.parametrize("optimizer", ["lion", "adafactor"])
+def test_embeddings_with_sparse_gradients_are_refused(optimizer):
+    plan = dataclasses.replace(make_plan(), weights=WeightsPlan())
+    with pytest.raises(InvalidPlan, match=rf"workload.optimizer is {optimizer}; .* is updated by AdamW alone"):
+        plan.check(num_blocks=NUM_BLOCKS, workload=make_workload(plan, optimizer), has_sparse_gradients=True)
+
+
+def test_an_update_is_priced_by_what_it_moves(profile):
+    plan = make_plan()
+    adamw, lion, adafactor = (
+        estimate_training(profile, plan=plan, workload=make_workload(plan, optimizer), machine=MACHINE).step_ms
+        for optimizer in ("adamw", "lion", "adafactor")
+    )
+    update_ms = profile.num_parameters / MACHINE.rates.optimizer_elements_per_s["adamw_32"] * 1000
+    assert [lion - adamw, adafactor - adamw] == pytest.approx([update_ms * (52 / 28 - 1), update_ms * (76 / 28 - 1)])

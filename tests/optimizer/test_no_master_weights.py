@@ -1,0 +1,148 @@
+"""bf16 weights without fp32 masters under every technique: the bits of plain training so, and the predicted bytes."""
+
+import dataclasses
+import functools
+import itertools
+
+import pytest
+import torch
+
+from optimizer.base.errors import InvalidPlan
+from optimizer.estimate.training import estimate_training
+from optimizer.models.spec import read_model_spec
+from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.workload import TrainingWorkload
+from tests.optimizer.machines import make_cpu_machine
+from tests.optimizer.profiles import trace
+from tests.optimizer.test_pairs import EXTENT, LLAMA, TECHNIQUES, make_plan, make_workload
+
+MACHINE = make_cpu_machine()
+PAIRED = ("recompute", "offload_disk", "accumulate", "consume", "gradients on host", "state on host", "weights on disk")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def spec():
+    return read_model_spec(LLAMA)
+
+
+@pytest.fixture(scope="module")
+def profile(spec):
+    return trace(spec, extent=EXTENT)
+
+
+@pytest.fixture(scope="module")
+def measure(spec, tmp_path_factory):
+    from optimizer.runtime.job.measure import measure_step
+
+    scratch = tmp_path_factory.mktemp("scratch")
+
+    @functools.cache
+    def run(plan, workload):
+        return measure_step(spec, plan=plan, workload=workload, scratch=scratch, with_weights_hash=True)
+
+    return run
+
+
+def without_masters(plan):
+    return dataclasses.replace(plan, weights=dataclasses.replace(plan.weights, dtype="bf16", master="none"))
+
+
+def list_cases():
+    seen = set()
+    for names in [*((name,) for name in TECHNIQUES), *itertools.combinations(PAIRED, 2)]:
+        plan = without_masters(make_plan(*names))
+        if plan.fingerprint not in seen and plan.find_conflict(make_workload(plan)) is None:
+            seen.add(plan.fingerprint)
+            yield pytest.param(names, id=" and ".join(names))
+
+
+@pytest.mark.parametrize("names", list(list_cases()))
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(profile, measure, names, optimizer):
+    plan = without_masters(make_plan(*names))
+    workload = dataclasses.replace(make_workload(plan), optimizer=optimizer)
+    plain = without_masters(dataclasses.replace(make_plan(), batch=plan.batch, logits_and_loss=plan.logits_and_loss))
+    measured = measure(plan, workload)
+    assert measured.weights_sha256 == measure(plain, workload).weights_sha256
+    check_bytes(profile, plan, workload, measured)
+
+
+def check_bytes(profile, plan, workload, measured):
+    predicted = estimate_training(profile, plan=plan, workload=workload, machine=MACHINE)
+    assert predicted.device_bytes_by_category == measured.device_bytes_by_category
+    assert predicted.device_peak_bytes == measured.device_peak_bytes
+    assert predicted.host_peak_bytes == measured.host_peak_bytes
+    assert predicted.disk_peak_bytes == measured.disk_peak_bytes
+    assert predicted.copied_bytes == measured.copied_bytes
+
+
+def test_with_8_bit_state_bytes_are_those_predicted(profile, measure):
+    for name in ("recompute", "consume", "gradients on host"):
+        plan = dataclasses.replace(without_masters(make_plan(name)), optimizer_state=OptimizerStatePlan(bits=8))
+        check_bytes(profile, plan, make_workload(plan), measure(plan, make_workload(plan)))
+
+
+def test_state_is_smaller_by_the_masters(profile):
+    plan = without_masters(make_plan())
+    masters = dataclasses.replace(plan, weights=WeightsPlan(dtype="bf16"))
+    with_masters, without = (
+        estimate_training(profile, plan=which, workload=make_workload(plan), machine=MACHINE).device_bytes_by_category
+        for which in (masters, plan)
+    )
+    assert with_masters["optimizer_state"] - without["optimizer_state"] == 4 * profile.num_parameters
+
+
+def test_it_changes_the_numbers_as_rounding_does():
+    plan = without_masters(make_plan())
+    assert plan.techniques == ("bf16", "no_master_weights")
+    assert not plan.is_lossless
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_other_weights_keep_their_masters(dtype):
+    with pytest.raises(InvalidPlan, match=rf"plan.weights.master is none with {dtype} weights; allowed: bf16 weights"):
+        WeightsPlan(dtype=dtype, master="none")
+
+
+@pytest.mark.parametrize("name", ["recompute", "state on host", "half the state on host", "state on disk", "weights on disk"])
+def test_a_resumed_run_ends_with_the_same_bits_wherever_its_state_is(spec, tmp_path, name):
+    """The second half runs under another plan than the first, from what a checkpoint holds."""
+    first, second = without_masters(make_plan()), without_masters(make_plan(name))
+    whole = run_steps(spec, [(first, 4)], tmp_path)
+    assert same(run_steps(spec, [(first, 2), (second, 2)], tmp_path), whole)
+    assert same(run_steps(spec, [(second, 2), (first, 2)], tmp_path), whole)
+
+
+def run_steps(spec, parts, scratch):
+    """The weights after each plan ran for so many steps, in a process of its own as it were."""
+    from optimizer.models.build import build_model
+    from optimizer.runtime.job.apply import apply
+
+    weights, state, done = None, None, 0
+    for plan, num_steps in parts:
+        workload = TrainingWorkload(sequence_length=24, global_batch_size=4, max_grad_norm=None, num_steps=10, warmup_steps=0)
+        model = build_model(spec, dtype=torch.bfloat16, device="cpu", seed=0)
+        if weights is not None:
+            model.load_state_dict(weights)
+        with apply(model, plan, workload=workload, scratch=scratch) as run:
+            if state is not None:
+                run.import_state(state)
+            for step in range(done, done + num_steps):
+                torch.manual_seed(step)
+                ids = torch.randint(0, 128, (4, 25))
+                run.compute_loss(ids[:, :-1], ids[:, 1:]).backward()
+                run.step(1e-3)
+            state = run.export_state()
+        weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+        done += num_steps
+    return weights
+
+
+def same(left, right):
+    return all(torch.equal(left[key], right[key]) for key in right)
