@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.base.categories import CATEGORIES
+from optimizer.estimate.kernels.cpu_kernels import unmeasured_bytes
 from optimizer.estimate.prediction import MEMORY_MARGIN, Prediction, TimelinePoint
 from optimizer.estimate.step.setting import LaidOut, lay_out
 from optimizer.estimate.step.simulate import Simulation, simulate
@@ -95,7 +96,8 @@ def _predict(
         device_peak_bytes=peak_bytes,
         device_peak_low_bytes=peak_bytes - margin_bytes,
         device_peak_high_bytes=margin_bytes
-        + max(peak_bytes, peaks.highest_bytes, allocated_bytes, peaks.allocated_bytes),
+        + max(peak_bytes, peaks.highest_bytes, allocated_bytes, peaks.allocated_bytes)
+        + unmeasured_bytes(max(0, allocated_bytes - peak_bytes), torch_version=profile.torch_version),
         unmetered_bytes=max(0, allocated_bytes - peak_bytes),
         host_peak_bytes=simulation.host_peak_bytes,
         disk_peak_bytes=simulation.disk_peak_bytes,

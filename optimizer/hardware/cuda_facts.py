@@ -6,19 +6,29 @@ run: each row says where it is from, and where nothing was found that it is assu
 Workspaces come from torch's own allocator, so they are reserved memory like any tensor's: 8,519,680 bytes for each handle and
 stream before Hopper and 32 MiB from there on, but as ``runtime/meter/device.py`` sets ``CUBLAS_WORKSPACE_CONFIG=:4096:8``, 32 MiB
 everywhere. Forward and backward run on threads with a handle each (``reserve_workspaces``).
-Source: torch, ``aten/src/ATen/cuda/CublasHandlePool.cpp``; forum thread 178671 and pull request 120925.
+Source: torch, ``aten/src/ATen/cuda/CublasHandlePool.cpp``; pull requests 168175, 175879, 173002 (cublasLt's) and 194311.
+
+*Not modelled*: a further buffer for each further stream that multiplies; the runtime multiplies on one.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from optimizer.base.intervals import ByteInterval, exact_interval
 from optimizer.base.units import MIB
+from optimizer.hardware.device_table import read_devices
 from optimizer.hardware.machine import Device
 
 WORKSPACE_BYTES = 32 * MIB
 """Of one handle, as the runtime configures it: eight buffers of 4 MiB."""
 NUM_HANDLES = 2
 """Forward's thread and backward's."""
+LT_WORKSPACE_BYTES = MIB
+"""Of cublasLt for each handle, at most, in torch before 2.12; from there on it takes what cuBLAS has."""
+_SHARED_SINCE, _READ_UNTIL = (2, 12), (2, 13)
+"""Versions of torch: since when cublasLt has no workspace of its own, and the last whose sources were read. A later one may keep
+none between products."""
+_FEWEST_MULTIPROCESSORS, _MOST_MULTIPROCESSORS = 10, 264
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +67,42 @@ def find_context(device: Device) -> ContextSize | None:
     return CONTEXT_SIZES.get(device.compute_capability)
 
 
-def find_workspaces(device: Device) -> ByteInterval:
-    """Of both handles. From the table's value up to a separate workspace of cublasLt for each."""
+class Card(NamedTuple):
+    """What decides, beside a plan, how much memory a card's kernels hold."""
+
+    capability: tuple[int, int] | None
+    """None where it is not known."""
+    multiprocessors: tuple[int, int, int]
+    """Fewest, likely and most: the same where they are known."""
+    torch_version: tuple[int, int] | None = None
+
+
+def read_card(device: Device, *, torch_version: str = "") -> Card:
+    """The card's facts. Multiprocessors nobody counted are those of the table's cards of the same compute capability."""
+    capability = _read_version(device.compute_capability)
+    if device.num_multiprocessors is not None:
+        return Card(capability, (device.num_multiprocessors,) * 3, _read_version(torch_version))
+    alike = sorted(spec.num_sms for spec in read_devices().values() if _read_version(spec.compute_capability) == capability)
+    known = (alike[0], alike[-1], alike[-1]) if alike else (_FEWEST_MULTIPROCESSORS, _MOST_MULTIPROCESSORS, _MOST_MULTIPROCESSORS)
+    return Card(capability, known, _read_version(torch_version))
+
+
+def find_workspaces(device: Device, *, torch_version: str = "") -> ByteInterval:
+    """Predict both handles' workspaces. torch_version: empty where it is not known."""
     if device.workspace_bytes is not None:
         return exact_interval(device.workspace_bytes)
     value = NUM_HANDLES * WORKSPACE_BYTES
-    return ByteInterval(low=value, value=value, high=2 * value)
+    version = _read_version(torch_version)
+    low = 0 if version is None or version > _READ_UNTIL else value
+    own_bytes = 0 if version is not None and version >= _SHARED_SINCE else NUM_HANDLES * LT_WORKSPACE_BYTES
+    return ByteInterval(low=low, value=value, high=value + own_bytes)
+
+
+def _read_version(text: str) -> tuple[int, int] | None:
+    """Major and minor number of ``2.13.0+cu130`` or ``8.9``; None where there are none."""
+    major, _, rest = text.partition(".")
+    minor = rest.partition(".")[0]
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
 
 
 def bytes_beside_tensors(device: Device) -> int:

@@ -75,6 +75,7 @@ def table_machine(name: str, *, host_memory_bytes: int = ASSUMED_HOST_MEMORY_BYT
         memory_bytes=spec.usable_bytes,
         total_bytes=spec.usable_bytes,
         compute_capability=spec.compute_capability,
+        num_multiprocessors=spec.num_sms,
     )
     taken_bytes = bytes_beside_tensors(whole)
     return Machine(

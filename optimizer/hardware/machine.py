@@ -137,6 +137,8 @@ class Device:
     """What of the card is gone before the first tensor, as measured; None where it was not."""
     workspace_bytes: int | None = None
     """Of the matrix libraries, as measured; None where they were not."""
+    num_multiprocessors: int | None = None
+    """Of CUDA cards, which some kernels' scratch grows with; None where it is not known."""
 
 
 class Processor(NamedTuple):

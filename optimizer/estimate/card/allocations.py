@@ -54,6 +54,11 @@ class Allocations:
     second_step: tuple[Request, ...]
     peak_bytes: int
     """Highest sum in the second step, of bytes as they were asked for."""
+    peak_low_bytes: int
+    peak_high_bytes: int
+    """The same with the least and the most that kernels may hold beside their tensors."""
+    not_modelled: tuple[str, ...]
+    """Kernels of which no source gives a number."""
     peak_in: str
     """The part of the step in which that is, as ``Held.made_in``."""
     at_peak: tuple[HeldAllocation, ...]
@@ -90,6 +95,9 @@ def list_allocations(
         first_step=tuple(first_step),
         second_step=tuple(writer.requests),
         peak_bytes=writer.peak_bytes,
+        peak_low_bytes=writer.peak_low_bytes,
+        peak_high_bytes=writer.peak_high_bytes,
+        not_modelled=on_cuda.not_modelled if on_cuda is not None else (),
         peak_in=_name_of(writer.peak_task)[0],
         at_peak=tuple(writer.list_held()),
     )
@@ -119,6 +127,9 @@ def list_pass_allocations(
         first_step=(),
         second_step=tuple(requests),
         peak_bytes=writer.peak_bytes,
+        peak_low_bytes=writer.peak_low_bytes,
+        peak_high_bytes=writer.peak_high_bytes,
+        not_modelled=on_cuda.not_modelled if on_cuda is not None else (),
         peak_in=_name_of(writer.peak_task)[0],
         at_peak=tuple(writer.list_held()),
     )
@@ -228,6 +239,8 @@ class _Instruction:
     op: str
     storage: int
     """As ``Move``'s."""
+    slack: tuple[int, int] = (0, 0)
+    """As ``Move``'s."""
 
 
 @dataclass
@@ -236,6 +249,8 @@ class _Writer:
 
     requests: list[Request] = field(default_factory=list)
     peak_bytes: int = 0
+    peak_low_bytes: int = 0
+    peak_high_bytes: int = 0
     peak_task: Task | None = None
     moments: _Moments | None = None
     """What comes to be as gradients go, in the first step."""
@@ -245,6 +260,9 @@ class _Writer:
     _num_loaded: int = 0
     _num_before_run: int = 0
     _total_bytes: int = 0
+    _below: int = 0
+    _above: int = 0
+    """How much less and more is there than the total, of what kernels hold."""
     _peak_at: int = 0
     _live: list[dict[int, dict[int, None]]] = field(default_factory=lambda: [{} for _ in CATEGORIES])
     """By category and size: storages, in order of birth."""
@@ -266,6 +284,8 @@ class _Writer:
         self._num_loaded = self._num_loaded or self._num_made
         self.requests, self._moved = [], []
         self.peak_bytes, self.peak_task = self._total_bytes, None
+        self.peak_low_bytes = self.peak_high_bytes = self._total_bytes
+        self._below = self._above = 0
         self._peak_at = 0
 
     def live_bytes(self, slot: int) -> int:
@@ -287,6 +307,7 @@ class _Writer:
             born: dict[int, int] = {}
             for told in known[1]:
                 num_bytes = abs(told.num_bytes)
+                self._shift(told)
                 if told.num_bytes > 0 and told.target < 0:
                     key = self.come(told.slot, num_bytes, task, told.op)
                     if told.storage >= 0:
@@ -305,6 +326,12 @@ class _Writer:
                     self._live[told.target].setdefault(num_bytes, {})[found] = None
                     self._moved.append((len(self.requests), found, told.target))
 
+    def _shift(self, told: _Instruction) -> None:
+        """What kernels may hold less or more comes and goes with what they likely hold."""
+        below, above = told.slack
+        sign = 1 if told.num_bytes > 0 else -1
+        self._below, self._above = self._below + sign * below, self._above + sign * above
+
     def come(self, slot: int, num_bytes: int, task: Task | None = None, op: str = "") -> int:
         key = self._num_made = self._num_made + 1
         self._live[slot].setdefault(num_bytes, {})[key] = None
@@ -313,6 +340,8 @@ class _Writer:
         self._total_bytes += num_bytes
         if self._total_bytes > self.peak_bytes:
             self.peak_bytes, self._peak_at, self.peak_task = self._total_bytes, len(self.requests), task
+        self.peak_low_bytes = max(self.peak_low_bytes, self._total_bytes - self._below)
+        self.peak_high_bytes = max(self.peak_high_bytes, self._total_bytes + self._above)
         return key
 
     def go(self, slot: int, num_bytes: int, key: int | None) -> None:
@@ -380,7 +409,7 @@ def _program(moves: Sequence[Move]) -> Iterator[_Instruction]:
             yield _Instruction(move.slot, after.num_bytes, after.slot, move.op_name, move.storage)
             index += 1
         else:
-            yield _Instruction(move.slot, move.num_bytes, -1, move.op_name, move.storage)
+            yield _Instruction(move.slot, move.num_bytes, -1, move.op_name, move.storage, move.slack)
 
 
 def _is_same_storage(gone: Move, come: Move) -> bool:

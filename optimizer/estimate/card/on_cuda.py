@@ -13,24 +13,34 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from optimizer.base.categories import CATEGORIES
-from optimizer.estimate.card.kernel_scratch import scratch_bytes
+from optimizer.base.intervals import ByteInterval
+from optimizer.estimate.kernels.cuda_kernels import CudaKernels
+from optimizer.estimate.kernels.held import NOTHING, Held
 from optimizer.estimate.tasks.change import Move
 from optimizer.estimate.tasks.tasks import Task, list_moves
 
 MAX_LEAVING = 1
 """Groups beside the current one whose device bytes wait for their copies (``runtime/tiers/tiers.py``)."""
 _TEMPORARIES = CATEGORIES.index("temporaries")
+_ACTIVATIONS = CATEGORIES.index("activations")
 _COPY = "copy."
 
 
 class CudaMoves:
     """The same object for alike tasks, so that each is worked out once."""
 
-    def __init__(self, *, element_bytes: int, num_tokens: int) -> None:
-        """element_bytes: of what is computed in. num_tokens: of a micro-batch."""
-        self._element_bytes = element_bytes
+    def __init__(self, kernels: CudaKernels, *, num_tokens: int, norm_elements: Sequence[int] = ()) -> None:
+        """num_tokens: of a micro-batch. norm_elements: of each gradient whose norm is taken before the update."""
+        self._kernels = kernels
         self._num_tokens = num_tokens
-        self._known: dict[tuple[object, ...], tuple[object, tuple[Move, ...]]] = {}
+        self._norm_elements = norm_elements
+        self._known: dict[tuple[object, ...], tuple[object, tuple[Move, ...], tuple[ByteInterval, ...]]] = {}
+        self._unknown: dict[str, None] = {}
+
+    @property
+    def not_modelled(self) -> tuple[str, ...]:
+        """Kernels that were listed and of which no source gives a number."""
+        return tuple(self._unknown)
 
     def list_moves(self, tasks: Sequence[Task]) -> list[Sequence[Move]]:
         """Of a micro-batch's tasks, or of the update's, task by task."""
@@ -40,6 +50,7 @@ class CudaMoves:
         leaving: deque[tuple[Move, ...]] = deque()
         fetched: set[int] = set()
         found: list[Sequence[Move]] = []
+        kept: tuple[ByteInterval, ...] = ()
         for task in tasks:
             moves = list_moves(task)
             before: tuple[Move, ...] = ()
@@ -56,19 +67,31 @@ class CudaMoves:
                     if block not in fetched:
                         before += fetches.get(block, ())
                         fetched.add(block)
-            found.append(self._with(moves, before))
+            if task.phase == "optimizer" and not found:
+                before += tuple(self._norms())
+            placed, kept = self._with(moves, before, kept)
+            found.append(placed)
         return found
 
-    def _with(self, moves: Sequence[Move], before: tuple[Move, ...]) -> tuple[Move, ...]:
-        key = (id(moves), before)
+    def _norms(self) -> Iterator[Move]:
+        held = self._kernels.hold_norms(self._norm_elements)
+        if held.scratch.high:
+            yield from _come_and_go(held.scratch, -1, "aten._foreach_norm")
+
+    def _with(
+        self, moves: Sequence[Move], before: tuple[Move, ...], kept: tuple[ByteInterval, ...]
+    ) -> tuple[tuple[Move, ...], tuple[ByteInterval, ...]]:
+        """With what is kept after it. kept: by forward kernels whose backward is to come, the next last."""
+        key = (id(moves), before, kept)
         known = self._known.get(key)
         if known is None:
+            left = list(kept)
             # Held, so that its id is not another's.
-            known = self._known[key] = (moves, (*before, *self._work_out(moves)))
-        return known[1]
+            known = self._known[key] = (moves, (*before, *self._work_out(moves, left)), tuple(left))
+        return known[1], known[2]
 
-    def _work_out(self, moves: Sequence[Move]) -> Iterator[Move]:
-        """Without what leaves later and was fetched before; with scratch."""
+    def _work_out(self, moves: Sequence[Move], kept: list[ByteInterval]) -> Iterator[Move]:
+        """Without what leaves later and was fetched before; with what kernels hold."""
         later = _indices_of_sources(moves)
         early = {move.storage for move in moves if _is_fetch(move)}
         for op, at_op in groupby(enumerate(moves), key=lambda pair: pair[1].op):
@@ -77,16 +100,61 @@ class CudaMoves:
             for index, move in at_op:
                 if index in later or _is_fetch(move):
                     continue
-                kept = move._replace(storage=-1) if move.storage in early and move.storage >= 0 else move
-                (gone if gone or kept.num_bytes < 0 else come).append(kept)
+                placed = move._replace(storage=-1) if move.storage in early and move.storage >= 0 else move
+                (gone if gone or placed.num_bytes < 0 else come).append(placed)
             yield from come
-            results = [move.num_bytes for move in come if move.tier == "device"]
-            name = come[0].op_name if come else ""
-            extra = scratch_bytes(name, results, element_bytes=self._element_bytes, num_tokens=self._num_tokens)
-            if extra:
-                yield Move("device", _TEMPORARIES, extra, op, f"{name} (scratch)")
-                yield Move("device", _TEMPORARIES, -extra, op, f"{name} (scratch)")
+            yield from self._hold(op, come, gone, kept)
             yield from gone
+
+    def _hold(self, op: int, come: Sequence[Move], gone: Sequence[Move], kept: list[ByteInterval]) -> Iterator[Move]:
+        """What the op's kernel holds, and what its forward kernel kept until now."""
+        first = next(iter((*come, *gone)), None)
+        if first is None or first.call is None:
+            return
+        held = self._look_up(first, come, gone)
+        if held.scratch.high:
+            yield from _come_and_go(held.scratch, op, first.op_name)
+        if not _is_attention(first.op_name):
+            return
+        if "backward" not in first.op_name:
+            if _outlives(come, gone):
+                kept.append(held.kept)
+                yield from _moves_of(held.kept, op, first.op_name)
+        elif kept:
+            yield from _moves_of(kept.pop(), op, first.op_name, sign=-1)
+
+    def _look_up(self, first: Move, come: Sequence[Move], gone: Sequence[Move]) -> Held:
+        if first.call is None:
+            return NOTHING
+        held = self._kernels.hold_call(first.call, num_tokens=self._num_tokens, is_kept=_outlives(come, gone))
+        if held.certainty == "unknown":
+            self._unknown.setdefault(f"{first.op_name} holds memory on a card of which no source gives a number: {held.source}")
+        return held
+
+
+def _is_attention(op_name: str) -> bool:
+    return "scaled_dot_product" in op_name
+
+
+def _outlives(come: Sequence[Move], gone: Sequence[Move]) -> bool:
+    """Whether a backward follows: what the kernel made for it does not go with the op."""
+    made = {move.storage for move in come if move.storage >= 0}
+    return not any(move.storage in made for move in gone)
+
+
+def _come_and_go(held: ByteInterval, op: int, op_name: str) -> Iterator[Move]:
+    name = f"{op_name} (scratch)"
+    slack = (held.value - held.low, held.high - held.value)
+    # What may be there and likely is not takes a byte, so that its moment is looked at.
+    num_bytes = max(1, held.value)
+    yield Move("device", _TEMPORARIES, num_bytes, op, name, slack=slack)
+    yield Move("device", _TEMPORARIES, -num_bytes, op, name, slack=slack)
+
+
+def _moves_of(kept: ByteInterval, op: int, op_name: str, *, sign: int = 1) -> Iterator[Move]:
+    if kept.high:
+        slack = (kept.value - kept.low, kept.high - kept.value)
+        yield Move("device", _ACTIVATIONS, sign * max(1, kept.value), op, f"{op_name} (kept)", slack=slack)
 
 
 def _is_saved(key: object) -> bool:

@@ -51,7 +51,12 @@ def add_memory(
         prediction, laid=laid, plan=plan, workload=workload, machine=machine
     )
     memory = card_memory(
-        prediction, replayed, host_pinned=host_pinned, host_pageable=host_pageable, device=machine.device
+        prediction,
+        replayed,
+        host_pinned=host_pinned,
+        host_pageable=host_pageable,
+        device=machine.device,
+        torch_version=profile.torch_version,
     )
     return replace(prediction, memory=memory)
 
@@ -70,7 +75,13 @@ class Peaked(Protocol):
 
 
 def card_memory(
-    prediction: Peaked, found: "Replayed", *, host_pinned: ByteInterval, host_pageable: ByteInterval, device: Device
+    prediction: Peaked,
+    found: "Replayed",
+    *,
+    host_pinned: ByteInterval,
+    host_pageable: ByteInterval,
+    device: Device,
+    torch_version: str,
 ) -> CardMemory:
     """What a prediction's tensors come to on a device. found: what the allocator makes of them."""
     tensors = ByteInterval(
@@ -87,15 +98,16 @@ def card_memory(
         parts=tuple(category_parts(prediction.device_bytes_by_category)),
         contributors=found.contributors,
     )
-    return on_a_card(memory, found, device=device) if device.kind == "cuda" else memory
+    return on_a_card(memory, found, device=device, torch_version=torch_version) if device.kind == "cuda" else memory
 
 
-def on_a_card(memory: CardMemory, found: "Replayed", *, device: Device) -> CardMemory:
+def on_a_card(memory: CardMemory, found: "Replayed", *, device: Device, torch_version: str) -> CardMemory:
     """memory: of tensors alone. found: what the allocator makes of them."""
-    workspaces = find_workspaces(device)
+    workspaces = find_workspaces(device, torch_version=torch_version)
     context = find_context(device)
     tensors = memory.allocated
-    below, above = tensors.value - tensors.low, tensors.high - tensors.value
+    below = tensors.value - tensors.low + found.peak_bytes - found.peak_low_bytes
+    above = tensors.high - tensors.value + found.peak_high_bytes - found.peak_bytes
     held_bytes = max(found.peak_bytes, tensors.value)
     allocated_bytes = max(found.allocated_peak_bytes, held_bytes)
     allocated = ByteInterval(low=tensors.low, value=allocated_bytes, high=allocated_bytes + above)
@@ -125,7 +137,7 @@ def on_a_card(memory: CardMemory, found: "Replayed", *, device: Device) -> CardM
         num_segments=found.num_segments,
         parts=tuple(part for part in parts if part.num_bytes),
         total_bytes=device.total_bytes or device.memory_bytes + workspaces.value + context_bytes.value,
-        not_modelled=tuple(_list_not_modelled(device, context)),
+        not_modelled=(*_list_not_modelled(device, context), *found.not_modelled),
     )
 
 
@@ -174,6 +186,10 @@ class Replayed:
     releasable_bytes: int
     num_segments: int
     contributors: tuple[Contributor, ...]
+    peak_low_bytes: int
+    peak_high_bytes: int
+    """``peak_bytes`` with the least and the most that kernels may hold."""
+    not_modelled: tuple[str, ...]
 
 
 def _replay_plan(
@@ -242,6 +258,9 @@ def replay_layouts(
         releasable_bytes=carried(first.releasable_bytes, last.releasable_bytes),
         num_segments=carried(first.num_segments, last.num_segments),
         contributors=tuple(contributors),
+        peak_low_bytes=carried(shorter.peak_low_bytes, longer.peak_low_bytes),
+        peak_high_bytes=carried(shorter.peak_high_bytes, longer.peak_high_bytes),
+        not_modelled=longer.not_modelled,
     )
 
 
@@ -257,6 +276,9 @@ def _as_replayed(allocations: Allocations, found: Replay, contributors: Sequence
         releasable_bytes=found.releasable_bytes,
         num_segments=found.num_segments,
         contributors=tuple(contributors),
+        peak_low_bytes=allocations.peak_low_bytes,
+        peak_high_bytes=allocations.peak_high_bytes,
+        not_modelled=allocations.not_modelled,
     )
 
 

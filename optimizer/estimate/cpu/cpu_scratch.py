@@ -9,10 +9,9 @@ Source of the tiles: ``cpu_flash_attention`` and its backward in torch's FlashAt
 some processors get for fp16.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 
-from optimizer.base.categories import Tier
 from optimizer.estimate.cpu.convolution_scratch import hold_convolution
 from optimizer.estimate.cpu.matmul_scratch import hold_grouped_product, hold_product
 from optimizer.formats.matmul_dispatch import uses_onednn
@@ -96,25 +95,3 @@ def _tile(sides: Sequence[int]) -> tuple[int, int, int]:
     query_length, keys_length, head_dim = sides
     rows = min(query_length, next(tile for length, tile in _QUERY_TILES if query_length >= length))
     return rows, min(keys_length, _KEYS_TILE), head_dim
-
-
-def rise_with_scratch(changes: Sequence[tuple[tuple[Tier, int, int], int]], scratch: Mapping[int, int]) -> int:
-    """How high a part goes above its start while its ops hold so much. 0 where they hold nothing.
-
-    changes: in order, each with the number of its op; what comes with an op is there while it runs, what goes leaves after.
-    """
-    level = index = rise = 0
-    for op in sorted(scratch):
-        while index < len(changes) and changes[index][1] < op:
-            level += _device_bytes(changes[index][0])
-            index += 1
-        while index < len(changes) and changes[index][1] == op and _device_bytes(changes[index][0]) >= 0:
-            level += _device_bytes(changes[index][0])
-            index += 1
-        rise = max(rise, level + scratch[op])
-    return rise
-
-
-def _device_bytes(change: tuple[Tier, int, int]) -> int:
-    tier, _, num_bytes = change
-    return num_bytes if tier == "device" else 0

@@ -17,6 +17,7 @@ from optimizer.estimate.generation.kv_prefix import find_prefix_conflict
 from optimizer.estimate.generation.one_pass import PASS_KINDS, GenerationPass, times_of
 from optimizer.estimate.generation.page_cache import is_disk_in_memory, reading_disk
 from optimizer.estimate.generation.prediction import DecodePoint, GenerationPrediction
+from optimizer.estimate.kernels.cpu_kernels import unmeasured_bytes
 from optimizer.estimate.prediction import LANES, MEMORY_MARGIN, TimelinePoint
 from optimizer.estimate.step.simulate import Simulation
 from optimizer.estimate.tasks.parts import Bytes
@@ -118,6 +119,7 @@ def _predict(
     peak_bytes = highest.device_peak_bytes
     margin_bytes = int(np.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind]))
     unmetered_bytes = max(0, max(each.allocated_bytes for each in priced.values()) - peak_bytes)
+    unmeasured = unmeasured_bytes(unmetered_bytes, torch_version=full.profile.torch_version)
     low, high = time_interval(machine.rates, spread)
     total_s = _total_ms(priced, passes) / 1000
     every = [priced.get(index) or full.other(shape) for index, (shape, _) in enumerate(passes)]
@@ -129,7 +131,7 @@ def _predict(
     return GenerationPrediction(
         device_peak_bytes=peak_bytes,
         device_peak_low_bytes=peak_bytes - margin_bytes,
-        device_peak_high_bytes=peak_bytes + margin_bytes + unmetered_bytes,
+        device_peak_high_bytes=peak_bytes + margin_bytes + unmetered_bytes + unmeasured,
         unmetered_bytes=unmetered_bytes,
         device_bytes_by_category=_by_category(highest.peak),
         peak_moment=full.peak_moment if in_detail else "",

@@ -18,6 +18,8 @@ from optimizer.estimate.card.on_cuda import CudaMoves
 from optimizer.estimate.card.process import CardLayout, Replayed, allocator_settings, card_memory, replay_layouts
 from optimizer.estimate.generation.one_pass import GenerationPass
 from optimizer.estimate.generation.prediction import GenerationPrediction
+from optimizer.estimate.kernels.kernel_scratch import find_kernels
+from optimizer.hardware.cuda_facts import read_card
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import GenerationPlan
 from optimizer.profile.generation import GenerationProfile, Phase
@@ -40,7 +42,12 @@ def add_generation_memory(
     replayed = _replay(profile, plan=plan, workload=workload, machine=machine, peak_in=peak_in)
     host_pinned, host_pageable = _host_memory(prediction, profile, plan=plan, machine=machine)
     memory = card_memory(
-        prediction, replayed, host_pinned=host_pinned, host_pageable=host_pageable, device=machine.device
+        prediction,
+        replayed,
+        host_pinned=host_pinned,
+        host_pageable=host_pageable,
+        device=machine.device,
+        torch_version=profile.torch_version,
     )
     return replace(prediction, memory=memory)
 
@@ -55,9 +62,8 @@ def list_generation_allocations(
     rows = [full.prefill_tasks, full.later_tasks, *(full.decode_tasks(step) for step in _decoded_steps(full.num_steps))]
     on_cuda = None
     if machine.device.kind == "cuda":
-        on_cuda = CudaMoves(
-            element_bytes=plan.weights.bytes_per_element, num_tokens=widest[0].batch_size * widest[0].prompt_length
-        )
+        kernels = find_kernels(read_card(machine.device, torch_version=profile.torch_version))
+        on_cuda = CudaMoves(kernels, num_tokens=widest[0].batch_size * widest[0].prompt_length)
     return list_pass_allocations(rows, loaded=_loaded(profile, plan), on_cuda=on_cuda)
 
 

@@ -21,7 +21,10 @@ from optimizer.estimate.categories.activations import (
     redirect_changes,
 )
 from optimizer.estimate.categories.gradients import Dropped, drop_gradients
-from optimizer.estimate.cpu.cpu_scratch import rise_with_scratch, scratch_of
+from optimizer.estimate.kernels.cuda_kernels import call_of, holds_without_change
+from optimizer.estimate.kernels.held import OpCall
+from optimizer.estimate.kernels.kernel_scratch import find_kernels
+from optimizer.estimate.kernels.rise import rise_with_scratch
 from optimizer.estimate.ops.op_overhead import PartOps, is_done_again
 from optimizer.estimate.ops.op_times import OpTimes
 from optimizer.estimate.ops.priced_ops import KIND_SLOT, OpSizes, PricedOps, list_terms
@@ -117,12 +120,27 @@ class CompiledShape:
         ops = self._part(name).ops
 
         def make() -> tuple[Move, ...]:
-            return tuple(
-                Move(*change, place, self._op_list[ops[place]].name if place >= 0 else "", storage)
+            moves = [
+                Move(*change, place, *self._name_call(ops[place] if place >= 0 else None, storage))
                 for change, place, storage in self._place_changes(name, releases, trip, dropped, arrivals)
-            )
+            ]
+            changing = {move.op for move in moves}
+            silent = [
+                Move("device", _TEMPORARIES, 0, place, *self._name_call(op, -1))
+                for place, op in enumerate(ops)
+                if place not in changing and holds_without_change(self._op_list[op])
+            ]
+            return tuple(sorted([*moves, *silent], key=lambda move: move.op)) if silent else tuple(moves)
 
         return self.keep(("moves", name, releases, trip, dropped, arrivals), make)
+
+    def _name_call(self, op: int | None, storage: int) -> tuple[str, int, OpCall | None]:
+        """The last fields of a ``Move``. op: its number in the profile."""
+        if op is None:
+            return "", storage, None
+        listed = self._op_list[op]
+        call = self.keep(("call", op), lambda: call_of(listed, self.shape, compute_dtype=self.compute_dtype))
+        return listed.name, storage, call
 
     def part_rise(
         self,
@@ -162,8 +180,8 @@ class CompiledShape:
 
     def _list_scratch(self, processor: Processor) -> dict[int, int]:
         """By the op's number in the profile."""
-        is_half = self.compute_dtype != "fp32"
-        found = (scratch_of(op, self.shape, is_half=is_half, processor=processor) for op in self._op_list)
+        kernels = find_kernels(processor)
+        found = (kernels.hold(op, self.shape, compute_dtype=self.compute_dtype).scratch.value for op in self._op_list)
         return {index: num_bytes for index, num_bytes in enumerate(found) if num_bytes}
 
     def indexed_bytes(self, index: int) -> PartBytes:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from optimizer.base.categories import CATEGORIES, Category
-from optimizer.estimate.cpu.cpu_scratch import made_product_bytes
+from optimizer.estimate.kernels.cpu_kernels import CpuKernels
 from optimizer.estimate.ops.op_times import OpTimes
 from optimizer.estimate.shape.compiled import CompiledShape
 from optimizer.estimate.tasks.parts import PartBytes, PartTime
@@ -97,9 +97,8 @@ class Product(NamedTuple):
     def allocated_bytes(self, processor: Processor) -> int:
         """Above the part's start, with what is held while it is made."""
         sides = (1, *self.sides)
-        return self.level_bytes + made_product_bytes(
-            sides, self.form, dtype=self.dtype, is_added=self.is_added, processor=processor
-        )
+        kernels = CpuKernels(processor)
+        return self.level_bytes + kernels.hold_product(sides, self.form, dtype=self.dtype, is_added=self.is_added)
 
 
 @dataclass(frozen=True, kw_only=True)

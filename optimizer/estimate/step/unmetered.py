@@ -1,10 +1,10 @@
 """How high a step really goes on the CPU device, with what torch allocates and the runtime's meter does not see. Torch-free.
 
-What that is: ``cpu/cpu_scratch.py``. The highest moment with it need not be the highest without it, so the step is walked through
+What that is: ``estimate/kernels``. The highest moment with it need not be the highest without it, so the step is walked through
 again, task by task.
 """
 
-from optimizer.estimate.cpu.cpu_scratch import RANDOM_STATE_BYTES
+from optimizer.estimate.kernels.kernel_scratch import find_kernels
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.tasks.parts import Bytes
 from optimizer.hardware.machine import Processor
@@ -28,6 +28,7 @@ def estimate_allocated_peak(schedule: Schedule, resident: Bytes, *, processor: P
 def _top(run: TaskRun, *, processor: Processor) -> int:
     """Above the run's start."""
     level = top = num_states = 0
+    state_bytes = find_kernels(processor).random_state_bytes
     rises: dict[int, int] = {}
     """By what works it out, which blocks that are alike share."""
     for task in run.tasks:
@@ -39,7 +40,7 @@ def _top(run: TaskRun, *, processor: Processor) -> int:
             if key not in rises:
                 rises[key] = max(rise, task.allocated_rise(processor))
             rise = rises[key]
-        top = max(top, level + num_states * RANDOM_STATE_BYTES + rise)
+        top = max(top, level + num_states * state_bytes + rise)
         if task.num_random_states < 0:
             num_states -= 1
         level += net

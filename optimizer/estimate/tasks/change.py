@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from optimizer.base.categories import Link, Tier
+from optimizer.estimate.kernels.held import OpCall
 
 FROM_PROLOGUE = -2
 """In place of a storage's number: one of those that the micro-batch made before its blocks."""
@@ -22,3 +23,7 @@ class Move(NamedTuple):
     op_name: str = ""
     storage: int = -1
     """Number of a storage born in this part; -1 where it was there before, or is not known; FROM_PROLOGUE."""
+    call: OpCall | None = None
+    """The op's sizes, for what its kernel holds; None where they are not known."""
+    slack: tuple[int, int] = (0, 0)
+    """How many bytes fewer and more it may be, of what a kernel holds."""

@@ -27,6 +27,7 @@ def describe_device(device: torch.device, *, host_bytes: int, workspace_bytes: i
         compute_capability=".".join(map(str, torch.cuda.get_device_capability(device))),
         context_bytes=max(0, total_bytes - free_bytes - torch.cuda.memory_reserved(device)),
         workspace_bytes=workspace_bytes,
+        num_multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count,
     )
 
 

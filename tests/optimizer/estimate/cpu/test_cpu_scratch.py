@@ -6,8 +6,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizer.estimate.cpu.convolution_scratch import hold_convolution
-from optimizer.estimate.cpu.cpu_scratch import hold_tile_products, rise_with_scratch, scratch_of
+from optimizer.estimate.cpu.cpu_scratch import hold_tile_products, scratch_of
 from optimizer.estimate.cpu.matmul_scratch import hold_grouped_product, hold_product
+from optimizer.estimate.kernels.rise import rise_with_scratch
 from optimizer.formats.matmul_dispatch import uses_onednn
 from optimizer.formats.op_costs import classify_op
 from optimizer.hardware.machine import Processor
