@@ -144,7 +144,7 @@ def _parse_record(line: str, *, where: str) -> dict[str, Any]:
 
 
 def is_shallow(value: Any, depth: int) -> bool:
-    """Whether parsed JSON is nested no deeper."""
+    """Report whether parsed JSON is nested no deeper."""
     if depth < 0:
         return False
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

@@ -108,7 +108,7 @@ class Padding:
     seed: int = 0
     """Of the order: ``epoch_order``."""
     keeps_last: bool = True
-    """Whether an epoch's last, smaller micro-batch and step are run, as transformers' ``Trainer`` does."""
+    """True if an epoch's last, smaller micro-batch and step are run, as transformers' ``Trainer`` does."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.pad_to_multiple <= _MAX_LENGTH:
@@ -138,7 +138,7 @@ class PaddedBatch:
 
     @property
     def is_padded(self) -> bool:
-        """Whether some token is padding: then attention needs a mask."""
+        """True if some token is padding: then attention needs a mask."""
         return self.num_real_tokens < self.num_tokens
 
 

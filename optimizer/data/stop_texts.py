@@ -32,7 +32,7 @@ class StopWatch:
         """Index of the first token that is still looked at."""
 
     def __call__(self, token: int) -> bool:
-        """Whether a stop text is there, now that this token is."""
+        """Report whether a stop text is there, now that this token is."""
         self._ids.append(token)
         newest = self._written(self._start)
         if self._is_in(newest):

@@ -72,7 +72,7 @@ class TokenFile:
         return cls(folder=folder, manifest=manifest)
 
     def verify(self) -> bool:
-        """Whether the tokens still hash to what the manifest says. Reads the whole file."""
+        """Report whether the tokens still hash to what the manifest says. Reads the whole file."""
         with (self.folder / TOKENS_FILE).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == self.manifest.tokens_sha256
 

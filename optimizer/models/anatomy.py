@@ -71,7 +71,7 @@ class Anatomy:
 
     @property
     def is_chunkable(self) -> bool:
-        """Whether the head is a plain projection of what ``run`` returns, so that the loss can be made in chunks."""
+        """True if the head is a plain projection of what ``run`` returns, so that the loss can be made in chunks."""
         return type(self.head) is nn.Linear and self.loss is None
 
     @property

@@ -1,1 +1,1 @@
-"""How a plan is carried out: one module per category of memory, beside the loop, the meter and the checkpoints."""
+"""Carries out a plan: one module per category of memory, beside the loop, the meter and the checkpoints."""

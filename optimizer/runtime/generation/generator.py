@@ -91,7 +91,7 @@ def prepare_for_generation(model: nn.Module, *, weights: WeightsPlan, device: to
 
 @dataclass(frozen=True, kw_only=True)
 class PassTimes:
-    """How long one pass took."""
+    """Times of one pass."""
 
     prefill_ms: float
     """Until the prefills of all its micro-batches have ended, with a new token for each prompt that is no longer than them."""
@@ -100,12 +100,12 @@ class PassTimes:
     num_steps: int
     """Forward passes, the prefill among them."""
     was_stopped: bool = False
-    """Whether it was left before its end."""
+    """True if it was left before its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedPass(PassTimes):
-    """What one pass generated, and how long that took."""
+    """The tokens of one pass, and its times."""
 
     tokens: torch.Tensor
     """[sequences, new tokens], int64, on the host."""
@@ -195,7 +195,7 @@ class Generator:
     def micro_batch(
         self, prompts: Sequence[Sequence[int]], *, samplings: Sequence[Sampling], watches: Sequence[Watch | None] = ()
     ) -> MicroBatch:
-        """As the plan has it run."""
+        """Run the pass as the plan says."""
         return MicroBatch(
             prompts,
             samplings=samplings,
@@ -303,7 +303,7 @@ class Generator:
     def _run(
         self, micro_batches: Sequence[MicroBatch], should_stop: Callable[[], bool], *, counts_all: bool
     ) -> tuple[int, float]:
-        """How many forward passes there were, and when the first had ended."""
+        """The number of forward passes, and the moment at which the first had ended."""
         # A decode's peak grows until fewer sequences run.
         last_alike = {
             micro_batch.shape.last_step_alike(since)

@@ -77,7 +77,7 @@ def _window_of_kind(kind: str, config: Any) -> int | None:
 
 
 class KvCache(Cache):
-    """Of a whole model."""
+    """The cache of a whole model."""
 
     def __init__(
         self,
@@ -130,11 +130,11 @@ class KvCache(Cache):
 
     @property
     def attends_on_host(self) -> bool:
-        """Whether the next token's attention is computed there: not the prompt's."""
+        """True if the next token's attention is computed there: not the prompt's."""
         return isinstance(self.layers[0], HostAttendedKvLayer) and self.get_seq_length() > 0
 
     def keep_sequences(self, kept: Sequence[int]) -> None:
-        """Of a plain cache these sequences alone, numbered from 0 in rising order among those that are left."""
+        """Keep these sequences of a plain cache alone, numbered from 0 in rising order among those that are left."""
         for layer in self.layers:
             assert isinstance(layer, KvLayer)
             layer.keep_sequences(kept)

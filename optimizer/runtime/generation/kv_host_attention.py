@@ -37,7 +37,7 @@ class HostAttendedKvLayer(MovedKvLayer):  # type: ignore[no-untyped-call]
     """Keys and values on the host, in the weights' dtype, that stay there."""
 
     query_shape: torch.Size | None = None
-    """Of the newest token's query, as the model gave it: [batch, heads, 1, channels]."""
+    """Attention for the newest token's query, as the model gave it: [batch, heads, 1, channels]."""
     caps_scores = False
 
     def __init__(self, *, num_seen: int = 0, **options: Any) -> None:
@@ -50,7 +50,7 @@ class HostAttendedKvLayer(MovedKvLayer):  # type: ignore[no-untyped-call]
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a token was given and nobody attended."""
+        """True if a token was given and nobody attended."""
         return self._new is not None
 
     def begin(self) -> None:
@@ -63,7 +63,7 @@ class HostAttendedKvLayer(MovedKvLayer):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of a token after the prompt its own key and value, with ``attend`` to be asked for."""
+        """The key and value of a token after the prompt, with ``attend`` to be asked for."""
         if not self._num_seen:
             return super().update(key_states, value_states)
         self._count(key_states, value_states)
@@ -219,7 +219,7 @@ def attend_on_host(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As transformers calls attention. Raises InvalidModel where it would have to do what this cannot."""
+    """Attention with the arguments that transformers passes. Raises InvalidModel where it would have to do what this cannot."""
     attend = attend_of(key)
     wanted = [name for name, given in others.items() if isinstance(given, torch.Tensor) and name not in _UNUSED]
     if attention_mask is not None:
@@ -232,7 +232,7 @@ def attend_on_host(
 
 
 def refuse(why: str) -> InvalidModel:
-    """Of a model that cannot have its attention computed elsewhere."""
+    """The error for a model whose attention cannot be computed elsewhere."""
     return InvalidModel(
         f"{why}; attention on the host takes queries, keys, values, a scale and a soft cap: "
         "choose plan.kv_cache.attention device",

@@ -15,7 +15,7 @@ from optimizer.runtime.meter.meter import Meter
 
 
 class KvLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """Of one block: keys and values, each [batch, heads, slots, head_dim]."""
+    """Keys and values of one block, each [batch, heads, slots, head_dim]."""
 
     is_croppable = False
 
@@ -83,7 +83,7 @@ class KvLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self._num_seen = self._first = 0
 
     def _count(self, key_states: torch.Tensor, value_states: torch.Tensor) -> tuple[int, int]:
-        """Of new tokens: how many, and how many there were before. The first make the tensors."""
+        """Count new tokens and those before them. The first make the tensors."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         length, position = key_states.shape[-2], self._num_seen

@@ -22,7 +22,7 @@ _HALF_BLOCK = KV_BLOCK_TOKENS // 2
 
 
 class KvPacker:
-    """Of one block's cache."""
+    """Packs one block's cache."""
 
     def __init__(self, layout: KvLayout, dtype: torch.dtype) -> None:
         """dtype: of keys and values."""
@@ -121,7 +121,7 @@ def _grouped(half: PackedHalf, num_blocks: int, numbers: torch.Tensor) -> tuple[
 
 
 def _spread(numbers: torch.Tensor, half: PackedHalf) -> torch.Tensor:
-    """As what is grouped is to be multiplied with them."""
+    """Shape the scales so that they multiply the groups."""
     return numbers if half.numbers[0] == 1 else numbers.unsqueeze(-1)
 
 

@@ -28,7 +28,7 @@ from optimizer.runtime.tiers.homes import OffDeviceBytes
 
 
 class PlacedKvLayer(KvLayer):  # type: ignore[no-untyped-call]
-    """What packed and moved caches have in common."""
+    """The base of packed and moved caches."""
 
     def __init__(
         self,
@@ -88,14 +88,14 @@ class PlacedKvLayer(KvLayer):  # type: ignore[no-untyped-call]
             offset += (end - start) * size
 
     def _list_runs(self) -> Iterator[tuple[int, int]]:
-        """Of the records that the next token needs, from the first to the last place of each run; none is empty."""
+        """Runs of the records that the next token needs, each from its first to its last place; none is empty."""
         raise NotImplementedError
 
     def _lay_out(self, shape: KvShape, *, prompt_length: int) -> KvLayout:
         return KvLayout(shape=shape, dtype=self._plan.dtype, capacity=self._capacity, window=self.sliding_window)
 
     def _make_room(self) -> None:
-        """Of its own, and in the workspace."""
+        """Bytes of its own, and in the workspace."""
         if self._plan.place == "device":
             return
         self._workspace.make_slot(self.layout.store_bytes)
@@ -297,7 +297,7 @@ class PackedKvLayer(PlacedKvLayer):  # type: ignore[no-untyped-call]
         slot.send(self._homes.tiers, self._home, start=start, end=end, offset=place * size)
 
     def _list_records(self, slot: Slot | None, first: int, end: int) -> Iterator[torch.Tensor]:
-        """Of these blocks, in order."""
+        """The caches of these blocks, in order."""
         if slot is not None:
             size = self.layout.record_bytes
             yield slot.data[: (end - first) * size].view(end - first, size)
@@ -309,7 +309,7 @@ class PackedKvLayer(PlacedKvLayer):  # type: ignore[no-untyped-call]
         return self._places(self.layout.first_block(self._num_seen), self.layout.num_packed(self._num_seen))
 
     def _places(self, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """Where blocks are, in runs: room is used again from the front."""
+        """Places of blocks, in runs: room is used again from the front."""
         room = self.layout.num_records
         while first < end:
             start = first % room

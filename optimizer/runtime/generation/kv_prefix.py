@@ -31,11 +31,11 @@ from optimizer.runtime.generation.kv_placed import MovedKvLayer
 from optimizer.runtime.meter.meter import Meter
 
 _QUERIES = "q_proj"
-"""What transformers calls a projection that makes queries alone."""
+"""Names in transformers of a projection that makes queries alone."""
 
 
 class Positions:
-    """Of the first tokens, what blocks are given beside hidden states: rotary tables and position ids, copied once for all."""
+    """Inputs that blocks get for the first tokens beside hidden states: rotary tables and position ids, copied once for all."""
 
     def __init__(self, *, meter: Meter | None) -> None:
         self._meter = meter
@@ -154,7 +154,7 @@ def _without_queries(block: nn.Module, hidden: torch.Tensor) -> Iterator[None]:
 
 
 class PrefixKvLayer(MovedKvLayer):  # type: ignore[no-untyped-call]
-    """Of one block; where it cannot make them again, or the prompt is too short, it keeps all keys and values."""
+    """The cache of one block; where it cannot make a prefix again, or the prompt is too short, it keeps all keys and values."""
 
     def __init__(self, *, positions: Positions, **choices: Any) -> None:
         super().__init__(**choices)
@@ -225,7 +225,8 @@ class PrefixKvLayer(MovedKvLayer):  # type: ignore[no-untyped-call]
         )
 
     def _send_states(self, hidden: torch.Tensor) -> None:
-        """Of the first tokens, home: [sequences, tokens, hidden_size]. Straight from what the block was given, in runs."""
+        """Take the first tokens' states home: [sequences, tokens, hidden_size]. Straight from what the block was given,
+        in runs."""
         num_tokens = self.layout.prefix_tokens
         runs = [hidden] if num_tokens == hidden.shape[1] else [hidden[row, :num_tokens] for row in range(len(hidden))]
         start, home, tiers = 0, self._home, self._homes.tiers

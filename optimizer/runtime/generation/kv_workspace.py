@@ -115,7 +115,7 @@ class Slot:
 
 
 class KvWorkspace:
-    """Of all caches that run together."""
+    """The workspace of all caches that run together."""
 
     def __init__(self, *, device: torch.device, prefetch: int, meter: Meter | None) -> None:
         self._device = device

@@ -23,7 +23,7 @@ Watch = Callable[[int], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Generated:
-    """What one sequence came to."""
+    """The end of one sequence."""
 
     token_ids: tuple[int, ...]
     """New ones; what stopped it is the last of them."""
@@ -51,7 +51,7 @@ class MicroBatch:
             prefill_tokens=prefill_tokens,
             drops_ended=drops_ended,
         )
-        """As it would be without stops."""
+        """The shape that it would have without stops."""
         self._drops_ended = drops_ended
         shared = self.shape.prompt_length
         self._shared_ids = torch.tensor([prompt[:shared] for prompt in prompts], dtype=torch.long)
@@ -72,7 +72,7 @@ class MicroBatch:
         """Sequences that have not left, in the order of the rows that they take up."""
         self._left: dict[int, Generated] = {}
         self._leaving: list[tuple[int, int]] = []
-        """As ``MicroBatchShape.leaving``, of those that left."""
+        """``MicroBatchShape.leaving`` for the sequences that left."""
         self._untaken = list(range(len(prompts)))
         self._num_steps = 0
         self._is_over = False
@@ -91,7 +91,7 @@ class MicroBatch:
 
     @property
     def shape_run(self) -> MicroBatchShape:
-        """Of what ran so far; the prefill at least."""
+        """The shape of what ran so far; the prefill at least."""
         return replace(self.shape, num_steps=max(1, self._num_steps), leaving=tuple(self._leaving))
 
     def begin(self, device: torch.device) -> None:
@@ -105,18 +105,18 @@ class MicroBatch:
 
     @property
     def next_ids(self) -> torch.Tensor:
-        """What the next step is given, [batch, tokens]."""
+        """The tokens for the next step, [batch, tokens]."""
         if self._ids is not None:
             return self._ids
         return self._tokens[self._num_steps - 1, : len(self._running)].unsqueeze(1)
 
     @property
     def next_tokens(self) -> torch.Tensor:
-        """Where what it takes goes, [batch]."""
+        """Slots into which the next tokens go, [batch]."""
         return self._tokens[self._num_steps, : len(self._running)]
 
     def choosers(self) -> list[Chooser | None]:
-        """Of the next step: of those that draw."""
+        """Samplings of the sequences that draw in the next step."""
         step = self._num_steps
         return [
             self._choosers[index] if self._extra[index] <= step < self._ends[index] else None for index in self._running

@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """What one request came to."""
+    """The answer to one request."""
 
     id: str
     token_ids: tuple[int, ...]
@@ -56,25 +56,25 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationResult:
-    """Of a run."""
+    """The result of a run."""
 
     num_finished: int
     was_stopped: bool
-    """Whether ``should_stop`` ended it."""
+    """True if ``should_stop`` ended it."""
     num_passes: int
     """That ended."""
     num_steps: int
     """Forward passes over the model, in all passes."""
     num_new_tokens: int
-    """Of all sequences, those of a pass that was stopped among them."""
+    """New tokens of all sequences, those of a stopped pass among them."""
     total_s: float
     tokens_per_s: float
     prefill_ms: float | None
-    """Of a pass, on average; None where none ended."""
+    """Mean milliseconds of a pass's prefill; None where none ended."""
     decode_ms: float | None
-    """Of each later step of a pass, on average; None where there was none."""
+    """Mean milliseconds of each later step of a pass; None where there was none."""
     device_peak_bytes: int
-    """Of the steps that were counted (``Generator.run_pass``); on CUDA torch's own, of all."""
+    """Peak of the steps that were counted (``Generator.run_pass``); on CUDA torch's own, of all."""
     device_bytes_by_category: dict[str, int]
     """At the peak."""
     peak_moment: str
@@ -84,9 +84,9 @@ class GenerationResult:
     copied_bytes: dict[str, int]
     """By link; links without traffic left out."""
     timed_passes: tuple[TimedPass, ...]
-    """What was run, as a machine's calibration learns from it."""
+    """The passes that ran, from which a machine's calibration learns."""
     draws: bool
-    """Whether some request drew its tokens."""
+    """True if some request drew its tokens."""
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def _refused(name: str, why: str, value: object) -> InvalidWorkload:
 
 
 class _Run:
-    """What is counted on the way."""
+    """Counts kept during a run."""
 
     def __init__(
         self,
@@ -194,9 +194,9 @@ class _Run:
         self._draws = False
         self._num_finished = 0
         self._num_new_tokens = 0
-        """Of passes that ended."""
+        """Counts of passes that ended."""
         self._current: list[tuple[MicroBatch, Sequence[Request]]] = []
-        """Of the pass under way."""
+        """Counts of the pass under way."""
         self._start_s = self._reported_s = time.perf_counter()
         self._before_bytes = dict(generator.tiers.copied_bytes)
 
@@ -232,7 +232,7 @@ class _Run:
         )
 
     def _run_passes(self) -> bool:
-        """Whether it was stopped."""
+        """Report whether it was stopped."""
         plan = self._generator.plan
         passes = arrange_passes(
             [(len(request.token_ids), request.sampling.max_new_tokens) for request in self._requests],
@@ -247,7 +247,7 @@ class _Run:
         return False
 
     def _run_pass(self, requests: Sequence[Sequence[Request]]) -> bool:
-        """Whether it was stopped."""
+        """Report whether it was stopped."""
         start_s = time.perf_counter()
         self._draws |= any(not request.sampling.is_greedy for part in requests for request in part)
         self._current = [
@@ -273,7 +273,7 @@ class _Run:
         return times.was_stopped
 
     def _hand_over(self) -> None:
-        """What has ended since the last time."""
+        """Sequences that have ended since the last call."""
         for micro_batch, requests in self._current:
             for row, made in micro_batch.take_ended():
                 self._num_finished += 1

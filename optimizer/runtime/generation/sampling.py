@@ -16,7 +16,7 @@ from optimizer.formats.sampling import Sampling
 
 @dataclass(eq=False)
 class Chooser:
-    """Of one sequence."""
+    """Draws the tokens of one sequence."""
 
     sampling: Sampling
     _random: torch.Generator = field(init=False)

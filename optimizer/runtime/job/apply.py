@@ -79,7 +79,7 @@ def apply(
 
 
 class Applied:
-    """What the loop calls."""
+    """The object that the loop calls."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -143,7 +143,7 @@ class Applied:
 
     @property
     def is_counted(self) -> bool:
-        """Whether there is a budget, and so a count."""
+        """True if there is a budget, and so a count."""
         return self._trainer.meter is not None
 
     def peak(self) -> Peak:

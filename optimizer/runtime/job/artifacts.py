@@ -1,4 +1,4 @@
-"""What a finished job leaves: the model's folder, its adapters' own, a sample of its text, and a hash of everything."""
+"""Writes what a finished job leaves: the model's folder, its adapters' own, a sample of its text, and a hash of everything."""
 
 import hashlib
 import shutil
@@ -18,7 +18,7 @@ from optimizer.runtime.step.step import Trainer
 
 ARTIFACTS_FOLDER = "artifacts"
 PROMPT_TOKENS = 16
-"""Of the first validation sequence; the model goes on from there."""
+"""Tokens of the first validation sequence; the model goes on from there."""
 
 
 @dataclass(frozen=True, kw_only=True)

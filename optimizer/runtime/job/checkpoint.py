@@ -49,13 +49,13 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint must hold to be used."""
+    """Facts that a checkpoint must hold to be used."""
 
     version: int
     step: int
     """Optimizer steps done."""
     fence: int
-    """Of the attempt that wrote it."""
+    """Fence of the attempt that wrote it."""
     plan_fingerprint: str
     files: dict[str, FileEntry]
 

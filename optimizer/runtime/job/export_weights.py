@@ -19,7 +19,7 @@ _MASTER_SUFFIX = "//master"
 
 
 class FinalWeights:
-    """Of a trainer between steps; ``read`` while it is open."""
+    """The weights of a trainer between steps; ``read`` while it is open."""
 
     def __init__(self, trainer: Trainer) -> None:
         trainer.join()

@@ -41,7 +41,7 @@ class StepMeasurement:
     """Most in use in the scratch file, as the next in the remote store."""
     remote_peak_bytes: int
     weights_sha256: str | None
-    """Of the trained weights after the last step (``hash_weights``), where it was asked for."""
+    """Hash of the trained weights after the last step (``hash_weights``), where it was asked for."""
     timeline: list[TimelinePoint]
     """``(offset_ms, device bytes by category)`` of the last step."""
 

@@ -36,10 +36,10 @@ class GenerationMeasurement:
     prefill_ms: float
     """Time to the first token of a pass: the median of the passes."""
     decode_ms: float
-    """Of each later token of a pass, on average; 0 where there is only one."""
+    """Mean milliseconds of each later token of a pass; 0 where there is only one."""
     total_s: float
     tokens_per_s: float
-    """Of all sequences, prefill included."""
+    """Speed of all sequences, prefill included."""
     copied_bytes: dict[str, int]
     """In all passes by link; links without traffic left out."""
     timeline: list[TimelinePoint]
@@ -122,7 +122,7 @@ def _measure(generator: Generator, meter: Meter, workload: GenerationWorkload) -
 
 
 _Arranged = tuple[list[tuple[int, ...]], list[MicroBatch]]
-"""Of one pass: which prompts, and their micro-batches."""
+"""The prompts of one pass, and their micro-batches."""
 
 
 def _arrange(plan: GenerationPlan, workload: GenerationWorkload, prompts: torch.Tensor) -> list[_Arranged]:
@@ -156,7 +156,7 @@ def _arrange(plan: GenerationPlan, workload: GenerationWorkload, prompts: torch.
 
 
 def _in_order(arranged: list[_Arranged]) -> torch.Tensor:
-    """As ``GenerationMeasurement.tokens``, in the order in which the prompts were given."""
+    """``GenerationMeasurement.tokens``, in the order in which the prompts were given."""
     rows: dict[int, tuple[int, ...]] = {}
     for groups, micro_batches in arranged:
         for group, micro_batch in zip(groups, micro_batches, strict=True):

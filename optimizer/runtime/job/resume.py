@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a trainer, and the way back: trained weights, optimizer state, loss scale and random state.
+"""Reads a trainer into a checkpoint, and back: trained weights, optimizer state, loss scale and random state.
 
 The same tensors under the same names wherever the plan keeps them, so a run may go on under a plan with other places; dtype of
 weights and bits of state must stay. Frozen weights are not in it, only their hash: they are made again from where they came.

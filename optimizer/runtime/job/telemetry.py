@@ -1,4 +1,4 @@
-"""What a telemetry record tells of one training step, read off the trainer: ``begin`` before the step, the rest after it.
+"""Makes a telemetry record of one training step, read off the trainer: ``begin`` before the step, the rest after it.
 
 The fields are those of docs/attempt.md. Costs well under a millisecond a step, but for the step whose timeline is taken.
 """
@@ -12,7 +12,7 @@ from optimizer.workload import TrainingWorkload
 
 
 class StepWatch:
-    """Of one trainer, step after step."""
+    """The records of one trainer, step after step."""
 
     def __init__(self, trainer: Trainer, *, meter: Meter, workload: TrainingWorkload) -> None:
         self._trainer = trainer
@@ -34,7 +34,7 @@ class StepWatch:
         self._lanes = self._trainer.tiers.lanes.take()
 
     def timeline(self, result: StepResult) -> dict[str, Any]:
-        """Of a step that was begun with one: ``points``, ``spans`` and ``step_ms``."""
+        """The timeline of a step that was begun with one: ``points``, ``spans`` and ``step_ms``."""
         points = [[offset_ms, by_category] for offset_ms, by_category in self._meter.take_timeline()]
         spans = span_rows(self._lanes, device=self._trainer.device)
         return {"points": points, "spans": spans, "step_ms": result.step_ms}
@@ -42,7 +42,7 @@ class StepWatch:
     def fields(
         self, result: StepResult, *, learning_rate: float, data_wait_ms: float, is_counted: bool
     ) -> dict[str, Any]:
-        """Of the step's own record. ``device_peak_bytes`` is the last counted step's."""
+        """The step's own record. ``device_peak_bytes`` is the last counted step's."""
         peak, moved = self._meter.peak(), self._trainer.tiers.copied_bytes
         fields = {
             "loss": result.loss,

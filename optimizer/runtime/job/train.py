@@ -60,7 +60,7 @@ class TrainingRun:
     """Goes into checkpoints, so that a superseded attempt's are told apart."""
     job_folder: Path
     weights_folder: Path | None
-    """Where finetune starts from."""
+    """Folder of the weights that fine-tuning starts from."""
     token_file: Path
     """Folder of the tokenized dataset."""
     tokenizer_file: Path | None
@@ -68,7 +68,7 @@ class TrainingRun:
     resume_from: str | None = None
     """``newest`` (or nothing when there is none yet), the path of a checkpoint, or None for a fresh start."""
     earlier_job_folders: tuple[Path, ...] = ()
-    """Of jobs that this one retries, the last first: with ``newest``, where to look when this one has no checkpoint."""
+    """Folders of jobs that this one retries, the last first: with ``newest``, searched when this one has no checkpoint."""
     scratch_folder: Path | None = None
     """For what the plan keeps on the disk while the job runs; None: a folder in the job's, gone with the run."""
     timeline_every_s: float = COUNT_EVERY_S
@@ -78,7 +78,7 @@ class TrainingRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What the steady steps of a job really took; the first step of an attempt has no optimizer state yet and is left out."""
+    """Measured times of a job's steady steps; the first step of an attempt has no optimizer state yet and is left out."""
 
     device_peak_bytes: int = 0
     device_bytes_by_category: dict[str, int] = field(default_factory=dict)

@@ -47,7 +47,8 @@ def _attend(
     softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As transformers calls attention. query: [batch, heads, length, channels]; of keys and values there may be fewer heads."""
+    """Attention with the arguments that transformers passes. query: [batch, heads, length, channels]; of keys and values
+    there may be fewer heads."""
     is_watched = torch.is_grad_enabled() and not torch.is_autocast_enabled(query.device.type)
     if is_watched and softcap is not None and scaling is not None and attention_mask is not None and not dropout:
         return _CappedAttention.apply(query, key, value, attention_mask, scaling, softcap), None  # type: ignore[no-untyped-call]

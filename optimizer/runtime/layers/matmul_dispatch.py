@@ -28,15 +28,15 @@ _SETTING: Final = "HEADROOM_FP32_PRODUCTS"
 """``torch`` leaves all to torch."""
 _PRODUCTS: Final = frozenset({"MmBackward0", "AddmmBackward0"})
 _AFTER_PRODUCTS: Final = frozenset({"ViewBackward0", "UnsafeViewBackward0", "AddBackward0"})
-"""How a layer may end: its rows laid out as they came, a bias added."""
+"""Endings of a layer: its rows laid out as they came, a bias added."""
 _SIDE: Final = 64
-"""Of what is multiplied to see whether it is rounded."""
+"""Size of the product that shows whether results are rounded."""
 _NEEDS_FP32: Final = 1 + 2.0**-12
 
 
 @functools.cache
 def has_quicker_library() -> bool:
-    """Whether this processor is one of those that MKL does not do justice to, and oneDNN keeps its fp32."""
+    """Report whether this processor is one of those that MKL does not do justice to, and oneDNN keeps its fp32."""
     backends: Any = torch.backends
     has_both = backends.mkl.is_available() and backends.mkldnn.is_available()
     has_tiles = torch.cpu._is_amx_tile_supported()
@@ -93,7 +93,7 @@ def making_products(*sides: int, of: torch.Tensor) -> Iterator[None]:
 
 
 def asks_library(operand: torch.Tensor) -> bool:
-    """Whether large products with it are the library's."""
+    """Report whether large products with it are the library's."""
     return operand.device.type == "cpu" and operand.dtype == torch.float32 and _may_switch()
 
 
@@ -113,7 +113,7 @@ class _Switch:
     def __init__(self) -> None:
         self.is_on = False
         self.off = _OFF[0]
-        """As it was found."""
+        """Leave the model as it was found."""
 
     def turn_on(self, *_: Any) -> None:
         self.is_on = True
@@ -173,7 +173,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _sides(linear: nn.Module) -> tuple[int, int]:
-    """How wide what goes in is, and what comes out."""
+    """Widths of a layer's input and output."""
     if isinstance(linear, nn.Linear):
         return linear.in_features, linear.out_features
     conv: Any = linear

@@ -21,7 +21,7 @@ _DTYPES: Final = (torch.float32, torch.bfloat16)
 
 
 class _Form(NamedTuple):
-    """What becomes of the normalized rows, which are in fp32."""
+    """The last ops on the normalized rows, which are in fp32."""
 
     offset: float
     """Added to the weight."""
@@ -144,7 +144,7 @@ def _form_of_class(kind: Callable[..., nn.Module]) -> _Form | None:
 
 
 def _is_of(module: nn.Module, form: _Form) -> bool:
-    """Whether it returns what the form does, to the bit, whatever the dtypes of weights and rows."""
+    """Report whether it returns what the form does, to the bit, whatever the dtypes of weights and rows."""
     rows = torch.linspace(-3, 5, 4 * _WIDTH).view(4, _WIDTH).sin()
     weight: Any = module.weight
     weight.copy_(torch.linspace(0.3, 1.7, _WIDTH))
@@ -160,5 +160,5 @@ def _is_of(module: nn.Module, form: _Form) -> bool:
 
 
 def _scale_of(rows: torch.Tensor, eps: float) -> torch.Tensor:
-    """Of each row in fp32, one over its root mean square."""
+    """One over the root mean square of each row, in fp32."""
     return torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + eps)

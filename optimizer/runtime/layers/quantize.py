@@ -26,7 +26,7 @@ _INT4_MAX = 15
 
 @dataclass(frozen=True, kw_only=True)
 class PackedForm:
-    """How one tensor is packed, and what it was."""
+    """The packing of one tensor, and its form before."""
 
     form: FrozenFormat
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ def unpack(packed: torch.Tensor, scales: torch.Tensor, form: PackedForm) -> torc
 def pack_parameter(
     weight: torch.Tensor, form: FrozenFormat, *, input_dim: int, device: torch.device | None
 ) -> tuple[nn.Parameter, nn.Parameter, PackedForm]:
-    """As parameters without gradient, where the weight was; ``device``: where to pack.
+    """Pack as parameters without gradient, where the weight was; ``device``: where to pack.
 
     The last of the three says how to unpack them.
     """

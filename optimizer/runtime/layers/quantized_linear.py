@@ -170,7 +170,7 @@ def _making(rows: torch.Tensor, weight: torch.Tensor) -> AbstractContextManager[
 
 
 def _product_dtype(hidden: torch.Tensor) -> torch.dtype:
-    """What ``F.linear`` would compute in here."""
+    """The dtype in which ``F.linear`` would compute here."""
     kind = hidden.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 

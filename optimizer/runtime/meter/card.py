@@ -1,4 +1,4 @@
-"""What torch's CUDA allocator counts and where it stops: the meter's second opinion, for CUDA only.
+"""Reads what torch's CUDA allocator counts, and sets where it stops: the meter's second opinion, for CUDA only.
 
 The allocator is limited a little above the budget, because its limit is on reserved memory: a plan that fits in allocated
 bytes must not die of the gaps between them.

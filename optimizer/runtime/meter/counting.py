@@ -1,4 +1,5 @@
-"""Which of many steps the meter counts: counting costs Python for every op, and what one step has shown holds for the next.
+"""Chooses which of many steps the meter counts: counting costs Python for every op, and what one step has shown holds
+for the next.
 
 On the CPU device the meter's cap holds in counted steps alone; torch's own counters on CUDA always do.
 """
@@ -13,7 +14,7 @@ COUNT_EVERY_S: Final = 10.0
 MOST_BETWEEN_S: Final = 60.0
 """A page that shows memory over a step shows one of the last minute."""
 MOST_SHARE: Final = 0.002
-"""Of a run's time, that counting may take: where a counted step is much slower than others, fewer are counted."""
+"""Share of a run's time that counting may take: where a counted step is much slower than others, fewer are counted."""
 NUM_FIRST_COUNTED: Final = 3
 """In the first step all that stays comes to be, and the next are steady; later ones are as those are."""
 _NUM_REMEMBERED: Final = 8
@@ -38,7 +39,7 @@ class CountingPolicy:
         return True
 
     def note(self, took_s: float, *, is_counted: bool) -> None:
-        """What a step took."""
+        """Note the time of a step."""
         self._took_s[is_counted].append(took_s)
 
     @property

@@ -56,7 +56,7 @@ def prepared_device(device: torch.device) -> Iterator[None]:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether the device computes in bf16. Asked of the card: torch also says yes where it would emulate (T4)."""
+    """Report whether the device computes in bf16. Asked of the card: torch also says yes where it would emulate (T4)."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY
 
 

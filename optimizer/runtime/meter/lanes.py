@@ -26,7 +26,7 @@ class Span:
     begin_ms: float
     end_ms: float
     is_stall: bool
-    """Whether compute stood still for it."""
+    """True if compute stood still for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class LaneTimes:
 
     busy_ms: dict[Lane, float] = field(default_factory=dict)
     stall_ms: dict[Lane, float] = field(default_factory=dict)
-    """Of it, and of waiting for it, what compute stood still for."""
+    """Milliseconds of it, and of waiting for it, in which compute stood still."""
     spans: tuple[Span, ...] = ()
     """In order of their begin; empty unless asked for."""
 
@@ -65,7 +65,7 @@ class LaneClock:
                 tally.spans = [] if with_spans else None
 
     def take(self) -> LaneTimes:
-        """What was measured since ``begin``; goes on measuring."""
+        """Measurements since ``begin``; goes on measuring."""
         busy_ms: dict[Lane, float] = {}
         stall_ms: dict[Lane, float] = {}
         found: list[Span] = []
@@ -111,7 +111,7 @@ class LaneClock:
 
 
 class Tally:
-    """What a lane did on compute's own threads since the clock began, nothing nested in it."""
+    """A lane's work on compute's own threads since the clock began, nothing nested in it."""
 
     __slots__ = ("busy_s", "lane", "spans")
 
@@ -122,21 +122,21 @@ class Tally:
         """Begin and end of each; None: not asked for."""
 
     def take_spans(self, *, since_s: float) -> Iterator[Span]:
-        """What began then or later; no more are noted."""
+        """Spans that began then or later; no more are noted."""
         spans, self.spans = self.spans or [], None
         for begin_s, end_s in spans:
             yield _span(self.lane, begin_s, end_s, is_stall=True, since_s=since_s)
 
 
 class _Thread:
-    """What one thread did since the clock began."""
+    """The work of one thread since the clock began."""
 
     __slots__ = ("busy_s", "inner_s", "is_beside", "spans", "stall_s")
 
     def __init__(self, *, with_spans: bool) -> None:
         self.is_beside = False
         self.inner_s = 0.0
-        """What was nested so far in what goes on."""
+        """Milliseconds nested so far in the work that goes on."""
         self.forget(with_spans=with_spans)
 
     def forget(self, *, with_spans: bool) -> None:
@@ -145,7 +145,7 @@ class _Thread:
         self.spans: list[tuple[Lane, float, float, bool]] | None = [] if with_spans else None
 
     def take_spans(self, *, since_s: float) -> Iterator[Span]:
-        """What began then or later; no more are noted."""
+        """Spans that began then or later; no more are noted."""
         spans, self.spans = self.spans or [], None
         for lane, begin_s, end_s, is_stall in spans:
             if begin_s >= since_s:
@@ -198,7 +198,7 @@ _SEEN_BESIDE_A_CARD: tuple[Lane, ...] = ("host", "disk", "network")
 
 
 def lane_fields(lanes: LaneTimes, *, total_ms: float, device: torch.device) -> dict[str, dict[Lane, float]]:
-    """Of a telemetry record over ``total_ms``: ``lane_ms``, what each lane was busy; ``stall_ms``, what compute stood still for.
+    """A telemetry record's times over ``total_ms``: ``lane_ms``, each lane's busy time; ``stall_ms``, compute's waits.
 
     Of a card neither compute nor copies nor what they wait for is seen here: only the other lanes are told, and no stalls.
     """

@@ -24,7 +24,7 @@ class Allocation(weakref.ref[torch.UntypedStorage]):
 
 
 class Ledger:
-    """What is live now. A class to inherit from: the meter's ops are too many for a call more for each."""
+    """The bytes that are live now. A class to inherit from: the meter's ops are too many for a call more for each."""
 
     def __init__(self) -> None:
         super().__init__()

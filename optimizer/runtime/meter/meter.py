@@ -71,7 +71,7 @@ class Peak:
     moment: str
     """``backward of block 7 of 12``."""
     slack_bytes: int = 0
-    """What torch's allocator had reserved at most beyond what it had allocated at most: its fragmentation; 0 on the CPU."""
+    """Most that torch's allocator had reserved beyond the most it had allocated: its fragmentation; 0 on the CPU."""
 
 
 class Meter(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -131,8 +131,8 @@ class Meter(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _classify(self, func: Any) -> bool:
-        """Whether an op can return new storage: not when its schema says that all it returns are aliases. Or whether it is one
-        of the optimizer's that are made of others, none of which is seen here.
+        """Report whether an op can return new storage: not when its schema says that all it returns are aliases. Or
+        whether it is one of the optimizer's that are made of others, none of which is seen here.
         """
         allocates = any(value.alias_info is None for value in func._schema.returns)
         allocates |= not self._is_cuda and str(func) in _UPDATES
@@ -194,7 +194,7 @@ class Meter(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def workspace_bytes(self) -> int:
-        """Of the matrix libraries; in torch's counters on CUDA, not in this meter's."""
+        """Workspaces of the matrix libraries; in torch's counters on CUDA, not in this meter's."""
         return self._card.workspace_bytes if self._card is not None else 0
 
     # What the program tells the meter.
@@ -295,7 +295,7 @@ class Meter(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._peak_at = (self._phase, self._block)
 
     def _held_inside(self, func: Any, args: Sequence[Any]) -> None:
-        """What an update by bitsandbytes takes for as long as it runs, on the CPU device."""
+        """Count the bytes that an update by bitsandbytes holds while it runs, on the CPU device."""
         bits = _UPDATES.get(str(func))
         if bits is not None:
             num_bytes = update_scratch_bytes(args[1].numel(), bits=bits)

@@ -151,8 +151,8 @@ class _Moved:
         self.is_used = False
 
     def holds(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
-        """Whether it is this tensor's storage as it is now: an address can be used again, a storage be written to after it was
-        saved. What was packed as one dtype cannot be shown as another."""
+        """Report whether it is this tensor's storage as it is now: an address can be used again, a storage be written to
+        after it was saved. What was packed as one dtype cannot be shown as another."""
         is_same = self.source() is storage and self.version == tensor._version
         return is_same and (self.copy.packing.compress == "none" or self.dtype == tensor.dtype)
 
@@ -195,7 +195,7 @@ class _Offloads:
 
 
 class _Group:
-    """What one block's forward moved. Autograd's handles own the copies; this holds them weakly."""
+    """The storages that one block's forward moved. Autograd's handles own the copies; this holds them weakly."""
 
     def __init__(
         self, schedule: _Offloads, index: int, place: OffloadPlace, staying: set[int], *, expected: list[int]
@@ -247,7 +247,7 @@ class _Group:
         return view_of(data, like=layout)
 
     def coming(self) -> Iterator[_Moved]:
-        """What is still waited for, in the order in which backward is expected to come to it."""
+        """Copies still waited for, in the order in which backward is expected to need them."""
         is_known = len(self._expected) == len(self.order)
         for position in self._expected if is_known else reversed(range(len(self.order))):
             moved = self.order[position]()

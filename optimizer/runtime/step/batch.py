@@ -28,7 +28,7 @@ class BatchReader:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
         self._ahead: dict[int, Future[list[MicroBatch]]] = {}
         self.waited_ms = 0.0
-        """How long the last ``read`` waited for its batches; near zero once the reader is ahead."""
+        """Milliseconds that the last ``read`` waited for its batches; near zero once the reader is ahead."""
 
     def read(self, step: int) -> list[MicroBatch]:
         """The micro-batches of optimizer step ``step``, counted from 0. Any step may be asked for; the next one costs least."""

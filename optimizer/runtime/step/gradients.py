@@ -43,12 +43,12 @@ NUM_STAGING = {False: 1, True: 2}
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Clipped:
-    """What clipping found, and what it left to do."""
+    """The norm that clipping found, and the scaling it left to do."""
 
     norm: torch.Tensor
     """Global norm before clipping, of the gradients without their loss scale; a scalar in fp32."""
     factor: torch.Tensor | None
-    """What the update must still multiply gradients by, in fp32; None where that is done."""
+    """Factor that the update must still apply to gradients, in fp32; None where that is done."""
 
 
 class Gradients:
@@ -212,7 +212,7 @@ class HostGradients(Gradients):
         return self._arrived.copy()
 
     def is_used(self, name: str) -> bool:
-        """Whether the tensor was updated, or is being, during backward."""
+        """Report whether the tensor was updated, or is being, during backward."""
         return name in self._used
 
     def on_the_host(self, name: str) -> torch.Tensor:
@@ -279,12 +279,12 @@ class HostGradients(Gradients):
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:
-    """What the norm is of: of a sparse gradient the rows that are not zero."""
+    """The numbers that the norm is of: for a sparse gradient the rows that are not zero."""
     return gradient._values() if gradient.is_sparse else gradient
 
 
 def _combine(norms: torch.Tensor, max_norm: float | None, loss_scale: float) -> Clipped:
-    """Of the norm of each tensor."""
+    """The global norm from the norm of each tensor."""
     norm = torch.linalg.vector_norm(norms) / loss_scale
     factor = None
     if max_norm is not None:

@@ -48,11 +48,11 @@ GradientOf = Callable[[str], torch.Tensor]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class UpdateFacts:
-    """What one optimizer step applies to every tensor."""
+    """Numbers that one optimizer step applies to every tensor."""
 
     learning_rate: float
     grad_factor: torch.Tensor | None
-    """What gradients are still to be multiplied by; an fp32 scalar on the host."""
+    """Factor that gradients are still to be multiplied by; an fp32 scalar on the host."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -66,7 +66,7 @@ class _Leaving:
     num_steps: torch.Tensor | None
     """None where the optimizer does not count."""
     home: OffDeviceBytes | None
-    """Of the weight, where it streams; the master itself when both have one dtype."""
+    """Home of the weight, where it streams; the master itself when both have one dtype."""
     master_dtype: torch.dtype
     """fp32, or without masters the weight's own."""
 
@@ -76,16 +76,16 @@ class _Leaving:
 
     @property
     def needs_conversion(self) -> bool:
-        """Whether new weights pass through a buffer of their own dtype."""
+        """True if new weights pass through a buffer of their own dtype."""
         return self.has_master and (self.home is None or self.home.data is None)
 
     @property
     def has_master(self) -> bool:
-        """Whether the master has other numbers than the weight."""
+        """True if the master has other numbers than the weight."""
         return self.parameter.dtype != self.master_dtype
 
     def dtype_of(self, key: str) -> torch.dtype:
-        """Of one of the parts."""
+        """Bytes of one of the parts."""
         return self.master_dtype if key == MASTER else torch.float32
 
 
@@ -174,7 +174,7 @@ class HostState:
     # Checkpoints.
 
     def export(self, name: str) -> dict[str, torch.Tensor | HomeTensor]:
-        """As the device's state of the same tensor: the master only where it is not the weight's equal."""
+        """The state in the form of the device's: the master only where it is not the weight's equal."""
         tensor = self._tensors[name]
         size = tensor.parameter.shape
         keys = self._parts if tensor.has_master else self._rule.moments

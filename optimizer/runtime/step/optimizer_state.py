@@ -129,7 +129,8 @@ class Optimizer:
             )
         self._worker = worker
         self.learning_rate = workload.learning_rate
-        """Of the step under way; ``step`` sets it, tensors that are stepped one by one during backward need it before."""
+        """Learning rate of the step under way; ``step`` sets it, tensors that are stepped one by one during backward
+        need it before."""
 
     def step(
         self,
@@ -162,7 +163,7 @@ class Optimizer:
         self._step_one(self._stepped[name], grad_factor)
 
     def begin_update(self, name: str) -> bool:
-        """Whether the tensor's state left; from now on who asks for it waits for the ``update`` that follows."""
+        """Report whether the tensor's state left; from now on who asks for it waits for the ``update`` that follows."""
         if not self._is_on_host(name):
             return False
         self.on_host.begin([name])  # type: ignore[union-attr]
@@ -199,7 +200,7 @@ class Optimizer:
         return handles
 
     def is_updated(self, name: str) -> bool:
-        """Whether the newest update of a tensor is done; always so where the device updates."""
+        """Report whether the newest update of a tensor is done; always so where the device updates."""
         return self.on_host is None or self.on_host.is_updated(name)
 
     def wait(self, name: str) -> None:
@@ -233,7 +234,7 @@ class Optimizer:
             yield tensor
 
     def export_state(self) -> tuple[dict[str, torch.Tensor | HomeTensor], StateScalars]:
-        """What a checkpoint holds, by ``<parameter>//<what>``; the same wherever the state is. The tensors are the live ones,
+        """The state for a checkpoint, by ``<parameter>//<what>``; the same wherever the state is. The tensors are the live ones,
         not copies; ``join`` before.
         """
         tensors: dict[str, torch.Tensor | HomeTensor] = {
@@ -304,13 +305,14 @@ class Optimizer:
         return self.on_host is not None and name in self.on_host.names
 
     def _tables(self) -> Iterator[torch.Tensor]:
-        """Of 8-bit values: bitsandbytes makes them with the optimizer, and has them on the device from the first update on."""
+        """Move the maps of 8-bit values: bitsandbytes makes them with the optimizer, and has them on the device from the
+        first update on."""
         if any(self._parameter_of[stepped].numel() >= MIN_8BIT_ELEMENTS for stepped in self._group_of):
             devices = {stepped.device for stepped in self._group_of}
             yield from (table for table in getattr(self._inner, "name2qmap", {}).values() if table.device in devices)
 
     def _makes_state(self) -> AbstractContextManager[None]:
-        """What torch's optimizers allocate is their state: in a tensor's first update, and nothing after."""
+        """Count as state what torch's optimizers allocate: in a tensor's first update, and nothing after."""
         return nullcontext() if self._meter is None else self._meter.region("optimizer_state")
 
     def _require(self, names: Sequence[str], *_: Any) -> None:

@@ -27,7 +27,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """Of one run; holds the loss scale. Without fp16 the scale is 1 and nothing is ever left out."""
+    """The precision of one run; holds the loss scale. Without fp16 the scale is 1 and nothing is ever left out."""
 
     def __init__(self, plan: WeightsPlan, *, device: torch.device) -> None:
         self.scales_loss = plan.scales_loss
@@ -35,7 +35,7 @@ class Precision:
         self._device_type = device.type
         self._highest = HIGHEST_HALF_SCALE if plan.dtype == "fp16" else float("inf")
         self.scale = min(INITIAL_SCALE, self._highest) if plan.scales_loss else 1.0
-        """What gradients are larger by than they ought to be."""
+        """Factor by which gradients are larger than they ought to be."""
         self.num_overflows = 0
         """Steps left out since the start."""
         self._good_steps = 0
@@ -78,7 +78,7 @@ class Precision:
             self._good_steps = 0
 
     def export_state(self) -> dict[str, float | int]:
-        """What a checkpoint holds; JSON-able."""
+        """The state for a checkpoint; JSON-able."""
         return {"scale": self.scale, "good_steps": self._good_steps, "num_overflows": self.num_overflows}
 
     def import_state(self, state: dict[str, float | int]) -> None:

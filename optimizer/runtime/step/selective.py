@@ -35,11 +35,11 @@ def make_selective_contexts() -> tuple[AbstractContextManager[Any], AbstractCont
 class _Traits(NamedTuple):
     is_costly: bool
     dropout_index: int
-    """Of the argument with the dropout's probability; -1 where there is none."""
+    """Position of the argument with the dropout's probability; -1 where there is none."""
 
 
 class _OpTable:
-    """What the ops' schemas say, looked up by id: hashing an op runs Python code of torch's."""
+    """Facts from the ops' schemas, looked up by id: hashing an op runs Python code of torch's."""
 
     def __init__(self) -> None:
         self._traits: dict[int, _Traits] = {}
@@ -78,11 +78,11 @@ class _Result(NamedTuple):
     """Its id."""
     value: Any
     versions: list[int]
-    """Of the tensors when they were made; in-place ops raise them."""
+    """Versions of the tensors when they were made; in-place ops raise them."""
 
 
 class _Results:
-    """Of the costly ops of one block's forward, in order."""
+    """Results of the costly ops of one block's forward, in order."""
 
     def __init__(self) -> None:
         self._results: deque[_Result] = deque()

@@ -49,7 +49,7 @@ shape is the third. Of a plain module (``models/plain.py``) its inputs, a tensor
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one optimizer step did."""
+    """The record of one optimizer step."""
 
     loss: float
     """Mean over the step's tokens."""
@@ -57,7 +57,7 @@ class StepResult:
     """Global norm before clipping."""
     step_ms: float
     loss_scale: float = 1.0
-    """What backward started from; other than 1 only with fp16."""
+    """Factor that backward started from; other than 1 only with fp16."""
     is_left_out: bool = False
     """The gradients overflowed fp16: the weights were not touched."""
 
@@ -103,7 +103,7 @@ class Trainer:
             name="host-update", device=device, is_threaded=is_threaded, lanes=self.tiers.lanes
         )
         self._undo: list[Callable[[], None]] = []
-        """What takes the plan's and the runtime's own forwards off the model's modules."""
+        """Functions that take the plan's and the runtime's own forwards off the model's modules."""
         self._handles: list[RemovableHandle] = []
         self._has_failed = self._is_closed = False
         self.weights = StreamedWeights(self.tiers, plan=plan.weights)
@@ -291,7 +291,7 @@ class Trainer:
             self.optimizer.step(learning_rate, grad_factor=factor, host_gradients=on_host)
 
     def _is_left_out(self, loss: float, grad_norm: float) -> bool:
-        """Whether fp16 overflowed in this step. Without a loss scale numbers that are not finite end the run."""
+        """Report whether fp16 overflowed in this step. Without a loss scale numbers that are not finite end the run."""
         if not self.precision.scales_loss:
             _check_finite(loss, grad_norm=grad_norm)
             return False

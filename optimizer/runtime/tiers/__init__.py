@@ -1,1 +1,1 @@
-"""Where bytes live when they are not on the device, and how they come and go: host, disk, remote store."""
+"""Keeps bytes off the device, and moves them: host, disk, remote store."""

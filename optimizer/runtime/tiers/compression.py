@@ -42,7 +42,7 @@ class Scratch:
 
 
 class Packing:
-    """What one storage becomes on its trip."""
+    """The form of one storage on its trip."""
 
     __slots__ = ("_chunk_elements", "_scratch", "compress", "dtype", "num_bytes", "packed_bytes")
 

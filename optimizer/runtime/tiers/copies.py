@@ -1,4 +1,4 @@
-"""What a copy between tiers leaves in the hand: bytes that are elsewhere or on their way, and views of bytes.
+"""The handles that copies between tiers leave: bytes that are elsewhere or on their way, and views of bytes.
 
 ``tiers.py`` makes them. Whoever holds one holds the bytes; what it needs of streams and threads it carries with it.
 """
@@ -119,7 +119,7 @@ def view_of(data: torch.Tensor, *, like: "CopyLayout") -> torch.Tensor:
 
 
 class CopyLayout:
-    """What a tensor is besides its bytes: dtype, size, stride and offset in the storage."""
+    """A tensor's layout: dtype, size, stride and offset in the storage."""
 
     __slots__ = ("dtype", "offset", "size", "stride")
 

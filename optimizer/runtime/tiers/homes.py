@@ -1,4 +1,4 @@
-"""Where bytes live that are not on the device for good: a piece of host memory, a place in the scratch file or in a remote store.
+"""Homes of bytes that are not on the device for good: a piece of host memory, a place in the scratch file or in a remote store.
 
 A home is flat bytes; what they mean is its owner's business. It is made once and stays until the run ends. Knows nothing of
 blocks, gradients or optimizers; the copying is ``tiers.py``'s.
@@ -16,7 +16,7 @@ from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.tiers.transfers import StoredBuffer
 
 PIECE_ELEMENTS: Final = 1 << 20
-"""What is worked on or converted at once. A multiple of the 16 floats in which fused AdamW cuts its work, so that pieces give
+"""Elements worked on or converted at once. A multiple of the 16 floats in which fused AdamW cuts its work, so that pieces give
 the bits of the whole; small enough that a piece is still in the processor's cache when its gradient is scaled and used."""
 
 
@@ -98,5 +98,5 @@ def pieces(num_elements: int) -> Iterator[tuple[int, int]]:
 
 
 def on_host(tiers: Tiers, category: Category) -> AbstractContextManager[None]:
-    """What ops make inside counts on the host tier."""
+    """Storages made inside count on the host tier."""
     return nullcontext() if tiers.meter is None else tiers.meter.region(category, tier="host")

@@ -29,12 +29,12 @@ class HostArena:
         self._pinned = pinned
         self._slabs: list[torch.Tensor] = []
         self._used_bytes = 0
-        """Of the newest slab."""
+        """Bytes used of the newest slab."""
         self._free: dict[int, list[tuple[torch.Tensor, ...]]] = {}
 
     @property
     def taken_bytes(self) -> int:
-        """Of the system, whole slabs."""
+        """Bytes taken from the system, in whole slabs."""
         return len(self._slabs) * self.slab_bytes
 
     def take(self, num_bytes: int) -> tuple[torch.Tensor, ...]:

@@ -43,7 +43,7 @@ class PlainCopier:
 
 
 class PlainCopies(NamedTuple):
-    """Of one category."""
+    """Copies of one category."""
 
     out: PlainCopier
     back: PlainCopier

@@ -26,10 +26,10 @@ from optimizer.runtime.tiers.stores import Place, Room
 
 URL_VARIABLE = "HEADROOM_REMOTE_URL"
 VALUE_BYTES = 2 * MIB
-"""Of one value: large enough that a round trip costs little, small enough that the store answers others in between."""
+"""Bytes of one value: large enough that a round trip costs little, small enough that the store answers others in between."""
 READ_BYTES = 256 * KIB
-"""Of one reply. redis-py puts replies together in several copies, each in new memory: 2 MiB in one reply took 8 to 18 ms on a
-machine where 8 replies took 1 ms together, both over a socket of the same machine."""
+"""Bytes of one reply. redis-py puts replies together in several copies, each in new memory: 2 MiB in one reply took 8 to
+18 ms on a machine where 8 replies took 1 ms together, both over a socket of the same machine."""
 _SOCKET_BYTES = READ_BYTES + 64 * KIB
 """Asked of the socket at once: a reply of READ_BYTES then takes a sixth of what it takes in redis-py's 64 KiB."""
 EXPIRY_S = 3600
@@ -66,7 +66,8 @@ class RemoteStore:
         self._written: dict[str, int] = {}
         """By key, up to where its value was written, or made."""
         self._lost_bytes = 0
-        """Of a value that was found lost. From then on nothing is written or read: the range that was refused is there now."""
+        """Key of a value that was found lost. From then on nothing is written or read: the range that was refused is
+        there now."""
         self._renewal_s, self._renewed_s = renewal_s, time.monotonic()
         with self._translating(0):
             self._client.ping()
@@ -113,7 +114,7 @@ class RemoteStore:
                 self._written[key] = max(self._written.get(key, 0), within + len(piece))
 
     def read(self, place: Place, into: memoryview, *, offset: int) -> None:
-        """What was never written is zeros."""
+        """Read a range; bytes that were never written are zeros."""
         self._check()
         self._renew()
         for key, within, start, end in self._pieces(place, offset, len(into)):
@@ -197,7 +198,7 @@ class RemoteStore:
             start = end
 
     def _piece_bytes(self, place: Place, offset: int) -> int:
-        """Of the value that holds ``offset``; the last one of a place is shorter."""
+        """Key and range of the value that holds ``offset``; the last one of a place is shorter."""
         first = offset // VALUE_BYTES * VALUE_BYTES
         return min(VALUE_BYTES, place.num_bytes - first)
 

@@ -1,4 +1,4 @@
-"""What a tier beyond the host is to the rest of the runtime: places for bytes that several threads write and read by range.
+"""The interface of a tier beyond the host: places for bytes that several threads write and read by range.
 
 ``disk.py`` keeps them in a scratch file, ``remote.py`` in another machine's memory.
 """

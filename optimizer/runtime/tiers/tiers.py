@@ -76,7 +76,7 @@ class Tiers:
         self._copied_bytes: dict[Link, int] = dict.fromkeys(LINKS, 0)
         self._plain_copies: dict[Category, PlainCopies] = {}
         self.lanes = LaneClock()
-        """What copies, stores and waiting for them take, as far as this program's threads see it."""
+        """Times of copies, stores and waiting for them, as far as this program's threads see them."""
         self._count_lock = threading.Lock()
         self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._arena = HostArena()
@@ -123,7 +123,7 @@ class Tiers:
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether copies between device and host run beside compute, so that fetching ahead gains something."""
+        """True if copies between device and host run beside compute, so that fetching ahead gains something."""
         return self._copy_stream is not None
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
@@ -235,7 +235,7 @@ class Tiers:
     # Storages that leave and come back.
 
     def begin_group(self) -> None:
-        """What is offloaded from here on belongs together; of what was before, one group more may still be leaving."""
+        """Begin a group of offloads that belong together; one earlier group may still be leaving."""
         if self._copy_stream is not None:
             self.settle(keep=_MAX_LEAVING)
             self._leaving.append(Leaving())
@@ -298,7 +298,7 @@ class Tiers:
         return copy
 
     def plain_copies(self, category: Category) -> PlainCopies:
-        """What ``offload`` to the host and ``fetch`` do on the CPU device, for tensors instead of storages."""
+        """``offload`` to the host and ``fetch`` on the CPU device, for tensors instead of storages."""
         found = self._plain_copies.get(category)
         if found is None:
             on_host = on_device = None

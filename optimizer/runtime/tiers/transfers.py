@@ -74,10 +74,10 @@ class StoredCopy:
         self.place = place
         self.packing = packing
         self.base = base
-        """Where in the place it begins."""
+        """Offset in the place at which it begins."""
         self.units = packing.units(SLAB_BYTES)
         self.after = after
-        """What was begun before on the same range."""
+        """Transfers begun before on the same range."""
         self.writes: list[Future[None]] = []
         """Its own."""
         self.ahead: dict[int, Future[Slab]] = {}
@@ -89,7 +89,7 @@ class StoredCopy:
         self._release = release
 
     def written(self) -> Earlier:
-        """What has to be done before its own bytes are read."""
+        """Transfers that have to be done before its own bytes are read."""
         return [*self.after, *self.writes]
 
     def __del__(self) -> None:
@@ -156,7 +156,7 @@ class StoredBuffer:
             self._under_way += [_Use(start, end, future, is_write=is_write) for future in futures]
 
     def _overlapping(self, start: int, end: int, *, with_reads: bool) -> list[Future[Any]]:
-        """What touches the range and is not done, or failed."""
+        """Transfers that touch the range and are not done, or failed."""
         self._under_way = [use for use in self._under_way if use.is_under_way()]
         return [
             use.future
@@ -202,7 +202,7 @@ class Background:
         self._failure: BaseException | None = None
         self._to_read: deque[tuple[weakref.ref[StoredCopy], int]] = deque()
         self._ahead: dict[Future[Slab], tuple[weakref.ref[StoredCopy], int]] = {}
-        """What is being read ahead or was, oldest first."""
+        """Reads ahead under way or done, oldest first."""
         self._is_closed = False
 
     def close(self) -> None:
@@ -307,7 +307,7 @@ class Background:
             self._ahead[future] = entry
 
     def _slab_to_read(self) -> Slab:
-        """Where all hold what was read ahead, the one that was read last."""
+        """The buffer that was read last, where all hold what was read ahead."""
         while True:
             slab = self._slabs.reading.take_if_free()
             if slab is not None or not self._ahead:

@@ -25,7 +25,7 @@ class Adafactor(torch.optim.Adafactor):
 
 
 def _begin(gradient: torch.Tensor) -> dict[str, Any]:
-    """As torch's own begins; the count of steps lies beside the rest."""
+    """Begin the state as torch's own does; the count of steps lies beside the rest."""
     count = {"step": torch.zeros((), dtype=torch.float32, device=gradient.device)}
     if gradient.dim() < 2:
         return {**count, "variance": torch.zeros_like(gradient)}

@@ -1,4 +1,4 @@
-"""What one update of a weight is: AdamW or SGD by torch's fused kernels, Lion by plain ones, on the device and on the host;
+"""Defines one update of a weight: AdamW or SGD by torch's fused kernels, Lion by plain ones, on the device and on the host;
 Adafactor on the device.
 
 adamw   decoupled weight decay, two moments (``exp_avg``, ``exp_avg_sq``) and a count of steps, of each tensor.
@@ -28,7 +28,7 @@ _ADAMW_8BIT_KEYS = ("state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2")
 
 
 class UpdateRule(Protocol):
-    """Of one run, with its numbers."""
+    """The update rule of one run, with its numbers."""
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -36,11 +36,11 @@ class UpdateRule(Protocol):
 
     @property
     def counts_steps(self) -> bool:
-        """Whether each tensor's updates are counted."""
+        """True if each tensor's updates are counted."""
 
     @property
     def holds_copy(self) -> bool:
-        """Whether an update needs a copy of as many fp32 numbers as it is of."""
+        """True if an update needs a copy of as many fp32 numbers as it is of."""
 
     @property
     def known_keys(self) -> frozenset[str]:
@@ -73,7 +73,7 @@ def rule_of(workload: TrainingWorkload) -> UpdateRule:
 def make_optimizer(
     parameters: Iterable[nn.Parameter], *, plan: OptimizerStatePlan, workload: TrainingWorkload
 ) -> torch.optim.Optimizer:
-    """Of state that stays where the parameters are. Raises MissingExtra without bitsandbytes, for 8 bits."""
+    """Make the optimizer of state that stays where the parameters are. Raises MissingExtra without bitsandbytes, for 8 bits."""
     groups = _decay_groups(parameters, workload.weight_decay)
     if workload.optimizer == "sgd":
         return _MomentumSGD(groups, lr=workload.learning_rate, momentum=workload.momentum, fused=True)
@@ -193,7 +193,7 @@ class _Lion:
 
 
 class _FactoredOnDevice:
-    """What a checkpoint can hold of Adafactor's state; its update needs whole tensors (``adafactor.py``)."""
+    """The parts of Adafactor's state that a checkpoint can hold; its update needs whole tensors (``adafactor.py``)."""
 
     moments = ()
     counts_steps = True
