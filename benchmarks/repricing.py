@@ -88,7 +88,7 @@ def _edit(client: Any, label: str, typed: dict[str, str]) -> Row:
 
 
 def _post(client: Any, typed: dict[str, str]) -> tuple[str, float, float]:
-    """Which answer it was, and the milliseconds: wall, processor."""
+    """The kind of answer, and its milliseconds: wall, processor."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     text = client.post("/jobs/new/price/", typed).content.decode()
     wall_ms, cpu_ms = round((time.perf_counter() - wall_s) * 1000, 1), round((time.process_time() - cpu_s) * 1000, 1)

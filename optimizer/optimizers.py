@@ -18,7 +18,7 @@ class OptimizerDeclaration:
     label: str
     """Its name as people write it."""
     keeps: str
-    """What it keeps of each weight between steps, for the terminal and the glossary."""
+    """Its state for each weight between steps, in words for the terminal and the glossary."""
     describes: Mapping[int, str]
     """By the moments it keeps, what it keeps, for the reason beside a prediction."""
     rate_names: Mapping[int, str]
@@ -26,17 +26,17 @@ class OptimizerDeclaration:
     update_bytes: Mapping[int, int]
     """The same for the bytes that an update moves for each element, of fp32 weights."""
     counts_steps: bool = False
-    """Whether each tensor has a count of its updates, of 4 bytes."""
+    """True if each tensor has a count of its updates, of 4 bytes."""
     has_8_bits: bool = False
-    """Whether its moments may be kept in 8 bits."""
+    """True if its moments may be kept in 8 bits."""
     leaves_device: bool = True
-    """Whether its state may be elsewhere, and its update run on the host in pieces."""
+    """True if its state may leave the device, and its update run on the host in pieces."""
     is_factored: bool = False
-    """Whether it keeps sums over the rows and columns of a matrix in place of a number for each element."""
+    """True if it keeps sums over a matrix's rows and columns in place of a number for each element."""
     steps_alone: bool = False
-    """Whether tensors are updated one by one, whatever the plan."""
+    """True if tensors are updated one by one, whatever the plan."""
     updates_rows: bool = False
-    """Whether it can update single rows of an embedding."""
+    """True if it can update single rows of an embedding."""
 
 
 _DECLARED: Final = (
@@ -89,7 +89,7 @@ OPTIMIZER_NAMES: Final[tuple[OptimizerName, ...]] = get_args(OptimizerName)
 
 @dataclass(frozen=True, kw_only=True)
 class KeptState:
-    """What one run's optimizer keeps of each trained tensor, whatever the plan makes of it."""
+    """The state that one run's optimizer keeps of each trained tensor, whatever the plan makes of it."""
 
     optimizer: OptimizerName
     num_moments: int

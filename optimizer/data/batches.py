@@ -57,7 +57,7 @@ class Batches:
         return len(self._validation)
 
     def train_sequence_indices(self, step: int, global_batch_size: int) -> IntArray:
-        """Which sequences of the text optimizer step ``step`` (from 0) trains on, in order.
+        """Sequences of the text that optimizer step ``step`` (from 0) trains on, in order.
 
         Step s takes positions s * G to (s + 1) * G of the epochs laid end to end, so each epoch visits each sequence once
         also where G does not divide the epoch.

@@ -1,4 +1,4 @@
-"""How a model writes conversations: what is kept of a tokenizer_config.json. Reads JSON; no template is compiled here."""
+"""Keeps how a model writes conversations, from its tokenizer_config.json. Reads JSON; no template is compiled here."""
 
 import json
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from optimizer.base.errors import InvalidModel
 
 @dataclass(frozen=True, kw_only=True)
 class ChatFacts:
-    """What a model's tokenizer_config.json says of conversations, kept beside its tokenizer."""
+    """Facts on conversations from a model's tokenizer_config.json, kept beside its tokenizer."""
 
     template: str | None = None
     """Jinja; None for plain lines ``role: content``."""
@@ -24,7 +24,7 @@ class ChatFacts:
 
 
 def read_chat_facts(tokenizer_config: Any) -> ChatFacts:
-    """Of a parsed tokenizer_config.json. The template is not compiled here. Raises InvalidModel."""
+    """Read a parsed tokenizer_config.json. The template is not compiled here. Raises InvalidModel."""
     if not isinstance(tokenizer_config, dict):
         raise InvalidModel("tokenizer_config.json is not an object", field="tokenizer_config", allowed="a JSON object")
     template = tokenizer_config.get("chat_template")

@@ -30,9 +30,9 @@ class DatasetFacts:
 
     num_documents: int
     num_bytes: int
-    """Of the file."""
+    """Bytes of the file."""
     num_characters: int
-    """Of the text in it, without what parts the documents."""
+    """Bytes of the text in it, without what parts the documents."""
     preview: str
     """The beginning of the first documents, at most 600 characters, each ended by a line ``---``."""
     records: tuple[str, ...] = ()

@@ -48,7 +48,7 @@ class PromptFacts:
     num_drawing: int
     """Lines that ask for a temperature above 0 themselves."""
     num_batch_lines: int
-    """Of the form of OpenAI's Batch API."""
+    """Lines in the form of OpenAI's Batch API."""
     urls: dict[str, int]
     """Lines by url, of that form."""
     models: dict[str, int]

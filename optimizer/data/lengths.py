@@ -1,4 +1,4 @@
-"""How long a dataset's sequences are, and which batches that makes where they are padded. Torch-free, JSON-able.
+"""Lengths of a dataset's sequences, and the batches they make where they are padded. Torch-free, JSON-able.
 
 The service's own datasets never need this: their documents, chats too, are packed to ``sequence_length`` (``tokens.py``,
 ``batches.py``), so every batch is as large as every other. It is for loops of people's own, transformers' ``Trainer`` among
@@ -69,7 +69,7 @@ class Lengths:
         return _quantile(self.values, share)
 
     def cut(self, max_length: int) -> "Lengths":
-        """As a tokenizer that truncates leaves them."""
+        """The lengths that a truncating tokenizer leaves."""
         return Lengths(np.minimum(self.values, max_length))
 
     def to_json(self) -> dict[str, Any]:
@@ -99,14 +99,14 @@ class Lengths:
 
 @dataclass(frozen=True, kw_only=True)
 class Padding:
-    """How sequences become batches."""
+    """Rules by which sequences become batches."""
 
     micro_batch_size: int
     accumulation_steps: int = 1
     pad_to_multiple: int = 1
     """Padded lengths are multiples of this (a collator's ``pad_to_multiple_of``)."""
     seed: int = 0
-    """Of the order: ``epoch_order``."""
+    """Seed of the order: ``epoch_order``."""
     keeps_last: bool = True
     """True if an epoch's last, smaller micro-batch and step are run, as transformers' ``Trainer`` does."""
 
@@ -166,12 +166,12 @@ class PaddedBatches:
 
     @property
     def mean_length(self) -> float:
-        """Of micro-batches, each counted alike."""
+        """Mean over micro-batches, each counted alike."""
         return float(self.lengths.mean())
 
     @property
     def padding_share(self) -> float:
-        """Of all tokens computed."""
+        """Share of padding among all tokens computed."""
         return 1 - float(self.num_real_tokens.sum()) / float((self.num_sequences * self.lengths).sum())
 
     def quantile(self, share: float) -> int:

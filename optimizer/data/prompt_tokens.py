@@ -38,7 +38,7 @@ class TokenCount:
 
     prompt_tokens: int
     max_new_tokens: int | None
-    """As the lines ask; None where they leave it to the job."""
+    """New tokens that the lines ask for; None where they leave it to the job."""
     num_lines: int
 
     def to_json(self) -> list[int | None]:
@@ -123,7 +123,7 @@ def length_problem(num_prompt_tokens: int, max_new_tokens: int, *, max_sequence_
 
 
 def count_tokens(lines: Iterable[LineTokens]) -> list[TokenCount]:
-    """Of the lines that can be generated for, in rising order."""
+    """Token counts of the lines that can be generated for, in rising order."""
     counts: Counter[tuple[int, int]] = Counter()
     for each in lines:
         if each.problem is None:

@@ -90,9 +90,9 @@ class PromptLine:
     """``custom_id`` or ``id``; the line's number where it has none."""
     form: Literal["plain", "batch"] = "plain"
     url: str = ""
-    """Of the batch form."""
+    """Id of a line in the batch form."""
     model: str = ""
-    """As the body names it."""
+    """Name of the model in the body."""
     prompt: str | None = None
     messages: tuple[Message, ...] = ()
     """Instead of a prompt."""
@@ -101,7 +101,7 @@ class PromptLine:
     problem: LineProblem | None = None
 
     def workload(self, common: GenerationRequest) -> GenerationRequest:
-        """What holds for this line. Its own settings were checked when it was read. The seed counts on from line to line."""
+        """The request for this line. Its own settings were checked when it was read. The seed counts on from line to line."""
         seeded = replace(common, seed=(common.seed + self.index) % 2**63)
         return replace(seeded, **self.settings)
 

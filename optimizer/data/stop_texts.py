@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 _HALF_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
-"""What a character is written as whose bytes have not all come."""
+"""The character that stands for one whose bytes have not all come."""
 _BEFORE_CHARACTERS: Final = 32
 """Kept before what may be the beginning of a stop text: a decoder may write its first tokens otherwise than later ones."""
 
@@ -20,7 +20,8 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 
 class StopWatch:
-    """Of one continuation: call it with each token. A token costs the decoding of the newest ones, however many there were."""
+    """Watches one continuation: call it with each token. A token costs the decoding of the newest ones, however many
+    there were."""
 
     def __init__(self, stops: Sequence[str], *, decode: Callable[[Sequence[int]], str]) -> None:
         """stops: none empty. decode: the text of tokens, without special ones."""

@@ -1,4 +1,4 @@
-"""How long the texts of a file are, and its first ones, gathered while it is read once. Torch-free."""
+"""Gathers the lengths of a file's texts, and its first ones, while it is read once. Torch-free."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class Texts:
     """The beginnings of the first MAX_RECORDS."""
     _doublings: Counter[int] = field(default_factory=Counter)
     _pieces_length: int | None = None
-    """Of the pieces so far of a text that goes on."""
+    """Length of the pieces so far of a text that goes on."""
 
     def add(self, text: str, *, continues: bool = False) -> None:
         """continues: the next one belongs to the same text."""

@@ -19,7 +19,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class TokenManifest:
-    """What is in ``tokens.bin``, and from what it was made."""
+    """Facts about ``tokens.bin`` and its sources."""
 
     version: int
     dtype: str

@@ -36,7 +36,7 @@ class LoadedTokenizer:
 
     tokenizer: Tokenizer
     sha256: str
-    """Of the file."""
+    """Hash of the file."""
     vocab_size: int
     """One more than the largest id, added tokens included."""
     end_of_text_id: int

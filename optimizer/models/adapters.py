@@ -31,7 +31,7 @@ class Site(NamedTuple):
     """One matrix that has an adapter."""
 
     name: str
-    """Of the parameter in the model without adapters: ``model.layers.0.self_attn.q_proj.weight``."""
+    """Name of the parameter in the model without adapters: ``model.layers.0.self_attn.q_proj.weight``."""
     layer: Any
     """peft's module."""
 
@@ -120,7 +120,7 @@ def adapter_file_name(parameter_name: str) -> str:
 
 
 def adapter_config(model: nn.Module) -> dict[str, Any]:
-    """What ``adapter_config.json`` holds, as peft reads it; the same model gives the same document."""
+    """The content of ``adapter_config.json``, as peft reads it; the same model gives the same document."""
     config: dict[str, Any] = model.peft_config[ADAPTER_NAME].to_dict()  # type: ignore[union-attr,index]
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
     return {key: getattr(value, "value", value) for key, value in plain.items()} | {"inference_mode": True}
@@ -174,7 +174,7 @@ def _list_targets(model: nn.Module, modules: Sequence[tuple[str, nn.Module]]) ->
 
 
 def _cast_to_bases(model: nn.Module, sites: Sequence[Site]) -> None:
-    """As peft does by itself, but not on ``meta``."""
+    """Initialize as peft does by itself, but not on ``meta``."""
     dtypes = {base_name(name): parameter.dtype for name, parameter in model.named_parameters()}
     for site in sites:
         for pair in (site.layer.lora_A, site.layer.lora_B):

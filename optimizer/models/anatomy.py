@@ -67,7 +67,7 @@ class Anatomy:
     head: nn.Module | None
     """The output projection, which alone need not be the whole head; None where the model has none."""
     loss: Loss | None = None
-    """Of the logits and the labels; None: mean cross-entropy over the labels that count."""
+    """Loss of the logits and the labels; None: mean cross-entropy over the labels that count."""
 
     @property
     def is_chunkable(self) -> bool:

@@ -31,14 +31,15 @@ _MAX_ITEMS = 1_024
 _MAX_DEPTH = 3
 _WORD = re.compile(r"[A-Za-z0-9_\-+.]{1,64}")
 _OURS = frozenset({"chunk_size_feed_forward", "id2label", "label2id", "output_hidden_states", "problem_type", "return_dict"})
-"""Of every configuration class; they label outputs or change what a forward returns."""
+"""Keys of every configuration class; they label outputs or change what a forward returns."""
 _ALWAYS_OURS = frozenset({"architectures", "dtype", "is_encoder_decoder", "transformers_version", "use_cache"})
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
 _AT_LEAST_ONE = re.compile(r"(^|_)(size|dim|heads|head|layers|layer|experts|embd|positions)$|^d_(model|ff|kv)$")
 
 
 def read_any_spec(config: dict[str, Any]) -> ModelSpec:
-    """As ``read_model_spec``, and beyond its list. A model is built without data: a second, more for a deep one.
+    """Read a config as ``read_model_spec`` does, and beyond its list. A model is built without data: a second, more for
+    a deep one.
 
     Raises UnsupportedModelType for what transformers does not know as a language model, InvalidModel that names the field.
     """
@@ -52,7 +53,7 @@ def read_any_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def _find_kind(model_type: str, config: Mapping[str, Any]) -> tuple[ModelKind, str]:
-    """What to train it as: what ``architectures`` names, else the first of these that there is."""
+    """The class to train it as: the one that ``architectures`` names, else the first of these that there is."""
     go_offline()
     from transformers.models.auto import modeling_auto
 

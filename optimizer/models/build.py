@@ -26,7 +26,7 @@ __all__ = ["build_model", "load_model", "load_weights"]
 _EAGER_ATTENTION_MODEL_TYPES = frozenset({"gemma2"})
 """No fused kernel applies a soft cap to attention scores; transformers refuses sdpa for these."""
 _MODULES = {"gemma3_text": "gemma3"}
-"""Where a model type's module is not called after it."""
+"""Modules of model types that are not called after them."""
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -83,7 +83,7 @@ def build_config(spec: ModelSpec) -> Any:
 
 
 def _find_class(spec: ModelSpec) -> Any:
-    """Of a published model, from its own module: what looks classes up by name imports every architecture there is."""
+    """Find a published model's class in its own module: looking classes up by name imports every architecture there is."""
     go_offline()
     if spec.is_listed:
         name = _MODULES.get(spec.model_type, spec.model_type)

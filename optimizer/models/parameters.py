@@ -1,4 +1,4 @@
-"""How many parameters a model has, from its config alone: for lists and limits where torch is not loaded.
+"""Counts a model's parameters from its config alone: for lists and limits where torch is not loaded.
 
 A tied output projection counts once. Tests compare with the built modules of every supported type.
 """
@@ -82,7 +82,7 @@ def _count_mlp(config: dict[str, Any]) -> int:
 
 
 def _words(config: dict[str, Any], hidden: int) -> int:
-    """Of the embedding, and of the output projection where it is not the same."""
+    """Parameters of the embedding, and of the output projection where it is not the same."""
     return int((1 if config["tie_word_embeddings"] else 2) * config["vocab_size"] * hidden)
 
 

@@ -15,13 +15,13 @@ class Preset:
     """One bundled configuration."""
 
     name: str
-    """As in a job spec: lower case, hyphens."""
+    """Name in a job spec: lower case, hyphens."""
     title: str
-    """As people write it."""
+    """Name as people write it."""
     config: dict[str, Any]
     """config.json, the keys that matter."""
     source: str
-    """Where the values were published."""
+    """Source of the values."""
     has_tokenizer: bool = False
     """The bundled tokenizer was made for it; otherwise the published one is not shipped, and the bundled one stands in."""
 

@@ -42,7 +42,7 @@ class ModelSpec:
     is_listed: bool = True
     """Read by the allow-list, whose types tests hold to measured steps; False: see any_spec.py."""
     counted_parameters: int = 0
-    """Of a model that is not listed, for which there is no formula."""
+    """Count for a model that is not listed, for which there is no formula."""
 
     def to_config(self) -> dict[str, Any]:
         """A fresh config.json document in the keys of transformers 5."""
@@ -57,7 +57,7 @@ class ModelSpec:
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model, a tied output projection counted once."""
+        """Parameters of the whole model, a tied output projection counted once."""
         return count_parameters(self.model_type, self.config) if self.is_listed else self.counted_parameters
 
     @property

@@ -1,4 +1,4 @@
-"""What a model is built of, from its config alone: words in, blocks, words out, with their parameters. Torch-free.
+"""Describes what a model is built of, from its config alone: words in, blocks, words out, with their parameters. Torch-free.
 
 A block's parameters are the difference that leaving it out makes to the whole (``parameters.py``), so blocks that differ in size
 are told apart whatever the architecture. Repeated blocks are folded into runs, and runs that repeat into one with a count.
@@ -20,7 +20,7 @@ class Block:
 
     num_parameters: int
     kind: str = ""
-    """Of its attention where the config tells several apart: ``sliding_attention``, ``full_attention``."""
+    """Kind of its attention where the config distinguishes several: ``sliding_attention``, ``full_attention``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Fold:
     """Runs that come again and again in the same order; mostly one run, once."""
 
     runs: tuple[AlikeBlocks, ...]
-    """Of the first time."""
+    """Number of the first block."""
     times: int
 
     @property
@@ -67,10 +67,10 @@ class Structure:
     """A whole model."""
 
     embedding_parameters: int
-    """Of the words alone."""
+    """Parameters of the words alone."""
     stacks: tuple[Stack, ...]
     head_parameters: int
-    """Of the output projection; 0 where it shares the embedding's."""
+    """Parameters of the output projection; 0 where it shares the embedding's."""
     other_parameters: int
     """Positions, norms outside blocks, what lies between embedding and blocks."""
     facts: tuple[tuple[str, int], ...]
@@ -78,7 +78,8 @@ class Structure:
 
 
 def describe_structure(spec: ModelSpec) -> Structure:
-    """Of a listed model. Blocks that share their parameters (our own decoder's ``share_groups``) count where they are first."""
+    """The structure of a listed model. Blocks that share their parameters (our own decoder's ``share_groups``) count
+    where they are first."""
     architecture, config = ARCHITECTURES[spec.model_type], spec.config
     stacks = tuple(
         Stack(name=name, folds=_fold(_blocks(spec.model_type, config, key)))

@@ -1,4 +1,4 @@
-"""Which modules of each model type can have adapters, by the names that ``workload.adapter.targets`` takes. Torch-free.
+"""Lists the modules of each model type that can have adapters, by the names that ``workload.adapter.targets`` takes. Torch-free.
 
 A test compares the names with the built modules of every type.
 """
@@ -8,7 +8,7 @@ from optimizer.workload import Adapter
 
 _GATED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 EXPERT_PARAMETERS = ("gate_up_proj", "down_proj")
-"""Of Mixtral and its like: all experts of a layer in one tensor each, which is a parameter and no module of its own."""
+"""Targets of Mixtral and its like: all experts of a layer in one tensor each, which is a parameter and no module of its own."""
 ADAPTER_TARGETS: dict[str, tuple[str, ...]] = {
     "gpt2": ("c_attn", "c_proj", "c_fc"),
     "opt": ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),

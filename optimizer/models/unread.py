@@ -1,4 +1,4 @@
-"""What a config.json asks for that its spec does not have, in sentences, so that no estimate guesses unsaid. Torch-free.
+"""Lists in sentences what a config.json asks for that its spec does not have, so that no estimate guesses silently.
 
 The allow-list drops what it does not know (``spec.py``). Most of that changes nothing (token ids of tools, versions, what a
 forward returns); what would make the model another one is told here.

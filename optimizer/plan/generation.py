@@ -96,7 +96,7 @@ class GenerationPlan:
 
     @property
     def techniques(self) -> tuple[Technique, ...]:
-        """What the plan uses of the things a goal may forbid, in the order of ``Technique``."""
+        """The techniques that the plan uses, in the order of ``Technique``."""
         return list_techniques(self, work="generation")
 
     @property

@@ -1,4 +1,4 @@
-"""What a module of the plan declares beside its fields: its decisions (``Knob``) and the techniques that they use.
+"""Declarations of a module of the plan beside its fields: its decisions (``Knob``) and the techniques that they use.
 
 ``techniques.py`` gathers what all modules declare. Forms, pins, the glossary, ``--forbid``, the searches' neighbours and the
 tables of docs/techniques.md read it from there, so none of them lists a technique by itself.
@@ -12,7 +12,7 @@ from optimizer.base.categories import Category
 
 Work = Literal["training", "generation"]
 LossKind = Literal["none", "rounding", "any"]
-"""How a technique changes the numbers: not at all, as 16-bit training rounds them, or in a way that depends on the model."""
+"""Effect of a technique on the numbers: not at all, as 16-bit training rounds them, or in a way that depends on the model."""
 Group = Literal[
     "Activations",
     "Batch and loss",
@@ -41,7 +41,7 @@ class TechniqueDeclaration:
     """The kinds of work whose plans can use it and whose search tries it."""
     loss: LossKind = "none"
     explanation: str = ""
-    """What a plan's explanation says where it is used, if that depends on nothing else in the plan."""
+    """Sentence of a plan's explanation where it is used, if that depends on nothing else in the plan."""
     lowers: tuple[Category, ...] = ()
     """The categories of memory that it makes smaller, where a page offers it as their lever."""
 
@@ -72,7 +72,7 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True)
 class Face:
-    """How one kind of work shows a knob."""
+    """The words with which one kind of work shows a knob."""
 
     label: str
     help: str = ""
@@ -95,7 +95,7 @@ class Knob:
     plain: Any
     """Its value in plain training or generation."""
     words: Mapping[Any, str] = field(default_factory=dict)
-    """What a page calls a value, where the value itself does not say it."""
+    """A page's words for values that do not speak for themselves."""
     uses: tuple[Use, ...] = ()
     packages: tuple[Package, ...] = ()
     brings: Mapping[Any, Mapping[str, Any]] = field(default_factory=dict)

@@ -285,4 +285,4 @@ KNOBS: Final = (
         ),
     ),
 )
-"""What a generation's plan decides about its passes."""
+"""Decisions of a generation's plan about its passes."""

@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def techniques(self) -> tuple[Technique, ...]:
-        """What the plan uses of the things a goal may forbid, in the order of ``Technique``."""
+        """The techniques that the plan uses, in the order of ``Technique``."""
         return list_techniques(self, work="training")
 
     @property

@@ -41,7 +41,7 @@ Technique = Literal[
     "quantize_kv",
     "rebuild_kv",
 ]
-"""What a goal may forbid, by name: for the type checker and for reading JSON. A test holds it to ``DECLARATIONS``."""
+"""Techniques that a goal may forbid, by name: for the type checker and for reading JSON. A test holds it to ``DECLARATIONS``."""
 
 _PLACES: Final = (
     TechniqueDeclaration(
@@ -87,7 +87,7 @@ DECLARATIONS: Final[dict[Technique, TechniqueDeclaration]] = {
 LOSSY: Final[tuple[Technique, ...]] = tuple(name for name in get_args(Technique) if _DECLARED[name].loss != "none")
 """Techniques that change the numbers."""
 ROUNDING: Final[tuple[Technique, ...]] = tuple(name for name in LOSSY if _DECLARED[name].loss == "rounding")
-"""Of those the ones that round as training in 16 bits does. What the others do to a result depends on the model."""
+"""Lossy techniques that only round, as training in 16 bits does. The others' effect on a result depends on the model."""
 TECHNIQUE_LABELS: Final[dict[Technique, str]] = {name: declared.label for name, declared in DECLARATIONS.items()}
 TECHNIQUE_GROUPS: Final[tuple[tuple[Group, tuple[Technique, ...]], ...]] = tuple(
     (group, tuple(name for name, declared in DECLARATIONS.items() if declared.group == group)) for group in get_args(Group)
@@ -114,12 +114,12 @@ def knobs_of(work: Work) -> tuple[Knob, ...]:
 
 
 def is_idle(path: str, plan: Any) -> bool:
-    """Whether a knob decides nothing in this plan, because what it is about is not there."""
+    """Report whether a knob decides nothing in this plan, because its subject is absent."""
     return not all(condition.holds(attrgetter(condition.path)(plan)) for condition in KNOBS[path].matters_where)
 
 
 _Question = tuple[Callable[[Any], Any], Asks]
-"""How to get a knob's value from a plan, and what to ask of it."""
+"""Reads a knob's value from a plan, and tests it."""
 
 
 def _list_ways(work: Work) -> "tuple[tuple[Technique, tuple[tuple[_Question, ...], ...]], ...]":
@@ -138,7 +138,7 @@ _WAYS: "Final[dict[Work, tuple[tuple[Technique, tuple[tuple[_Question, ...], ...
 
 
 def list_techniques(plan: Any, *, work: Work) -> tuple[Technique, ...]:
-    """What a plan uses of the things a goal may forbid, in the order of ``Technique``."""
+    """The techniques that a plan uses, in the order of ``Technique``."""
     return tuple(
         name for name, ways in _WAYS[work] if any(all(asks(get(plan)) for get, asks in way) for way in ways)
     )

@@ -72,17 +72,17 @@ class WeightsPlan:
 
     @property
     def master_bytes_per_element(self) -> int:
-        """Of the copy that the optimizer's state has beside each trained weight below fp32; 0 where it has none."""
+        """Bytes of the optimizer's copy beside each trained weight below fp32; 0 where it has none."""
         return DTYPE_BYTES["fp32"] if self.dtype != "fp32" and self.master == "fp32" else 0
 
     @property
     def updated_bytes_per_element(self) -> int:
-        """Of the trained weights as updates find and leave them between steps: the masters, where there are any."""
+        """Bytes of a trained weight as updates find and leave it between steps: the master's, where there is one."""
         return self.master_bytes_per_element or self.bytes_per_element
 
     @property
     def widens_updates(self) -> bool:
-        """Whether an update works on fp32 copies, so that tensors are updated one by one."""
+        """True if an update works on fp32 copies, so that tensors are updated one by one."""
         return self.dtype != "fp32"
 
     @property

@@ -98,7 +98,7 @@ class OuterPlan:
 
     @classmethod
     def of(cls, plan: Plan) -> "OuterPlan":
-        """What a plan decides outside its blocks."""
+        """Read what a plan decides outside its blocks."""
         return cls(**{name: get(plan) for name, get in _GETTERS})
 
     @property

@@ -28,7 +28,7 @@ _DENOMINATOR_FLOOR = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """Which keys each block of queries sees; ``window`` None: whole blocks."""
+    """The keys that each block of queries sees; ``window`` None: whole blocks."""
 
     block: int
     num_local: int
@@ -60,7 +60,7 @@ def full_attention(
 
 
 def make_mask(pattern: Pattern, length: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """What is added to scores, [blocks, 1, block, global and local keys]: the same for all layers of a kind.
+    """The mask added to scores, [blocks, 1, block, global and local keys]: the same for all layers of a kind.
 
     length: of the sequence, before it is padded.
     """

@@ -1,4 +1,4 @@
-"""How keys that are not where the model is say who attends to them: with the newest token's own, as an attribute.
+"""Lets keys that are not where the model is name who attends to them: with the newest token's own, as an attribute.
 
 A cache that keeps keys and values elsewhere hands out the newest token's alone, since others would have to come. Whoever attends
 asks them first (``attend_of``). An attribute, so that a cache keeps transformers' interface, in which nothing else reaches from

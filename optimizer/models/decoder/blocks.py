@@ -123,7 +123,7 @@ class Attention(nn.Module):
 
 
 def _attend_newest(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Of the newest token alone, which sees every key there is."""
+    """Attend for the newest token alone, which sees every key there is."""
     attend = attend_of(key)
     if attend is None:
         return full_attention(query, key, value, is_causal=False)

@@ -1,4 +1,4 @@
-"""What the decoder's config.json may say beyond what all model types share, and the rules between its keys. Torch-free."""
+"""Keys of the decoder's config.json beyond those that all model types share, and the rules between them. Torch-free."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -67,7 +67,7 @@ def owner_of_each_block(config: Mapping[str, Any]) -> list[int]:
 
 
 def block_kinds(config: Mapping[str, Any]) -> list[str]:
-    """What tells blocks apart for a profile: the kind of attention, and the place among those that share parameters."""
+    """The facts that distinguish blocks for a profile: the kind of attention, and the place among those that share parameters."""
     places = [place for size in config["share_groups"] for place in _places_in_group(size)]
     return [f"{kind}/{place}" for kind, place in zip(config["layer_types"], places, strict=True)]
 

@@ -55,13 +55,13 @@ class TensorFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsFacts:
-    """What the headers say, all checked against the files' sizes."""
+    """Facts from the headers, all checked against the files' sizes."""
 
     files: tuple[str, ...]
     """Names inside the folder, in order."""
     tensors: tuple[TensorFacts, ...]
     num_bytes: int
-    """Of all files, headers included."""
+    """Bytes of all files, headers included."""
 
     @property
     def num_elements(self) -> int:

@@ -42,7 +42,7 @@ class ExportedFile:
 
 
 class _ExpertNames(NamedTuple):
-    """What published files call the parts of a layer of experts."""
+    """Names in published files of the parts of a layer of experts."""
 
     module: str
     gate: str
@@ -137,7 +137,7 @@ def _staged(folder: Path) -> Iterator[Path]:
 
 
 def _published_parts(entry: TensorEntry, model_type: str) -> list[TensorEntry]:
-    """What published checkpoints hold in the entry's place (``load.py`` reads them back)."""
+    """The tensors that published checkpoints hold in the entry's place (``load.py`` reads them back)."""
     names = _EXPERT_NAMES.get(model_type)
     layer, _, rest = entry.name.partition(".mlp.")
     if names is None or rest not in ("gate.weight", "experts.gate_up_proj", "experts.down_proj"):

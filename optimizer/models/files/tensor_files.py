@@ -33,7 +33,7 @@ class TensorEntry:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    """Of the file; what is read is converted."""
+    """Dtype of the file; what is read is converted."""
     read: Callable[[], torch.Tensor]
     """Called once, when its turn comes. On any device."""
 

@@ -1,4 +1,4 @@
-"""What an allow-list of config keys is made of: a key with its range and default (``Field``), a model type with its keys
+"""The parts of an allow-list of config keys: a key with its range and default (``Field``), a model type with its keys
 (``Architecture``), and the keys that many model types share.
 """
 
@@ -30,9 +30,9 @@ class Field:
     high: float = 0
     choices: Sequence[str] = ()
     only: bool | None = None
-    """Of a bool: the one value that is supported."""
+    """The one value of a bool that is supported."""
     may_be_empty: bool = False
-    """Of counts."""
+    """True if a list of counts may be empty."""
 
     def accepts(self, value: Any) -> bool:
         if value is None:
@@ -58,7 +58,7 @@ class Field:
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words."""
+        """The allowed values, in words."""
         if self.kind == "bool":
             return "true or false" if self.only is None else str(self.only).lower()
         if self.kind == "choice":
@@ -88,7 +88,7 @@ class Architecture:
     hidden_size_key: str = "hidden_size"
     num_blocks_key: str = "num_hidden_layers"
     num_decoder_blocks_key: str | None = None
-    """Of an encoder with a decoder, whose encoder's depth is ``num_blocks_key``."""
+    """Key of the decoder's depth, where the encoder's is ``num_blocks_key``."""
     num_heads_key: str = "num_attention_heads"
     more_heads_keys: Sequence[str] = ()
     """Other numbers of heads that divide the hidden size."""

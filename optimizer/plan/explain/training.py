@@ -190,7 +190,7 @@ def _loss_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
 
 
 def _declared_sentences(plan: Plan, worth: _Worth, *, is_lossy: bool) -> Iterator[str]:
-    """Of techniques that say themselves what a plan does with them. is_lossy: those that change the numbers, or the others."""
+    """Sentences of techniques whose declarations carry one. is_lossy: those that change the numbers, or the others."""
     for technique in plan.techniques:
         explanation = DECLARATIONS[technique].explanation
         if explanation and (technique in LOSSY) == is_lossy:

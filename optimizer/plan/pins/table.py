@@ -21,7 +21,7 @@ class PinTable:
         return next(self.values(), None) is None
 
     def techniques(self) -> "Iterator[tuple[str, Technique]]":
-        """Which pin asks for which technique, whatever the rest of the plan does."""
+        """Pairs of a pin and the technique it asks for, whatever the rest of the plan does."""
         pinned = dict(self.values())
         for path, value in pinned.items():
             knob = KNOBS[path]

@@ -32,7 +32,7 @@ class LeftOut(WithJson):
 
 
 def price_without(problem: SearchProblem, plan: Plan) -> dict[Technique, Prediction]:
-    """What the plan would cost with one of its levers left out, where the others can stand without it."""
+    """The plan's price with one of its levers left out, where the others can stand without it."""
     setting, blocks = OuterPlan.of(plan), plan.activations.per_block
     without: dict[Technique, tuple[OuterPlan, PerBlock]] = {}
     for technique in plan.techniques:
@@ -100,7 +100,7 @@ def list_left_out(problem: SearchProblem, plan: Plan, prediction: Prediction) ->
 
 
 def _move_or_rebuild(problem: SearchProblem, plan: Plan, prediction: Prediction) -> Iterator[LeftOut]:
-    """Where blocks do one of the two: what a block takes the other way, if that is more."""
+    """The cost of a block done the other way, if that is more, where blocks do one of the two."""
     used = set(plan.techniques)
     if ("recompute" in used) == ("offload" in used) or problem.pinned_blocks is not None:
         return

@@ -24,7 +24,7 @@ _AFTER_MICRO_BATCHES = ("gradient clipping", "optimizer step")
 _FP32_BYTES = 4
 _ID_BYTES = 8
 _COUNTER_BYTES = 4
-"""Of a tensor's updates, where the optimizer counts them."""
+"""Bytes of the count of a tensor's updates, where the optimizer keeps one."""
 _ROUNDING = 1e-9
 """Tolerance of sums of milliseconds in another order."""
 
