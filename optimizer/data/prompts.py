@@ -90,7 +90,7 @@ class PromptLine:
     """``custom_id`` or ``id``; the line's number where it has none."""
     form: Literal["plain", "batch"] = "plain"
     url: str = ""
-    """Id of a line in the batch form."""
+    """Address that a line of the batch form asks."""
     model: str = ""
     """Name of the model in the body."""
     prompt: str | None = None

@@ -42,7 +42,7 @@ class Fold:
     """Runs that come again and again in the same order; mostly one run, once."""
 
     runs: tuple[AlikeBlocks, ...]
-    """Number of the first block."""
+    """Numbered as they come the first time."""
     times: int
 
     @property
