@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from optimizer.estimate.training import estimate_training
-from optimizer.hardware.machine import Device, Machine, Rates
+from optimizer.hardware.machine import Device, Machine
+from optimizer.hardware.rates import Rates
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan

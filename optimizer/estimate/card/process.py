@@ -46,9 +46,14 @@ def add_memory(
     replayed = _replay_plan(
         profile, plan=plan, workload=workload, machine=machine, peak_in=prediction.peak_moment.partition(" of block ")[0]
     )
-    laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
+    prepared = lay_out(profile, plan=plan, workload=workload, machine=machine)
     host_pinned, host_pageable = estimate_host_memory(
-        prediction, laid=laid, plan=plan, workload=workload, machine=machine
+        prediction,
+        resident=prepared.resident,
+        tensors=prepared.tensors,
+        plan=plan,
+        workload=workload,
+        machine=machine,
     )
     memory = card_memory(
         prediction, replayed, host_pinned=host_pinned, host_pageable=host_pageable, device=machine.device

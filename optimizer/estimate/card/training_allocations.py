@@ -2,7 +2,7 @@
 
 from optimizer.estimate.card.allocations import Allocations, list_allocations
 from optimizer.estimate.card.on_cuda import CudaMoves
-from optimizer.estimate.step.setting import LaidOut, lay_out
+from optimizer.estimate.step.setting import lay_out
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
@@ -12,17 +12,12 @@ from optimizer.workload import TrainingWorkload
 def list_training_allocations(
     profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine
 ) -> Allocations:
-    """A plan as single allocations in order: loading and two steps. Raises as ``estimate_training`` does."""
-    laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
-    return list_laid_out(laid, plan=plan, workload=workload, machine=machine)
-
-
-def list_laid_out(laid: LaidOut, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> Allocations:
-    """The same of what ``lay_out`` made of the same arguments."""
+    """Loading and two steps of a plan. Raises what ``estimate_training`` raises."""
+    prepared = lay_out(profile, plan=plan, workload=workload, machine=machine)
     return list_allocations(
-        laid.schedule,
-        resident=laid.resident,
-        tensors=laid.tensors,
+        prepared.schedule,
+        resident=prepared.resident,
+        tensors=prepared.tensors,
         plan=plan,
         kept=workload.kept_state,
         on_cuda=_cuda_moves(plan, workload) if machine.device.kind == "cuda" else None,
