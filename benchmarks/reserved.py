@@ -22,8 +22,9 @@ import torch
 from benchmarks.common.record import GoalEntry, Record, describe_machine, goal
 from optimizer.estimate.card.allocations import Allocations
 from optimizer.estimate.card.allocator import AllocatorSettings, Replay, Request, replay
-from optimizer.estimate.card.training_allocations import list_training_allocations
-from optimizer.hardware.machine import Device, Machine, Rates
+from optimizer.estimate.card.training_memory import list_training_allocations
+from optimizer.hardware.machine import Device, Machine
+from optimizer.hardware.rates import Rates
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan

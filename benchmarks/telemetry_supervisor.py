@@ -65,7 +65,8 @@ def _claim() -> Any:
     """A job at work, as its rows."""
     from django.utils import timezone
 
-    from optimizer.hardware.machine import Device, Machine, Rates
+    from optimizer.hardware.machine import Device, Machine
+    from optimizer.hardware.rates import Rates
     from optimizer.models.presets import PRESETS
     from optimizer.models.spec import read_model_spec
     from webapp.catalog.models import Machine as MachineRow

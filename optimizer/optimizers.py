@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 OptimizerName = Literal["adamw", "sgd", "lion", "adafactor"]
+UpdateRate = Literal["adamw_32", "adamw_8", "sgd_momentum", "sgd", "lion", "adafactor"]
+"""Rates of updates that a machine may have measured: an optimizer, with the bits of its state where they differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +23,7 @@ class OptimizerDeclaration:
     """Its state for each weight between steps, in words for the terminal and the glossary."""
     describes: Mapping[int, str]
     """By the moments it keeps, what it keeps, for the reason beside a prediction."""
-    rate_names: Mapping[int, str]
+    rate_names: Mapping[int, UpdateRate]
     """By the moments it keeps, the rate of its update in ``Rates.optimizer_elements_per_s``."""
     update_bytes: Mapping[int, int]
     """The same for the bytes that an update moves for each element, of fp32 weights."""
@@ -104,7 +106,7 @@ class KeptState:
         return self.declared.counts_steps
 
     @property
-    def rate_name(self) -> str:
+    def rate_name(self) -> UpdateRate:
         return self.declared.rate_names[self.num_moments]
 
     @property

@@ -27,7 +27,7 @@ from benchmarks.common.record import Row, clear
 from benchmarks.training.plans import describe
 from optimizer.base.errors import HeadroomError, OutOfDeviceMemory
 from optimizer.base.units import MIB
-from optimizer.estimate.card.process import add_memory
+from optimizer.estimate.card.training_memory import add_memory
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import TimedRun, fit_calibration

@@ -27,7 +27,7 @@ from benchmarks.published.profiles import Profiles
 from benchmarks.published.rows import GB, PublishedRow, read_rows
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import GIB
-from optimizer.estimate.card.process import add_memory
+from optimizer.estimate.card.training_memory import add_memory
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.prediction import Prediction

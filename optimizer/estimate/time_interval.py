@@ -1,7 +1,7 @@
 """The interval of a predicted time: from what finished runs show, else from how its rates were come by. Torch-free."""
 
 from optimizer.hardware.calibration import Spread
-from optimizer.hardware.machine import Rates
+from optimizer.hardware.rates import Rates
 
 TIME_SPREAD = {"measured": 0.15, "table": 0.5}
 """Half-width as a share, until enough runs have finished on this machine to tell."""

@@ -25,6 +25,7 @@ from optimizer.hardware.calibration import Spread, calibrated_machine, read_spre
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
+from optimizer.profile.time_kinds import TimeKind
 from optimizer.workload import TrainingWorkload
 
 MAX_TIMELINE_POINTS = 400
@@ -122,7 +123,7 @@ def _predict(
 
 
 def _details(
-    simulation: Simulation, peaks: StagePeaks, time_factors: Mapping[str, float]
+    simulation: Simulation, peaks: StagePeaks, time_factors: Mapping[TimeKind, float]
 ) -> dict[str, Callable[[], Any]]:
     return {
         "device_bytes_by_category": lambda: _by_category(simulation.peak),
@@ -134,7 +135,7 @@ def _details(
         "exposed_by_kind_ms": lambda: _exposed_by_kind(simulation),
         "recomputed_ms": lambda: simulation.recomputed_ms,
         "attained_by_kind": lambda: _attained_by_kind(simulation),
-        "time_factors": lambda: dict(time_factors),
+        "time_factors": lambda: {str(kind): factor for kind, factor in time_factors.items()},
         "peaks": peaks.list,
     }
 

@@ -8,6 +8,7 @@ ops count one per element written; their time is decided by bytes anyway.
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Literal
 
 OpKind = Literal["matmul", "attention", "memory", "copy_out", "copy_in"]
@@ -27,9 +28,15 @@ ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "n
 Dims = Sequence[int]
 
 
+@cache
+def base_name(name: str) -> str:
+    """``tanh`` of ``aten.tanh.default``; a name without namespace and overload stays."""
+    return name.split(".")[1] if name.count(".") >= 2 else name
+
+
 def classify_op(name: str) -> OpKind:
     """The class of an op by its name, such as ``aten.mm.default``."""
-    base = _op_base_name(name)
+    base = base_name(name)
     if base in _MATMULS:
         return "matmul"
     return "attention" if base.startswith(_ATTENTION_PREFIX) else "memory"
@@ -37,7 +44,7 @@ def classify_op(name: str) -> OpKind:
 
 def count_flops(name: str, inputs: Sequence[Dims], outputs: Sequence[Dims], *, is_causal: bool = False) -> int:
     """Count an op's FLOPs. inputs, outputs: shapes of the tensors, in the order of the schema."""
-    base = _op_base_name(name)
+    base = base_name(name)
     if base in _MATMULS:
         return _matmul_flops(base, inputs)
     if base.startswith(_ATTENTION_PREFIX):
@@ -45,10 +52,6 @@ def count_flops(name: str, inputs: Sequence[Dims], outputs: Sequence[Dims], *, i
     if base in ALLOCATIONS:
         return 0
     return sum(math.prod(dims) for dims in outputs)
-
-
-def _op_base_name(name: str) -> str:
-    return name.split(".")[1] if name.count(".") >= 2 else name
 
 
 def _matmul_flops(base: str, inputs: Sequence[Dims]) -> int:

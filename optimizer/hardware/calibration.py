@@ -21,8 +21,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.hardware.machine import Machine, Rates
-from optimizer.profile.time_kinds import KINDS, by_present_names
+from optimizer.hardware.machine import Machine
+from optimizer.hardware.rates import Rates
+from optimizer.profile.time_kinds import KINDS, TimeKind, by_present_names
 
 VERSION: Final = 2
 """Of the stored object. One without a version holds a common factor alone (``step_time_factor``), and loads. So does one whose
@@ -167,7 +168,7 @@ def learn_generation(calibration: Mapping[str, Any] | None, run: TimedRun) -> di
     before = dict(calibration or {})
     if not run.is_usable:
         return before
-    factors = read_time_factors(of_generations(before))
+    factors: dict[str, float] = dict(read_time_factors(of_generations(before)).items())
     predicted_ms = sum(factors.get(kind, 1.0) * kind_ms for kind, kind_ms in run.predicted_ms.items())
     own: Mapping[str, Any] = before.get(_GENERATIONS, {})
     num_runs = int(own.get("num_runs", 0))
@@ -184,7 +185,7 @@ def step_time_factor(calibration: Mapping[str, Any] | None) -> float:
     return float((calibration or {}).get("step_time_factor", 1.0))
 
 
-def read_time_factors(calibration: Mapping[str, Any] | None) -> dict[str, float]:
+def read_time_factors(calibration: Mapping[str, Any] | None) -> dict[TimeKind, float]:
     """By kind, all of KINDS; empty where nothing is corrected."""
     common = step_time_factor(calibration)
     by_kind = by_present_names((calibration or {}).get("time_factors", {}))
@@ -219,10 +220,10 @@ def calibrated_machine(machine: Machine, calibration: Mapping[str, Any] | None) 
     return replace(machine, rates=kept[key])
 
 
-def calibrated_rates(rates: Rates, factors: Mapping[str, float]) -> Rates:
+def calibrated_rates(rates: Rates, factors: Mapping[TimeKind, float]) -> Rates:
     """Kinds of op keep their rates and a factor beside them (``Rates.time_factors``), the others get slower by theirs."""
 
-    def slower(rate: float | None, kind: str) -> float | None:
+    def slower(rate: float | None, kind: TimeKind) -> float | None:
         return None if rate is None else rate / factors.get(kind, 1.0)
 
     optimizers = rates.optimizer_elements_per_s

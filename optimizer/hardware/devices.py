@@ -6,6 +6,7 @@ the rate without TF32, torch's default. ``table_machine`` turns peaks into attai
 published for few generations and assumed for the rest; a probe or a finished run on the card replaces them.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from optimizer.base.errors import InvalidInput
@@ -14,11 +15,13 @@ from optimizer.base.units import GIB, MIB
 from optimizer.hardware.cuda_facts import bytes_beside_tensors
 from optimizer.hardware.device_spec import DeviceSpec
 from optimizer.hardware.device_table import read_devices
-from optimizer.hardware.machine import Device, Machine, Rates
+from optimizer.hardware.machine import Device, Machine
+from optimizer.hardware.rates import Rates
+from optimizer.optimizers import UpdateRate
 
 OP_OVERHEAD_S = 8e-6
 """One kernel launched by eager PyTorch, dispatch included."""
-ADAMW_BYTES_PER_ELEMENT = {"adamw_32": 28.0, "adamw_8": 16.1}
+ADAMW_BYTES_PER_ELEMENT: Mapping[UpdateRate, float] = {"adamw_32": 28.0, "adamw_8": 16.1}
 """Read and written per fp32 parameter: weight and both moments twice, gradient once; an 8-bit moment adds its scale."""
 ASSUMED_HOST_MEMORY_BYTES = 32 * GIB
 """Host of a card that is only a name."""

@@ -3,121 +3,17 @@
 Torch-free. ``probe/`` measures one of these on the spot; ``calibration.py`` corrects it with finished runs.
 """
 
-import hashlib
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from optimizer.base.errors import InvalidInput
 from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_value
+from optimizer.hardware.curves import Curve
+from optimizer.hardware.rates import Rates
 
-RateSource = Literal["measured", "table"]
 PROBE_DISTURBED_FACT = "disturbed"
 """Among a machine's facts, where others used it while it was probed: a sentence with what to do."""
-_COLD = " cold"
-Curve = tuple[tuple[float, float], ...]
-"""Rates attained by size, as (size, rate per second), sizes rising."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rates:
-    """Attained rates, not peaks. Floating-point operations count a multiply-add as two."""
-
-    matmul_flops_per_s: dict[str, float]
-    """By dtype (fp32, bf16): large matrix products."""
-    attention_flops_per_s: dict[str, float]
-    """By dtype: fused attention kernels."""
-    memory_bytes_per_s: float
-    """Element-wise kernels: bytes read plus written, per second."""
-    op_overhead_s: float
-    """Fixed cost of one op: dispatch on the CPU device, launch on CUDA."""
-    device_to_host_bytes_per_s: float
-    host_to_device_bytes_per_s: float
-    optimizer_elements_per_s: dict[str, float]
-    """By state kind (``adamw_32``, ``adamw_8``): parameters updated per second on the device."""
-    source: RateSource
-    host_optimizer_elements_per_s: float | None = None
-    """AdamW with 32-bit state on the host; None where unknown."""
-    disk_write_bytes_per_s: float | None = None
-    """Sequential, of the disk that holds the scratch folder; None where unknown, as are the next four."""
-    disk_read_bytes_per_s: float | None = None
-    """Past the system's page cache."""
-    disk_cached_read_bytes_per_s: float | None = None
-    """Of what the page cache holds."""
-    remote_write_bytes_per_s: float | None = None
-    """To the store of the remote tier."""
-    remote_read_bytes_per_s: float | None = None
-    remote_round_trip_s: float | None = None
-    """Of a read of a few bytes there; None where unknown. What is as large as a staging buffer has it in its rate."""
-    matmul_curves: dict[str, Curve] = field(default_factory=dict)
-    """FLOPs per second by FLOPs for each byte moved, under ``mm nt fp32``, ``bmm nn bf16`` (``profile.Op.form``), and all forms
-    together under ``mm fp32``; the flat rate where there is none. Of a generation's products of few rows those under ``rows nt
-    fp32`` and, of weights that come from memory, ``rows nt fp32 cold``, where there are any. Where a quicker library makes the
-    large ones (``formats/matmul_dispatch.py``), the others under ``small nt fp32`` and ``small rows nt fp32``."""
-    library_call_s: float = 0.0
-    """What each product of that library takes beside its rate."""
-    attention_curves: dict[str, Curve] = field(default_factory=dict)
-    """The same under ``forward fp32``, ``backward fp32``, causal, and ``forward whole fp32``, not causal
-    (``formats.op_costs.WHOLE``); longer sequences have more FLOPs for each byte. Under ``token fp32``,
-    of a generation's tokens, bytes per second by bytes moved for each that is written."""
-    op_curves: dict[str, Curve] = field(default_factory=dict)
-    """Bytes read and written per second by their number, under an op's name (``tanh``), and with its dtype where it is not
-    fp32 (``tanh bf16``). An op that is not there takes that of its kind (``elementwise``), else the flat rate. Under ``draw``
-    scores per second by their number, of one sequence that draws its token."""
-    packing_curves: dict[str, Curve] = field(default_factory=dict)
-    """Elements per second by the number of a storage's elements, under ``pack int8``, ``unpack bf16``: to compress what is
-    offloaded and to undo that, without the copy."""
-    host_attention_curves: dict[str, Curve] = field(default_factory=dict)
-    """Of attention to keys and values on the host, by their dtype: FLOPs per second by FLOPs for each byte of them, of which
-    there are more where more queries share them. A share of what the host's memory gives where there is none."""
-    forward_dispatch_s: float | None = None
-    """What an op costs in the runtime's own step beside its kernel: Python, autograd, the meter. None where it was not measured:
-    each op that moves bytes then costs ``op_overhead_s``."""
-    backward_dispatch_s: float | None = None
-    pass_dispatch_s: float | None = None
-    """The same in a generation, which notes nothing for a backward; as forward in a step where it was not measured."""
-    python_s: dict[str, float] = field(default_factory=dict)
-    """Work beside ops: ``recompute op`` and ``selective op`` for an op that runs forward in such a block, the first time or
-    again, ``offload`` for a copy, ``step`` once, ``micro-batch`` and ``token`` (of a generation) for a run through the model,
-    for each tensor one of ``update many``, ``update one``, ``gradients`` (on the host), ``state`` (there too), ``state at
-    home`` (of weights that stream), beside it ``update 8-bit`` of states in 8 bits, ``weights`` for each time that a tensor of
-    a block comes (``weights of a pass`` in a generation), and ``keys and values`` for each time that a block's come and go; of
-    a generation whose own are in a store beyond the host ``stored weights`` and ``stored keys and values``."""
-    cache_bytes: int | None = None
-    """The processor's largest cache, which weights read in turn do not stay in if they are more; None where it is not known."""
-    wake_s: float = 0.0
-    """What an op takes longer that the CPU device's threads share, where the others have fallen asleep since the last one."""
-    fresh_bytes_per_s: float | None = None
-    """Memory that the process does not have yet, touched for the first time: pages that the system finds and clears."""
-    link_bytes_per_s: dict[str, float] = field(default_factory=dict)
-    """Copies as they were probed: alone, beside compute, both ways at once; for people."""
-    probe_slowdown: float = 1.0
-    """How many times slower than by itself the machine may have been when this was measured, because others used it
-    (``probe/disturbance.py``); 1 where it was left alone, and for rates of the table."""
-    time_factors: dict[str, float] = field(default_factory=dict)
-    """What finished runs say of each kind of time (``calibration.py``); 1 for those not named."""
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Differs where any rate does; made once, and short, since it is part of many keys."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()
-
-    @cached_property
-    def with_cold_weights(self) -> "Rates":
-        """The same for passes whose weights come from memory each time."""
-        cold = {name.removesuffix(_COLD): curve for name, curve in self.matmul_curves.items() if name.endswith(_COLD)}
-        return replace(self, matmul_curves={**self.matmul_curves, **cold})
-
-    @cached_property
-    def with_page_cache(self) -> "Rates":
-        """The same for what is read from the disk's page cache."""
-        return replace(self, disk_read_bytes_per_s=self.disk_cached_read_bytes_per_s or self.disk_read_bytes_per_s)
-
-    @cached_property
-    def corrected(self) -> dict[tuple[tuple[str, float], ...], "Rates"]:
-        """These rates under calibrations, by their factors: a search asks for the same ones hundreds of times."""
-        return {}
 
 
 @dataclass(frozen=True, kw_only=True)

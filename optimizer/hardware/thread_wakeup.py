@@ -21,9 +21,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.formats.op_costs import ALLOCATIONS, OpKind
-from optimizer.hardware.machine import Rates
-from optimizer.profile.time_kinds import base_name
+from optimizer.formats.op_costs import ALLOCATIONS, OpKind, base_name
+from optimizer.hardware.rates import Rates
+from optimizer.profile.time_kinds import TimeKind
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -82,11 +82,11 @@ def thread_wakeup_s(shared: Flags, kernels_s: Floats, before_s: Floats, *, wake_
     return float(_asleep(since_s).sum()) * wake_s
 
 
-def wakeup_cost_s(num_ops: int, rates: Rates, *, after_s: float, kind: str = "hooks") -> float:
+def wakeup_cost_s(num_ops: int, rates: Rates, *, after_s: float, kind: TimeKind = "hooks") -> float:
     """Of so many shared ops, each after so much Python as the probe has it. kind: of time, under which it is told."""
     if not num_ops or not rates.wake_s:
         return 0.0
-    factor = rates.time_factors.get(kind, 1.0)
+    factor = rates.time_factor(kind)
     return num_ops * float(_asleep(np.array(BESIDE_KERNELS * after_s))) * rates.wake_s * factor
 
 

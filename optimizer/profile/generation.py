@@ -11,7 +11,6 @@ come is ``kv_after``. Of models whose hidden states weigh less than keys and val
 phase. Regimes, and what is not modelled, are as in ``profile.py``.
 """
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -20,22 +19,11 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.formats.kv_prefix import can_rebuild
 from optimizer.plan.kv_cache import AttentionPlace
 from optimizer.profile.extent import traced_representation
-from optimizer.profile.profile import Change, Op, Part, Regime, not_profiled, profile_fingerprint
+from optimizer.profile.ops import EMBEDDING, HEAD, Change, Op, Part
+from optimizer.profile.profile import Regime, not_profiled
 from optimizer.profile.sizes import Shape
-from optimizer.workload import Adapter
 
 INFERENCE_PROFILE_VERSION: Final = 10
-EMBEDDING, HEAD = "embedding", "head"
-
-
-def generation_fingerprint(model_fingerprint: str) -> str:
-    """Under which name the profile of a model that generates is kept: 64 hex digits, beside that of training it."""
-    return hashlib.sha256(f"{model_fingerprint} generates".encode()).hexdigest()
-
-
-def traced_fingerprint(model_fingerprint: str, *, adapter: Adapter | None, generates: bool) -> str:
-    """Of what a trace is asked for: training, with these adapters or none, or generating."""
-    return generation_fingerprint(model_fingerprint) if generates else profile_fingerprint(model_fingerprint, adapter)
 
 
 def block_part(template: int) -> str:

@@ -12,86 +12,23 @@ once the sequence is longer) is held as separate regimes. Scratch that a kernel 
 the changes, of ops on the CPU (``meta_ops/op_scratch.py``).
 """
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from optimizer.base.categories import Category, Tier
+from optimizer.base.categories import Category
 from optimizer.base.errors import InvalidModel, InvalidPlan, InvalidWorkload, NotProfiled
 from optimizer.base.serialize import from_json, to_json
-from optimizer.formats.op_costs import OpKind
 from optimizer.plan.activations import BlockChoice
 from optimizer.profile.extent import Extent, traced_choice, traced_representation
-from optimizer.profile.sizes import NO_TERMS, Shape, Terms
+from optimizer.profile.ops import Change, Op, Part
+from optimizer.profile.sizes import Shape, Terms
 from optimizer.profile.trained import FrozenBytes, Tensors
-from optimizer.workload import Adapter
 
 PROFILE_VERSION: Literal[11] = 11
 BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
 """Those traced; the other ways of offloading are priced from ``offload``: only where the bytes go differs."""
-
-
-def profile_fingerprint(model_fingerprint: str, adapter: Adapter | None) -> str:
-    """Under which name the profile of a model, or of a model with adapters, is kept: 64 hex digits.
-
-    Without adapters the model's own. Not of ``alpha``, which changes numbers but no size.
-    """
-    if adapter is None:
-        return model_fingerprint
-    facts = [model_fingerprint, adapter.rank, adapter.dropout > 0, sorted(adapter.targets)]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Op:
-    """One kernel call. FLOPs count a multiply-add as two; bytes are of tensors read and written, not of storages."""
-
-    name: str
-    kind: OpKind
-    flops: Terms
-    read_bytes: Terms
-    written_bytes: Terms
-    scratch_bytes: Terms = NO_TERMS
-    """What the CPU's kernel holds beside them while it runs, however many threads there are (``meta_ops/op_scratch.py``)."""
-    sides: tuple[Terms, ...] = ()
-    """Of attention and of products that a library may make, as ``op_scratch.Scratch`` has them. Empty for other ops."""
-    convolution: tuple[Terms, ...] = ()
-    """The fields of ``convolution.Convolution``. Empty for other ops."""
-    dtype: str = ""
-    """Of the numbers it reads: fp32, bf16, fp16, int8, uint8; empty where they are others, or it was not noted."""
-    form: str = ""
-    """Of a product: ``n`` or ``t`` for each operand, by whether its rows lie in memory one after another or its columns do. Of
-    attention: ``whole`` where it is not causal."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """Bytes that come (positive) or go, on one tier under one category."""
-
-    tier: Tier
-    category: Category
-    num_bytes: Terms
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """A run of ops with what comes and goes meanwhile, storages of other parts included.
-
-    Ops and changes are indices in the profile's: few are distinct, and blocks, choices and ranges share them.
-    """
-
-    ops: tuple[int, ...]
-    changes: tuple[int, ...]
-    changes_at: tuple[int, ...]
-    """For each change the number of the op in this part. Bytes come with the op and go after it; -1 is before the first."""
-    num_views: int = 0
-    """Ops beside those listed that move no bytes; each costs its dispatch."""
-    storages: tuple[int, ...] = ()
-    """For each change which of the storages born in this part it is of, by order of birth; -1: one that was there before.
-    Empty in profiles that did not note it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,10 +264,20 @@ class Profile:
                     allowed=len(part.changes),
                 )
         for dtype, regimes in self.regimes.items():
+            if not regimes:
+                path = f"profile.regimes.{dtype}"
+                raise InvalidModel(f"{path} is empty; at least one range of shapes is needed", field=path, value=0)
             for index, regime in enumerate(regimes):
                 self._check_regime(f"profile.regimes.{dtype}[{index}]", regime)
 
     def _check_regime(self, path: str, regime: Regime) -> None:
+        if len(regime.block_templates) != self.num_blocks:
+            raise InvalidModel(
+                f"{path}.block_templates has {len(regime.block_templates)} entries; there are {self.num_blocks} blocks",
+                field=f"{path}.block_templates",
+                value=len(regime.block_templates),
+                allowed=self.num_blocks,
+            )
         ends = tuple(shared.ends_in for shared in regime.shared)
         _check_range(f"{path}.shared", ends, low=-1, high=len(regime.templates[BLOCK_CHOICES[0]]))
         _check_range(f"{path}.parts", tuple(regime.parts.values()), high=len(self.parts))

@@ -6,7 +6,7 @@ from typing import Any
 
 from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
 from optimizer.estimate.bounds.relaxation import least_compute_ms, list_kinds, relax
-from optimizer.estimate.card.process import add_memory
+from optimizer.estimate.card.training_memory import add_memory
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.goal import Goal

@@ -27,7 +27,8 @@ from benchmarks.accuracy.times import (
 )
 from benchmarks.common.estimators import ask_all
 from benchmarks.common.journal import Journal
-from optimizer.hardware.machine import Device, Machine, Rates
+from optimizer.hardware.machine import Device, Machine
+from optimizer.hardware.rates import Rates
 from optimizer.plan.generation import GenerationPlan
 
 SPLIT_SHA256 = "7d7a8a1db2331b5152f8d2481054b68e37ce323af1a343e5297f1ed51f9787ad"

@@ -1,6 +1,7 @@
 """The machine of tests that compare bytes, which do not depend on its rates."""
 
-from optimizer.hardware.machine import Device, Machine, Rates
+from optimizer.hardware.machine import Device, Machine
+from optimizer.hardware.rates import Rates
 
 
 def make_cpu_machine() -> Machine:

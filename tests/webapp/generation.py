@@ -5,7 +5,7 @@ import json
 from django.core.files.uploadedfile import SimpleUploadedFile
 
 from optimizer.models.spec import read_model_spec
-from optimizer.profile.generation import generation_fingerprint
+from optimizer.profile.fingerprints import generation_fingerprint
 from tests.webapp.conftest import make_tiny_model
 from webapp.catalog.actions import create_dataset, keep_profile
 

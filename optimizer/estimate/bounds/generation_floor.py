@@ -28,7 +28,8 @@ from optimizer.estimate.generation.splits import Floats, Splits, Way
 from optimizer.estimate.prediction import MEMORY_MARGIN
 from optimizer.estimate.step.streaming import streaming_python_ms
 from optimizer.formats.transfer_sizes import STAGING_BYTES
-from optimizer.hardware.machine import Machine, Rates
+from optimizer.hardware.machine import Machine
+from optimizer.hardware.rates import Rates
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import AttentionPlace
 from optimizer.plan.passes import MicroBatchShape

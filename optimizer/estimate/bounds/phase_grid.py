@@ -15,8 +15,8 @@ from optimizer.estimate.ops.op_times import OpTimes
 from optimizer.estimate.ops.priced_ops import OpSizes, PricedOps, list_terms
 from optimizer.hardware.machine import Machine
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.generation import EMBEDDING, HEAD, ForwardRegime, Phase, block_part
-from optimizer.profile.profile import Part
+from optimizer.profile.generation import ForwardRegime, Phase, block_part
+from optimizer.profile.ops import EMBEDDING, HEAD, Part
 from optimizer.profile.sizes import NUM_MONOMIALS, Shape, monomials
 from optimizer.profile.time_kinds import COMPUTE_KINDS
 

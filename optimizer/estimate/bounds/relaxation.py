@@ -16,22 +16,23 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.base.categories import LANES
 from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
 from optimizer.estimate.bounds.relaxed_blocks import list_relaxed_blocks
 from optimizer.estimate.bounds.relaxed_outside import RelaxedOutside, list_relaxed_outside
 from optimizer.estimate.bounds.relaxed_time import MicroBatchTimes, Update, sums_on_cpu, sums_on_cuda
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
 from optimizer.estimate.categories.gradients import estimate_gradient_bytes
-from optimizer.estimate.categories.moments import moments_of
 from optimizer.estimate.categories.optimizer_state import estimate_state, estimate_update_ms
 from optimizer.estimate.categories.tensors import list_tensors
 from optimizer.estimate.categories.weights import estimate_weight_bytes, list_streamed_bytes, list_streamed_tensors
-from optimizer.estimate.prediction import LANES, MEMORY_MARGIN
+from optimizer.estimate.prediction import MEMORY_MARGIN
 from optimizer.estimate.shape.compiled import compile_shape
 from optimizer.estimate.step.part_prices import PartPrices
 from optimizer.estimate.step.streaming import sum_weights_ms
 from optimizer.estimate.step.update import UpdateTime, begins_in_backward, list_update_times, more_for_leaving_ms
-from optimizer.estimate.tasks.parts import PartName
+from optimizer.estimate.tasks.change import PartName
+from optimizer.estimate.tasks.moments import moments_of
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
@@ -118,7 +119,7 @@ class _Relaxer:
         self._state = estimate_state(self._tensors, plan, workload=workload, device_kind=machine.device.kind)
         self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=workload.adapter is None)
         self._input_bytes = estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
-        moments = moments_of(self._tensors.sizes, plan, kept=workload.kept_state)
+        moments = moments_of(self._tensors.sizes, bits=plan.optimizer_state.bits, kept=workload.kept_state)
         prices, keep = PartPrices.of(self._compiled, plan=plan, machine=machine, moments=moments), self._compiled.keep
         self._blocks = keep(("relaxed", prices, forms), lambda: list_relaxed_blocks(prices, forms))
         self._outside = [self._around(prices, forms, count) for count in chunk_counts]

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.base.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES, LANES
 from optimizer.estimate.bounds.lower_bounds import Form
 from optimizer.estimate.categories.activations import TRACED_TRIP, trip_of
-from optimizer.estimate.prediction import LANES
 from optimizer.estimate.step.part_prices import PartPrices
-from optimizer.estimate.tasks.parts import PartName
+from optimizer.estimate.tasks.change import PartName
 from optimizer.profile.extent import traced_choice
 
 Numbers = NDArray[np.float64]

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.estimate.prediction import LANES
+from optimizer.base.categories import LANES
 
 Numbers = NDArray[np.float64]
 _COMPUTE, _IN, _OUT, _HOST, _DISK, _NETWORK = (

@@ -314,7 +314,7 @@ class _Writer:
                         born[told.storage] = key
                     continue
                 found = born.get(told.storage)
-                if found is None:
+                if found not in self._live[told.slot].get(num_bytes, ()):
                     newest = min(born.values(), default=self._num_made + 1) - 1 if known[2] else self._num_made
                     found = self._pick(told.slot, num_bytes, newest, from_prologue=told.storage == FROM_PROLOGUE)
                 if told.target < 0:

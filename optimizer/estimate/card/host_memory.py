@@ -8,8 +8,9 @@ up to a power of two; slabs and staging are powers of two already. On the CPU de
 """
 
 from optimizer.base.intervals import ByteInterval, exact_interval
+from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.prediction import Prediction
-from optimizer.estimate.step.setting import LaidOut
+from optimizer.estimate.step.simulate import Resident
 from optimizer.formats.transfer_sizes import ARENA_SLAB_BYTES
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
@@ -21,17 +22,23 @@ _NORM_BYTES = 4
 
 
 def estimate_host_memory(
-    prediction: Prediction, *, laid: LaidOut, plan: Plan, workload: TrainingWorkload, machine: Machine
+    prediction: Prediction,
+    *,
+    resident: Resident,
+    tensors: TensorList,
+    plan: Plan,
+    workload: TrainingWorkload,
+    machine: Machine,
 ) -> tuple[ByteInterval, ByteInterval]:
     """Pinned and pageable; together at least ``prediction.host_peak_bytes``."""
     total_bytes = prediction.host_peak_bytes
     if machine.device.kind == "cpu":
         return exact_interval(0), exact_interval(total_bytes)
-    pageable_bytes = _pageable_bytes(laid, plan, workload)
-    staying_bytes = max(0, laid.resident.host - pageable_bytes)
-    passing_bytes = max(0, total_bytes - laid.resident.host)
+    pageable_bytes = _pageable_bytes(tensors, plan, workload)
+    staying_bytes = max(0, resident.host - pageable_bytes)
+    passing_bytes = max(0, total_bytes - resident.host)
     slabs_bytes = -(-passing_bytes // ARENA_SLAB_BYTES) * ARENA_SLAB_BYTES
-    num_buffers = 2 * len(laid.tensors.sizes)
+    num_buffers = 2 * len(tensors.sizes)
     pinned = ByteInterval(
         low=staying_bytes + passing_bytes,
         value=staying_bytes + slabs_bytes,
@@ -41,12 +48,12 @@ def estimate_host_memory(
     return pinned, exact_interval(pageable_bytes)
 
 
-def _pageable_bytes(laid: LaidOut, plan: Plan, workload: TrainingWorkload) -> int:
+def _pageable_bytes(tensors: TensorList, plan: Plan, workload: TrainingWorkload) -> int:
     """Of what stays on the host, that which only the host reads: norms, moments, masters of weights below fp32."""
-    norms_bytes = _NORM_BYTES * len(laid.tensors.sizes) if plan.gradients.choice == "host" else 0
+    norms_bytes = _NORM_BYTES * len(tensors.sizes) if plan.gradients.choice == "host" else 0
     if plan.optimizer_state.place != "host":
         return norms_bytes
-    leaves = laid.tensors.list_leaving(plan.optimizer_state)
-    num_away = sum(n for n, is_away in zip(laid.tensors.num_elements, leaves, strict=True) if is_away)
+    leaves = tensors.list_leaving(plan.optimizer_state)
+    num_away = sum(n for n, is_away in zip(tensors.num_elements, leaves, strict=True) if is_away)
     each_bytes = _FP32_BYTES * workload.num_moments + plan.weights.master_bytes_per_element
     return norms_bytes + each_bytes * num_away

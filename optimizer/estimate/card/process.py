@@ -16,17 +16,11 @@ from optimizer.base.intervals import ByteInterval
 from optimizer.base.units import MIB
 from optimizer.estimate.card.allocations import Allocations, HeldAllocation
 from optimizer.estimate.card.allocator import AllocatorSettings, Replay, replay
-from optimizer.estimate.card.depth import Cut, carry_on, cut_short
-from optimizer.estimate.card.host_memory import estimate_host_memory
-from optimizer.estimate.card.training_allocations import list_training_allocations
-from optimizer.estimate.prediction import CardMemory, Contributor, MemoryPart, Prediction
-from optimizer.estimate.step.setting import lay_out
+from optimizer.estimate.card.depth import carry_on
+from optimizer.estimate.prediction import CardMemory, Contributor, MemoryPart
 from optimizer.hardware.cuda_facts import ContextSize, find_context, find_workspaces
-from optimizer.hardware.machine import Device, Machine
+from optimizer.hardware.machine import Device
 from optimizer.plan.allocator import AllocatorPlan
-from optimizer.plan.plan import Plan
-from optimizer.profile.profile import Profile
-from optimizer.workload import TrainingWorkload
 
 REPLAY_SHARE = 0.03
 """Of reserved memory, each way: predicted and real allocations of the same steps, replayed, differ by a median of 0.1 % and at
@@ -37,28 +31,6 @@ MAX_CONTRIBUTORS = 12
 UNKNOWN_CONTEXT = ByteInterval(low=130 * MIB, value=450 * MIB, high=1024 * MIB)
 """Of a card of unknown kind: from the smallest that is in the table to what contexts took before kernels were loaded lazily
 (pytorch#107667)."""
-
-
-def add_memory(
-    prediction: Prediction, profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine
-) -> Prediction:
-    """The prediction of this plan with ``memory`` filled in."""
-    replayed = _replay_plan(
-        profile, plan=plan, workload=workload, machine=machine, peak_in=prediction.peak_moment.partition(" of block ")[0]
-    )
-    laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
-    host_pinned, host_pageable = estimate_host_memory(
-        prediction, laid=laid, plan=plan, workload=workload, machine=machine
-    )
-    memory = card_memory(
-        prediction,
-        replayed,
-        host_pinned=host_pinned,
-        host_pageable=host_pageable,
-        device=machine.device,
-        torch_version=profile.torch_version,
-    )
-    return replace(prediction, memory=memory)
 
 
 class Peaked(Protocol):
@@ -190,26 +162,6 @@ class Replayed:
     peak_high_bytes: int
     """``peak_bytes`` with the least and the most that kernels may hold."""
     not_modelled: tuple[str, ...]
-
-
-def _replay_plan(
-    profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine, peak_in: str
-) -> Replayed:
-    """peak_in: the part of the step in which the whole model's peak is."""
-
-    def laid(cut: Cut) -> CardLayout:
-        return CardLayout(
-            kept=cut.kept,
-            list=lambda: list_training_allocations(cut.profile, plan=cut.plan, workload=workload, machine=machine),
-        )
-
-    cuts = cut_short(profile, plan)
-    return replay_layouts(
-        laid(Cut(profile=profile, plan=plan, kept=tuple(range(profile.num_blocks)))),
-        cuts=None if cuts is None else (laid(cuts[0]), laid(cuts[1])),
-        settings=allocator_settings(plan.allocator, machine.device),
-        peak_in=peak_in,
-    )
 
 
 def allocator_settings(plan: AllocatorPlan, device: Device) -> AllocatorSettings | None:

@@ -20,14 +20,12 @@ import numpy as np
 from optimizer.base.categories import Link, Tier
 from optimizer.estimate.categories.stores import STORE_LINKS, read_ms, write_ms
 from optimizer.estimate.ops.op_times import seconds_by_bytes
+from optimizer.estimate.tasks.change import Change
 from optimizer.formats.op_costs import OpKind
 from optimizer.formats.transfer_sizes import FLOAT_BYTES, STAGING_BYTES, chunk_elements, packed_bytes, scratch_bytes
-from optimizer.hardware.machine import Rates
+from optimizer.hardware.rates import Rates
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
-from optimizer.plan.plan import Plan
-
-Change = tuple[Tier, int, int]
-"""Tier, place of the category, bytes: positive ones come, negative ones go."""
+from optimizer.plan.weights import WeightsPlan
 
 _PLACES: dict[BlockChoice, Tier] = {"offload": "host", "offload_disk": "disk", "offload_remote": "remote"}
 PACK_OPS = {"none": 0, "bf16": 1, "int8": 12}
@@ -134,10 +132,9 @@ def estimate_trip_ms(copies: Sequence[TracedCopy], *, trip: Trip, rates: Rates, 
     num_out = sum(copy.is_out for copy in copies)
     # Where an op's dispatch was measured, that of the copies is counted with the part's other ops.
     overhead_s = rates.op_overhead_s if rates.forward_dispatch_s is None else 0.0
-    factors = rates.time_factors
     num_in = len(copies) - num_out
-    out_s = out_bytes / rates.device_to_host_bytes_per_s + num_out * overhead_s * factors.get("copy_out", 1.0)
-    in_s = in_bytes / rates.host_to_device_bytes_per_s + num_in * overhead_s * factors.get("copy_in", 1.0)
+    out_s = out_bytes / rates.device_to_host_bytes_per_s + num_out * overhead_s * rates.time_factor("copy_out")
+    in_s = in_bytes / rates.host_to_device_bytes_per_s + num_in * overhead_s * rates.time_factor("copy_in")
     compute_s = 0.0
     if trip.compress != "none":
         compute_s = sum(_packing_s(copy, trip.compress, rates, device_kind) for copy in copies)
@@ -156,9 +153,9 @@ def estimate_packing_bytes(plan: ActivationsPlan, *, device_kind: str) -> int:
     return scratch_bytes(plan.compress, device_kind=device_kind) if plan.num_offloaded else 0
 
 
-def estimate_staging_bytes(plan: Plan) -> int:
+def estimate_staging_bytes(activations: ActivationsPlan, weights: WeightsPlan) -> int:
     """On the host, as long as the run, where bytes go between the device and a store; one staging area serves all that do."""
-    uses_store = plan.activations.count("offload_disk", "offload_remote") > 0 or plan.weights.place == "disk"
+    uses_store = activations.count("offload_disk", "offload_remote") > 0 or weights.place == "disk"
     return STAGING_BYTES if uses_store else 0
 
 
@@ -184,11 +181,11 @@ class _PackedSizes:
 
 
 def _packing_s(copy: TracedCopy, compress: Compression, rates: Rates, device_kind: str) -> float:
-    if copy.packed(compress) == copy.num_bytes:
+    if compress == "none" or copy.packed(compress) == copy.num_bytes:
         return 0.0
     size = FLOAT_BYTES[copy.dtype]
     num_elements = copy.num_bytes // size
-    curve = rates.packing_curves.get(f"{'pack' if copy.is_out else 'unpack'} {compress}")
+    curve = rates.packing_curve("pack" if copy.is_out else "unpack", compress)
     if curve is not None:
         return float(seconds_by_bytes(np.array([num_elements], dtype=np.float64), curve)[0])
     num_chunks = -(-num_elements // chunk_elements(device_kind))

@@ -5,14 +5,13 @@ added up; consumed ones are gone before the next op runs. Sparse ones (``runtime
 from above, because how many rows a batch touches depends on its tokens.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from optimizer.base.categories import CATEGORIES
-from optimizer.estimate.categories.moments import Moments, TensorUpdate, tensor_update
 from optimizer.estimate.categories.tensors import TensorList
-from optimizer.estimate.tasks.parts import Change
-from optimizer.hardware.machine import Rates
+from optimizer.estimate.tasks.dropped import Dropped
+from optimizer.estimate.tasks.moments import Moments, tensor_update
+from optimizer.hardware.rates import Rates
 from optimizer.plan.plan import Plan
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
@@ -25,14 +24,6 @@ _OPS_OF_ONE = 4
 """What becomes of a gradient on the host: copied there, scaled, used for the update, and it or the new weight copied back."""
 _NUM_STAGING = {"cpu": 1, "cuda": 2}
 """Buffers of later micro-batches (``runtime/step/gradients.py``, NUM_STAGING): a thread adds on CUDA."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dropped:
-    """A complete gradient that does not stay on the device."""
-
-    update: TensorUpdate | None = None
-    """The update that uses it up inside backward; None where it leaves for the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +43,7 @@ def find_dropped(plan: Plan, moments: Moments, *, is_first: bool, device_kind: s
         return None
     if plan.gradients.choice == "host":
         return Dropped()
-    return Dropped(update=tensor_update(plan, moments, is_first=is_first, device_kind=device_kind))
+    return Dropped(update=tensor_update(plan.gradients, plan.weights, moments, is_first=is_first, device_kind=device_kind))
 
 
 def estimate_gradient_bytes(tensors: TensorList, plan: Plan, *, device_kind: str) -> GradientBytes:
@@ -97,7 +88,7 @@ def estimate_clipped_bytes(plan: Plan) -> int:
 
 def gradient_python_s(rates: Rates) -> float:
     """Between two ops on a gradient that is on the host."""
-    return rates.python_s.get("gradients", 0.0) / _OPS_OF_ONE
+    return rates.python_work_s("gradients") / _OPS_OF_ONE
 
 
 def estimate_clip_ms(tensors: TensorList, plan: Plan, rates: Rates, *, scales: bool) -> float:
@@ -115,18 +106,3 @@ def estimate_fetched_scaling_ms(num_elements: int, plan: Plan, rates: Rates) -> 
     return 2 * size * num_elements / rates.memory_bytes_per_s * 1000
 
 
-def drop_gradients(changes: Iterable[Change], dropped: Dropped, *, region: int) -> Iterable[Change]:
-    """A part's changes where each gradient goes as soon as it is complete: when it comes to count as a gradient.
-
-    region: place of the category under which what the update needs for a moment counts.
-    """
-    for change in changes:
-        yield change
-        tier, slot, num_bytes = change
-        if tier == "device" and slot == _GRADIENTS and num_bytes > 0:
-            if dropped.update is None:
-                yield "device", _GRADIENTS, -num_bytes
-                continue
-            slots = {"copies": region, "scratch": _TEMPORARIES, "gradients": _GRADIENTS, "optimizer_state": _STATE}
-            for what, used_bytes in dropped.update.list_changes(num_bytes // dropped.update.gradient_bytes):
-                yield "device", slots[what], used_bytes

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.base.categories import Link
-from optimizer.estimate.categories.moments import TABLES_BYTES, Moments, TensorUpdate, moments_of, tensor_update
 from optimizer.estimate.categories.stores import assumed_rate
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.categories.weights import is_streamed
-from optimizer.hardware.machine import Rates
-from optimizer.optimizers import ADAMW, KeptState
+from optimizer.estimate.tasks.moments import TABLES_BYTES, Moments, TensorUpdate, moments_of, tensor_update
+from optimizer.hardware.rates import Rates
+from optimizer.optimizers import ADAMW, KeptState, UpdateRate
 from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import rounding_scratch_bytes
@@ -39,7 +39,7 @@ narrowed (6). A processor draws bits more slowly than it moves them: there an up
 
 def estimate_state_bytes(tensors: Sequence[TensorSize], plan: Plan, *, kept: KeptState) -> int:
     """On the device, of these tensors: what lives between steps, fp32 master weights of bf16 training included."""
-    moments = moments_of(tensors, plan, kept=kept)
+    moments = moments_of(tensors, bits=plan.optimizer_state.bits, kept=kept)
     sizes = Counter(tensor.num_elements for tensor in tensors)
     return estimate_early_state_bytes(tensors, plan) + sum(count * moments.of(size) for size, count in sizes.items())
 
@@ -96,7 +96,11 @@ def _estimate(
         num_staying=num_staying,
         num_tensors_staying=len(staying),
         list_changes=partial(
-            list_update_changes, staying, plan, moments_of(tensors.sizes, plan, kept=kept), device_kind=device_kind
+            list_update_changes,
+            staying,
+            plan,
+            moments_of(tensors.sizes, bits=plan.optimizer_state.bits, kept=kept),
+            device_kind=device_kind,
         ),
     )
     if plan.optimizer_state.place != "device" and len(staying) < len(tensors.sizes):
@@ -118,7 +122,7 @@ def list_update_changes(
     if plan.gradients.choice == "keep":
         in_order = [*(t for t in tensors if t.is_matrix), *(t for t in tensors if not t.is_matrix)]
     sizes = [tensor.num_elements for tensor in in_order]
-    update = tensor_update(plan, moments, is_first=is_first, device_kind=device_kind)
+    update = tensor_update(plan.gradients, plan.weights, moments, is_first=is_first, device_kind=device_kind)
     fetched_bytes = update.gradient_bytes if plan.gradients.choice == "host" else 0
     rows = {size: as_rows(_list_rows(update, size, fetched_bytes=fetched_bytes * size)) for size in set(sizes)}
     return np.concatenate([as_rows([]), *map(rows.__getitem__, sizes)])
@@ -213,7 +217,7 @@ def estimate_update_ms(num_elements: int, plan: Plan, rates: Rates, *, kept: Kep
     ones to take its time.
     """
     measured = rates.optimizer_elements_per_s
-    name = "adamw_8" if plan.optimizer_state.bits == 8 else kept.rate_name
+    name: UpdateRate = "adamw_8" if plan.optimizer_state.bits == 8 else kept.rate_name
     rate = measured.get(name) or _as_fast_as_adamw(measured["adamw_32"], kept)
     rounding_s = _rounding_s(plan, ADAMW.update_bytes * measured["adamw_32"])
     return num_elements * (1 / rate + rounding_s) * 1000

@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from optimizer.base.categories import Lane, Link
+from optimizer.base.categories import Link
 from optimizer.formats.transfer_sizes import SLAB_BYTES
-from optimizer.hardware.machine import Rates
+from optimizer.hardware.rates import Rates
+from optimizer.profile.time_kinds import TimeKind
 
 StorePlace = Literal["disk", "remote"]
 ASSUMED_BYTES_PER_S: Final[Mapping[str, float]] = {"disk": 5e8, "remote": 1e8}
 """Where they were not measured: a slow SSD, a link of one gigabit."""
-STORE_LANES: Final[Mapping[str, Lane]] = {"disk": "disk", "remote": "network"}
+STORE_LANES: Final[Mapping[str, Literal["disk", "network"]]] = {"disk": "disk", "remote": "network"}
 STORE_LINKS: Final[Mapping[str, tuple[Link, Link]]] = {
     "disk": ("host_to_disk", "disk_to_host"),
     "remote": ("host_to_remote", "remote_to_host"),
@@ -37,9 +38,9 @@ def reach_ms(num_bytes: float, rates: Rates, *, place: str) -> float:
     return (rates.remote_round_trip_s or 0.0) * 1000 * max(0.0, 1 - num_bytes / SLAB_BYTES)
 
 
-def assumed_rate(rate: float, rates: Rates, *, kind: str) -> float:
+def assumed_rate(rate: float, rates: Rates, *, kind: TimeKind) -> float:
     """One that was not measured, corrected as finished runs correct its kind (measured ones were before they came here)."""
-    return rate / rates.time_factors.get(kind, 1.0)
+    return rate / rates.time_factor(kind)
 
 
 def _rate(rates: Rates, place: str, way: Literal["read", "write"]) -> float:

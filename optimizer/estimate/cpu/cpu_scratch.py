@@ -15,12 +15,11 @@ from itertools import product
 from optimizer.estimate.cpu.convolution_scratch import hold_convolution
 from optimizer.estimate.cpu.matmul_scratch import hold_grouped_product, hold_product
 from optimizer.formats.matmul_dispatch import uses_onednn
-from optimizer.formats.op_costs import ADDING, GROUPED_PRODUCT
+from optimizer.formats.op_costs import ADDING, GROUPED_PRODUCT, base_name
 from optimizer.hardware.machine import Processor
 from optimizer.profile.meta_ops.convolution import Convolution
-from optimizer.profile.profile import Op
+from optimizer.profile.ops import Op
 from optimizer.profile.sizes import Shape, evaluate
-from optimizer.profile.time_kinds import base_name
 
 RANDOM_STATE_BYTES = 5_056
 """``torch.get_rng_state()``: a Mersenne Twister of 624 words, and what belongs to it."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from optimizer.estimate.ops.op_times import OpTimes
 from optimizer.formats.kv_packing import KV_BLOCK_TOKENS, PACKED_AT_ONCE, WIDE_BYTES, KvLayout, PackedHalf
-from optimizer.profile.time_kinds import kind_of
+from optimizer.profile.ops import compute_kind
 
 
 class KvOp(NamedTuple):
@@ -59,7 +59,7 @@ def estimate_ops_s(ops: Iterator[KvOp], times: OpTimes) -> tuple[float, float]:
     """Seconds in kernels, and beside them."""
     kernels_s, num_ops = 0.0, 0
     for op in ops:
-        kind = kind_of("memory", op.name)
+        kind = compute_kind("memory", op.name)
         kernels_s += times.kernel_s(kind, op.name, read_bytes=op.read_bytes, written_bytes=op.written_bytes)
         num_ops += 1
     return kernels_s, num_ops * times.dispatch_s[0]

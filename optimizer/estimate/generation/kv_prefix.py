@@ -19,7 +19,8 @@ from optimizer.formats.kv_prefix import count_rebuilt, prefix_refusal
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.passes import MicroBatchShape
-from optimizer.profile.generation import EMBEDDING, GenerationProfile, block_part
+from optimizer.profile.generation import GenerationProfile, block_part
+from optimizer.profile.ops import EMBEDDING
 
 
 def find_prefix_conflict(profile: GenerationProfile, plan: GenerationPlan) -> InvalidPlan | None:

@@ -15,13 +15,15 @@ from optimizer.estimate.categories.weights import list_forward_moves
 from optimizer.estimate.generation.cold_weights import are_weights_cold, reading_weights
 from optimizer.estimate.generation.kv_cache import NO_WORKSPACE, KvCosts
 from optimizer.estimate.generation.sampling import draw_bytes, draw_time
-from optimizer.estimate.shape.compiled import Arrival, CompiledShape, compile_shape
+from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
 from optimizer.estimate.step.streaming import make_weights_task
+from optimizer.estimate.tasks.change import Arrival
 from optimizer.estimate.tasks.tasks import Task, move_task, risen_bytes, single
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import PREFILL, GenerationPlan, decode_phase, head_of
 from optimizer.plan.passes import MicroBatchShape, PassShape
-from optimizer.profile.generation import EMBEDDING, HEAD, ForwardRegime, GenerationProfile, Phase, block_part
+from optimizer.profile.generation import ForwardRegime, GenerationProfile, Phase, block_part
+from optimizer.profile.ops import EMBEDDING, HEAD
 from optimizer.workload import GenerationWorkload
 
 

@@ -13,11 +13,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.base.categories import Link
+from optimizer.base.categories import LANES, Link
 from optimizer.estimate.categories.stores import STORE_LANES
 from optimizer.estimate.generation.kv_cache import add_copies
 from optimizer.estimate.generation.layout import PassLayout, Placed, named, phase_of
-from optimizer.estimate.prediction import LANES
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.simulate import Resident, Simulation, simulate
 from optimizer.estimate.step.unmetered import estimate_allocated_peak

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.base.categories import CATEGORIES, Link
+from optimizer.base.categories import CATEGORIES, LANES, Link
 from optimizer.estimate.generation.kv_cache import sum_homes
 from optimizer.estimate.generation.kv_prefix import find_prefix_conflict
 from optimizer.estimate.generation.one_pass import PASS_KINDS, GenerationPass, times_of
 from optimizer.estimate.generation.page_cache import is_disk_in_memory, reading_disk
 from optimizer.estimate.generation.prediction import DecodePoint, GenerationPrediction
 from optimizer.estimate.kernels.cpu_kernels import unmeasured_bytes
-from optimizer.estimate.prediction import LANES, MEMORY_MARGIN, TimelinePoint
+from optimizer.estimate.prediction import MEMORY_MARGIN, TimelinePoint
 from optimizer.estimate.step.simulate import Simulation
 from optimizer.estimate.tasks.parts import Bytes
 from optimizer.estimate.time_interval import time_interval

@@ -5,7 +5,8 @@ import numpy as np
 
 from optimizer.estimate.ops.op_times import seconds_by_bytes
 from optimizer.estimate.tasks.parts import PartTime
-from optimizer.hardware.machine import Rates
+from optimizer.hardware.curves import DRAW
+from optimizer.hardware.rates import Rates
 
 _BYTES_PER_TOKEN = 16
 """Two rows of scores in fp32, and their places as int64."""
@@ -24,10 +25,10 @@ def draw_time(vocab_size: int, *, num_sequences: int, rates: Rates) -> PartTime:
     """Of one token of each sequence; an upper figure where only some draw. Where it was not measured it is told from the bytes,
     as if a sort took no longer than they do.
     """
-    curve = rates.op_curves.get("draw")
+    curve = rates.op_curve(DRAW)
     if curve is not None:
         drawn_s = float(seconds_by_bytes(np.array([vocab_size], dtype=np.float64), curve)[0])
-        return PartTime.spent(elementwise=num_sequences * drawn_s * rates.time_factors.get("elementwise", 1.0) * 1000)
+        return PartTime.spent(elementwise=num_sequences * drawn_s * rates.time_factor("elementwise") * 1000)
     dispatch_s = rates.op_overhead_s if rates.forward_dispatch_s is None else rates.forward_dispatch_s
     moved_bytes = _MOVED_BYTES_PER_TOKEN * vocab_size
     return PartTime.spent(

@@ -9,7 +9,7 @@ from optimizer.base.intervals import ByteInterval
 from optimizer.estimate.cpu.cpu_scratch import RANDOM_STATE_BYTES, made_product_bytes, scratch_of
 from optimizer.estimate.kernels.held import NO_BYTES, Held
 from optimizer.hardware.machine import Processor
-from optimizer.profile.profile import Op
+from optimizer.profile.ops import Op
 from optimizer.profile.sizes import Shape
 
 MEASURED_TORCH = "2.13"

@@ -19,10 +19,10 @@ from optimizer.estimate.kernels.cuda_indexing import (
 )
 from optimizer.estimate.kernels.cuda_rows import find_row
 from optimizer.estimate.kernels.held import NO_BYTES, NOTHING, Held, OpCall, hold_while_running
+from optimizer.formats.op_costs import base_name
 from optimizer.hardware.cuda_facts import Card
-from optimizer.profile.profile import Op
+from optimizer.profile.ops import Op
 from optimizer.profile.sizes import Shape, evaluate
-from optimizer.profile.time_kinds import base_name
 
 _ATTENTION = "_scaled_dot_product"
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}

@@ -11,7 +11,7 @@ from optimizer.estimate.kernels.cuda_kernels import CudaKernels
 from optimizer.estimate.kernels.held import Held
 from optimizer.hardware.cuda_facts import Card
 from optimizer.hardware.machine import Processor
-from optimizer.profile.profile import Op
+from optimizer.profile.ops import Op
 from optimizer.profile.sizes import Shape
 
 

@@ -15,10 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.formats.op_costs import GROUPED_PRODUCT
-from optimizer.profile.profile import Op
+from optimizer.formats.op_costs import GROUPED_PRODUCT, base_name
+from optimizer.profile.ops import Op
 from optimizer.profile.sizes import Shape, monomials
-from optimizer.profile.time_kinds import base_name
 
 _END_BYTES = 4
 """Of one group's end, an int32."""

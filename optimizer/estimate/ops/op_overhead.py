@@ -1,23 +1,23 @@
 """What a part's ops cost beside their kernels: dispatch, the Python of techniques, waking of threads. Torch-free."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.estimate.ops.op_times import OpTimes
-from optimizer.estimate.ops.priced_ops import PricedOps
-from optimizer.estimate.tasks.parts import PartName
-from optimizer.hardware.machine import Rates
+from optimizer.estimate.tasks.change import PartName
+from optimizer.hardware.rates import PythonWork, Rates
 from optimizer.hardware.thread_wakeup import BESIDE_KERNELS, thread_wakeup_s
-from optimizer.plan.activations import OFFLOADING, REBUILDING
-from optimizer.profile.generation import EMBEDDING
-from optimizer.profile.profile import Part
-from optimizer.profile.time_kinds import COMPUTE_KINDS
+from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice
+from optimizer.profile.ops import EMBEDDING, Part
 
-_ONCE = {"prologue": "micro-batch", EMBEDDING: "token"}
+_ONCE: Final[Mapping[str, PythonWork]] = {"prologue": "micro-batch", EMBEDDING: "token"}
 """What a run through the model costs in Python beside its ops (``Rates.python_s``), told with its first part."""
+_AGAIN: Final[Mapping[BlockChoice, PythonWork]] = {"recompute": "recompute op", "selective": "selective op"}
+"""Work for each op that runs forward in a block that runs again (REBUILDING)."""
 
 
 class OpOverhead(NamedTuple):
@@ -51,17 +51,28 @@ class PartOps:
         if isinstance(name, str):
             hooks_s += times.python_s(_ONCE[name]) if name in _ONCE else 0.0
         elif name[0] in REBUILDING:
-            hooks_s += num_forward * times.python_s(f"{name[0]} op")
+            hooks_s += num_forward * times.python_s(_AGAIN[name[0]])
         dispatch_s = num_forward * forward_s + (num_ops - num_forward) * backward_s
         if runs_ahead and times.counts_views:
             return OpOverhead(max(0.0, dispatch_s + hooks_s - kernels_s), 0.0)
         return OpOverhead(dispatch_s, hooks_s)
 
-    def thread_wakeup_s(self, priced: PricedOps, rates: Rates) -> float:
-        """What the ops take longer because threads fell asleep before them; how often, finished runs do not change."""
+    def thread_wakeup_s(
+        self,
+        times: OpTimes,
+        rates: Rates,
+        *,
+        is_multithreaded: NDArray[np.bool_],
+        kernels_s: NDArray[np.float64],
+        is_copy: NDArray[np.bool_],
+    ) -> float:
+        """Time the ops take longer because threads fell asleep before them; finished runs do not change how often they do.
+
+        The arrays have an entry for each op of the profile. kernels_s: as probed, without what finished runs correct.
+        """
         if not rates.wake_s:
             return 0.0
-        name, times = self.name, priced.times
+        name = self.name
         ops = np.array(self.part.ops, dtype=np.int64)
         forward_s, backward_s = times.probed_dispatch_s
         before_s = np.full(len(ops), backward_s if self._is_backward else forward_s)
@@ -70,11 +81,11 @@ class PartOps:
             num_forward = max(0, len(ops) - len(self.kept.ops))
             before_s[:num_forward] = forward_s
         if not isinstance(name, str) and name[0] in REBUILDING:
-            before_s[:num_forward] += BESIDE_KERNELS * rates.python_s.get(f"{name[0]} op", 0.0)
+            before_s[:num_forward] += BESIDE_KERNELS * rates.python_work_s(_AGAIN[name[0]])
         before_s *= _num_dispatched(self.part, times) / max(1, len(ops))
         if not isinstance(name, str) and name[0] in OFFLOADING:
-            before_s += BESIDE_KERNELS * rates.python_s.get("offload", 0.0) * (priced.slots[ops] >= len(COMPUTE_KINDS))
-        seconds = thread_wakeup_s(priced.shared[ops], priced.probed_seconds[ops], before_s, wake_s=rates.wake_s)
+            before_s += BESIDE_KERNELS * rates.python_work_s("offload") * is_copy[ops]
+        seconds = thread_wakeup_s(is_multithreaded[ops], kernels_s[ops], before_s, wake_s=rates.wake_s)
         return seconds * times.factors["dispatch"]
 
     @property

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.formats.matmul_dispatch import LEAST_FLOPS, LEAST_FLOPS_PER_BYTE
-from optimizer.formats.op_costs import ALLOCATIONS, GROUPED_PRODUCT
-from optimizer.hardware.machine import Curve, Rates
+from optimizer.formats.op_costs import ALLOCATIONS, GROUPED_PRODUCT, base_name
+from optimizer.hardware.curves import AttentionWay, Curve, MatmulSort
+from optimizer.hardware.rates import PythonWork, Rates
 from optimizer.hardware.thread_wakeup import BESIDE_KERNELS
-from optimizer.profile.time_kinds import COMPUTE_KINDS, ComputeKind, base_name
+from optimizer.profile.time_kinds import COMPUTE_KINDS, ComputeKind
 
 Values = NDArray[np.float64]
 
@@ -41,7 +42,7 @@ class OpTimes:
         self._element_dtype = element_dtype
         self._generates = generates
         self._computes_fp16 = "fp16" in (dtype, element_dtype)
-        self.factors = {kind: rates.time_factors.get(kind, 1.0) for kind in COMPUTE_KINDS}
+        self.factors = {kind: rates.time_factor(kind) for kind in COMPUTE_KINDS}
 
     @property
     def counts_views(self) -> bool:
@@ -67,8 +68,8 @@ class OpTimes:
         backward = rates.op_overhead_s if rates.backward_dispatch_s is None else rates.backward_dispatch_s
         return forward * slower, backward * slower
 
-    def python_s(self, what: str) -> float:
-        return python_s(self._rates, what)
+    def python_s(self, work: PythonWork) -> float:
+        return python_s(self._rates, work)
 
     def kernels_s(
         self,
@@ -122,13 +123,13 @@ class OpTimes:
     def _attention_s(
         self, base: str, dtype: str, form: str, flops: Values, moved_bytes: Values, written_bytes: Values
     ) -> Values:
-        way = "backward" if base.endswith("backward") else "forward"
-        curves, flat = self._rates.attention_curves, self._rates.attention_flops_per_s
-        curve = curves.get(f"{way} {form} {dtype}") or curves.get(f"{way} {dtype}")
+        way: AttentionWay = "backward" if base.endswith("backward") else "forward"
+        rates = self._rates
+        curve = rates.attention_curve(way, form=form, dtype=dtype) or rates.attention_curve(way, dtype=dtype)
         if curve is None:
-            return self._flat_s(flat, dtype, flops, moved_bytes)
+            return self._flat_s(rates.attention_flops_per_s, dtype, flops, moved_bytes)
         seconds = seconds_by_flops(flops, moved_bytes, curve)
-        token = curves.get(f"token {dtype}") if self._generates else None
+        token = rates.attention_curve("token", dtype=dtype) if self._generates else None
         if token is None:
             return seconds
         return _token_s(flops, moved_bytes, written_bytes, usual_s=seconds, curve=curve, token=token)
@@ -137,7 +138,7 @@ class OpTimes:
         small_s = self._by_curves(("small",), "small rows", dtype, form, flops, moved_bytes)
         if base in _BATCHED or (base == GROUPED_PRODUCT and small_s is not None):
             # A library is asked for layers' products alone.
-            rows = "small rows" if base == GROUPED_PRODUCT else ""
+            rows: MatmulSort | None = "small rows" if base == GROUPED_PRODUCT else None
             seconds = self._by_curves(("bmm", "mm"), rows, dtype, form, flops, moved_bytes)
             small_s = None
         else:
@@ -150,16 +151,16 @@ class OpTimes:
         return np.where(is_small, small_s, seconds + self._rates.library_call_s)
 
     def _by_curves(
-        self, sorts: Sequence[str], rows: str, dtype: str, form: str, flops: Values, moved_bytes: Values
+        self, sorts: Sequence[MatmulSort], rows: MatmulSort | None, dtype: str, form: str, flops: Values, moved_bytes: Values
     ) -> Values | None:
         """Products by the first curve that there is; in a generation, by the curve of few rows as far as it goes."""
-        curves = self._rates.matmul_curves
-        names = [name for sort in sorts for name in (f"{sort} {form} {dtype}", f"{sort} {dtype}")]
-        curve = next((curves[name] for name in names if name in curves), None)
+        find = self._rates.matmul_curve
+        found = (find(sort, form=each, dtype=dtype) for sort in sorts for each in (form, ""))
+        curve = next((curve for curve in found if curve is not None), None)
         if curve is None:
             return None
         seconds = seconds_by_flops(flops, moved_bytes, curve)
-        decoding = curves.get(f"{rows} {form} {dtype}") if self._generates else None
+        decoding = find(rows, form=form, dtype=dtype) if self._generates and rows is not None else None
         if decoding is None:
             return seconds
         has_few = flops <= decoding[-1][0] * np.maximum(moved_bytes, 1.0)
@@ -174,27 +175,25 @@ class OpTimes:
         return bool(self._rates.op_curves) and base in ALLOCATIONS
 
     def _memory_curve(self, kind: ComputeKind, base: str, dtype: str) -> Curve | None:
-        curves = self._rates.op_curves
-        dtypes = _HALVES if dtype == "fp16" else (dtype,)
-        suffixes = ("",) if dtype == "fp32" else (*(f" {name}" for name in dtypes), "")
-        names = [f"{name}{suffix}" for name in (base.rstrip("_"), kind) for suffix in suffixes]
-        return next((curves[name] for name in names if name in curves), None)
+        dtypes = (*_HALVES, "fp32") if dtype == "fp16" else dict.fromkeys((dtype, "fp32"))
+        found = (self._rates.op_curve(name, dtype=each) for name in (base.rstrip("_"), kind) for each in dtypes)
+        return next((curve for curve in found if curve is not None), None)
 
 
-def python_s(rates: Rates, what: str) -> float:
-    """Of work beside ops (``Rates.python_s``); 0 where it was not measured."""
-    return rates.python_s.get(what, 0.0) * rates.time_factors.get("hooks", 1.0)
+def python_s(rates: Rates, work: PythonWork) -> float:
+    """Seconds of one piece of work beside ops, as finished runs correct it."""
+    return rates.python_work_s(work) * rates.time_factor("hooks")
 
 
 def weights_python_s(rates: Rates, *, generates: bool, is_stored: bool) -> float:
     """Of each tensor of weights that comes: a generation has its own where it was measured. is_stored: from beyond the host."""
-    own = ("stored weights",) * is_stored + ("weights of a pass",)
+    own: tuple[PythonWork, ...] = ("stored weights", "weights of a pass") if is_stored else ("weights of a pass",)
     return python_s(rates, next((name for name in own if generates and name in rates.python_s), "weights"))
 
 
 def keys_and_values_python_s(rates: Rates, *, is_stored: bool) -> float:
     """Of a block's that come and go. is_stored: as for weights."""
-    own = "stored keys and values"
+    own: PythonWork = "stored keys and values"
     return python_s(rates, own if is_stored and own in rates.python_s else "keys and values")
 
 

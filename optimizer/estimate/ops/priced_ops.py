@@ -13,11 +13,11 @@ from optimizer.base.categories import CATEGORIES, Tier
 from optimizer.estimate.ops.experts import unread_bytes
 from optimizer.estimate.ops.op_times import OpTimes
 from optimizer.formats.op_costs import OpKind
-from optimizer.hardware.machine import Rates
+from optimizer.hardware.rates import Rates
 from optimizer.hardware.thread_wakeup import runs_multithreaded
-from optimizer.profile.profile import Change, Op, Part
+from optimizer.profile.ops import Change, Op, Part, compute_kind
 from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms, monomials
-from optimizer.profile.time_kinds import COMPUTE_KINDS, kind_of
+from optimizer.profile.time_kinds import COMPUTE_KINDS
 
 
 class HasOps(Protocol):
@@ -111,7 +111,7 @@ class OpSizes:
                 seconds[indices] = written_bytes / links[op_kind]
                 slots[indices] = len(COMPUTE_KINDS) + _LANES.index(op_kind) - 1
                 continue
-            kind = kind_of(op_kind, name)
+            kind = compute_kind(op_kind, name)
             seconds[indices] = times.kernels_s(
                 kind,
                 name,
@@ -143,6 +143,12 @@ class PricedOps:
         """Whatever finished runs say."""
         factors = np.array([*(self.times.factors[kind] for kind in COMPUTE_KINDS), 1.0, 1.0])
         found: NDArray[np.float64] = self.seconds / factors[self.slots]
+        return found
+
+    @cached_property
+    def is_copy(self) -> NDArray[np.bool_]:
+        """Ops that copy between tiers."""
+        found: NDArray[np.bool_] = self.slots >= len(COMPUTE_KINDS)
         return found
 
     def sum_of(self, part: Part) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:

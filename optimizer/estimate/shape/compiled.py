@@ -20,7 +20,6 @@ from optimizer.estimate.categories.activations import (
     read_copy,
     redirect_changes,
 )
-from optimizer.estimate.categories.gradients import Dropped, drop_gradients
 from optimizer.estimate.kernels.cuda_kernels import call_of, holds_without_change
 from optimizer.estimate.kernels.held import OpCall
 from optimizer.estimate.kernels.kernel_scratch import find_kernels
@@ -28,20 +27,19 @@ from optimizer.estimate.kernels.rise import rise_with_scratch
 from optimizer.estimate.ops.op_overhead import PartOps, is_done_again
 from optimizer.estimate.ops.op_times import OpTimes
 from optimizer.estimate.ops.priced_ops import KIND_SLOT, OpSizes, PricedOps, list_terms
-from optimizer.estimate.tasks.change import FROM_PROLOGUE, NO_COPIES, Move
-from optimizer.estimate.tasks.parts import Change, PartBytes, PartName, PartTime, sum_changes
-from optimizer.hardware.machine import Machine, Processor, Rates
+from optimizer.estimate.tasks.change import FROM_PROLOGUE, NO_COPIES, Arrival, Change, Move, PartName
+from optimizer.estimate.tasks.dropped import Dropped, drop_gradients
+from optimizer.estimate.tasks.parts import PartBytes, PartTime, sum_changes
+from optimizer.hardware.machine import Machine, Processor
+from optimizer.hardware.rates import Rates
 from optimizer.hardware.thread_wakeup import count_multithreaded
 from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice
 from optimizer.plan.weights import DTYPE_BYTES, WeightsPlan
 from optimizer.profile.generation import ForwardRegime, Phase
-from optimizer.profile.profile import Change as ProfileChange
-from optimizer.profile.profile import Op, Part, Regime
+from optimizer.profile.ops import Change as ProfileChange
+from optimizer.profile.ops import Op, Part
+from optimizer.profile.profile import Regime
 from optimizer.profile.sizes import Shape, evaluate, monomials
-
-Arrival = tuple[int, Category, int]
-"""After which op of a part so many bytes come that are not traced with it."""
-
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _GRADIENTS, _TEMPORARIES, _LOGITS = _SLOT["gradients"], _SLOT["temporaries"], _SLOT["logits_and_loss"]
@@ -328,7 +326,13 @@ class CompiledShape:
             kernels_s=float(kinds_s.sum()),
             runs_ahead=machine.device.kind == "cuda",
         )
-        kinds_s[_DISPATCH] += beside.dispatch_s + own.thread_wakeup_s(priced, machine.rates)
+        kinds_s[_DISPATCH] += beside.dispatch_s + own.thread_wakeup_s(
+            priced.times,
+            machine.rates,
+            is_multithreaded=priced.shared,
+            kernels_s=priced.probed_seconds,
+            is_copy=priced.is_copy,
+        )
         kinds_s[_HOOKS] += beside.hooks_s
         kinds_ms = tuple((kinds_s * 1000).tolist())
         compute_ms = sum(kinds_ms)

@@ -20,7 +20,8 @@ from optimizer.estimate.tasks.parts import PartBytes, PartTime
 from optimizer.hardware.machine import Machine, Processor
 from optimizer.plan.logits_and_loss import WIDE_COPY_ELEMENTS
 from optimizer.plan.plan import Plan
-from optimizer.profile.profile import Op, Part, Profile
+from optimizer.profile.ops import Op, Part
+from optimizer.profile.profile import Profile
 from optimizer.profile.sizes import evaluate
 from optimizer.profile.time_kinds import COMPUTE_KINDS, ComputeKind
 

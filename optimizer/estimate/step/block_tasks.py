@@ -8,13 +8,13 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Final
 
-from optimizer.base.categories import CATEGORIES, Tier
+from optimizer.base.categories import CATEGORIES, Lane, Tier
 from optimizer.estimate.categories.activations import trip_of
-from optimizer.estimate.prediction import Lane
 from optimizer.estimate.shape.shared import Release
 from optimizer.estimate.step.part_prices import PartPrices, with_gradients
 from optimizer.estimate.step.update import update_key
-from optimizer.estimate.tasks.parts import PartName, PartTime
+from optimizer.estimate.tasks.change import PartName
+from optimizer.estimate.tasks.parts import PartTime
 from optimizer.estimate.tasks.tasks import Task, add_legs
 from optimizer.estimate.tasks.transfers import Legs, Transfer
 from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice, Compression

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from optimizer.estimate.prediction import Lane
+from optimizer.base.categories import Lane
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.tasks.transfers import BESIDE, NUM_QUEUES, Begun, Event, Legs
 

@@ -5,12 +5,12 @@ from functools import partial
 from typing import Final
 
 from optimizer.base.categories import CATEGORIES
-from optimizer.estimate.categories.gradients import drop_gradients
 from optimizer.estimate.shape.logits_and_loss import Product, estimate_chunked_head
 from optimizer.estimate.step.part_prices import PartPrices, with_gradients
 from optimizer.estimate.step.update import update_key
-from optimizer.estimate.tasks.change import Move
-from optimizer.estimate.tasks.parts import Change, sum_changes
+from optimizer.estimate.tasks.change import Change, Move
+from optimizer.estimate.tasks.dropped import drop_gradients
+from optimizer.estimate.tasks.parts import sum_changes
 from optimizer.estimate.tasks.tasks import Task, add_legs, as_moves
 from optimizer.hardware.machine import Processor
 from optimizer.plan.activations import BlockChoice

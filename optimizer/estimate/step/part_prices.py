@@ -5,11 +5,13 @@ from functools import cached_property
 
 from optimizer.base.categories import Link
 from optimizer.estimate.categories.activations import Trip
-from optimizer.estimate.categories.gradients import Dropped, find_dropped, gradient_python_s
-from optimizer.estimate.categories.moments import Moments
+from optimizer.estimate.categories.gradients import find_dropped, gradient_python_s
 from optimizer.estimate.categories.optimizer_state import host_bytes_per_s
 from optimizer.estimate.shape.compiled import CompiledShape
-from optimizer.estimate.tasks.parts import PartName, PartTime
+from optimizer.estimate.tasks.change import PartName
+from optimizer.estimate.tasks.dropped import Dropped
+from optimizer.estimate.tasks.moments import Moments
+from optimizer.estimate.tasks.parts import PartTime
 from optimizer.estimate.tasks.transfers import Legs
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.thread_wakeup import wakeup_cost_s

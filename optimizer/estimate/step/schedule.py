@@ -16,7 +16,6 @@ from typing import Final
 from optimizer.base.categories import CATEGORIES, Category
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
 from optimizer.estimate.categories.gradients import estimate_rows_bytes
-from optimizer.estimate.categories.moments import moments_of
 from optimizer.estimate.categories.optimizer_state import StateCosts
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.categories.weights import (
@@ -34,6 +33,7 @@ from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.streaming import make_weights_task
 from optimizer.estimate.step.update import list_update_tasks, update_inputs, update_key
 from optimizer.estimate.tasks.change import Move
+from optimizer.estimate.tasks.moments import moments_of
 from optimizer.estimate.tasks.tasks import Task, move_task, single
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import BlockChoice
@@ -69,7 +69,7 @@ class StepLayout:
         self._plan = plan
         self._machine = machine
         self._shared = compiled.keep("shared storages", lambda: SharedStorages(compiled))
-        moments = moments_of(tensors.sizes, plan, kept=workload.kept_state)
+        moments = moments_of(tensors.sizes, bits=plan.optimizer_state.bits, kept=workload.kept_state)
         prices = PartPrices.of(compiled, plan=plan, machine=machine, moments=moments, is_first=is_first)
         self._makes_anew = prices.dropped is not None
         self._rates_key = prices.rates_key

@@ -38,7 +38,7 @@ class PreparedStep:
     def resident(self, plan: Plan) -> Resident:
         """What is there between steps, with what moving activations of this plan's blocks takes."""
         packing_bytes = estimate_packing_bytes(plan.activations, device_kind=self.device_kind)
-        staging_bytes = estimate_staging_bytes(plan)
+        staging_bytes = estimate_staging_bytes(plan.activations, plan.weights)
         if not packing_bytes and not staging_bytes:
             return self.always
         device: Bytes = self.always.device + single("temporaries", packing_bytes)
@@ -78,13 +78,32 @@ def _make_setting(
     device = single("weights", estimate_weight_bytes(profile, plan.weights) - streamed_bytes)
     device += single("optimizer_state", state.device_bytes)
     device += single("gradients", gradients.device)
+    first_layout: StepLayout | None = None
+    if plan.gradients.choice == "consume":
+        first_layout = StepLayout(
+            profile,
+            compiled,
+            plan=plan,
+            workload=workload,
+            machine=machine,
+            tensors=tensors,
+            state=state,
+            is_first=True,
+        )
     home_bytes = {"device": 0, "host": 0, "disk": 0, plan.weights.place: streamed_bytes}
     return PreparedStep(
         layout=StepLayout(
             profile, compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state
         ),
         stages=Stages(
-            profile, compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state
+            profile,
+            compiled,
+            plan=plan,
+            workload=workload,
+            machine=machine,
+            tensors=tensors,
+            state=state,
+            schedule_first=None if first_layout is None else first_layout.schedule,
         ),
         tensors=tensors,
         device_kind=machine.device.kind,

@@ -12,9 +12,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.base.categories import CATEGORIES, Link
+from optimizer.base.categories import CATEGORIES, LANES, Lane, Link
 from optimizer.base.heap import KEPT_BYTES
-from optimizer.estimate.prediction import LANES, Lane
 from optimizer.estimate.step.clock import Timing, time_step
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.tasks.parts import Bytes

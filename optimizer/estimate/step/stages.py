@@ -10,7 +10,7 @@ are counted to its end, which a small model's evaluation can make higher than it
 *Not modelled*: an evaluation before the first step, which has no moments beside it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +18,6 @@ import numpy as np
 
 from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
-from optimizer.estimate.categories.moments import moments_of
 from optimizer.estimate.categories.optimizer_state import (
     StateCosts,
     estimate_early_state_bytes,
@@ -30,9 +29,9 @@ from optimizer.estimate.prediction import Stage, StagePeak
 from optimizer.estimate.shape.compiled import CompiledShape
 from optimizer.estimate.shape.logits_and_loss import list_evaluation, read_head
 from optimizer.estimate.step.runs import Schedule, TaskRun
-from optimizer.estimate.step.schedule import StepLayout
 from optimizer.estimate.step.simulate import Highest, Resident, Simulation
 from optimizer.estimate.step.update import list_update_tasks, update_inputs
+from optimizer.estimate.tasks.moments import moments_of
 from optimizer.estimate.tasks.parts import Bytes, PartBytes, sum_changes
 from optimizer.estimate.tasks.tasks import single
 from optimizer.hardware.machine import Machine, Processor
@@ -57,27 +56,20 @@ class Stages:
         machine: Machine,
         tensors: TensorList,
         state: StateCosts,
+        schedule_first: Callable[[Sequence[BlockChoice]], Schedule] | None,
     ) -> None:
-        """plan: of which the blocks' choices are not looked at."""
+        """The blocks' choices of ``plan`` are not read.
+
+        schedule_first: lays out a first step that consumes gradients, by what each block does; None where gradients are kept.
+        """
         self._num_blocks = profile.num_blocks
         self._has_steady_step = workload.num_steps > 1
         early_bytes = estimate_early_state_bytes(tensors.list_staying(plan.optimizer_state), plan)
         self._early_bytes = early_bytes - state.device_bytes
         self._early = single("optimizer_state", self._early_bytes)
-        self._first_layout: StepLayout | None = None
+        self._schedule_first = schedule_first
         self._first_update: TaskRun | None = None
-        if plan.gradients.choice == "consume":
-            self._first_layout = StepLayout(
-                profile,
-                compiled,
-                plan=plan,
-                workload=workload,
-                machine=machine,
-                tensors=tensors,
-                state=state,
-                is_first=True,
-            )
-        else:
+        if schedule_first is None:
             self._first_update = _first_update(
                 plan=plan, workload=workload, machine=machine, tensors=tensors, state=state
             )
@@ -94,8 +86,8 @@ class Stages:
         """schedule, resident, steady: of a steady step of a plan whose blocks do this."""
         if self._first_update is not None:
             schedule = replace(schedule, update=self._first_update)
-        if self._first_layout is not None:
-            schedule = self._first_layout.schedule(choices)
+        if self._schedule_first is not None:
+            schedule = self._schedule_first(choices)
         first = Highest(
             schedule, resident.device + self._early, resident_bytes=resident.device_bytes + self._early_bytes
         )
@@ -166,7 +158,7 @@ def _first_update(
     """Of gradients that are kept until then."""
     def make() -> TaskRun:
         staying = tensors.list_staying(plan.optimizer_state)
-        moments = moments_of(tensors.sizes, plan, kept=workload.kept_state)
+        moments = moments_of(tensors.sizes, bits=plan.optimizer_state.bits, kept=workload.kept_state)
         listed = partial(list_update_changes, staying, plan, moments, is_first=True, device_kind=machine.device.kind)
         early = replace(state, list_changes=listed)
         return TaskRun(tuple(list_update_tasks(tensors, early, plan=plan, workload=workload, machine=machine)))

@@ -7,14 +7,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.base.categories import CATEGORIES, Link
+from optimizer.base.categories import CATEGORIES, LANES, Link
 from optimizer.estimate.categories.stores import STORE_LANES, read_ms
 from optimizer.estimate.ops.op_times import weights_python_s
-from optimizer.estimate.prediction import LANES
-from optimizer.estimate.tasks.parts import Change, PartTime
+from optimizer.estimate.tasks.change import Change
+from optimizer.estimate.tasks.parts import PartTime
 from optimizer.estimate.tasks.tasks import Task, add_legs, as_moves, moved_bytes, single
 from optimizer.estimate.tasks.transfers import Legs, Transfer
-from optimizer.hardware.machine import Rates
+from optimizer.hardware.rates import Rates
 from optimizer.hardware.thread_wakeup import count_multithreaded, wakeup_cost_s
 from optimizer.plan.weights import WeightsPlan
 

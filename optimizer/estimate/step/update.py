@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from optimizer.base.categories import CATEGORIES
+from optimizer.base.categories import CATEGORIES, Lane
 from optimizer.estimate.categories.gradients import (
     estimate_clip_bytes,
     estimate_clip_ms,
@@ -29,12 +29,12 @@ from optimizer.estimate.categories.optimizer_state import (
 )
 from optimizer.estimate.categories.stores import read_ms, write_ms
 from optimizer.estimate.categories.tensors import TensorList
-from optimizer.estimate.prediction import Lane
-from optimizer.estimate.tasks.change import Move
-from optimizer.estimate.tasks.parts import Change, PartTime, sum_device_rows
+from optimizer.estimate.tasks.change import Change, Move
+from optimizer.estimate.tasks.parts import PartTime, sum_device_rows
 from optimizer.estimate.tasks.tasks import Task, add_legs, as_moves, risen_bytes, single
 from optimizer.estimate.tasks.transfers import Legs, Transfer
-from optimizer.hardware.machine import Machine, Rates
+from optimizer.hardware.machine import Machine
+from optimizer.hardware.rates import PythonWork, Rates
 from optimizer.hardware.thread_wakeup import count_multithreaded, wakeup_cost_s
 from optimizer.plan.plan import Plan
 from optimizer.workload import TrainingWorkload
@@ -125,7 +125,7 @@ def list_update_times(
     optimizer_ms = estimate_update_ms(state.num_staying, plan, machine.rates, kept=workload.kept_state)
     if fetched_bytes and (workload.max_grad_norm is not None or plan.weights.scales_loss):
         scaling_ms = estimate_fetched_scaling_ms(state.num_staying, plan, machine.rates)
-        optimizer_ms += scaling_ms * machine.rates.time_factors.get("optimizer", 1.0)
+        optimizer_ms += scaling_ms * machine.rates.time_factor("optimizer")
     time = PartTime.spent(
         optimizer=optimizer_ms,
         hooks=_python_ms(tensors, state.num_tensors_staying, plan, workload, machine.rates)
@@ -154,7 +154,7 @@ def _clip_time(
     begins: tuple[Transfer, ...],
 ) -> UpdateTime:
     optimizer_ms = estimate_clip_ms(tensors, plan, machine.rates, scales=workload.max_grad_norm is not None)
-    optimizer_ms *= machine.rates.time_factors.get("optimizer", 1.0)
+    optimizer_ms *= machine.rates.time_factor("optimizer")
     hooks_ms = 0.0
     if plan.gradients.choice == "consume":
         # The update of each tensor is inside backward; its time is the same there.
@@ -170,16 +170,15 @@ def _python_ms(tensors: TensorList, num_staying: int, plan: Plan, workload: Trai
 
     num_staying: of the tensors, those whose state is on the device.
     """
-    python_s = rates.python_s
-    staying_s = python_s.get(_name_of_staying(plan, workload), 0.0)
+    staying_s = rates.python_work_s(_work_on_staying(plan, workload))
     if plan.optimizer_state.bits == 8:
-        staying_s += python_s.get("update 8-bit", 0.0)
-    leaving_s = python_s.get("state", 0.0)
+        staying_s += rates.python_work_s("update 8-bit")
+    leaving_s = rates.python_work_s("state")
     num_leaving = len(tensors.sizes) - num_staying
-    seconds = python_s.get("step", 0.0) + num_staying * staying_s + num_leaving * leaving_s
+    seconds = rates.python_work_s("step") + num_staying * staying_s + num_leaving * leaving_s
     if num_leaving and plan.weights.place != "device":
-        seconds += min(num_leaving, tensors.num_in_blocks) * (python_s.get("state at home", leaving_s) - leaving_s)
-    return seconds * rates.time_factors.get("hooks", 1.0) * 1000
+        seconds += min(num_leaving, tensors.num_in_blocks) * (rates.python_s.get("state at home", leaving_s) - leaving_s)
+    return seconds * rates.time_factor("hooks") * 1000
 
 
 def _waking_ms(tensors: TensorList, plan: Plan, rates: Rates, *, scales: bool) -> float:
@@ -200,12 +199,12 @@ def _waking_ms(tensors: TensorList, plan: Plan, rates: Rates, *, scales: bool) -
 
 def more_for_leaving_ms(num_tensors: int, rates: Rates) -> float:
     """By how much a step can at most be cheaper, in Python, than where the state of so many tensors leaves."""
-    more_s = max(0.0, rates.python_s.get("state", 0.0) - rates.python_s.get("gradients", 0.0))
-    return num_tensors * more_s * rates.time_factors.get("hooks", 1.0) * 1000
+    more_s = max(0.0, rates.python_work_s("state") - rates.python_work_s("gradients"))
+    return num_tensors * more_s * rates.time_factor("hooks") * 1000
 
 
-def _name_of_staying(plan: Plan, workload: TrainingWorkload) -> str:
-    """Of what is done to each tensor whose state is on the device (``Rates.python_s``)."""
+def _work_on_staying(plan: Plan, workload: TrainingWorkload) -> PythonWork:
+    """Work on each tensor whose state is on the device."""
     if plan.gradients.choice == "host":
         return "gradients"
     steps_alone = plan.gradients.choice == "consume" or plan.weights.widens_updates or workload.kept_state.declared.steps_alone

@@ -4,9 +4,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from optimizer.base.categories import Link, Tier
+from optimizer.base.categories import Category, Link, Tier
 from optimizer.estimate.kernels.held import OpCall
+from optimizer.plan.activations import BlockChoice
 
+Change = tuple[Tier, int, int]
+"""Tier, place of the category, bytes."""
+PartName = str | tuple[BlockChoice, int, str]
+"""A name of PART_NAMES, or (choice, template, ``forward`` | ``backward_first`` | ``backward_accumulate``)."""
+Arrival = tuple[int, Category, int]
+"""After which op of a part so many bytes come that are not traced with it."""
 FROM_PROLOGUE = -2
 """In place of a storage's number: one of those that the micro-batch made before its blocks."""
 NO_COPIES: Mapping[Link, int] = MappingProxyType({})

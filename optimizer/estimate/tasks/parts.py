@@ -3,21 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.base.categories import CATEGORIES, Tier
-from optimizer.estimate.prediction import LANES
-from optimizer.plan.activations import BlockChoice
+from optimizer.base.categories import CATEGORIES, LANES, Tier
+from optimizer.estimate.tasks.change import Change
 from optimizer.profile.time_kinds import COMPUTE_KINDS
 
 Bytes = NDArray[np.int64]
-Change = tuple[Tier, int, int]
-"""Tier, place of the category, bytes."""
-PartName = str | tuple[BlockChoice, int, str]
-"""A name of PART_NAMES, or (choice, template, ``forward`` | ``backward_first`` | ``backward_accumulate``)."""
 _BEYOND: Final[tuple[Tier, ...]] = ("host", "disk", "remote")
 
 
@@ -51,6 +46,21 @@ class PartBytes:
 NO_KINDS = (0.0,) * len(COMPUTE_KINDS)
 
 
+class SpentMs(TypedDict, total=False):
+    """Milliseconds of each kind of time on the compute lane; kinds that are left out take none."""
+
+    matmul: float
+    attention: float
+    half_precision: float
+    elementwise: float
+    reduction: float
+    gather: float
+    quantization: float
+    dispatch: float
+    hooks: float
+    optimizer: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class PartTime:
     """Milliseconds on each lane (``prediction.Lane``), and what compute's are made of."""
@@ -69,11 +79,10 @@ class PartTime:
     """Of compute: what is done a second time because it was not kept."""
 
     @classmethod
-    def spent(cls, **kinds_ms: float) -> "PartTime":
-        """On compute, by kind."""
-        return cls(
-            compute_ms=sum(kinds_ms.values()), kinds_ms=tuple(kinds_ms.get(kind, 0.0) for kind in COMPUTE_KINDS)
-        )
+    def spent(cls, **kinds_ms: Unpack[SpentMs]) -> "PartTime":
+        """Time on the compute lane, by kind."""
+        by_kind = tuple(kinds_ms.get(kind, 0.0) for kind in COMPUTE_KINDS)
+        return cls(compute_ms=sum(by_kind), kinds_ms=by_kind)
 
     @cached_property
     def by_lane(self) -> tuple[float, ...]:

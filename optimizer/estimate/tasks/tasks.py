@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optimizer.base.categories import CATEGORIES, Category, Link
-from optimizer.estimate.prediction import Lane
-from optimizer.estimate.tasks.change import NO_COPIES, Move
-from optimizer.estimate.tasks.parts import Bytes, Change, PartBytes, PartTime
+from optimizer.base.categories import CATEGORIES, Category, Lane, Link
+from optimizer.estimate.tasks.change import NO_COPIES, Change, Move
+from optimizer.estimate.tasks.parts import Bytes, PartBytes, PartTime
 from optimizer.estimate.tasks.transfers import Event, Legs, Transfer, make_event
 from optimizer.hardware.machine import Processor
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from optimizer.estimate.prediction import Lane
+from optimizer.base.categories import Lane
 
 BESIDE: Final[Mapping[str, Mapping[Lane, int]]] = {
     "cpu": {"disk": 1, "network": 2},

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from optimizer.hardware.machine import Curve
+from optimizer.hardware.curves import Curve
 
 MAX_REPEATS = 15
 _MAX_DRAWN = 1 << 17

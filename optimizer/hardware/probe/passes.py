@@ -13,11 +13,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizer.formats.sampling import Sampling
-from optimizer.hardware.machine import Curve
+from optimizer.hardware.curves import DRAW, Curve
 from optimizer.hardware.probe import clock
 from optimizer.hardware.probe.steps import COPIES
 from optimizer.hardware.probe.thread_wakeup import alone
 from optimizer.hardware.probe.tiny import tiny_spec
+from optimizer.hardware.rates import PythonWork
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
@@ -36,7 +37,7 @@ class PassCosts:
 
     dispatch_s: float
     """Of each op, views included: what more blocks take longer, over their ops."""
-    python_s: dict[str, float]
+    python_s: dict[PythonWork, float]
     """``token`` for each forward pass, beside its ops; of what comes and goes (``Rates.python_s``) what the same generation takes
     longer with it on the host, and on the disk."""
 
@@ -44,7 +45,7 @@ class PassCosts:
 def probe_passes(device: torch.device, *, scratch: Path | None, max_s: float) -> PassCosts:
     """Of the least of a few passes, taken in turn. scratch: None where there is no disk."""
     share = clock.TimeShare(max_s)
-    away = {
+    away: dict[PythonWork, GenerationPlan] = {
         "keys and values": GenerationPlan(kv_cache=KvCachePlan(place="host")),
         "weights of a pass": GenerationPlan(weights=WeightsPlan(place="host")),
     }
@@ -97,7 +98,7 @@ def probe_draws(device: torch.device, *, max_s: float) -> dict[str, Curve]:
             partial(chooser.draw, logits, into=token), device, max_s=share.of(len(_VOCAB_SIZES) - index)
         )
         points.append((float(vocab_size), vocab_size / seconds))
-    return {"draw": clock.as_curve(points)}
+    return {DRAW: clock.as_curve(points)}
 
 
 class _Generation:

@@ -26,7 +26,8 @@ import torch
 
 from optimizer.base.errors import InvalidInput
 from optimizer.base.heap import keep_freed_memory
-from optimizer.hardware.machine import PROBE_DISTURBED_FACT, Curve, Machine, Rates
+from optimizer.hardware.curves import Curve
+from optimizer.hardware.machine import PROBE_DISTURBED_FACT, Machine
 from optimizer.hardware.memory import available_memory_bytes
 from optimizer.hardware.probe.clock import TimeShare, better_of
 from optimizer.hardware.probe.disturbance import Disturbance, Watch
@@ -48,6 +49,7 @@ from optimizer.hardware.probe.rates.stores import Stored, faults_of, probe_disk,
 from optimizer.hardware.probe.rates.updates import probe_8bit_tensor_s, probe_host_update, probe_updates
 from optimizer.hardware.probe.steps import probe_steps
 from optimizer.hardware.probe.thread_wakeup import probe_wake_s
+from optimizer.hardware.rates import Rates
 from optimizer.runtime.layers.matmul_dispatch import has_quicker_library
 from optimizer.runtime.meter.device import has_bf16, prepared_device, reserve_workspaces
 

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from optimizer.hardware.probe import clock
 from optimizer.hardware.probe.thread_wakeup import alone
 from optimizer.hardware.probe.tiny import SEQUENCE_LENGTH, tiny_spec
+from optimizer.hardware.rates import PythonWork
 from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
@@ -44,7 +45,7 @@ class StepCosts:
 
     forward_dispatch_s: float
     backward_dispatch_s: float
-    python_s: dict[str, float]
+    python_s: dict[PythonWork, float]
 
 
 def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
@@ -67,7 +68,7 @@ def _each_op_s(found: Mapping[str, "_Step"], phase: str) -> float:
     return longer_s / (more.num(phase) - keep.num(phase))
 
 
-def _python_of_ops(found: Mapping[str, "_Step"], forward_s: float, backward_s: float) -> dict[str, float]:
+def _python_of_ops(found: Mapping[str, "_Step"], forward_s: float, backward_s: float) -> dict[PythonWork, float]:
     keep = found["keep"]
     once_s = keep.phase_s("forward") - keep.num("forward") * forward_s
     once_s += keep.phase_s("backward") - keep.num("backward") * backward_s
@@ -92,7 +93,7 @@ def _python_of_ops(found: Mapping[str, "_Step"], forward_s: float, backward_s: f
     }
 
 
-def _python_of_updates(found: Mapping[str, "_Step"]) -> dict[str, float]:
+def _python_of_updates(found: Mapping[str, "_Step"]) -> dict[PythonWork, float]:
     keep, more = found["keep"], found["more"]
     tensor_s = max(0.0, (more.update_s - keep.update_s) / (more.num_tensors - keep.num_tensors))
 

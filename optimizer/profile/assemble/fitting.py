@@ -9,7 +9,7 @@ from optimizer.profile.assemble.cutting import Raw, RawChange, RawPart, Storage
 from optimizer.profile.assemble.sharing import PartKey
 from optimizer.profile.assemble.tables import PartTables
 from optimizer.profile.events import Ran
-from optimizer.profile.profile import Change, Op
+from optimizer.profile.ops import Change, Op
 from optimizer.profile.sizes import NO_TERMS, Shape, Terms, evaluate, fit_terms
 
 STORAGE: Final = "storage"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from optimizer.profile.profile import Change, Op, Part
+from optimizer.profile.ops import Change, Op, Part
 
 
 class PartTables:

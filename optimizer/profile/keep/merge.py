@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from optimizer.profile.assemble.tables import PartTables
-from optimizer.profile.profile import BlockTemplate, Evaluation, Part, Profile, Regime
+from optimizer.profile.ops import Part
+from optimizer.profile.profile import BlockTemplate, Evaluation, Profile, Regime
 
 
 def merge_profiles(one: Profile, other: Profile) -> Profile:

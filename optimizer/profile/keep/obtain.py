@@ -17,6 +17,7 @@ from optimizer.base.errors import HeadroomError, ProfilingFailed
 from optimizer.base.serialize import to_json
 from optimizer.models.spec import ModelSpec
 from optimizer.profile.extent import EVERYTHING, Extent
+from optimizer.profile.fingerprints import profile_fingerprint
 from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.keep.kept import (
     keep_generation_profile,
@@ -25,7 +26,7 @@ from optimizer.profile.keep.kept import (
     read_kept_profile,
 )
 from optimizer.profile.keep.merge import merge_profiles
-from optimizer.profile.profile import BLOCK_CHOICES, Profile, profile_fingerprint
+from optimizer.profile.profile import BLOCK_CHOICES, Profile
 from optimizer.workload import Adapter
 
 _ROOT = Path(__file__).parents[3]

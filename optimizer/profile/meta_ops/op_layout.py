@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from optimizer.formats.op_costs import ADDING, WHOLE, classify_op
-from optimizer.profile.time_kinds import base_name
+from optimizer.formats.op_costs import ADDING, WHOLE, base_name, classify_op
 
 DTYPE_NAMES = {
     torch.float32: "fp32",

@@ -29,8 +29,6 @@ from optimizer.profile.assemble.ranges import ShapeRange, plan_ranges
 from optimizer.profile.assemble.tables import PartTables
 from optimizer.profile.events import Allocated, Began, Event, Freed, Ran
 from optimizer.profile.generation import (
-    EMBEDDING,
-    HEAD,
     ForwardRegime,
     GenerationProfile,
     HostAttended,
@@ -40,6 +38,7 @@ from optimizer.profile.generation import (
     block_part,
 )
 from optimizer.profile.meta_ops.meta_ops import Ops, pretend_cpu
+from optimizer.profile.ops import EMBEDDING, HEAD
 from optimizer.profile.profile import not_profiled
 from optimizer.profile.sizes import Shape
 from optimizer.profile.trace.depth import shorten_blocks

@@ -18,8 +18,9 @@ from optimizer.profile.assemble.assemble import assemble_forward
 from optimizer.profile.assemble.ranges import plan_ranges
 from optimizer.profile.assemble.tables import PartTables
 from optimizer.profile.events import Began, Event
-from optimizer.profile.generation import EMBEDDING, HEAD, ForwardRegime, KvTensors, Phase, block_part
+from optimizer.profile.generation import ForwardRegime, KvTensors, Phase, block_part
 from optimizer.profile.meta_ops.meta_ops import Ops, pretend_cpu
+from optimizer.profile.ops import EMBEDDING, HEAD
 from optimizer.profile.sizes import Shape
 from optimizer.profile.trace.recorder import Recorder
 from optimizer.runtime.generation.generator import Generator

@@ -28,16 +28,9 @@ from optimizer.profile.assemble.assemble import assemble_regime
 from optimizer.profile.assemble.ranges import ShapeRange, plan_ranges
 from optimizer.profile.assemble.tables import PartTables
 from optimizer.profile.extent import EVERYTHING, Extent, traced_representation
+from optimizer.profile.fingerprints import profile_fingerprint
 from optimizer.profile.meta_ops.meta_ops import Ops
-from optimizer.profile.profile import (
-    BLOCK_CHOICES,
-    Profile,
-    Regime,
-    beyond_positions,
-    not_in_blocks,
-    not_profiled,
-    profile_fingerprint,
-)
+from optimizer.profile.profile import BLOCK_CHOICES, Profile, Regime, beyond_positions, not_in_blocks, not_profiled
 from optimizer.profile.trace.structure import sequence_limits, sequence_steps, shorten_model
 from optimizer.profile.trace.tensor_sizes import list_tensors, mark_sparse, sum_frozen, sum_storages
 from optimizer.profile.trace.training_step import Subject, trace_evaluation, trace_step

@@ -16,7 +16,8 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import traced_choice
-from optimizer.profile.profile import BlockTemplate, Part, Profile, Regime, tail_name
+from optimizer.profile.ops import Part
+from optimizer.profile.profile import BlockTemplate, Profile, Regime, tail_name
 from optimizer.profile.sizes import Shape, evaluate
 from optimizer.workload import TrainingWorkload
 

@@ -9,7 +9,7 @@ from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import PerBlock, keep_everything
 from optimizer.search.problem import OuterPlan, SearchProblem
 
-MAX_PRICES = 400
+MAX_PRICES = 480
 """Number of prices after which a search stops looking for a better plan: a bound on time that, unlike a clock, is the
 same on every machine."""
 MAX_POLISH_PRICES = 160

@@ -11,7 +11,8 @@ from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import Extent
-from optimizer.profile.profile import Profile, profile_fingerprint
+from optimizer.profile.fingerprints import profile_fingerprint
+from optimizer.profile.profile import Profile
 from optimizer.runtime.job.measure import measure_step
 from optimizer.workload import Adapter, TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS

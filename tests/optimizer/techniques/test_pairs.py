@@ -10,7 +10,8 @@ import itertools
 
 import pytest
 
-from optimizer.hardware.machine import Device, Machine, Rates
+from optimizer.hardware.machine import Device, Machine
+from optimizer.hardware.rates import Rates
 from tests.optimizer.techniques.checks import check_bytes
 from tests.optimizer.techniques.plans import TECHNIQUES, make_plan, make_workload
 

@@ -13,7 +13,8 @@ from optimizer.base.units import GIB, MIB
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction, TimelinePoint
 from optimizer.goal import GenerationGoal, Goal
-from optimizer.hardware.machine import Device, Machine, Rates
+from optimizer.hardware.machine import Device, Machine
+from optimizer.hardware.rates import Rates
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan

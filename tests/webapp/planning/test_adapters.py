@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from optimizer.base.errors import InvalidWorkload
-from optimizer.profile.profile import profile_fingerprint
+from optimizer.profile.fingerprints import profile_fingerprint
 from optimizer.workload import Adapter, Export
 from tests.webapp.conftest import make_spec
 from webapp.attempts.outcome import finish_attempt

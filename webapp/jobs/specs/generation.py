@@ -11,7 +11,7 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_value
 from optimizer.goal import GenerationGoal
 from optimizer.models.spec import read_model_spec
-from optimizer.profile.generation import generation_fingerprint
+from optimizer.profile.fingerprints import generation_fingerprint
 from optimizer.search.generation.baselines import INFERENCE_BASELINES
 from optimizer.workload import GenerationRequest, GenerationWorkload
 from webapp.catalog.actions import count_prompt_tokens

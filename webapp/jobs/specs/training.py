@@ -15,7 +15,7 @@ from optimizer.base.units import parse_bytes
 from optimizer.goal import GenerationGoal, Goal
 from optimizer.models.spec import read_model_spec
 from optimizer.models.targets import check_targets
-from optimizer.profile.profile import profile_fingerprint
+from optimizer.profile.fingerprints import profile_fingerprint
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import Adapter, Export, GenerationWorkload, TrainingWorkload
 from webapp.catalog.models import Dataset, Model

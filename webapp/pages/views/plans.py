@@ -21,7 +21,7 @@ from django.views.decorators.http import require_GET
 
 from optimizer.base.errors import HeadroomError, InvalidInput, NoFeasiblePlan
 from optimizer.hardware.devices import known_devices
-from optimizer.profile.generation import traced_fingerprint
+from optimizer.profile.fingerprints import traced_fingerprint
 from webapp.catalog.models import Profile
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.models import Kind

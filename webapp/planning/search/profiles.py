@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizer.base.serialize import to_json
-from optimizer.profile.generation import INFERENCE_PROFILE_VERSION, GenerationProfile, traced_fingerprint
+from optimizer.profile.fingerprints import traced_fingerprint
+from optimizer.profile.generation import INFERENCE_PROFILE_VERSION, GenerationProfile
 from optimizer.profile.profile import PROFILE_VERSION
 from optimizer.profile.profile import Profile as ModelProfile
 from optimizer.workload import Adapter

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import torch
 
 from optimizer.formats.transfer_sizes import chunk_elements
-from optimizer.hardware.machine import Curve
+from optimizer.hardware.curves import Curve, PackedForm, PackingWay, packing_curve_name
 from optimizer.hardware.probe.clock import TimeShare, as_curve, quartile_s, random_tensor
 from optimizer.plan.activations import Compression
 from optimizer.runtime.tiers.compression import Packing, Scratch
 
-COMPRESSIONS: tuple[Compression, ...] = ("bf16", "int8")
+COMPRESSIONS: tuple[PackedForm, ...] = ("bf16", "int8")
 _CHUNKS = (1 / 16, 1, 4)
 """Of how many chunks a storage is."""
 
@@ -26,13 +26,13 @@ def probe_packing(device: torch.device, *, max_s: float) -> dict[str, Curve]:
         for way, (run, copy) in _trips(num_elements, compress, device).items():
             whole_s, copy_s = (quartile_s(timed, device, max_s=max_each_s) for timed in (run, copy))
             rate = num_elements / max(whole_s - copy_s, whole_s / 20)
-            points.setdefault(f"{way} {compress}", []).append((num_elements, rate))
+            points.setdefault(packing_curve_name(way, compress), []).append((num_elements, rate))
     return {name: as_curve(found) for name, found in points.items()}
 
 
 def _trips(
     num_elements: int, compress: Compression, device: torch.device
-) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
+) -> dict[PackingWay, tuple[Callable[[], object], Callable[[], object]]]:
     """By way, the trip, and the copy in it alone."""
     values = random_tensor((num_elements,), device, torch.float32).view(torch.uint8)
     packing = Packing(values.nbytes, dtype=torch.float32, compress=compress, scratch=Scratch(compress, device=device))

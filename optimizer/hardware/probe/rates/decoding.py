@@ -15,7 +15,7 @@ import torch
 
 from optimizer.base.units import KIB, MIB
 from optimizer.formats.matmul_dispatch import uses_onednn
-from optimizer.hardware.machine import Curve
+from optimizer.hardware.curves import Curve, MatmulSort, attention_curve_name, matmul_curve_name
 from optimizer.hardware.probe.clock import TimeShare, as_curve, quartile_s, random_tensor
 from optimizer.hardware.probe.rates.matmuls import Point, without
 from optimizer.runtime.layers.matmul_dispatch import asking_library, asks_library
@@ -28,8 +28,8 @@ _SMALL_SIZES = ((1, 512), (4, 512), (16, 256))
 """Where a library makes the large ones: its own, and the others."""
 _NUM_AT_ONCE = 8
 """Calls that are timed together, each of other operands."""
-_RING_BYTES = {"": 8 * MIB, " cold": 64 * MIB}
-"""Of weights in turn: more than an own cache of a core holds, and more than any that cores share."""
+_RING_BYTES = {False: 8 * MIB, True: 64 * MIB}
+"""Weights that take turns, warm and cold: more than an own cache of a core holds, and more than any that cores share."""
 _CACHE_RING_BYTES = 48 * MIB
 _LENGTHS = (64, 16, 256, 4, 1024)
 _HEADS, _HEAD_SIZE, _MOST_SEQUENCES = 8, 64, 8
@@ -54,27 +54,27 @@ def probe_rows(
     if device.type != "cpu":
         return curves
     sorts = [
-        (name, suffix, prefix, sizes)
+        (name, is_cold, sort, sizes)
         for name, dtype in dtypes.items()
-        for suffix in _RING_BYTES
-        for prefix, sizes in _sizes_of(dtype).items()
+        for is_cold in _RING_BYTES
+        for sort, sizes in _sizes_of(dtype).items()
     ]
-    for done, (name, suffix, prefix, sizes) in enumerate(sorts):
+    for done, (name, is_cold, sort, sizes) in enumerate(sorts):
         own = TimeShare(share.of(len(sorts) - done))
         points: list[Point] = []
         for index, size in enumerate(sizes):
             if index and not own.left_s:
                 break
             max_each_s = own.of(len(sizes) - index)
-            points.append(_time_rows(size, dtypes[name], _RING_BYTES[suffix], max_s=max_each_s, library_call_s=library_call_s))
-        curves[f"{prefix}rows nt {name}{suffix}"] = as_curve(points)
+            points.append(_time_rows(size, dtypes[name], _RING_BYTES[is_cold], max_s=max_each_s, library_call_s=library_call_s))
+        curves[matmul_curve_name(sort, form="nt", dtype=name, is_cold=is_cold)] = as_curve(points)
     return curves
 
 
-def _sizes_of(dtype: torch.dtype) -> dict[str, tuple[tuple[int, int], ...]]:
-    """By what their curve's name begins with."""
+def _sizes_of(dtype: torch.dtype) -> dict[MatmulSort, tuple[tuple[int, int], ...]]:
+    """Sizes by the sort of product that they measure."""
     asks = asks_library(torch.empty(0, dtype=dtype))
-    return {"": _LIBRARY_SIZES, "small ": _SMALL_SIZES} if asks else {"": _SIZES}
+    return {"rows": _LIBRARY_SIZES, "small rows": _SMALL_SIZES} if asks else {"rows": _SIZES}
 
 
 def probe_token_attention(device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
@@ -93,7 +93,7 @@ def probe_token_attention(device: torch.device, dtypes: Mapping[str, torch.dtype
             if index and not own.left_s:
                 break
             points.append(_time_token(length, dtype, max_s=own.of(len(_LENGTHS) - index)))
-        curves[f"token {name}"] = as_curve(points)
+        curves[attention_curve_name("token", dtype=name)] = as_curve(points)
     return curves
 
 

@@ -6,7 +6,7 @@ import torch
 
 from optimizer.formats.host_attention import HostAttention
 from optimizer.formats.kv_packing import KvLayout, KvShape
-from optimizer.hardware.machine import Curve
+from optimizer.hardware.curves import Curve
 from optimizer.hardware.probe.clock import TimeShare, as_curve, quartile_s, random_tensor
 from optimizer.runtime.generation.kv_host_attention import HostSums
 

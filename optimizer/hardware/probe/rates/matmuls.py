@@ -15,7 +15,7 @@ import torch
 from optimizer.base.units import MIB
 from optimizer.formats.matmul_dispatch import uses_onednn
 from optimizer.formats.op_costs import WHOLE, count_flops
-from optimizer.hardware.machine import Curve
+from optimizer.hardware.curves import AttentionWay, Curve, MatmulSort, attention_curve_name, matmul_curve_name
 from optimizer.hardware.probe.clock import TimeShare, as_curve, quartile_s, random_tensor
 from optimizer.runtime.layers.matmul_dispatch import asking_library, asks_library
 
@@ -43,7 +43,7 @@ _ATTENTION_SHAPES = {
     "cuda": ((8, 16, 1024, 64), (8, 16, 256, 64), (4, 16, 2048, 64), (2, 16, 4096, 128)),
 }
 """Batch, heads, sequence, head size."""
-_SHAPES_OF: Mapping[str, Mapping[str, tuple[tuple[int, ...], ...]]] = {
+_SHAPES_OF: Mapping[MatmulSort, Mapping[str, tuple[tuple[int, ...], ...]]] = {
     "mm": _MATMUL_SHAPES, "small": _SMALL_SHAPES, "bmm": _BMM_SHAPES,
 }  # fmt: skip
 _TINY_SIDE, _NUM_TINY = 24, 50
@@ -66,7 +66,7 @@ def probe_matmuls(
     share = TimeShare(max_s)
     curves: dict[str, Curve] = {}
     librarys = {name for name, dtype in dtypes.items() if asks_library(torch.empty(0, device=device, dtype=dtype))}
-    sorts = [(name, sort) for name in dtypes for sort in ("mm", "bmm", *("small",) * (name in librarys))]
+    sorts = [(name, sort) for name in dtypes for sort in _list_sorts(is_library=name in librarys)]
     left = sum(_WEIGHTS.get(name, 1) for name, _ in sorts)
     for name, sort in sorts:
         weight = _WEIGHTS.get(name, 1)
@@ -79,8 +79,13 @@ def probe_matmuls(
             shapes = [shape for shape in shapes if uses_onednn(*shape)]
         beside_s = library_call_s if is_library else 0.0
         for form, points in _points_by_form(shapes, make, device, dtypes[name], share=own, beside_s=beside_s).items():
-            curves[" ".join(part for part in (sort, form, name) if part)] = as_curve(points)
+            curves[matmul_curve_name(sort, form=form, dtype=name)] = as_curve(points)
     return curves
+
+
+def _list_sorts(*, is_library: bool) -> tuple[MatmulSort, ...]:
+    """is_library: a quicker library makes the large products of this dtype, so that small ones have curves of their own."""
+    return ("mm", "bmm", "small") if is_library else ("mm", "bmm")
 
 
 def probe_library_call_s(*, max_s: float) -> float:
@@ -111,7 +116,7 @@ def probe_attention(device: torch.device, dtypes: Mapping[str, torch.dtype], *, 
             max_each_s = own.of(4 * (len(shapes) - index))
             for is_causal in (True, False):
                 for way, (run, flops, num_bytes) in _attentions(shape, device, dtype, is_causal=is_causal).items():
-                    label = " ".join((way, name) if is_causal else (way, WHOLE, name))
+                    label = attention_curve_name(way, form="" if is_causal else WHOLE, dtype=name)
                     rate = flops / quartile_s(run, device, max_s=max_each_s)
                     points.setdefault(label, []).append((flops / num_bytes, rate))
     return {label: as_curve(found) for label, found in points.items()}
@@ -188,8 +193,8 @@ def without(beside_s: float, seconds: float) -> float:
 
 def _attentions(
     shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, *, is_causal: bool
-) -> dict[str, Timed]:
-    """By way."""
+) -> dict[AttentionWay, Timed]:
+    """Attention forward and backward."""
     query, key, value = (random_tensor(shape, device, dtype).requires_grad_() for _ in range(3))
     gradient = random_tensor(shape, device, dtype)
     attend = torch.nn.functional.scaled_dot_product_attention

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from optimizer.base.units import MIB
-from optimizer.hardware.machine import Curve
+from optimizer.hardware.curves import Curve, op_curve_name
 from optimizer.hardware.probe.clock import TimeShare, as_curve, quartile_s, random_tensor
-from optimizer.profile.time_kinds import kind_of
+from optimizer.profile.ops import compute_kind
+from optimizer.profile.time_kinds import ComputeKind
 from optimizer.runtime.layers.quantize import NF4_BLOCK_ELEMENTS, pack
 
 _ELEMENTS = {"cpu": (1 << 14, 1 << 18, 1 << 21), "cuda": (1 << 16, 1 << 20, 1 << 23, 1 << 26)}
@@ -29,27 +30,24 @@ def probe_ops(device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s:
     share = TimeShare(max_s)
     points: dict[str, list[tuple[float, float]]] = {}
     fixed_s = _fixed_s(device, max_s=share.left_s / 20)
-    cases = [(num, suffix, dtype) for num in _ELEMENTS[device.type] for suffix, dtype in _suffixed(dtypes)]
-    for done, (num_elements, suffix, dtype) in enumerate(cases):
+    cases = [(num, name, dtype) for num in _ELEMENTS[device.type] for name, dtype in dtypes.items()]
+    for done, (num_elements, dtype_name, dtype) in enumerate(cases):
         if done and not share.left_s:
             break
         own = TimeShare(share.of(len(cases) - done))
         ops = list(_ops(num_elements, device, dtype))
         for index, (name, run) in enumerate(ops):
             num_bytes, seconds = _time_op(name, run, device, max_s=own.of(len(ops) - index))
-            points.setdefault(f"{name}{suffix}", []).append((num_bytes, num_bytes / max(seconds - fixed_s, seconds / 20)))
+            own_points = points.setdefault(op_curve_name(name, dtype=dtype_name), [])
+            own_points.append((num_bytes, num_bytes / max(seconds - fixed_s, seconds / 20)))
     curves = {name: as_curve(found) for name, found in points.items()}
-    stand_ins = {"elementwise": "add", "reduction": "sum", "gather": "embedding"}
+    stand_ins: dict[ComputeKind, str] = {"elementwise": "add", "reduction": "sum", "gather": "embedding"}
     return curves | {
-        f"{kind}{suffix}": curves[f"{name}{suffix}"]
-        for kind, name in stand_ins.items()
-        for suffix, _ in _suffixed(dtypes)
-        if f"{name}{suffix}" in curves
+        op_curve_name(kind, dtype=dtype): curves[op_curve_name(op, dtype=dtype)]
+        for kind, op in stand_ins.items()
+        for dtype in dtypes
+        if op_curve_name(op, dtype=dtype) in curves
     }
-
-
-def _suffixed(dtypes: Mapping[str, torch.dtype]) -> list[tuple[str, torch.dtype]]:
-    return [("" if name == "fp32" else f" {name}", dtype) for name, dtype in dtypes.items()]
 
 
 def _fixed_s(device: torch.device, *, max_s: float) -> float:
@@ -62,7 +60,7 @@ def _time_op(name: str, run: Callable[[], Any], device: torch.device, *, max_s: 
     result, inputs = run(), _inputs_of(run)
     outputs = list(result) if isinstance(result, tuple | list) else [result]
     written = sum(value.nbytes for value in outputs if isinstance(value, torch.Tensor))
-    is_gather = kind_of("memory", f"aten.{name}.default") == "gather"
+    is_gather = compute_kind("memory", f"aten.{name}.default") == "gather"
     num_bytes = 2 * written if is_gather else written + sum(tensor.nbytes for tensor in inputs)
     ring: deque[Any] = deque(maxlen=max(1, _RING_BYTES[device.type] // max(written, 1)))
     del result, outputs

@@ -5,6 +5,7 @@ import importlib.util
 import torch
 
 from optimizer.hardware.probe.clock import quartile_s, random_tensor
+from optimizer.optimizers import UpdateRate
 from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS, OptimizerStatePlan
 from optimizer.runtime.updates.update_rule import make_optimizer
 from optimizer.workload import TrainingWorkload
@@ -15,16 +16,16 @@ _NUM_SMALL = 16
 _WORKLOAD = TrainingWorkload(sequence_length=8, global_batch_size=1, learning_rate=1e-6)
 
 
-def probe_updates(device: torch.device, *, max_s: float) -> dict[str, float]:
+def probe_updates(device: torch.device, *, max_s: float) -> dict[UpdateRate, float]:
     """Elements per second by state kind, of one large tensor."""
     num_elements = _OPTIMIZER_ELEMENTS[device.type]
-    kinds = {"adamw_32": 32, **({"adamw_8": 8} if _has_8bit() else {})}
+    kinds: dict[UpdateRate, int] = {"adamw_32": 32, **({"adamw_8": 8} if _has_8bit() else {})}
     return {
         kind: num_elements / _update_s((num_elements,), bits, device, max_s=max_s / len(kinds)) for kind, bits in kinds.items()
     }
 
 
-def probe_8bit_tensor_s(rates: dict[str, float], device: torch.device, *, max_s: float) -> float:
+def probe_8bit_tensor_s(rates: dict[UpdateRate, float], device: torch.device, *, max_s: float) -> float:
     """What each tensor costs beside its elements where states have 8 bits, whose update is Python; 0 without bitsandbytes."""
     if "adamw_8" not in rates:
         return 0.0
@@ -32,7 +33,7 @@ def probe_8bit_tensor_s(rates: dict[str, float], device: torch.device, *, max_s:
     return max(0.0, whole_s / _NUM_SMALL - MIN_8BIT_ELEMENTS / rates["adamw_8"])
 
 
-def probe_host_update(on_device: dict[str, float], device: torch.device, *, max_s: float) -> float:
+def probe_host_update(on_device: dict[UpdateRate, float], device: torch.device, *, max_s: float) -> float:
     """Of 32-bit AdamW; the CPU device's own is the host's."""
     if device.type == "cpu":
         return on_device["adamw_32"]

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.reserved import draw_plan, log_steps, predict_steps, replay_scaled
 from optimizer.base.units import MIB
 from optimizer.estimate.card.allocations import MAX_LATER
-from optimizer.estimate.card.training_allocations import list_training_allocations
+from optimizer.estimate.card.training_memory import list_training_allocations
 from optimizer.estimate.training import estimate_training
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan

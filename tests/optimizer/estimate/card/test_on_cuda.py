@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.estimate.card.process import add_memory
-from optimizer.estimate.card.training_allocations import list_training_allocations
+from optimizer.estimate.card.training_memory import add_memory, list_training_allocations
 from optimizer.estimate.kernels.cuda_kernels import CudaKernels
 from optimizer.estimate.kernels.held import NOTHING
 from optimizer.estimate.training import estimate_training

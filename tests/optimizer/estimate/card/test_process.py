@@ -7,7 +7,7 @@ import pytest
 from optimizer.base.intervals import ByteInterval, exact_interval, sum_intervals
 from optimizer.base.units import GIB, MIB
 from optimizer.estimate.card.depth import cut_short
-from optimizer.estimate.card.process import add_memory
+from optimizer.estimate.card.training_memory import add_memory
 from optimizer.estimate.training import estimate_training
 from optimizer.formats.transfer_sizes import ARENA_SLAB_BYTES
 from optimizer.hardware.cuda_facts import CONTEXT_SIZES, find_context, find_workspaces
@@ -178,7 +178,7 @@ def test_a_deep_model_is_carried_on_from_two_that_are_cut_short(profile, card, m
     assert len(shorter.kept) < len(longer.kept) <= 20
     assert (longer.kept[0], longer.kept[-1]) == (0, 47)
     carried = predict(deep, card, plan)
-    monkeypatch.setattr("optimizer.estimate.card.process.cut_short", lambda *_: None)
+    monkeypatch.setattr("optimizer.estimate.card.training_memory.cut_short", lambda *_: None)
     whole = predict(deep, card, plan)
     # Less than a segment: these tensors are tiny.
     assert abs(carried.memory.reserved.value - whole.memory.reserved.value) <= 20 * MIB

@@ -16,7 +16,7 @@ from optimizer.hardware.probe.facts import has_library_for_bf16
 from optimizer.profile.meta_ops.convolution import Convolution
 from optimizer.profile.meta_ops.op_layout import form_of
 from optimizer.profile.meta_ops.op_scratch import read_scratch
-from optimizer.profile.profile import Op
+from optimizer.profile.ops import Op
 from optimizer.profile.sizes import NO_TERMS
 
 BF16 = torch.bfloat16

@@ -13,7 +13,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
-from optimizer.profile.time_kinds import kind_of
+from optimizer.profile.ops import compute_kind
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
 
@@ -212,7 +212,7 @@ def test_a_kinds_factor_multiplies_its_kernels_and_no_others():
     ],
 )
 def test_kinds_of_ops(op_kind, name, kind):
-    assert kind_of(op_kind, name) == kind
+    assert compute_kind(op_kind, name) == kind
 
 
 def test_where_dispatch_was_measured_views_cost_theirs(profile):

@@ -1,17 +1,23 @@
 """Blocks that are alike share what their tasks come to, and nothing that others wait for."""
 
+from optimizer.estimate.categories.tensors import list_tensors
 from optimizer.estimate.shape.compiled import compile_shape
 from optimizer.estimate.step.block_tasks import FORWARD, BlockTasks
 from optimizer.estimate.step.part_prices import PartPrices
+from optimizer.estimate.tasks.moments import moments_of
 from optimizer.plan.plan import Plan
+from optimizer.workload import TrainingWorkload
 
 PLAN = Plan.from_json({"batch": {"micro_batch_size": 2, "accumulation_steps": 1}, "activations": {"per_block": ["keep"] * 4}})
+
+WORKLOAD = TrainingWorkload(sequence_length=16, global_batch_size=2)
 
 
 def make_tasks(profile, machine):
     compiled = compile_shape(profile, PLAN.weights, (2, 16))
-    prices = PartPrices.of(compiled, plan=PLAN, machine=machine)
-    assert PartPrices.of(compiled, plan=PLAN, machine=machine) is prices
+    moments = moments_of(list_tensors(profile).sizes, bits=32, kept=WORKLOAD.kept_state)
+    prices = PartPrices.of(compiled, plan=PLAN, machine=machine, moments=moments)
+    assert PartPrices.of(compiled, plan=PLAN, machine=machine, moments=moments) is prices
     return BlockTasks.of(prices, compress="none")
 
 

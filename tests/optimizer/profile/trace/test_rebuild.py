@@ -8,7 +8,8 @@ from optimizer.base.errors import InvalidModel
 from optimizer.estimate.shape.compiled import compile_shape
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.generation import EMBEDDING, HEAD, GenerationProfile, block_part
+from optimizer.profile.generation import GenerationProfile, block_part
+from optimizer.profile.ops import EMBEDDING, HEAD
 from optimizer.profile.trace.generation import profile_generation
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 

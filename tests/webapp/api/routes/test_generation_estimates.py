@@ -5,7 +5,7 @@ import json
 import pytest
 
 from optimizer.models.spec import read_model_spec
-from optimizer.profile.generation import generation_fingerprint
+from optimizer.profile.fingerprints import generation_fingerprint
 from tests.webapp.conftest import TINY_CONFIG
 from webapp.catalog.actions import keep_profile
 from webapp.catalog.models import Profile

@@ -10,14 +10,14 @@ from functools import cached_property
 from typing import Literal
 
 from optimizer.optimizers import KeptState
+from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import (
     MIN_8BIT_ELEMENTS,
     QUANTIZATION_BLOCK_ELEMENTS,
     UPDATE_PIECE_ELEMENTS,
     update_scratch_bytes,
 )
-from optimizer.plan.plan import Plan
-from optimizer.plan.weights import rounding_scratch_bytes
+from optimizer.plan.weights import WeightsPlan, rounding_scratch_bytes
 from optimizer.profile.trained import TensorSize
 
 TABLES_BYTES = 2 * 256 * 4
@@ -71,15 +71,15 @@ class Moments:
         return update_scratch_bytes(min(num_elements, UPDATE_PIECE_ELEMENTS), bits=8)
 
 
-def moments_of(sizes: Sequence[TensorSize], plan: Plan, *, kept: KeptState) -> Moments:
-    """The moments that these tensors get. kept: of the workload's optimizer."""
+def moments_of(sizes: Sequence[TensorSize], *, bits: int, kept: KeptState) -> Moments:
+    """The moments that these tensors get. bits: of the plan's state. kept: of the workload's optimizer."""
     factored: dict[int, tuple[int, int]] = {}
     for size in sizes if kept.declared.is_factored else ():
         known = factored.get(size.num_elements, (0, 0))
         num_kept, num_held = _factor(size)
         factored[size.num_elements] = (max(num_kept, known[0]), max(num_held, known[1]))
     rows = tuple((num_elements, *numbers) for num_elements, numbers in sorted(factored.items()))
-    return Moments(bits=plan.optimizer_state.bits, kept=kept, factored=rows)
+    return Moments(bits=bits, kept=kept, factored=rows)
 
 
 def _factor(size: TensorSize) -> tuple[int, int]:
@@ -91,7 +91,7 @@ def _factor(size: TensorSize) -> tuple[int, int]:
     return num_sums, size.num_elements + num_sums + num_matrices
 
 
-Change = tuple[Literal["copies", "scratch", "gradients", "optimizer_state"], int]
+UpdateChange = tuple[Literal["copies", "scratch", "gradients", "optimizer_state"], int]
 """Bytes that come or go: of fp32 copies, of what a kernel holds, of the gradient, of the state."""
 
 
@@ -111,7 +111,7 @@ class TensorUpdate:
     """Whether the new weight is rounded to bf16 at random, from an fp32 copy that is made for the update."""
     device_kind: str
 
-    def list_changes(self, num_elements: int) -> Iterator[Change]:
+    def list_changes(self, num_elements: int) -> Iterator[UpdateChange]:
         """In order. The fp32 copy of a gradient comes before the gradient goes."""
         gradient_bytes, copy_bytes = self.gradient_bytes * num_elements, _FP32_BYTES * num_elements
         if self.widens:
@@ -135,21 +135,23 @@ class TensorUpdate:
         elif self.drops_gradient:
             yield "gradients", -gradient_bytes
 
-    def _list_rounding(self, num_elements: int) -> Iterator[Change]:
+    def _list_rounding(self, num_elements: int) -> Iterator[UpdateChange]:
         noise_bytes = rounding_scratch_bytes(num_elements)
         yield "copies", noise_bytes
         yield "copies", -noise_bytes
         yield "copies", -_FP32_BYTES * num_elements
 
 
-def tensor_update(plan: Plan, moments: Moments, *, is_first: bool, device_kind: str) -> TensorUpdate:
+def tensor_update(
+    gradients: GradientsPlan, weights: WeightsPlan, moments: Moments, *, is_first: bool, device_kind: str
+) -> TensorUpdate:
     """The update of a plan whose state, or this part of it, is on the device."""
     return TensorUpdate(
         moments=moments,
         is_first=is_first,
-        drops_gradient=plan.gradients.choice != "keep",
-        gradient_bytes=plan.weights.bytes_per_element,
-        widens=plan.weights.widens_updates,
-        rounds=plan.weights.master == "none",
+        drops_gradient=gradients.choice != "keep",
+        gradient_bytes=weights.bytes_per_element,
+        widens=weights.widens_updates,
+        rounds=weights.master == "none",
         device_kind=device_kind,
     )

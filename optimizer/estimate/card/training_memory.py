@@ -1,0 +1,97 @@
+"""Memory that a training plan takes of a card and a host, from its single allocations. Torch-free.
+
+A replay costs up to a tenth of a second for deep models, so it is made for plans that are shown, not for each one that
+a search tries.
+"""
+
+from dataclasses import replace
+
+from optimizer.estimate.card.allocations import Allocations, list_allocations
+from optimizer.estimate.card.depth import Cut, cut_short
+from optimizer.estimate.card.host_memory import estimate_host_memory
+from optimizer.estimate.card.on_cuda import CudaMoves
+from optimizer.estimate.card.process import CardLayout, Replayed, allocator_settings, card_memory, replay_layouts
+from optimizer.estimate.kernels.kernel_scratch import find_kernels
+from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.step.setting import LaidOut, lay_out
+from optimizer.hardware.cuda_facts import read_card
+from optimizer.hardware.machine import Machine
+from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Profile
+from optimizer.workload import TrainingWorkload
+
+
+def add_memory(
+    prediction: Prediction, profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+) -> Prediction:
+    """The prediction of this plan with ``memory`` filled in."""
+    replayed = _replay_plan(
+        profile,
+        plan=plan,
+        workload=workload,
+        machine=machine,
+        peak_in=prediction.peak_moment.partition(" of block ")[0],
+    )
+    laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
+    host_pinned, host_pageable = estimate_host_memory(
+        prediction, resident=laid.resident, tensors=laid.tensors, plan=plan, workload=workload, machine=machine
+    )
+    memory = card_memory(
+        prediction,
+        replayed,
+        host_pinned=host_pinned,
+        host_pageable=host_pageable,
+        device=machine.device,
+        torch_version=profile.torch_version,
+    )
+    return replace(prediction, memory=memory)
+
+
+def list_training_allocations(
+    profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+) -> Allocations:
+    """Single allocations of a plan in order: loading and two steps. Raises what ``estimate_training`` raises."""
+    laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
+    on_cuda = None
+    if machine.device.kind == "cuda":
+        on_cuda = _cuda_moves(laid, plan, workload, machine=machine, torch_version=profile.torch_version)
+    return list_allocations(
+        laid.schedule,
+        resident=laid.resident,
+        tensors=laid.tensors,
+        plan=plan,
+        kept=workload.kept_state,
+        on_cuda=on_cuda,
+    )
+
+
+def _cuda_moves(
+    laid: LaidOut, plan: Plan, workload: TrainingWorkload, *, machine: Machine, torch_version: str
+) -> CudaMoves:
+    # Consumed gradients are gone before all norms could be taken at once.
+    takes_norms = plan.gradients.choice != "consume"
+    return CudaMoves(
+        find_kernels(read_card(machine.device, torch_version=torch_version)),
+        num_tokens=plan.batch.micro_batch_size * workload.sequence_length,
+        norm_elements=[tensor.num_elements for tensor in laid.tensors.sizes] if takes_norms else (),
+    )
+
+
+def _replay_plan(
+    profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine, peak_in: str
+) -> Replayed:
+    """peak_in: the part of the step in which the whole model's peak is."""
+
+    def layout_of(cut: Cut) -> CardLayout:
+        return CardLayout(
+            kept=cut.kept,
+            list=lambda: list_training_allocations(cut.profile, plan=cut.plan, workload=workload, machine=machine),
+        )
+
+    cuts = cut_short(profile, plan)
+    return replay_layouts(
+        layout_of(Cut(profile=profile, plan=plan, kept=tuple(range(profile.num_blocks)))),
+        cuts=None if cuts is None else (layout_of(cuts[0]), layout_of(cuts[1])),
+        settings=allocator_settings(plan.allocator, machine.device),
+        peak_in=peak_in,
+    )

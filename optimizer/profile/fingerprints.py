@@ -1,0 +1,27 @@
+"""Names under which profiles are kept: one for each model, its adapters, and whether it trains or generates. Torch-free."""
+
+import hashlib
+import json
+
+from optimizer.workload import Adapter
+
+
+def profile_fingerprint(model_fingerprint: str, adapter: Adapter | None) -> str:
+    """Under which name the profile of a model, or of a model with adapters, is kept: 64 hex digits.
+
+    Without adapters the model's own. Not of ``alpha``, which changes numbers but no size.
+    """
+    if adapter is None:
+        return model_fingerprint
+    facts = [model_fingerprint, adapter.rank, adapter.dropout > 0, sorted(adapter.targets)]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def generation_fingerprint(model_fingerprint: str) -> str:
+    """Under which name the profile of a model that generates is kept: 64 hex digits, beside that of training it."""
+    return hashlib.sha256(f"{model_fingerprint} generates".encode()).hexdigest()
+
+
+def traced_fingerprint(model_fingerprint: str, *, adapter: Adapter | None, generates: bool) -> str:
+    """Of what a trace is asked for: training, with these adapters or none, or generating."""
+    return generation_fingerprint(model_fingerprint) if generates else profile_fingerprint(model_fingerprint, adapter)
