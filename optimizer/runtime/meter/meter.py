@@ -27,7 +27,7 @@ temporaries       everything else: the rest of backward, the optimizer's scratch
 The host tier holds the copies that ``tiers/tiers.py`` makes, under the category they have on the device; other CPU tensors of a
 CUDA run are not counted. *Not counted* on the CPU device, and so no part of what a cap there is about: scratch that an op's
 kernel allocates and frees inside itself, the random numbers' state that a block keeps that will run forward again, and storages
-resized after birth, unless the meter is told (``resized``). Predictions tell of it as ``unmetered_bytes`` and their intervals
+resized after birth, unless the meter is notified (``resized``). Predictions report it as ``unmetered_bytes`` and their intervals
 reach above it (``estimate/cpu/cpu_scratch.py``); torch's profiler sees it (``benchmarks/accuracy/meter.py``).
 """
 
@@ -197,7 +197,7 @@ class Meter(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Workspaces of the matrix libraries; in torch's counters on CUDA, not in this meter's."""
         return self._card.workspace_bytes if self._card is not None else 0
 
-    # What the program tells the meter.
+    # What the program reports to the meter.
 
     def set_region(self, category: Category) -> None:
         """From now on new storages count as ``category``."""

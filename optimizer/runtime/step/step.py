@@ -236,7 +236,7 @@ class Trainer:
                 self.optimizer.set_weight(name, stored[name])
 
     def assign_optimizer_state(self) -> None:
-        """Tell the meter which tensors are optimizer state; they come to be in the first step or from a checkpoint."""
+        """Report to the meter which tensors are optimizer state; they come to be in the first step or from a checkpoint."""
         if self.meter is not None:
             for tensor in self.optimizer.state_tensors():
                 self.meter.assign(tensor, "optimizer_state")
