@@ -12,21 +12,13 @@ from django.views.decorators.http import require_http_methods, require_POST
 from webapp.catalog.bundled import example_spec
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
 from webapp.jobs.models import Kind
-from webapp.pages.forms.training import DatasetUploadForm, JobForm, ModelUploadForm, initial_from_spec
+from webapp.pages.forms.training import ADVANCED_FIELDS, DatasetUploadForm, JobForm, ModelUploadForm, initial_from_spec
 from webapp.pages.forms.work import WorkForm
 from webapp.pages.views.catalog import upload_dataset, upload_model
 from webapp.pages.views.new.work import FormPage, answer_form, answer_price, answer_upload, has_errors
 
 ADVANCED = (
-    "optimizer",
-    "momentum",
-    "weight_decay",
-    "max_grad_norm",
-    "seed",
-    "eval_every_steps",
-    "eval_batches",
-    "checkpoint_every_steps",
-    "sample_tokens",
+    *ADVANCED_FIELDS,
     "export_dtype",
 )
 ADAPTERS = ("rank", "alpha", "dropout", "targets", "export_adapter")
