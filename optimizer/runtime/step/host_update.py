@@ -31,9 +31,10 @@ from functools import partial
 import torch
 from torch import nn
 
+from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
 from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
 from optimizer.runtime.tiers.copies import Copy
-from optimizer.runtime.tiers.homes import PIECE_ELEMENTS, HomeTensor, OffDeviceBytes, pieces
+from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes, pieces
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.tiers.transfers import Transfer
 from optimizer.runtime.updates.stochastic_rounding import StochasticRounding, num_noise_words

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from optimizer.base.optional import load_bitsandbytes
+from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
 from optimizer.plan.optimizer_state import OptimizerStatePlan
-from optimizer.runtime.tiers.homes import PIECE_ELEMENTS
 from optimizer.runtime.updates.adafactor import Adafactor
 from optimizer.workload import TrainingWorkload
 
