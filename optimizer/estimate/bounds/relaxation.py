@@ -12,13 +12,14 @@ inside a micro-batch; on the CPU device the time that fresh memory takes to be t
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.base.categories import LANES
 from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
-from optimizer.estimate.bounds.relaxed_blocks import list_relaxed_blocks
+from optimizer.estimate.bounds.relaxed_blocks import RelaxedBlocks, list_relaxed_blocks
 from optimizer.estimate.bounds.relaxed_outside import RelaxedOutside, list_relaxed_outside
 from optimizer.estimate.bounds.relaxed_time import MicroBatchTimes, Update, sums_on_cpu, sums_on_cuda
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
@@ -26,6 +27,7 @@ from optimizer.estimate.categories.gradients import estimate_gradient_bytes
 from optimizer.estimate.categories.optimizer_state import estimate_state, estimate_update_ms
 from optimizer.estimate.categories.tensors import list_tensors
 from optimizer.estimate.categories.weights import estimate_weight_bytes, list_streamed_bytes, list_streamed_tensors
+from optimizer.estimate.memo import Table
 from optimizer.estimate.prediction import MEMORY_MARGIN
 from optimizer.estimate.shape.compiled import compile_shape
 from optimizer.estimate.step.part_prices import PartPrices
@@ -44,6 +46,8 @@ Numbers = NDArray[np.float64]
 _ALIKE = 0.05
 """Share by which blocks of one kind may differ: the first and the last block from those between."""
 _COMPUTE, _HOST, _DISK = (LANES.index(lane) for lane in ("compute", "host", "disk"))
+_BLOCKS: Final[Table[tuple[PartPrices, tuple[Form, ...]], RelaxedBlocks]] = Table()
+_OUTSIDE: Final[Table[tuple[PartPrices, tuple[Form, ...], int], RelaxedOutside]] = Table()
 
 
 def least_compute_ms(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> float:
@@ -120,16 +124,17 @@ class _Relaxer:
         self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=workload.adapter is None)
         self._input_bytes = estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
         moments = moments_of(self._tensors.sizes, bits=plan.optimizer_state.bits, kept=workload.kept_state)
-        prices, keep = PartPrices.of(self._compiled, plan=plan, machine=machine, moments=moments), self._compiled.keep
-        self._blocks = keep(("relaxed", prices, forms), lambda: list_relaxed_blocks(prices, forms))
+        prices = PartPrices.of(self._compiled, plan=plan, machine=machine, moments=moments)
+        self._blocks = _BLOCKS.obtain(self._compiled, (prices, forms), lambda: list_relaxed_blocks(prices, forms))
         self._outside = [self._around(prices, forms, count) for count in chunk_counts]
         self._templates = list(self._compiled.regime.block_templates)
 
     def _around(self, prices: PartPrices, forms: tuple[Form, ...], num_chunks: int) -> RelaxedOutside:
         plan = replace(self._plan, logits_and_loss=LogitsAndLossPlan(num_chunks=num_chunks))
         choices = [choice for choice, _ in forms]
-        return self._compiled.keep(
-            ("relaxed outside", prices, forms, num_chunks),
+        return _OUTSIDE.obtain(
+            self._compiled,
+            (prices, forms, num_chunks),
             lambda: list_relaxed_outside(self._profile, prices, plan=plan, choices=choices),
         )
 

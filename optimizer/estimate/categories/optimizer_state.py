@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +16,14 @@ from optimizer.base.categories import Link
 from optimizer.estimate.categories.stores import assumed_rate
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.categories.weights import is_streamed
+from optimizer.estimate.memo import Table
 from optimizer.estimate.tasks.moments import TABLES_BYTES, Moments, TensorUpdate, moments_of, tensor_update
 from optimizer.hardware.rates import Rates
 from optimizer.optimizers import ADAMW, KeptState, UpdateRate
-from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS
+from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS, OptimizerStatePlan
 from optimizer.plan.plan import Plan
-from optimizer.plan.weights import rounding_scratch_bytes
+from optimizer.plan.weights import WeightsPlan, rounding_scratch_bytes
 from optimizer.profile.trained import TensorSize
 from optimizer.workload import TrainingWorkload
 
@@ -35,6 +38,7 @@ _CONVERTED_BYTES = 12
 _ROUNDED_BYTES = 40
 """Per element that is rounded at random: the weight widened (6), 16 random bits (2), three passes over the copy (26), and it
 narrowed (6). A processor draws bits more slowly than it moves them: there an update takes longer than this says."""
+_COSTS: Final[Table[tuple[OptimizerStatePlan, WeightsPlan, GradientsPlan, bool, KeptState, str], "StateCosts"]] = Table()
 
 
 def estimate_state_bytes(tensors: Sequence[TensorSize], plan: Plan, *, kept: KeptState) -> int:
@@ -82,8 +86,10 @@ def estimate_state(
 ) -> StateCosts:
     """Made once for all shapes."""
     kept, trains_all = workload.kept_state, workload.adapter is None
-    key = ("state", plan.optimizer_state, plan.weights, plan.gradients, trains_all, kept, device_kind)
-    return tensors.keep(key, lambda: _estimate(tensors, plan, kept=kept, trains_all=trains_all, device_kind=device_kind))
+    key = (plan.optimizer_state, plan.weights, plan.gradients, trains_all, kept, device_kind)
+    return _COSTS.obtain(
+        tensors, key, lambda: _estimate(tensors, plan, kept=kept, trains_all=trains_all, device_kind=device_kind)
+    )
 
 
 def _estimate(

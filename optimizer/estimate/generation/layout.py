@@ -8,13 +8,14 @@ modelled*: moving what is kept of a plain cache together as sequences leave, onc
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from optimizer.estimate.categories.batch import ID_BYTES
 from optimizer.estimate.categories.weights import list_forward_moves
 from optimizer.estimate.generation.cold_weights import are_weights_cold, reading_weights
 from optimizer.estimate.generation.kv_cache import NO_WORKSPACE, KvCosts
 from optimizer.estimate.generation.sampling import draw_bytes, draw_time
+from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
 from optimizer.estimate.step.streaming import make_weights_task
 from optimizer.estimate.tasks.change import Arrival
@@ -25,6 +26,11 @@ from optimizer.plan.passes import MicroBatchShape, PassShape
 from optimizer.profile.generation import ForwardRegime, GenerationProfile, Phase, block_part
 from optimizer.profile.ops import EMBEDDING, HEAD
 from optimizer.workload import GenerationWorkload
+
+_TASKS: Final[Table[tuple[str, tuple[Arrival, ...], str], Task]] = Table()
+"""By part, what arrives in it, and rates."""
+_DRAW_TASKS: Final[Table[str, Task]] = Table()
+"""By rates."""
 
 
 class Placed(NamedTuple):
@@ -126,7 +132,7 @@ class PassLayout:
             blocks.append(self._part(compiled, block_part(template), arrivals=come))
         head = [self._part(compiled, HEAD)]
         if self.workload.draws:
-            head.append(compiled.keep(("draw", self._rates_key), lambda: self._draw_task(num_running)))
+            head.append(_DRAW_TASKS.obtain(compiled, self._rates_key, lambda: self._draw_task(num_running)))
         return _Layout(embedding=self._part(compiled, EMBEDDING), blocks=tuple(blocks), head=tuple(head))
 
     def _draw_task(self, num_running: int) -> Task:
@@ -153,7 +159,7 @@ class PassLayout:
                 allocated_rise=partial(compiled.part_rise, part, arrivals=arrivals),
             )
 
-        return compiled.keep(("task", part, arrivals, self._rates_key), make)
+        return _TASKS.obtain(compiled, (part, arrivals, self._rates_key), make)
 
     @cached_property
     def weights_tasks(self) -> list[Task]:

@@ -10,6 +10,7 @@ from typing import Final
 
 from optimizer.base.categories import CATEGORIES, Lane, Tier
 from optimizer.estimate.categories.activations import trip_of
+from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.shared import Release
 from optimizer.estimate.step.part_prices import PartPrices, with_gradients
 from optimizer.estimate.step.update import update_key
@@ -24,6 +25,7 @@ _GRADIENTS = CATEGORIES.index("gradients")
 _STORES: dict[Tier, Lane | None] = {"host": None, "disk": "disk", "remote": "network"}
 """The lane between the host and a place."""
 _OFFLOADING: Final = frozenset(OFFLOADING)
+_BLOCK_TASKS: Final[Table[tuple[PartPrices, Compression], "BlockTasks"]] = Table()
 
 
 class BlockTasks:
@@ -38,7 +40,7 @@ class BlockTasks:
 
     @classmethod
     def of(cls, prices: PartPrices, *, compress: Compression) -> "BlockTasks":
-        return prices.compiled.keep(("blocks", prices, compress), lambda: cls(prices, compress=compress))
+        return _BLOCK_TASKS.obtain(prices.compiled, (prices, compress), lambda: cls(prices, compress=compress))
 
     def list_forward(self, choices: Sequence[BlockChoice], released: dict[int, tuple[Release, ...]]) -> list[Task]:
         """released: by block, storages shared by blocks that go in it."""

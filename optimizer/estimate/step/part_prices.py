@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Final
 
 from optimizer.base.categories import Link
 from optimizer.estimate.categories.activations import Trip
 from optimizer.estimate.categories.gradients import find_dropped, gradient_python_s
 from optimizer.estimate.categories.optimizer_state import host_bytes_per_s
+from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape
 from optimizer.estimate.tasks.change import PartName
 from optimizer.estimate.tasks.dropped import Dropped
@@ -16,6 +18,8 @@ from optimizer.estimate.tasks.transfers import Legs
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.thread_wakeup import wakeup_cost_s
 from optimizer.plan.plan import Plan
+
+_PRICES: Final[Table[tuple[bool, Dropped | None, str, str], "PartPrices"]] = Table()
 
 
 class PartPrices:
@@ -35,8 +39,8 @@ class PartPrices:
         """
         dropped = find_dropped(plan, moments, is_first=is_first, device_kind=machine.device.kind)
         leaves = plan.gradients.choice == "host"
-        key = ("part prices", leaves, dropped, machine.device.kind, machine.rates.fingerprint)
-        return compiled.keep(key, lambda: cls(compiled, machine, dropped=dropped, leaves_gradients=leaves))
+        key = (leaves, dropped, machine.device.kind, machine.rates.fingerprint)
+        return _PRICES.obtain(compiled, key, lambda: cls(compiled, machine, dropped=dropped, leaves_gradients=leaves))
 
     def time(self, part: PartName, *, trip: Trip | None = None) -> PartTime:
         return self.compiled.part_time(part, self.machine, rates_key=self.rates_key, trip=trip)

@@ -7,6 +7,7 @@ Where nothing is clipped or scaled it does so during backward. On the CPU device
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,7 +37,11 @@ from optimizer.estimate.tasks.transfers import Legs, Transfer
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rates import PythonWork, Rates
 from optimizer.hardware.thread_wakeup import count_multithreaded, wakeup_cost_s
+from optimizer.optimizers import KeptState
+from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import TrainingWorkload
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
@@ -49,12 +54,33 @@ def update_key(block: int) -> Hashable:
     return ("update", block)
 
 
-def update_inputs(plan: Plan, workload: TrainingWorkload, machine: Machine) -> tuple[Hashable, ...]:
-    """All that what follows the last micro-batch depends on beside the tensors: the same for every shape."""
-    return (
-        plan.gradients, plan.optimizer_state, plan.weights, workload.max_grad_norm is None, workload.adapter is None,
-        workload.kept_state, workload.tokens_per_step, machine.device.kind, machine.rates.fingerprint,
-    )  # fmt: skip
+class UpdateInputs(NamedTuple):
+    """All that the update depends on beside the tensors: the same for every shape."""
+
+    gradients: GradientsPlan
+    optimizer_state: OptimizerStatePlan
+    weights: WeightsPlan
+    clips: bool
+    trains_all: bool
+    kept: KeptState
+    tokens_per_step: int
+    device_kind: str
+    rates_fingerprint: str
+
+
+def update_inputs(plan: Plan, workload: TrainingWorkload, machine: Machine) -> UpdateInputs:
+    """The inputs of the update that follows the last micro-batch."""
+    return UpdateInputs(
+        gradients=plan.gradients,
+        optimizer_state=plan.optimizer_state,
+        weights=plan.weights,
+        clips=workload.max_grad_norm is not None,
+        trains_all=workload.adapter is None,
+        kept=workload.kept_state,
+        tokens_per_step=workload.tokens_per_step,
+        device_kind=machine.device.kind,
+        rates_fingerprint=machine.rates.fingerprint,
+    )
 
 
 def list_update_tasks(
