@@ -84,12 +84,12 @@ def list_allocations(
     stays = {slot: writer.live_bytes(slot) for slot in range(len(CATEGORIES))}
     writer.begin()
     moments = _Moments(resident, tensors, plan, kept)
-    _write_step(writer, schedule, moments)
-    _settle(writer, {**stays, _STATE: int(resident.device[_STATE])})
+    writer.write_step(schedule, moments)
+    writer.settle({**stays, _STATE: int(resident.device[_STATE])})
     first_step = writer.requests
     writer.begin()
-    _write_step(writer, schedule, None)
-    _settle(writer, {**stays, _STATE: int(resident.device[_STATE])})
+    writer.write_step(schedule, None)
+    writer.settle({**stays, _STATE: int(resident.device[_STATE])})
     return Allocations(
         loading=tuple(loading),
         first_step=tuple(first_step),
@@ -119,7 +119,7 @@ def list_pass_allocations(
         writer.begin()
         for tasks in rows:
             writer.run(tasks)
-        _settle(writer, {_WEIGHTS: sum(loaded)})
+        writer.settle({_WEIGHTS: sum(loaded)})
         requests += writer.requests
     # One phase: what stays reserved after the first pass is free as the second begins, and tells nothing of what was needed.
     return Allocations(
@@ -133,27 +133,6 @@ def list_pass_allocations(
         peak_in=_name_of(writer.peak_task)[0],
         at_peak=tuple(writer.list_held()),
     )
-
-
-def _write_step(writer: "_Writer", schedule: Schedule, moments: "_Moments | None") -> None:
-    """moments: made by the updates of the first step."""
-    writer.moments = moments if moments is not None and moments.come_in_backward else None
-    writer.run(schedule.first.tasks)
-    for _ in range(min(schedule.num_later, MAX_LATER)):
-        writer.run(schedule.later.tasks)
-    writer.moments = moments
-    if moments is not None and not moments.come_one_by_one:
-        moments.come_all(writer)
-    writer.run(schedule.update.tasks)
-    if moments is not None:
-        moments.come_all(writer)
-    writer.moments = None
-
-
-def _settle(writer: "_Writer", stays: dict[int, int]) -> None:
-    """At the end of a step its gradients go, and whatever else is not there between steps."""
-    for slot in range(len(CATEGORIES)):
-        writer.go_down_to(slot, stays.get(slot, 0))
 
 
 # What is there between steps.
@@ -291,6 +270,25 @@ class _Writer:
     def live_bytes(self, slot: int) -> int:
         """Of one category."""
         return sum(size * len(keys) for size, keys in self._live[slot].items())
+
+    def write_step(self, schedule: Schedule, moments: "_Moments | None") -> None:
+        """One step. moments: made by the updates of the first step; None of other steps."""
+        self.moments = moments if moments is not None and moments.come_in_backward else None
+        self.run(schedule.first.tasks)
+        for _ in range(min(schedule.num_later, MAX_LATER)):
+            self.run(schedule.later.tasks)
+        self.moments = moments
+        if moments is not None and not moments.come_one_by_one:
+            moments.come_all(self)
+        self.run(schedule.update.tasks)
+        if moments is not None:
+            moments.come_all(self)
+        self.moments = None
+
+    def settle(self, stays: dict[int, int]) -> None:
+        """At the end of a step its gradients go, and whatever else is not there between steps."""
+        for slot in range(len(CATEGORIES)):
+            self.go_down_to(slot, stays.get(slot, 0))
 
     def run(self, tasks: Sequence[Task]) -> None:
         """One micro-batch, or the update."""

@@ -4,7 +4,7 @@ Follows ``runtime/step/optimizer_state.py`` for what stays on the device and ``r
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Final
@@ -179,7 +179,7 @@ def _away(costs: StateCosts, tensors: TensorList, plan: Plan, *, kept: KeptState
             elements[is_home] += num_elements
             num_leaving, largest = num_leaving + 1, max(largest, num_elements)
     held = {"host": Moments(bits=32, kept=kept).counter_bytes * num_leaving, "disk": 0}
-    copied: dict[Link, int] = {}
+    copied: list[tuple[Link, int]] = []
     stored_bytes = 0
     stored_masters = False
     for is_home, num_elements in elements.items():
@@ -192,11 +192,10 @@ def _away(costs: StateCosts, tensors: TensorList, plan: Plan, *, kept: KeptState
         stored_masters |= is_master_stored
         stored_bytes += num_elements * (master_size * is_master_stored + moments_size * (place == "disk"))
         if not is_home:
-            _add(copied, "host_to_device", size * num_elements)
+            copied.append(("host_to_device", size * num_elements))
         elif has_own_master and home == "disk":
-            _add(copied, "host_to_disk", size * num_elements)
-    for link in ("disk_to_host", "host_to_disk"):
-        _add(copied, link, stored_bytes)
+            copied.append(("host_to_disk", size * num_elements))
+    copied += [("disk_to_host", stored_bytes), ("host_to_disk", stored_bytes)]
     num_piece = min(_PIECE_ELEMENTS, largest)
     converts = master_size != size and (elements[False] > 0 or home == "disk")
     slot_size = master_size * stored_masters + moments_size * (place == "disk") + size * converts
@@ -208,14 +207,18 @@ def _away(costs: StateCosts, tensors: TensorList, plan: Plan, *, kept: KeptState
         costs,
         host_bytes=held["host"],
         disk_bytes=held["disk"],
-        copied_bytes=copied,
+        copied_bytes=_sum_by_link(copied),
         leaving_by_block=by_block,
     )
 
 
-def _add(copied: dict[Link, int], link: Link, num_bytes: int) -> None:
-    if num_bytes:
-        copied[link] = copied.get(link, 0) + num_bytes
+def _sum_by_link(copied: Iterable[tuple[Link, int]]) -> dict[Link, int]:
+    """Bytes by link; links that nothing moves over are left out."""
+    total: dict[Link, int] = {}
+    for link, num_bytes in copied:
+        if num_bytes:
+            total[link] = total.get(link, 0) + num_bytes
+    return total
 
 
 def estimate_update_ms(num_elements: int, plan: Plan, rates: Rates, *, kept: KeptState = ADAMW) -> float:
