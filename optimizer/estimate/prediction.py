@@ -1,6 +1,5 @@
 """What the estimator returns for one plan on one machine, and the verdict drawn from it. Torch-free, JSON-able."""
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -165,23 +164,19 @@ class Prediction:
     """From tensors to a card; None where it was not worked out."""
 
     def detailed_later(self, work_out: Mapping[str, Callable[[], Any]]) -> "Prediction":
-        """This prediction, whose details are worked out when they are read; those it was made with are forgotten.
+        """The same prediction, whose details are worked out when they are first read.
 
         work_out: each of ``DETAILS``.
         """
-        for name in DETAILS:
-            del self.__dict__[name]
-        self.__dict__[_WORK_OUT] = work_out
-        return self
+        values = {name: value for name, value in self.__dict__.items() if name not in DETAILS}
+        return _make_without_init({**values, _WORK_OUT: work_out})
 
     def over(self, num_steps: int) -> "Prediction":
         """The same step in a run of so many."""
         total_s = self.step_ms * num_steps / 1000
         if total_s == self.total_s:
             return self
-        other = copy.copy(self)  # replace() would read every field, and so work out the details
-        other.__dict__["total_s"] = total_s
-        return other
+        return _make_without_init({**self.__dict__, "total_s": total_s})
 
     if not TYPE_CHECKING:
 
@@ -219,6 +214,13 @@ class Prediction:
     @classmethod
     def from_json(cls, document: Any) -> "Prediction":
         return from_json(cls, document, path="prediction")
+
+
+def _make_without_init(values: Mapping[str, Any]) -> Prediction:
+    """A prediction with these values, details among them or not; ``replace`` would read every field, and so work them out."""
+    made = object.__new__(Prediction)
+    made.__dict__.update(values)
+    return made
 
 
 DETAILS: Final = frozenset(
