@@ -28,7 +28,7 @@ _MASK_BYTES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class PaddedPrediction:
-    """Of a run over padded batches."""
+    """The prediction of a run over padded batches."""
 
     worst_batch: PaddedBatch
     """Where the run's peak falls; the first of its size."""
@@ -121,7 +121,9 @@ def estimate_padded(
 
 
 def _peak_of(batch: PaddedBatch, prediction: Prediction, *, num_masks: int) -> StagePeak:
-    """Of the step that the batch is in. A mask is among the inputs also where it hides nothing and the model leaves it out."""
+    """Peak of the step that the batch is in. A mask is among the inputs also where it hides nothing and the model leaves it
+    out.
+    """
     stage = "first_step" if batch.step == 0 else "steady_step"
     peak = next(peak for peak in prediction.peaks if peak.stage == stage)
     if batch.is_padded:

@@ -1,4 +1,4 @@
-"""What the estimator returns for one plan on one machine, and the verdict drawn from it. Torch-free, JSON-able."""
+"""The estimator's answer for one plan on one machine, and the verdict drawn from it. Torch-free, JSON-able."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -68,7 +68,7 @@ class Contributor:
 
 @dataclass(frozen=True, kw_only=True)
 class CardMemory:
-    """What a plan takes of a CUDA card, or of the CPU device, beyond the bytes of its tensors; and what of the host.
+    """Memory that a plan takes of a CUDA card, or of the CPU device, beyond the bytes of its tensors; and of the host.
 
     Worked out for plans that are shown, not for each that a search tries (``estimate/card/process.py``).
     """
@@ -192,7 +192,7 @@ class Prediction:
 
     @property
     def highest_peak_bytes(self) -> int:
-        """Of all stages."""
+        """The highest peak of all stages."""
         return max([self.device_peak_bytes, *(peak.device_peak_bytes for peak in self.peaks)])
 
     def verdict(self, budget_bytes: int) -> Verdict:

@@ -1,11 +1,11 @@
-"""What finished runs teach about a machine: a factor on each kind of time, and how far off its predictions are.
+"""Corrections that finished runs teach about a machine: a factor on each kind of time, and how far off its predictions are.
 
 A calibration is the JSON object kept with the machine. Only time is corrected: peak bytes are arithmetic, and an error
 there is to be seen and mended, not scaled away. All functions are pure; nothing here reads a clock or a file.
 
 Each run says one thing: a measured step is the sum of its predicted kinds, each times a factor. A common factor is the
 median of measured over predicted; each kind then may differ from it, drawn to it by a ridge, so that few runs move little
-and many move the kinds they tell apart. Runs far off count less (Huber). The spread is that of runs left out of the fit
+and many move the kinds in which they differ. Runs far off count less (Huber). The spread is that of runs left out of the fit
 one by one.
 
 Generations are fitted by themselves, under ``generations`` in the same object: a product of one token's rows or attention over a
@@ -97,7 +97,7 @@ class TimedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How far off predictions of runs were that had no part in the calibration."""
+    """Error of predictions of runs that had no part in the calibration."""
 
     width: float
     """Relative; nine of ten were within."""
@@ -154,7 +154,7 @@ def update_calibration(
 
 
 def of_generations(calibration: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """What a machine's calibration says of generations: their own where one has finished, else that of training."""
+    """A machine's calibration of generations: their own where one has finished, else that of training."""
     own: Mapping[str, Any] | None = (calibration or {}).get(_GENERATIONS)
     return own or calibration
 
@@ -195,7 +195,7 @@ def read_time_factors(calibration: Mapping[str, Any] | None) -> dict[TimeKind, f
 
 
 def read_spread(calibration: Mapping[str, Any] | None) -> Spread | None:
-    """None where too few runs have finished to tell."""
+    """None where too few runs have finished."""
     stored = calibration or {}
     if "step_time_spread" not in stored:
         return None
@@ -269,7 +269,7 @@ def _fit(runs: Sequence[TimedRun]) -> tuple[float, dict[str, float]]:
 
 
 def _solve_ridge(shares: NDArray[np.float64], missing: NDArray[np.float64]) -> list[float]:
-    """What to add to each kind's factor, so that the shares of a step that are missing come about; Huber's loss."""
+    """Additions to each kind's factor, so that the shares of a step that are missing come about; Huber's loss."""
     weights: NDArray[np.float64] = np.ones(len(missing))
     above: NDArray[np.floating] = np.zeros(shares.shape[1])
     for _ in range(20):
@@ -298,7 +298,7 @@ def _run_to_json(run: TimedRun) -> dict[str, Any]:
 
 
 def _runs_of(calibration: Mapping[str, Any]) -> list[TimedRun]:
-    """Of an object without a version, each ratio that it remembers is a run of one kind."""
+    """Runs that a calibration remembers; of an object without a version, each ratio is a run of one kind."""
     if "version" not in calibration:
         ratios = calibration.get("recent_step_time_ratios", [])
         return [TimedRun(predicted_ms={_UNPLACED: 1.0}, measured_ms=float(ratio)) for ratio in ratios]

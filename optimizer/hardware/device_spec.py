@@ -1,4 +1,4 @@
-"""What is known of a device before anything is measured on it, and whether a row of the table can be true.
+"""Facts about a device before anything is measured on it, and checks that a row of the table can be true.
 
 A row says a rate twice: as its maker prints it, and as what follows from its multiprocessors, clock and architecture.
 Where the two part, a brochure's figure with 2:4 sparsity, another card's bandwidth or a slip of the pen is in the row;
@@ -102,12 +102,12 @@ class DeviceSpec:
 
     @property
     def usable_bytes(self) -> int:
-        """What all processes together can have of the card, contexts included."""
+        """Bytes that all processes together can have of the card, contexts included."""
         return self.cuda_memory_bytes or self.memory_bytes
 
 
 def find_faults(spec: DeviceSpec) -> list[str]:
-    """What cannot be true of a card, for people; empty for a row that holds."""
+    """Claims that cannot be true of a card, for people; empty for a row that holds."""
     return [*_rate_faults(spec), *_bandwidth_faults(spec), *_memory_faults(spec), *_link_faults(spec)]
 
 

@@ -26,7 +26,7 @@ class Device:
     """Usable by one job: on the CPU device half of the machine's memory, on CUDA the card less its context."""
     index: int = 0
     total_bytes: int = 0
-    """Of the card, as its driver tells processes; 0 where it is not known, and on the CPU device."""
+    """Of the card, as its driver reports it; 0 where it is not known, and on the CPU device."""
     compute_capability: str = ""
     """Of CUDA cards, ``8.9``; empty where it is not known."""
     context_bytes: int | None = None
@@ -38,7 +38,7 @@ class Device:
 
 
 class Processor(NamedTuple):
-    """What decides, beside a plan, how much memory the CPU device's kernels hold."""
+    """Facts that decide, beside a plan, how much memory the CPU device's kernels hold."""
 
     num_threads: int
     packs_bf16: bool = False

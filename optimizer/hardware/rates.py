@@ -137,7 +137,7 @@ class Rates:
         return replace(self, disk_read_bytes_per_s=self.disk_cached_read_bytes_per_s or self.disk_read_bytes_per_s)
 
     def time_factor(self, kind: TimeKind) -> float:
-        """What finished runs correct a kind of time by; 1 until some have finished."""
+        """Factor by which finished runs correct a kind of time; 1 until some have finished."""
         return self.time_factors.get(kind, 1.0)
 
     def python_work_s(self, work: PythonWork) -> float:

@@ -1,4 +1,4 @@
-"""What a trace notes, in order: ops, storages that come and go, and where one part of the step ends and the next begins.
+"""Notes of a trace, in order: ops, storages that come and go, and where one part of the step ends and the next begins.
 
 Torch-free. Storages are numbered in order of birth; those alive before the first micro-batch (parameters, buffers) are not
 numbered, and nothing is noted of them.

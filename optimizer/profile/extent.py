@@ -1,4 +1,4 @@
-"""How much of a model a profile holds: all there is to trace, or what one question needs.
+"""The extent of a profile: all there is to trace, or what one question needs.
 
 A whole profile takes seconds to trace. One estimate needs one representation of the weights, the choices of one plan, and the
 ranges in which its shapes lie.
@@ -27,7 +27,7 @@ class Extent:
         return self == EVERYTHING
 
     def union(self, other: "Extent") -> "Extent":
-        """What both ask for, and at most that for every combination."""
+        """Everything that both ask for, and at most that for every combination."""
         return Extent(
             representations=_union(self.representations, other.representations),
             choices=_union(self.choices, other.choices),

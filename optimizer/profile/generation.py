@@ -185,7 +185,7 @@ class GenerationProfile:
         return found
 
     def can_rebuild(self, kind: int) -> bool:
-        """Whether keys and values of a distinct block may be made again of hidden states."""
+        """True where keys and values of a distinct block may be made again of hidden states."""
         tensors = self.kv[kind]
         return can_rebuild(
             window=tensors.window, hidden_size=self.hidden_size, elements_per_token=tensors.elements_per_token

@@ -33,7 +33,7 @@ BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "off
 
 @dataclass(frozen=True, kw_only=True)
 class Hold:
-    """How long a block needs a shared storage."""
+    """The time that a block needs a shared storage."""
 
     index: int
     """Which of the regime's ``shared`` storages."""
@@ -130,7 +130,9 @@ the last block. ``_first``: the parameters have no gradient yet; ``_accumulate``
 
 
 def tail_name(part: str, choice: BlockChoice) -> str:
-    """Of what follows the last block, where that depends on the last block's choice: of plain modules, not of language models."""
+    """Name of a part that follows the last block, where that depends on the last block's choice: of plain modules, not of
+    language models.
+    """
     return part if choice == "keep" else f"{part} after {choice}"
 
 
@@ -180,7 +182,7 @@ class Profile:
 
     @cached_property
     def has_sparse_gradients(self) -> bool:
-        """Whether some embedding's gradients hold only the rows of a batch's tokens."""
+        """True where some embedding's gradients hold only the rows of a batch's tokens."""
         return any(tensor.row_elements for tensor in self.tensors.in_order())
 
     @property
@@ -198,7 +200,7 @@ class Profile:
         return self.frozen[name]
 
     def total_frozen_bytes(self, representation: str) -> int:
-        """Of the whole model."""
+        """Bytes of the whole model's frozen weights."""
         frozen = self.frozen_bytes(representation)
         return frozen.outside + sum(frozen.by_block[kind] for kind in self.tensors.block_kinds)
 
@@ -222,7 +224,7 @@ class Profile:
         raise beyond_positions(shape[1], low=low, high=self.max_sequence_length)
 
     def covers(self, extent: Extent) -> bool:
-        """Whether all that is asked for was traced. True of what no profile can hold: asking for that is another error."""
+        """True where all that is asked for was traced, and for what no profile can hold: asking for that is another error."""
         if not self.is_partial:
             return True
         if extent.representations is None or extent.choices is None or extent.shapes is None:

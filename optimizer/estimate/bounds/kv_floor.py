@@ -1,4 +1,4 @@
-"""Of many batches at once: the least that keys and values take, in bytes and in time. Bounds for a search, as
+"""The least bytes and time that keys and values take, for many batches at once. Bounds for a search, as
 ``generation_floor.py`` has them of the rest. Torch-free.
 
 Batches that differ in nothing else lie on a line, or nearly so: few are worked out, the others lie between them.
@@ -40,7 +40,7 @@ class LaneTimes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class KvFloor:
-    """Of keys and values, by shape."""
+    """Lower bounds for keys and values, by shape."""
 
     own: Floats
     """[distinct block, shape]: device bytes of its own."""
@@ -57,7 +57,7 @@ class KvFloor:
 
 
 class KvFloors:
-    """Of some shapes of micro-batches on a machine."""
+    """Lower bounds for some shapes of micro-batches on a machine."""
 
     def __init__(self, profile: GenerationProfile, machine: Machine, shapes: Sequence[MicroBatchShape]) -> None:
         self._profile, self._machine, self._shapes = profile, machine, shapes

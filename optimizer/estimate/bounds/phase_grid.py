@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 
 
 class ManyShapes:
-    """Of a phase in one representation of the weights."""
+    """A phase in one representation of the weights, at many shapes."""
 
     def __init__(self, phase: Phase, weights: WeightsPlan, shapes: Sequence[Shape], machine: Machine) -> None:
         count = len(shapes)
@@ -56,7 +56,7 @@ class ManyShapes:
         shapes: Sequence[Shape],
         machine: Machine,
     ) -> None:
-        """Of the shapes of one regime."""
+        """Price the shapes of one regime."""
         table = _Table(phase, weights, shapes, machine)
         names = [EMBEDDING, *(block_part(template) for template in regime.block_templates), HEAD]
         parts = {name: phase.parts[regime.parts[name]] for name in dict.fromkeys(names)}

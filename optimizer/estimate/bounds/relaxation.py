@@ -1,4 +1,4 @@
-"""What the plans of one setting come to at least, as sums over their blocks: what a bound on them is made of. Torch-free.
+"""Lower bounds on the bytes and step time of all plans that share one setting, as sums over their blocks. Torch-free.
 
 A setting is all that is decided outside the blocks. Bytes: the level between the last block's forward and its backward, where
 all blocks hold what they save; parts count as the schedule counts them, storages that blocks share are taken as gone. Time: a
@@ -51,10 +51,11 @@ _OUTSIDE: Final[Table[tuple[PartPrices, tuple[Form, ...], int], RelaxedOutside]]
 
 
 def least_compute_ms(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> float:
-    """Of all but the head, forward and back once in each micro-batch: no plan with this micro-batch and these dtypes is faster.
+    """Time of all but the head, forward and back once in each micro-batch: no plan with this micro-batch and these dtypes
+    is faster.
 
-    plan: of which nothing else is looked at. The head is left out, since chunks of it may be quicker than the whole. Raises as
-    ``estimate_training`` does.
+    plan: of which nothing else is looked at. The head is left out, since chunks of it may be quicker than the whole. Raises
+    as ``estimate_training`` does.
     """
     compiled = compile_shape(profile, plan.weights, (plan.batch.micro_batch_size, workload.sequence_length))
     rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
@@ -94,7 +95,8 @@ def relax(
 def list_kinds(
     profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine, choices: Sequence[BlockChoice]
 ) -> tuple[int, ...]:
-    """Of each block a number: the same where blocks hold nearly the same and take nearly as long under every one of the choices.
+    """One number for each block: the same where blocks hold nearly the same and take nearly as long under every one of the
+    choices.
 
     plan: of which blocks are not looked at. Raises as ``estimate_training`` does.
     """
@@ -104,7 +106,7 @@ def list_kinds(
 
 
 class _Relaxer:
-    """Of one setting."""
+    """Relaxes the plans of one setting."""
 
     def __init__(
         self,
@@ -187,7 +189,7 @@ class _Relaxer:
         return device_bytes, gradients.host + state.host_bytes + home["host"], state.disk_bytes + home["disk"]
 
     def _state_bytes(self) -> int:
-        """Of all of it on the device, in 32 bits: other widths do not leave."""
+        """Bytes of all optimizer state on the device, in 32 bits: other widths do not leave."""
         each_bytes = 4 * self._workload.num_moments + self._plan.weights.master_bytes_per_element
         return each_bytes * self._tensors.total_elements
 
@@ -210,7 +212,7 @@ class _Relaxer:
         return outside.entered + (self._input_bytes - shared_bytes)
 
     def _before_last(self, outside: RelaxedOutside) -> Numbers:
-        """What earlier micro-batches have left for the last one: gradients, and inputs where they stay."""
+        """Bytes that earlier micro-batches have left for the last one: gradients, and inputs where they stay."""
         inputs_bytes = self._num_later * self._input_bytes if inputs_pile_up(self._machine.device) else 0
         return outside.gradients + (inputs_bytes + float(self._blocks.gradients.min(axis=1)[self._templates].sum()))
 

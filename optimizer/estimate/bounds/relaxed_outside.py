@@ -1,4 +1,4 @@
-"""What the parts around the blocks hold and take, for bounds (``relaxation.py``). Torch-free."""
+"""Bytes and time of the parts around the blocks, for bounds (``relaxation.py``). Torch-free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ def list_relaxed_outside(
 def _list(
     tasks: OutsideTasks, prices: PartPrices, choices: Sequence[BlockChoice], *, places: Sequence[int]
 ) -> RelaxedOutside:
-    """places: in ``choices`` of each that is told of."""
+    """places: in ``choices`` of each that is listed."""
     accumulates = "accumulate" if prices.dropped is None else "first"
 
     def parts(*names: str, is_first: bool = True) -> list[tuple[Task, ...]]:
@@ -86,7 +86,7 @@ def _list(
 
 
 def _rise(*tasks: Task) -> tuple[int, int]:
-    """Of tasks in a row, above their start: the highest level, and what is left."""
+    """The highest level of tasks in a row above their start, and what they leave."""
     level, top = 0, 0
     for task in tasks:
         top = max(top, level + task.bytes.rise)

@@ -47,7 +47,7 @@ class MicroBatchTimes:
         return found
 
     def gradients_ms(self, lane: int) -> Numbers:
-        """Of gradients that leave in the micro-batches that it does run."""
+        """Time of gradients that leave in the micro-batches that it does run."""
         found: Numbers = self.first[..., lane] + min(1, self.num_later) * self.later[..., lane]
         return found
 

@@ -47,7 +47,7 @@ class HeldAllocation:
 
 @dataclass(frozen=True, kw_only=True)
 class Allocations:
-    """What is asked of the allocator, in phases."""
+    """Requests to the allocator, in phases."""
 
     loading: tuple[Request, ...]
     first_step: tuple[Request, ...]
@@ -106,8 +106,8 @@ def list_allocations(
 def list_pass_allocations(
     rows: Sequence[tuple[Task, ...]], *, loaded: Sequence[int], on_cuda: CudaMoves | None
 ) -> Allocations:
-    """Of a generation, as loading and two passes. rows: of tasks, which in order make a pass. loaded: bytes of each weight that
-    is always there; all else goes as a pass ends. on_cuda: as above.
+    """A generation's allocations, as loading and two passes. rows: of tasks, which in order make a pass. loaded: bytes of
+    each weight that is always there; all else goes as a pass ends. on_cuda: as above.
     """
     writer = _Writer(on_cuda=on_cuda)
     writer.begin()
@@ -139,7 +139,7 @@ def list_pass_allocations(
 
 
 def _list_resident(resident: Resident, tensors: TensorList, plan: Plan, device_kind: str) -> Iterator[tuple[int, int]]:
-    """Of weights one storage for each trained tensor, as far as they do not stream; masters of weights below fp32, which are
+    """Weights as one storage for each trained tensor, as far as they do not stream; masters of weights below fp32, which are
     made before the first step. The rest of a category as one."""
     left = dict(enumerate(resident.device.tolist()))
     size = plan.weights.bytes_per_element
@@ -166,7 +166,7 @@ def _list_resident(resident: Resident, tensors: TensorList, plan: Plan, device_k
 
 
 class _Moments:
-    """What the first update of each tensor makes: little numbers and two moments, or what else the optimizer keeps."""
+    """Storages that the first update of each tensor makes: little numbers and two moments, or what else the optimizer keeps."""
 
     def __init__(self, resident: Resident, tensors: TensorList, plan: Plan, kept: KeptState) -> None:
         master_bytes, num_moments = plan.weights.master_bytes_per_element, kept.num_moments
@@ -209,7 +209,7 @@ class _Moments:
 
 @dataclass(frozen=True, slots=True)
 class _Instruction:
-    """What one change does to the storages."""
+    """One change to the storages."""
 
     slot: int
     num_bytes: int
@@ -268,7 +268,7 @@ class _Writer:
         self._peak_at = 0
 
     def live_bytes(self, slot: int) -> int:
-        """Of one category."""
+        """Bytes that are there of one category."""
         return sum(size * len(keys) for size, keys in self._live[slot].items())
 
     def write_step(self, schedule: Schedule, moments: "_Moments | None") -> None:
@@ -362,7 +362,7 @@ class _Writer:
         self.unmatched_bytes += max(0, too_many)
 
     def list_held(self) -> Iterator[HeldAllocation]:
-        """What was there at this phase's highest point."""
+        """Storages that were there at this phase's highest point."""
         there = dict.fromkeys(self._alive_before)
         for key, num_bytes in self.requests[: self._peak_at]:
             if num_bytes:
@@ -411,7 +411,7 @@ def _program(moves: Sequence[Move]) -> Iterator[_Instruction]:
 
 
 def _is_same_storage(gone: Move, come: Move) -> bool:
-    """What goes and comes again at once in another category was only counted anew."""
+    """Bytes that go and come again at once in another category are one storage, counted anew."""
     return (
         come.num_bytes == -gone.num_bytes
         and come.op == gone.op

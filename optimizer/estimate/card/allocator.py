@@ -39,7 +39,7 @@ Request = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorSettings:
-    """Of ``PYTORCH_ALLOC_CONF``, in bytes; the defaults are torch's."""
+    """Settings of ``PYTORCH_ALLOC_CONF``, in bytes; the defaults are torch's."""
 
     expandable_segments: bool = False
     """One segment for each pool and stream, which grows by whole pages."""
@@ -67,7 +67,7 @@ class CapReached(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What the allocator did."""
+    """The allocator's answer to a run of requests."""
 
     allocated_peak_bytes: int
     """As ``max_memory_allocated`` counts: whole blocks, with what was not worth cutting off."""
@@ -163,7 +163,7 @@ class CachingAllocator:
         self._held[key].num_uses += 1
 
     def free(self, key: Hashable) -> None:
-        """Of no effect on a storage without bytes."""
+        """Free a storage; nothing happens to one without bytes."""
         block = self._held.pop(key, None)
         if block is None:
             return
@@ -323,7 +323,7 @@ class CachingAllocator:
         return released_bytes >= wanted
 
     def _collect_garbage(self, cap_bytes: int) -> None:
-        """Of free segments of the large pool, those unused for longer than average, until enough came back."""
+        """Give back free segments of the large pool that were unused for longer than average, until enough came back."""
         target_bytes = self.reserved_bytes - int(self._settings.garbage_collection_threshold * cap_bytes)
         freeable = [
             (pool, block)

@@ -1,4 +1,4 @@
-"""What the allocator's model cuts and joins: blocks of segments, and the pools of those that are free. Torch-free."""
+"""Blocks of segments that the allocator's model cuts and joins, and the pools of those that are free. Torch-free."""
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field

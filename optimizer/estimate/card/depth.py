@@ -69,7 +69,7 @@ def _list_runs(profile: Profile, plan: Plan) -> list[list[int]]:
 
 
 def _keep(runs: Sequence[Sequence[int]], share: float) -> tuple[int, ...]:
-    """Of each run its first blocks but one, and its last."""
+    """Keep the first blocks but one of each run, and its last."""
     kept: list[int] = []
     for run in runs:
         length = min(len(run), max(MIN_RUN, round(len(run) * share)))

@@ -1,4 +1,4 @@
-"""What offloaded blocks move, where to, and how long that takes: the trace of ``offload`` turned into the other ways of
+"""Bytes that offloaded blocks move, where to, and how long that takes: the trace of ``offload`` turned into the other ways of
 offloading, and into compressed trips. Torch-free.
 
 A profile holds offloaded blocks once, as they go to the host uncompressed (``traced_choice``). Going elsewhere or compressed
@@ -39,7 +39,7 @@ rounded, read for its code; and written, scaled, read."""
 
 @dataclass(frozen=True, kw_only=True)
 class Trip:
-    """How one block's choice sends its saved tensors away."""
+    """The way on which one block's choice sends its saved tensors away."""
 
     place: Tier
     compress: Compression
@@ -90,7 +90,7 @@ def trip_of(choice: BlockChoice, compress: Compression) -> Trip | None:
 
 
 def read_copy(kind: OpKind, name: str, num_bytes: int) -> TracedCopy | None:
-    """Of an op of a traced part (``copy.float32``) and the bytes it writes; None for other ops."""
+    """The copy that an op of a traced part makes (``copy.float32``), from the bytes it writes; None for other ops."""
     if kind not in ("copy_out", "copy_in"):
         return None
     return TracedCopy(is_out=kind == "copy_out", dtype=name.rpartition(".")[2], num_bytes=num_bytes)
@@ -125,7 +125,7 @@ def count_copied_bytes(copies: Iterable[TracedCopy], *, trip: Trip) -> dict[Link
 
 
 def estimate_trip_ms(copies: Sequence[TracedCopy], *, trip: Trip, rates: Rates, device_kind: str) -> TripTime:
-    """Of a part's copies, in place of those that the trace shows."""
+    """Time of a part's copies on this trip, in place of those that the trace shows."""
     packed = [copy.packed(trip.compress) for copy in copies]
     out_bytes = sum(num_bytes for copy, num_bytes in zip(copies, packed, strict=True) if copy.is_out)
     in_bytes = sum(packed) - out_bytes

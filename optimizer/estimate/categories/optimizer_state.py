@@ -1,4 +1,4 @@
-"""What the optimizer's state costs in bytes on every tier; what its update needs for a moment, moves, and takes in time.
+"""Bytes of the optimizer's state on every tier; bytes that its update needs for a moment and moves, and its time.
 
 Follows ``runtime/step/optimizer_state.py`` for what stays on the device and ``runtime/step/host_update.py`` for what leaves it.
 """
@@ -49,7 +49,7 @@ def estimate_state_bytes(tensors: Sequence[TensorSize], plan: Plan, *, kept: Kep
 
 
 def estimate_early_state_bytes(tensors: Sequence[TensorSize], plan: Plan) -> int:
-    """Of these bytes what is there before the first update: fp32 master weights, the tables of 8-bit state."""
+    """Bytes of state that are there before the first update: fp32 master weights, the tables of 8-bit state."""
     master_bytes = plan.weights.master_bytes_per_element * sum(t.num_elements for t in tensors)
     has_tables = plan.optimizer_state.bits == 8 and any(t.num_elements >= MIN_8BIT_ELEMENTS for t in tensors)
     return master_bytes + (TABLES_BYTES if has_tables else 0)
@@ -222,8 +222,8 @@ def _sum_by_link(copied: Iterable[tuple[Link, int]]) -> dict[Link, int]:
 
 
 def estimate_update_ms(num_elements: int, plan: Plan, rates: Rates, *, kept: KeptState = ADAMW) -> float:
-    """Of state on the device. Kernels that were not measured are taken to move their bytes as fast as 32-bit AdamW does; 8-bit
-    ones to take its time.
+    """Time to update state on the device. Kernels that were not measured are taken to move their bytes as fast as 32-bit
+    AdamW does; 8-bit ones to take its time.
     """
     measured = rates.optimizer_elements_per_s
     name: UpdateRate = "adamw_8" if plan.optimizer_state.bits == 8 else kept.rate_name
@@ -256,5 +256,5 @@ def _as_fast_as_adamw(elements_per_s: float, kept: KeptState) -> float:
 
 
 def host_bytes_per_s(rates: Rates) -> float:
-    """What the host's memory gives simple loops: as much as updates move."""
+    """Rate that the host's memory gives simple loops: as much as updates move."""
     return ADAMW.update_bytes * host_elements_per_s(rates)

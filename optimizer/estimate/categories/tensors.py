@@ -36,7 +36,7 @@ class TensorList:
         return sum(0 <= block < self.num_blocks for block in self.blocks)
 
     def list_leaving(self, plan: OptimizerStatePlan) -> list[bool]:
-        """Of each tensor, whether its state leaves the device."""
+        """For each tensor, true where its state leaves the device."""
         fraction = 0.0 if plan.place == "device" else plan.fraction
         return self._leaving.obtain(fraction, lambda: split_state(plan, self.num_elements))
 

@@ -47,7 +47,7 @@ class Placed(NamedTuple):
 
 
 class PassLayout:
-    """What one pass of these micro-batches runs, in order."""
+    """Tasks that one pass of these micro-batches runs, in order."""
 
     def __init__(
         self,
@@ -193,12 +193,12 @@ class PassLayout:
 
     @property
     def room_bytes(self) -> int:
-        """Of attention on the host, there."""
+        """Bytes of attention on the host, there."""
         return max(each.room_bytes for each in self.kv.values())
 
     @cached_property
     def workspace_bytes(self) -> int:
-        """What caches share on the device while tokens are decoded."""
+        """Bytes that caches share on the device while tokens are decoded."""
         costs = self.kv.values()
         slots = self.plan.kv_cache.num_ahead + 1
         return max(each.front_bytes for each in costs) + slots * max(each.slot_bytes for each in costs)
@@ -219,7 +219,7 @@ class PassLayout:
     def _list_kv_tasks(self, running: PassShape, *, step: int) -> Iterator[tuple[Task, ...]]:
         """In the order in which caches take turns: in each block one after the other. Nothing for plain caches.
 
-        A transfer's key tells it from others that are under way with it, of which there are no more than come ahead.
+        A transfer's key sets it apart from others that are under way with it, of which there are no more than come ahead.
         """
         if self.plan.kv_cache.is_plain:
             return
@@ -282,5 +282,5 @@ def phase_of(step: int) -> str:
 
 
 def named(placed: Iterable[Placed], phase: str) -> tuple[Task, ...]:
-    """As tasks are told of."""
+    """The placed tasks, named for people."""
     return tuple(replace(task, phase=phase, block=block, name=name) for task, block, name in placed)

@@ -38,7 +38,7 @@ _NO_RUN = TaskRun(())
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSum:
-    """Of all steps of a pass but its prefill."""
+    """The sum of all steps of a pass but its prefill."""
 
     ms: NDArray[np.float64]
     """As ``times_of`` has them."""
@@ -105,12 +105,12 @@ class GenerationPass:
 
     @property
     def room_bytes(self) -> int:
-        """Of attention on the host, there; it passes on as homes do."""
+        """Bytes of attention on the host, there; they pass on as homes do."""
         return self.layout.room_bytes
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Of all micro-batches."""
+        """Bytes of the caches of all micro-batches."""
         return sum(self.layout.kv[shape].total_bytes for shape in self.micro_batches)
 
     # Prefill and decode.
@@ -121,7 +121,9 @@ class GenerationPass:
         return self._simulate(self.layout.place_prefill(), single("weights", self.layout.weight_bytes), is_end=True)
 
     def decode(self, step: int, *, is_end: bool = False) -> Simulation:
-        """Of one token more of each sequence; the prefill is step 0. is_end: of a range within which all is linear."""
+        """The step of one token more of each sequence; the prefill is step 0. is_end: it ends a range within which all is
+        linear.
+        """
         if step not in self._steps:
             layout = self.layout
             kv_bytes = layout.workspace_bytes + sum(layout.kv[shape].device_bytes for shape in layout.running(step))
@@ -132,7 +134,7 @@ class GenerationPass:
 
     @property
     def highest(self) -> tuple[int, Simulation]:
-        """Of the prefill and of all decodes the step with the highest peak, the earliest of equals.
+        """Among the prefill and all decodes, the step with the highest peak, the earliest of equals.
 
         A decode's peak is the maximum of what is linear in the cache's length: it lies at an end of a range, and ends are priced.
         """
@@ -174,7 +176,7 @@ class GenerationPass:
 
     @property
     def decoded(self) -> list[tuple[int, Simulation]]:
-        """What was priced for the sum, by step, in order."""
+        """Decodes that were priced for the sum, by step, in order."""
         assert self.decode_sum is not None
         return sorted(self._steps.items())
 
@@ -184,18 +186,18 @@ class GenerationPass:
 
     @property
     def copied_bytes(self) -> dict[Link, int]:
-        """Of the whole pass, exactly; links without traffic left out."""
+        """Bytes that the whole pass copies, exactly; links without traffic left out."""
         prompts = (self.layout.kv[shape].prefill_copied for shape in self.micro_batches)
         return add_copies(self._weights_copied(1), *prompts, self.decode_copied_bytes)
 
     @property
     def weights_copied_bytes(self) -> dict[Link, int]:
-        """Of these, what streamed weights are."""
+        """Bytes of those that are streamed weights."""
         return self._weights_copied(self.num_steps)
 
     @property
     def decode_copied_bytes(self) -> dict[Link, int]:
-        """Of all steps but the prefill."""
+        """Bytes that all steps but the prefill copy."""
         later = (self.layout.kv[shape].decode_copied for shape in self.micro_batches)
         return add_copies(self._weights_copied(self.num_steps - 1), *later)
 

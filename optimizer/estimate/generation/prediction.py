@@ -1,4 +1,4 @@
-"""What the estimator returns for one generation under one plan on one machine. Torch-free, JSON-able."""
+"""The estimator's answer for one generation under one plan on one machine. Torch-free, JSON-able."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -86,8 +86,8 @@ class GenerationPrediction:
         return points[0].step_ms if num_tokens < points[0].num_tokens else points[-1].step_ms
 
     def verdict(self, budget_bytes: int) -> Verdict:
-        """As ``Prediction.verdict``: of the tensors against the budget, and where ``memory`` was worked out also as allocated,
-        and of the process against the card.
+        """The verdict as in ``Prediction.verdict``: the tensors against the budget, and where ``memory`` was worked out
+        also as allocated, and of the process against the card.
         """
         return judge(
             self.device_peak_bytes, self.device_peak_high_bytes, memory=self.memory, budget_bytes=budget_bytes

@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 
 class Way(NamedTuple):
-    """What of a plan decides how micro-batches run, their number and size aside; as ``list_passes`` has it."""
+    """The part of a plan that decides how micro-batches run, their number and size aside; as ``list_passes`` takes it."""
 
     prefill_tokens: int | None
     drops_ended: bool
@@ -27,7 +27,7 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """What batches of all sizes come to, by number of micro-batches and size."""
+    """Passes and steps of batches of all sizes, by number of micro-batches and size."""
 
     shapes: tuple[MicroBatchShape, ...]
     counts: Floats
@@ -85,7 +85,7 @@ class Splits:
         )
 
     def count_first(self, of_shape: NDArray[np.int64] | Floats) -> Floats:
-        """Of all micro-batches of the first pass together."""
+        """Count over all micro-batches of the first pass together."""
         found: Floats = self.first @ of_shape
         return found
 

@@ -21,7 +21,7 @@ from optimizer.profile.time_kinds import COMPUTE_KINDS
 
 
 class HasOps(Protocol):
-    """What is listed: the profile of a step, or of one phase of a generation."""
+    """Anything with ops to list: the profile of a step, or of one phase of a generation."""
 
     @property
     def ops(self) -> tuple[Op, ...]: ...
@@ -35,7 +35,7 @@ _LANES = ("compute", "copy_out", "copy_in")
 
 
 class Sort(NamedTuple):
-    """Of ops: those of one have one curve."""
+    """A sort of ops, all of which have one curve."""
 
     kind: OpKind
     name: str

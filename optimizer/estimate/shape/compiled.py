@@ -52,7 +52,7 @@ _MAX_CACHED_PHASES = 2048
 
 
 class Traced(Protocol):
-    """What can be compiled: the profile of a step, or of one phase of a generation."""
+    """Anything that can be compiled: the profile of a step, or of one phase of a generation."""
 
     @property
     def ops(self) -> tuple[Op, ...]: ...
@@ -138,7 +138,7 @@ class CompiledShape:
         dropped: Dropped | None = None,
         arrivals: tuple[Arrival, ...] = (),
     ) -> PartBytes:
-        """What a part comes to, under all that ``PartRequest`` names."""
+        """Bytes of a part, under all that ``PartRequest`` names."""
         request = PartRequest(self._alias(name), releases, trip, dropped, arrivals)
         return self._bytes.obtain(
             request, lambda: sum_changes([placed.change for placed in self._place_changes(request)])
@@ -153,7 +153,7 @@ class CompiledShape:
         dropped: Dropped | None = None,
         arrivals: tuple[Arrival, ...] = (),
     ) -> tuple[Move, ...]:
-        """What ``part_bytes`` sums up, change by change; the same object for the same arguments."""
+        """The changes that ``part_bytes`` sums up, one by one; the same object for the same arguments."""
         request = PartRequest(name, releases, trip, dropped, arrivals)
         ops = self._part(name).ops
 
@@ -190,7 +190,9 @@ class CompiledShape:
         dropped: Dropped | None = None,
         arrivals: tuple[Arrival, ...] = (),
     ) -> int:
-        """How high what ``part_bytes`` sums up goes above its start with what the CPU's kernels hold; 0 if nothing."""
+        """Highest point of what ``part_bytes`` sums up above its start, with what the CPU's kernels hold; 0 if they hold
+        nothing.
+        """
         request = PartRequest(name, releases, trip, dropped, arrivals)
 
         def make() -> int:
@@ -245,7 +247,7 @@ class CompiledShape:
         )
 
     def num_shared_gradients(self, name: PartName) -> int:
-        """How many of the gradients that are complete in a part are copied by several threads together."""
+        """Number of the gradients completed in a part that several threads copy together."""
         name = self._alias(name)
         return self._num_shared_gradients.obtain(
             name, lambda: self.count_shared_gradients(self._changes_of(self._part(name)))
@@ -269,7 +271,7 @@ class CompiledShape:
         return self._parts[index]
 
     def _alias(self, name: PartName) -> PartName:
-        """Of templates whose parts are the same, as far as bytes and time go, the first."""
+        """The first of the templates whose parts are the same, as far as bytes and time go."""
         if isinstance(name, str):
             return name
         if name not in self._aliases:
@@ -298,7 +300,7 @@ class CompiledShape:
                     yield copy
 
     def _changes_of(self, part: Part) -> list[Change]:
-        """As traced."""
+        """Changes of a part, as traced."""
         places, num_bytes = self._change_places, self._change_bytes
         return [(*places[index], num_bytes[index]) for index in part.changes]
 

@@ -29,7 +29,7 @@ _BLOCK_TASKS: Final[Table[tuple[PartPrices, Compression], "BlockTasks"]] = Table
 
 
 class BlockTasks:
-    """Of one shape, made when first asked for."""
+    """Tasks of one shape's blocks, made when first asked for."""
 
     def __init__(self, prices: PartPrices, *, compress: Compression) -> None:
         self._prices, self._compress = prices, compress
@@ -145,7 +145,7 @@ class BlockTasks:
         )
 
     def _saved(self, block: int, choice: BlockChoice, which: str) -> Transfer:
-        """What an offloaded block saved, on its way back."""
+        """The transfer of what an offloaded block saved, on its way back."""
         part: PartName = (choice, self._templates[block], which)
         legs = self._legs.get(part)
         if legs is None:

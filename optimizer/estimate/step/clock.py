@@ -15,7 +15,7 @@ from optimizer.estimate.tasks.transfers import BESIDE, NUM_QUEUES, Begun, Event,
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Of a step."""
+    """Times of a step."""
 
     first_starts_ms: list[float]
     """When each task begins: of the first micro-batch in the step, of the others and the update in their run."""

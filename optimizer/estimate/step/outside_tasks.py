@@ -36,7 +36,7 @@ _OUTSIDE_TASKS: Final[Table[tuple[PartPrices, int], "OutsideTasks"]] = Table()
 
 
 class OutsideTasks:
-    """Of one shape and one count of chunks, made when first asked for."""
+    """Tasks around the blocks of one shape at one count of chunks, made when first asked for."""
 
     def __init__(self, profile: Profile, prices: PartPrices, *, plan: Plan) -> None:
         self._prices = prices
@@ -58,11 +58,11 @@ class OutsideTasks:
 
     @property
     def loss_bytes(self) -> int | None:
-        """Of the loss of chunks, which goes after the traced parts; None where the loss is traced with them."""
+        """Bytes of the loss of chunks, which goes after the traced parts; None where the loss is traced with them."""
         return None if self._head is None else self._head.loss_bytes
 
     def task(self, part: str, last: BlockChoice, *, is_first: bool = True) -> Task:
-        """Of one of PART_NAMES. last: what the last block does."""
+        """The task of one of PART_NAMES. last: what the last block does."""
         tail = tail_name(part, traced_choice(last))
         key = (tail if tail in self._parts else part, is_first)
         if key not in self._tasks:

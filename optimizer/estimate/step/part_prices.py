@@ -1,4 +1,4 @@
-"""What decides a part's time and what its gradients do, whichever part of a setting it is. Torch-free."""
+"""Prices of parts by the two things that all parts of a setting share: the machine, and the fate of gradients. Torch-free."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -23,7 +23,7 @@ _PRICES: Final[Table[tuple[bool, Dropped | None, str, str], "PartPrices"]] = Tab
 
 
 class PartPrices:
-    """Of one shape on one machine, where gradients go one way."""
+    """Prices of one shape's parts on one machine, where gradients go one way."""
 
     def __init__(self, compiled: CompiledShape, machine: Machine, *, dropped: Dropped | None, leaves_gradients: bool) -> None:
         self.compiled, self.machine = compiled, machine
@@ -46,7 +46,7 @@ class PartPrices:
         return self.compiled.part_time(part, self.machine, rates_key=self.rates_key, trip=trip)
 
     def gradients_legs(self, num_bytes: int, *, num_shared: int, is_first: bool) -> Legs:
-        """Of a part's gradients to the host, where they are added to those of the micro-batches before and measured.
+        """Legs of a part's gradients to the host, where they are added to those of the micro-batches before and measured.
 
         num_shared: of their tensors, those that threads copy together.
         """
@@ -66,7 +66,7 @@ class PartPrices:
 
 
 def with_gradients(copied: Mapping[Link, int], gradient_bytes: int) -> Mapping[Link, int]:
-    """What a part copies, with the gradients that leave."""
+    """Bytes that a part copies by link, with the gradients that leave."""
     if not gradient_bytes:
         return copied
     return {**copied, "device_to_host": copied.get("device_to_host", 0) + gradient_bytes}

@@ -33,12 +33,12 @@ class TaskRun:
 
     @cached_property
     def follows_blocks(self) -> bool:
-        """Whether it has transfers that could begin when a block's backward ended."""
+        """True where it has transfers that could begin when a block's backward ended."""
         transfers = (transfer for task in self.tasks for transfer in (*task.arrives, *task.begins))
         return any(transfer.after_block is not None for transfer in transfers)
 
     def steps(self, device_kind: str) -> "Steps":
-        """What its tasks do on this clock."""
+        """Steps of its tasks on this clock."""
         if device_kind not in self._steps:
             self._steps[device_kind] = self._list_steps(device_kind)
         return self._steps[device_kind]
@@ -89,7 +89,7 @@ class TaskRun:
 
 
 class Steps(NamedTuple):
-    """Of a run's tasks, in order."""
+    """Clock steps of a run's tasks, in order."""
 
     compute_ms: tuple[float, ...]
     """On the compute lane, after the event."""
@@ -99,7 +99,7 @@ class Steps(NamedTuple):
 
 
 class RunSums(NamedTuple):
-    """Of a run, above its start. Device bytes over all categories."""
+    """Totals of a run, above its start. Device bytes over all categories."""
 
     net: int
     top: int

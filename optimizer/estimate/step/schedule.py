@@ -98,7 +98,7 @@ class StepLayout:
 
     @cached_property
     def update(self) -> TaskRun:
-        """What follows the last micro-batch."""
+        """Tasks that follow the last micro-batch."""
         return _UPDATES.obtain(self._tensors, self._update_key, lambda: TaskRun(tuple(self._list_update())))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What plans have in common that decide the same outside their blocks: made for the first, kept for the others. Torch-free.
+"""Everything that plans share which decide the same outside their blocks: made for the first, kept for the others. Torch-free.
 
 A search prices hundreds of plans in a few settings, so what does not depend on the blocks' choices is here, and only putting the
 blocks' tasks in order and running them is done for each plan.
@@ -62,7 +62,7 @@ class PreparedStep:
     """What is there between steps, whatever the blocks do."""
 
     def resident(self, plan: Plan) -> Resident:
-        """What is there between steps, with what moving activations of this plan's blocks takes."""
+        """Bytes that are there between steps, with those that moving activations of this plan's blocks takes."""
         packing_bytes = estimate_packing_bytes(plan.activations, device_kind=self.device_kind)
         staging_bytes = estimate_staging_bytes(plan.activations, plan.weights)
         if not packing_bytes and not staging_bytes:
@@ -72,7 +72,8 @@ class PreparedStep:
 
 
 def find_setting(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> PreparedStep:
-    """Of a plan that was checked; its blocks' choices are not looked at. Raises InvalidWorkload beyond the position table.
+    """The prepared step of a plan that was checked; its blocks' choices are not read. Raises InvalidWorkload beyond the
+    positions.
 
     Kept with the profile's compiled shape, so it must not hold the profile.
     """

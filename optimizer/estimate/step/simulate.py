@@ -118,7 +118,7 @@ class Simulation:
 
     @property
     def recomputed_ms(self) -> float:
-        """Of ``kinds_ms``, what is done a second time."""
+        """Time of ``kinds_ms`` that is spent on doing something a second time."""
         return self._kinds[-1]
 
     @cached_property
@@ -135,7 +135,7 @@ _NUM_KINDS = len(COMPUTE_KINDS)
 
 
 def _summed(rows: Sequence[tuple[float, ...]]) -> NDArray[np.float64]:
-    """Where many tasks share their times, each once, times how many there are."""
+    """Sum of times that many tasks share: each once, times how many there are."""
     count = Counter(map(id, rows))
     if 2 * len(count) > len(rows):
         total: NDArray[np.float64] = np.array(rows).sum(axis=0)
@@ -206,7 +206,7 @@ class Highest:
         return level + _net(self._run.tasks[: self._run.sums.top_index])
 
     def _net_before(self, num_before: int) -> int:
-        """What has come in the first micro-batch and so many later ones."""
+        """Bytes that have come in the first micro-batch and so many later ones."""
         net = self._schedule.first.sums.net
         if num_before:
             # What a later micro-batch leaves beside its inputs, it left when the first of them ended.

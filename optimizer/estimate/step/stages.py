@@ -1,4 +1,4 @@
-"""What a job's first step and its evaluations take at most, beside the steady step. Torch-free.
+"""Peaks of a job's first step and its evaluations, beside the steady step. Torch-free.
 
 First step: the optimizer's moments come to be in its update, tensor by tensor, so whatever comes before it has their room. It is
 never higher than a steady step. Where gradients are consumed that is inside backward.
@@ -50,7 +50,7 @@ _EVALUATIONS: Final[Table[tuple[WeightsPlan, LogitsAndLossPlan, bool, Processor 
 
 
 class Stages:
-    """What the stages of one setting have in common, whatever its blocks do. Does not keep the profile."""
+    """The stages of one setting, whatever its blocks do. Does not keep the profile."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Stages:
 
 @dataclass(frozen=True, kw_only=True)
 class StagePeaks:
-    """Of one plan."""
+    """Peaks of one plan's stages."""
 
     num_blocks: int
     first: Highest
@@ -118,7 +118,7 @@ class StagePeaks:
 
     @property
     def highest_bytes(self) -> int:
-        """Of all stages."""
+        """The highest peak of all stages."""
         found = [self.first.num_bytes]
         if self.steady is not None:
             found.append(self.steady.device_peak_bytes)
@@ -128,7 +128,7 @@ class StagePeaks:
 
     @property
     def allocated_bytes(self) -> int:
-        """What torch has at most in an evaluation on the CPU device; a first step has no more than a steady one."""
+        """The most that torch has in an evaluation on the CPU device; a first step has no more than a steady one."""
         return 0 if self.evaluation is None else self.evaluation.allocated_bytes
 
     def list(self) -> tuple[StagePeak, ...]:

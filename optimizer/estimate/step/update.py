@@ -50,7 +50,7 @@ _SLOTS = (_SLOT["temporaries"], _SLOT["gradients"], _SLOT["optimizer_state"])
 
 
 def update_key(block: int) -> Hashable:
-    """Of the update on the host of a block's weights; -1 is before the blocks, their number what is after."""
+    """Key of the update on the host of a block's weights; -1 is before the blocks, their number what is after."""
     return ("update", block)
 
 
@@ -86,7 +86,7 @@ def update_inputs(plan: Plan, workload: TrainingWorkload, machine: Machine) -> U
 def list_update_tasks(
     tensors: TensorList, state: StateCosts, *, plan: Plan, workload: TrainingWorkload, machine: Machine
 ) -> Iterator[Task]:
-    """What follows the last micro-batch."""
+    """Tasks that follow the last micro-batch."""
     clip, update = list_update_times(tensors, state, plan=plan, workload=workload, machine=machine)
     scratch_bytes = estimate_clip_bytes(tensors, plan, clips=workload.max_grad_norm is not None)
     is_on_host = plan.gradients.choice == "host"
@@ -138,7 +138,7 @@ class UpdateTime:
 def list_update_times(
     tensors: TensorList, state: StateCosts, *, plan: Plan, workload: TrainingWorkload, machine: Machine
 ) -> tuple[UpdateTime, UpdateTime | None]:
-    """Of clipping, and of the update where it is not inside backward."""
+    """Times of clipping, and of the update where it is not inside backward."""
     away = _list_host_updates(state, plan=plan, workload=workload, machine=machine)
     is_threaded = machine.device.kind == "cuda"
     in_backward = is_threaded and begins_in_backward(plan, workload)
@@ -166,7 +166,7 @@ def list_update_times(
 
 
 def begins_in_backward(plan: Plan, workload: TrainingWorkload) -> bool:
-    """Whether a block's update on the host of a card may begin before the backward of the others has ended."""
+    """True where a block's update on the host of a card may begin before the backward of the others has ended."""
     return workload.max_grad_norm is None and not plan.weights.scales_loss
 
 
@@ -192,7 +192,7 @@ def _clip_time(
 
 
 def _python_ms(tensors: TensorList, num_staying: int, plan: Plan, workload: TrainingWorkload, rates: Rates) -> float:
-    """What clipping, updating and moving states costs beside kernels: once a step, and for each tensor.
+    """Time of clipping, updating and moving states beside kernels: once a step, and for each tensor.
 
     num_staying: of the tensors, those whose state is on the device.
     """
@@ -208,8 +208,8 @@ def _python_ms(tensors: TensorList, num_staying: int, plan: Plan, workload: Trai
 
 
 def _waking_ms(tensors: TensorList, plan: Plan, rates: Rates, *, scales: bool) -> float:
-    """Of gradients on the host, which are scaled one by one and fetched, or their new weights are. The update itself shares
-    tensors of any size, and is probed so.
+    """Time to wake threads for gradients on the host, which are scaled one by one and fetched, or their new weights are.
+    The update itself shares tensors of any size, and is probed so.
     """
     if plan.gradients.choice != "host" or not rates.wake_s:
         return 0.0

@@ -1,4 +1,4 @@
-"""What the optimizer's moments of one tensor weigh on the device. Torch-free.
+"""Bytes of the optimizer's moments of one tensor on the device. Torch-free.
 
 Source of the 8-bit layout: bitsandbytes (``optim/optimizer.py``): one byte per element and moment, one fp32 scale per
 256 elements and moment, tensors under 4096 elements in 32 bits, two shared tables of 256 fp32 values.
@@ -31,7 +31,7 @@ _LION_PIECE_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """Of one optimizer, which a tensor gets in its first update and keeps."""
+    """Moments of one optimizer, which a tensor gets in its first update and keeps."""
 
     bits: int
     kept: KeptState

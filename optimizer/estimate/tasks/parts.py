@@ -1,4 +1,4 @@
-"""What a part of a step comes to: its bytes, the highest point inside it, its milliseconds on each lane. Torch-free."""
+"""A part of a step in numbers: its bytes, the highest point inside it, its milliseconds on each lane. Torch-free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,7 +96,7 @@ class PartTime:
 
 
 def sum_changes(changes: Sequence[Change]) -> PartBytes:
-    """Of changes in order, on any tier."""
+    """Sum up changes in order, on any tier."""
     beyond = dict.fromkeys(_BEYOND, 0)
     highest = dict(beyond)
     level, top, num_before = 0, 0, 0

@@ -106,7 +106,7 @@ NUM_BEYOND = 3
 
 
 class Elsewhere(NamedTuple):
-    """What a task does beyond the device."""
+    """The work of a task beyond the device."""
 
     places: tuple[tuple[int, int, int], ...]
     """(Which tier, net, rise) of those that it changes."""
@@ -142,12 +142,12 @@ def risen_bytes(device: Bytes, *, host: int = 0) -> PartBytes:
 
 
 def list_moves(task: Task) -> Sequence[Move]:
-    """Of one task, in order."""
+    """Moves of one task, in order."""
     return task.moves() if task.moves is not None else tuple(_moves_at_once(task.bytes))
 
 
 def as_moves(changes: Sequence[Change]) -> tuple[Move, ...]:
-    """Of changes that no traced op makes."""
+    """Moves for changes that no traced op makes."""
     return tuple(Move(*change, -1) for change in changes)
 
 
@@ -166,7 +166,7 @@ def move_task(phase: str, name: str, net: Bytes) -> Task:
 
 
 def add_legs(time: PartTime, legs: Sequence[tuple[Lane, float]]) -> PartTime:
-    """What a part's lanes do, and these transfers."""
+    """Time of a part's lanes and of these transfers."""
     if not legs:
         return time
     lanes_ms: dict[str, float] = {}

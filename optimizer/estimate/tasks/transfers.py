@@ -1,4 +1,4 @@
-"""What goes on beside compute: transfers on lanes, and what a task does with them on each kind of device. Torch-free.
+"""Work beside compute: transfers on lanes, and what a task does with them on each kind of device. Torch-free.
 
 On the CPU device one thread computes, copies and updates; only the disk and the network work beside it. On CUDA copies run in
 order on a stream of their own, and the host, the disk and the network beside that.
@@ -54,7 +54,7 @@ class Begun(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What a task does beside computing, in this order."""
+    """The acts of a task beside computing, in this order."""
 
     waits_for: tuple[Hashable, ...]
     arrives: tuple[Begun, ...]
@@ -74,7 +74,7 @@ def make_event(
     drains: bool,
     device_kind: str,
 ) -> Event | None:
-    """As a task has them; None where it only computes."""
+    """The event of a task with these transfers; None where it only computes."""
     acts = bool(arrives or begins or leaves or drains)
     if not acts and not waits_for:
         return None

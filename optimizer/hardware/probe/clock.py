@@ -23,7 +23,7 @@ now_s: Callable[[], float] = time.perf_counter
 
 
 def quartile_s(run: Callable[[], object], device: torch.device, *, max_s: float) -> float:
-    """Of one run, after one to warm up: at least one more, then as many as the time allows."""
+    """Time of one run, after one to warm up: at least one more, then as many as the time allows."""
     started = time.perf_counter()
     timed_s(run, device)
     durations = [timed_s(run, device)]
@@ -73,7 +73,7 @@ def random_tensor(shape: tuple[int, ...], device: torch.device, dtype: torch.dty
 
 
 def better_of(visits: Iterable[Mapping[str, Curve]]) -> dict[str, Curve]:
-    """Of curves that were measured more than once the better rate of each point: what disturbs a machine lasts longer than the
+    """The better rate of each point of curves that were measured more than once: what disturbs a machine lasts longer than the
     repeats of one size.
     """
     points: dict[str, dict[float, float]] = {}

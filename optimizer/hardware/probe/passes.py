@@ -1,4 +1,4 @@
-"""What an op costs beside its kernel where nothing is to be differentiated: the runtime's own generation with a tiny model.
+"""Cost of an op beside its kernel where nothing is to be differentiated: the runtime's own generation with a tiny model.
 
 Not counted by the meter, as ``steps.py``'s steps are not. And what it takes to draw a token, which hangs on the vocabulary alone.
 """
@@ -43,7 +43,7 @@ class PassCosts:
 
 
 def probe_passes(device: torch.device, *, scratch: Path | None, max_s: float) -> PassCosts:
-    """Of the least of a few passes, taken in turn. scratch: None where there is no disk."""
+    """Costs by the least of a few passes, taken in turn. scratch: None where there is no disk."""
     share = clock.TimeShare(max_s)
     away: dict[PythonWork, GenerationPlan] = {
         "keys and values": GenerationPlan(kv_cache=KvCachePlan(place="host")),

@@ -148,7 +148,7 @@ def _measure_rates(
     flat_dtypes = {name: dtype for name, dtype in dtypes.items() if name != "fp16" or "bf16" not in dtypes}
 
     def watched(measured: Measured) -> Measured:
-        """What was just measured; a look at the machine goes with it."""
+        """The value that was just measured; a look at the machine goes with it."""
         watch.look()
         return measured
 

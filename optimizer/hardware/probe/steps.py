@@ -1,4 +1,4 @@
-"""What a step costs beside its kernels: the runtime's own step of a model so small that nothing else is left.
+"""Cost of a step beside its kernels: the runtime's own step of a model so small that nothing else is left.
 
 What more blocks take longer, over their ops, is what one op costs in Python and autograd, and what is left is a micro-batch's
 own; what a technique adds beyond its ops is its own Python. Steps are not counted by the meter, as most of a job's are not.
@@ -267,7 +267,7 @@ class _Run:
         self.trainer = Trainer(model, plan=plan, workload=self._workload, device=meter.device, meter=meter)
 
     def count_step(self) -> _Counter:
-        """Of a step after the first ones."""
+        """Count the ops of a step after the first ones."""
         for _ in range(_NUM_WARM_UP):
             self.take_step(is_counted=True)
         counter = _Counter(self._meter)

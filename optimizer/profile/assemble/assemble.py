@@ -102,7 +102,7 @@ def assemble_regime(
 
 
 def _list_parts(choice: BlockChoice) -> Iterator[tuple[str, str, PartKey]]:
-    """What is no block, by name, with the micro-batch and the key it is traced under."""
+    """Parts that are no block, by name, with the micro-batch and the key it is traced under."""
     if choice == "keep":
         yield "prologue", "first", PROLOGUE
     yield tail_name("head", choice), "first", _HEAD

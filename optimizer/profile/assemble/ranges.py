@@ -25,7 +25,7 @@ _SHORT_END = 256
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeRange:
-    """Where one set of ops holds, and where to trace it."""
+    """A range of shapes in which one set of ops holds, and where to trace it."""
 
     micro_batch_low: int
     micro_batch_high: int

@@ -48,7 +48,7 @@ class _Life:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """What is shared, in the order of birth, in one micro-batch of one choice."""
+    """Shared storages in one micro-batch of one choice, in the order of birth."""
 
     holders: Mapping[Birth, frozenset[int]]
     """Blocks that need it for their backward."""
@@ -151,7 +151,7 @@ def _is_shared_of_block(
     lives: Mapping[BlockChoice, Mapping[Birth, _Life]],
     holders: Mapping[BlockChoice, Mapping[Birth, frozenset[int]]],
 ) -> bool:
-    """Where the choices disagree in which block it goes, more than one block decides."""
+    """True where the choices disagree in which block it goes: more than one block decides."""
     blocks = {life[birth].freed_in_block for life in lives.values()}
     return len(blocks) > 1 and any(held[birth] for held in holders.values())
 

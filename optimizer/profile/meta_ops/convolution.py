@@ -1,4 +1,4 @@
-"""What is noted of a convolution: of that ``estimate/cpu/convolution_scratch.py`` says what the CPU's kernels hold.
+"""Notes of a convolution, of which ``estimate/cpu/convolution_scratch.py`` says what the CPU's kernels hold.
 Torch-free."""
 
 from typing import NamedTuple

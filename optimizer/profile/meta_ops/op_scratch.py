@@ -1,4 +1,4 @@
-"""What the CPU's kernels hold beside their arguments and results while one op runs, from the tensors it was called with.
+"""Memory that the CPU's kernels hold beside their arguments and results while one op runs, from the tensors it was called with.
 
 As torch 2.11 to 2.13 has them, found with torch's profiler (``benchmarks/accuracy/meter.py``). Those that hold more than a few
 numbers, with the file that says so:
@@ -54,7 +54,7 @@ _NUMBER_BYTES = 4
 
 
 class Scratch(NamedTuple):
-    """Of one op."""
+    """Scratch of one op."""
 
     num_bytes: int = 0
     """The same whatever the number of threads."""

@@ -144,10 +144,10 @@ def _empty_class(name: str) -> type:
 
 
 class _DistributedMixin:
-    """A base class of every model, told that it is built; there is nothing to spread over devices."""
+    """A base class of every model calls this when it is built; there is nothing to spread over devices."""
 
     def init_parallel_plans(self) -> None:
-        """Of tensor, pipeline and expert parallelism."""
+        """Leave out tensor, pipeline and expert parallelism."""
 
 
 class _HubMixin:
@@ -161,7 +161,7 @@ def _same(value: Any = None, *_: Any, **__: Any) -> Any:
 
 
 def _of_number(value: Any, *_: Any) -> Any:
-    """What torch asks of a size or a condition that may be a symbol; none is here."""
+    """Answers what torch asks of a size or a condition that may be a symbol; none is here."""
     if not isinstance(value, bool | int | float):
         raise RuntimeError(f"{type(value).__name__} in a process that knows no symbolic sizes")
     return value

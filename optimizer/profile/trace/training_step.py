@@ -30,7 +30,7 @@ _CPU = torch.device("cpu")
 
 
 class Subject(NamedTuple):
-    """What is traced."""
+    """The subject of a trace."""
 
     model: nn.Module
     weights: WeightsPlan

@@ -1,4 +1,4 @@
-"""What it costs to compress what is offloaded and to undo that, as the runtime does: in chunks."""
+"""Rates of compressing what is offloaded and of undoing that, as the runtime does: in chunks."""
 
 from collections.abc import Callable
 

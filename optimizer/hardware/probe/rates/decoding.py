@@ -36,8 +36,8 @@ _HEADS, _HEAD_SIZE, _MOST_SEQUENCES = 8, 64, 8
 
 
 def find_cache_bytes() -> int | None:
-    """The largest cache of the first processor; None where the system does not tell. The C library's answer is no good: it adds
-    up all caches of the whole machine.
+    """The largest cache of the first processor; None where the system does not report it. The C library's answer is no
+    good: it adds up all caches of the whole machine.
     """
     texts = [file.read_text().strip() for file in _CACHES.glob("index*/size")]
     return max((int(text.removesuffix("K")) * KIB for text in texts if text.endswith("K")), default=None)

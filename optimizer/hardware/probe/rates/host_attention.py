@@ -1,4 +1,4 @@
-"""How fast the host attends to keys and values that lie there, by how many queries share them, as the runtime does it."""
+"""Rates at which the host attends to keys and values that lie there, by how many queries share them, as the runtime does it."""
 
 from functools import partial
 

@@ -39,7 +39,7 @@ def probe_links(device: torch.device, *, max_s: float) -> dict[str, float]:
 
 
 def rate_in_step(links: dict[str, float], way: str) -> float:
-    """What a step has of a link."""
+    """Rate that a step has of a link."""
     return links.get(f"{way} {LOADED}", links[f"{way} {ALONE}"])
 
 

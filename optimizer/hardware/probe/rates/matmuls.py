@@ -89,7 +89,7 @@ def _list_sorts(*, is_library: bool) -> tuple[MatmulSort, ...]:
 
 
 def probe_library_call_s(*, max_s: float) -> float:
-    """What a product of the library takes that has next to nothing to multiply; 0 where no library is asked."""
+    """Time of a product of the library that has next to nothing to multiply; 0 where no library is asked."""
     device = torch.device("cpu")
     one = random_tensor((_TINY_SIDE, _TINY_SIDE), device, torch.float32)
     if not asks_library(one):
@@ -184,7 +184,7 @@ def _batched(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -
 
 
 def without(beside_s: float, seconds: float) -> float:
-    """Of a call that takes so much in all; never less than a share of it, for both were measured."""
+    """Time left of a call that takes so much in all; never less than a share of it, for both were measured."""
     return max(seconds - beside_s, seconds * _LEAST_SHARE)
 
 

@@ -143,7 +143,7 @@ def _ops(num_elements: int, device: torch.device, dtype: torch.dtype) -> Iterabl
 
 
 def _unpackings(x: torch.Tensor) -> dict[str, tuple[Any, ...]]:
-    """Of frozen weights (``runtime/layers/quantize.py``), the bytes they read being packed."""
+    """Ops that unpack frozen weights (``runtime/layers/quantize.py``), the bytes they read being packed."""
     packed, scales, form = pack(x, "int8")
     calls: dict[str, tuple[Any, ...]] = {"_to_copy int8": (torch.ops.aten.to.dtype, packed, x.dtype)}
     if importlib.util.find_spec("bitsandbytes") is not None:
