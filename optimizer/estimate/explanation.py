@@ -22,7 +22,7 @@ class CategoryAtPeak:
     highest_bytes: int
     """At the category's own highest moment, as far as the timeline's points show it."""
     reason: str
-    """What it is, and why it is there at the peak."""
+    """The category in words, and why it is there at the peak."""
 
 
 @dataclass(frozen=True, kw_only=True)

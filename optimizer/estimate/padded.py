@@ -31,19 +31,19 @@ class PaddedPrediction:
     """The prediction of a run over padded batches."""
 
     worst_batch: PaddedBatch
-    """Where the run's peak falls; the first of its size."""
+    """The batch at which the run's peak falls; the first of its size."""
     peak: StagePeak
     """Most bytes allocated on the device in any step of the run."""
     worst: Prediction
-    """Of a steady step on the worst batch."""
+    """Prediction of a steady step on the worst batch."""
     mean: Prediction
-    """Of a steady step on a batch of the mean length: its ``step_ms`` is what a step takes on average."""
+    """Prediction of a steady step on a batch of the mean length: its ``step_ms`` is what a step takes on average."""
     median_length: int
-    """Of padded micro-batches, as the next two."""
+    """Median length of padded micro-batches; the next two are of them, too."""
     p90_length: int
     p99_length: int
     padding_share: float
-    """Of all tokens computed."""
+    """Share of padding among all tokens computed."""
 
     @property
     def device_peak_bytes(self) -> int:

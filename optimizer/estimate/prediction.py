@@ -74,23 +74,24 @@ class CardMemory:
     """
 
     allocated: ByteInterval
-    """As torch's allocator counts: whole blocks. On the CPU device the tensors' bytes."""
+    """Bytes that torch's allocator counts: whole blocks. On the CPU device the tensors' bytes."""
     reserved: ByteInterval
-    """What the allocator takes from the card for them, gaps included. On the CPU device as allocated."""
+    """Bytes that the allocator takes from the card for them, gaps included. On the CPU device as allocated."""
     process: ByteInterval
     """``reserved``, the workspaces and the CUDA context: what ``nvidia-smi`` shows. On the CPU device as allocated."""
     host_pinned: ByteInterval
     """Host memory that cannot be swapped, as it is really taken: in whole slabs and pages."""
     host_pageable: ByteInterval
     releasable_bytes: int = 0
-    """Of ``reserved``, in segments that are wholly free at that moment: a retry at the card's limit gives them back."""
+    """The part of ``reserved`` that is in segments that are wholly free at that moment: a retry at the card's limit
+    gives them back."""
     num_segments: int = 0
     parts: tuple[MemoryPart, ...] = ()
     """Sum to ``process.value``."""
     contributors: tuple[Contributor, ...] = ()
-    """What is in memory at the peak, largest first."""
+    """Storages that are in memory at the peak, largest first."""
     total_bytes: int = 0
-    """What the process can have of the card; 0 where it is not known, and on the CPU device, where a cap decides."""
+    """Bytes that the process can have of the card; 0 where it is not known, and on the CPU device, where a cap decides."""
     not_modelled: tuple[str, ...] = ()
     """Why nobody can say whether it fits, in words; empty where everything was modelled."""
 
@@ -113,7 +114,7 @@ class Prediction:
     host_peak_bytes: int
     """Bytes on the host tier at their most: what was offloaded and what always lives there."""
     peak_moment: str
-    """Where the peak falls, for people: ``backward of block 11 of 12``."""
+    """The moment of the peak, for people: ``backward of block 11 of 12``."""
     step_ms: float
     """A steady optimizer step, accumulation included."""
     step_low_ms: float
@@ -128,7 +129,7 @@ class Prediction:
     timeline: tuple[TimelinePoint, ...]
     """Device bytes within one step, in order, at most 400 points, the peak moment always among them."""
     time_source: Literal["measured", "table"]
-    """Whether the machine's rates were measured or come from the table."""
+    """Origin of the machine's rates: measured, or from the table."""
     disk_peak_bytes: int = 0
     """Bytes on the disk tier at their most."""
     remote_peak_bytes: int = 0
@@ -138,23 +139,23 @@ class Prediction:
     """Time per step that compute stands still, by the lane it waits for; lanes that cost nothing left out. All of
     ``exposed_copy_ms`` and what the host's updates cost."""
     busy_by_kind_ms: dict[str, float] = field(default_factory=dict)
-    """What the step's work takes, by what is done (``time_kinds.KINDS``); kinds without work left out."""
+    """Time that the step's work takes, by what is done (``time_kinds.KINDS``); kinds without work left out."""
     exposed_by_kind_ms: dict[str, float] = field(default_factory=dict)
-    """Of those what the step waits for; the rest is hidden behind compute. Sums to ``step_ms``."""
+    """The part of ``busy_by_kind_ms`` that the step waits for; the rest is hidden behind compute. Sums to ``step_ms``."""
     recomputed_ms: float = field(default_factory=float)
-    """Of the kinds on the compute lane, what is done a second time because it was not kept."""
+    """Time on the compute lane of what is done a second time because it was not kept."""
     attained_by_kind: dict[str, float] = field(default_factory=dict)
     """The efficiency assumed: FLOPs per second of ``matmul`` and ``attention``, bytes moved per second of other ops."""
     time_factors: dict[str, float] = field(default_factory=dict)
-    """What the calibration multiplied each kind by; all by one where none is named."""
+    """Factors by which the calibration multiplied each kind; all by one where none is named."""
     is_model_held_to_measurement: bool = True
     """Tests hold predictions for this model type to measured steps; False: it was traced by the same means, checked by nobody."""
     num_time_runs: int = 0
     """Finished runs that the time interval rests on; 0: its width is assumed."""
 
     peaks: tuple[StagePeak, ...] = field(default_factory=tuple)
-    """Of each stage that the workload has, in order: first step, steady step, evaluation (left out where the profile has none).
-    All fields above are of the steady step."""
+    """Peaks of each stage that the workload has, in order: first step, steady step, evaluation (left out where the
+    profile has none). All fields above are of the steady step."""
 
     unmetered_bytes: int = 0
     """By which torch's own peak is higher on the CPU device: what kernels hold while they run, and random states. A budget there

@@ -26,8 +26,9 @@ from optimizer.hardware.rates import Rates
 from optimizer.profile.time_kinds import KINDS, TimeKind, by_present_names
 
 VERSION: Final = 2
-"""Of the stored object. One without a version holds a common factor alone (``step_time_factor``), and loads. So does one whose
-kinds have names of before (``time_kinds.by_present_names``), and one that lacks a kind: its factor is the common one."""
+"""Version of the stored object. One without a version holds a common factor alone (``step_time_factor``), and loads. So
+does one whose kinds have names of before (``time_kinds.by_present_names``), and one that lacks a kind: its factor is
+the common one."""
 MAX_RUNS = 64
 """Runs that are kept, the latest; an old driver is forgotten with them."""
 FACTOR_LIMITS = (0.1, 10.0)
@@ -35,9 +36,10 @@ FACTOR_LIMITS = (0.1, 10.0)
 MIN_SPREAD_RUNS = 8
 """From so many runs on the interval's width is theirs."""
 _KIND_LIMITS = (0.25, 4.0)
-"""Of a kind's factor over the common one."""
+"""Limits of a kind's factor over the common one."""
 _COMMON_PRIOR_RUNS = 0.1
-"""How much of a run it would take to say that nothing need be corrected: a probe of the same machine is rarely off by half."""
+"""The part of a run that it would take to say that nothing need be corrected: a probe of the same machine is rarely off
+by half."""
 _RIDGE = 0.1
 """Runs scatter by some 8 %, kinds of time differ from each other by some 25 %: the square of one over the other."""
 _HUBER = 0.08

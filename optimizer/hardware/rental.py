@@ -37,7 +37,7 @@ class Rental:
     price_per_hour: float
     currency: str
     date: str
-    """Of the price, as 2025-06-30."""
+    """Date of the price, as 2025-06-30."""
     source: str
 
     def __post_init__(self) -> None:
@@ -103,10 +103,10 @@ class Cost:
     """None without tokens to count."""
     currency: str
     price: float
-    """Of an hour, or of a kWh."""
+    """Price of an hour, or of a kWh."""
     price_date: str
     provider: str
-    """Who rents it; for energy where the price of power is from."""
+    """The provider that rents it; for energy the source of the price of power."""
 
     def describe(self) -> str:
         """One line for people, with the date."""

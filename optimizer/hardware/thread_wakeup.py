@@ -32,9 +32,10 @@ Flags = NDArray[np.bool_]
 ASLEEP_S: Final = 40e-6
 """After so long all are asleep and waking costs all it costs: they look for 20 us (``optimizer/base/threads.py``)."""
 AWAKE_S: Final = 5e-6
-"""As long as nobody is; between the two in proportion, for what a mean says of gaps that scatter."""
+"""Time for which nobody is asleep; between the two in proportion, for what a mean says of gaps that scatter."""
 BESIDE_KERNELS: Final = 2.0
-"""What Python does between two ops takes so much longer than in the probe's tiny model, whose kernels leave it in the caches."""
+"""Factor by which Python's work between two ops takes longer than in the probe's tiny model, whose kernels leave it in
+the caches."""
 UNEVEN: Final = 0.09
 """Share of a shared op by which its threads end apart, for which the first waits already."""
 GRAIN_SIZE: Final = 32_768

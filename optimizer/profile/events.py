@@ -28,13 +28,13 @@ class Ran(NamedTuple):
     read_bytes: int
     written_bytes: int
     scratch_bytes: int = 0
-    """What its kernel holds beside them on the CPU device (``meta_ops/op_scratch.py``)."""
+    """Bytes that its kernel holds beside them on the CPU device (``meta_ops/op_scratch.py``)."""
     sides: tuple[int, ...] = ()
-    """As ``op_scratch.Scratch`` has it."""
+    """Sides of attention or a product, as ``op_scratch.Scratch`` has them."""
     convolution: tuple[int, ...] = ()
-    """As ``convolution.Convolution`` has it."""
+    """The fields of ``convolution.Convolution``."""
     dtype: str = ""
-    """As ``profile.Op`` has it, and so is the next."""
+    """Dtype of the numbers it reads, as ``profile.Op`` has it, and so is the next."""
     form: str = ""
 
 

@@ -16,9 +16,9 @@ class Extent:
     """None, of each: everything."""
 
     representations: tuple[str, ...] | None = None
-    """Of the weights (``WeightsPlan.representation``); fp16 has the sizes of bf16, and is written so."""
+    """Representations of the weights (``WeightsPlan.representation``); fp16 has the sizes of bf16, and is written so."""
     choices: tuple[BlockChoice, ...] | None = None
-    """Of blocks, as they are traced: ``offload`` stands for every place. ``keep`` is always among them."""
+    """Choices of blocks, as they are traced: ``offload`` stands for every place. ``keep`` is always among them."""
     shapes: tuple[Shape, ...] | None = None
     """Micro-batch sizes and sequence lengths; traced are the whole ranges in which they lie."""
 

@@ -1,4 +1,4 @@
-"""How much of a model has to be profiled to price given plans. Torch-free."""
+"""The extent to which a model has to be profiled to price given plans. Torch-free."""
 
 from collections.abc import Iterable
 

@@ -8,7 +8,7 @@ Each template is held once per choice of the activations row, as the runtime car
 backward begins with
 its forward again. What differs with the shape (a micro-batch of one needs no sum over the batch; a sliding window
 changes the mask
-once the sequence is longer) is held as separate regimes. Scratch that a kernel allocates and frees inside one op is told beside
+once the sequence is longer) is held as separate regimes. Scratch that a kernel allocates and frees inside one op is listed beside
 the changes, of ops on the CPU (``meta_ops/op_scratch.py``).
 """
 
@@ -36,7 +36,7 @@ class Hold:
     """The time that a block needs a shared storage."""
 
     index: int
-    """Which of the regime's ``shared`` storages."""
+    """Index of one of the regime's ``shared`` storages."""
     until: int
     """Op of the block's backward after which the block lets go."""
 
@@ -49,9 +49,9 @@ class BlockTemplate:
     forward: int
     """This and the next two: indices in the profile's ``parts``."""
     backward_first: int
-    """When the parameters have no gradient yet."""
+    """The part where the parameters have no gradient yet."""
     backward_accumulate: int
-    """When gradients are there and are added to."""
+    """The part where gradients are there and are added to."""
     holds: tuple[Hold, ...]
 
 
@@ -70,7 +70,7 @@ class Shared:
     """Template in whose forward part it goes if no block holds it, one that a single block is an instance of; -1: after all
     blocks."""
     ends_before: int = 0
-    """How many ops of that part come after."""
+    """The number of that part's ops that come after."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,8 @@ class Profile:
     """Less than everything was traced (``extent.py``): some representations, choices or ranges are not there. Asking for
     those raises NotProfiled."""
     input_bytes: int | None = None
-    """Of one sequence's inputs and labels, of a module whose inputs are no token ids; None: ids and labels of 8 bytes a token."""
+    """Bytes of one sequence's inputs and labels, of a module whose inputs are no token ids; None: ids and labels of 8
+    bytes a token."""
     sequence_multiple: int = 1
     """Sequences are multiples of this: the block of attention that runs in blocks."""
     has_plain_head: bool = True

@@ -1,7 +1,7 @@
 """The least that generations can take, of many batches at once: bounds for a search, which then prices few plans. Torch-free.
 
 Left out of what a price has: compute and copies that wait for each other, memory that is touched anew, and what kernels hold
-beside what the meter sees. So no plan is priced faster or smaller than it is told here, but for the roughness of prices.
+beside what the meter sees. So no plan is priced faster or smaller than it is here, but for the roughness of prices.
 
 All batches of one representation go through the profile's polynomials together (``phase_grid.py``). What depends on places is
 added for all batches, and all numbers of micro-batches to a pass, of an arrangement together.
@@ -39,7 +39,7 @@ from optimizer.profile.sizes import Shape
 from optimizer.workload import GenerationWorkload
 
 _NUM_LENGTHS: Final = 9
-"""Of the cache, at which a range of decodes is timed: between them time is nearly a straight line."""
+"""Lengths of the cache at which a range of decodes is timed: between them time is nearly a straight line."""
 
 
 class GenerationFloors:

@@ -26,7 +26,8 @@ from optimizer.profile.generation import GenerationProfile
 _NUM_CACHE_STEPS, _NUM_CACHE_BATCHES, _CACHE_SHARE = 3, 4, 0.9
 """Steps and batches at which packing and moving keys and values is timed, and how much of the line between them counts."""
 _ROOM_SHARE: Final = 0.9
-"""Of the line between the room for attention on the host of two batches: its parts are rounded up, and widen so much at once."""
+"""Share that counts of the line between the room for attention on the host of two batches: its parts are rounded up,
+and widen so much at once."""
 
 
 class LaneTimes(NamedTuple):
@@ -45,7 +46,7 @@ class KvFloor:
     own: Floats
     """[distinct block, shape]: device bytes of its own."""
     shared: Floats
-    """What blocks share on the device while a prompt runs."""
+    """Device bytes that blocks share while a prompt runs."""
     slots: Floats
     """For each block that comes ahead, so much more while tokens are decoded."""
     homes: Floats

@@ -33,7 +33,7 @@ class ManyShapes:
         self.compute_ms: Floats = np.zeros(count)
         """By shape: of a micro-batch that runs through all of the model."""
         self.blocks_ms: Floats = np.zeros(count)
-        """Of that, its blocks."""
+        """The part of ``compute_ms`` that the blocks take."""
         self.before: Ints = np.zeros((num_blocks + 1, count), dtype=np.int64)
         """Device bytes above the phase's start before each block, and before the head; keys and values left out."""
         self.rise: Ints = np.zeros_like(self.before)

@@ -28,7 +28,7 @@ class RelaxedBlocks:
     left: Numbers
     """After backward."""
     gradients: Numbers
-    """Of those."""
+    """The part of ``left`` that is gradients."""
     forward_ms: Numbers
     first_ms: Numbers
     later_ms: Numbers

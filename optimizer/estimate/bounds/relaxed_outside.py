@@ -28,10 +28,10 @@ class RelaxedOutside:
     """From the head to the last block's backward in the first micro-batch: the highest point above the start."""
     later_high: Numbers
     first_left: Numbers
-    """What is left of it then."""
+    """Bytes of ``first_high`` that are left after the last block's backward."""
     later_left: Numbers
     gradients: Numbers
-    """Of that, in the first micro-batch without the head's forward."""
+    """The part of ``first_left`` that is gradients, in the first micro-batch without the head's forward."""
     enter_ms: Numbers
     head_ms: Numbers
     first_ms: Numbers

@@ -62,7 +62,7 @@ class Allocations:
     peak_in: str
     """The part of the step in which that is, as ``Held.made_in``."""
     at_peak: tuple[HeldAllocation, ...]
-    """What is in memory then, in order of birth."""
+    """Storages that are in memory at that peak, in order of birth."""
 
     @property
     def phases(self) -> tuple[tuple[Request, ...], ...]:
@@ -217,9 +217,9 @@ class _Instruction:
     """The category that the storage counts as from now on; -1 where it comes or goes."""
     op: str
     storage: int
-    """As ``Move``'s."""
+    """The storage's number, as in ``Move``."""
     slack: tuple[int, int] = (0, 0)
-    """As ``Move``'s."""
+    """Bytes fewer and more that it may be, as in ``Move``."""
 
 
 @dataclass
@@ -232,7 +232,7 @@ class _Writer:
     peak_high_bytes: int = 0
     peak_task: Task | None = None
     moments: _Moments | None = None
-    """What comes to be as gradients go, in the first step."""
+    """Moments that come to be as gradients go, in the first step."""
     unmatched_bytes: int = 0
     """That went without a storage to take them from: 0 where a schedule is consistent."""
     _num_made: int = 0
@@ -241,13 +241,13 @@ class _Writer:
     _total_bytes: int = 0
     _below: int = 0
     _above: int = 0
-    """How much less and more is there than the total, of what kernels hold."""
+    """Bytes by which there may be less and more than the total, of what kernels hold."""
     _peak_at: int = 0
     _live: list[dict[int, dict[int, None]]] = field(default_factory=lambda: [{} for _ in CATEGORIES])
     """By category and size: storages, in order of birth."""
     _alive_before: list[int] = field(default_factory=list)
     _births: dict[int, tuple[int, int, Task | None, str]] = field(default_factory=dict)
-    """Of what lives and of what came in this phase: category, bytes, task, op."""
+    """Category, bytes, task and op of what lives and of what came in this phase."""
     _moved: list[tuple[int, int, int]] = field(default_factory=list)
     """In this phase: after how many requests which storage came to count as what."""
     on_cuda: CudaMoves | None = None
@@ -325,7 +325,7 @@ class _Writer:
                     self._moved.append((len(self.requests), found, told.target))
 
     def _shift(self, told: _Instruction) -> None:
-        """What kernels may hold less or more comes and goes with what they likely hold."""
+        """Account for what kernels may hold less or more: it comes and goes with what they likely hold."""
         below, above = told.slack
         sign = 1 if told.num_bytes > 0 else -1
         self._below, self._above = self._below + sign * below, self._above + sign * above

@@ -34,7 +34,7 @@ MIN_OWN_SEGMENT_BYTES: Final = 10 * MIB
 SEGMENT_ROUNDING_BYTES: Final = 2 * MIB
 
 Request = tuple[int, int]
-"""Which storage, and its bytes when it comes; 0 when it goes."""
+"""The number of a storage, and its bytes when it comes; 0 when it goes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class AllocatorSettings:
     max_split_bytes: int | None = None
     """Blocks of this size and above are never cut, and serve only requests of nearly their size; None cuts all."""
     max_non_split_rounding_bytes: int = 20 * MIB
-    """How much larger than the request an uncut block may be."""
+    """Bytes by which an uncut block may be larger than the request."""
     roundup_power2_divisions: int = 1
     """Requests are rounded up to the next of so many steps between powers of two; 1 rounds to 512 bytes only."""
     garbage_collection_threshold: float = 0.0
@@ -70,11 +70,12 @@ class Replay:
     """The allocator's answer to a run of requests."""
 
     allocated_peak_bytes: int
-    """As ``max_memory_allocated`` counts: whole blocks, with what was not worth cutting off."""
+    """The peak that ``max_memory_allocated`` counts: whole blocks, with what was not worth cutting off."""
     reserved_peak_bytes: int
-    """As ``max_memory_reserved`` counts."""
+    """The peak that ``max_memory_reserved`` counts."""
     releasable_bytes: int
-    """Of the reserved ones at their peak: in segments that were wholly free, which a retry at the cap would give back."""
+    """The part of the reserved bytes at their peak that is in segments that were wholly free, which a retry at the cap
+    would give back."""
     num_segments: int
     """At the end; those that grow count once."""
     num_retries: int

@@ -107,7 +107,7 @@ class CudaMoves:
             yield from gone
 
     def _hold(self, op: int, come: Sequence[Move], gone: Sequence[Move], kept: list[ByteInterval]) -> Iterator[Move]:
-        """What the op's kernel holds, and what its forward kernel kept until now."""
+        """Yield the bytes that the op's kernel holds, and those that its forward kernel kept until now."""
         first = next(iter((*come, *gone)), None)
         if first is None or first.call is None:
             return
@@ -137,7 +137,7 @@ def _is_attention(op_name: str) -> bool:
 
 
 def _outlives(come: Sequence[Move], gone: Sequence[Move]) -> bool:
-    """Whether a backward follows: what the kernel made for it does not go with the op."""
+    """True where a backward follows: what the kernel made for it does not go with the op."""
     made = {move.storage for move in come if move.storage >= 0}
     return not any(move.storage in made for move in gone)
 

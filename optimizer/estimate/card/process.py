@@ -23,14 +23,15 @@ from optimizer.hardware.machine import Device
 from optimizer.plan.allocator import AllocatorPlan
 
 REPLAY_SHARE = 0.03
-"""Of reserved memory, each way: predicted and real allocations of the same steps, replayed, differ by a median of 0.1 % and at
-the worst by about this (``docs/experiments.md``): which of two storages of one size goes first is not always known."""
+"""Share of reserved memory, each way: predicted and real allocations of the same steps, replayed, differ by a median of
+0.1 % and at the worst by about this (``docs/experiments.md``): which of two storages of one size goes first is not
+always known."""
 REPLAY_SEGMENT_BYTES = 20 * MIB
 """And one segment, which is all of the difference in small models."""
 MAX_CONTRIBUTORS = 12
 UNKNOWN_CONTEXT = ByteInterval(low=130 * MIB, value=450 * MIB, high=1024 * MIB)
-"""Of a card of unknown kind: from the smallest that is in the table to what contexts took before kernels were loaded lazily
-(pytorch#107667)."""
+"""Context of a card of unknown kind: from the smallest that is in the table to what contexts took before kernels were
+loaded lazily (pytorch#107667)."""
 
 
 class Peaked(Protocol):
@@ -152,7 +153,7 @@ class Replayed:
     """The allocator's answer to two steps."""
 
     peak_bytes: int
-    """As asked for, with what copies under way and kernels hold."""
+    """Peak of the bytes asked for, with what copies under way and kernels hold."""
     allocated_peak_bytes: int
     reserved_peak_bytes: int
     releasable_bytes: int

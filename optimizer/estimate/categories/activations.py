@@ -33,8 +33,8 @@ PACK_OPS = {"none": 0, "bf16": 1, "int8": 12}
 UNPACK_OPS = {"none": 0, "bf16": 1, "int8": 3}
 _PACKED_BYTES = {"bf16": 2, "int8": 1}
 _WIDE_BYTES = {"pack": 4 + 8 + 4 + 4 + 8 + 8 + 8 + 4, "unpack": 4 + 8 + 4}
-"""Of one element in fp32 on its way to int8 and back: written, made absolute, read for the maximum, written, divided, clamped,
-rounded, read for its code; and written, scaled, read."""
+"""Bytes of one element in fp32 on its way to int8 and back: written, made absolute, read for the maximum, written,
+divided, clamped, rounded, read for its code; and written, scaled, read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Trip:
 
 
 TRACED_TRIP: Final = Trip(place="host", compress="none")
-"""As a profile has it."""
+"""The trip that a profile is traced with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class TracedCopy:
 
     is_out: bool
     dtype: str
-    """As torch calls it: ``float32``."""
+    """Name of the dtype in torch: ``float32``."""
     num_bytes: int
 
     def packed(self, compress: Compression) -> int:

@@ -5,7 +5,7 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.profile.profile import Profile
 
 ID_BYTES = 8
-"""Of one token's id, and of one label."""
+"""Bytes of one token's id, and of one label."""
 
 
 def estimate_input_bytes(profile: Profile, plan: BatchPlan, *, sequence_length: int) -> int:

@@ -21,7 +21,7 @@ _SCALAR_BYTES = 4
 _FP32_BYTES = 4
 _INDEX_BYTES = 8
 _OPS_OF_ONE = 4
-"""What becomes of a gradient on the host: copied there, scaled, used for the update, and it or the new weight copied back."""
+"""Ops on a gradient on the host: copied there, scaled, used for the update, and it or the new weight copied back."""
 _NUM_STAGING = {"cpu": 1, "cuda": 2}
 """Buffers of later micro-batches (``runtime/step/gradients.py``, NUM_STAGING): a thread adds on CUDA."""
 
@@ -35,7 +35,7 @@ class GradientBytes:
 
 
 def find_dropped(plan: Plan, moments: Moments, *, is_first: bool, device_kind: str) -> Dropped | None:
-    """What becomes of each gradient in the part that completes it; None where it stays.
+    """Decide the fate of each gradient in the part that completes it; None where it stays.
 
     is_first: whether its update there makes the moments.
     """

@@ -30,7 +30,7 @@ from optimizer.workload import TrainingWorkload
 ASSUMED_HOST_ELEMENTS_PER_S = 2e8
 """AdamW on a host whose rate was not measured: a desktop's memory, read and written at 28 bytes an element."""
 _PIECE_ELEMENTS = 1 << 20
-"""What an update on the host works on at once (``runtime/tiers/homes.py``)."""
+"""Elements that an update on the host works on at once (``runtime/tiers/homes.py``)."""
 _NUM_SLOTS = 2
 _FP32_BYTES = 4
 _CONVERTED_BYTES = 12
@@ -139,11 +139,11 @@ def as_rows(changes: Sequence[tuple[int, int, int]]) -> Rows:
 
 
 _COLUMNS = {"copies": 0, "scratch": 0, "gradients": 1, "optimizer_state": 2}
-"""Of ``Rows``."""
+"""The column of ``Rows`` in which each kind of change is counted."""
 
 
 def _list_rows(update: TensorUpdate, num_elements: int, *, fetched_bytes: int) -> list[tuple[int, int, int]]:
-    """Of one tensor. fetched_bytes: of its gradient, where that comes back for the update."""
+    """List the changes of one tensor's update. fetched_bytes: of its gradient, where that comes back for the update."""
     changes = [("gradients", fetched_bytes)] if fetched_bytes else []
     rows = []
     for what, num_bytes in [*changes, *update.list_changes(num_elements)]:
@@ -171,7 +171,7 @@ def _away(costs: StateCosts, tensors: TensorList, plan: Plan, *, kept: KeptState
     leaves = tensors.list_leaving(plan.optimizer_state)
     by_block: dict[int, int] = {}
     elements = {True: 0, False: 0}
-    """Of weights that stream, and of those that do not."""
+    """Elements of weights that stream, and of those that do not."""
     num_leaving, largest = 0, 0
     for num_elements, block, is_home, is_away in zip(tensors.num_elements, tensors.blocks, streams, leaves, strict=True):
         if is_away:
@@ -233,7 +233,7 @@ def estimate_update_ms(num_elements: int, plan: Plan, rates: Rates, *, kept: Kep
 
 
 def _rounding_s(plan: Plan, bytes_per_s: float) -> float:
-    """Of an element that is rounded at random, by what the memory of its update gives."""
+    """Seconds of an element that is rounded at random, by what the memory of its update gives."""
     return _ROUNDED_BYTES / bytes_per_s if plan.weights.master == "none" else 0.0
 
 
@@ -244,7 +244,9 @@ def host_elements_per_s(rates: Rates, *, kept: KeptState = ADAMW) -> float:
 
 
 def host_update_s(plan: Plan, rates: Rates, *, kept: KeptState, clips: bool) -> float:
-    """Of one element whose state left: its gradient scaled where gradients are clipped, converted below fp32, and the update."""
+    """Seconds of one element whose state left: its gradient scaled where gradients are clipped, converted below fp32,
+    and the update.
+    """
     scaled_bytes = 2 * plan.weights.bytes_per_element if clips else 0
     converted_bytes = _CONVERTED_BYTES if plan.weights.widens_updates else 0
     moved_s = (scaled_bytes + converted_bytes) / host_bytes_per_s(rates)

@@ -10,7 +10,7 @@ from optimizer.profile.time_kinds import TimeKind
 
 StorePlace = Literal["disk", "remote"]
 ASSUMED_BYTES_PER_S: Final[Mapping[str, float]] = {"disk": 5e8, "remote": 1e8}
-"""Where they were not measured: a slow SSD, a link of one gigabit."""
+"""Rates assumed where they were not measured: a slow SSD, a link of one gigabit."""
 STORE_LANES: Final[Mapping[str, Literal["disk", "network"]]] = {"disk": "disk", "remote": "network"}
 STORE_LINKS: Final[Mapping[str, tuple[Link, Link]]] = {
     "disk": ("host_to_disk", "disk_to_host"),

@@ -19,7 +19,7 @@ class TensorList:
     num_elements: tuple[int, ...] = field(repr=False)
     num_blocks: int
     memos: Memos = field(default_factory=Memos, compare=False, repr=False)
-    """What others keep that depends on these tensors."""
+    """Values that other modules keep and that depend on these tensors."""
     _leaving: Memo[float, list[bool]] = field(default_factory=Memo, compare=False, repr=False)
 
     @cached_property

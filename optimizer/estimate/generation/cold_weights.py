@@ -11,7 +11,7 @@ from optimizer.profile.generation import GenerationProfile
 _USUAL_CACHE_BYTES: Final = 32 * MIB
 """Assumed where the processor does not report it."""
 _OWN_SHARE: Final = 0.5
-"""Of the cache, beside activations, keys and values, and whatever else runs on the processor."""
+"""Share of the cache that weights have, beside activations, keys and values, and whatever else runs on the processor."""
 
 
 def reading_weights(machine: Machine, *, are_cold: bool) -> Machine:

@@ -21,8 +21,9 @@ from optimizer.hardware.machine import Machine
 from optimizer.profile.generation import HostAttended
 
 ASSUMED_SHARES: Final = {"fp32": 0.4, "bf16": 0.15, "fp16": 0.15}
-"""Of what the host's memory gives simple loops, what attention reads where its own rate is not known: of records in 16 bits less,
-as widening them takes longer than reading. Rough, after a core of an EPYC without AVX-512 (docs/experiments.md)."""
+"""Shares of what the host's memory gives simple loops that attention reads where its own rate is not known: of records
+in 16 bits less, as widening them takes longer than reading. Rough, after a core of an EPYC without AVX-512
+(docs/experiments.md)."""
 
 
 class HostAttentionCosts:

@@ -29,7 +29,7 @@ from optimizer.plan.passes import MicroBatchShape
 from optimizer.profile.generation import GenerationProfile
 
 _MEAN_WAITING = (KV_BLOCK_TOKENS + 1) / 2
-"""Of the newest tokens that are not packed, between 1 and a block of them."""
+"""Mean number of the newest tokens that are not packed, between 1 and a block of them."""
 
 
 def list_kv_bytes(
@@ -74,7 +74,7 @@ class Workspace(NamedTuple):
 
     front_bytes: int
     slot_bytes: int
-    """Of the first; the others are made with the first token after the prompt."""
+    """Bytes of the first slot; the others are made with the first token after the prompt."""
 
 
 NO_WORKSPACE: Final = Workspace(0, 0)

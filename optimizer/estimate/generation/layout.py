@@ -1,4 +1,4 @@
-"""What runs in one pass of a batch generation, block by block as ``runtime/generation/generator.py`` runs it, as tasks.
+"""One pass of a batch generation, block by block as ``runtime/generation/generator.py`` runs it, as tasks.
 Torch-free.
 
 Nothing is priced here but what a task itself takes; ``one_pass.py`` runs the tasks and sums them up. *Not
@@ -40,7 +40,7 @@ class Placed(NamedTuple):
     block: int = -1
     """-1 outside the blocks."""
     name: str = ""
-    """Of what is outside the blocks."""
+    """Name of a task outside the blocks."""
 
     def describe(self, phase: str, num_blocks: int) -> str:
         return f"{phase} of block {self.block + 1} of {num_blocks}" if self.block >= 0 else self.name
@@ -64,13 +64,13 @@ class PassLayout:
         self.profile, self.plan, self.workload, self.machine = profile, plan, workload, machine
         self.micro_batches = micro_batches
         self.decode = profile.decode_with(plan.kv_cache.attention)
-        """What runs on the device for each token after the prompt."""
+        """The device's part of each token after the prompt."""
         self._like = like
         self._rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
         self.kv = {shape: KvCosts(profile, plan, machine, shape=shape) for shape in dict.fromkeys(micro_batches)}
-        """What each micro-batch's cache costs."""
+        """Costs of the cache of each shape of micro-batch."""
         self.tokens_bytes = ID_BYTES * sum(shape.batch_size * shape.num_steps for shape in micro_batches)
-        """Of the new tokens' ids."""
+        """Bytes of the new tokens' ids."""
         held = profile.weight_bytes(plan.weights.representation)
         kinds = profile.block_kinds
         by_block = tuple(held.by_block[kind] for kind in kinds)
@@ -81,7 +81,7 @@ class PassLayout:
         self._moves = list_forward_moves(self.streamed, prefetch=plan.weights.prefetch)
         staying_bytes = sum(held.staying_by_block[kind] for kind in kinds)
         self.weight_bytes = held.outside + staying_bytes + (0 if is_streaming else sum(by_block))
-        """Of weights that stay on the device."""
+        """Bytes of weights that stay on the device."""
 
     def place_prefill(self) -> Iterator[Placed]:
         prompts_bytes = ID_BYTES * sum(shape.batch_size * shape.prompt_length for shape in self.micro_batches)

@@ -32,7 +32,7 @@ from optimizer.workload import GenerationWorkload
 
 PASS_KINDS = (*COMPUTE_KINDS, "allocation")
 _STRAIGHT, _ROUGHLY_STRAIGHT = 1e-6, 3e-4
-"""What a middle may be off the line between its ends, as a share of the time; in a search the second."""
+"""Shares of the time by which a middle may be off the line between its ends; in a search the second."""
 _NO_RUN = TaskRun(())
 
 
@@ -41,7 +41,7 @@ class DecodeSum:
     """The sum of all steps of a pass but its prefill."""
 
     ms: NDArray[np.float64]
-    """As ``times_of`` has them."""
+    """Milliseconds by kind, as ``times_of`` has them."""
     num_tokens: int
     """Steps."""
 
@@ -66,7 +66,7 @@ class GenerationPass:
         self.layout: PassLayout = PassLayout(
             profile, plan, workload, machine, micro_batches=micro_batches, like=None if like is None else like.layout
         )
-        """What it runs."""
+        """The tasks of the pass."""
         self.profile, self.plan, self.workload, self.machine = profile, plan, workload, machine
         self.micro_batches = micro_batches
         self._straight = _ROUGHLY_STRAIGHT if is_rough else _STRAIGHT
@@ -74,9 +74,8 @@ class GenerationPass:
         """Forward passes, the prefill among them."""
         self._steps: dict[int, Simulation] = {}
         self.allocated_bytes = 0
-        """What torch has at most on the CPU device, in the prefill and in the decodes at the ends of ranges, one of which has
-        the highest peak.
-        """
+        """Most bytes that torch has on the CPU device, in the prefill and in the decodes at the ends of ranges, one of
+        which has the highest peak."""
 
     def other(self, micro_batches: PassShape) -> "GenerationPass":
         """A pass of the same plan for other micro-batches."""

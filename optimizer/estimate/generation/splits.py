@@ -1,4 +1,4 @@
-"""What batches of many sizes come to: micro-batches of which shapes, in how many passes and steps. Torch-free.
+"""Micro-batches of batches of many sizes: of which shapes, in how many passes and steps. Torch-free.
 
 Arrays over sizes and numbers of micro-batches to a pass, for ``bounds/generation_floor.py`` to price all of them at once.
 """
@@ -45,7 +45,7 @@ class Splits:
     sizes: tuple[int, ...]
     num_sequences: int
     is_even: bool
-    """As ``GenerationWorkload.is_even``."""
+    """True where all sequences are alike, as ``GenerationWorkload.is_even``."""
 
     @classmethod
     def of(

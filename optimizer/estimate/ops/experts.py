@@ -20,7 +20,7 @@ from optimizer.profile.ops import Op
 from optimizer.profile.sizes import Shape, monomials
 
 _END_BYTES = 4
-"""Of one group's end, an int32."""
+"""Bytes of one group's end, an int32."""
 
 
 class Experts(NamedTuple):

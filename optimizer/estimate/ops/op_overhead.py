@@ -34,7 +34,7 @@ class PartOps:
     name: PartName
     part: Part
     kept: Part | None
-    """Of the same block where it keeps everything, if this part begins with what the forward did already."""
+    """The part of the same block where it keeps everything, if this part begins with what the forward did already."""
 
     def beside_kernels(self, times: OpTimes, *, num_copies: int, kernels_s: float, runs_ahead: bool) -> OpOverhead:
         """Time of the ops beside their kernels, and of the part's technique.

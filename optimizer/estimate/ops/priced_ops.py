@@ -52,7 +52,7 @@ class ListedTerms:
     read_bytes: NDArray[np.float64]
     changes: NDArray[np.int64]
     change_places: tuple[tuple[Tier, int], ...]
-    """Of each change, its tier and the place of its category."""
+    """Tier of each change, and the place of its category."""
     alike: Mapping[Sort, NDArray[np.int64]]
     """Ops of one sort; a copy between tiers is named by its dtype, which decides nothing here."""
 

@@ -48,7 +48,7 @@ _GRADIENTS, _TEMPORARIES, _LOGITS = _SLOT["gradients"], _SLOT["temporaries"], _S
 _STATE = _SLOT["optimizer_state"]
 _MAX_CACHED = 64
 _MAX_CACHED_PHASES = 2048
-"""Of a generation's phases, which have few parts, and a shape for each length of the cache that is priced."""
+"""Most shapes of a generation's phases, which have few parts, and a shape for each length of the cache that is priced."""
 
 
 class Traced(Protocol):
@@ -70,7 +70,7 @@ class PlacedChange(NamedTuple):
     op: int
     """Number of the op in its part; -1 is before the first."""
     storage: int
-    """As ``Move.storage``."""
+    """The storage's number, as in ``Move.storage``."""
 
 
 class PartRequest(NamedTuple):
@@ -108,7 +108,7 @@ class CompiledShape:
         self._change_places = terms.change_places
         self._change_bytes: list[int] = (terms.changes @ np.array(monomials(shape), dtype=np.int64)).tolist()
         self.memos = Memos()
-        """What others keep that depends on this shape."""
+        """Values that other modules keep and that depend on this shape."""
         self._bytes: Memo[PartRequest, PartBytes] = Memo()
         self._moves: Memo[PartRequest, tuple[Move, ...]] = Memo()
         self._rises: Memo[tuple[Processor, PartRequest], int] = Memo()

@@ -109,11 +109,11 @@ class ChunkedHead:
     changes: dict[str, tuple[ByteChange, ...]]
     """By HEAD_PARTS; in order, all on the device."""
     products: tuple["Product", ...]
-    """Of the forward, which makes every product."""
+    """Products of the forward, which makes every product."""
     bytes: dict[str, PartBytes]
     time: dict[str, PartTime]
     loss_bytes: int
-    """Of the loss, which like backward's root goes after these parts."""
+    """Bytes of the loss, which like backward's root goes after these parts."""
 
 
 def estimate_chunked_head(profile: Profile, compiled: CompiledShape, *, plan: Plan, machine: Machine) -> ChunkedHead | None:

@@ -95,7 +95,7 @@ class Steps(NamedTuple):
     """On the compute lane, after the event."""
     events: tuple[Event | None, ...]
     acts: bool
-    """Whether any event does more than wait."""
+    """True where any event does more than wait."""
 
 
 class RunSums(NamedTuple):
@@ -107,9 +107,9 @@ class RunSums(NamedTuple):
     top_index: int
     num_tasks: int
     logits: int
-    """Of the net, logits and loss."""
+    """The part of the net that is logits and loss."""
     beyond: tuple[int, ...]
-    """What is left on each tier beyond the device, and what was there at the most, at least 0."""
+    """Bytes that are left on each tier beyond the device, and those that were there at the most, at least 0."""
     beyond_top: tuple[int, ...]
     copied: Mapping[Link, int]
 
@@ -148,7 +148,8 @@ class Schedule:
     num_later: int
     update: TaskRun
     carried: Bytes
-    """What each further micro-batch leaves behind, by category: its inputs, on the CPU device, and rows of sparse gradients."""
+    """Bytes that each further micro-batch leaves behind, by category: its inputs, on the CPU device, and rows of sparse
+    gradients."""
 
     @cached_property
     def carried_bytes(self) -> int:

@@ -59,7 +59,7 @@ class PreparedStep:
     tensors: TensorList
     device_kind: str
     always: Resident
-    """What is there between steps, whatever the blocks do."""
+    """Bytes that are there between steps, whatever the blocks do."""
 
     def resident(self, plan: Plan) -> Resident:
         """Bytes that are there between steps, with those that moving activations of this plan's blocks takes."""

@@ -75,7 +75,7 @@ class Simulation:
 
     @property
     def peak_index(self) -> int:
-        """Which task of its run that is."""
+        """Index in its run of the task with the peak."""
         return self._highest.task_index
 
     @property
@@ -259,8 +259,8 @@ def _levels(tasks: tuple[Task, ...]) -> tuple[Bytes, Bytes]:
 
 
 def estimate_fresh_ms(transient_bytes: int, *, fresh_bytes_per_s: float) -> float:
-    """Of touching a step's memory for the first time again, where the process gave it back after the step before: what is beyond
-    what ``base/heap.py`` has it keep.
+    """Time of touching a step's memory for the first time again, where the process gave it back after the step before:
+    what is beyond what ``base/heap.py`` has it keep.
 
     transient_bytes: at their most, above what stays between steps.
     """

@@ -161,7 +161,7 @@ def _first_update(
     tensors: TensorList,
     state: StateCosts,
 ) -> TaskRun:
-    """Of gradients that are kept until then."""
+    """The first step's update of gradients that are kept until then."""
 
     def make() -> TaskRun:
         staying = tensors.list_staying(plan.optimizer_state)
@@ -184,7 +184,7 @@ class _Evaluated:
     """By category."""
     moment: str
     allocated_bytes: int
-    """What torch has then at most, on the CPU device; 0 on CUDA."""
+    """Most bytes that torch has then, on the CPU device; 0 on CUDA."""
 
     def above(self, resident: Bytes) -> "_Evaluated":
         resident_bytes = int(resident.sum()) if self.allocated_bytes else 0

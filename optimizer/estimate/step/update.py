@@ -46,7 +46,7 @@ from optimizer.workload import TrainingWorkload
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _SLOTS = (_SLOT["temporaries"], _SLOT["gradients"], _SLOT["optimizer_state"])
-"""Of ``Rows``."""
+"""Places of the categories that the columns of ``Rows`` count."""
 
 
 def update_key(block: int) -> Hashable:

@@ -72,11 +72,11 @@ class PartTime:
     disk_ms: float = 0.0
     network_ms: float = 0.0
     kinds_ms: tuple[float, ...] = NO_KINDS
-    """Of compute, in the order of COMPUTE_KINDS; sums to ``compute_ms``."""
+    """Time of compute by kind, in the order of COMPUTE_KINDS; sums to ``compute_ms``."""
     kinds_work: tuple[float, ...] = NO_KINDS
-    """What is done in those: FLOPs of products and attention, bytes read and written of the other kinds of op."""
+    """Work done in each kind: FLOPs of products and attention, bytes read and written of the other kinds of op."""
     recomputed_ms: float = 0.0
-    """Of compute: what is done a second time because it was not kept."""
+    """The part of compute that is done a second time because it was not kept."""
 
     @classmethod
     def spent(cls, **kinds_ms: Unpack[SpentMs]) -> "PartTime":

@@ -1,4 +1,4 @@
-"""What a schedule is made of: tasks, what each waits for, and what it starts beside compute. Torch-free.
+"""The elements of a schedule: tasks, what each waits for, and what it starts beside compute. Torch-free.
 
 A task is made once and is part of many plans' schedules (``step/runs.py``), so what a simulation wants to know of it is kept with
 it.
@@ -46,9 +46,10 @@ class Task:
     drains: bool = False
     """Waits for everything that was begun."""
     moves: Callable[[], Sequence[Move]] | None = field(default=None, compare=False, repr=False)
-    """What ``bytes`` sums up, change by change, for a replay; None where all comes and goes at once."""
+    """The changes that ``bytes`` sums up, one by one, for a replay; None where all comes and goes at once."""
     allocated_rise: Callable[[Processor], int] | None = field(default=None, compare=False, repr=False)
-    """How high ``bytes`` goes above its start with what the CPU's kernels hold; None where no kernel holds anything."""
+    """Bytes by which ``bytes`` goes above its start with what the CPU's kernels hold; None where no kernel holds
+    anything."""
     num_random_states: int = 0
     """That this begins to keep, of a block that runs forward again, or, below 0, lets go of when it ends."""
 
@@ -119,7 +120,7 @@ class Totals(NamedTuple):
     net: int
     rise: int
     logits: int
-    """Of the net, logits and loss."""
+    """The part of the net that is logits and loss."""
     elsewhere: Elsewhere | None
 
 

@@ -62,7 +62,7 @@ class Event(NamedTuple):
     leaves: tuple[Sent, ...]
     drains: bool
     acts: bool
-    """Whether it does more than wait."""
+    """True where it does more than wait."""
 
 
 def make_event(

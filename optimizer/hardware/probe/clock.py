@@ -1,4 +1,4 @@
-"""How the probe times something: again and again within its share of the time, and the first quartile counts.
+"""Times something again and again within its share of the probe's time; the first quartile counts.
 
 What disturbs a run only makes it longer, so a low quantile is nearer to what the machine can do than a median; the least of all
 would be the luck of one run. Finished runs say how much is disturbed in practice (``hardware/calibration.py``).
@@ -19,7 +19,7 @@ _MAX_DRAWN = 1 << 17
 _NEAR = 1.15
 """Sizes nearer than this are one point of a curve."""
 now_s: Callable[[], float] = time.perf_counter
-"""Of the CPU; by its module, so that a benchmark on a busy machine can count its own thread's time alone."""
+"""Clock of the CPU; by its module, so that a benchmark on a busy machine can count its own thread's time alone."""
 
 
 def quartile_s(run: Callable[[], object], device: torch.device, *, max_s: float) -> float:

@@ -25,9 +25,9 @@ _NUM_REPEATS = 6
 _YARDSTICK = {"cpu": (256, 1 << 20), "cuda": (2048, 1 << 25)}
 """Rows of a square product, and elements that are added up: about 1 ms."""
 _LEAST_FREE_SHARE = 0.1
-"""Of the cores, that a probe is taken to have got at least."""
+"""Share of the cores that a probe is taken to have got at least."""
 _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)
-"""Of a line of /proc/stat: user, nice, system, interrupts of two kinds, and what a hypervisor gave to others."""
+"""Fields of a line of /proc/stat: user, nice, system, interrupts of two kinds, and what a hypervisor gave to others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,12 @@ class Disturbance:
     """Other work that was seen during a probe."""
 
     pace: float
-    """Of the yardstick: its time in a slow moment (third quartile of all) over that in its best."""
+    """Pace of the yardstick: its time in a slow moment (third quartile of all) over that in its best."""
     others_cores: float
     """Cores that other processes kept busy, of those that this one may use; 0 where the system does not report it."""
     num_cores: int
     num_threads: int
-    """Of the probe."""
+    """Threads of the probe."""
 
     @property
     def slowdown(self) -> float:

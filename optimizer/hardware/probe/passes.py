@@ -36,7 +36,7 @@ class PassCosts:
     """Seconds beside kernels (``Rates``)."""
 
     dispatch_s: float
-    """Of each op, views included: what more blocks take longer, over their ops."""
+    """Seconds of each op, views included: what more blocks take longer, over their ops."""
     python_s: dict[PythonWork, float]
     """``token`` for each forward pass, beside its ops; of what comes and goes (``Rates.python_s``) what the same generation takes
     longer with it on the host, and on the disk."""

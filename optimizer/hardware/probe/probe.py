@@ -61,9 +61,9 @@ _SHARES = {
     "passes": 3, "packing": 1, "links": 2, "fresh memory": 1, "rows": 3, "token attention": 2, "draws": 1,
     "host attention": 1, "waking": 1,
 }  # fmt: skip
-"""Of the time, by what is measured."""
+"""Shares of the time, by what is measured."""
 _NUM_VISITS = 2
-"""Of all curves, one after the other."""
+"""Visits of all curves, one after the other."""
 
 Measured = TypeVar("Measured")
 

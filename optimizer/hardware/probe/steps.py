@@ -49,8 +49,8 @@ class StepCosts:
 
 
 def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
-    """What ops cost is timed on one thread, since waking the others is priced by itself (``thread_wakeup.py``); what is done to
-    each tensor of an update as it runs.
+    """Time ops on one thread, since waking the others is priced by itself (``thread_wakeup.py``); what is done to each
+    tensor of an update is timed as it runs.
     """
     by_one, by_all = _measure(_list_plans(), device, max_s=max_s)
     forward_s, backward_s = (_each_op_s(by_one, phase) for phase in ("forward", "backward"))

@@ -168,7 +168,7 @@ def _number_storages(changes: Sequence[RawChange]) -> Iterator[int]:
 
 
 def _describe(op: Ran) -> str:
-    """Tells ops of one name apart that have one size in common."""
+    """Name an op so that ops of one name that have one size in common stay apart."""
     return " ".join(str(value) for value in (op.name, *(getattr(op, name) for name in _OP_SIZES)))
 
 

@@ -1,4 +1,4 @@
-"""Which storages of a forward pass more than one block decides about, who holds each for its backward, and where it goes.
+"""Storages of a forward pass that more than one block decides about: who holds each for its backward, and where it goes.
 
 Torch-free. Nearly every storage is the business of one block: it goes in that block's backward or forward, as that block's own
 choice has it, and is booked where it goes. The others are shared. Their makers are the prologue (rotary tables, masks, a first
@@ -53,8 +53,8 @@ class Sharing:
     holders: Mapping[Birth, frozenset[int]]
     """Blocks that need it for their backward."""
     ends: Mapping[Birth, tuple[int, int]]
-    """Where it goes if no block of a plan holds it: the block in whose part of the forward pass, and how many of that part's
-    ops come after. Left out where every choice has a holder, or where it goes after the blocks."""
+    """The place where it goes if no block of a plan holds it: the block in whose part of the forward pass, and how many
+    of that part's ops come after. Left out where every choice has a holder, or where it goes after the blocks."""
 
 
 class Births:

@@ -23,7 +23,7 @@ from optimizer.profile.generation import INFERENCE_PROFILE_VERSION, GenerationPr
 from optimizer.profile.profile import PROFILE_VERSION, Profile
 
 MAX_KEPT_BYTES = 256 * 1024**2
-"""Of all files together: some hundreds of models."""
+"""Most bytes of all files together: some hundreds of models."""
 MAX_PARSED = 8
 """Profiles kept in the process."""
 _parsed: dict[str, Any] = {}

@@ -68,7 +68,7 @@ class OpTraits(NamedTuple):
     returns_first: bool
     """Returns its first argument with its layout as it was (``add_``)."""
     asks_fake_mode: bool
-    """What it returns on ``meta`` need not be what it returns on the CPU."""
+    """True where its return on ``meta`` need not be what it returns on the CPU."""
 
 
 class _Layout(NamedTuple):

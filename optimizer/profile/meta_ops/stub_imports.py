@@ -68,7 +68,7 @@ _EMPTY = (
 _REAL = ("transformers.generation.configuration_utils", "transformers.loss.loss_utils")
 """Under an empty one, and needed."""
 _WITH_META_KERNELS = ("torch._export", "torch._higher_order_ops", "torch._meta_registrations", "torch.export")
-"""What ``import_meta_kernels`` imports after all, and what those kernels are built on."""
+"""Modules that ``import_meta_kernels`` imports after all, and those that its kernels are built on."""
 _left_out: set[str] = set()
 
 
@@ -207,7 +207,7 @@ _STAND_INS: dict[str, dict[str, Any]] = {
     "transformers.utils.auto_docstring": {"auto_class_docstring": _same, "auto_docstring": _same},
     "transformers.utils.hub": {"PushToHubMixin": _HubMixin},
 }
-"""What is called or inherited from while a model is imported and built."""
+"""Names that are called or inherited from while a model is imported and built."""
 _RE_EXPORTS = {
     ("transformers.generation", "CompileConfig"): "transformers.generation.configuration_utils",
     ("transformers.generation", "GenerationConfig"): "transformers.generation.configuration_utils",

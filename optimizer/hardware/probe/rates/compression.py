@@ -12,7 +12,7 @@ from optimizer.runtime.tiers.compression import Packing, Scratch
 
 COMPRESSIONS: tuple[PackedForm, ...] = ("bf16", "int8")
 _CHUNKS = (1 / 16, 1, 4)
-"""Of how many chunks a storage is."""
+"""Sizes of a storage, in chunks."""
 
 
 def probe_packing(device: torch.device, *, max_s: float) -> dict[str, Curve]:

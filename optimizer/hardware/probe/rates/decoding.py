@@ -25,7 +25,7 @@ _SIZES = ((16, 512), (1, 512), (64, 512), (4, 512))
 """Rows and features, in the order in which they are worth their time."""
 _LIBRARY_SIZES = ((16, 512), (4, 1024), (64, 512), (2, 1280))
 _SMALL_SIZES = ((1, 512), (4, 512), (16, 256))
-"""Where a library makes the large ones: its own, and the others."""
+"""Rows and features where a library makes the large products: its own sizes, and those of the others."""
 _NUM_AT_ONCE = 8
 """Calls that are timed together, each of other operands."""
 _RING_BYTES = {False: 8 * MIB, True: 64 * MIB}

@@ -15,7 +15,7 @@ _GROUPS = (1, 4, 8)
 """Queries to a key."""
 _NUM_TOKENS, _NUM_SEQUENCES, _NUM_HEADS, _DIM = 512, 4, 4, 64
 _TOTAL_BYTES = 64 << 20
-"""Of all blocks' records, each of which is read in turn: none is in the processor's cache when it is read again."""
+"""Bytes of all blocks' records, each of which is read in turn: none is in the processor's cache when it is read again."""
 
 
 def probe_host_attention(dtypes: dict[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:

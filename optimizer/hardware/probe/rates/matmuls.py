@@ -51,12 +51,12 @@ _LEAST_SHARE = 0.25
 _RING_BYTES = {"cpu": 16 * MIB, "cuda": 512 * MIB}
 """Results that are kept while others are made, so that each is written to memory that no cache holds."""
 _WEIGHTS = {"fp32": 2}
-"""Of the time; 1 for the other dtypes."""
+"""Weights by which dtypes share the time; 1 for the other dtypes."""
 
 Point = tuple[float, float]
 """FLOPs for each byte, and FLOPs per second."""
 Timed = tuple[Callable[[], object], float, float]
-"""What to run, its FLOPs and its bytes."""
+"""A call to run, its FLOPs and its bytes."""
 
 
 def probe_matmuls(

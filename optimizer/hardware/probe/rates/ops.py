@@ -19,7 +19,7 @@ from optimizer.profile.time_kinds import ComputeKind
 from optimizer.runtime.layers.quantize import NF4_BLOCK_ELEMENTS, pack
 
 _ELEMENTS = {"cpu": (1 << 14, 1 << 18, 1 << 21), "cuda": (1 << 16, 1 << 20, 1 << 23, 1 << 26)}
-"""Of one operand; rows of 512."""
+"""Elements of one operand; rows of 512."""
 _ROW = 512
 _RING_BYTES = {"cpu": 16 * MIB, "cuda": 512 * MIB}
 """Results that are kept while others are made, so that each is written to memory that no cache holds."""

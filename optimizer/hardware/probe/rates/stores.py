@@ -30,7 +30,7 @@ class Stored:
     write_bytes_per_s: float | None = None
     read_bytes_per_s: float | None = None
     cached_read_bytes_per_s: float | None = None
-    """Of what the page cache holds."""
+    """Rate of reading what the page cache holds."""
     round_trip_s: float | None = None
     free_bytes: int = 0
     fault: str = ""
