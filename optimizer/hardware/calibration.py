@@ -75,7 +75,7 @@ class TimedRun:
     measured_ms: float
 
     @classmethod
-    def of(cls, prediction: PredictedRun, *, measured_ms: float, common_factor: float = 1.0) -> "TimedRun":
+    def from_prediction(cls, prediction: PredictedRun, *, measured_ms: float, common_factor: float = 1.0) -> "TimedRun":
         """common_factor: inside a prediction that names no kinds."""
         placed = prediction.exposed_by_kind_ms or {_UNPLACED: prediction.step_ms / common_factor}
         factors = prediction.time_factors
@@ -145,7 +145,7 @@ def update_calibration(
     after = dict(before)
     if time_error is not None:
         factor = step_time_factor(before) if applied_factor is None else applied_factor
-        run = TimedRun.of(prediction, measured_ms=float(measured["step_ms"]), common_factor=factor)
+        run = TimedRun.from_prediction(prediction, measured_ms=float(measured["step_ms"]), common_factor=factor)
         after |= fit_calibration([*_runs_of(before), run][-MAX_RUNS:])
     num_runs = int(before.get("num_runs", 0))
     return after | {

@@ -67,7 +67,7 @@ class GenerationFloors:
         self._kept = cache(self._make_kept)
         self._prefix = cache(self._make_prefix)
 
-    def of(self, plan: GenerationPlan) -> Floors:
+    def floors_of(self, plan: GenerationPlan) -> Floors:
         """plan: its batch size and number of micro-batches are not looked at."""
         weights = WeightsPlan(dtype=plan.weights.dtype, frozen=plan.weights.frozen)
         way = Way(plan.prefill_tokens, plan.drops_ended)
@@ -76,7 +76,7 @@ class GenerationFloors:
         prefill = self._prefill(weights, way, are_cold)
         model = _Model(prefill, self._decode(weights, way, plan.kv_cache.attention, are_cold))
         is_in_memory = is_disk_in_memory(self._profile, plan, self._machine)
-        kept = self._kept(way, is_in_memory).of(weights.dtype, plan.kv_cache)
+        kept = self._kept(way, is_in_memory).floor_of(weights.dtype, plan.kv_cache)
         streamed = self._streamed(plan, reading_disk(self._machine, is_in_memory=is_in_memory).rates)
         at_first, later = (
             LaneTimes(
@@ -161,7 +161,7 @@ class GenerationFloors:
     # What a batch is split into, what its micro-batches take, and what their keys and values do.
 
     def _make_split(self, way: Way) -> Splits:
-        return Splits.of(self._workload, self._sizes, self._micro_batches, way)
+        return Splits.count(self._workload, self._sizes, self._micro_batches, way)
 
     def _make_kept(self, way: Way, is_in_memory: bool) -> KvFloors:  # noqa: FBT001
         machine = reading_disk(self._machine, is_in_memory=is_in_memory)

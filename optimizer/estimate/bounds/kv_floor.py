@@ -67,7 +67,7 @@ class KvFloors:
         self._moves = cache(self._make_moves)
         self._packing = cache(self._make_packing)
 
-    def of(self, dtype: WeightsDtype, plan: KvCachePlan) -> KvFloor:
+    def floor_of(self, dtype: WeightsDtype, plan: KvCachePlan) -> KvFloor:
         """dtype: of the weights. plan: as if it came as it is needed and all of it were kept."""
         return self._of(dtype, replace(plan, prefetch=0, prefix_tokens=0))
 

@@ -45,9 +45,9 @@ class ManyShapes:
             regimes[id(regime)] = regime
             places.setdefault(id(regime), []).append(place)
         for key, regime in regimes.items():
-            self._fill(phase, weights, regime, places[key], [shapes[place] for place in places[key]], machine)
+            self._price_regime(phase, weights, regime, places[key], [shapes[place] for place in places[key]], machine)
 
-    def _fill(
+    def _price_regime(
         self,
         phase: Phase,
         weights: WeightsPlan,

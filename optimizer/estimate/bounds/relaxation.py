@@ -126,12 +126,12 @@ class _Relaxer:
         self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=workload.adapter is None)
         self._input_bytes = estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
         moments = moments_of(self._tensors.sizes, bits=plan.optimizer_state.bits, kept=workload.kept_state)
-        prices = PartPrices.of(self._compiled, plan=plan, machine=machine, moments=moments)
+        prices = PartPrices.find(self._compiled, plan=plan, machine=machine, moments=moments)
         self._blocks = _BLOCKS.obtain(self._compiled, (prices, forms), lambda: list_relaxed_blocks(prices, forms))
-        self._outside = [self._around(prices, forms, count) for count in chunk_counts]
+        self._outside = [self._relax_outside(prices, forms, count) for count in chunk_counts]
         self._templates = list(self._compiled.regime.block_templates)
 
-    def _around(self, prices: PartPrices, forms: tuple[Form, ...], num_chunks: int) -> RelaxedOutside:
+    def _relax_outside(self, prices: PartPrices, forms: tuple[Form, ...], num_chunks: int) -> RelaxedOutside:
         plan = replace(self._plan, logits_and_loss=LogitsAndLossPlan(num_chunks=num_chunks))
         choices = [choice for choice, _ in forms]
         return _OUTSIDE.obtain(
@@ -151,7 +151,7 @@ class _Relaxer:
             num_of_kind=num_of_kind,
             kind_bytes=self._blocks.held[kinds],
             kind_ms=block_ms[:, kinds],
-            last_bytes=np.array([self._blocks.held[last] + self._over(outside) for outside in self._outside]),
+            last_bytes=np.array([self._blocks.held[last] + self._highest_bytes(outside) for outside in self._outside]),
             last_ms=block_ms[:, last],
             fixed_bytes=resident_bytes + state_bytes,
             end_bytes=np.array([self._end_bytes(outside) for outside in self._outside]),
@@ -193,7 +193,7 @@ class _Relaxer:
         each_bytes = 4 * self._workload.num_moments + self._plan.weights.master_bytes_per_element
         return each_bytes * self._tensors.total_elements
 
-    def _over(self, outside: RelaxedOutside) -> Numbers:
+    def _highest_bytes(self, outside: RelaxedOutside) -> Numbers:
         """[form of the last block]: the highest level until its backward ends, above what all blocks hold."""
         blocks, last = self._blocks, self._templates[-1]
         weights_bytes = self._streamed[-1] if self._streamed else 0

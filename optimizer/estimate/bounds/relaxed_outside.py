@@ -44,9 +44,9 @@ def list_relaxed_outside(
     """plan: of which only the number of chunks is looked at. choices: that the last block may take."""
     if set(prices.compiled.regime.parts).issubset(PART_NAMES):
         # What follows the last block depends on its choice in plain modules only.
-        return _list(OutsideTasks.of(profile, prices, plan=plan), prices, ["keep"], places=[0] * len(choices))
+        return _list(OutsideTasks.find(profile, prices, plan=plan), prices, ["keep"], places=[0] * len(choices))
     distinct = list(dict.fromkeys(choices))
-    return _list(OutsideTasks.of(profile, prices, plan=plan), prices, distinct, places=[distinct.index(c) for c in choices])
+    return _list(OutsideTasks.find(profile, prices, plan=plan), prices, distinct, places=[distinct.index(c) for c in choices])
 
 
 def _list(

@@ -77,17 +77,17 @@ def list_allocations(
     """
     writer = _Writer(on_cuda=on_cuda)
     device_kind = "cpu" if on_cuda is None else "cuda"
-    writer.begin()
+    writer.begin_phase()
     for slot, num_bytes in _list_resident(resident, tensors, plan, device_kind):
         writer.come(slot, num_bytes)
     loading = writer.requests
     stays = {slot: writer.live_bytes(slot) for slot in range(len(CATEGORIES))}
-    writer.begin()
+    writer.begin_phase()
     moments = _Moments(resident, tensors, plan, kept)
     writer.write_step(schedule, moments)
     writer.settle({**stays, _STATE: int(resident.device[_STATE])})
     first_step = writer.requests
-    writer.begin()
+    writer.begin_phase()
     writer.write_step(schedule, None)
     writer.settle({**stays, _STATE: int(resident.device[_STATE])})
     return Allocations(
@@ -110,18 +110,18 @@ def list_pass_allocations(
     each weight that is always there; all else goes as a pass ends. on_cuda: as above.
     """
     writer = _Writer(on_cuda=on_cuda)
-    writer.begin()
+    writer.begin_phase()
     for num_bytes in loaded:
         writer.come(_WEIGHTS, num_bytes)
     loading = writer.requests
     requests: list[Request] = []
     for _ in range(2):
-        writer.begin()
+        writer.begin_phase()
         for tasks in rows:
             writer.run(tasks)
         writer.settle({_WEIGHTS: sum(loaded)})
         requests += writer.requests
-    # One phase: what stays reserved after the first pass is free as the second begins, and tells nothing of what was needed.
+    # One phase: what stays reserved after the first pass is free as the second begins, and says nothing about what was needed.
     return Allocations(
         loading=tuple(loading),
         first_step=(),
@@ -255,7 +255,7 @@ class _Writer:
     """By the id of a row of tasks, which the schedule holds; alike blocks have the same."""
     _programs: dict[int, tuple[Sequence[Move], list[_Instruction], bool]] = field(default_factory=dict)
 
-    def begin(self) -> None:
+    def begin_phase(self) -> None:
         """A phase."""
         categories = {key: slot for slot, sizes in enumerate(self._live) for keys in sizes.values() for key in keys}
         self._births = {key: (categories[key], *birth[1:]) for key, birth in self._births.items() if key in categories}
@@ -301,33 +301,33 @@ class _Writer:
             known = self._programs.get(id(moves))
             if known is None:
                 program = list(_program(moves))
-                known = self._programs[id(moves)] = (moves, program, any(told.storage >= 0 for told in program))
+                known = self._programs[id(moves)] = (moves, program, any(instruction.storage >= 0 for instruction in program))
             born: dict[int, int] = {}
-            for told in known[1]:
-                num_bytes = abs(told.num_bytes)
-                self._shift(told)
-                if told.num_bytes > 0 and told.target < 0:
-                    key = self.come(told.slot, num_bytes, task, told.op)
-                    if told.storage >= 0:
-                        born[told.storage] = key
+            for instruction in known[1]:
+                num_bytes = abs(instruction.num_bytes)
+                self._shift(instruction)
+                if instruction.num_bytes > 0 and instruction.target < 0:
+                    key = self.come(instruction.slot, num_bytes, task, instruction.op)
+                    if instruction.storage >= 0:
+                        born[instruction.storage] = key
                     continue
-                found = born.get(told.storage)
-                if found not in self._live[told.slot].get(num_bytes, ()):
+                found = born.get(instruction.storage)
+                if found not in self._live[instruction.slot].get(num_bytes, ()):
                     newest = min(born.values(), default=self._num_made + 1) - 1 if known[2] else self._num_made
-                    found = self._pick(told.slot, num_bytes, newest, from_prologue=told.storage == FROM_PROLOGUE)
-                if told.target < 0:
-                    self.go(told.slot, num_bytes, found)
+                    found = self._pick(instruction.slot, num_bytes, newest, from_prologue=instruction.storage == FROM_PROLOGUE)
+                if instruction.target < 0:
+                    self.go(instruction.slot, num_bytes, found)
                 elif found is None:
                     self.unmatched_bytes += num_bytes
                 else:
-                    del self._live[told.slot][num_bytes][found]
-                    self._live[told.target].setdefault(num_bytes, {})[found] = None
-                    self._moved.append((len(self.requests), found, told.target))
+                    del self._live[instruction.slot][num_bytes][found]
+                    self._live[instruction.target].setdefault(num_bytes, {})[found] = None
+                    self._moved.append((len(self.requests), found, instruction.target))
 
-    def _shift(self, told: _Instruction) -> None:
+    def _shift(self, instruction: _Instruction) -> None:
         """Account for what kernels may hold less or more: it comes and goes with what they likely hold."""
-        below, above = told.slack
-        sign = 1 if told.num_bytes > 0 else -1
+        below, above = instruction.slack
+        sign = 1 if instruction.num_bytes > 0 else -1
         self._below, self._above = self._below + sign * below, self._above + sign * above
 
     def come(self, slot: int, num_bytes: int, task: Task | None = None, op: str = "") -> int:

@@ -45,7 +45,7 @@ def estimate_state_bytes(tensors: Sequence[TensorSize], plan: Plan, *, kept: Kep
     """On the device, of these tensors: what lives between steps, fp32 master weights of bf16 training included."""
     moments = moments_of(tensors, bits=plan.optimizer_state.bits, kept=kept)
     sizes = Counter(tensor.num_elements for tensor in tensors)
-    return estimate_early_state_bytes(tensors, plan) + sum(count * moments.of(size) for size, count in sizes.items())
+    return estimate_early_state_bytes(tensors, plan) + sum(count * moments.num_bytes(size) for size, count in sizes.items())
 
 
 def estimate_early_state_bytes(tensors: Sequence[TensorSize], plan: Plan) -> int:
@@ -110,7 +110,7 @@ def _estimate(
         ),
     )
     if plan.optimizer_state.place != "device" and len(staying) < len(tensors.sizes):
-        costs = _away(costs, tensors, plan, kept=kept, trains_all=trains_all)
+        costs = _with_leaving_state(costs, tensors, plan, kept=kept, trains_all=trains_all)
     return _with_fetched_gradients(costs, plan)
 
 
@@ -163,7 +163,7 @@ def _with_fetched_gradients(costs: StateCosts, plan: Plan) -> StateCosts:
     return replace(costs, copied_bytes=copied)
 
 
-def _away(costs: StateCosts, tensors: TensorList, plan: Plan, *, kept: KeptState, trains_all: bool) -> StateCosts:
+def _with_leaving_state(costs: StateCosts, tensors: TensorList, plan: Plan, *, kept: KeptState, trains_all: bool) -> StateCosts:
     size, master_size = plan.weights.bytes_per_element, plan.weights.updated_bytes_per_element
     moments_size = _FP32_BYTES * kept.num_moments
     place, home = plan.optimizer_state.place, plan.weights.place

@@ -138,11 +138,11 @@ def hold_grouped_product(sides: Sequence[int], *, form: str, dtype: str, num_thr
     if whole.rows * whole.depth * whole.columns <= LEAST_WORK:
         return 0
     if whole.is_transposed:
-        told = [each for depth in _telling_depths(whole) for each in _list_ways(whole._replace(depth=depth))]
-        return max(_hold_any_pieces(each, num_threads) for each in told)
+        candidates = [each for depth in _extreme_depths(whole) for each in _list_ways(whole._replace(depth=depth))]
+        return max(_hold_any_pieces(each, num_threads) for each in candidates)
     # Where there is one column, it is the rows that threads share.
-    telling_rows = {1, _FEW_ROWS + 1, _HUGE_SIDE, _COLUMNS * (num_threads - 1), whole.rows}
-    held = max(_hold_any_pieces(whole._replace(rows=rows), num_threads) for rows in telling_rows if 0 < rows <= whole.rows)
+    extreme_rows = {1, _FEW_ROWS + 1, _HUGE_SIDE, _COLUMNS * (num_threads - 1), whole.rows}
+    held = max(_hold_any_pieces(whole._replace(rows=rows), num_threads) for rows in extreme_rows if 0 < rows <= whole.rows)
     if whole.is_fp32:
         return held
     most_waiting = min(whole.num_column_pieces, _MOST_WAITING) if whole.is_laid_out else 1
@@ -164,7 +164,7 @@ def _list_ways(product: _Product) -> Sequence[_Product]:
     return (plain, product._replace(is_transposed=True)) if product.num_products == 1 else (plain,)
 
 
-def _telling_depths(product: _Product) -> set[int]:
+def _extreme_depths(product: _Product) -> set[int]:
     """A deeper one holds no more, but where threads may divide it; a shallower one may have pieces of more rows."""
     small = max(_SMALL_FIRST // product.rows, _SMALL_DEPTH if product.rows <= _SMALL_ROWS else 1)
     return {min(product.depth, depth) for depth in (1, small, _STRETCH + 1, _DEEP)}

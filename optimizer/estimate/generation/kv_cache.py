@@ -147,9 +147,9 @@ class KvCosts:
         wanted = Workspace(layout.front_bytes, self._slot_of(layout))
         own = (0 if self._is_away else layout.store_bytes, layout.residual_bytes)
         come = (
-            *_grow(workspace.slot_bytes, wanted.slot_bytes),
+            *_list_growth(workspace.slot_bytes, wanted.slot_bytes),
             *(num_bytes for num_bytes in own if num_bytes),
-            *_grow(workspace.front_bytes, wanted.front_bytes),
+            *_list_growth(workspace.front_bytes, wanted.front_bytes),
             *(self._prefix.positions if block == self._prefix.first_block else ()),
         )
         return come, Workspace(*map(max, workspace, wanted))
@@ -345,7 +345,7 @@ def _mean_packed(layout: KvLayout, num_seen: int) -> float:
     return max(0.0, num_seen - _MEAN_WAITING - dropped) / KV_BLOCK_TOKENS
 
 
-def _grow(before: int, wanted: int) -> tuple[int, ...]:
+def _list_growth(before: int, wanted: int) -> tuple[int, ...]:
     """Bytes that go and come where room must be larger."""
     if wanted <= before:
         return ()

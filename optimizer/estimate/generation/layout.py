@@ -111,7 +111,7 @@ class PassLayout:
                     yield Placed(task, block)
                 yield Placed(layout.blocks[block], block)
         if self.streamed:
-            # The last that are there go as the backbone ends, still told of as the last block.
+            # The last that are there go as the backbone ends, still counted as the last block.
             yield Placed(move_task(phase, phase, -single("weights", self.streamed[-1])), name=phase)
         for layout in in_turn:
             for task in layout.head:
@@ -281,6 +281,6 @@ def phase_of(step: int) -> str:
     return decode_phase(step + 1) if step else PREFILL
 
 
-def named(placed: Iterable[Placed], phase: str) -> tuple[Task, ...]:
+def name_tasks(placed: Iterable[Placed], phase: str) -> tuple[Task, ...]:
     """The placed tasks, named for people."""
     return tuple(replace(task, phase=phase, block=block, name=name) for task, block, name in placed)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from optimizer.base.categories import LANES, Link
 from optimizer.estimate.categories.stores import STORE_LANES
 from optimizer.estimate.generation.kv_cache import add_copies
-from optimizer.estimate.generation.layout import PassLayout, Placed, named, phase_of
+from optimizer.estimate.generation.layout import PassLayout, Placed, name_tasks, phase_of
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.simulate import Resident, Simulation, simulate
 from optimizer.estimate.step.unmetered import estimate_allocated_peak
@@ -148,7 +148,7 @@ class GenerationPass:
     @property
     def prefill_tasks(self) -> tuple[Task, ...]:
         """Keys and values come with it, and the room for the new tokens; they stay to the end of the pass."""
-        return named(self.layout.place_prefill(), PREFILL)
+        return name_tasks(self.layout.place_prefill(), PREFILL)
 
     @cached_property
     def later_tasks(self) -> tuple[Task, ...]:
@@ -159,7 +159,7 @@ class GenerationPass:
         return (later,) * self.plan.kv_cache.num_ahead if slot_bytes and self.num_steps > 1 else ()
 
     def decode_tasks(self, step: int) -> tuple[Task, ...]:
-        return named(self.layout.forward(self.layout.decode, step=step), phase_of(step))
+        return name_tasks(self.layout.forward(self.layout.decode, step=step), phase_of(step))
 
     @cached_property
     def decode_sum(self) -> DecodeSum:

@@ -71,7 +71,7 @@ def _replay(
     profile: GenerationProfile, *, plan: GenerationPlan, workload: GenerationWorkload, machine: Machine, peak_in: str
 ) -> Replayed:
     def laid(kept: tuple[int, ...]) -> CardLayout:
-        part = _keep(profile, kept)
+        part = _keep_blocks(profile, kept)
         return CardLayout(
             kept=kept,
             list=lambda: list_generation_allocations(part, plan=plan, workload=workload, machine=machine),
@@ -101,7 +101,7 @@ def _list_phases(profile: GenerationProfile) -> list[Phase]:
     return [profile.prefill, profile.decode, *([profile.on_host.decode] if profile.on_host is not None else [])]
 
 
-def _keep(profile: GenerationProfile, kept: Sequence[int]) -> GenerationProfile:
+def _keep_blocks(profile: GenerationProfile, kept: Sequence[int]) -> GenerationProfile:
     if len(kept) == profile.num_blocks:
         return profile
 

@@ -48,7 +48,7 @@ class Splits:
     """True where all sequences are alike, as ``GenerationWorkload.is_even``."""
 
     @classmethod
-    def of(
+    def count(
         cls, workload: GenerationWorkload, sizes: tuple[int, ...], micro_batches: tuple[int, ...], way: Way
     ) -> "Splits":
         known: dict[MicroBatchShape, int] = {}

@@ -39,7 +39,7 @@ class BlockTasks:
         self._legs: dict[Hashable, Legs] = {}
 
     @classmethod
-    def of(cls, prices: PartPrices, *, compress: Compression) -> "BlockTasks":
+    def find(cls, prices: PartPrices, *, compress: Compression) -> "BlockTasks":
         return _BLOCK_TASKS.obtain(prices.compiled, (prices, compress), lambda: cls(prices, compress=compress))
 
     def list_forward(self, choices: Sequence[BlockChoice], released: dict[int, tuple[Release, ...]]) -> list[Task]:
@@ -109,8 +109,8 @@ class BlockTasks:
             return alike.in_block(block, waits_for=(update_key(block),))
         return alike.in_block(
             block,
-            arrives=(self._saved(block, choice, which),) if choice in _OFFLOADING else (),
-            begins=(self._saved(*ahead, which),) if ahead is not None else (),
+            arrives=(self._fetch_transfer(block, choice, which),) if choice in _OFFLOADING else (),
+            begins=(self._fetch_transfer(*ahead, which),) if ahead is not None else (),
         )
 
     def _make_alike(
@@ -144,7 +144,7 @@ class BlockTasks:
             num_random_states=(-1 if is_backward else 1) if choice in REBUILDING else 0,
         )
 
-    def _saved(self, block: int, choice: BlockChoice, which: str) -> Transfer:
+    def _fetch_transfer(self, block: int, choice: BlockChoice, which: str) -> Transfer:
         """The transfer of what an offloaded block saved, on its way back."""
         part: PartName = (choice, self._templates[block], which)
         legs = self._legs.get(part)

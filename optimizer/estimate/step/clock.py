@@ -139,10 +139,10 @@ class _Clock:
                 self._finish(key)
         for transfer in arrives:
             if transfer.key not in under_way:
-                self._begin(transfer)
+                self._begin_transfer(transfer)
             self._finish(transfer.key)
         for transfer in begins:
-            self._begin(transfer)
+            self._begin_transfer(transfer)
         for own, queued in leaves:
             if own:
                 self._work(own)
@@ -150,7 +150,7 @@ class _Clock:
         if drains:
             self._drain()
 
-    def _begin(self, transfer: Begun) -> None:
+    def _begin_transfer(self, transfer: Begun) -> None:
         key, after_block, own, queued = transfer
         begin_ms = self.now_ms
         if after_block is not None:

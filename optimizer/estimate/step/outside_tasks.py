@@ -51,7 +51,7 @@ class OutsideTasks:
         self._tasks: dict[tuple[str, bool], Task] = {}
 
     @classmethod
-    def of(cls, profile: Profile, prices: PartPrices, *, plan: Plan) -> "OutsideTasks":
+    def find(cls, profile: Profile, prices: PartPrices, *, plan: Plan) -> "OutsideTasks":
         """plan: of which only the number of chunks is looked at; its shape and dtypes are those of the prices."""
         key = (prices, plan.logits_and_loss.num_chunks)
         return _OUTSIDE_TASKS.obtain(prices.compiled, key, lambda: cls(profile, prices, plan=plan))

@@ -31,7 +31,7 @@ class PartPrices:
         self.rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
 
     @classmethod
-    def of(
+    def find(
         cls, compiled: CompiledShape, *, plan: Plan, machine: Machine, moments: Moments, is_first: bool = False
     ) -> "PartPrices":
         """plan: of which only what becomes of gradients is looked at. is_first: whether updates inside backward make the moments,

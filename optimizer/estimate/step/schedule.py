@@ -75,11 +75,11 @@ class StepLayout:
         self._machine = machine
         self._shared = _SHARED.obtain(compiled, None, lambda: SharedStorages(compiled))
         moments = moments_of(tensors.sizes, bits=plan.optimizer_state.bits, kept=workload.kept_state)
-        prices = PartPrices.of(compiled, plan=plan, machine=machine, moments=moments, is_first=is_first)
+        prices = PartPrices.find(compiled, plan=plan, machine=machine, moments=moments, is_first=is_first)
         self._makes_anew = prices.dropped is not None
         self._rates_key = prices.rates_key
-        self._blocks = BlockTasks.of(prices, compress=plan.activations.compress)
-        self._outside = OutsideTasks.of(profile, prices, plan=plan)
+        self._blocks = BlockTasks.find(prices, compress=plan.activations.compress)
+        self._outside = OutsideTasks.find(profile, prices, plan=plan)
         self._trains_all = workload.adapter is None
         self.streamed = list_streamed_bytes(profile, plan.weights, trains_all=self._trains_all)
         self._streamed_tensors = list_streamed_tensors(profile, plan.weights, trains_all=self._trains_all)
@@ -148,7 +148,7 @@ class StepLayout:
             *blocks,
         ]
         if places.freed:
-            tasks += self._freed(places.freed).tasks
+            tasks += self._freed_run(places.freed).tasks
         if self.streamed:
             # As they go here, those of the last block come again for its backward.
             tasks += self._move("forward", "end of the backbone", (("weights", -self.streamed[-1]),)).tasks
@@ -200,7 +200,7 @@ class StepLayout:
             waits_for=tuple(update_key(other) for other in coming) if phase == "forward" else (),
         )
 
-    def _freed(self, freed: list[Move]) -> TaskRun:
+    def _freed_run(self, freed: list[Move]) -> TaskRun:
         key = tuple(freed)
         if key not in self._moves:
             net = sum((single(CATEGORIES[move.slot], move.num_bytes) for move in freed), single("weights", 0))

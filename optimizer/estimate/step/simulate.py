@@ -100,7 +100,7 @@ class Simulation:
         total = np.zeros(len(LANES))
         for run, times in _counted_runs(self._schedule):
             if run.tasks:
-                total += times * _summed([task.time.by_lane for task in run.tasks])
+                total += times * _sum_rows([task.time.by_lane for task in run.tasks])
         return dict(zip(LANES, total.tolist(), strict=True))
 
     @property
@@ -126,7 +126,7 @@ class Simulation:
         total = np.zeros(2 * _NUM_KINDS + 1)
         for run, times in _counted_runs(self._schedule):
             if run.tasks:
-                total += times * _summed([task.time.by_kind for task in run.tasks])
+                total += times * _sum_rows([task.time.by_kind for task in run.tasks])
         kinds: list[float] = total.tolist()
         return kinds
 
@@ -134,7 +134,7 @@ class Simulation:
 _NUM_KINDS = len(COMPUTE_KINDS)
 
 
-def _summed(rows: Sequence[tuple[float, ...]]) -> NDArray[np.float64]:
+def _sum_rows(rows: Sequence[tuple[float, ...]]) -> NDArray[np.float64]:
     """Sum of times that many tasks share: each once, times how many there are."""
     count = Counter(map(id, rows))
     if 2 * len(count) > len(rows):

@@ -39,7 +39,7 @@ class Moments:
     """Factored state by a tensor's elements: the numbers it keeps and those that its update holds. Where shapes of as
     many elements differ, those of the larger."""
 
-    def of(self, num_elements: int) -> int:
+    def num_bytes(self, num_elements: int) -> int:
         """Bytes on the device; with 32 bits a count of steps, too."""
         if self.kept.declared.is_factored:
             return _FP32_BYTES * self._by_elements[num_elements][0] + self.counter_bytes
@@ -120,7 +120,7 @@ class TensorUpdate:
         if self.rounds:
             yield "copies", copy_bytes
         if self.is_first:
-            yield "optimizer_state", self.moments.of(num_elements)
+            yield "optimizer_state", self.moments.num_bytes(num_elements)
         scratch_bytes = self.moments.scratch_of(num_elements, device_kind=self.device_kind)
         if scratch_bytes:
             yield "scratch", scratch_bytes

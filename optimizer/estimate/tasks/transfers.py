@@ -80,22 +80,22 @@ def make_event(
         return None
     return Event(
         waits_for=waits_for,
-        arrives=tuple([_begin(transfer, device_kind) for transfer in arrives]),
-        begins=tuple([_begin(transfer, device_kind) for transfer in begins]),
-        leaves=tuple([_send(legs, device_kind) for legs in leaves]),
+        arrives=tuple([_split_transfer(transfer, device_kind) for transfer in arrives]),
+        begins=tuple([_split_transfer(transfer, device_kind) for transfer in begins]),
+        leaves=tuple([_split_legs(legs, device_kind) for legs in leaves]),
         drains=drains,
         acts=acts,
     )
 
 
-def _begin(transfer: Transfer, device_kind: str) -> Begun:
+def _split_transfer(transfer: Transfer, device_kind: str) -> Begun:
     if transfer.holds_up_cpu and device_kind == "cpu":
         return Begun(transfer.key, transfer.after_block, transfer.legs, ())
-    return Begun(transfer.key, transfer.after_block, *_send(transfer.legs, device_kind))
+    return Begun(transfer.key, transfer.after_block, *_split_legs(transfer.legs, device_kind))
 
 
 @lru_cache(maxsize=1024)
-def _send(legs: Legs, device_kind: str) -> Sent:
+def _split_legs(legs: Legs, device_kind: str) -> Sent:
     """Blocks that are alike send alike."""
     beside = BESIDE[device_kind]
     return Sent(

@@ -57,7 +57,7 @@ class TimeShare:
     def left_s(self) -> float:
         return max(0.0, self._end_s - time.perf_counter())
 
-    def of(self, count: int) -> float:
+    def part_s(self, count: int) -> float:
         """For each of so many that are still to come."""
         return self.left_s / max(count, 1)
 

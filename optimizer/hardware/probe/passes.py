@@ -95,7 +95,7 @@ def probe_draws(device: torch.device, *, max_s: float) -> dict[str, Curve]:
         token = torch.zeros((), dtype=torch.long, device=device)
         chooser = Chooser(Sampling(max_new_tokens=1, temperature=0.8, top_p=0.9))
         seconds = clock.quartile_s(
-            partial(chooser.draw, logits, into=token), device, max_s=share.of(len(_VOCAB_SIZES) - index)
+            partial(chooser.draw, logits, into=token), device, max_s=share.part_s(len(_VOCAB_SIZES) - index)
         )
         points.append((float(vocab_size), vocab_size / seconds))
     return {DRAW: clock.as_curve(points)}

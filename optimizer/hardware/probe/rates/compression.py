@@ -22,7 +22,7 @@ def probe_packing(device: torch.device, *, max_s: float) -> dict[str, Curve]:
     points: dict[str, list[tuple[float, float]]] = {}
     for done, (compress, chunks) in enumerate(cases):
         num_elements = int(chunks * chunk_elements(device.type))
-        max_each_s = share.of(4 * (len(cases) - done))
+        max_each_s = share.part_s(4 * (len(cases) - done))
         for way, (run, copy) in _trips(num_elements, compress, device).items():
             whole_s, copy_s = (quartile_s(timed, device, max_s=max_each_s) for timed in (run, copy))
             rate = num_elements / max(whole_s - copy_s, whole_s / 20)

@@ -17,7 +17,7 @@ from optimizer.base.units import KIB, MIB
 from optimizer.formats.matmul_dispatch import uses_onednn
 from optimizer.hardware.curves import Curve, MatmulSort, attention_curve_name, matmul_curve_name
 from optimizer.hardware.probe.clock import TimeShare, as_curve, quartile_s, random_tensor
-from optimizer.hardware.probe.rates.matmuls import Point, without
+from optimizer.hardware.probe.rates.matmuls import Point, without_call_s
 from optimizer.runtime.layers.matmul_dispatch import asking_library, asks_library
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -60,12 +60,12 @@ def probe_rows(
         for sort, sizes in _sizes_of(dtype).items()
     ]
     for done, (name, is_cold, sort, sizes) in enumerate(sorts):
-        own = TimeShare(share.of(len(sorts) - done))
+        own = TimeShare(share.part_s(len(sorts) - done))
         points: list[Point] = []
         for index, size in enumerate(sizes):
             if index and not own.left_s:
                 break
-            max_each_s = own.of(len(sizes) - index)
+            max_each_s = own.part_s(len(sizes) - index)
             points.append(_time_rows(size, dtypes[name], _RING_BYTES[is_cold], max_s=max_each_s, library_call_s=library_call_s))
         curves[matmul_curve_name(sort, form="nt", dtype=name, is_cold=is_cold)] = as_curve(points)
     return curves
@@ -87,12 +87,12 @@ def probe_token_attention(device: torch.device, dtypes: Mapping[str, torch.dtype
     if device.type != "cpu":
         return curves
     for done, (name, dtype) in enumerate(dtypes.items()):
-        own = TimeShare(share.of(len(dtypes) - done))
+        own = TimeShare(share.part_s(len(dtypes) - done))
         points: list[Point] = []
         for index, length in enumerate(_LENGTHS):
             if index and not own.left_s:
                 break
-            points.append(_time_token(length, dtype, max_s=own.of(len(_LENGTHS) - index)))
+            points.append(_time_token(length, dtype, max_s=own.part_s(len(_LENGTHS) - index)))
         curves[attention_curve_name("token", dtype=name)] = as_curve(points)
     return curves
 
@@ -113,7 +113,7 @@ def _time_rows(
 
     flops = 2.0 * rows * features * features
     seconds = quartile_s(asking_library()(run) if is_library else run, device, max_s=max_s) / _NUM_AT_ONCE
-    return flops / (one.nbytes + 2 * x.nbytes), flops / without(library_call_s * is_library, seconds)
+    return flops / (one.nbytes + 2 * x.nbytes), flops / without_call_s(library_call_s * is_library, seconds)
 
 
 def _time_token(length: int, dtype: torch.dtype, *, max_s: float) -> Point:

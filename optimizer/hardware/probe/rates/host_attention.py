@@ -29,7 +29,7 @@ def probe_host_attention(dtypes: dict[str, torch.dtype], *, max_s: float) -> dic
         for group in _GROUPS:
             host = HostAttention(kept=layout, num_query_heads=group * _NUM_HEADS)
             run = partial(_attend, host, homes, dtype)
-            seconds = quartile_s(run, _CPU, max_s=share.of(num_left)) / len(homes)
+            seconds = quartile_s(run, _CPU, max_s=share.part_s(num_left)) / len(homes)
             flops = host.num_flops(_NUM_TOKENS)
             points.setdefault(name, []).append((flops / layout.store_bytes, flops / seconds))
             num_left -= 1
