@@ -60,7 +60,7 @@ LATE = {
     "webapp.catalog.check": "tokenizers",
 }
 """Modules that import something slow inside a function on purpose: commands that ask the service alone answer half a second
-sooner, a limited process loads only the reader of what it was given, and a hub's library is told to stay offline first."""
+sooner, a limited process loads only the reader of what it was given, and a hub's library is set to stay offline first."""
 
 
 @dataclass(frozen=True, kw_only=True)
