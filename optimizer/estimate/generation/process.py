@@ -71,7 +71,7 @@ def _replay(
     profile: GenerationProfile, *, plan: GenerationPlan, workload: GenerationWorkload, machine: Machine, peak_in: str
 ) -> Replayed:
     def laid(kept: tuple[int, ...]) -> CardLayout:
-        part = _keep(profile, kept)
+        part = _keep_blocks(profile, kept)
         return CardLayout(
             kept=kept,
             list=lambda: list_generation_allocations(part, plan=plan, workload=workload, machine=machine),
@@ -87,7 +87,7 @@ def _replay(
 
 
 def _kinds(profile: GenerationProfile) -> list[object]:
-    """For each block what tells it from others."""
+    """For each block what sets it apart from others."""
     regimes = [
         regime for phase in _list_phases(profile) for found in phase.regimes.values() for regime in found
     ]
@@ -101,7 +101,7 @@ def _list_phases(profile: GenerationProfile) -> list[Phase]:
     return [profile.prefill, profile.decode, *([profile.on_host.decode] if profile.on_host is not None else [])]
 
 
-def _keep(profile: GenerationProfile, kept: Sequence[int]) -> GenerationProfile:
+def _keep_blocks(profile: GenerationProfile, kept: Sequence[int]) -> GenerationProfile:
     if len(kept) == profile.num_blocks:
         return profile
 
