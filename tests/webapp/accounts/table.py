@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from django.contrib.auth.models import User
 from django.http import HttpResponse
@@ -26,7 +27,7 @@ KNOWN_KWARGS = frozenset(OWNED) | PERSONAL | PLAIN
 _KWARG = re.compile(r"<(?:\w+:)?(\w+)>")
 
 
-UPLOADED = {"name": "verse.txt", "num_bytes": 0, "sha256": "0" * 64}
+UPLOADED: dict[str, Any] = {"name": "verse.txt", "num_bytes": 0, "sha256": "0" * 64}
 """A file that was announced, and of which nothing has come."""
 
 
