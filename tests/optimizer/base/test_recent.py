@@ -7,24 +7,24 @@ import pytest
 from optimizer.base.recent import Recent
 
 
-def test_the_value_asked_for_longest_ago_is_dropped():
+def test_the_value_asked_for_longest_ago_is_dropped() -> None:
     recent = Recent(2)
     for key in ("a", "b", "a", "c"):
         recent.obtain(key, lambda key=key: key.upper())
     assert [recent.get(key) for key in ("a", "b", "c")] == ["A", None, "C"]
 
 
-def test_a_known_value_is_not_made_again():
+def test_a_known_value_is_not_made_again() -> None:
     recent, made = Recent(1), []
     for _ in range(2):
         recent.obtain("a", lambda: made.append(1) or 1)
     assert made == [1]
 
 
-def test_a_caller_waits_for_a_value_that_another_thread_is_making():
+def test_a_caller_waits_for_a_value_that_another_thread_is_making() -> None:
     recent, made, begun, may_end = Recent(1), [], threading.Event(), threading.Event()
 
-    def make():
+    def make() -> int:
         begun.set()
         assert may_end.wait(10)
         made.append(1)
@@ -41,7 +41,7 @@ def test_a_caller_waits_for_a_value_that_another_thread_is_making():
     assert (found, made) == ([7, 7, 7], [1])
 
 
-def test_a_value_that_could_not_be_made_is_made_for_the_next_caller():
+def test_a_value_that_could_not_be_made_is_made_for_the_next_caller() -> None:
     recent = Recent(1)
     with pytest.raises(ZeroDivisionError):
         recent.obtain("a", lambda: 1 // 0)

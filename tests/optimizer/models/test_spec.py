@@ -239,7 +239,7 @@ def test_an_error_can_be_sent_as_strict_json_whatever_was_submitted(value: Any) 
     assert len(json.dumps(caught.value.to_json(), allow_nan=False)) < 500
 
 
-PUBLISHED = {
+PUBLISHED: dict[str, Any] = {
     "Phi-3-mini-4k-instruct": {
         "_name_or_path": "Phi-3-mini-4k-instruct",
         "architectures": ["Phi3ForCausalLM"],

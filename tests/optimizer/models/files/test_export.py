@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from optimizer.models.files.export import export_model
 from optimizer.models.spec import read_model_spec
 from tests.optimizer.models.small_configs import PUBLISHED_TYPES, SMALL_CONFIGS
 
-DEMO_LIKE = {
+DEMO_LIKE: dict[str, Any] = {
     **SMALL_CONFIGS["llama"],
     "vocab_size": 4096,
     "tie_word_embeddings": True,

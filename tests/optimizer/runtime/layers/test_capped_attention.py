@@ -41,7 +41,7 @@ def error_of(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> 
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
-def test_it_is_as_exact_as_the_models_own_and_saves_less(dtype, most):
+def test_it_is_as_exact_as_the_models_own_and_saves_less(dtype: torch.dtype, most: float) -> None:
     exact, _ = run_step(build(dtype).double())
     model = build(dtype)
     plain, plain_bytes = run_step(model)
@@ -54,7 +54,7 @@ def test_it_is_as_exact_as_the_models_own_and_saves_less(dtype, most):
     assert light_bytes < plain_bytes
 
 
-def test_under_autocast_and_without_autograd_the_models_own_runs():
+def test_under_autocast_and_without_autograd_the_models_own_runs() -> None:
     model = build(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         plain, _ = run_step(model)
@@ -68,7 +68,7 @@ def test_under_autocast_and_without_autograd_the_models_own_runs():
         assert torch.equal(model(input_ids=IDS).logits, without)
 
 
-def test_models_that_cap_nothing_are_left_alone():
+def test_models_that_cap_nothing_are_left_alone() -> None:
     model = build_model(make_spec("llama"))
     replace_capped_attention(model)
     assert model.config._attn_implementation == "sdpa"
