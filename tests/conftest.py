@@ -136,7 +136,7 @@ def postgresql_url() -> Iterator[str]:
     """
     folder = Path(tempfile.mkdtemp(prefix="hrpg-"))
     runs_as_root = os.geteuid() == 0
-    user = {"user": "postgres", "group": "postgres", "extra_groups": []} if runs_as_root else {}
+    user: dict[str, Any] = {"user": "postgres", "group": "postgres", "extra_groups": []} if runs_as_root else {}
     if runs_as_root:
         shutil.chown(folder, "postgres", "postgres")
     data = folder / "data"

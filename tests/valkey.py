@@ -19,7 +19,7 @@ class Valkey:
         # Short, because the path of a Unix socket may have 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="hr-"))
         self.url = f"unix://{self.folder}/valkey.sock"
-        self._process = None
+        self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:

@@ -1,5 +1,6 @@
 """The summary that the benchmark of batch generation makes of its rows."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ def raced(name: str, tokens_per_s: float, *, device: str = "cpu", peak_bytes: in
     }
 
 
-def met_of(summary: dict[str, Any]) -> dict[str, Any]:
+def met_of(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {label: entry["met"] for label, entry in summary.items()}
 
 
@@ -117,7 +118,7 @@ def test_a_run_is_divided_by_how_much_longer_than_usual_a_generation_beside_it_t
     closed = []
     reference = SimpleNamespace(generate=lambda prompts: take(next(readings)), close=lambda: closed.append(True))
     monkeypatch.setattr(sweep, "Ours", lambda job, plan, meter: reference)
-    monkeypatch.setattr(sweep.time, "perf_counter", lambda: now_s)
+    monkeypatch.setattr("benchmarks.generation.sweep.time.perf_counter", lambda: now_s)
     with sweep._Clock(torch.device("cpu"), tmp_path) as clock:
         runs = clock.time(lambda: take(next(durations)), num_times=4)
         clock.settle()

@@ -7,6 +7,7 @@ import pytest
 from benchmarks import gpu_check
 from benchmarks.common.record import Record
 from optimizer.models.spec import read_model_spec
+from optimizer.runtime.meter.card import ALLOCATOR_SLACK_BYTES, ALLOCATOR_SLACK_SHARE
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def test_offloading_is_among_what_runs(record: Record) -> None:
 def test_a_card_keeps_room_for_its_allocator_above_the_budget() -> None:
     for usable_bytes in (2**30, 2**33, 2**36):
         budget_bytes = gpu_check.budget_of_card(usable_bytes)
-        slack_bytes = max(gpu_check.ALLOCATOR_SLACK_BYTES, budget_bytes * gpu_check.ALLOCATOR_SLACK_SHARE)
+        slack_bytes = max(ALLOCATOR_SLACK_BYTES, budget_bytes * ALLOCATOR_SLACK_SHARE)
         assert budget_bytes + slack_bytes == pytest.approx(usable_bytes, rel=1e-6)
 
 

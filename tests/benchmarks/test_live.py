@@ -3,7 +3,6 @@
 import asyncio
 import math
 from asyncio.streams import StreamReader, StreamWriter
-from asyncio.tasks import _GatheringFuture
 
 from benchmarks.live.command import _summary
 from benchmarks.live.cuts import CutLine
@@ -41,12 +40,12 @@ def test_a_sample_counts_from_its_own_clock_to_its_arrival() -> None:
 
 
 def test_a_cut_ends_every_connection_and_takes_new_ones() -> None:
-    async def ask(port: int) -> object | tuple[StreamReader, StreamWriter, bytes]:
+    async def ask(port: int) -> tuple[StreamReader, StreamWriter, bytes]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"hello\n")
         return reader, writer, await reader.readline()
 
-    async def story() -> _GatheringFuture | object | tuple[bytes, bytes, bytes]:
+    async def story() -> tuple[bytes, bytes, bytes]:
         async def echo(reader: StreamReader, writer: StreamWriter) -> None:
             while line := await reader.readline():
                 writer.write(line)

@@ -64,7 +64,7 @@ class Terminal:
         """The job, once it is so."""
 
         def found() -> Any:
-            job = self.client.job(job_id)
+            job: Any = self.client.job(job_id)
             return job if all(job[name] == value for name, value in wanted.items()) else None
 
         return wait_for(found, what=f"{job_id} to be {wanted}", timeout_s=90)

@@ -12,7 +12,8 @@ class AnsweringService:
     """Answers by (method, path), each a status and a document or bytes; keeps the bodies it was sent."""
 
     def __init__(self, answers: dict[tuple[str, str], Any] | tuple[Any, ...] = ()) -> None:
-        self.answers, self.bodies = dict(answers), []
+        self.answers = dict(answers)
+        self.bodies: list[Any] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path.removeprefix("/api/v1")

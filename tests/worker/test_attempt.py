@@ -3,6 +3,7 @@
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ class RecordingChild:
     """Writes down what is done to it."""
 
     def __init__(self) -> None:
-        self.done = []
+        self.done: list[Any] = []
 
     def ask_to_stop(self) -> None:
         self.done.append("term")

@@ -29,7 +29,7 @@ def step(number: int, **fields: Any) -> dict[str, Any]:
 
 
 def test_each_record_is_copied_once_however_often_it_is_asked(path: Path) -> None:
-    rows = []
+    rows: list[Any] = []
     copier = SampleCopier(path, attempt_number=2, record=rows.extend)
     append(path, step(1), step(2))
     copier.copy()
@@ -40,14 +40,14 @@ def test_each_record_is_copied_once_however_often_it_is_asked(path: Path) -> Non
 
 
 def test_records_carry_the_number_of_the_attempt_whatever_the_file_says(path: Path) -> None:
-    rows = []
+    rows: list[Any] = []
     append(path, step(1, attempt=99))
     SampleCopier(path, attempt_number=2, record=rows.extend).copy()
     assert rows[0]["attempt"] == 2
 
 
 def test_records_that_are_known_already_are_not_read_again(path: Path) -> None:
-    rows = []
+    rows: list[Any] = []
     append(path, *(step(number) for number in range(1, 6)))
     SampleCopier(path, attempt_number=1, record=rows.extend, num_known=3).copy()
     assert [row["step"] for row in rows] == [4, 5]
@@ -58,7 +58,7 @@ def test_a_file_that_is_not_there_yet_is_empty(path: Path) -> None:
 
 
 def test_a_torn_last_line_waits_for_its_end(path: Path) -> None:
-    rows = []
+    rows: list[Any] = []
     copier = SampleCopier(path, attempt_number=1, record=rows.extend)
     line = json.dumps(step(1)).encode() + b"\n"
     path.write_bytes(line[:9])
@@ -116,7 +116,7 @@ def test_the_wire_hears_of_a_record_after_the_database(path: Path) -> None:
 
 @pytest.mark.parametrize("line", [b"{torn\n", b"[]\n", b'{"kind": "other", "step": 1}\n', b'{"kind": "step"}\n'])
 def test_a_line_that_is_no_record_is_left_out_and_the_next_one_kept(path: Path, line: bytes) -> None:
-    rows = []
+    rows: list[Any] = []
     path.write_bytes(line)
     append(path, step(7))
     SampleCopier(path, attempt_number=1, record=rows.extend).copy()
@@ -124,7 +124,7 @@ def test_a_line_that_is_no_record_is_left_out_and_the_next_one_kept(path: Path, 
 
 
 def test_the_latest_step_carries_what_the_card_says(path: Path) -> None:
-    rows = []
+    rows: list[Any] = []
     append(path, step(1), step(2))
     SampleCopier(path, attempt_number=1, record=rows.extend, read_gpu=lambda: {"temperature_c": 61}).copy()
     assert [row.get("gpu") for row in rows] == [None, {"temperature_c": 61}]

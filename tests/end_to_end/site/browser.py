@@ -47,8 +47,8 @@ class Watched:
 
     def __init__(self, page: Page, host: str) -> None:
         self.page = page
-        self.complaints = []
-        self.foreign = []
+        self.complaints: list[Any] = []
+        self.foreign: list[Any] = []
         page.set_default_timeout(PATIENCE_MS)
         page.add_init_script(WATCH_POLICY)
         page.on("console", lambda message: self._hear(message))

@@ -31,7 +31,7 @@ class Site:
         self.url = f"http://127.0.0.1:{self._port}"
         kept = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
         self._environment = {**kept, "HEADROOM_HOME": str(self.home), "DJANGO_SETTINGS_MODULE": "webapp.settings"}
-        self._web = None
+        self._web: subprocess.Popen[bytes] | None = None
         (self.home / "run").mkdir()
         options = f"--port 0 --unixsocket {self.home / 'run' / 'valkey.sock'} --save --dir {self.home}".split()
         self._valkey = subprocess.Popen([str(get_binary_path()), *options], stdout=subprocess.DEVNULL)

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from headroom.client import ApiProblem, HeadroomClient, ServiceUnreachable, calls, connection, parse_events
+from headroom.client import ApiProblem, HeadroomClient, ServiceUnreachable, calls, parse_events
 
 
 class Server:
     """Answers from a table of (method, path) to functions; remembers what it was asked."""
 
     def __init__(self) -> None:
-        self.answers, self.requests = {}, []
+        self.answers: dict[Any, Any] = {}
+        self.requests: list[Any] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -84,7 +85,7 @@ def sse(*messages: Any) -> bytes:
 
 def test_a_call_carries_the_token_and_returns_the_row(server: Server, client: HeadroomClient) -> None:
     server.answer("GET", "/api/v1/jobs/job_1", document={"id": "job_1"})
-    assert client.job("job_1") == {"id": "job_1"}
+    assert dict(client.job("job_1")) == {"id": "job_1"}
     assert server.requests[0][2]["Authorization"] == "Bearer tok"
 
 
@@ -137,8 +138,8 @@ def test_each_write_has_an_idempotency_key_of_its_own(server: Server, client: He
 def test_pricing_waits_while_the_model_is_profiled(
     server: Server, client: HeadroomClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses = []
-    monkeypatch.setattr(connection.time, "sleep", pauses.append)
+    pauses: list[Any] = []
+    monkeypatch.setattr("headroom.client.connection.time.sleep", pauses.append)
     waiting = iter([True, True, False])
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
@@ -147,7 +148,7 @@ def test_pricing_waits_while_the_model_is_profiled(
         server.answers[("POST", "/scratch")](handler)
 
     server.answers[("POST", "/api/v1/plans")] = answer
-    assert client.price_plans({}) == [{"id": "plan_1"}]
+    assert list(map(dict, client.price_plans({}))) == [{"id": "plan_1"}]
     assert pauses == [3.0, 3.0]
 
 

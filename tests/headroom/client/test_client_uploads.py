@@ -19,8 +19,10 @@ class Service:
     """Keeps the bytes it receives; cuts the line at the pieces that a test names."""
 
     def __init__(self) -> None:
-        self.announced, self.kept, self.num_pieces = None, b"", 0
-        self.cut_at, self.refuse_with = set(), None
+        self.announced: dict[str, Any] | None = None
+        self.kept, self.num_pieces = b"", 0
+        self.refuse_with: int | None = None
+        self.cut_at: set[Any] = set()
 
     def document(self) -> dict[str, Any]:
         files = [{**self.announced["files"][0], "received_bytes": len(self.kept)}]
@@ -61,7 +63,7 @@ def service() -> Service:
 @pytest.fixture
 def client(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeadroomClient]:
     monkeypatch.setattr(uploads, "SMALL_BYTES", 100)
-    monkeypatch.setattr(uploads.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("headroom.client.uploads.time.sleep", lambda seconds: None)
     with HeadroomClient("http://headroom", token="t", transport=httpx.MockTransport(service)) as client:
         yield client
 

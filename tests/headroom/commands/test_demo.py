@@ -40,7 +40,7 @@ BATCH = {"micro_batch_size": 8, "num_accumulation_steps": 1}
 def jobs() -> DemoJobs:
     return DemoJobs(
         fitted=job(299, batch=BATCH, sha256="a" * 64),
-        refused={"state": "failed", "reason": "out_of_device_memory"},
+        refused={"state": "failed", "reason": "out_of_device_memory"},  # type: ignore[typeddict-item]
         plain=job(501, batch=BATCH, sha256="a" * 64),
         num_parameters=10_400_000,
     )

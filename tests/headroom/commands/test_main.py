@@ -52,7 +52,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> AnsweringService:
 
 @pytest.fixture
 def client(service: AnsweringService) -> Iterator[HeadroomClient]:
-    with cli.connect() as client:
+    with service.connect() as client:
         yield client
 
 
@@ -160,7 +160,7 @@ def test_a_wrong_field_is_named_with_what_is_allowed(
 
 def test_an_unknown_plan_label_lists_the_known_ones() -> None:
     with pytest.raises(UsageError, match="no plan is called 'best'; there are: keep_all, chosen"):
-        pick_offer([{"label": "keep_all"}, {"label": "chosen"}], label="best")
+        pick_offer([{"label": "keep_all"}, {"label": "chosen"}], label="best")  # type: ignore[typeddict-item]
 
 
 def test_a_model_folder_and_a_dataset_file_are_uploaded_and_their_ids_taken(
@@ -272,7 +272,8 @@ def test_follow_to_end_returns_the_job_as_the_service_has_it_then(
 ) -> None:
     service.answers = {("GET", "/jobs/job_1"): (200, {**JOB, "summary": {"loss": 1.0}})}
     monkeypatch.setattr(HeadroomClient, "follow_job", lambda *_, **__: iter([StreamEvent(kind="done", data=JOB)]))
-    job = submit.follow_to_end(client, {**JOB, "state": "queued"}, console=Console(quiet=True))
+    queued: Any = {**JOB, "state": "queued"}
+    job = submit.follow_to_end(client, queued, console=Console(quiet=True))
     assert job["summary"] == {"loss": 1.0}
 
 
@@ -316,7 +317,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(
 
 def test_a_job_without_files_says_so(service: AnsweringService, client: HeadroomClient, tmp_path: Path) -> None:
     service.answers = {("GET", "/jobs/job_1/artifacts"): (200, {"results": [], "next": None})}
-    said = []
+    said: list[Any] = []
     download_artifacts(client, "job_1", folder=tmp_path, say=said.append)
     assert said == ["the job has left no files"]
 

@@ -48,7 +48,7 @@ def find_peak_beyond(schedule: Schedule, tier: str) -> int:
 
 
 def count_copies(schedule: Schedule) -> dict[Any, int]:
-    copied = Counter()
+    copied: Counter[Any] = Counter()
     for task, _ in list_tasks(schedule):
         copied.update(task.copied)
     return {link: num_bytes for link, num_bytes in copied.items() if num_bytes}
@@ -61,9 +61,9 @@ class PlainClock:
         self.beside = BESIDE[device_kind]
         self.now_ms = 0.0
         self.free_ms = dict.fromkeys(self.beside.values(), 0.0)
-        self.under_way = {}
-        self.block_end_ms = {}
-        self.exposed_ms = Counter()
+        self.under_way: dict[Any, Any] = {}
+        self.block_end_ms: dict[Any, Any] = {}
+        self.exposed_ms: Any = Counter()
 
     def run(self, tasks: Any) -> None:
         for task in tasks:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.hardware.devices import table_machine
@@ -41,7 +42,7 @@ def machines() -> tuple[Machine, Machine, Machine, Machine]:
 
 def draw_cases(rng: Random, profile: Profile, num_cases: int) -> list[tuple[Plan, TrainingWorkload]]:
     """Plans with their workloads."""
-    cases = []
+    cases: list[Any] = []
     while len(cases) < num_cases:
         try:
             plan = draw_plan(rng, profile.num_blocks)

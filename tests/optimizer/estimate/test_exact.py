@@ -60,7 +60,7 @@ def draw_plan(rng: random.Random, adapter: Any) -> Plan:
 
 def draw_cases(name: str, adapter: Any) -> list[tuple[Plan, TrainingWorkload]]:
     rng = random.Random(name)
-    cases = []
+    cases: list[Any] = []
     while len(cases) < NUM_PLANS:
         plan = draw_plan(rng, adapter)
         workload = TrainingWorkload(

@@ -94,7 +94,9 @@ def measure_steps(
     meter = Meter(device=CPU)
     model = build_model(spec, dtype=torch_dtype(plan.weights), seed=1)
     trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=meter)
-    peaks, epoch, order = [], 0, []
+    epoch = 0
+    peaks: list[Any] = []
+    order: list[Any] = []
     for step in range(workload.num_steps):
         if not order:
             order, epoch = epoch_order(lengths, seed=workload.seed, epoch=epoch).tolist(), epoch + 1

@@ -56,7 +56,7 @@ def make_runs(
 
 
 def predict_ms(calibration: dict[str, Any], run: TimedRun) -> float:
-    factors = read_time_factors(calibration)
+    factors: dict[Any, float] = read_time_factors(calibration)
     return sum(factors[kind] * kind_ms for kind, kind_ms in run.predicted_ms.items())
 
 
@@ -132,10 +132,10 @@ def test_a_run_that_cannot_be_teaches_nothing(run: TimedRun) -> None:
 
 def test_a_prediction_that_was_already_corrected_is_not_corrected_again() -> None:
     """The machine takes 1.5 times as long; once predictions say so, the factors stay."""
-    plain = {"matmul": 60.0, "copy_out": 40.0}
-    calibration = {}
+    plain: dict[Any, float] = {"matmul": 60.0, "copy_out": 40.0}
+    calibration: dict[Any, Any] = {}
     for _ in range(5):
-        factors = read_time_factors(calibration)
+        factors: dict[Any, float] = read_time_factors(calibration)
         exposed = {kind: kind_ms * factors.get(kind, 1.0) for kind, kind_ms in plain.items()}
         prediction = Predicted(step_ms=sum(exposed.values()), exposed_by_kind_ms=exposed, time_factors=factors)
         calibration = update_calibration(calibration, prediction=prediction, measured={"step_ms": 150.0})

@@ -62,7 +62,7 @@ def test_rates_are_dense_not_the_sparse_ones_of_the_brochure(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(PRINTED_WITH_SPARSITY_TFLOPS))
 def test_a_sparse_rate_in_a_row_is_refused(name: str) -> None:
-    printed = DEVICES[name].printed_flops_per_s | {"bf16": PRINTED_WITH_SPARSITY_TFLOPS[name] * 1e12}
+    printed = dict(DEVICES[name].printed_flops_per_s) | {"bf16": PRINTED_WITH_SPARSITY_TFLOPS[name] * 1e12}
     (fault,) = find_faults(replace(DEVICES[name], printed_flops_per_s=printed))
     assert fault.startswith("bf16: ")
     assert "twice the dense rate" in fault
@@ -70,7 +70,7 @@ def test_a_sparse_rate_in_a_row_is_refused(name: str) -> None:
 
 def test_the_l4_of_torchs_own_table_is_refused_for_both_of_its_errors() -> None:
     # torch/_inductor/analysis/device_info.py has the L4 with 242 TFLOP/s of bf16 and 3,350 GB/s, an H100's bandwidth
-    printed = DEVICES["L4"].printed_flops_per_s | {"bf16": 242e12}
+    printed = dict(DEVICES["L4"].printed_flops_per_s) | {"bf16": 242e12}
     faults = find_faults(replace(DEVICES["L4"], printed_flops_per_s=printed, memory_bytes_per_s=3350e9))
     assert [fault.partition(":")[0] for fault in faults] == ["bf16", "memory bandwidth"]
     assert faults[1] == "memory bandwidth: 3350 GB/s, but 192 bits at 12.5 Gbit/s a pin give 300"

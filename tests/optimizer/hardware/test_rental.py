@@ -93,7 +93,8 @@ def test_the_packages_prices_are_of_known_devices_and_dated() -> None:
     prices = read_prices(environment={})
     assert len(prices.rentals) >= 10
     assert len(prices.purchases) >= 20
-    for row in (*prices.rentals, *prices.purchases):
+    rows: list[Rental | Purchase] = [*prices.rentals, *prices.purchases]
+    for row in rows:
         assert find_device(row.device).name == row.device
         assert "2016" < row.date < "2027"
         assert row.source

@@ -147,7 +147,8 @@ def test_an_adapter_is_added_as_peft_adds_it(model_type: str) -> None:
 
 def test_blocks_that_share_parameters_can_have_no_adapters() -> None:
     model = make_model("llama")
-    first, second, _ = find_blocks(model)
+    blocks: Any = find_blocks(model)
+    first, second, _ = blocks
     second.mlp.up_proj.weight = first.mlp.up_proj.weight
     with pytest.raises(InvalidWorkload, match=r"blocks of this model share parameters \(mlp\.up_proj\.weight\)"):
         attach_adapters(model, Adapter(), seed=1)

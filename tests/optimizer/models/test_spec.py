@@ -119,7 +119,7 @@ def test_a_model_type_that_is_no_name_is_refused_shortly(model_type: Any) -> Non
 
 def test_a_config_that_is_no_object_is_refused() -> None:
     with pytest.raises(InvalidModel, match="must hold one JSON object"):
-        read_model_spec([1, 2])  # type: ignore[arg-type]
+        read_model_spec([1, 2])
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,8 @@ def run_steps(
     model = build_model(make_spec(name), dtype=torch_dtype(plan.weights), device=CUDA, seed=3)
     trainer = Trainer(model, plan=plan, workload=workload, device=CUDA, meter=Meter(device=CUDA))
     torch.manual_seed(5)
-    losses, gradients = [], {}
+    losses: list[Any] = []
+    gradients: dict[Any, Any] = {}
     for parameter_name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(
             lambda parameter, name=parameter_name: gradients.__setitem__(name, parameter.grad.clone())
@@ -281,7 +282,7 @@ def test_a_job_stopped_and_resumed_ends_with_the_same_bits_on_a_card(tmp_path: P
     )
     expected = train(run, report=lambda message: None, should_stop=lambda: False)
     halves = dataclasses.replace(run, job_folder=tmp_path / "halves")
-    messages = []
+    messages: list[Any] = []
     drained = train(
         halves,
         report=messages.append,

@@ -17,7 +17,7 @@ class Reader:
     def __init__(self) -> None:
         self.num_bytes = 0
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> object | None:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         while True:
             message = await receive()
             self.num_bytes += len(message.get("body", b""))
@@ -27,7 +27,7 @@ class Reader:
         await send({"type": "http.response.body", "body": b"{}"})
 
 
-async def ask(path: str, pieces: list[bytes], *, headers: Any = ()) -> object | tuple[int, dict[str, Any], int]:
+async def ask(path: str, pieces: list[bytes], *, headers: Any = ()) -> tuple[int, dict[str, Any], int]:
     """Status, document and how many bytes got through."""
     reader, sent, left = Reader(), [], list(pieces)
 

@@ -66,7 +66,9 @@ def token(admin: User) -> str:
 def operations(document: dict[str, Any]) -> list[Any]:
     schema = schemathesis.openapi.from_dict(document)
     schema.app = get_wsgi_application()
-    return [pytest.param(found.ok(), id=found.ok().label) for found in schema.get_all_operations()]
+    results: Any = schema.get_all_operations()
+    found = [result.ok() for result in results]
+    return [pytest.param(operation, id=operation.label) for operation in found]
 
 
 OPERATIONS = operations(openapi_document())

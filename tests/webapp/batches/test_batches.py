@@ -58,9 +58,9 @@ def show(client: Client, batch_id: str) -> dict[str, Any]:
 
 
 def read(client: Client, file_id: str) -> bytes:
-    answer = client.get(f"/v1/files/{file_id}/content")
+    answer: Any = client.get(f"/v1/files/{file_id}/content")
 
-    async def collect() -> bytes | object:
+    async def collect() -> bytes:
         return b"".join([part async for part in answer.streaming_content])
 
     return async_to_sync(collect)()

@@ -59,7 +59,11 @@ def test_steps_without_a_loss_are_kept_too(make_job: Callable[..., Job]) -> None
 
 def test_of_a_long_run_highest_and_lowest_values_are_kept_wherever_they_are(make_job: Callable[..., Job]) -> None:
     job = make_job()
-    odd = {"loss": {333: 9.0, 601: 0.1}, "tokens_per_s": {150: 5.0, 905: 900.0}, "device_peak_bytes": {444: 10, 777: 999}}
+    odd: dict[str, dict[int, float]] = {
+        "loss": {333: 9.0, 601: 0.1},
+        "tokens_per_s": {150: 5.0, 905: 900.0},
+        "device_peak_bytes": {444: 10, 777: 999},
+    }
     usual = {"loss": 2.0, "tokens_per_s": 100.0, "device_peak_bytes": 500}
     values = [{name: odd[name].get(step, value) for name, value in usual.items()} for step in range(1, 1001)]
     Sample.objects.bulk_create([keep(job, "step", step, **fields) for step, fields in enumerate(values, start=1)])

@@ -62,18 +62,18 @@ class JobMachine(RuleBasedStateMachine):
             make_text(),
             make_bench(),
         )
-        self.jobs = []
-        self.attempts = []
-        self.ended = {}
+        self.jobs: list[Any] = []
+        self.attempts: list[Any] = []
+        self.ended: dict[Any, Any] = {}
 
     def teardown(self) -> None:
         transaction.set_rollback(True)
         self.savepoint.__exit__(None, None, None)
 
-    def a_job(self, data: object) -> Job:
+    def a_job(self, data: st.DataObject) -> Job:
         return Job.objects.get(pk=data.draw(st.sampled_from(self.jobs)))
 
-    def an_attempt(self, data: object) -> Attempt:
+    def an_attempt(self, data: st.DataObject) -> Attempt:
         return data.draw(st.sampled_from(self.attempts))
 
     @precondition(lambda self: len(self.jobs) < 4)
@@ -87,7 +87,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), lease_s=st.sampled_from([30, -1]), by_hint=st.booleans())
-    def claim(self, data: object, lease_s: int, by_hint: bool) -> None:
+    def claim(self, data: st.DataObject, lease_s: int, by_hint: bool) -> None:
         job_id = data.draw(st.sampled_from(self.jobs)) if by_hint else None
         attempt = claim_job(worker="w", machine=self.machine, job_id=job_id, lease_s=lease_s)
         if attempt is not None:
@@ -95,7 +95,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.attempts)
     @rule(data=st.data())
-    def start(self, data: object) -> None:
+    def start(self, data: st.DataObject) -> None:
         attempt = self.an_attempt(data)
         before = Job.objects.get(pk=attempt.job_id)
         expected = before.state == "starting" and before.fence == attempt.fence
@@ -103,13 +103,13 @@ class JobMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.attempts)
     @rule(data=st.data())
-    def renew(self, data: object) -> None:
+    def renew(self, data: st.DataObject) -> None:
         attempt = self.an_attempt(data)
         assert actions.renew_lease(attempt).held is self.is_live(attempt)
 
     @precondition(lambda self: self.attempts)
     @rule(data=st.data(), step=st.integers(0, 9))
-    def progress(self, data: object, step: int) -> None:
+    def progress(self, data: st.DataObject, step: int) -> None:
         attempt = self.an_attempt(data)
         is_live = self.is_live(attempt)
         assert actions.record_progress(attempt, step=step, eta_s=None, summary={}) is is_live
@@ -118,7 +118,7 @@ class JobMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.attempts)
     @rule(data=st.data(), result=RESULTS)
-    def finish(self, data: object, result: dict[str, Any] | None) -> None:
+    def finish(self, data: st.DataObject, result: dict[str, Any] | None) -> None:
         attempt = self.an_attempt(data)
         is_live = self.is_live(attempt)
         before = Job.objects.get(pk=attempt.job_id)
@@ -138,12 +138,12 @@ class JobMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), mode=st.sampled_from(["save", "discard"]))
-    def cancel(self, data: object, mode: str) -> None:
+    def cancel(self, data: st.DataObject, mode: str) -> None:
         self.request(actions.cancel_job, self.a_job(data), mode=mode)
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), action=st.sampled_from([actions.pause_job, actions.resume_job]))
-    def pause_or_resume(self, data: object, action: Callable[..., Any]) -> None:
+    def pause_or_resume(self, data: st.DataObject, action: Callable[..., Any]) -> None:
         self.request(action, self.a_job(data))
 
     def request(self, action: Callable[..., Any], job: Job, **arguments: Any) -> None:

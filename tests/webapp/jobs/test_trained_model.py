@@ -17,6 +17,7 @@ from tests.webapp.exported import ADAPTER, CONFIG, MODEL, leave, weights_file
 from tests.webapp.generation import make_generate_spec, make_prompts
 from webapp.accounts.projects import create_project
 from webapp.catalog.errors import ModelExists
+from webapp.catalog.limited import run_limited
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import models_visible_to
 from webapp.catalog.removal import delete_row
@@ -192,8 +193,8 @@ def test_a_name_that_cannot_be_one_is_refused(job: Job) -> None:
 def test_two_that_ask_at_once_make_one(job: Job, ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
     from webapp.catalog import actions
 
-    checks = actions.run_limited
-    made = []
+    checks = run_limited
+    made: list[Any] = []
 
     def slowly(*arguments: Any, **options: Any) -> dict[str, Any]:
         """Meanwhile somebody else was quicker."""

@@ -46,7 +46,7 @@ class Client:
     """Reads one stream as a browser does; ``events`` are (kind, document, id)."""
 
     def __init__(self, user: User, job_id: str, *, last_event_id: str = "") -> None:
-        self._source = job_events(user, job_id, last_event_id=last_event_id)
+        self._source: Any = job_events(user, job_id, last_event_id=last_event_id)
         self._text = ""
 
     async def next(self, kind: str | None = None, *, within_s: float = 15.0) -> tuple[str, Any, str | None]:
@@ -57,7 +57,7 @@ class Client:
                 if kind is None or event[0] == kind:
                     return event
 
-    async def rest(self) -> list[tuple[str, dict[str, Any], str]] | object:
+    async def rest(self) -> list[tuple[str, dict[str, Any], str]]:
         found = []
         async with asyncio.timeout(15):
             while True:
@@ -69,7 +69,7 @@ class Client:
     async def close(self) -> None:
         await self._source.aclose()
 
-    async def _next_of_any_kind(self) -> object | tuple[str, dict[str, Any], str]:
+    async def _next_of_any_kind(self) -> tuple[str, dict[str, Any], str]:
         while True:
             while "\n\n" not in self._text:
                 self._text += (await anext(self._source)).decode()

@@ -1,5 +1,8 @@
 """Forms offer every technique and decision that is declared for their work, with its words."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from optimizer.optimizers import OPTIMIZERS
@@ -7,7 +10,7 @@ from optimizer.plan.techniques import TECHNIQUE_LABELS, knobs_of, techniques_for
 from webapp.pages.forms.generation import GenerateForm
 from webapp.pages.forms.training import JobForm
 
-FORMS = {
+FORMS: dict[str, Callable[[], Any]] = {
     "training": lambda: JobForm(models=[], datasets=[]),
     "generation": lambda: GenerateForm(models=[], prompts=[]),
 }

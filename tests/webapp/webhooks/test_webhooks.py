@@ -35,6 +35,7 @@ def receiver(settings: Settings) -> Iterator[Receiver]:
 @pytest.fixture
 def hook(ada: User, receiver: Receiver) -> Any:
     """The webhook of ada's own project, with its secret beside it."""
+    row: Any
     row, secret = create_webhook(ada, ada.home_project, url=receiver.url, events=[])
     row.secret = secret
     return row

@@ -176,7 +176,7 @@ def test_greedy_answers_are_transformers_own(
     from optimizer.models.build import build_model, load_weights
 
     run(attempt(lines=LINES[:1]))
-    model = build_model(read_model_spec(CONFIG), dtype=torch.float32, device="cpu", seed=0)
+    model: Any = build_model(read_model_spec(CONFIG), dtype=torch.float32, device="cpu", seed=0)
     load_weights(model, weights)
     tokenizer = PromptTokenizer(None, vocab_size=4096)
     ids = torch.tensor([tokenizer.loaded.tokenizer.encode("In the beginning").ids])
@@ -301,7 +301,7 @@ def test_a_chosen_plan_killed_among_lines_of_mixed_lengths_repeats_none_and_lose
     profile: GenerationProfile,
     tmp_path: Path,
 ) -> None:
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"prompt": "And God said, " * (1 + index % 3), "max_new_tokens": most, "id": str(index)}
         for index, most in enumerate((3, 17, 9, 2, 17, 5, 12, 1, 9))
     ]

@@ -40,6 +40,7 @@ def read_varint(data: bytes) -> tuple[int, bytes]:
 def read_message(data: bytes) -> list[tuple[int, Any]]:
     """Protobuf's wire format: ``[(field, value)]``."""
     fields = []
+    value: Any
     while data:
         key, data = read_varint(data)
         field, wire_type = key >> 3, key & 7

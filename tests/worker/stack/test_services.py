@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,10 @@ def test_a_service_that_ignores_term_is_killed_at_its_deadline(make_service: Cal
     assert running.process.returncode == -signal.SIGKILL
 
 
+def has_printed(running: RunningService) -> bool:
+    return running.log_file.exists() and bool(running.log_file.read_text())
+
+
 def test_services_end_last_to_first_each_before_the_next_is_asked(
     make_service: Callable[..., RunningService], tmp_path: Path
 ) -> None:
@@ -104,7 +109,7 @@ def test_services_end_last_to_first_each_before_the_next_is_asked(
     services = [make_service(code.replace("{name}", name), name=name) for name in ("first", "second", "third")]
     for running in services:
         running.tend(0.0)
-        wait_for(lambda running=running: running.log_file.exists() and running.log_file.read_text(), what="what it prints")
+        wait_for(partial(has_printed, running), what="what it prints")
     stop_services(services)
     assert (tmp_path / "order").read_text() == "third second first "
 

@@ -18,7 +18,6 @@ import httpx
 import pytest
 
 from tests.worker.processes import is_alive, wait_for
-from worker.stack import home as stack_home
 from worker.stack import stack
 from worker.stack import supervisor as stack_supervisor
 from worker.stack.home import LONGEST_SOCKET_PATH, Stack, StackError, check_port, prepare_home, write_private
@@ -68,7 +67,7 @@ def test_a_busy_port_is_said_in_one_line(place: Stack) -> None:
 
 def test_a_full_disk_is_said_in_one_line(place: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(place.home)._replace(free=10 * 1024**2)
-    monkeypatch.setattr(stack_home.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr("worker.stack.home.shutil.disk_usage", lambda _: usage)
     with pytest.raises(StackError, match=r"only 10.0 MiB of disk are free under .*; at least 1.00 GiB are needed"):
         prepare_home(place)
 

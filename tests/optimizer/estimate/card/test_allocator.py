@@ -87,7 +87,7 @@ def test_gaps_between_what_stays_are_fragmentation() -> None:
 
 
 def test_at_the_cap_free_segments_are_given_back_and_the_request_is_met() -> None:
-    requests = [("a", 30 * MIB), ("b", 30 * MIB), ("a", 0), ("b", 0), ("c", 50 * MIB)]
+    requests = [(1, 30 * MIB), (2, 30 * MIB), (1, 0), (2, 0), (3, 50 * MIB)]
     found = replay([requests], settings=AllocatorSettings(cap_bytes=64 * MIB))
     assert (found.num_retries, found.is_over_cap) == (1, False)
     assert found.reserved_peak_bytes == 60 * MIB
@@ -97,7 +97,7 @@ def test_a_request_beyond_the_cap_is_not_met() -> None:
     allocator = reserve(30 * MIB, cap_bytes=64 * MIB)
     with pytest.raises(CapReached):
         allocator.allocate("too much", 40 * MIB)
-    found = replay([[("a", 30 * MIB), ("b", 40 * MIB)]], settings=AllocatorSettings(cap_bytes=64 * MIB))
+    found = replay([[(1, 30 * MIB), (2, 40 * MIB)]], settings=AllocatorSettings(cap_bytes=64 * MIB))
     assert found.is_over_cap
 
 
@@ -181,7 +181,7 @@ class PlainAllocator:
     """The rules for torch's default settings, by search through lists: slow, and nothing in common with what is tested."""
 
     def __init__(self) -> None:
-        self.segments = []
+        self.segments: list[Any] = []
 
     @property
     def reserved_bytes(self) -> int:
@@ -213,7 +213,7 @@ class PlainAllocator:
 
     def free(self, key: int) -> None:
         for segment in self.segments:
-            joined = []
+            joined: list[Any] = []
             for owner, size in segment["blocks"]:
                 owner = None if owner == key else owner
                 if joined and owner is None and joined[-1][0] is None:

@@ -58,7 +58,7 @@ def test_offloaded_blocks_are_on_the_device_longer_than_on_the_cpu(
 def test_tensors_that_stay_longer_are_freed_in_the_end(profile: Profile, card: Machine) -> None:
     plan = make_plan(("offload", "keep", "offload", "offload"))
     found = list_training_allocations(profile, plan=plan, workload=WORKLOAD, machine=card)
-    live = set()
+    live: set[Any] = set()
     for key, num_bytes in found.second_step:
         (live.add if num_bytes else live.discard)(key)
     assert not live
@@ -97,7 +97,8 @@ def test_what_plain_attention_saves_stays_until_its_backward(profile: Profile, c
     kept_bytes = 4 * 8 * 3 * 64 * 16 + scores_bytes
     plan = make_plan(("keep", "recompute", "keep", "keep"), weights=WeightsPlan(dtype="bf16"))
     found = list_training_allocations(profile, plan=plan, workload=WORKLOAD, machine=card)
-    live, most = set(), 0
+    most = 0
+    live: set[Any] = set()
     kept = {key for key, num_bytes in found.second_step if num_bytes == kept_bytes}
     for key, num_bytes in found.second_step:
         (live.add if num_bytes else live.discard)(key)

@@ -89,7 +89,8 @@ def test_copies_by_link_and_bytes_in_each_place_are_what_the_runtime_counts(
 ) -> None:
     plan = make_plan(per_block, compress, dtype)
     measured = measure(spec, plan)
-    copied, peaks = {}, dict.fromkeys(PEAKS, 0)
+    peaks = dict.fromkeys(PEAKS, 0)
+    copied: dict[Any, Any] = {}
     peaks["host"] = staging_bytes(plan)
     for choice, forward, backward in traced_blocks(profile, per_block, dtype):
         trip = trip_of(choice, plan.activations.compress)

@@ -29,6 +29,9 @@ HAS_WIDE_BLOCKS = torch.backends.cpu.get_cpu_capability() != "AVX2"
 NOT_MODELLED = {"one channel", "16 bits", "blocks not filled", "transposed"} if HAS_WIDE_BLOCKS else set()
 
 
+MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+
+
 def processor(num_threads: int) -> Processor:
     """This one."""
     return Processor(num_threads, packs_bf16=has_library_for_bf16(), packs_fp32=True)
@@ -43,10 +46,10 @@ class Watching(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.predicted = []
+        self.predicted: list[Any] = []
 
     def __torch_dispatch__(
-        self, func: object, types: tuple[Any, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: tuple[Any, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         result = func(*args, **(kwargs or {}))
         given = (*args, *(kwargs or {}).values())
@@ -135,9 +138,9 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def _library_for_fp32() -> Iterator[None]:
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    MATMUL.fp32_precision = "bf16"
     yield
-    torch.backends.mkldnn.matmul.fp32_precision = "none"
+    MATMUL.fp32_precision = "none"
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -154,7 +157,7 @@ def held_by_last_op(run: Callable[..., Any]) -> int:
 
     class Last(TorchDispatchMode):
         def __torch_dispatch__(
-            self, func: object, types: tuple[Any, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+            self, func: Any, types: tuple[Any, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> torch.Tensor:
             calls.append((func, args, kwargs or {}))
             return func(*args, **(kwargs or {}))
@@ -222,7 +225,7 @@ def test_threads_that_divide_the_images_sum_up_a_gradient_of_the_weight_each(nam
         assert measured <= predict_convolution(call, args, num_threads=2) <= 1.1 * measured
 
 
-def predict_convolution(call: object, args: tuple[Any, ...], *, num_threads: int = 1) -> int:
+def predict_convolution(call: Any, args: tuple[Any, ...], *, num_threads: int = 1) -> int:
     returned = call(*args)
     outputs = [returned] if isinstance(returned, torch.Tensor) else returned
     convolution = Convolution(*read_scratch(f"aten.{call.__name__}.default", (), outputs, args=args).convolution)
@@ -231,6 +234,7 @@ def predict_convolution(call: object, args: tuple[Any, ...], *, num_threads: int
 
 def test_single_pixels_are_the_librarys_on_more_than_one_thread() -> None:
     torch.set_num_threads(2)
+    call: Any
     *_, (call, args) = CONVOLUTIONS["single pixels of a few images"]()
     assert predict_convolution(call, args) == 0
     assert predict_convolution(call, args, num_threads=2) == measure(lambda: call(*args)) > 0

@@ -39,7 +39,7 @@ MODELS: dict[str, Any] = {
     },
 }
 CACHES = tuple(
-    KvCachePlan(dtype=dtype, place=place, prefetch=prefetch)  # type: ignore[arg-type]
+    KvCachePlan(dtype=dtype, place=place, prefetch=prefetch)
     for dtype in ("same", "int8", "int4")
     for place, prefetch in (("device", 1), ("host", 1), ("host", 0), ("disk", 2), ("remote", 1), ("remote", 0))
 )[1:]

@@ -46,7 +46,7 @@ def run(
         )
         for index, length in enumerate(LENGTHS)
     ]
-    finished = []
+    finished: list[Any] = []
     with open_generator(SPEC, plan=plan) as generator:
         result = run_requests(generator, requests, on_finished=finished.append)
     return result, finished

@@ -149,7 +149,7 @@ def test_what_finished_runs_say_scales_each_kind_and_changes_no_count(
     workload = TrainingWorkload(sequence_length=23, global_batch_size=4)
     rates = dataclasses.replace(machine.rates, wake_s=WAKE_S, python_s={"gradients": 1e-4, "weights": 2e-5})
     waking = dataclasses.replace(machine, rates=rates)
-    factors = {kind: 1.0 + place / 10 for place, kind in enumerate(KINDS)}
+    factors: dict[str, float] = {kind: 1.0 + place / 10 for place, kind in enumerate(KINDS)}
 
     def by_kind(on: Machine = waking, **more: Any) -> dict[str, Any]:
         return estimate_training(profile, plan=plan, workload=workload, machine=on, **more).exposed_by_kind_ms

@@ -117,4 +117,4 @@ def test_what_is_no_field_of_a_prediction_is_refused_by_name(profile: Profile, m
     plan, workload = draw_cases(random.Random(1), profile, 1)[0]
     prediction = estimate_training(profile, plan=plan, workload=workload, machine=machine)
     with pytest.raises(AttributeError, match="'Prediction' object has no attribute 'peak'"):
-        prediction.peak  # noqa: B018
+        prediction.peak  # type: ignore[attr-defined]  # noqa: B018

@@ -26,10 +26,13 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def make_inputs(length: int, *, num_groups: int = 2) -> list[torch.Tensor]:
+def make_inputs(length: int, *, num_groups: int = 2) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(length)
-    shapes = [(2, heads, length, 6) for heads in (4, num_groups, num_groups)]
-    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+    def draw(num_heads: int) -> torch.Tensor:
+        return torch.randn((2, num_heads, length, 6), generator=generator, dtype=torch.float64)
+
+    return draw(4), draw(num_groups), draw(num_groups)
 
 
 def repeat(tensor: torch.Tensor, heads: int = 4) -> torch.Tensor:
@@ -46,7 +49,7 @@ def places(length: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(length).unsqueeze(1), torch.arange(length).unsqueeze(0)
 
 
-def run_blocked(inputs: list[torch.Tensor], pattern: Pattern) -> torch.Tensor:
+def run_blocked(inputs: tuple[torch.Tensor, ...], pattern: Pattern) -> torch.Tensor:
     mask = make_mask(pattern, inputs[0].shape[2], dtype=torch.float64, device=torch.device("cpu"))
     return blocked_attention(*inputs, pattern=pattern, mask=mask)
 

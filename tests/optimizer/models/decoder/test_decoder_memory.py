@@ -128,7 +128,8 @@ def test_the_peak_of_wide_blocks_is_what_the_meter_counts() -> None:
 
 def test_shared_tensors_stand_outside_the_blocks() -> None:
     tensors = profile_of("shared unevenly", dtype="fp32", micro_batch_size=2).tensors
-    num_per_block = len(list(build_model(spec_of("plain"), device="meta").model.layers[0].parameters()))
+    plain: Any = build_model(spec_of("plain"), device="meta")
+    num_per_block = len(list(plain.model.layers[0].parameters()))
     assert [len(tensors.by_block[kind]) for kind in tensors.block_kinds] == [0, 0, 0, num_per_block]
     assert len(tensors.before) == 1 + num_per_block
 

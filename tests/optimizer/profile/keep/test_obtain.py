@@ -188,7 +188,8 @@ def test_where_less_imported_does_not_do_the_child_is_asked_again_in_full(
     real = obtain._Child.ask
 
     def ask(child: _Child, request: dict[str, Any]) -> dict[str, Any]:
-        asked.append(child._process.args[-1])
+        command: Any = child._process.args
+        asked.append(command[-1])
         if len(asked) > 1:
             return real(child, request)
         child.end()

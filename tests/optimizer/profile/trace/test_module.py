@@ -1,6 +1,7 @@
 """Plain modules: what is predicted of them is what the meter counts, to the byte."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ class Case:
     make: type
     inputs: torch.Tensor
     labels: torch.Tensor
-    loss: object
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     blocks: tuple | None = None
     num_blocks: int
 
@@ -266,7 +267,7 @@ class Contrastive(Mlp):
         return (hidden @ hidden.T).logsumexp(1)
 
 
-def profile_as_mlp(make: type[nn.Module], **changes: Any) -> Profile | None:
+def profile_as_mlp(make: nn.Module | type[nn.Module], **changes: Any) -> Profile:
     given = {"inputs": torch.randn(2, 20), "labels": torch.randn(2, 10), "loss": regression, **changes}
     return profile_module(make, **given)
 
@@ -379,7 +380,7 @@ def test_a_plan_is_carried_out_in_a_loop_of_ones_own_to_the_bits_of_plain_traini
 
 def test_several_inputs_are_given_as_a_tuple() -> None:
     class Two(Mlp):
-        def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
             return super().forward(x) * scale
 
     inputs = (torch.randn(2, 20), torch.randn(2, 1))

@@ -92,7 +92,7 @@ class DispatchCounter(Meter):
 
     def __init__(self) -> None:
         super().__init__(device=torch.device("cpu"))
-        self.counts = Counter()
+        self.counts: Counter[Any] = Counter()
 
     def __torch_dispatch__(
         self,

@@ -1,6 +1,7 @@
 """Forward passes take turns block by block."""
 
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def run(seen: list[Any], names: list[str]) -> None:
         seen.append(("head", who))
 
     try:
-        turns.run([lambda who=who: forward(who) for who in names])
+        turns.run([partial(forward, who) for who in names])
     finally:
         for handle in handles:
             handle.remove()

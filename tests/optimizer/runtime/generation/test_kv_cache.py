@@ -1,5 +1,7 @@
 """The cache of keys and values: what it hands out, what it holds, what it refuses."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -71,11 +73,12 @@ def test_several_tokens_behind_a_prompt_are_refused() -> None:
 def test_forgetting_keeps_the_tensors() -> None:
     cache = KvCache([4], capacity=16)
     give(cache, 0, 9)
-    keys = cache.layers[0].keys
+    layer: Any = cache.layers[0]
+    keys = layer.keys
     cache.reset()
     assert cache.get_seq_length() == 0
     assert give(cache, 0, 2) == [0, 1]
-    assert cache.layers[0].keys is keys
+    assert layer.keys is keys
 
 
 @pytest.mark.parametrize(

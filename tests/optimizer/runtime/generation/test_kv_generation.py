@@ -43,8 +43,8 @@ LOSSLESS = [
         batch_size=2,
         num_micro_batches=1 + turn % 2,
         prefill_tokens=(None, 3)[turn % 3 == 1],
-        weights=WeightsPlan(place=weights),  # type: ignore[arg-type]
-        kv_cache=KvCachePlan(place=cache, prefetch=prefetch),  # type: ignore[arg-type]
+        weights=WeightsPlan(place=weights),
+        kv_cache=KvCachePlan(place=cache, prefetch=prefetch),
     )
     for turn, (weights, (cache, prefetch)) in enumerate(
         product(("device", "host", "disk"), (("device", 1), ("host", 0), ("disk", 1), ("host", 2), ("disk", 2)))
@@ -55,7 +55,7 @@ LOSSLESS += [
         batch_size=2,
         num_micro_batches=num_micro_batches,
         prefill_tokens=prefill_tokens,
-        weights=WeightsPlan(place=weights),  # type: ignore[arg-type]
+        weights=WeightsPlan(place=weights),
         kv_cache=KvCachePlan(place="remote", prefetch=prefetch),
     )
     for weights, num_micro_batches, prefill_tokens, prefetch in (("device", 2, 3, 0), ("host", 1, None, 1), ("disk", 2, None, 2))
@@ -65,7 +65,7 @@ LOSSLESS += [
         batch_size=2,
         num_micro_batches=num_micro_batches,
         prefill_tokens=prefill_tokens,
-        weights=WeightsPlan(place=weights),  # type: ignore[arg-type]
+        weights=WeightsPlan(place=weights),
         kv_cache=KvCachePlan(place="host", attention="host"),
     )
     for weights, num_micro_batches, prefill_tokens in (("device", 1, None), ("host", 2, 3), ("disk", 2, None))

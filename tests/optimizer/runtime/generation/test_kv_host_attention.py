@@ -38,7 +38,7 @@ def tiers() -> Iterator[Tiers]:
     tiers.close()
 
 
-def make_cache(tiers: Tiers, windows: list[None], *, capacity: int, meter: Any = None, homes: Any = None) -> KvCache:
+def make_cache(tiers: Tiers, windows: list[int | None], *, capacity: int, meter: Any = None, homes: Any = None) -> Any:
     workspace = KvWorkspace(device=CPU, prefetch=PLAN.prefetch, meter=meter)
     return KvCache(
         windows, capacity=capacity, plan=PLAN, workspace=workspace, homes=homes or KvHomes(tiers), meter=meter
@@ -203,10 +203,10 @@ class _Names(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names = []
+        self.names: list[Any] = []
 
     def __torch_dispatch__(
-        self, func: object, types: tuple[Any, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: tuple[Any, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> list[torch.Tensor] | torch.Tensor:
         self.names.append(str(func))
         return func(*args, **(kwargs or {}))
@@ -241,7 +241,7 @@ def test_a_model_that_attends_in_code_of_its_own_is_refused() -> None:
 
 
 def test_a_model_that_does_not_ask_for_attention_is_found_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build_model(read_model_spec(SMALL_CONFIGS["llama"])).eval()
+    model: Any = build_model(read_model_spec(SMALL_CONFIGS["llama"])).eval()
     module = model.model.layers[1].self_attn
     own = module.forward
 

@@ -31,8 +31,8 @@ def tiers(tmp_path: Path, remote: Valkey) -> Iterator[Tiers]:
 
 
 def make_cache(
-    tiers: Tiers, windows: list[None], *, capacity: int, meter: Any = None, workspace: Any = None, **choices: Any
-) -> KvCache:
+    tiers: Tiers, windows: list[int | None], *, capacity: int, meter: Any = None, workspace: Any = None, **choices: Any
+) -> Any:
     plan = KvCachePlan(**choices)
     workspace = workspace or KvWorkspace(device=CPU, prefetch=plan.prefetch, meter=meter)
     return KvCache(
@@ -167,7 +167,7 @@ def test_a_token_is_sent_once_and_those_before_it_are_brought(tiers: Tiers, plac
     for at in range(10, 20):
         for block in range(3):
             give(cache, tokens, at, at + 1, block=block)
-        moved = {link: num_bytes - before[link] for link, num_bytes in tiers.copied_bytes.items()}
+        moved: dict[Any, int] = {link: num_bytes - before[link] for link, num_bytes in tiers.copied_bytes.items()}
         before = dict(tiers.copied_bytes)
         assert moved["device_to_host"] == 3 * TOKEN_BYTES
         assert moved["host_to_device"] == TOKEN_BYTES * (at + 6 + at)

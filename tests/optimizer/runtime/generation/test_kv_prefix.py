@@ -43,8 +43,8 @@ PLANS = [
     GenerationPlan(
         batch_size=2,
         num_micro_batches=micro_batches,
-        weights=WeightsPlan(place=weights),  # type: ignore[arg-type]
-        kv_cache=KvCachePlan(place=place, prefetch=prefetch, prefix_tokens=prefix),  # type: ignore[arg-type]
+        weights=WeightsPlan(place=weights),
+        kv_cache=KvCachePlan(place=place, prefetch=prefetch, prefix_tokens=prefix),
     )
     for prefix, place, prefetch, micro_batches, weights in (
         (2, "host", 0, 1, "device"),

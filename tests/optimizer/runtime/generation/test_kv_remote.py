@@ -107,7 +107,7 @@ def test_what_was_finished_before_the_store_died_stays_and_the_rest_is_done_by_t
 @pytest.mark.parametrize("dtype", ["same", "int8"])
 def test_a_store_that_forgets_in_the_middle_of_a_pass_stops_it(mortal: Valkey, dtype: str) -> None:
     """However it forgot, no token is made of zeros."""
-    asked = []
+    asked: list[Any] = []
 
     def forget_after_a_few_tokens() -> bool:
         asked.append(None)
@@ -119,7 +119,7 @@ def test_a_store_that_forgets_in_the_middle_of_a_pass_stops_it(mortal: Valkey, d
     plan = GenerationPlan(kv_cache=KvCachePlan(place="remote", dtype=dtype, prefetch=2))
     spec = read_model_spec({**SMALL_CONFIGS["llama"], "max_position_embeddings": 512})
     request = Request(id="long", token_ids=(5,) * 200, sampling=Sampling(max_new_tokens=20))
-    told = []
+    told: list[Any] = []
     with open_generator(spec, plan=plan) as generator, pytest.raises(RemoteStoreLost, match="no longer holds"):
         run_requests(generator, [request], on_finished=told.append, should_stop=forget_after_a_few_tokens)
     assert told == []

@@ -42,7 +42,7 @@ def requests_of(**sampling: Any) -> list[Request]:
 def run(model: Any, requests: list[Request], *, meter: Any = None, **choices: Any) -> dict[str, Finished]:
     """Run the requests and return their answers by id."""
     generator = Generator(model, plan=GenerationPlan(**choices), device=CPU, meter=meter)
-    finished = []
+    finished: list[Any] = []
     try:
         result = run_requests(generator, requests, on_finished=finished.append)
     finally:
@@ -116,7 +116,7 @@ def test_a_pass_ends_with_its_last_sequence(model: Any) -> None:
 
 def test_a_watch_ends_its_own_sequence_alone_and_sees_its_new_tokens_in_order(model: Any) -> None:
     free = run(model, requests_of(), batch_size=4)
-    seen = {request.id: [] for request in requests_of()}
+    seen: dict[str, Any] = {request.id: [] for request in requests_of()}
 
     def watching(name: str) -> Callable[..., bool]:
         def watch(token: int) -> bool:
@@ -199,7 +199,8 @@ def test_streamed_weights_come_once_a_step_for_all_micro_batches(model: Any) -> 
 
 
 def test_samples_report_progress(model: Any) -> None:
-    samples, finished = [], []
+    samples: list[Any] = []
+    finished: list[Any] = []
     generator = Generator(model, plan=GenerationPlan(batch_size=3), device=CPU, meter=Meter(device=CPU))
     try:
         run_requests(
@@ -269,7 +270,8 @@ def test_it_stops_between_two_steps_and_goes_on_without_what_has_finished(model:
     requests = requests_of(temperature=0.7)
     expected = run(model, requests, batch_size=2)
     generator = Generator(model, plan=GenerationPlan(batch_size=2), device=CPU)
-    finished, asked = [], iter(range(1000))
+    asked = iter(range(1000))
+    finished: list[Any] = []
     try:
         result = run_requests(
             generator, requests, on_finished=finished.append, should_stop=lambda: next(asked) >= 30
@@ -312,7 +314,7 @@ def test_an_error_of_one_micro_batch_leaves_nothing_of_the_others() -> None:
 def test_what_the_model_cannot_take_is_refused_before_anything_runs(model: Any, request_: Request, why: str) -> None:
     good = Request(id="b", token_ids=(1, 2), sampling=Sampling(max_new_tokens=3))
     generator = Generator(model, plan=GenerationPlan(), device=CPU)
-    finished = []
+    finished: list[Any] = []
     with pytest.raises(InvalidWorkload, match=why):
         run_requests(generator, [good, request_], on_finished=finished.append)
     generator.close()

@@ -19,7 +19,7 @@ FAR = 4 / math.sqrt(NUM_DRAWS)
 
 def shares_of(sampling: Sampling, num_draws: int = NUM_DRAWS) -> dict[int, Any]:
     chooser, into = Chooser(sampling), torch.zeros((), dtype=torch.long)
-    counts = Counter()
+    counts: Counter[Any] = Counter()
     for _ in range(num_draws):
         chooser.draw(LOGITS, into=into)
         counts[int(into)] += 1

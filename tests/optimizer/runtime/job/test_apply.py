@@ -135,7 +135,8 @@ def test_one_micro_batch_too_many_is_refused() -> None:
 
 
 def test_a_loss_that_is_not_finite_leaves_the_weights_untouched() -> None:
-    model, workload = build_model(make_spec(), seed=0), make_workload()
+    model: Any = build_model(make_spec(), seed=0)
+    workload = make_workload()
     ids = torch.randint(512, (2, 16))
     with torch.no_grad():
         model.lm_head.weight[0, 0] = float("nan")

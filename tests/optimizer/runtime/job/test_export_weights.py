@@ -44,8 +44,8 @@ def trained(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
     """A function: a trainer that has taken two steps."""
     trainers = []
 
-    def make(spec: ModelSpec, *, plan: Plan, **workload: Any) -> Trainer:
-        workload = make_workload(sample_tokens=0, learning_rate=0.05, **workload)
+    def make(spec: ModelSpec, *, plan: Plan, **changes: Any) -> Trainer:
+        workload = make_workload(sample_tokens=0, learning_rate=0.05, **changes)
         model = build_prepared(spec, weights=plan.weights, workload=workload, device=CPU)
         trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=None, scratch=tmp_path / "scratch")
         trainers.append(trainer)
@@ -101,7 +101,8 @@ def test_saved_adapters_are_read_by_peft_and_the_merged_model_by_transformers(
     expected = logits_of(trainer.model)
     loaded = load_with_peft(build_model(spec, seed=0), tmp_path / "job" / "artifacts" / "adapter")
     assert torch.equal(logits_of(loaded), expected)
-    merged, info = AutoModelForCausalLM.from_pretrained(tmp_path / "job" / "artifacts" / "model", output_loading_info=True)
+    read: Any = AutoModelForCausalLM.from_pretrained
+    merged, info = read(tmp_path / "job" / "artifacts" / "model", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     # One product with the sum instead of the sum of two products.
@@ -168,7 +169,7 @@ def test_streamed_weights_are_saved_to_the_same_bytes_and_training_goes_on(
     adapter: Adapter | None, place: str, trained: Callable[..., Trainer], tmp_path: Path
 ) -> None:
     elsewhere = {**AWAY, "weights": WeightsPlan(place=place)}
-    digests = {}
+    digests: dict[str, Any] = {}
     for name, changes in {"resident": {}, "streamed": elsewhere}.items():
         trainer = trained(make_spec(), plan=make_plan(**changes), adapter=adapter)
         artifacts, digests[name] = save(trainer, make_spec(), tmp_path / name)

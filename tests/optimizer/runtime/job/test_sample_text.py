@@ -18,7 +18,7 @@ def test_the_same_seed_draws_the_same_tokens_and_another_seed_others() -> None:
 
 
 def test_temperature_0_takes_the_likeliest_token_as_transformers_does() -> None:
-    model = build_model(make_spec())
+    model: Any = build_model(make_spec())
     expected = model.eval().generate(
         torch.tensor([[1, 2, 3]]), max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None
     )

@@ -61,7 +61,7 @@ def weights_of(run: TrainingRun) -> dict[str, torch.Tensor]:
 
 
 def test_a_job_trains_and_leaves_weights_a_sample_and_its_measurements(make_run: Callable[..., TrainingRun]) -> None:
-    messages = []
+    messages: list[Any] = []
     run = make_run(checkpoint_every_steps=3)
     result = train(run, report=messages.append, should_stop=never)
     assert result.outcome == "succeeded"
@@ -76,7 +76,7 @@ def test_a_job_trains_and_leaves_weights_a_sample_and_its_measurements(make_run:
 
 
 def test_what_is_reported_follows_the_contract(make_run: Callable[..., TrainingRun]) -> None:
-    messages = []
+    messages: list[Any] = []
     train(make_run(checkpoint_every_steps=3), report=messages.append, should_stop=never)
     steps = [m for m in messages if m.get("kind") == "step"]
     assert [m["step"] for m in steps] == [1, 2, 3, 4, 5, 6]
@@ -102,7 +102,7 @@ def test_what_is_reported_follows_the_contract(make_run: Callable[..., TrainingR
 
 
 def test_a_run_reports_the_time_and_bytes_of_its_lanes(make_run: Callable[..., TrainingRun]) -> None:
-    messages = []
+    messages: list[Any] = []
     train(make_run(plan=make_plan("offload", **ON_DISK)), report=messages.append, should_stop=never)
     steps = [m for m in messages if m.get("kind") == "step"]
     for step in steps:
@@ -119,7 +119,7 @@ def test_a_run_reports_the_time_and_bytes_of_its_lanes(make_run: Callable[..., T
 def test_between_timelines_only_the_first_steps_are_counted_and_the_bytes_stay_those_of_the_last(
     make_run: Callable[..., TrainingRun]
 ) -> None:
-    messages = []
+    messages: list[Any] = []
     run = dataclasses.replace(make_run(), timeline_every_s=1e6)
     result = train(run, report=messages.append, should_stop=never)
     steps = [m for m in messages if m.get("kind") == "step"]
@@ -138,7 +138,7 @@ def test_a_job_stopped_and_resumed_ends_with_the_same_bits(
     whole = make_run(name, folder="whole", plan=plan)
     expected = train(whole, report=lambda message: None, should_stop=never)
     halves = make_run(name, folder="halves", plan=plan)
-    messages = []
+    messages: list[Any] = []
     drained = train(halves, report=messages.append, should_stop=stop_after(messages, 4))
     assert (drained.outcome, drained.step) == ("drained", 4)
     torch.manual_seed(999)
@@ -192,7 +192,8 @@ def test_a_job_may_go_on_with_its_states_in_other_places(
     make_run: Callable[..., TrainingRun], before: dict[str, str], after: dict[str, str]
 ) -> None:
     whole = train(make_run(folder="whole"), report=lambda message: None, should_stop=never)
-    stopped, messages = make_run(folder="job", plan=make_plan(**before)), []
+    stopped = make_run(folder="job", plan=make_plan(**before))
+    messages: list[Any] = []
     train(stopped, report=messages.append, should_stop=stop_after(messages, 3))
     second = make_run(folder="job", plan=make_plan("recompute", **after))
     result = train(
@@ -209,7 +210,8 @@ def test_sgd_stopped_and_resumed_with_its_state_on_the_disk_ends_with_the_same_b
 ) -> None:
     sgd = {"optimizer": "sgd", "momentum": momentum}
     whole = train(make_run(folder="whole", **sgd), report=lambda message: None, should_stop=never)
-    run, messages = make_run(folder="halves", plan=make_plan("recompute", **ON_DISK), **sgd), []
+    run = make_run(folder="halves", plan=make_plan("recompute", **ON_DISK), **sgd)
+    messages: list[Any] = []
     train(run, report=messages.append, should_stop=stop_after(messages, 4))
     second = dataclasses.replace(run, resume_from="newest", attempt=2, fence=8)
     result = train(second, report=lambda message: None, should_stop=never)
@@ -219,7 +221,7 @@ def test_sgd_stopped_and_resumed_with_its_state_on_the_disk_ends_with_the_same_b
 def train_until_killed(run: TrainingRun, step: int) -> None:
     """Train in a process of its own, which is killed once the record of this step was reported."""
 
-    def report(message: str) -> None:
+    def report(message: dict[str, Any]) -> None:
         if message.get("kind") == "step" and message["step"] == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -236,7 +238,7 @@ def test_a_killed_job_goes_on_from_its_checkpoint_to_the_same_bits(make_run: Cal
     assert process.exitcode == -signal.SIGKILL
     # Nothing of the scratch file is left, though nobody could remove it.
     assert list((run.job_folder / "scratch").glob("*")) == []
-    messages = []
+    messages: list[Any] = []
     result = train(
         dataclasses.replace(run, resume_from="newest", attempt=2, fence=8), report=messages.append, should_stop=never
     )
@@ -251,7 +253,7 @@ def test_a_disk_too_small_for_the_states_is_refused_before_the_first_step(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("os.posix_fallocate", refuse)
-    messages = []
+    messages: list[Any] = []
     with pytest.raises(DiskFull, match="the disk of the scratch folder .* is full"):
         train(make_run(plan=make_plan(**ON_DISK)), report=messages.append, should_stop=never)
     assert not any(message.get("kind") == "step" for message in messages)
@@ -263,7 +265,8 @@ def test_a_consumed_gradient_that_is_not_finite_leaves_the_last_checkpoint_as_it
     plan = make_plan(gradients="consume")
     # No clipping and a huge rate: each weight moves by about 1 a step.
     wild = {"learning_rate": 1.0, "max_grad_norm": None, "num_steps": 40, "epsilon": 1e-30, "beta2": 0.0}
-    run, messages = make_run(plan=plan, checkpoint_every_steps=1, **wild), []
+    run = make_run(plan=plan, checkpoint_every_steps=1, **wild)
+    messages: list[Any] = []
     with pytest.raises(LossNotFinite):
         train(run, report=messages.append, should_stop=never)
     checkpoint = find_resumable(run.job_folder)
@@ -290,12 +293,13 @@ def test_a_lossless_plan_ends_with_the_weights_of_plain_training(make_run: Calla
 
 def test_a_retried_job_goes_on_from_the_checkpoint_of_the_one_it_retries(make_run: Callable[..., TrainingRun]) -> None:
     whole = train(make_run(folder="whole"), report=lambda message: None, should_stop=never)
-    stopped, messages = make_run(folder="stopped"), []
+    stopped = make_run(folder="stopped")
+    messages: list[Any] = []
     train(stopped, report=messages.append, should_stop=stop_after(messages, 2))
     retried = dataclasses.replace(
         make_run(folder="retried"), resume_from="newest", earlier_job_folders=(stopped.job_folder,), fence=8
     )
-    told = []
+    told: list[Any] = []
     result = train(retried, report=told.append, should_stop=never)
     assert next(m["resumed_from_step"] for m in told if m["type"] == "started") == 2
     assert result.summary["weights_sha256"] == whole.summary["weights_sha256"]
@@ -303,7 +307,7 @@ def test_a_retried_job_goes_on_from_the_checkpoint_of_the_one_it_retries(make_ru
 
 def test_resuming_a_job_that_never_saved_starts_afresh(make_run: Callable[..., TrainingRun]) -> None:
     run = dataclasses.replace(make_run(), resume_from="newest")
-    messages = []
+    messages: list[Any] = []
     assert train(run, report=messages.append, should_stop=never).outcome == "succeeded"
     assert {"type": "started", "resumed_from_step": 0} in messages
 

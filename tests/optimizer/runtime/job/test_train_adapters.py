@@ -58,7 +58,7 @@ def make_run(tmp_path: Path) -> Callable[..., TrainingRun]:
 
 
 def carry_out(run: TrainingRun) -> tuple[TrainingResult, list[dict[str, Any]]]:
-    messages = []
+    messages: list[Any] = []
     result = train(run, report=messages.append, should_stop=lambda: False)
     return result, messages
 

@@ -13,13 +13,14 @@ from optimizer.formats.matmul_dispatch import LEAST_FLOPS, uses_onednn
 from optimizer.runtime.layers import matmul_dispatch as products
 from optimizer.runtime.layers.matmul_dispatch import interrupting, making_products, watch_products
 
+MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 SIDE = 128
 """Three of it are large enough."""
 needs_library = pytest.mark.skipif(not products.has_quicker_library(), reason="a processor on which torch's own is quick")
 
 
 def is_on() -> bool:
-    return torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+    return MATMUL.fp32_precision == "bf16"
 
 
 class Noting(nn.Module):
@@ -140,28 +141,28 @@ def test_an_error_leaves_the_switch_off(asked: list[Any]) -> None:
 
 def test_a_choice_made_for_the_whole_process_is_kept(asked: list[Any]) -> None:
     layer = nn.Linear(SIDE, SIDE)
-    torch.backends.mkldnn.matmul.fp32_precision = "tf32"
+    MATMUL.fp32_precision = "tf32"
     try:
         watch_products(layer)()
         with making_products(SIDE, SIDE, SIDE, of=torch.ones(1)):
-            assert torch.backends.mkldnn.matmul.fp32_precision == "tf32"
+            assert MATMUL.fp32_precision == "tf32"
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = "none"
+        MATMUL.fp32_precision = "none"
     assert not asked
 
 
 @pytest.mark.parametrize("found", ["none", "ieee"])
 def test_the_switch_goes_back_to_what_it_was(asked: list[Any], found: str) -> None:
-    torch.backends.mkldnn.matmul.fp32_precision = found
+    MATMUL.fp32_precision = found
     try:
         layer = nn.Linear(SIDE, SIDE)
         undo = watch_products(layer)
         layer(torch.randn(SIDE, SIDE))
         undo()
         assert asked[0]
-        assert torch.backends.mkldnn.matmul.fp32_precision == found
+        assert MATMUL.fp32_precision == found
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = "none"
+        MATMUL.fp32_precision = "none"
 
 
 def test_all_can_be_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Memory-saving layers replace the models' own, unless a setting leaves all as they are."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.optimizer.runtime.tiny import make_spec
 
 
 def test_norms_and_capped_attention_run_lighter_until_undone() -> None:
-    model = build_model(make_spec("gemma2"))
+    model: Any = build_model(make_spec("gemma2"))
     undo = use_memory_saving_layers(model)
     assert [name for name, module in model.named_modules() if "forward" in vars(module)]
     assert model.config._attn_implementation != "eager"

@@ -1,6 +1,7 @@
 """RMS norms with one node of the graph each: the same bits, and less that is saved."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -137,7 +138,7 @@ class SquaredRMSNorm(nn.Module):
 class ConfiguredRMSNorm(nn.Module):
     """Made from a configuration."""
 
-    def __init__(self, config: object, eps: float = 1e-6) -> None:
+    def __init__(self, config: Any, eps: float = 1e-6) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(config.width))
         self.eps = eps

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 
-from optimizer.runtime.meter import counting
 from optimizer.runtime.meter.counting import (
     COUNT_EVERY_S,
     MOST_BETWEEN_S,
@@ -17,7 +16,7 @@ from optimizer.runtime.meter.counting import (
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr(counting.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("optimizer.runtime.meter.counting.time.monotonic", lambda: now[0])
     return now
 
 

@@ -35,7 +35,7 @@ def run_steps(
     torch.manual_seed(5)
     losses = []
     gradients = {}
-    trainer.optimizer.zero_grad = lambda: None
+    trainer.optimizer.zero_grad = lambda: None  # type: ignore[method-assign]
     for _ in range(num_steps):
         for parameter in model.parameters():
             parameter.grad = None

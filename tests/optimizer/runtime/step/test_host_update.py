@@ -84,7 +84,7 @@ def test_it_is_fused_adamw_with_decay_on_matrices_only(
         update(state, gradients, learning_rate=0.01 * (step + 1), factor=torch.tensor(0.5))
     for name in named:
         assert torch.equal(named[name], expected[name])
-        exported = state.export(name)
+        exported: Any = state.export(name)
         assert set(exported) == {"exp_avg", "exp_avg_sq", "step"}
         assert float(exported["step"]) == 3
         assert torch.equal(exported["exp_avg"].load(), adamw.state[expected[name]]["exp_avg"])

@@ -1,5 +1,7 @@
 """Lion has the bits of its definition, Adafactor those of torch's, both after a resume too."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -42,7 +44,8 @@ def same(left: torch.nn.Module, right: torch.nn.Module) -> bool:
 
 
 def test_lion_has_the_bits_of_its_definition() -> None:
-    model, reference, moments = make_model(), make_model(), {}
+    model, reference = make_model(), make_model()
+    moments: dict[Any, Any] = {}
     workload = make_workload(optimizer="lion", weight_decay=0.3)
     optimizer = Optimizer(model, plan=OptimizerStatePlan(), workload=workload)
     for seed in range(4):
@@ -87,7 +90,8 @@ def test_a_resumed_run_goes_on_with_the_same_bits(name: str) -> None:
         fill_gradients(model, seed=seed)
         straight.step(0.01)
         first.step(0.01)
-    tensors, scalars = first.export_state()
+    exported: Any = first.export_state()
+    tensors, scalars = exported
     kept = {key: tensor.clone() for key, tensor in tensors.items()}
     second = Optimizer(model, plan=OptimizerStatePlan(), workload=workload)
     second.import_state(kept, scalars)

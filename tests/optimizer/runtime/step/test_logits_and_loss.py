@@ -1,5 +1,6 @@
 """Loss in chunks: the gradients of plain training within rounding, in anyone's training loop, and never all logits at once."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ RELATIVE_BOUND = {torch.float64: 1e-14, torch.float32: 2e-6, torch.bfloat16: 1.2
 
 def make_head(
     dtype: torch.dtype = torch.float64, *, bias: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, None, torch.Tensor]:
+) -> tuple[Any, ...]:
     generator = torch.Generator().manual_seed(1)
 
     def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -34,7 +35,7 @@ def make_head(
 
 
 def plain(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: bool, labels: torch.Tensor, *, soft_cap: Any = None
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor, *, soft_cap: Any = None
 ) -> torch.Tensor:
     logits = F.linear(hidden, weight, bias)
     if soft_cap is not None:
@@ -47,9 +48,7 @@ def gradients(loss: torch.Tensor, *inputs: Any) -> tuple[torch.Tensor, ...]:
 
 
 def assert_close(
-    found: list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor],
-    expected: list[torch.Tensor] | tuple[torch.Tensor, torch.Tensor],
-    bound: float,
+    found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], bound: float
 ) -> None:
     for mine, theirs in zip(found, expected, strict=True):
         distance = (mine.double() - theirs.double()).abs().max() / theirs.double().abs().max()
@@ -63,8 +62,8 @@ def test_loss_and_gradients_are_those_of_all_logits_at_once(
     dtype: torch.dtype, num_chunks: int, bias: bool, soft_cap: float | None
 ) -> None:
     hidden, weight, offsets, labels = make_head(dtype, bias=bias)
-    exact = [None if t is None else t.detach().double().requires_grad_() for t in (hidden, weight, offsets)]
-    expected_loss = plain(*exact, labels, soft_cap=soft_cap)
+    exact: list[Any] = [None if t is None else t.detach().double().requires_grad_() for t in (hidden, weight, offsets)]
+    expected_loss = plain(exact[0], exact[1], exact[2], labels, soft_cap=soft_cap)
     # Stands for a loop that scales its loss.
     expected = gradients(expected_loss * 1024, *exact)
     loss = chunked_cross_entropy(hidden, weight, labels, bias=offsets, num_chunks=num_chunks, soft_cap=soft_cap)
@@ -77,7 +76,7 @@ def test_loss_and_gradients_are_those_of_all_logits_at_once(
 def test_in_autocast_products_are_bf16_and_sums_and_gradients_fp32() -> None:
     hidden, weight, _, labels = make_head(torch.float32)
     exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
-    expected = gradients(plain(*exact, None, labels, soft_cap=5.0), *exact)
+    expected = gradients(plain(exact[0], exact[1], None, labels, soft_cap=5.0), *exact)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = gradients(chunked_cross_entropy(hidden, weight, labels, num_chunks=4, soft_cap=5.0), hidden, weight)
     assert [g.dtype for g in found] == [torch.float32, torch.float32]

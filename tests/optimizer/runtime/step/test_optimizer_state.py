@@ -178,8 +178,8 @@ def test_8_bits_takes_large_tensors_piece_by_piece_with_the_bits_of_the_whole(mo
                 in_pieces.step(1e-2)
     for ours, theirs in zip(pieces.parameters(), whole.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    ours, theirs = in_pieces.export_state()[0], at_once.export_state()[0]
-    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    state, expected = in_pieces.export_state()[0], at_once.export_state()[0]
+    assert all(torch.equal(state[key], expected[key]) for key in expected)
     small_bytes = max(update_scratch_bytes(p.numel(), bits=32) for p in pieces.parameters() if p.numel() < 4096)
     assert meter.peak().device_bytes == max(update_scratch_bytes(1024, bits=8), small_bytes)
 
@@ -192,7 +192,8 @@ def test_exported_state_goes_on_where_it_stopped(dtype: torch.dtype, bits: int) 
     for seed in range(2):
         fill_gradients(model, seed=seed)
         optimizer.step(1e-2)
-    tensors, scalars = optimizer.export_state()
+    exported: Any = optimizer.export_state()
+    tensors, scalars = exported
     copied = {key: tensor.clone() for key, tensor in tensors.items()}
     other = make_model(dtype)
     other.load_state_dict(model.state_dict())

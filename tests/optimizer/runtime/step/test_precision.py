@@ -34,8 +34,8 @@ def make_trainer(
 ) -> Trainer:
     model = build_model(make_spec(name), seed=3, dtype=torch_dtype(weights))
     plan = dataclasses.replace(make_plan(choice, accumulation_steps=accumulation_steps), weights=weights)
-    workload = make_workload(global_batch_size=2 * accumulation_steps, **workload)
-    return Trainer(model, plan=plan, workload=workload, device=CPU, meter=Meter(device=CPU))
+    training = make_workload(global_batch_size=2 * accumulation_steps, **workload)
+    return Trainer(model, plan=plan, workload=training, device=CPU, meter=Meter(device=CPU))
 
 
 def make_batches(trainer: Trainer) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -32,10 +32,10 @@ class Counting(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.counts = {}
+        self.counts: dict[Any, Any] = {}
 
     def __torch_dispatch__(
-        self, func: object, types: tuple[Any, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: tuple[Any, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> bool | torch.Tensor | tuple[torch.Tensor, ...]:
         kind = classify_op(str(func))
         self.counts[kind] = self.counts.get(kind, 0) + 1

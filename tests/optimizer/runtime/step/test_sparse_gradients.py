@@ -78,7 +78,7 @@ def make_trainer(
 
 def make_batches(
     accumulation_steps: int = 1, *, seed: int = 0, num_tokens: int = 40
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+) -> list[tuple[torch.Tensor, ...]]:
     """Make batches of few tokens, so that rows repeat within and between micro-batches, and most rows are not touched."""
     generator = torch.Generator().manual_seed(seed)
     shape = (4 // accumulation_steps, WORKLOAD.sequence_length)
@@ -128,7 +128,8 @@ def test_steps_are_lazy_adamw_by_hand_and_untouched_rows_keep_their_bits() -> No
     mean, square = torch.zeros_like(weight), torch.zeros_like(weight)
     for step in (1, 2, 3):
         batches, before = make_batches(seed=step, num_tokens=20 * step), table.detach().clone()
-        moments = {key: value.clone() for key, value in trainer.optimizer.export_state()[0].items() if TABLE in key}
+        state: dict[str, Any] = trainer.optimizer.export_state()[0]
+        moments = {key: value.clone() for key, value in state.items() if TABLE in key}
         trainer.accumulate(batches)
         trainer.gradients.clip_(WORKLOAD.max_grad_norm)
         gradient = table.grad.to_dense().to(torch.float64)
@@ -138,7 +139,7 @@ def test_steps_are_lazy_adamw_by_hand_and_untouched_rows_keep_their_bits() -> No
         news = lazy_adamw(weight[touched], mean[touched], square[touched], gradient[touched], step=step)
         for whole, rows in zip((weight, mean, square), news, strict=True):
             whole[touched] = rows
-        after = trainer.optimizer.export_state()[0]
+        after: dict[str, Any] = trainer.optimizer.export_state()[0]
         torch.testing.assert_close(table.detach().to(torch.float64), weight, rtol=1e-5, atol=1e-7)
         torch.testing.assert_close(after[f"{TABLE}//exp_avg"].to(torch.float64), mean, rtol=1e-5, atol=1e-9)
         rest = torch.ones(997, dtype=torch.bool).index_fill(0, touched, False)
@@ -168,8 +169,9 @@ def test_a_step_from_stored_state_gives_the_same_bits() -> None:
     trainer = make_trainer(model, make_plan(2))
     trainer.step(make_batches(2, seed=1), learning_rate=0.01)
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    tensors, scalars = trainer.optimizer.export_state()
-    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    exported: Any = trainer.optimizer.export_state()
+    stored, scalars = exported
+    tensors = {name: tensor.clone() for name, tensor in stored.items()}
     assert tensors[f"{TABLE}//exp_avg"].shape == (997, 32)
     assert tensors[f"{TABLE}//exp_avg"].layout == torch.strided
     trainer.step(make_batches(2, seed=2), learning_rate=0.01)

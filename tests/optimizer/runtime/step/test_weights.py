@@ -124,7 +124,8 @@ def test_weights_are_replaced_wherever_they_live(tmp_path: Path) -> None:
 
 def test_what_blocks_share_stays_on_the_device() -> None:
     model = build_model(make_spec())
-    first, second, _ = find_blocks(model)
+    blocks: Any = find_blocks(model)
+    first, second, _ = blocks
     second.mlp.up_proj.weight = first.mlp.up_proj.weight
     streamed = list_streamed(model, find_blocks(model), trains_all=True)
     assert [len(named) for named in streamed] == [8, 8, 9]

@@ -1,4 +1,5 @@
 import threading
+from functools import partial
 from typing import Never
 
 import pytest
@@ -26,8 +27,12 @@ def test_without_a_thread_a_job_is_done_at_once_and_its_error_comes_from_submit(
 def test_jobs_run_on_one_thread_in_order() -> None:
     worker = BackgroundThread(name="test", device=CPU, is_threaded=True)
     done = []
+
+    def note(index: int) -> None:
+        done.append((index, threading.current_thread().name))
+
     for index in range(20):
-        worker.submit(lambda index=index: done.append((index, threading.current_thread().name)))
+        worker.submit(partial(note, index))
     worker.join()
     assert [index for index, _ in done] == list(range(20))
     assert len({name for _, name in done}) == 1

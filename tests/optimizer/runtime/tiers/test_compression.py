@@ -115,7 +115,7 @@ class Counter(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: object,
+        func: Any,
         types: tuple[type[torch.Tensor], ...],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, torch.Tensor] | None = None,

@@ -2,6 +2,7 @@ import contextlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -313,7 +314,7 @@ class Stream:
     """Stands for the two streams of a card where there is none: copies run at once, and what waits for what is noted."""
 
     def __init__(self) -> None:
-        self.notes = []
+        self.notes: list[Any] = []
 
     def wait_stream(self, other: "Stream") -> None:
         self.notes.append("copies wait for compute")
@@ -339,7 +340,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
 
 def make_asynchronous_tiers(stream: Stream, meter: Meter | None = None) -> Tiers:
     tiers = Tiers(device=CPU, meter=meter)
-    tiers._copy_stream = stream
+    tiers._copy_stream = stream  # type: ignore[assignment]
     tiers._arena = make_arena()
     # Without a card nothing can be pinned.
     tiers._threads().staging = Staging(torch.empty(STAGING_BYTES, dtype=torch.uint8))
@@ -465,8 +466,9 @@ def test_at_most_two_offloaded_blocks_are_back_at_once(stream: Stream) -> None:
     loss = model(torch.arange(64).view(2, 32)).logits.square().mean()
     per_block_bytes = tiers.copied_bytes["device_to_host"] // len(blocks)
     fetched_when = []
-    for block in blocks:
-        block.input_layernorm.weight.register_post_accumulate_grad_hook(
+    norms: list[Any] = [block.input_layernorm for block in blocks]
+    for norm in norms:
+        norm.weight.register_post_accumulate_grad_hook(
             lambda _: fetched_when.append(tiers.copied_bytes["host_to_device"] // per_block_bytes)
         )
     loss.backward()

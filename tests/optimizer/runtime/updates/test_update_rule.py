@@ -86,7 +86,8 @@ def test_elsewhere_it_has_the_bits_of_torchs_sgd(
         assert torch.equal(ours, theirs)
         assert set(state.export(name)) == ({"momentum_buffer"} if momentum else set())
         if momentum:
-            assert torch.equal(state.export(name)["momentum_buffer"].load(), expected.state[theirs]["momentum_buffer"])
+            exported: Any = state.export(name)
+            assert torch.equal(exported["momentum_buffer"].load(), expected.state[theirs]["momentum_buffer"])
     tiers.close()
 
 
@@ -110,7 +111,7 @@ def test_a_tensor_whose_first_gradient_comes_late_is_stepped_like_any_other() ->
     model = make_model()
     workload = make_workload(optimizer="sgd", momentum=0.9, weight_decay=0.0)
     optimizer = Optimizer(model, plan=OptimizerStatePlan(), workload=workload)
-    weight, bias = model[0].weight, model[0].bias
+    weight, bias = model.get_parameter("0.weight"), model.get_parameter("0.bias")
     before = bias.detach().clone()
     weight.grad = torch.ones_like(weight)
     optimizer.step(0.5)
@@ -127,7 +128,8 @@ def test_momentum_from_a_checkpoint_goes_on_to_the_same_bits() -> None:
         for seed in seeds:
             fill_gradients(model, seed=seed)
             optimizer.step(0.01)
-    tensors, scalars = optimizer.export_state()
+    exported: Any = optimizer.export_state()
+    tensors, scalars = exported
     assert {key.rpartition("//")[2] for key in tensors} == {"momentum_buffer"}
     second.load_state_dict(first.state_dict())
     resumed = Optimizer(second, plan=OptimizerStatePlan(), workload=workload)

@@ -1,6 +1,7 @@
 """Random small problems: peaks and times that grow with the batch as the estimator's do, dips of measured curves included."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -116,7 +117,7 @@ def make_problem(seed: int, *, num_sequences: int | None = None, has_dips: bool 
 
     slack, chance = draw.choice([0.0, 0.02, 0.5]), random.Random(seed)
 
-    def floors(plan: GenerationPlan, sizes: list[int], micro_batches: tuple[int, ...]) -> Floors:
+    def floors(plan: GenerationPlan, sizes: Sequence[int], micro_batches: Sequence[int]) -> Floors:
         """Up to so much less than the price of each; of micro-batches that would be empty nothing is asked."""
         found = np.zeros((7, len(micro_batches), len(sizes)))
         for row, number in enumerate(micro_batches):

@@ -209,7 +209,7 @@ def test_no_floor_of_a_held_prefix_is_above_its_price(profile: GenerationProfile
     plans = list_arrangements(problem)
     assert {plan.kv_cache.prefix_tokens for plan in plans} == {7}
     for plan in plans[::3]:
-        floors = problem.floors(plan, [2], [plan.num_micro_batches])
+        floors: Any = problem.floors(plan, [2], [plan.num_micro_batches])
         priced = problem.price(replace(plan, batch_size=2))
         assert floors.prefix_tokens[0, 0] == 7
         assert floors.total_s[0, 0] <= priced.total_s * 1.001

@@ -123,7 +123,7 @@ def test_no_number_of_tokens_takes_less_than_the_floor_of_all(
     chosen = set()
     for family in families[::4]:
         sizes = range(1, workload.num_sequences + 1)
-        floors = problem.floors(family.plan, sizes, family.micro_batches)
+        floors: Any = problem.floors(family.plan, sizes, family.micro_batches)
         for row, number in enumerate(family.micro_batches):
             plan = replace(family.plan, num_micro_batches=number)
             for column, size in enumerate(range(1, largest_of(plan, workload.num_sequences) + 1)):

@@ -181,7 +181,7 @@ def test_no_plan_takes_less_than_its_floor(
     assert any(family.plan.kv_cache.prefix_tokens for family in families)
     sizes = range(1, workload.num_sequences + 1)
     for family in [*families[::9], *(each for each in families if each.plan.kv_cache.prefix_tokens)][:24]:
-        floors = problem.floors(family.plan, sizes, family.micro_batches)
+        floors: Any = problem.floors(family.plan, sizes, family.micro_batches)
         for row, number in enumerate(family.micro_batches):
             plan = replace(family.plan, num_micro_batches=number)
             for size in range(1, largest_of(plan, workload.num_sequences) + 1):

@@ -1,5 +1,6 @@
 """The solver finds what enumeration finds, whatever the goal, and more memory is never worse."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -96,7 +97,7 @@ def test_sequences_are_spread_evenly_where_little_is_lost(gain: float, at_most: 
             problem.price(plan), total_s=1 - gain * plan.batch_size, device_peak_bytes=bytes_, device_peak_high_bytes=bytes_
         )
 
-    def floors(plan: GenerationPlan, sizes: Any, micro_batches: tuple[int, ...]) -> Floors:
+    def floors(plan: GenerationPlan, sizes: Sequence[int], micro_batches: Sequence[int]) -> Floors:
         return Floors(*np.zeros((7, len(micro_batches), len(sizes))))
 
     goal = replace(problem.goal, objective="throughput", device_budget_bytes=310)

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.search.every import every_plan
 from benchmarks.search.synthetic import synthetic_problem
 from optimizer.base.errors import NoFeasiblePlan
+from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import Technique
 from optimizer.search.core import search
@@ -98,7 +99,7 @@ def test_the_chosen_plan_is_never_slower_than_any_single_technique_that_fits(
     assert search(problem).chosen.prediction.step_ms <= min(fitting_ms, default=float("inf"))
 
 
-def single_technique_plans(problem: SearchProblem) -> list[Any]:
+def single_technique_plans(problem: SearchProblem) -> Iterator[Any]:
     """Plain training with one thing changed, in every strength; gradients come along where state or weights must have them."""
     plain, depth = OuterPlan(micro_batch_size=4, accumulation_steps=1), problem.num_blocks
     fractions = [step / 16 for step in range(1, 17)]
@@ -120,10 +121,11 @@ def single_technique_plans(problem: SearchProblem) -> list[Any]:
         replace(plain, bits=8),
     ]
     yield from (setting.plan(("keep",) * depth) for setting in settings)
+    keep: tuple[BlockChoice, ...] = ("keep",)
     for choice in problem.choices[1:]:
         for count in range(1, depth + 1):
-            yield plain.plan((choice,) * count + ("keep",) * (depth - count))
-            yield plain.plan(("keep",) * (depth - count) + (choice,) * count)
+            yield plain.plan((choice,) * count + keep * (depth - count))
+            yield plain.plan(keep * (depth - count) + (choice,) * count)
 
 
 def test_the_upper_end_of_the_interval_honours_the_budget_to_the_byte() -> None:

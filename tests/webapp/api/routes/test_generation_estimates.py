@@ -212,7 +212,12 @@ def test_what_is_wrong_with_a_question_about_plans_is_refused_by_field(
 
 @pytest.mark.parametrize("path", ["compare", "cards", "price"])
 def test_questions_about_plans_wait_for_the_models_profile(as_ada: Client, model: Model, path: str) -> None:
-    asked = {"compare": {"plans": {"a": "best", "b": "resident"}}, "price": {"plan": {}, "change": {}}, "cards": {}}[path]
+    bodies: dict[str, Any] = {
+        "compare": {"plans": {"a": "best", "b": "resident"}},
+        "price": {"plan": {}, "change": {}},
+        "cards": {},
+    }
+    asked = bodies[path]
     place = {} if path == "cards" else {"gpu": "RTX 4090"}
     body = {"model": model.pk, "workload": WORKLOAD, **place, **asked}
     answer = as_ada.post(f"/api/v1/plans/{path}", data=json.dumps(body), content_type="application/json")

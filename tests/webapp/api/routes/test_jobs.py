@@ -173,7 +173,7 @@ async def test_files_come_as_attachments_with_safe_names(headroom_home: Path) ->
 
     token, job, good, bad = await from_database(prepare)
     client, signed_in = AsyncClient(), {"Authorization": f"Bearer {token}"}
-    response = await client.get(f"/api/v1/artifacts/{good.pk}/download", headers=signed_in)
+    response: Any = await client.get(f"/api/v1/artifacts/{good.pk}/download", headers=signed_in)
     assert response.status_code == 200, response.content
     body = b"".join([part async for part in response.streaming_content])
     assert body == b"w" * 200_000
@@ -184,7 +184,7 @@ async def test_files_come_as_attachments_with_safe_names(headroom_home: Path) ->
     assert "/" not in response["Content-Disposition"].replace("utf-8''", "")
     assert "\n" not in response["Content-Disposition"]
     assert (await client.get(f"/api/v1/artifacts/{bad.pk}/download", headers=signed_in)).status_code == 404
-    logs = await client.get(f"/api/v1/jobs/{job.pk}/logs", headers=signed_in)
+    logs: Any = await client.get(f"/api/v1/jobs/{job.pk}/logs", headers=signed_in)
     assert b"".join([part async for part in logs.streaming_content]) == b"log of 1\nlog of 2\n"
     await sync_to_async(close_connections)()
 

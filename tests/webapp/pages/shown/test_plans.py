@@ -41,7 +41,7 @@ def look(browser: Client, profiled_llama: Model) -> Callable[..., Any]:
             "forbid": QUICK,
             "on": "gpu:T4",
         }
-        answer = browser.get(reverse(path), asked | parameters)
+        answer: Any = browser.get(reverse(path), asked | parameters)
         answer.words = " ".join(unescape(re.sub(r"<[^>]+>", " ", answer.content.decode())).split())
         return answer
 

@@ -43,7 +43,7 @@ def look(browser: Client, writer: Model, prompts: Dataset) -> Callable[..., Any]
             "device_budget": "100 MiB",
             "on": "gpu:T4",
         }
-        answer = browser.get(reverse(path), asked | parameters)
+        answer: Any = browser.get(reverse(path), asked | parameters)
         answer.words = " ".join(unescape(re.sub(r"<[^>]+>", " ", answer.content.decode())).split())
         return answer
 

@@ -36,8 +36,11 @@ class Offers(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.gets, self.posts = set(), set()
-        self._form, self._forms, self._enabled = None, {}, set()
+        self.gets: set[Any] = set()
+        self.posts: set[Any] = set()
+        self._form: str | None = None
+        self._forms: dict[Any, Any] = {}
+        self._enabled: set[Any] = set()
         self.feed(text)
         self.posts |= {action for key, action in self._forms.items() if key in self._enabled}
 
@@ -111,7 +114,9 @@ class Walk:
 
     def __init__(self, client: Client, *, starts: list[str]) -> None:
         self._client = client
-        self.refused, self.posts, self.seen = [], set(), {}
+        self.refused: list[Any] = []
+        self.posts: set[Any] = set()
+        self.seen: dict[Any, Any] = {}
         left = [(start, "the start") for start in starts]
         while left:
             path, origin = left.pop()

@@ -33,7 +33,7 @@ def price(browser: Client, typed_work: dict[str, str], profiled_llama: Model, da
     typed = typed_work | rows_named | {"sequence_length": "128", "device_budget": "1 GiB", "forbid": QUICK}
 
     def post(address: str = "job_price", **changes: Any) -> Any:
-        answer = browser.post(reverse(address), typed | changes)
+        answer: Any = browser.post(reverse(address), typed | changes)
         answer.words = " ".join(unescape(re.sub(r"<[^>]+>", " ", answer.content.decode())).split())
         return answer
 
