@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.common.record import GoalEntry, Record, at_most
+from benchmarks.search.subjects import rotary
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.calibration import TimedRun, fit_calibration, read_time_factors
@@ -53,23 +54,14 @@ HELD_BACK = 5
 """One case of so many is never used for fitting."""
 
 
-def _rotary(hidden: int, blocks: int, vocabulary: int, **more: Any) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": 3 * hidden,
-        "num_hidden_layers": blocks,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": 1024,
-        **more,
-    }
+def _rotary(model_type: str, hidden: int, blocks: int, vocabulary: int, **more: Any) -> dict[str, Any]:
+    return rotary(model_type, hidden, blocks, vocabulary, max_position_embeddings=1024, **more)
 
 
 MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
-    "llama 256": ({"model_type": "llama", **_rotary(256, 6, 4096)}, 4, 128),
-    "llama 64": ({"model_type": "llama", **_rotary(64, 4, 512)}, 4, 64),
-    "llama 512": ({"model_type": "llama", **_rotary(512, 3, 8192)}, 2, 128),
+    "llama 256": (_rotary("llama", 256, 6, 4096), 4, 128),
+    "llama 64": (_rotary("llama", 64, 4, 512), 4, 64),
+    "llama 512": (_rotary("llama", 512, 3, 8192), 2, 128),
     "gpt2 256": (
         {"model_type": "gpt2", "n_embd": 256, "n_layer": 6, "n_head": 4, "vocab_size": 4096, "n_positions": 512}, 2, 192,
     ),
@@ -79,12 +71,12 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
             "num_attention_heads": 4, "vocab_size": 8192, "max_position_embeddings": 512,
         }, 4, 96,
     ),
-    "qwen2 192": ({"model_type": "qwen2", **_rotary(192, 8, 8192, tie_word_embeddings=True)}, 2, 256),
-    "phi3 320": ({"model_type": "phi3", **_rotary(320, 4, 4096, num_key_value_heads=4)}, 2, 128),
-    "gemma2 128": ({"model_type": "gemma2", **_rotary(128, 4, 4096, head_dim=32, sliding_window=64)}, 4, 128),
-    "mixtral 128": ({"model_type": "mixtral", **_rotary(128, 4, 2048, num_local_experts=4, num_experts_per_tok=2)}, 4, 128),
+    "qwen2 192": (_rotary("qwen2", 192, 8, 8192, tie_word_embeddings=True), 2, 256),
+    "phi3 320": (_rotary("phi3", 320, 4, 4096, num_key_value_heads=4), 2, 128),
+    "gemma2 128": (_rotary("gemma2", 128, 4, 4096, head_dim=32, sliding_window=64), 4, 128),
+    "mixtral 128": (_rotary("mixtral", 128, 4, 2048, num_local_experts=4, num_experts_per_tok=2), 4, 128),
     "decoder 256": (
-        {"model_type": "headroom_decoder", **_rotary(256, 6, 4096, attention_block=64, bos_token_id=0, eos_token_id=0)}, 4, 128,
+        _rotary("headroom_decoder", 256, 6, 4096, attention_block=64, bos_token_id=0, eos_token_id=0), 4, 128,
     ),
 }  # fmt: skip
 """Configuration, micro-batch size, sequence length."""

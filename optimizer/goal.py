@@ -20,13 +20,21 @@ GenerationObjective = Literal["throughput", "first_token", "largest_batch"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationGoal:
-    """Budgets, objective and limits that the plan of a batch generation must meet."""
+class Budgets:
+    """Budgets that plans of training and of generation have in common."""
 
     device_budget_bytes: int
-    """Hard cap on device bytes; this and the next two mean what they mean in ``Goal``."""
+    """Hard cap on bytes allocated on the device tier, at every moment."""
     host_budget_bytes: int | None = None
+    """Cap on bytes on the host tier; None means what the machine has free."""
     disk_budget_bytes: int | None = None
+    """Cap on bytes on the disk tier; None means what the machine has free."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationGoal(Budgets):
+    """Budgets, objective and limits that the plan of a batch generation must meet."""
+
     objective: GenerationObjective = "throughput"
     """throughput: the whole workload in the least time. first_token: the first pass's first token after the least time.
     largest_batch: most sequences at once."""
@@ -47,15 +55,9 @@ class GenerationGoal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Goal:
+class Goal(Budgets):
     """Budgets, objective and limits that a training plan must meet."""
 
-    device_budget_bytes: int
-    """Hard cap on bytes allocated on the device tier, at every moment."""
-    host_budget_bytes: int | None = None
-    """Cap on bytes on the host tier; None means what the machine has free."""
-    disk_budget_bytes: int | None = None
-    """Cap on bytes on the disk tier; None means what the machine has free."""
     objective: Objective = "fastest_step"
     """cheapest_run weighs machines against each other by money; on one machine the fastest step is the cheapest."""
     allow_lossy: bool = False
@@ -72,7 +74,7 @@ class Goal:
         _check_pins(self)
 
     def allows_loss_by(self, technique: Technique) -> bool:
-        """Return true if the technique loses no quality, or if the goal allows its loss."""
+        """Return true if the technique loses no more quality than the goal allows."""
         if technique not in LOSSY:
             return True
         return self.allow_lossy and (self.most_loss == "any" or technique in ROUNDING)
@@ -100,7 +102,7 @@ def _check_pins(goal: "Goal | GenerationGoal") -> None:
             )
 
 
-def _check_budgets(goal: "Goal | GenerationGoal") -> None:
+def _check_budgets(goal: Budgets) -> None:
     require_int("device_budget_bytes", goal.device_budget_bytes, low=1, high=UNLIMITED_BYTES, section="goal")
     if goal.host_budget_bytes is not None:
         require_int("host_budget_bytes", goal.host_budget_bytes, low=0, high=UNLIMITED_BYTES, section="goal")

@@ -4,6 +4,8 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -40,13 +42,13 @@ FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "marshal", "shelve"}
 
 
 @cache
-def sources():
+def sources() -> list[tuple[str, ast.Module]]:
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
     assert len(files) > 50
     return [(file.relative_to(ROOT).as_posix(), ast.parse(file.read_text())) for file in files]
 
 
-def imports_of(tree):
+def imports_of(tree: ast.AST) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -55,7 +57,7 @@ def imports_of(tree):
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def dotted(node):
+def dotted(node: ast.AST) -> str:
     """``a.b.c`` of a name or attribute chain, else empty."""
     if isinstance(node, ast.Name):
         return node.id
@@ -64,7 +66,7 @@ def dotted(node):
     return ""
 
 
-def calls_of(tree):
+def calls_of(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
     return ((dotted(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
@@ -73,6 +75,14 @@ def test_import_arrows_are_kept() -> None:
         [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_the_house_keeps_its_limits() -> None:
+    """Folders, the longest import chain, circles and repeated lines, as ``python tools/house.py`` prints them."""
+    done = subprocess.run(
+        [sys.executable, "tools/house.py", "--list"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def test_torch_is_imported_only_where_there_are_tensors() -> None:
@@ -97,7 +107,7 @@ def test_only_the_worker_knows_the_worker_and_the_library_knows_no_django() -> N
 
 
 @pytest.mark.parametrize("module", TORCH_FREE)
-def test_importing_it_brings_no_torch(module) -> None:
+def test_importing_it_brings_no_torch(module: str) -> None:
     """The process is a fresh one, so that imports inside other modules count and those of other tests do not."""
     code = (
         "import os, sys\n"
@@ -175,7 +185,7 @@ def test_every_variable_that_is_read_is_documented() -> None:
     assert [name for name in sorted(documented) if name not in text] == []
 
 
-def tracked_text():
+def tracked_text() -> Iterator[tuple[str, str]]:
     names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
     for name in names:
         file = ROOT / name
@@ -210,8 +220,6 @@ def test_every_locked_package_has_a_hash_and_torch_is_not_among_them() -> None:
 
 
 def test_every_dependency_of_the_project_is_locked() -> None:
-    import tomllib
-
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     locked = {
         re.split(r"[=\s]", line)[0]

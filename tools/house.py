@@ -51,7 +51,7 @@ MAX_CHAIN = 20
 MAX_REPEATED_RUNS = 20
 RUN_LINES = 6
 EXTRAS = ("torch", "transformers", "bitsandbytes", "peft", "torchao", "greenlet", "deepspeed", "accelerate", "pynvml")
-"""What may be imported inside a function: torch, what takes as long as torch, and packages that are optional."""
+"""Packages that may be imported inside a function: torch, what takes as long as torch, and optional ones."""
 
 LATE = {
     "headroom.commands.main": "optimizer.cli.main",
@@ -60,7 +60,7 @@ LATE = {
     "webapp.catalog.check": "tokenizers",
 }
 """Modules that import something slow inside a function on purpose: commands that ask the service alone answer half a second
-sooner, a limited process loads only the reader of what it was given, and a hub's library is told to stay offline first."""
+sooner, a limited process loads only the reader of what it was given, and a hub's library is set to stay offline first."""
 
 
 @dataclass(frozen=True, kw_only=True)

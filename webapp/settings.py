@@ -128,7 +128,7 @@ HEADROOM_MAX_UPLOAD_BYTES = env.int("HEADROOM_MAX_UPLOAD_BYTES", default=8 * 102
 HEADROOM_WEBHOOK_NETWORKS = env.list("HEADROOM_WEBHOOK_NETWORKS", default=[])
 """Private networks that webhooks may be sent into, such as 10.1.0.0/16; by themselves they go to public addresses only."""
 for _network in HEADROOM_WEBHOOK_NETWORKS:
-    ipaddress.ip_network(_network)  # a slip is told of now, by the address that is wrong, and not when something is to be sent
+    ipaddress.ip_network(_network)  # a slip is reported now, by the address that is wrong, and not when something is to be sent
 HEADROOM_METRICS_TOKEN = env.str("HEADROOM_METRICS_TOKEN", default="")
 """Bearer token of a scraper of /metrics; without one only administrators' API tokens open it."""
 

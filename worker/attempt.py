@@ -229,7 +229,7 @@ def judge_end(folder: Path, *, exit_code: int, was_asked_to_stop: bool) -> dict[
     return {
         "outcome": "failed",
         "reason": "internal",
-        "message": f"The job's process ended with exit code {exit_code} without a result; its log tells more.",
+        "message": f"The job's process ended with exit code {exit_code} without a result; its log says more.",
         "error": None,
     }
 

@@ -13,7 +13,7 @@ from django.conf import settings
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
-    """Everything the supervisor and the reconciler may be told from outside."""
+    """Everything the supervisor and the reconciler may be given from outside."""
 
     home: Path
     """HEADROOM_HOME: jobs, caches, locks."""

@@ -15,7 +15,7 @@ class GpuMeter:
         self._facts: dict[str, Any] = {}
 
     def read(self) -> dict[str, Any]:
-        """``total_bytes, free_bytes, use_percent, temperature_c, power_w``; those the card does not tell are left out."""
+        """``total_bytes, free_bytes, use_percent, temperature_c, power_w``; those the card does not report are left out."""
         if self._handle is None or time.monotonic() - self._read_at < 1:
             return self._facts
         self._read_at = time.monotonic()
@@ -61,7 +61,7 @@ def _read_card(handle: Any) -> dict[str, Any]:
     import pynvml
 
     facts: dict[str, Any] = {}
-    # each on its own: not every card tells everything
+    # each on its own: not every card reports everything
     with contextlib.suppress(pynvml.NVMLError):
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         facts |= {"total_bytes": int(memory.total), "free_bytes": int(memory.free)}

@@ -1,7 +1,7 @@
 """Copies an attempt's telemetry from its file to the database, then mirrors it to the wire.
 
 The file is the source: the attempt's process writes a line there before it says anything on the pipe, so nothing is lost when
-the pipe is full, the database is away, or the worker is killed. The row is written before the wire is told, so that a page
+the pipe is full, the database is away, or the worker is killed. The row is written before the wire is sent it, so that a page
 which reads rows first and follows the wire from then on misses nothing.
 """
 

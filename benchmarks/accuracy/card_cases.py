@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.accuracy.cases import is_held_back
 from benchmarks.accuracy.techniques import merge_changes
+from benchmarks.training.cards import THREE_B
 from benchmarks.training.plans import make_plan
 from optimizer.base.units import GIB
 from optimizer.models.presets import PRESETS
@@ -41,13 +42,6 @@ class Cards:
     deadline_s: float = DEADLINE_S
 
 
-_THREE_B = {
-    **PRESETS["llama-3.2-1b"].config,
-    "hidden_size": 3_072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 24,
-    "head_dim": 128,
-}
 _BF16, _LORA = ("bf16",), ("bf16", "lora")
 _SELECTED: tuple[tuple[str, int, int, int, tuple[tuple[str, ...], ...]], ...] = (
     (
@@ -118,7 +112,7 @@ def cuda_cards() -> Cards:
 
 def _list_cases() -> Iterator[CardCase]:
     for model, card_gib, length, batch, selected in _SELECTED:
-        spec = read_model_spec(_THREE_B) if model == "3b" else PRESETS[model].spec
+        spec = read_model_spec(THREE_B) if model == "3b" else PRESETS[model].spec
         for techniques in selected:
             yield make_case(model, spec, techniques, card_gib * GIB, length=length, batch=batch)
 

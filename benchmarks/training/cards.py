@@ -41,7 +41,7 @@ DEADLINE_S = 420.0
 OFFLOAD_SPEED_GOAL = 0.9
 HOST_SHARE = 0.9
 """Share of the host's memory that a case may plan to use."""
-_THREE_B = {
+THREE_B = {
     **PRESETS["llama-3.2-1b"].config,
     "hidden_size": 3_072,
     "num_hidden_layers": 28,
@@ -87,7 +87,7 @@ class Cards:
 
 def cuda_cards() -> Cards:
     one_b, eight_b = PRESETS["llama-3.2-1b"].spec, PRESETS["llama-3-8b"].spec
-    three_b = read_model_spec(_THREE_B)
+    three_b = read_model_spec(THREE_B)
     long = TrainingWorkload(sequence_length=2048, global_batch_size=16, learning_rate=1e-5)
     short = replace(long, global_batch_size=8)
     lora = replace(short, global_batch_size=4, adapter=Adapter())

@@ -109,14 +109,14 @@ def _send_file(
     number: int,
     path: Path,
     done_bytes: int,
-    tell: Callable[[int], None],
+    report_bytes: Callable[[int], None],
 ) -> int:
     """The bytes of all files so far."""
     num_bytes, here_bytes = upload["files"][number]["num_bytes"], upload["files"][number]["received_bytes"]
     num_failures = 0
     with path.open("rb") as file:
         while here_bytes < num_bytes:
-            tell(done_bytes + here_bytes)
+            report_bytes(done_bytes + here_bytes)
             file.seek(here_bytes)
             piece = file.read(upload["piece_bytes"])
             try:
@@ -128,7 +128,7 @@ def _send_file(
                     raise
                 time.sleep(min(_LONGEST_PAUSE_S, 0.5 * 2**num_failures))
                 here_bytes = _where_it_stands(client, upload["id"], number, otherwise=here_bytes)
-    tell(done_bytes + num_bytes)
+    report_bytes(done_bytes + num_bytes)
     return done_bytes + num_bytes
 
 

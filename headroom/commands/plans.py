@@ -47,7 +47,7 @@ def _price(client: HeadroomClient, options: argparse.Namespace) -> None:
     spec.pop("plan", None)
     try:
         offers, error = client.price_plans(spec), None
-    except ApiProblem as problem:  # nothing fits: the baselines are told all the same
+    except ApiProblem as problem:  # nothing fits: the baselines are printed all the same
         offers, error = problem.extra.get("offers") or [], problem
     if options.json:
         print(json.dumps(offers, indent=2))

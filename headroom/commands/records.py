@@ -1,4 +1,4 @@
-"""``headroom logs``, ``events``, ``checkpoints``, ``metrics`` and ``files``: what a job has told so far."""
+"""``headroom logs``, ``events``, ``checkpoints``, ``metrics`` and ``files``: what a job has reported so far."""
 
 import argparse
 import csv

@@ -35,7 +35,7 @@ CATEGORY_SIGNS: dict[Category, str] = {
     "kv_cache": "▥",
     "temporaries": "░",
 }
-"""Told apart without colour too."""
+"""Legible without colour too."""
 BUDGET_COLOUR = "#C62828"
 BAR_CELLS = 48
 _BESIDE_BAR = 8

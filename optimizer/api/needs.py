@@ -21,7 +21,7 @@ from optimizer.profile.keep.obtain import obtain_generation_profile, obtain_prof
 from optimizer.profile.plan_extent import extent_of_plans
 from optimizer.profile.profile import BLOCK_CHOICES, Profile
 from optimizer.search.answer.baselines import BASELINES
-from optimizer.search.generation.baselines import INFERENCE_BASELINES
+from optimizer.search.generation.baselines import GENERATION_BASELINES
 from optimizer.search.problem import SearchProblem, divisors
 from optimizer.search.questions.sizes import sizes_looked_at
 from optimizer.workload import GenerationWorkload, TrainingWorkload
@@ -132,7 +132,7 @@ def needed_representations(
 
 def check_plan_label(plan: GenerationPlan | str | None) -> None:
     """Raise InvalidInput for a text that names no plan."""
-    allowed = [BEST, *INFERENCE_BASELINES]
+    allowed = [BEST, *GENERATION_BASELINES]
     if isinstance(plan, str) and plan not in allowed:
         raise InvalidInput(
             f"plan {plan!r} is not one of {', '.join(allowed)}", field="plan", value=plan, allowed=allowed

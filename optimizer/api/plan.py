@@ -167,7 +167,7 @@ def rank_model_cards(
 ) -> tuple[CardAnswer, ...]:
     """Cards of the table by tokens per second, or by the rent of a million tokens. Without a goal each with all its memory.
 
-    progress: told of each card before it is looked at.
+    progress: called with each card before it is looked at.
     """
     spec = model if isinstance(model, ModelSpec) else read_model(model)
     workload, goal = workload or TrainingWorkload(), goal or Goal(device_budget_bytes=UNLIMITED_BYTES)

@@ -87,7 +87,7 @@ def rank_model_cards_to_generate(
 ) -> tuple[CardAnswer, ...]:
     """Cards of the table by tokens per second, or by the rent of a million tokens. Without a goal each with all its memory.
 
-    progress: told of each card before it is looked at.
+    progress: called with each card before it is looked at.
     """
     workload, goal = workload or GenerationWorkload(), goal or GenerationGoal(device_budget_bytes=UNLIMITED_BYTES)
     read_cards(cards)  # what is no card is refused before a model is traced

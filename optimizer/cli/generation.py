@@ -23,7 +23,7 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation import GenerationPins
 from optimizer.plan.techniques import LOSSY, Technique
 from optimizer.plan.weights import FrozenFormat, WeightsPlace, WeightsPlan
-from optimizer.search.generation.baselines import INFERENCE_BASELINES
+from optimizer.search.generation.baselines import GENERATION_BASELINES
 from optimizer.search.questions.cards import Order
 from optimizer.workload import GenerationWorkload
 
@@ -190,7 +190,7 @@ def read_generation_goal(
 
 def _read_plan(name: str | None) -> GenerationPlan | str | None:
     """None where none was named. Raises InvalidInput for what is neither a label nor a file."""
-    if name is None or name == BEST or name in INFERENCE_BASELINES:
+    if name is None or name == BEST or name in GENERATION_BASELINES:
         return name
     if "\0" in name or not Path(name).exists():
         check_plan_label(name)

@@ -45,7 +45,7 @@ from optimizer.plan.pins.generation_knobs import generation_knobs, read_generati
 from optimizer.plan.pins.training import list_knobs_to_pin, read_pins
 from optimizer.plan.techniques import TECHNIQUE_LABELS
 from optimizer.search.answer.baselines import BASELINES
-from optimizer.search.generation.baselines import INFERENCE_BASELINES
+from optimizer.search.generation.baselines import GENERATION_BASELINES
 from optimizer.search.questions.cards import Order
 from optimizer.search.questions.objectives import ObjectiveAnswer
 from optimizer.workload import TrainingWorkload
@@ -101,7 +101,7 @@ def add_plan_command(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         nargs="+",
         metavar="PLAN",
         help=f"plans side by side: {BEST}, {', '.join(BASELINES)}, or files with a plan's JSON; "
-        f"of a generation {BEST}, {', '.join(INFERENCE_BASELINES)}, or files",
+        f"of a generation {BEST}, {', '.join(GENERATION_BASELINES)}, or files",
     )
     instead.add_argument(
         "--gpus",

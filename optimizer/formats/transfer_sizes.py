@@ -26,6 +26,10 @@ STAGING_BYTES: Final = 2 * NUM_SLABS_EACH_WAY * SLAB_BYTES
 ARENA_SLAB_BYTES: Final = 16 * MIB
 """Pinned host memory is taken in pieces of this size, from which copies are cut; a power of two, since torch rounds up to one."""
 
+PIECE_ELEMENTS: Final = 1 << 20
+"""Elements worked on or converted at once. A multiple of the 16 floats in which fused AdamW cuts its work, so that pieces give
+the bits of the whole; small enough that a piece is still in the processor's cache when its gradient is scaled and used."""
+
 _CHUNK_ELEMENTS: Final = {"cpu": 64 * KIB, "cuda": MIB}
 
 

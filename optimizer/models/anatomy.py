@@ -2,7 +2,7 @@
 forward pass ends. The one place that knows them.
 
 Two kinds of model. A causal decoder is run in two halves, backbone and head, so that the head can be cut into chunks
-(``Anatomy``). Any other model runs its own forward, and tells by a hook when its last hidden state is there
+(``Anatomy``). Any other model runs its own forward, and a hook reports when its last hidden state is there
 (``WholeAnatomy``): encoders whose head transforms before it projects, an encoder with a decoder, a module whose loss the
 caller gives.
 """
@@ -134,7 +134,7 @@ class WholeAnatomy(Anatomy):
 
 
 def find_anatomy(model: nn.Module) -> Anatomy:
-    """Raises LookupError where the blocks cannot be told from the rest."""
+    """Raises LookupError where the blocks cannot be distinguished from the rest."""
     config = getattr(model, "config", None)
     head: nn.Module | None = _ask(model, "get_output_embeddings")
     if getattr(config, "model_type", None) in _IN_TWO_HALVES:

@@ -62,14 +62,26 @@ _OPT: dict[str, Any] = {
     "pad_token_id": 1,
 }
 
-_DECODER: dict[str, Any] = {
-    "model_type": "headroom_decoder",
+_TEN_MILLION: dict[str, Any] = {
     "vocab_size": 4_096,
     "hidden_size": 256,
     "intermediate_size": 768,
     "num_hidden_layers": 12,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+}
+_MISTRAL_SIZES: dict[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 4_096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+
+_DECODER: dict[str, Any] = {
+    "model_type": "headroom_decoder",
+    **_TEN_MILLION,
     "max_position_embeddings": 8_192,
     "attention_block": 64,
     "bos_token_id": 0,
@@ -82,12 +94,7 @@ _ALL = (
         title="Headroom demo, 10 M",
         config={
             "model_type": "llama",
-            "vocab_size": 4_096,
-            "hidden_size": 256,
-            "intermediate_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
+            **_TEN_MILLION,
             "max_position_embeddings": 1_024,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-5,
@@ -243,12 +250,7 @@ _ALL = (
         title="Mistral 7B v0.1",
         config={
             "model_type": "mistral",
-            "vocab_size": 32_000,
-            "hidden_size": 4_096,
-            "intermediate_size": 14_336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
+            **_MISTRAL_SIZES,
             "max_position_embeddings": 32_768,
             "sliding_window": 4_096,
             "rms_norm_eps": 1e-5,
@@ -311,12 +313,7 @@ _ALL = (
         title="Mixtral 8x7B v0.1",
         config={
             "model_type": "mixtral",
-            "vocab_size": 32_000,
-            "hidden_size": 4_096,
-            "intermediate_size": 14_336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
+            **_MISTRAL_SIZES,
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
             "router_aux_loss_coef": 0.02,

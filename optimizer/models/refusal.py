@@ -10,7 +10,7 @@ MAX_SHOWN_CHARACTERS = 80
 def refusal(field: str, value: Any, *, allowed: Any) -> InvalidModel:
     """The error to raise; its facts are JSON-able and short, whatever was submitted."""
     listed = ", ".join(map(str, allowed)) if isinstance(allowed, list) else allowed
-    found = "missing" if value is None else _told(value)
+    found = "missing" if value is None else _as_written(value)
     return InvalidModel(f"{field} is {found}; allowed: {listed}", field=field, value=_fact(value), allowed=allowed)
 
 
@@ -20,7 +20,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[: MAX_SHOWN_CHARACTERS - 3]}..."
 
 
-def _told(value: Any) -> str:
+def _as_written(value: Any) -> str:
     """A text that reads as something else stands in quotes."""
     if not isinstance(value, str):
         return shown(value)

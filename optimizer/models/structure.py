@@ -1,7 +1,7 @@
 """Describes what a model is built of, from its config alone: words in, blocks, words out, with their parameters. Torch-free.
 
 A block's parameters are the difference that leaving it out makes to the whole (``parameters.py``), so blocks that differ in size
-are told apart whatever the architecture. Repeated blocks are folded into runs, and runs that repeat into one with a count.
+are distinguished whatever the architecture. Repeated blocks are folded into runs, and runs that repeat into one with a count.
 """
 
 from collections.abc import Iterator, Sequence

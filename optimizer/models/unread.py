@@ -1,7 +1,7 @@
 """Lists in sentences what a config.json asks for that its spec does not have, so that no estimate guesses silently.
 
 The allow-list drops what it does not know (``spec.py``). Most of that changes nothing (token ids of tools, versions, what a
-forward returns); what would make the model another one is told here.
+forward returns); what would make the model another one is listed here.
 """
 
 from collections.abc import Mapping

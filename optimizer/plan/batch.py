@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.plan.knob import Face, Knob, TechniqueDeclaration, Use, exceeds
+from optimizer.plan.knob import Face, Knob, Package, TechniqueDeclaration, Use, exceeds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,3 +55,36 @@ KNOBS: Final = (
         training=Face(label="Accumulation steps", help="micro-batches of a step"),
     ),
 )
+
+GENERATION_KNOBS: Final = (
+    Knob(
+        path="batch_size",
+        plain=1,
+        generation=Face(
+            label="Sequences at once",
+            help="of a micro-batch",
+            change="{value:,} sequences at once instead of {before:,}",
+        ),
+    ),
+    Knob(
+        path="num_micro_batches",
+        plain=1,
+        packages=(Package(name="greenlet", asks=exceeds(1)),),
+        generation=Face(
+            label="Micro-batches",
+            help="that share a pass",
+            change="{value:,} micro-batches to a pass instead of {before:,}",
+        ),
+    ),
+    Knob(
+        path="prefill_tokens",
+        plain=None,
+        generation=Face(
+            label="Prompt tokens at once",
+            help="a number, or all",
+            change="{value} tokens of a prompt at once",
+            changes={None: "prompts whole"},
+        ),
+    ),
+)
+"""Decisions of a generation's plan about its passes."""

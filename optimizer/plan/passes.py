@@ -20,9 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final
 
-from optimizer.plan.knob import Face, Knob, Package, exceeds
 from optimizer.workload import GenerationWorkload
 
 Lengths = tuple[int, int]
@@ -252,37 +250,3 @@ def _group_neighbours(order: Sequence[int], lengths: Sequence[Lengths], *, batch
         before = prompt
     if group:
         yield tuple(group)
-
-
-KNOBS: Final = (
-    Knob(
-        path="batch_size",
-        plain=1,
-        generation=Face(
-            label="Sequences at once",
-            help="of a micro-batch",
-            change="{value:,} sequences at once instead of {before:,}",
-        ),
-    ),
-    Knob(
-        path="num_micro_batches",
-        plain=1,
-        packages=(Package(name="greenlet", asks=exceeds(1)),),
-        generation=Face(
-            label="Micro-batches",
-            help="that share a pass",
-            change="{value:,} micro-batches to a pass instead of {before:,}",
-        ),
-    ),
-    Knob(
-        path="prefill_tokens",
-        plain=None,
-        generation=Face(
-            label="Prompt tokens at once",
-            help="a number, or all",
-            change="{value} tokens of a prompt at once",
-            changes={None: "prompts whole"},
-        ),
-    ),
-)
-"""Decisions of a generation's plan about its passes."""

@@ -13,7 +13,6 @@ from optimizer.plan import (
     kv_cache,
     logits_and_loss,
     optimizer_state,
-    passes,
     weights,
 )
 from optimizer.plan.knob import Asks, Group, Knob, TechniqueDeclaration, Work
@@ -61,8 +60,18 @@ _PLACES: Final = (
 )
 KNOBS: Final[dict[str, Knob]] = {
     knob.path: knob
-    for module in (batch, passes, weights, gradients, optimizer_state, activations, logits_and_loss, kv_cache, allocator)
-    for knob in module.KNOBS
+    for declared in (
+        batch.KNOBS,
+        batch.GENERATION_KNOBS,
+        weights.KNOBS,
+        gradients.KNOBS,
+        optimizer_state.KNOBS,
+        activations.KNOBS,
+        logits_and_loss.KNOBS,
+        kv_cache.KNOBS,
+        allocator.KNOBS,
+    )
+    for knob in declared
 }
 """By path, in the order of the plans."""
 _DECLARED: Final[dict[str, TechniqueDeclaration]] = {

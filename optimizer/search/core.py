@@ -122,7 +122,7 @@ def search_budgets(problem: SearchProblem, budgets_bytes: Sequence[int]) -> dict
     """The answer at each device budget for which there is one, smallest first, never slower than that of a smaller one.
 
     Each search knows the plans found for less memory. One by one, searches of deep models promise that of themselves only as
-    closely as their gaps tell.
+    closely as their gaps say.
     """
     remembered = remembering(problem)
     results: dict[int, SearchResult] = {}

@@ -195,7 +195,7 @@ export function drawCard(element, { series, numSteps, unit: point, uirevision })
   layout.yaxis = { ...layout.yaxis, title: axisTitle("% and °C"), range: [0, 105] };
   layout.yaxis2 = rightAxis(layout, { title: axisTitle("W"), rangemode: "tozero" });
   Plotly.react(element, traces, layout, CONFIG);
-  return samples.length ? `The card: ${cardWords(samples.at(-1).gpu)}.` : "The card tells nothing of itself.";
+  return samples.length ? `The card: ${cardWords(samples.at(-1).gpu)}.` : "The card reports nothing about itself.";
 }
 
 export function cardWords(gpu) {

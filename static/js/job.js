@@ -38,10 +38,10 @@ function draw() {
   if (document.hidden || !changed) return;
   changed = false;
   drawnAtMs = performance.now();
-  // links and the card only where there is something to tell
+  // links and the card only where there is something to show
   if (series.steps().some((sample) => Object.values(sample.copied_bytes ?? {}).some(Boolean))) document.getElementById("links-panel").hidden = false;
   if (series.steps().some((sample) => sample.gpu)) document.getElementById("card-panel").hidden = false;
-  // nothing comes any more: charts of nothing tell nothing
+  // nothing comes any more: empty charts are not drawn
   const isOver = job.is_terminal && !series.steps().length;
   for (const panel of document.querySelectorAll("[data-needs-measurements]")) panel.hidden = isOver;
   document.getElementById("never-measured").hidden = !isOver;

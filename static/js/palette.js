@@ -29,7 +29,7 @@ export function ink() {
 
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
 
-// Of one of several runs in a chart: told apart by colour, by dash and by the letter at its end.
+// One of several runs in a chart: distinguished by colour, by dash and by the letter at its end.
 export function runStyle(index) {
   return { color: variable(`--run-${(index % 5) + 1}`), dash: DASHES[index % DASHES.length], width: index < 5 ? 2 : 3.5 };
 }

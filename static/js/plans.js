@@ -80,9 +80,9 @@ function drawSteps() {
 }
 
 function draw() {
-  const told = document.getElementById("plans-facts");
-  if (!told) return;
-  facts = JSON.parse(told.textContent);
+  const embedded = document.getElementById("plans-facts");
+  if (!embedded) return;
+  facts = JSON.parse(embedded.textContent);
   drawFrontier();
   drawSteps();
 }

@@ -13,34 +13,34 @@ export function follow(url) {
   const kept = [];
 
   // what: "onEvent" with type and data, or "onConnection" with the state and since when
-  function tell(what, ...told) {
-    if (listener) listener[what](...told);
-    else kept.push([what, ...told]);
+  function send(what, ...args) {
+    if (listener) listener[what](...args);
+    else kept.push([what, ...args]);
   }
 
   function open() {
     source = new EventSource(url);
-    source.onopen = () => tell("onConnection", "live", new Date());
+    source.onopen = () => send("onConnection", "live", new Date());
     source.onerror = () => {
       if (ended) return;
-      tell("onConnection", "reconnecting", new Date());
+      send("onConnection", "reconnecting", new Date());
       if (source.readyState === EventSource.CLOSED) reopen = setTimeout(open, REOPEN_AFTER_MS);
     };
     for (const type of EVENTS) {
-      source.addEventListener(type, (event) => tell("onEvent", type, event.data ? JSON.parse(event.data) : null));
+      source.addEventListener(type, (event) => send("onEvent", type, event.data ? JSON.parse(event.data) : null));
     }
   }
 
   function listen(handlers) {
     listener = handlers;
-    for (const [what, ...told] of kept.splice(0)) listener[what](...told);
+    for (const [what, ...args] of kept.splice(0)) listener[what](...args);
   }
 
   function close() {
     ended = true;
     clearTimeout(reopen);
     source.close();
-    tell("onConnection", "ended", new Date());
+    send("onConnection", "ended", new Date());
   }
 
   open();

@@ -86,4 +86,4 @@ def test_a_process_that_crashed_of_itself_while_stopping_is_not_drained(tmp_path
 def test_a_process_that_ends_without_a_word_is_a_fault_of_the_program(tmp_path: Path) -> None:
     result = judge_end(tmp_path, exit_code=1, was_asked_to_stop=False)
     assert (result["outcome"], result["reason"]) == ("failed", "internal")
-    assert result["message"] == "The job's process ended with exit code 1 without a result; its log tells more."
+    assert result["message"] == "The job's process ended with exit code 1 without a result; its log says more."

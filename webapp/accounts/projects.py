@@ -9,6 +9,7 @@ from django.db.models import Q
 
 from optimizer.base.errors import InvalidInput
 from webapp.accounts.models import Membership, Project, Role
+from webapp.names import check_name
 
 MAX_NAME_CHARACTERS = 100
 ACCOUNT_ROLES = ("admin", "member", "viewer")
@@ -26,14 +27,7 @@ def give_home(user: User) -> Project:
 
 def create_project(user: User, *, name: str) -> Project:
     """Its maker administers it."""
-    name = " ".join(name.split())
-    if not 1 <= len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
-        raise InvalidInput(
-            f"name is {name[:80]!r}; allowed: 1 to {MAX_NAME_CHARACTERS} printable characters",
-            field="name",
-            value=name[:80],
-            allowed=f"1 to {MAX_NAME_CHARACTERS} printable characters",
-        )
+    name = check_name(name, max_characters=MAX_NAME_CHARACTERS)
     with transaction.atomic():
         project = Project.objects.create(name=name)
         Membership.objects.create(project=project, user=user, role=Role.ADMIN)

@@ -60,7 +60,7 @@ def find_token_user(text: str) -> User | None:
     if match is None or match.group(3) != _crc(match.group(1), match.group(2)):
         return None
     row = ApiToken.objects.select_related("user").filter(token_id=match.group(1)).first()
-    # the comparison runs for unknown ids too, so that time does not tell which ids exist
+    # the comparison runs for unknown ids too, so that time does not reveal which ids exist
     matches = secrets.compare_digest(row.secret_hmac if row else "0" * 64, _hash(match.group(2)))
     if row is None or not matches or not _is_valid(row):
         return None

@@ -124,7 +124,7 @@ def _fault(request: HttpRequest, error: Exception) -> HttpResponse:
     """A fault of the program: its trace goes to the log, not to the caller."""
     logger.error("%s %s failed", request.method, request.path, exc_info=error)
     hint = "Try again; if it stays, report it."
-    return problem(500, code="internal", detail="the server failed; its log tells more", hint=hint)
+    return problem(500, code="internal", detail="the server failed; its log says more", hint=hint)
 
 
 def openapi_document() -> Any:

@@ -80,7 +80,7 @@ def _bad_form(request: HttpRequest, error: Exception) -> HttpResponse:
 def _fault(request: HttpRequest, error: Exception) -> HttpResponse:
     """A fault of the program: its trace goes to the log, not to the caller."""
     logger.error("%s %s failed", request.method, request.path, exc_info=error)
-    return error_answer(500, "the server failed; its log tells more", code="internal")
+    return error_answer(500, "the server failed; its log says more", code="internal")
 
 
 @csrf_exempt

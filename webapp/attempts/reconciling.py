@@ -32,7 +32,7 @@ def expire_leases(*, grace_s: float = 0.0) -> list[str]:
 
 
 def resend_hints() -> list[str]:
-    """Tell the broker again of jobs that may start and were not told of, or not lately; the ids it took."""
+    """Announce again to the broker the jobs that may start and were not announced lately. Returns the ids it took."""
     stale_hint = Q(hinted_at__isnull=True) | Q(hinted_at__lt=from_now(-HINT_AGAIN_S))
     waiting = Job.objects.filter(claimable() & stale_hint).order_by("-priority", "created_at", "id")
     sent = []

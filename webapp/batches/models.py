@@ -52,7 +52,7 @@ class Batch(InProject):
     dataset = models.ForeignKey(Dataset, on_delete=models.PROTECT)
     """The input's lines; they stay when the file is deleted."""
     input_file = models.CharField(max_length=48)
-    """Ids of files, this and the next two; a file may be deleted, and its id is still told."""
+    """Ids of files, this and the next two; a file may be deleted, and its id is still shown."""
     output_file = models.CharField(max_length=48, blank=True)
     error_file = models.CharField(max_length=48, blank=True)
     endpoint = models.CharField(max_length=40)

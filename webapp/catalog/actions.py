@@ -26,7 +26,7 @@ from django.db.models import ProtectedError
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from optimizer.base.errors import DiskFull, InvalidDataset, InvalidInput, InvalidModel
+from optimizer.base.errors import DiskFull, InvalidDataset, InvalidModel
 from optimizer.base.serialize import to_json
 from optimizer.data.chat_facts import read_chat_facts
 from optimizer.models.files.check_weights import INDEX_FILE, SINGLE_FILE
@@ -36,6 +36,7 @@ from webapp.accounts.models import Project
 from webapp.catalog.limited import run_limited
 from webapp.catalog.models import Dataset, Machine, Model, Profile, PromptTokens
 from webapp.ids import new_dataset_id, new_model_id
+from webapp.names import check_name
 
 MAX_CONFIG_BYTES = 1024 * 1024
 MAX_TOKENIZER_CONFIG_BYTES = 4 * 1024 * 1024
@@ -134,21 +135,14 @@ def create_dataset(
         kept = folder / f"data{suffix}"
         _keep(file, kept)
         facts = _inspect(kept, FORMATS[suffix])
-        return _publish(
-            folder,
-            kind="datasets",
-            row=Dataset(
-                id=dataset_id,
-                owner=owner,
-                name=name,
-                format=FORMATS[suffix],
-                file=f"datasets/{dataset_id}/{kept.name}",
-                sha256=_sha256(kept),
-                num_bytes=kept.stat().st_size,
-                num_documents=facts.get("num_documents"),
-                preview=str(facts.pop("preview", ""))[:2000],
-                facts=facts,
-            ),
+        return _publish_dataset(
+            kept,
+            id=dataset_id,
+            owner=owner,
+            name=name,
+            format=FORMATS[suffix],
+            num_documents=facts.get("num_documents"),
+            facts=facts,
         )
 
 
@@ -175,22 +169,29 @@ def _create_prompts(*, owner: User | None, name: str, file: "UploadedFile[Any]")
         if not kept.stat().st_size:
             raise InvalidDataset("the file is empty", field="file", value=0, allowed="one JSON object a line")
         facts = _inspect_prompts(kept)
-        return _publish(
-            folder,
-            kind="datasets",
-            row=Dataset(
-                id=dataset_id,
-                owner=owner,
-                name=name,
-                format="prompts",
-                file=f"datasets/{dataset_id}/{kept.name}",
-                sha256=_sha256(kept),
-                num_bytes=kept.stat().st_size,
-                num_documents=facts["num_prompts"],
-                preview=str(facts.pop("preview"))[:2000],
-                facts=facts,
-            ),
+        return _publish_dataset(
+            kept,
+            id=dataset_id,
+            owner=owner,
+            name=name,
+            format="prompts",
+            num_documents=facts["num_prompts"],
+            facts=facts,
         )
+
+
+def _publish_dataset(kept: Path, *, id: str, facts: dict[str, Any], **fields: Any) -> Dataset:
+    """kept: the file in its staging folder. facts: with what its inspection found, ``preview`` among it."""
+    row = Dataset(
+        id=id,
+        file=f"datasets/{id}/{kept.name}",
+        sha256=_sha256(kept),
+        num_bytes=kept.stat().st_size,
+        preview=str(facts.pop("preview", ""))[:2000],
+        facts=facts,
+        **fields,
+    )
+    return _publish(kept.parent, kind="datasets", row=row)
 
 
 def count_prompt_tokens(dataset: Dataset, model: Model) -> list[list[int | None]]:
@@ -289,15 +290,8 @@ def heartbeat_machine(machine: Machine, *, draining: bool = False) -> bool:
 
 
 def checked_name(name: str) -> str:
-    name = " ".join(name.split())
-    if not 1 <= len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
-        raise InvalidInput(
-            f"name is {name[:80]!r}; allowed: 1 to {MAX_NAME_CHARACTERS} printable characters",
-            field="name",
-            value=name[:80],
-            allowed=f"1 to {MAX_NAME_CHARACTERS} printable characters",
-        )
-    return name
+    """Raises InvalidInput for a name that a model or dataset cannot have."""
+    return check_name(name, max_characters=MAX_NAME_CHARACTERS)
 
 
 def _read_small_json(file: "UploadedFile[Any]", *, name: str, field: str) -> Any:

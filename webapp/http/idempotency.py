@@ -51,7 +51,7 @@ def idempotent(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]
             IdempotencyKey.objects.filter(pk=row.pk, status__isnull=True).delete()
         return response
 
-    guarded.is_idempotent = True  # type: ignore[attr-defined]  # the description of the API tells of it
+    guarded.is_idempotent = True  # type: ignore[attr-defined]  # the description of the API says so
     return guarded
 
 

@@ -20,8 +20,8 @@ from webapp.clock import from_now
 from webapp.jobs.errors import JobConflict, WrongState
 from webapp.jobs.models import (
     LIVE_STATES,
-    PEOPLES_KINDS,
     TERMINAL_STATES,
+    USER_JOB_KINDS,
     Attempt,
     Checkpoint,
     Event,
@@ -31,7 +31,7 @@ from webapp.jobs.models import (
     Sample,
     State,
 )
-from webapp.jobs.moves import held_by, move_job, tell_webhooks
+from webapp.jobs.moves import enqueue_webhooks, held_by, move_job
 from webapp.wire.hints import send_hint
 from webapp.wire.publish import publish
 
@@ -92,7 +92,7 @@ def create_job(
             event_seq=1,
         )
         Event.objects.create(job=job, seq=1, actor=actor, kind="created", to_state=State.QUEUED)
-        tell_webhooks(job, "created")
+        enqueue_webhooks(job, "created")
         _hint_on_commit(job.pk)
     return job
 
@@ -181,7 +181,7 @@ def retry_job(job: Job, *, actor: str) -> Job:
     """The same spec and plan again, as a new job: an ended one never moves. It goes on from the newest checkpoint of the
     ended one, where there is one. Only what failed or was cancelled is retried."""
     job.refresh_from_db()
-    if job.kind not in PEOPLES_KINDS or job.state not in (State.FAILED, State.CANCELLED):
+    if job.kind not in USER_JOB_KINDS or job.state not in (State.FAILED, State.CANCELLED):
         return _refuse(job, "retry", allowed="failed or cancelled")
     for row in (job.model, job.dataset):
         if row is not None and row.deleted_at is not None:
@@ -249,7 +249,7 @@ def record_phase(attempt: Attempt, phase: str, message: str = "") -> bool:
 def record_progress(
     attempt: Attempt, *, step: int, eta_s: float | None, summary: dict[str, Any], num_tokens: int = 0
 ) -> bool:
-    """Latest numbers onto the row; ``summary`` is merged into what is there. No event: samples tell the story.
+    """Latest numbers onto the row; ``summary`` is merged into what is there. No event: samples show it.
 
     num_tokens: that a generate job has written. A pass of many prompts may take long until the first of them is done; more tokens
     are progress too.

@@ -13,7 +13,7 @@ from webapp.jobs.models import Sample
 
 DEFAULT_MAX_POINTS = 2_000
 MAX_POINTS_ALLOWED = 20_000
-ALWAYS_TOLD = ("kind", "attempt", "step", "time_s")
+ALWAYS_REPORTED = ("kind", "attempt", "step", "time_s")
 
 Point = tuple[int, int, float, float, float]
 """Step, primary key, and what decides whether the record is kept: peak, loss, tokens per second; -1 for what there is none of."""
@@ -27,7 +27,7 @@ def job_metrics(
 ) -> dict[str, Any]:
     """``steps`` (at most ``max_points``), ``evals``, and the latest ``timeline`` or None; of a generate job ``generated``.
 
-    fields: of steps, beside ``ALWAYS_TOLD``; None for all.
+    fields: of steps, beside ``ALWAYS_REPORTED``; None for all.
     """
     timeline = Sample.objects.filter(job_id=job_id, kind="timeline").order_by("-attempt", "-step").first()
     return {
@@ -69,5 +69,5 @@ def _records(points: Sequence[Point], fields: Collection[str] | None) -> list[di
     records: list[dict[str, Any]] = [found[pk] for _, pk, *_ in points]
     if fields is None:
         return records
-    wanted = (*ALWAYS_TOLD, *fields)
+    wanted = (*ALWAYS_REPORTED, *fields)
     return [{name: record[name] for name in wanted if name in record} for record in records]

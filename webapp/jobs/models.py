@@ -57,7 +57,7 @@ class Kind(models.TextChoices):
     """Traces a model for pricing; made by the program, not listed among people's jobs."""
 
 
-PEOPLES_KINDS = (Kind.TRAIN, Kind.GENERATE)
+USER_JOB_KINDS = (Kind.TRAIN, Kind.GENERATE)
 
 
 class PlanOffer(models.Model):
@@ -120,7 +120,7 @@ class Job(InProject):
     retry_of = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="retries")
     """The ended job that this one repeats; an ended job itself never moves again."""
     hinted_at = models.DateTimeField(null=True)
-    """When the broker was last told of this job; the reconciler tells it again while the job waits."""
+    """When this job was last announced to the broker; the reconciler announces it again while it waits."""
 
     attempt = models.IntegerField(default=0)
     failed_attempts = models.IntegerField(default=0)

@@ -10,7 +10,7 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from webapp.jobs.documents import state_document
-from webapp.jobs.models import LIVE_STATES, PEOPLES_KINDS, Attempt, Event, Job, State
+from webapp.jobs.models import LIVE_STATES, USER_JOB_KINDS, Attempt, Event, Job, State
 from webapp.webhooks.actions import queue_job_event
 from webapp.wire.publish import publish
 
@@ -46,14 +46,14 @@ def move_job(
             reason=reason,
             message=message,
         )
-        tell_webhooks(job, kind)
+        enqueue_webhooks(job, kind)
         transaction.on_commit(lambda: announce(job), robust=True)
     return job
 
 
-def tell_webhooks(job: Job, kind: str) -> None:
+def enqueue_webhooks(job: Job, kind: str) -> None:
     """In the transaction of the move. Profiling jobs are the program's own and nobody's news."""
-    if job.kind in PEOPLES_KINDS:
+    if job.kind in USER_JOB_KINDS:
         queue_job_event(project_id=job.project_id, event=f"job.{kind}", data=state_document(job))
 
 

@@ -5,11 +5,11 @@ from typing import Any
 from django.db.models import QuerySet
 
 from webapp.accounts.access import visible_rows
-from webapp.jobs.models import PEOPLES_KINDS, Artifact, Checkpoint, Event, Job, PlanOffer
+from webapp.jobs.models import USER_JOB_KINDS, Artifact, Checkpoint, Event, Job, PlanOffer
 
 
 def jobs_visible_to(user: Any) -> QuerySet[Job]:
-    return Job.objects.filter(visible_rows(user), kind__in=PEOPLES_KINDS).select_related("machine")
+    return Job.objects.filter(visible_rows(user), kind__in=USER_JOB_KINDS).select_related("machine")
 
 
 def offers_visible_to(user: Any) -> QuerySet[PlanOffer]:

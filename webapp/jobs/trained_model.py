@@ -24,7 +24,7 @@ from webapp.jobs.models import Artifact, Job, Kind, State
 Left = Literal["", "adapter", "model"]
 _WEIGHTS_SUFFIXES = (".safetensors", ".safetensors.index.json")
 _NUMBER_CHARACTERS = 8
-"""Room for what tells names apart."""
+"""Characters of a name kept for the part that makes it unique."""
 
 
 def create_trained_model(job: Job, *, name: str = "") -> Model:

@@ -1,7 +1,7 @@
 """One reader of Redis for all the streams that this process's clients watch; each client has its own bounded queue.
 
-A thousand clients cost one blocking read. A client that does not keep up loses its queue and is told so; the reader never
-waits for anyone. While Redis is away each client is told ``down`` once, and ``up`` when it is back. The hub belongs to
+A thousand clients cost one blocking read. A client that does not keep up loses its queue and is notified; the reader never
+waits for anyone. While Redis is away each client is sent ``down`` once, and ``up`` when it is back. The hub belongs to
 one event loop.
 """
 

@@ -151,7 +151,7 @@ class _Watcher:
             yield self._done(shared.seen.state)
         elif shared.after_id != own_id:
             # another client's: what came between its place in the stream and this one's
-            with contextlib.suppress(*_REDIS_AWAY):  # of which the hub will tell
+            with contextlib.suppress(*_REDIS_AWAY):  # which the hub will report
                 for entry in await self._hub.entries_after(self._job_id, shared.after_id):
                     if not self._is_ended and (sent := self._entry(*entry)) is not None:
                         yield sent

@@ -15,7 +15,7 @@ from webapp.batches.models import OPEN_STATUSES, Batch
 from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
 from webapp.jobs.claiming import free_bytes
-from webapp.jobs.models import PEOPLES_KINDS, Job, Kind, Sample, State
+from webapp.jobs.models import USER_JOB_KINDS, Job, Kind, Sample, State
 from webapp.live.stream import num_viewers
 from webapp.webhooks.models import Delivery
 from webapp.webhooks.models import State as DeliveryState
@@ -51,7 +51,7 @@ def _jobs() -> Iterator[Metric]:
 
 
 def _queue() -> Iterator[Metric]:
-    waiting = Q(state=State.QUEUED, kind__in=PEOPLES_KINDS)
+    waiting = Q(state=State.QUEUED, kind__in=USER_JOB_KINDS)
     seen: dict[str, Any] = Job.objects.filter(waiting).aggregate(number=Count("pk"), oldest=Min("created_at"))
     depth = _gauge("queue_depth", "Jobs that wait, paused ones too.")
     depth.add_metric((), seen["number"])

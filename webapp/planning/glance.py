@@ -11,8 +11,10 @@ from webapp.catalog.models import Machine
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.specs.generation import GenerateSpec
 from webapp.jobs.specs.training import JobSpec
-from webapp.planning.search.question import AnyPriced
-from webapp.planning.search.resolve import Waiting, asked_by, place_of, resolve
+from webapp.planning.search.generation import asked_by_generation
+from webapp.planning.search.question import AnyPriced, Question
+from webapp.planning.search.resolve import Asked, Waiting, place_of, resolve
+from webapp.planning.search.training import asked_by_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,8 @@ def glance_at(user: Any, spec: JobSpec | GenerateSpec, *, taken: Plan | None) ->
     A generate job is seen as its search sees it: every prompt the longest.
     """
     machines = list(machines_visible_to(user).order_by("name"))
-    questions = resolve(asked_by(spec), [place_of(machine) for machine in machines])
+    asked: Asked[Question[Any, Any, Any]] = asked_by_training(spec) if isinstance(spec, JobSpec) else asked_by_generation(spec)
+    questions = resolve(asked, [place_of(machine) for machine in machines])
     if isinstance(questions, Waiting) or all(question.is_answered for question in questions):
         return None
     found = [

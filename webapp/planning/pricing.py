@@ -18,8 +18,10 @@ from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
 from webapp.jobs.specs.training import JobSpec
 from webapp.planning.offers import Offer, PlanAnswer, keep_offer
-from webapp.planning.search.resolve import Waiting, asked_by, asked_by_training, place_of, resolve
-from webapp.planning.search.training import find_answer
+from webapp.planning.search.generation import asked_by_generation
+from webapp.planning.search.question import Question
+from webapp.planning.search.resolve import Asked, Waiting, place_of, resolve
+from webapp.planning.search.training import asked_by_training, find_answer
 
 
 def price_spec(user: Any, spec: dict[str, Any]) -> PlanAnswer:
@@ -36,7 +38,8 @@ def price_job_spec(user: Any, spec: JobSpec | GenerateSpec) -> PlanAnswer:
     if isinstance(spec, JobSpec):
         _check_objective(spec.goal)
     machines = list(machines_visible_to(user).order_by("name"))
-    questions = resolve(asked_by(spec), [place_of(machine) for machine in machines])
+    asked: Asked[Question[Any, Any, Any]] = asked_by_training(spec) if isinstance(spec, JobSpec) else asked_by_generation(spec)
+    questions = resolve(asked, [place_of(machine) for machine in machines])
     if isinstance(questions, Waiting):
         return PlanAnswer(profile="pending", waiting_for=questions.waiting_for)
     found = [question.find_plans() for question in questions]

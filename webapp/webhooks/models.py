@@ -50,7 +50,7 @@ class State(models.TextChoices):
 
 
 class Delivery(models.Model):
-    """One message to one address, kept with how it went. Made in the transaction of what it tells of."""
+    """One message to one address, kept with how it went. Made in the transaction of what it reports."""
 
     id = models.CharField(primary_key=True, max_length=48, default=new_delivery_id)
     webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, related_name="deliveries")

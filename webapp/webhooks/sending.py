@@ -1,5 +1,5 @@
 """Sends what is due. Rows decide, not messages: what a killed process was sending is sent again, so a receiver may hear of a
-thing twice and tells by ``webhook-id``.
+thing twice and recognizes it by ``webhook-id``.
 
 Of an answer nothing is believed: at most 64 KiB of it are read, redirects are not followed, 5 s are all it gets.
 """

@@ -1,4 +1,4 @@
-"""Tells the broker that a job may be claimed. The message carries an id and no authority; losing it loses nothing."""
+"""Announces to the broker that a job may be claimed. The message carries an id and no authority; losing it loses nothing."""
 
 import logging
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""``attempt.json``: everything the attempt's process is told. It has no database to ask and no name to look up.
+"""``attempt.json``: everything the attempt's process is given. It has no database to ask and no name to look up.
 
 Paths are absolute. Nothing secret goes in: the file stays in the job's folder.
 """

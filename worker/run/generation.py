@@ -1,6 +1,6 @@
 """Runs a ``generate`` job in the attempt's process: prompts into tokens, passes over the model, answers line by line.
 
-A line that is done is on the disk before anyone is told of it, and no later attempt does it again. A line that cannot be used
+A line that is done is on the disk before it is reported to anyone, and no later attempt does it again. A line that cannot be used
 becomes an entry of the error file; it does not end the job. Stop texts are looked for after each token (``data/stop_texts.py``)
 and end their sequence; what is written of it ends before them.
 """

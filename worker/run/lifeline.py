@@ -4,7 +4,7 @@ The supervisor holds the writing end of a pipe and never writes. The leader of t
 SIGKILL to the whole group when the reading end sees anything, and losing the last writer counts (fcntl(2), F_SETOWN, F_SETSIG,
 O_ASYNC). ``PR_SET_PDEATHSIG`` alone would miss grandchildren, and fires when the *thread* that started the child ends, not
 the process. It stays as the way out where the kernel refuses signal-driven pipes; both at once would race, and the leader
-could be gone before the group is told.
+could be gone before the group is signalled.
 """
 
 import ctypes

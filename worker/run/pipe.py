@@ -59,7 +59,7 @@ class PipeWriter:
             except OSError as error:
                 if error.errno != errno.EPIPE:
                     raise
-                self._backlog.clear()  # nobody reads any more; the files still tell everything
+                self._backlog.clear()  # nobody reads any more; the files still hold everything
                 return
             if num_written < len(line):
                 self._backlog[0] = line[num_written:]

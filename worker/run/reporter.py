@@ -17,14 +17,14 @@ class Reporter:
         self._pipe = pipe
         self._samples = (folder / "samples.jsonl").open("ab")
         self.step = 0
-        """The latest step a record told of."""
+        """The latest step that was reported."""
 
     def __call__(self, message: dict[str, Any]) -> None:
         if message["type"] == "sample":
             self._keep({key: value for key, value in message.items() if key != "type"})
             message = {"type": "sample"}  # the supervisor reads the file; this is what wakes it
         elif message["type"] in ("phase", "log"):
-            print(message.get("phase", ""), message.get("message", ""))  # the log tells the same story
+            print(message.get("phase", ""), message.get("message", ""))  # the log says the same
         self._send(message)
 
     def phase(self, phase: str, message: str = "") -> None:

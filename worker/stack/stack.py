@@ -111,7 +111,7 @@ def find_running(stack: Stack) -> dict[str, Any] | None:
 
 
 def run_manage(stack: Stack, *arguments: str) -> str:
-    """One command of manage.py, its output returned; a failure is told by its last line, the rest is in the log."""
+    """One command of manage.py, its output returned; a failure is reported by its last line, the rest is in the log."""
     done = subprocess.run(
         [sys.executable, "manage.py", *arguments],
         cwd=PROGRAM_FOLDER,
@@ -130,7 +130,7 @@ def run_manage(stack: Stack, *arguments: str) -> str:
 
 
 def prepare_database(stack: Stack) -> list[str]:
-    """Migrate, make what ships with the program. On the first start also the admin; returns what to tell the person, once."""
+    """Migrate, make what ships with the program. On the first start also the admin; returns what to show the person, once."""
     output = run_manage(stack, "setup_headroom", "--json")
     made = read_credentials(output)
     if not made:

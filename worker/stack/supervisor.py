@@ -26,7 +26,7 @@ _F_SETSIG = 10
 
 
 def supervise(stack: Stack, *, with_parent: bool) -> None:
-    """The supervisor's own life: hold the lock, keep the services running, end them when told."""
+    """The supervisor's own life: hold the lock, keep the services running, end them when asked."""
     if with_parent:
         _end_with_stdin()
     with stack.lock_file.open("a+b") as lock:

@@ -1,4 +1,4 @@
-"""Plans side by side as text: a column for each, and of what is told of them only what differs."""
+"""Plans side by side as text: a column for each, and only the rows that differ."""
 
 from collections.abc import Collection, Sequence
 

@@ -16,7 +16,6 @@ transposed ones of few channels.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from optimizer.hardware.machine import Processor
 from optimizer.profile.meta_ops.convolution import Convolution
 
 _BLOCK, _WIDE_BLOCK = 8, 16
@@ -33,11 +32,11 @@ _SUMS_GUARD_BYTES, _BIAS_SUMS_BYTES = 8_832, 12_416
 """Of gradients that threads sum up, at most."""
 
 
-def hold_convolution(convolution: Convolution, *, processor: Processor) -> int:
+def hold_convolution(convolution: Convolution, *, num_threads: int, packs_bf16: bool) -> int:
     """Bytes at its highest moment."""
-    if not _is_librarys(convolution, processor.num_threads):
+    if not _is_librarys(convolution, num_threads):
         return convolution.gathered_bytes + _columns_bytes(convolution)
-    library = _Library(convolution, processor.num_threads, _WIDE_BLOCK if processor.packs_bf16 else _BLOCK)
+    library = _Library(convolution, num_threads, _WIDE_BLOCK if packs_bf16 else _BLOCK)
     if convolution.is_backward:
         return convolution.gathered_bytes + max(library.backward())
     held_bytes = max(library.one_pass(towards_input=bool(convolution.is_transposed)))

@@ -34,7 +34,8 @@ def scratch_of(op: Op, shape: Shape, *, is_half: bool, processor: Processor) -> 
     """Bytes that one op holds at one shape. is_half: what is computed in takes 16 bits."""
     num_threads = processor.num_threads
     if op.convolution:
-        return hold_convolution(Convolution(*(evaluate(size, shape) for size in op.convolution)), processor=processor)
+        convolution = Convolution(*(evaluate(size, shape) for size in op.convolution))
+        return hold_convolution(convolution, num_threads=processor.num_threads, packs_bf16=processor.packs_bf16)
     num_bytes = max(0, evaluate(op.scratch_bytes, shape))
     if not op.sides:
         return num_bytes

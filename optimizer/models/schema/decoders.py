@@ -4,6 +4,7 @@ biases, one head of keys and values for all, experts. See schema.py, which says 
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, Final
 
 from optimizer.models.schema.fields import (
     ALIASES,
@@ -36,6 +37,34 @@ _INNER_SIZE = size(high=1_048_576)
 _EPS = number(1e-5, low=1e-12, high=0.1)
 _MULTIPLIER = number(1.0, low=1e-6, high=1e6)
 _NOT_YET = Field(kind="bool", default=False, only=False)
+
+GPT_SIZES: Final = {
+    "n_embd": size(high=65_536),
+    "n_layer": size(high=512),
+    "n_head": size(high=1_024),
+    "n_inner": optional_int(high=1_048_576),
+}
+GPT_DROPOUTS: Final = {
+    "resid_pdrop": replace(DROPOUT, default=0.1),
+    "embd_pdrop": replace(DROPOUT, default=0.1),
+    "attn_pdrop": replace(DROPOUT, default=0.1),
+}
+GPT_KEYS: Final[dict[str, Any]] = {
+    "aliases": {
+        **ALIASES,
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+    },
+    "hidden_size_key": "n_embd",
+    "num_blocks_key": "n_layer",
+    "num_heads_key": "n_head",
+    "max_positions_key": "n_positions",
+    "hidden_divides_by_heads": True,
+    "uses_rope": False,
+}
+"""Names of GPT-2's keys, which models made after it share."""
 
 _GPT_NEOX = Architecture(
     class_name="GPTNeoXForCausalLM",
@@ -244,32 +273,15 @@ _GPT_BIGCODE = Architecture(
     fields={
         **common(bos=50256, eos=50256, pad=None, tied=True),
         "n_positions": size(high=65_536),
-        "n_embd": size(high=65_536),
-        "n_layer": size(high=512),
-        "n_head": size(high=1_024),
-        "n_inner": optional_int(high=1_048_576),
+        **GPT_SIZES,
         "activation_function": activation_field("gelu_pytorch_tanh"),
-        "resid_pdrop": replace(DROPOUT, default=0.1),
-        "embd_pdrop": replace(DROPOUT, default=0.1),
-        "attn_pdrop": replace(DROPOUT, default=0.1),
+        **GPT_DROPOUTS,
         "layer_norm_epsilon": _EPS,
         "initializer_range": INITIALIZER_RANGE,
         "scale_attn_weights": ON,
         "multi_query": ON,
     },
-    aliases={
-        **ALIASES,
-        "hidden_size": "n_embd",
-        "num_hidden_layers": "n_layer",
-        "num_attention_heads": "n_head",
-        "max_position_embeddings": "n_positions",
-    },
-    hidden_size_key="n_embd",
-    num_blocks_key="n_layer",
-    num_heads_key="n_head",
-    max_positions_key="n_positions",
-    hidden_divides_by_heads=True,
-    uses_rope=False,
+    **GPT_KEYS,
 )
 
 MORE_DECODERS: Mapping[str, Architecture] = {

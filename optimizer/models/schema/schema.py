@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from optimizer.models.decoder.config import ATTENTION_KINDS, DECODER_TYPE
-from optimizer.models.schema.decoders import MORE_DECODERS
+from optimizer.models.schema.decoders import GPT_DROPOUTS, GPT_KEYS, GPT_SIZES, MORE_DECODERS
 from optimizer.models.schema.encoders import ENCODER_DECODERS, ENCODERS
 from optimizer.models.schema.fields import (
     ALIASES,
@@ -42,32 +42,15 @@ _GPT2 = Architecture(
     fields={
         **common(bos=50256, eos=50256, pad=None, tied=True),
         "n_positions": size(high=MAX_POSITIONS),
-        "n_embd": size(high=65_536),
-        "n_layer": size(high=512),
-        "n_head": size(high=1_024),
-        "n_inner": optional_int(high=1_048_576),
+        **GPT_SIZES,
         "activation_function": activation_field("gelu_new"),
-        "resid_pdrop": replace(DROPOUT, default=0.1),
-        "embd_pdrop": replace(DROPOUT, default=0.1),
-        "attn_pdrop": replace(DROPOUT, default=0.1),
+        **GPT_DROPOUTS,
         "layer_norm_epsilon": number(1e-5, low=1e-12, high=0.1),
         "initializer_range": INITIALIZER_RANGE,
         "scale_attn_weights": ON,
         "scale_attn_by_inverse_layer_idx": OFF,
     },
-    aliases={
-        **ALIASES,
-        "hidden_size": "n_embd",
-        "num_hidden_layers": "n_layer",
-        "num_attention_heads": "n_head",
-        "max_position_embeddings": "n_positions",
-    },
-    hidden_size_key="n_embd",
-    num_blocks_key="n_layer",
-    num_heads_key="n_head",
-    max_positions_key="n_positions",
-    hidden_divides_by_heads=True,
-    uses_rope=False,
+    **GPT_KEYS,
 )
 
 _OPT = Architecture(

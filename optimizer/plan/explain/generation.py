@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
 from optimizer.base.units import format_bytes
+from optimizer.plan.explain.training import Peaks
 from optimizer.plan.generation import GenerationPlan
 from optimizer.workload import GenerationWorkload
 
@@ -15,19 +16,9 @@ _MOVES: Final = {
 }  # fmt: skip
 
 
-class GenerationCosts(Protocol):
+class GenerationCosts(Peaks, Protocol):
     """The part of a prediction that the sentences need."""
 
-    @property
-    def device_peak_bytes(self) -> int: ...
-    @property
-    def device_peak_high_bytes(self) -> int: ...
-    @property
-    def host_peak_bytes(self) -> int: ...
-    @property
-    def disk_peak_bytes(self) -> int: ...
-    @property
-    def remote_peak_bytes(self) -> int: ...
     @property
     def kv_cache_bytes(self) -> int: ...
     @property

@@ -37,8 +37,8 @@ _HIDDEN_MS: Final = 0.05
 """Copy stalls up to this many ms a step are reported as zero."""
 
 
-class Costs(Protocol):
-    """The part of a prediction that the sentences need."""
+class Peaks(Protocol):
+    """The most that each tier holds."""
 
     @property
     def device_peak_bytes(self) -> int: ...
@@ -50,6 +50,11 @@ class Costs(Protocol):
     def disk_peak_bytes(self) -> int: ...
     @property
     def remote_peak_bytes(self) -> int: ...
+
+
+class Costs(Peaks, Protocol):
+    """The part of a prediction that the sentences need."""
+
     @property
     def copied_bytes(self) -> Mapping[str, int]: ...
     @property

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from optimizer.base.errors import InvalidModel
 from optimizer.formats.stock_layers import uses_memory_saving_layers
-from optimizer.profile.generation import INFERENCE_PROFILE_VERSION, GenerationProfile
+from optimizer.profile.generation import GENERATION_PROFILE_VERSION, GenerationProfile
 from optimizer.profile.profile import PROFILE_VERSION, Profile
 
 MAX_KEPT_BYTES = 256 * 1024**2
@@ -104,7 +104,7 @@ def _training_path(fingerprint: str, folder: Path | None, *, is_padded: bool) ->
 
 def _generation_path(fingerprint: str, representations: Sequence[str], folder: Path | None) -> Path:
     what = " ".join((fingerprint, "generates", *sorted(representations)))
-    return _path_of(what, folder, profile_version=INFERENCE_PROFILE_VERSION)
+    return _path_of(what, folder, profile_version=GENERATION_PROFILE_VERSION)
 
 
 def _path_of(what: str, folder: Path | None, *, profile_version: int = PROFILE_VERSION) -> Path:

@@ -23,7 +23,7 @@ the first pass.
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,6 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from optimizer.base.categories import Category
 from optimizer.formats.sampling import Sampling
 from optimizer.models.anatomy import find_anatomy
 from optimizer.models.build import build_model, load_weights
@@ -50,7 +49,7 @@ from optimizer.runtime.generation.sampling import Chooser, choose_tokens
 from optimizer.runtime.layers.matmul_dispatch import watch_products
 from optimizer.runtime.layers.quantized_linear import freeze_base
 from optimizer.runtime.meter.counting import CountingPolicy
-from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.meter.meter import Meter, count_allocations, mark_phase, set_region
 from optimizer.runtime.step.allocator import apply_allocator
 from optimizer.runtime.step.weights import StreamedWeights, torch_dtype
 from optimizer.runtime.tiers.tiers import Tiers
@@ -138,7 +137,7 @@ class Generator:
         self._handles: list[RemovableHandle] = []
         self._undo_products: Callable[[], None] = lambda: None
         self._counting = CountingPolicy()
-        self._turns = Turns(resumed=partial(self._region, "activations"))
+        self._turns = Turns(resumed=partial(set_region, meter, "activations"))
         if plan.num_micro_batches > 1:
             check_turns()
         if plan.kv_cache.attention == "host":
@@ -262,18 +261,18 @@ class Generator:
         choosers: Sequence[Chooser | None] = (),
     ) -> None:
         """The next token after ``ids`` [batch, length], written to ``into`` [batch]. phase: for peaks and errors."""
-        self._mark(phase)
-        self._region("activations")
+        mark_phase(self.meter, phase)
+        set_region(self.meter, "activations")
         backbone = self._anatomy.backbone
         with self._attending(cache):
             hidden: torch.Tensor = backbone(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
-        self._mark(head_of(phase))
-        self._region("logits_and_loss")
+        mark_phase(self.meter, head_of(phase))
+        set_region(self.meter, "logits_and_loss")
         # A copy, so that the other positions go before the logits come.
         last = hidden[:, -1].clone()
         del hidden
         choose_tokens(self._anatomy.compute_logits(last), into=into, choosers=choosers)
-        self._region("temporaries")
+        set_region(self.meter, "temporaries")
 
     def close(self, *, keep_weights: bool = True) -> None:
         """Take off the hooks and end what streams. keep_weights: streamed weights become the model's again, in host memory."""
@@ -288,16 +287,9 @@ class Generator:
         finally:
             self.tiers.close()
 
-    @contextmanager
-    def metered(self, *, is_counted: bool = True) -> Iterator[None]:
+    def metered(self, *, is_counted: bool = True) -> AbstractContextManager[None]:
         """Count what is allocated inside, under the cap; does nothing without a meter. is_counted: as ``Trainer.metered``."""
-        if self.meter is None:
-            yield
-            return
-        with self.meter.translating(), self.meter if is_counted else nullcontext():
-            self.meter.set_region("temporaries")
-            yield
-            self.meter.set_region("temporaries")
+        return count_allocations(self.meter, is_counted=is_counted)
 
     @torch.no_grad()
     def _run(
@@ -312,7 +304,7 @@ class Generator:
         }
         try:
             with self.metered():
-                self._mark(PREFILL)
+                mark_phase(self.meter, PREFILL)
                 for micro_batch in micro_batches:
                     micro_batch.begin(self.device)
                 running = [
@@ -375,13 +367,6 @@ class Generator:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _region(self, category: Category) -> None:
-        if self.meter is not None:
-            self.meter.set_region(category)
-
-    def _mark(self, phase: str) -> None:
-        if self.meter is not None:
-            self.meter.mark(phase)
 
 
 def _still_running(running: Sequence[tuple[MicroBatch, KvCache]]) -> list[tuple[MicroBatch, KvCache]]:

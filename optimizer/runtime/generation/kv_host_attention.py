@@ -5,7 +5,7 @@ key, its value and its query go to the host in one piece, the processor attends 
 what crosses the link does not grow with the cache, and the device holds none of it but a prompt's, as its records leave.
 
 A model's own code asks for attention, through the interface that transformers has for that (``AttentionInterface``): while a
-token is decoded the model is told to use one by the name of ``IMPLEMENTATION``, for which transformers also makes no masks. None
+token is decoded the model is set to use one by the name of ``IMPLEMENTATION``, for which transformers also makes no masks. None
 is needed: all that a block's cache holds is seen (``kv_layer.py``). Our decoder asks its keys
 (``models/decoder/attention_hook.py``). Who attends in code of its own, or wants more than a scale and a soft cap on
 scores, is refused with what it does.

@@ -261,7 +261,7 @@ def check_prefixes(layers: Sequence[object]) -> None:
 
 
 def watch_prefixes(blocks: Sequence[nn.Module]) -> list[RemovableHandle]:
-    """Have blocks tell their cache as they begin; after hooks that bring their weights."""
+    """Have blocks notify their cache as they begin; after hooks that bring their weights."""
 
     def at(index: int) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

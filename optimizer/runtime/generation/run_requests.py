@@ -28,7 +28,7 @@ from optimizer.runtime.meter.meter import Meter
 Sample = Mapping[str, Any]
 """``prompts_done``, ``num_prompts``, ``num_new_tokens`` and ``tokens_per_s`` (since the start), ``prefill_ms`` and ``decode_ms``
 (of one token; both of the last pass that ended, None before), ``device_bytes`` (by category, between two steps),
-``device_peak_bytes`` and ``host_bytes``; since the start ``run_ms``, ``copied_bytes`` by link, and what ``lane_fields`` tells."""
+``device_peak_bytes`` and ``host_bytes``; since the start ``run_ms``, ``copied_bytes`` by link and ``lane_fields``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def open_generator(
 
     weights_folder: where the model's own weights are; None draws random ones with ``seed``. scratch: folder of the disk tier.
     Raises OutOfDeviceMemory and OutOfHostMemory over the caps, DiskFull, RemoteStoreFull and RemoteStoreLost (inside, for what a
-    pass meets; requests that were told of as finished stay so), InvalidModel, MissingExtra.
+    pass meets; requests that were reported as finished stay so), InvalidModel, MissingExtra.
     """
     device = torch.device(device)
     with prepared_device(device):

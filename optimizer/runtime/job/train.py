@@ -1,6 +1,6 @@
 """A training job from its plan to its weights: load, step, evaluate, save, resume, export.
 
-Knows nothing of processes, signals or databases: what happens is told to ``report``, whether to stop is asked of
+Knows nothing of processes, signals or databases: what happens is passed to ``report``, whether to stop is asked of
 ``should_stop``. Two runs of the same ``TrainingRun`` on the same machine end with the same bits, also when one was stopped at
 any step and resumed from its checkpoint: the data order is a function of the step, and the rest is in the checkpoint.
 
@@ -57,7 +57,7 @@ class TrainingRun:
     """``cpu`` or ``cuda:0``."""
     attempt: int
     fence: int
-    """Goes into checkpoints, so that a superseded attempt's are told apart."""
+    """Goes into checkpoints, so that a superseded attempt's can be distinguished."""
     job_folder: Path
     weights_folder: Path | None
     """Folder of the weights that fine-tuning starts from."""

@@ -15,7 +15,7 @@ import torch
 from optimizer.base.categories import Lane
 
 MAX_SPANS = 300
-"""Told of one step; neighbours on a lane become one until there are no more."""
+"""Most spans reported of one step; neighbours on a lane become one until there are no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +200,7 @@ _SEEN_BESIDE_A_CARD: tuple[Lane, ...] = ("host", "disk", "network")
 def lane_fields(lanes: LaneTimes, *, total_ms: float, device: torch.device) -> dict[str, dict[Lane, float]]:
     """A telemetry record's times over ``total_ms``: ``lane_ms``, each lane's busy time; ``stall_ms``, compute's waits.
 
-    Of a card neither compute nor copies nor what they wait for is seen here: only the other lanes are told, and no stalls.
+    Of a card neither compute nor copies nor what they wait for is seen here: only the other lanes are reported, and no stalls.
     """
     busy_ms = {lane: round(lane_ms, 3) for lane, lane_ms in lanes.busy_ms.items()}
     if device.type != "cpu":

@@ -1,6 +1,6 @@
 """The bytes that live on each tier by category, as storages come, change category and go. The meter writes it.
 
-A weak reference with a callback tells when a storage goes. What happens within a step can be noted for its timeline.
+A weak reference with a callback reports when a storage goes. What happens within a step can be noted for its timeline.
 """
 
 import time

@@ -27,12 +27,12 @@ temporaries       everything else: the rest of backward, the optimizer's scratch
 The host tier holds the copies that ``tiers/tiers.py`` makes, under the category they have on the device; other CPU tensors of a
 CUDA run are not counted. *Not counted* on the CPU device, and so no part of what a cap there is about: scratch that an op's
 kernel allocates and frees inside itself, the random numbers' state that a block keeps that will run forward again, and storages
-resized after birth, unless the meter is told (``resized``). Predictions tell of it as ``unmetered_bytes`` and their intervals
+resized after birth, unless the meter is notified (``resized``). Predictions report it as ``unmetered_bytes`` and their intervals
 reach above it (``estimate/cpu/cpu_scratch.py``); torch's profiler sees it (``benchmarks/accuracy/meter.py``).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,15 @@ class Peak:
     """Most that torch's allocator had reserved beyond the most it had allocated: its fragmentation; 0 on the CPU."""
 
 
-class Meter(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PlainDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that does not wrap ``__torch_dispatch__`` against torch.compile, which nothing here uses; that costs per op."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Meter(Ledger, PlainDispatchMode):
     """Enter it around what is to be counted; what lives on after leaving stays counted until it goes.
 
     Over the cap an op's result is dropped and OutOfDeviceMemory raised; counts are right again once that error is let go.
@@ -99,11 +107,6 @@ class Meter(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._card is not None and cap_bytes is not None:
             self._card.limit_allocator(cap_bytes)
         self.reset_peak()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # The base class wraps __torch_dispatch__ against torch.compile, which nothing here uses; that costs per op.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -197,7 +200,7 @@ class Meter(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Workspaces of the matrix libraries; in torch's counters on CUDA, not in this meter's."""
         return self._card.workspace_bytes if self._card is not None else 0
 
-    # What the program tells the meter.
+    # What the program reports to the meter.
 
     def set_region(self, category: Category) -> None:
         """From now on new storages count as ``category``."""
@@ -355,6 +358,34 @@ class Meter(Ledger, TorchDispatchMode):  # type: ignore[no-untyped-call]
             bytes_by_category=by_category,
             moment=f"in {self.moment}",
         )
+
+
+@contextmanager
+def count_allocations(meter: Meter | None, *, is_counted: bool = True) -> Iterator[None]:
+    """Count what is allocated inside, under the cap; does nothing without a meter.
+
+    is_counted: False leaves the counting out, which costs Python for every op, and with it the CPU device's cap; torch's own
+    counters and its cap on CUDA stay.
+    """
+    if meter is None:
+        yield
+        return
+    with meter.translating(), meter if is_counted else nullcontext():
+        meter.set_region("temporaries")
+        yield
+        meter.set_region("temporaries")
+
+
+def set_region(meter: Meter | None, category: Category) -> None:
+    """Count what is allocated from now on as this category; does nothing without a meter."""
+    if meter is not None:
+        meter.set_region(category)
+
+
+def mark_phase(meter: Meter | None, phase: str) -> None:
+    """Name the part of the step that begins; does nothing without a meter."""
+    if meter is not None:
+        meter.mark(phase)
 
 
 class Region:

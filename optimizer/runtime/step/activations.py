@@ -101,7 +101,7 @@ def _recomputing(
             return forward(*args, **kwargs)
         if args:
             return checkpoint(run, *args, **options, **kwargs)
-        # Only positional tensors tell it which card's random state to restore.
+        # Only positional tensors show it which card's random state to restore.
         hidden = kwargs.pop("hidden_states")
         named = functools.partial(_with_hidden, run)
         return checkpoint(named, hidden, **options, **kwargs)

@@ -31,13 +31,14 @@ from functools import partial
 import torch
 from torch import nn
 
+from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
 from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
 from optimizer.runtime.tiers.copies import Copy
-from optimizer.runtime.tiers.homes import PIECE_ELEMENTS, HomeTensor, OffDeviceBytes, pieces
+from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes, pieces
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.tiers.transfers import Transfer
 from optimizer.runtime.updates.stochastic_rounding import StochasticRounding, num_noise_words
-from optimizer.runtime.updates.update_rule import rule_of
+from optimizer.runtime.updates.update_rule import Piece, rule_of
 from optimizer.workload import TrainingWorkload
 
 MASTER = "master"
@@ -293,13 +294,15 @@ class HostState:
         if self._wide is not None and master.dtype != torch.float32:
             weight = self._wide[: piece.num_elements].copy_(master)
         self._rule.update(
-            weight,
-            self._scaled(gradient.view(-1)[piece.start : piece.end], facts.grad_factor),
-            moments,
-            tensor.num_steps,
-            learning_rate=facts.learning_rate,
-            weight_decay=tensor.weight_decay,
-            scratch=self._rule_scratch,
+            Piece(
+                weight,
+                self._scaled(gradient.view(-1)[piece.start : piece.end], facts.grad_factor),
+                moments,
+                facts.learning_rate,
+                tensor.weight_decay,
+                num_steps=tensor.num_steps,
+                scratch=self._rule_scratch,
+            )
         )
         if weight is not master and self._rounding is not None:
             if piece.start == 0:

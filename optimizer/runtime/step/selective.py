@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizer.formats.op_costs import classify_op
+from optimizer.runtime.meter.meter import PlainDispatchMode
 
 _DROPOUT = "dropout_p"
 
@@ -110,18 +110,13 @@ class _Results:
         return result.value if _versions_of(result.value) == result.versions else None
 
 
-class _Saving(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Saving(PlainDispatchMode):
     """Around the first run."""
 
     def __init__(self, results: _Results) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._results = results
         self._stack = ExitStack()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # The base class wraps __torch_dispatch__ against torch.compile, which nothing here uses; that costs per op.
-        return False
 
     def __enter__(self) -> "_Saving":
         self._stack.enter_context(_watch_saved(self._results.note_saved))
@@ -143,16 +138,12 @@ class _Saving(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class _Replaying(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Replaying(PlainDispatchMode):
     """Around the second run."""
 
     def __init__(self, results: _Results) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._results = results
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -11,8 +11,8 @@ own; whatever reads all weights waits for all.
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,12 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from optimizer.base.categories import Category
 from optimizer.base.errors import LossNotFinite
 from optimizer.models.anatomy import Anatomy, find_anatomy
 from optimizer.plan.plan import Plan
 from optimizer.runtime.layers.matmul_dispatch import watch_products
 from optimizer.runtime.layers.memory_saving_layers import use_memory_saving_layers
-from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.meter.meter import Meter, count_allocations, mark_phase, set_region
 from optimizer.runtime.step.activations import apply_activations
 from optimizer.runtime.step.gradients import ConsumedGradients, Gradients, HostGradients
 from optimizer.runtime.step.logits_and_loss import compute_loss
@@ -165,20 +164,13 @@ class Trainer:
             update=self.optimizer.update,
         )
 
-    @contextmanager
-    def metered(self, *, is_counted: bool = True) -> Iterator[None]:
+    def metered(self, *, is_counted: bool = True) -> AbstractContextManager[None]:
         """Count what is allocated inside, under the cap; does nothing without a meter.
 
         is_counted: False leaves the counting out, which costs Python for every op, and with it the CPU device's cap; torch's own
         counters and its cap on CUDA stay.
         """
-        if self.meter is None:
-            yield
-            return
-        with self.meter.translating(), self.meter if is_counted else nullcontext():
-            self.meter.set_region("temporaries")
-            yield
-            self.meter.set_region("temporaries")
+        return count_allocations(self.meter, is_counted=is_counted)
 
     def close(self, *, keep_weights: bool = True) -> None:
         """Take the wrapping and the hooks off the model, and end threads and scratch.
@@ -236,7 +228,7 @@ class Trainer:
                 self.optimizer.set_weight(name, stored[name])
 
     def assign_optimizer_state(self) -> None:
-        """Tell the meter which tensors are optimizer state; they come to be in the first step or from a checkpoint."""
+        """Report to the meter which tensors are optimizer state; they come to be in the first step or from a checkpoint."""
         if self.meter is not None:
             for tensor in self.optimizer.state_tensors():
                 self.meter.assign(tensor, "optimizer_state")
@@ -270,13 +262,13 @@ class Trainer:
 
         loss: the mean over the step's tokens, for the result and for the check that it is finite.
         """
-        self._mark("gradient clipping")
+        mark_phase(self.meter, "gradient clipping")
         loss_scale = self.precision.scale
         clipped = self.gradients.clip_(self.workload.max_grad_norm, loss_scale=loss_scale)
         result_loss, result_norm = float(loss), float(clipped.norm)
         is_left_out = self._is_left_out(result_loss, result_norm)
         if not is_left_out:
-            self._mark("optimizer step")
+            mark_phase(self.meter, "optimizer step")
             self._update(learning_rate, clipped.factor)
         self.optimizer.zero_grad()
         self.gradients.clear()
@@ -320,12 +312,12 @@ class Trainer:
     def begin_backward(self, *, is_last: bool) -> None:
         """Before the backward of each micro-batch of a step."""
         self.gradients.begin_micro_batch(is_last=is_last)
-        self._mark(_HEAD_BACKWARD)
+        mark_phase(self.meter, _HEAD_BACKWARD)
 
     def end_backward(self) -> None:
         """After it."""
         self.weights.release_all()
-        self._region("temporaries")
+        set_region(self.meter, "temporaries")
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch], *, is_counted: bool = True) -> float:
@@ -337,7 +329,7 @@ class Trainer:
         self.model.eval()
         try:
             with self.metered(is_counted=is_counted):
-                self._mark("evaluation")
+                mark_phase(self.meter, "evaluation")
                 losses = [float(self._loss_of(micro_batch)) for micro_batch in micro_batches]
         finally:
             self.model.train()
@@ -355,11 +347,11 @@ class Trainer:
         Leaves the meter in the region of the head and the loss, where backward begins. attention_mask: [batch, sequence], of
         padded sequences; packed ones need none.
         """
-        self._mark("forward")
-        self._region("temporaries")
+        mark_phase(self.meter, "forward")
+        set_region(self.meter, "temporaries")
         ids, labels = self._bring(ids), self._bring(labels)
         masks = {} if attention_mask is None else {"attention_mask": self._bring(attention_mask)}
-        self._region("activations")
+        set_region(self.meter, "activations")
         with self.precision.autocast():
             result = self.anatomy.run(ids, labels=labels, masks=masks, at_hidden=self._backbone_ends)
             return compute_loss(self.anatomy, result, labels, plan=self.plan.logits_and_loss)
@@ -376,24 +368,17 @@ class Trainer:
     def _backbone_ends(self, hidden: torch.Tensor) -> None:
         # Before the largest tensors of the step: what blocks have offloaded is let go.
         self.tiers.settle()
-        self._mark("head and loss")
-        self._region("logits_and_loss")
+        mark_phase(self.meter, "head and loss")
+        set_region(self.meter, "logits_and_loss")
         if hidden.requires_grad and self.meter is not None:
             hidden.register_hook(self._backbone_backward_begins)  # type: ignore[no-untyped-call]
 
     def _backbone_backward_begins(self, gradient: torch.Tensor) -> None:
         # Where no norm follows the last block, its own hook was on the same tensor, and has said that its backward begins.
         if self.meter is not None and self.meter.moment == _HEAD_BACKWARD:
-            self._mark("backward")
-        self._region("temporaries")
+            mark_phase(self.meter, "backward")
+        set_region(self.meter, "temporaries")
 
-    def _region(self, category: Category) -> None:
-        if self.meter is not None:
-            self.meter.set_region(category)
-
-    def _mark(self, phase: str) -> None:
-        if self.meter is not None:
-            self.meter.mark(phase)
 
 
 def _check_finite(loss: float, *, grad_norm: float) -> None:

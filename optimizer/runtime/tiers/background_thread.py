@@ -19,7 +19,7 @@ class BackgroundThread:
     def __init__(
         self, *, name: str, device: torch.device, is_threaded: bool, lanes: LaneClock | None = None
     ) -> None:
-        """lanes: where the time of jobs is told, as the host's."""
+        """lanes: where the time of jobs is counted, as the host's."""
         self.is_threaded = is_threaded
         self._lanes = lanes or LaneClock()
         self._executor: ThreadPoolExecutor | None = None

@@ -6,18 +6,14 @@ blocks, gradients or optimizers; the copying is ``tiers.py``'s.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final
 
 import torch
 
 from optimizer.base.categories import Category, Tier
+from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
 from optimizer.runtime.tiers.copies import Copy
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.runtime.tiers.transfers import StoredBuffer
-
-PIECE_ELEMENTS: Final = 1 << 20
-"""Elements worked on or converted at once. A multiple of the 16 floats in which fused AdamW cuts its work, so that pieces give
-the bits of the whole; small enough that a piece is still in the processor's cache when its gradient is scaled and used."""
 
 
 class OffDeviceBytes:

@@ -226,7 +226,7 @@ class RemoteStore:
                 address=self._address,
             ) from error
         except self._errors.ResponseError as error:
-            # Of several commands sent at once redis-py tells before that which of them it was, with what it carried.
+            # Of several commands sent at once redis-py names before that which of them it was, with what it carried.
             answer = str(error).rpartition("caused error: ")[2]
             if not _is_full(answer):
                 raise RemoteStoreLost(

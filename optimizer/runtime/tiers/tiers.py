@@ -9,7 +9,7 @@ all, whatever passes), which threads of their own write and read while compute g
 On the CPU device the host side is ordinary memory and a copy to or from it a real ``memcpy`` that ends before it returns. On CUDA
 the host side is pinned and all copies run in order on one side stream. Three rules keep that right without the host waiting:
 
-- Device bytes that are on their way out stay allocated until the compute stream has been told to wait for the copy, at the
+- Device bytes that are on their way out stay allocated until the compute stream has been made to wait for the copy, at the
   latest when the block after next begins or the backbone ends (``settle``). Then they can be used again at once.
   ``record_stream`` would free them whenever the copy happens to be seen done, and memory would follow the host's lead.
 - Device bytes that come back are waited for by the compute stream before their first use, or before they are let go unused.

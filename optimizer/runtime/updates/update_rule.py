@@ -12,19 +12,33 @@ hold c, of a piece of ``PIECE_ELEMENTS`` at a time. Adafactor is ``adafactor.py`
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
 from optimizer.base.optional import load_bitsandbytes
+from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
 from optimizer.plan.optimizer_state import OptimizerStatePlan
-from optimizer.runtime.tiers.homes import PIECE_ELEMENTS
 from optimizer.runtime.updates.adafactor import Adafactor
 from optimizer.workload import TrainingWorkload
 
 MOMENTUM = "momentum_buffer"
 _ADAMW_8BIT_KEYS = ("state1", "state2", "absmax1", "absmax2", "qmap1", "qmap2")
+
+
+class Piece(NamedTuple):
+    """A tensor, or a part of one, that is updated at once: flat fp32 tensors of as many numbers."""
+
+    weight: torch.Tensor
+    gradient: torch.Tensor
+    moments: list[torch.Tensor]
+    learning_rate: float
+    weight_decay: float
+    num_steps: torch.Tensor | None = None
+    """Counts this update already."""
+    scratch: torch.Tensor | None = None
+    """Room for the copy that some rules need; made unless given."""
 
 
 class UpdateRule(Protocol):
@@ -46,18 +60,8 @@ class UpdateRule(Protocol):
     def known_keys(self) -> frozenset[str]:
         """All that a checkpoint can hold of a tensor's state, beside its master weights."""
 
-    def update(
-        self,
-        weight: torch.Tensor,
-        gradient: torch.Tensor,
-        moments: list[torch.Tensor],
-        num_steps: torch.Tensor | None,
-        *,
-        learning_rate: float,
-        weight_decay: float,
-        scratch: torch.Tensor | None = None,
-    ) -> None:
-        """In place, of flat fp32 tensors; num_steps counts this update already. scratch: for the copy; made unless given."""
+    def update(self, piece: Piece) -> None:
+        """Update the weight and the moments in place."""
 
 
 def rule_of(workload: TrainingWorkload) -> UpdateRule:
@@ -101,30 +105,20 @@ class _AdamW:
     def __init__(self, workload: TrainingWorkload) -> None:
         self._workload = workload
 
-    def update(
-        self,
-        weight: torch.Tensor,
-        gradient: torch.Tensor,
-        moments: list[torch.Tensor],
-        num_steps: torch.Tensor | None,
-        *,
-        learning_rate: float,
-        weight_decay: float,
-        scratch: torch.Tensor | None = None,
-    ) -> None:
-        assert num_steps is not None
-        exp_avg, exp_avg_sq = moments
+    def update(self, piece: Piece) -> None:
+        assert piece.num_steps is not None
+        exp_avg, exp_avg_sq = piece.moments
         torch._fused_adamw_(
-            [weight],
-            [gradient],
+            [piece.weight],
+            [piece.gradient],
             [exp_avg],
             [exp_avg_sq],
             [],
-            [num_steps],
-            lr=learning_rate,
+            [piece.num_steps],
+            lr=piece.learning_rate,
             beta1=self._workload.beta1,
             beta2=self._workload.beta2,
-            weight_decay=weight_decay,
+            weight_decay=piece.weight_decay,
             eps=self._workload.epsilon,
             amsgrad=False,
             maximize=False,
@@ -140,24 +134,14 @@ class _SGD:
         self.moments: tuple[str, ...] = (MOMENTUM,) if workload.momentum > 0 else ()
         self.known_keys = frozenset(self.moments)
 
-    def update(
-        self,
-        weight: torch.Tensor,
-        gradient: torch.Tensor,
-        moments: list[torch.Tensor],
-        num_steps: torch.Tensor | None,
-        *,
-        learning_rate: float,
-        weight_decay: float,
-        scratch: torch.Tensor | None = None,
-    ) -> None:
+    def update(self, piece: Piece) -> None:
         torch._fused_sgd_(
-            [weight],
-            [gradient],
-            moments,
-            weight_decay=weight_decay,
+            [piece.weight],
+            [piece.gradient],
+            piece.moments,
+            weight_decay=piece.weight_decay,
             momentum=self._momentum,
-            lr=learning_rate,
+            lr=piece.learning_rate,
             dampening=0.0,
             nesterov=False,
             maximize=False,
@@ -174,22 +158,12 @@ class _Lion:
     def __init__(self, workload: TrainingWorkload) -> None:
         self._beta1, self._beta2 = workload.beta1, workload.beta2
 
-    def update(
-        self,
-        weight: torch.Tensor,
-        gradient: torch.Tensor,
-        moments: list[torch.Tensor],
-        num_steps: torch.Tensor | None,
-        *,
-        learning_rate: float,
-        weight_decay: float,
-        scratch: torch.Tensor | None = None,
-    ) -> None:
-        (moment,) = moments
-        mixed = torch.empty_like(weight) if scratch is None else scratch[: weight.numel()]
-        torch.lerp(gradient, moment, self._beta1, out=mixed)
-        weight.mul_(1 - learning_rate * weight_decay).add_(mixed.sign_(), alpha=-learning_rate)
-        moment.lerp_(gradient, 1 - self._beta2)
+    def update(self, piece: Piece) -> None:
+        (moment,), weight = piece.moments, piece.weight
+        mixed = torch.empty_like(weight) if piece.scratch is None else piece.scratch[: weight.numel()]
+        torch.lerp(piece.gradient, moment, self._beta1, out=mixed)
+        weight.mul_(1 - piece.learning_rate * piece.weight_decay).add_(mixed.sign_(), alpha=-piece.learning_rate)
+        moment.lerp_(piece.gradient, 1 - self._beta2)
 
 
 class _FactoredOnDevice:
@@ -203,7 +177,7 @@ class _FactoredOnDevice:
     def __init__(self, workload: TrainingWorkload) -> None:
         pass
 
-    def update(self, *args: object, **kwargs: object) -> None:
+    def update(self, piece: Piece) -> None:
         raise NotImplementedError("Adafactor updates whole tensors, on the device")
 
 
@@ -230,14 +204,7 @@ class _LionOptimizer(torch.optim.Optimizer):
                     continue
                 wholes = (parameter, parameter.grad.contiguous(), self.state[parameter]["exp_avg"])
                 for weight, gradient, moment in zip(*(w.view(-1).split(PIECE_ELEMENTS) for w in wholes), strict=True):
-                    self._rule.update(
-                        weight,
-                        gradient,
-                        [moment],
-                        None,
-                        learning_rate=group["lr"],
-                        weight_decay=group["weight_decay"],
-                    )
+                    self._rule.update(Piece(weight, gradient, [moment], group["lr"], group["weight_decay"]))
 
 
 class _MomentumSGD(torch.optim.SGD):

@@ -15,7 +15,7 @@ ACCEPTED = ("fits", "unknown")
 """Unknown is said where something was not modelled, as of a card of unknown kind; a person may still want to try."""
 _MAX_BUDGETS = 8
 _NEAR = 0.02
-"""Budgets as near as this are not told apart: what comes with the tensors is known no better."""
+"""Budgets as near as this are not distinguished: what comes with the tensors is known no better."""
 _LEAST_STEP = 0.2
 """Share of the gap between two budgets, so that a guess near one of them still brings them together."""
 

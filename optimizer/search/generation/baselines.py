@@ -37,7 +37,7 @@ def stream_disk(book: Book, weights: WeightsPlan) -> GenerationPlan:
     return _filled(book, replace(weights, place="disk"))
 
 
-INFERENCE_BASELINES: Final[dict[str, GenerationBaseline]] = {
+GENERATION_BASELINES: Final[dict[str, GenerationBaseline]] = {
     "resident": resident,
     "one_at_a_time": one_at_a_time,
     "all_at_once": all_at_once,
@@ -49,7 +49,7 @@ INFERENCE_BASELINES: Final[dict[str, GenerationBaseline]] = {
 def list_generation_baselines(problem: GenerationProblem) -> dict[str, GenerationBaseline]:
     """Those that the machine can carry out, by label."""
     left_out = (stream_disk,) if "disk" in problem.unavailable or not problem.disk_budget_bytes else ()
-    return {label: baseline for label, baseline in INFERENCE_BASELINES.items() if baseline not in left_out}
+    return {label: baseline for label, baseline in GENERATION_BASELINES.items() if baseline not in left_out}
 
 
 def price_generation_baselines(
@@ -62,7 +62,7 @@ def price_generation_baselines(
         labels = list(list_generation_baselines(book.problem))
     found = {}
     for label in labels:
-        plan = INFERENCE_BASELINES[label](book, weights or WeightsPlan())
+        plan = GENERATION_BASELINES[label](book, weights or WeightsPlan())
         found[label] = book.problem.priced(label, plan, in_detail=in_detail)
     return found
 

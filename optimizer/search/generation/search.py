@@ -46,7 +46,7 @@ class GenerationSearchResult(WithJson):
 
     chosen: PricedGenerationPlan
     baselines: dict[str, PricedGenerationPlan]
-    """By label, as in ``baselines.INFERENCE_BASELINES``."""
+    """By label, as in ``baselines.GENERATION_BASELINES``."""
     frontier: tuple[PricedGenerationPlan, ...]
     """Plans the goal allows of which no other is both smaller and faster, from small to fast; some over the budget."""
     bound: float

@@ -21,7 +21,7 @@ Order = Literal["speed", "money"]
 Found = tuple[PricedPlan | PricedGenerationPlan, str]
 """A card's best plan, and what it does in a few words."""
 Progress = Callable[[int, int, str], None]
-"""Told how many are done, of how many, and what is next."""
+"""Called with how many are done, of how many, and what is next."""
 ALL = "all"
 MAX_CARDS_AT_ONCE = 100
 
@@ -75,8 +75,8 @@ def rank_cards(
 ) -> tuple[CardAnswer, ...]:
     """Best first, those on which nothing fits last. The goal's budget holds on every card, as far as the card has so much.
 
-    order: by tokens per second, or by the rent of a million tokens, cards without a price after those with one. progress: told
-    of each card before it is looked at.
+    order: by tokens per second, or by the rent of a million tokens, cards without a price after those with one. progress: called
+    with each card before it is looked at.
     """
 
     def find(budget_bytes: int, card: Machine) -> Found:

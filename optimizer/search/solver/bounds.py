@@ -6,7 +6,7 @@ out. Everything else that can be decided only adds work or waiting: recompute ru
 read the head again, streamed weights are waited for or not. So the bound of a micro-batch and a representation is what keeping
 everything spends in it, less the update and what is spent once a step.
 
-*Not in the bound*: that memory is short. Where it is, the gap tells of what room would buy, too.
+*Not in the bound*: that memory is short. Where it is, the gap covers what room would buy, too.
 """
 
 from typing import Final

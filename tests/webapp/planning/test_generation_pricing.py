@@ -15,7 +15,7 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.passes import MicroBatchShape
 from optimizer.plan.passes_run import TimedPass
 from optimizer.profile.generation import GenerationProfile
-from optimizer.search.generation.baselines import INFERENCE_BASELINES
+from optimizer.search.generation.baselines import GENERATION_BASELINES
 from optimizer.workload import GenerationRequest
 from tests.webapp.generation import make_generate_spec, make_prompts, make_writer
 from webapp.attempts.outcome import finish_attempt
@@ -46,7 +46,7 @@ def test_the_best_plan_stands_beside_the_baselines_and_all_fit(
     answer = price_spec(ada, make_generate_spec(writer, prompts)).to_json()
     labels = [offer["label"] for offer in answer["offers"]]
     assert labels[0] == "chosen"
-    assert set(labels[1:]) <= set(INFERENCE_BASELINES)
+    assert set(labels[1:]) <= set(GENERATION_BASELINES)
     chosen = answer["offers"][0]
     assert (chosen["chosen"], chosen["verdict"], chosen["lossless"]) == (True, "fits", True)
     assert GenerationPlan.from_json(chosen["plan"]).batch_size == 2

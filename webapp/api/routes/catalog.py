@@ -110,7 +110,7 @@ def get_model_cards(request: HttpRequest, model_id: str) -> dict[str, Any]:
 
 @router.post("/models/{model_id}/cards", response={202: dict[str, Any]}, tags=["models"])
 def ask_for_model_cards(request: HttpRequest, model_id: str) -> HttpResponse:
-    """Have a worker profile it for every method that is not known; GET tells when that is done."""
+    """Have a worker profile it for every method that is not known; GET reports when that is done."""
     row = _one(models_visible_to(request.user), model_id)
     ask_for_needs(row)
     return JsonResponse(reach_document(row), status=202)

@@ -79,38 +79,33 @@ class Knob(Schema):
     step_change_ms: float
 
 
-class EstimateAnswer(Schema):
+class Estimated(Schema):
+    """The part that estimates of training and of generation share."""
+
+    profile: Literal["ready"] = "ready"
+    model_type: str
+    num_blocks: int
+    machine: dict[str, Any]
+    workload: dict[str, Any]
+    goal: dict[str, Any]
+    host_budget_bytes: int
+    plans: list[PricedPlan]
+    nothing_fits: str | None
+    explanation: Explanation
+
+
+class EstimateAnswer(Estimated):
     """The estimate of a training job. ``plans`` holds the plan asked for, or plain training and the best."""
 
     kind: Literal["training"] = "training"
-    profile: Literal["ready"] = "ready"
-    model_type: str
-    num_blocks: int
     num_parameters: int
-    machine: dict[str, Any]
-    workload: dict[str, Any]
-    goal: dict[str, Any]
-    host_budget_bytes: int
-    plans: list[PricedPlan]
-    nothing_fits: str | None
-    explanation: Explanation
     knobs: list[Knob]
 
 
-class GenerationAnswer(Schema):
+class GenerationAnswer(Estimated):
     """The estimate of a batch generation. ``plans`` holds the plan asked for, or resident weights and the best."""
 
     kind: Literal["generation"]
-    profile: Literal["ready"] = "ready"
-    model_type: str
-    num_blocks: int
-    machine: dict[str, Any]
-    workload: dict[str, Any]
-    goal: dict[str, Any]
-    host_budget_bytes: int
-    plans: list[PricedPlan]
-    nothing_fits: str | None
-    explanation: Explanation
     sentences: list[str] = Field(description="what the last plan does")
 
 

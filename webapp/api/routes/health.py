@@ -1,4 +1,4 @@
-"""``/healthz``: the process answers. ``/readyz``: it can do its work, for which Redis is not needed; its state is only told."""
+"""``/healthz``: the process answers. ``/readyz``: it can do its work, for which Redis is not needed; its state is reported."""
 
 import redis
 from django.conf import settings

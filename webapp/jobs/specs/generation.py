@@ -12,7 +12,7 @@ from optimizer.base.shown import shown_value
 from optimizer.goal import GenerationGoal
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.fingerprints import generation_fingerprint
-from optimizer.search.generation.baselines import INFERENCE_BASELINES
+from optimizer.search.generation.baselines import GENERATION_BASELINES
 from optimizer.workload import GenerationRequest, GenerationWorkload
 from webapp.catalog.actions import count_prompt_tokens
 from webapp.catalog.models import Dataset, Model
@@ -110,7 +110,7 @@ def read_generate_spec(user: Any, document: dict[str, Any]) -> GenerateSpec:
 
 
 def _read_plan(label: Any) -> str:
-    return read_label(label, ("chosen", *INFERENCE_BASELINES))
+    return read_label(label, ("chosen", *GENERATION_BASELINES))
 
 
 def spec_of_job(job: Job) -> GenerateSpec:

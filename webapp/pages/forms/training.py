@@ -16,14 +16,7 @@ from webapp.catalog.models import Dataset, Model
 from webapp.pages.forms.pins import TRAINING, PinnedForm, written_pins
 from webapp.pages.forms.work import initial_goal
 
-WORKLOAD_FIELDS = (
-    "mode",
-    "sequence_length",
-    "global_batch_size",
-    "num_steps",
-    "learning_rate",
-    "schedule",
-    "warmup_steps",
+ADVANCED_FIELDS = (
     "optimizer",
     "momentum",
     "weight_decay",
@@ -33,6 +26,16 @@ WORKLOAD_FIELDS = (
     "eval_batches",
     "checkpoint_every_steps",
     "sample_tokens",
+)
+WORKLOAD_FIELDS = (
+    "mode",
+    "sequence_length",
+    "global_batch_size",
+    "num_steps",
+    "learning_rate",
+    "schedule",
+    "warmup_steps",
+    *ADVANCED_FIELDS,
 )
 _DEFAULTS = TrainingWorkload()
 _ADAPTER_DEFAULTS = Adapter()

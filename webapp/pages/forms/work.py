@@ -169,3 +169,12 @@ def _first_option(field: forms.Field) -> list[str]:
     if not isinstance(field, forms.ChoiceField) or isinstance(field, forms.MultipleChoiceField):
         return []
     return _typed(next((value for value, _ in cast(Any, field.choices)), None))
+
+
+def list_problems(form: forms.Form) -> tuple[str, ...]:
+    """The form's problems in sentences; each stands beside its field as well."""
+    return tuple(
+        f"{form.fields[name].label or name.replace('_', ' ').capitalize() if name in form.fields else ''}: {error}"
+        for name, errors in form.errors.items()
+        for error in errors
+    )

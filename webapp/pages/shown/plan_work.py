@@ -15,7 +15,7 @@ from optimizer.plan.pins.generation_knobs import change_generation, pins_of_gene
 from optimizer.plan.pins.training import pins_of_change
 from optimizer.plan.plan import Plan
 from optimizer.search.answer.compare import reprice
-from optimizer.search.answer.knobs import list_knobs
+from optimizer.search.answer.knobs import Knob, list_knobs
 from optimizer.search.generation.knobs import GenerationKnob
 from webapp.pages.forms.pins import GENERATION, TRAINING, Decisions, typed_knobs, written_pins
 from webapp.pages.forms.training import ANY_LOSS
@@ -141,12 +141,8 @@ class TrainingWork:
     def neighbours(self, plan: Plan) -> Iterable[Neighbour]:
         for knob in list_knobs(problem_of(self.question), plan):
             fields = written_pins(pins_of_change(plan, knob.plan))
-            yield Neighbour(
-                change=knob.change,
-                verdict=knob.verdict,
-                is_lossless=knob.is_lossless,
-                device_change_bytes=knob.device_change_bytes,
-                host_change_bytes=knob.host_change_bytes,
+            yield _neighbour(
+                knob,
                 time_change_ms=knob.step_change_ms,
                 tried=fields,
                 held=fields | ({} if knob.is_lossless else ANY_LOSS),
@@ -220,12 +216,8 @@ class GenerationWork:
     def neighbours(self, plan: GenerationPlan) -> Iterable[Neighbour]:
         looks_for_batch = self.question.goal.objective == "largest_batch"
         for knob in knobs_of_generation(self.question, plan):
-            yield Neighbour(
-                change=knob.change,
-                verdict=knob.verdict,
-                is_lossless=knob.is_lossless,
-                device_change_bytes=knob.device_change_bytes,
-                host_change_bytes=knob.host_change_bytes,
+            yield _neighbour(
+                knob,
                 time_change_ms=knob.total_change_s * 1000,
                 # all of it, so that it is priced without a search
                 tried={pin_field(path): text for path, text in self.decisions.write(knob.plan).items()},
@@ -235,6 +227,21 @@ class GenerationWork:
     def _held(self, plan: GenerationPlan, knob: GenerationKnob) -> dict[str, str]:
         fields = written_pins(pins_of_generation_change(plan, knob.plan).to_json())
         return fields | ({} if knob.is_lossless else {"allow_lossy": "on"})
+
+
+def _neighbour(
+    knob: Knob | GenerationKnob, *, time_change_ms: float, tried: dict[str, str], held: dict[str, str] | None
+) -> Neighbour:
+    return Neighbour(
+        change=knob.change,
+        verdict=knob.verdict,
+        is_lossless=knob.is_lossless,
+        device_change_bytes=knob.device_change_bytes,
+        host_change_bytes=knob.host_change_bytes,
+        time_change_ms=time_change_ms,
+        tried=tried,
+        held=held,
+    )
 
 
 _NOTHING = 1e-9

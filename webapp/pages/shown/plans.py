@@ -168,7 +168,7 @@ def _whole_lines(plans: Sequence[AnyPriced]) -> Iterable[ComparedRow]:
 _SHOWN_ELSEWHERE: Final = frozenset(
     {"batch_size", "num_micro_batches", "weights.dtype", "weights.frozen", "weights.place", "kv_cache.dtype", "kv_cache.place"}
 )
-"""Knobs of a generation that other lines tell of."""
+"""Knobs of a generation that other lines show."""
 
 
 def _other_decisions(plans: Sequence[GenerationPlan]) -> Iterable[ComparedRow]:

@@ -35,7 +35,8 @@ from webapp.planning.glance import glance_at
 from webapp.planning.levers import Lever, list_levers
 from webapp.planning.offers import PlanAnswer
 from webapp.planning.pricing import find_largest_fit, price_job_spec
-from webapp.planning.search.resolve import Waiting, asked_by_training, place_of, resolve
+from webapp.planning.search.resolve import Waiting, place_of, resolve
+from webapp.planning.search.training import asked_by_training
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,18 +28,16 @@ from webapp.jobs.models import Kind
 from webapp.jobs.queries import jobs_visible_to
 from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
 from webapp.jobs.specs.training import read_workload
+from webapp.pages.forms.kinds import GENERATION, TRAINING, FormKind, first_model
 from webapp.pages.forms.pins import EditForm
-from webapp.pages.forms.work import WorkForm, form_query, initial_from_query, typed_of
+from webapp.pages.forms.work import WorkForm, form_query, initial_from_query, list_problems, typed_of
 from webapp.pages.presentation import largest_part
 from webapp.pages.shown import plans
 from webapp.pages.shown.plan_work import Edited, GenerationWork, PlanAnswer, TrainingWork, Work
 from webapp.pages.shown.price_view import budget_suggestion, ways_out
-from webapp.pages.views.new import generation as generate
-from webapp.pages.views.new import training as new_job
-from webapp.pages.views.new.work import FormPage, first_model, incomplete
 from webapp.planning.cards import rank_some_cards
 from webapp.planning.search.asked import AskedOfModel, question_at, read_place, read_question
-from webapp.planning.search.resolve import asked_by_generation
+from webapp.planning.search.generation import asked_by_generation
 
 CARD = "gpu:"
 EDIT = "try"
@@ -60,25 +58,25 @@ class _Place:
 def plans_page(request: HttpRequest) -> HttpResponse:
     if job_id := request.GET.get("from"):
         return redirect(f"{reverse('plans')}?{_address_of_job(request, job_id)}")
-    page = _page_of(request)
-    form, places, on = _read(request, page)
+    kind = _kind_of(request)
+    form, places, on = _read(request, kind)
     context: dict[str, Any] = {
         "form": form,
-        "kind": page.kind,
+        "kind": kind.kind,
         "places": places,
         "on": on,
-        "form_url": reverse(page.address),
+        "form_url": reverse(kind.address),
         "query": form_query(form),
         "kept": [pair for pair in _pairs(request, without=()) if pair[0] != "on"],
     }
     if not form.is_valid():
-        return render(request, "plans/page.html", {**context, "problems": incomplete(form).problems}, status=422)
+        return render(request, "plans/page.html", {**context, "problems": list_problems(form)}, status=422)
     try:
-        work = _work(request, page, form, on)
+        work = _work(request, kind, form, on)
         if "waits" in request.GET:
             return HttpResponse(headers={"HX-Refresh": "true"}) if work else HttpResponse(status=204)
         if work is None:
-            return render(request, "plans/page.html", {**context, "waiting_since": _asked_at(request, page, form)})
+            return render(request, "plans/page.html", {**context, "waiting_since": _asked_at(request, kind, form)})
         return render(request, "plans/page.html", context | _described(request, work))
     except NoFeasiblePlan as error:
         cards_url = f"{reverse('plans_cards')}?{_with(request)}"
@@ -126,7 +124,7 @@ def plans_knobs(request: HttpRequest) -> HttpResponse:
         }
         for knob in work.neighbours(found.chosen.plan)
     ]
-    context = {"rows": rows, "kind": _page_of(request).kind, **_frame(request)}
+    context = {"rows": rows, "kind": _kind_of(request).kind, **_frame(request)}
     return render(request, "plans/knobs.html", context)
 
 
@@ -162,29 +160,29 @@ def _found_or_404(find: Callable[[], T | None]) -> T:
 
 
 def _work_or_404(request: HttpRequest) -> Work:
-    page = _page_of(request)
-    form, _, on = _read(request, page)
-    return _found_or_404(lambda: _work(request, page, form, on) if form.is_valid() else None)
+    kind = _kind_of(request)
+    form, _, on = _read(request, kind)
+    return _found_or_404(lambda: _work(request, kind, form, on) if form.is_valid() else None)
 
 
-def _page_of(request: HttpRequest) -> FormPage:
-    return generate.PAGE if request.GET.get("kind") == Kind.GENERATE else new_job.PAGE
+def _kind_of(request: HttpRequest) -> FormKind:
+    return GENERATION if request.GET.get("kind") == Kind.GENERATE else TRAINING
 
 
 def _address_of_job(request: HttpRequest, job_id: str) -> str:
     """All that a job asked for, and the machine that it was priced on."""
     job = get_object_or_404(jobs_visible_to(request.user), pk=job_id, kind__in=(Kind.TRAIN, Kind.GENERATE))
-    page = generate.PAGE if job.kind == Kind.GENERATE else new_job.PAGE
-    query = form_query(page.make_form(request, None, page.initial_from_spec(job.spec)))
-    kind = {"kind": job.kind} if job.kind == Kind.GENERATE else {}
+    kind = GENERATION if job.kind == Kind.GENERATE else TRAINING
+    query = form_query(kind.make_form(request, None, kind.initial_from_spec(job.spec)))
+    of_kind = {"kind": job.kind} if job.kind == Kind.GENERATE else {}
     on = {"on": job.machine_id} if job.machine_id else {}
-    return "&".join(filter(None, [query, urlencode(kind | on)]))
+    return "&".join(filter(None, [query, urlencode(of_kind | on)]))
 
 
-def _read(request: HttpRequest, page: FormPage) -> tuple[WorkForm, list[_Place], str]:
+def _read(request: HttpRequest, kind: FormKind) -> tuple[WorkForm, list[_Place], str]:
     """The form that the address fills, where the work may go, and where it goes."""
-    initial = {"model": first_model(page.models(request), request.user)} | initial_from_query(request.GET)
-    form = page.make_form(request, typed_of(page.make_form(request, None, initial)), {})
+    initial = {"model": first_model(kind.models(request), request.user)} | initial_from_query(request.GET)
+    form = kind.make_form(request, typed_of(kind.make_form(request, None, initial)), {})
     if "dataset" in form.fields:
         form.fields["dataset"].required = False  # no plan depends on it
     machines = machines_visible_to(request.user).order_by("name")
@@ -194,9 +192,9 @@ def _read(request: HttpRequest, page: FormPage) -> tuple[WorkForm, list[_Place],
     return form, places, request.GET.get("on") or default
 
 
-def _work(request: HttpRequest, page: FormPage, form: WorkForm, on: str) -> Work | None:
+def _work(request: HttpRequest, kind: FormKind, form: WorkForm, on: str) -> Work | None:
     """None while the model is being profiled. Raises HeadroomError."""
-    if page.kind == Kind.GENERATE:
+    if kind.kind == Kind.GENERATE:
         return _generation(request, form, on)
     question = read_question(request.user, _question(form, on))
     return None if question is None else TrainingWork(question=question)
@@ -221,11 +219,11 @@ def _place(on: str) -> dict[str, str | None]:
     return {"machine": on, "gpu": None}
 
 
-def _asked_at(request: HttpRequest, page: FormPage, form: WorkForm) -> datetime | None:
+def _asked_at(request: HttpRequest, kind: FormKind, form: WorkForm) -> datetime | None:
     """Since when the profile that the question needs has been waited for."""
     spec = form.spec()
-    fingerprint = page.models(request).get(pk=spec["model"]).fingerprint
-    generates = page.kind == Kind.GENERATE
+    fingerprint = kind.models(request).get(pk=spec["model"]).fingerprint
+    generates = kind.kind == Kind.GENERATE
     adapter = None if generates else read_workload(spec["workload"]).adapter
     wanted = traced_fingerprint(fingerprint, adapter=adapter, generates=generates)
     return Profile.objects.filter(fingerprint=wanted).values_list("created_at", flat=True).first()

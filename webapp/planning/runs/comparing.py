@@ -174,14 +174,14 @@ def _outcomes(jobs: Sequence[Job]) -> Iterator[Outcome]:
     )
     for name, unit, source, key, lower_is_better in kinds:
         values = tuple(_number((getattr(job, source) or {}).get(key)) for job in jobs)
-        yield from _told(Outcome(name=name, unit=unit, values=values, lower_is_better=lower_is_better))
+        yield from _if_any_known(Outcome(name=name, unit=unit, values=values, lower_is_better=lower_is_better))
     seconds = tuple(_seconds(job) for job in jobs)
-    yield from _told(Outcome(name="run time", unit="s", values=seconds, lower_is_better=True))
+    yield from _if_any_known(Outcome(name="run time", unit="s", values=seconds, lower_is_better=True))
     steps = tuple(float(job.step) for job in jobs)
     yield Outcome(name="steps done", unit="number", values=steps, lower_is_better=None)
 
 
-def _told(outcome: Outcome) -> Iterator[Outcome]:
+def _if_any_known(outcome: Outcome) -> Iterator[Outcome]:
     if any(value is not None for value in outcome.values):
         yield outcome
 

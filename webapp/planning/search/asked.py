@@ -19,10 +19,10 @@ from webapp.jobs.specs.training import (
     read_goal,
     read_workload,
 )
-from webapp.planning.search.generation import GenerationQuestion
+from webapp.planning.search.generation import AskedGeneration, GenerationQuestion
 from webapp.planning.search.question import Place
-from webapp.planning.search.resolve import Asked, AskedGeneration, AskedTraining, Waiting, place_of, resolve
-from webapp.planning.search.training import TrainingQuestion
+from webapp.planning.search.resolve import Asked, Waiting, place_of, resolve
+from webapp.planning.search.training import AskedTraining, TrainingQuestion
 
 Q = TypeVar("Q")
 _TRAINING = ("kind", "training")

@@ -4,8 +4,9 @@ Looked for as if every prompt were the longest and asked for the most new tokens
 price grows with the number of lengths; what is then shown is priced with the lengths as they are, and never needs more.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.recent import remembered
@@ -20,7 +21,10 @@ from optimizer.search.generation.problem import GenerationProblem, PricedGenerat
 from optimizer.search.generation.search import generation_problem, search_generation
 from optimizer.search.generation.solve import Book
 from optimizer.workload import GenerationWorkload
-from webapp.planning.search.question import FoundPlan, FoundPlans, NothingFits, Question
+from webapp.catalog.models import Model, Profile
+from webapp.jobs.specs.generation import GenerateSpec, generation_workload
+from webapp.planning.search.profiles import ProfileNeed, read_generation_profile
+from webapp.planning.search.question import FoundPlan, FoundPlans, NothingFits, Place, Question
 
 MAX_ANSWERS = 4
 
@@ -58,6 +62,38 @@ class GenerationQuestion(Question[GenerationProfile, GenerationWorkload, Generat
             if problem.permits(priced.plan) and priced.verdict == "fits":
                 return priced
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedGeneration:
+    """A generation, as it was read."""
+
+    model: Model
+    goal: GenerationGoal
+    read_workload: Callable[[], GenerationWorkload]
+    """Called once there is a profile: a file's tokens are counted for it, which may take seconds."""
+
+    @property
+    def need(self) -> ProfileNeed:
+        return ProfileNeed(model=self.model, generates=True)
+
+    def complete(self, profile: Profile, places: Sequence[Place]) -> list[GenerationQuestion]:
+        workload = self.read_workload()
+        return [
+            GenerationQuestion(
+                model_name=self.model.name,
+                profile=read_generation_profile(profile.pk, profile.document_sha256),
+                profile_sha256=profile.document_sha256,
+                workload=workload,
+                goal=self.goal,
+                place=place,
+            )
+            for place in places
+        ]
+
+
+def asked_by_generation(spec: GenerateSpec) -> AskedGeneration:
+    return AskedGeneration(model=spec.model, goal=spec.goal, read_workload=partial(generation_workload, spec))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from optimizer.base.serialize import to_json
 from optimizer.profile.fingerprints import traced_fingerprint
-from optimizer.profile.generation import INFERENCE_PROFILE_VERSION, GenerationProfile
+from optimizer.profile.generation import GENERATION_PROFILE_VERSION, GenerationProfile
 from optimizer.profile.profile import PROFILE_VERSION
 from optimizer.profile.profile import Profile as ModelProfile
 from optimizer.workload import Adapter
@@ -31,7 +31,7 @@ class ProfileNeed:
     @property
     def version(self) -> int:
         """Profile version of the program that must have made it."""
-        return INFERENCE_PROFILE_VERSION if self.generates else PROFILE_VERSION
+        return GENERATION_PROFILE_VERSION if self.generates else PROFILE_VERSION
 
     @property
     def job_spec(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Kept in this process. What is kept is what a new search would find, because a search is a function of its question.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,7 +22,10 @@ from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
 from optimizer.search.questions.price_cache import PriceMemory, priced_part
 from optimizer.search.training import training_problem
 from optimizer.workload import Adapter, TrainingWorkload
-from webapp.planning.search.question import FoundPlan, FoundPlans, NothingFits, Question
+from webapp.catalog.models import Model, Profile
+from webapp.jobs.specs.training import JobSpec
+from webapp.planning.search.profiles import ProfileNeed, known_profile_of, read_profile
+from webapp.planning.search.question import FoundPlan, FoundPlans, NothingFits, Place, Question
 
 MAX_ANSWERS = 6
 MAX_MEMORIES = 2
@@ -64,6 +67,37 @@ class TrainingQuestion(Question[ModelProfile, TrainingWorkload, Goal]):
         ]
         fitting = [found for found in priced if found.verdict == "fits"]
         return min(fitting, key=lambda found: found.prediction.step_ms, default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedTraining:
+    """Training, as it was read."""
+
+    model: Model
+    workload: TrainingWorkload
+    goal: Goal
+
+    @property
+    def need(self) -> ProfileNeed:
+        return ProfileNeed(model=self.model, adapter=self.workload.adapter)
+
+    def complete(self, profile: Profile, places: Sequence[Place]) -> list[TrainingQuestion]:
+        return [
+            TrainingQuestion(
+                model_name=self.model.name,
+                profile=read_profile(profile.pk, profile.document_sha256),
+                profile_sha256=profile.document_sha256,
+                workload=self.workload,
+                goal=self.goal,
+                place=place,
+                known_profile=partial(known_profile_of, self.model),
+            )
+            for place in places
+        ]
+
+
+def asked_by_training(spec: JobSpec) -> AskedTraining:
+    return AskedTraining(model=spec.model, workload=spec.workload, goal=spec.goal)
 
 
 def find_answer(question: TrainingQuestion) -> ObjectiveAnswer:

@@ -229,7 +229,7 @@ def predict_convolution(call: Any, args: tuple[Any, ...], *, num_threads: int = 
     returned = call(*args)
     outputs = [returned] if isinstance(returned, torch.Tensor) else returned
     convolution = Convolution(*read_scratch(f"aten.{call.__name__}.default", (), outputs, args=args).convolution)
-    return hold_convolution(convolution, processor=processor(num_threads))
+    return hold_convolution(convolution, num_threads=num_threads, packs_bf16=has_library_for_bf16())
 
 
 def test_single_pixels_are_the_librarys_on_more_than_one_thread() -> None:

@@ -1,9 +1,9 @@
 """Words for the plans that people write by hand."""
 
 from optimizer.search.answer.baselines import BASELINES
-from optimizer.search.generation.baselines import INFERENCE_BASELINES
+from optimizer.search.generation.baselines import GENERATION_BASELINES
 from webapp.pages.words.baselines import BASELINE_WORDS
 
 
 def test_every_plan_written_by_hand_has_words_and_no_other_has() -> None:
-    assert set(BASELINE_WORDS) == set(BASELINES) | set(INFERENCE_BASELINES)
+    assert set(BASELINE_WORDS) == set(BASELINES) | set(GENERATION_BASELINES)

@@ -3,35 +3,19 @@
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
-from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_http_methods, require_POST
 
 from optimizer.base.errors import HeadroomError
 from webapp.accounts.audit import note_target
 from webapp.catalog.actions import create_dataset
-from webapp.catalog.models import Model
-from webapp.catalog.queries import datasets_visible_to, models_visible_to
-from webapp.jobs.models import Kind
-from webapp.pages.forms.generation import GenerateForm, PromptsUploadForm, initial_from_generate_spec
+from webapp.pages.forms.generation import PromptsUploadForm
+from webapp.pages.forms.kinds import GENERATION
 from webapp.pages.forms.work import WorkForm
 from webapp.pages.views.catalog import refuse_upload
 from webapp.pages.views.new.work import FormPage, answer_form, answer_price, answer_upload, has_errors
 
 SAMPLING = ("temperature", "top_k", "top_p", "seed", "stop")
-
-
-def _models(request: HttpRequest) -> QuerySet[Model]:
-    return models_visible_to(request.user).filter(has_weights=True)
-
-
-def make_generate_form(request: HttpRequest, data: QueryDict | None, initial: dict[str, Any]) -> GenerateForm:
-    return GenerateForm(
-        data,
-        initial=initial,
-        models=_models(request),
-        prompts=datasets_visible_to(request.user).filter(format="prompts"),
-    )
 
 
 def _describe(form: WorkForm) -> dict[str, Any]:
@@ -43,13 +27,9 @@ def _describe(form: WorkForm) -> dict[str, Any]:
 
 
 PAGE = FormPage(
-    kind=Kind.GENERATE,
+    form=GENERATION,
     template="jobs/generate.html",
-    address="generate_new",
     price_address="generate_price",
-    make_form=make_generate_form,
-    initial_from_spec=initial_from_generate_spec,
-    models=_models,
     describe=_describe,
 )
 

@@ -6,39 +6,21 @@ The verdict comes from the same calls as the API's ``POST /plans`` and ``POST /j
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_http_methods, require_POST
 
 from webapp.catalog.bundled import example_spec
-from webapp.catalog.queries import datasets_visible_to, models_visible_to
-from webapp.jobs.models import Kind
-from webapp.pages.forms.training import DatasetUploadForm, JobForm, ModelUploadForm, initial_from_spec
+from webapp.pages.forms.kinds import TRAINING
+from webapp.pages.forms.training import ADVANCED_FIELDS, DatasetUploadForm, ModelUploadForm
 from webapp.pages.forms.work import WorkForm
 from webapp.pages.views.catalog import upload_dataset, upload_model
 from webapp.pages.views.new.work import FormPage, answer_form, answer_price, answer_upload, has_errors
 
 ADVANCED = (
-    "optimizer",
-    "momentum",
-    "weight_decay",
-    "max_grad_norm",
-    "seed",
-    "eval_every_steps",
-    "eval_batches",
-    "checkpoint_every_steps",
-    "sample_tokens",
+    *ADVANCED_FIELDS,
     "export_dtype",
 )
 ADAPTERS = ("rank", "alpha", "dropout", "targets", "export_adapter")
-
-
-def make_job_form(request: HttpRequest, data: QueryDict | None, initial: dict[str, Any]) -> JobForm:
-    return JobForm(
-        data,
-        initial=initial,
-        models=models_visible_to(request.user),
-        datasets=datasets_visible_to(request.user).exclude(format="prompts"),
-    )
 
 
 def _describe(form: WorkForm) -> dict[str, Any]:
@@ -53,13 +35,9 @@ def _describe(form: WorkForm) -> dict[str, Any]:
 
 
 PAGE = FormPage(
-    kind=Kind.TRAIN,
+    form=TRAINING,
     template="jobs/new.html",
-    address="job_new",
     price_address="job_price",
-    make_form=make_job_form,
-    initial_from_spec=initial_from_spec,
-    models=lambda request: models_visible_to(request.user),
     describe=_describe,
     example=example_spec,
 )

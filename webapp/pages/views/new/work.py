@@ -6,17 +6,17 @@ from typing import Any, cast
 
 from django import forms
 from django.contrib import messages
-from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 
 from optimizer.base.errors import HeadroomError
 from webapp.catalog.models import Model
 from webapp.jobs.errors import PlanDoesNotFit
-from webapp.jobs.models import Kind, PlanOffer
+from webapp.jobs.models import PlanOffer
 from webapp.jobs.queries import jobs_visible_to, offers_visible_to
-from webapp.pages.forms.work import WorkForm, initial_from_query
+from webapp.pages.forms.kinds import FormKind, first_model
+from webapp.pages.forms.work import WorkForm, initial_from_query, list_problems
 from webapp.pages.shown.price_view import Pricing, glance_for_page, price_for_page
 from webapp.planning.submitting import submit_job
 
@@ -27,34 +27,28 @@ _INSIST = "Take a plan that fits, raise the budget, or tick “Start it even if 
 class FormPage:
     """One workload's page."""
 
-    kind: Kind
+    form: FormKind
     template: str
-    address: str
-    """Name of the page's address; a POST there starts a job."""
     price_address: str
-    make_form: Callable[[HttpRequest, QueryDict | None, dict[str, Any]], WorkForm]
-    """From what was typed, or from what the fields begin with."""
-    initial_from_spec: Callable[[dict[str, Any]], dict[str, Any]]
-    models: Callable[[HttpRequest], QuerySet[Model]]
     describe: Callable[[WorkForm], dict[str, Any]]
     """Further values for the template."""
     example: Callable[[], dict[str, Any] | None] = lambda: None
     """The spec that ``?example=yes`` fills the form from."""
 
     def empty_form(self, request: HttpRequest) -> WorkForm:
-        return self.make_form(request, None, self._initial(request))
+        return self.form.make_form(request, None, self._initial(request))
 
     def _initial(self, request: HttpRequest) -> dict[str, Any]:
         """From the job that is cloned, and over it from the address."""
-        initial: dict[str, Any] = {"model": first_model(self.models(request), request.user)}
+        initial: dict[str, Any] = {"model": first_model(self.form.models(request), request.user)}
         if source_id := request.GET.get("from", ""):
-            source = jobs_visible_to(request.user).filter(pk=source_id, kind=self.kind).first()
+            source = jobs_visible_to(request.user).filter(pk=source_id, kind=self.form.kind).first()
             if source is None:
                 messages.error(request, "The job to clone is not there; the form starts empty.")
             else:
-                initial |= self.initial_from_spec(source.spec)
+                initial |= self.form.initial_from_spec(source.spec)
         elif request.GET.get("example") and (example := self.example()) is not None:
-            initial |= self.initial_from_spec(example)
+            initial |= self.form.initial_from_spec(example)
         return initial | initial_from_query(request.GET)
 
 
@@ -65,9 +59,9 @@ def answer_form(request: HttpRequest, page: FormPage) -> HttpResponse:
     """
     if request.method != "POST":
         return _shown(request, page, page.empty_form(request), Pricing(kind="refused", message="Not priced yet."))
-    form = page.make_form(request, request.POST, {})
+    form = page.form.make_form(request, request.POST, {})
     if not form.is_valid():
-        return _shown(request, page, form, incomplete(form))
+        return _shown(request, page, form, Pricing(kind="incomplete", problems=list_problems(form)))
     if request.POST.get("look"):
         return _shown(request, page, form, priced(request, form))
     spec = form.spec()
@@ -81,7 +75,7 @@ def answer_form(request: HttpRequest, page: FormPage) -> HttpResponse:
         )
     except HeadroomError as error:
         if form.put_error(error):
-            return _shown(request, page, form, incomplete(form))
+            return _shown(request, page, form, Pricing(kind="incomplete", problems=list_problems(form)))
         hint = _INSIST if isinstance(error, PlanDoesNotFit) else error.hint
         form.add_error(None, f"{error.message[:1].upper()}{error.message[1:]}. {hint}".strip())
         return _shown(request, page, form, priced(request, form))
@@ -93,8 +87,8 @@ def answer_price(request: HttpRequest, page: FormPage) -> HttpResponse:
 
     With ``glance`` a first answer may come, which asks for the search's by itself.
     """
-    form = page.make_form(request, request.POST, {})
-    pricing = _looked_at(request, form) if form.is_valid() else incomplete(form)
+    form = page.form.make_form(request, request.POST, {})
+    pricing = _looked_at(request, form) if form.is_valid() else Pricing(kind="incomplete", problems=list_problems(form))
     return render(request, "jobs/price.html", {"form": form, "pricing": pricing, **_unread(form), **_addresses(page)})
 
 
@@ -111,7 +105,7 @@ def priced(request: HttpRequest, form: WorkForm) -> Pricing:
     """Price a valid form; an error that names a field is put beside it."""
     pricing, problem = price_for_page(request.user, form.spec(), selected=selected_offer(request))
     if problem is not None and form.put_error(problem.error):
-        return incomplete(form)
+        return Pricing(kind="incomplete", problems=list_problems(form))
     return pricing
 
 
@@ -132,7 +126,7 @@ def answer_upload(
     ids = f"{field}_upload_%s"
     given = make_upload(request.POST, request.FILES, auto_id=ids)
     made = upload(request, given) if given.is_valid() else ""
-    form = page.make_form(request, None, {field: made or request.POST.get(field)})
+    form = page.form.make_form(request, None, {field: made or request.POST.get(field)})
     shown = make_upload(auto_id=ids) if made else given
     answer = render(request, template, {"form": form, f"{field}_upload": shown})
     if made:
@@ -144,7 +138,7 @@ def _shown(request: HttpRequest, page: FormPage, form: WorkForm, pricing: Pricin
     context = {
         "form": form,
         "pricing": pricing,
-        "kind": page.kind,
+        "kind": page.form.kind,
         **_unread(form),
         **_addresses(page),
         **page.describe(form),
@@ -160,23 +154,7 @@ def _unread(form: WorkForm) -> dict[str, Any]:
 
 
 def _addresses(page: FormPage) -> dict[str, str]:
-    return {"form_url": reverse(page.address), "price_url": reverse(page.price_address)}
-
-
-def first_model(rows: QuerySet[Model], user: Any) -> str | None:
-    """The newest of one's own, else the smallest there is: the page prices it at once, and that should be quick."""
-    own = rows.filter(owner=user).order_by("-pk").values_list("pk", flat=True).first()
-    return own or rows.order_by("num_parameters").values_list("pk", flat=True).first()
-
-
-def incomplete(form: forms.Form) -> Pricing:
-    """The form's problems as a list; each stands beside its field as well."""
-    problems = [
-        f"{form.fields[name].label or name.replace('_', ' ').capitalize() if name in form.fields else ''}: {error}"
-        for name, errors in form.errors.items()
-        for error in errors
-    ]
-    return Pricing(kind="incomplete", problems=tuple(problems))
+    return {"form_url": reverse(page.form.address), "price_url": reverse(page.price_address)}
 
 
 def has_errors(form: forms.Form, names: tuple[str, ...]) -> bool:
