@@ -90,17 +90,7 @@ def list_allocations(
     writer.begin_phase()
     writer.write_step(schedule, None)
     writer.settle({**stays, _STATE: int(resident.device[_STATE])})
-    return Allocations(
-        loading=tuple(loading),
-        first_step=tuple(first_step),
-        second_step=tuple(writer.requests),
-        peak_bytes=writer.peak_bytes,
-        peak_low_bytes=writer.peak_low_bytes,
-        peak_high_bytes=writer.peak_high_bytes,
-        not_modelled=on_cuda.not_modelled if on_cuda is not None else (),
-        peak_in=_name_of(writer.peak_task)[0],
-        at_peak=tuple(writer.list_held()),
-    )
+    return writer.summarize(loading, first_step=first_step, second_step=writer.requests)
 
 
 def list_pass_allocations(
@@ -122,17 +112,7 @@ def list_pass_allocations(
         writer.settle({_WEIGHTS: sum(loaded)})
         requests += writer.requests
     # One phase: what stays reserved after the first pass is free as the second begins, and says nothing about what was needed.
-    return Allocations(
-        loading=tuple(loading),
-        first_step=(),
-        second_step=tuple(requests),
-        peak_bytes=writer.peak_bytes,
-        peak_low_bytes=writer.peak_low_bytes,
-        peak_high_bytes=writer.peak_high_bytes,
-        not_modelled=on_cuda.not_modelled if on_cuda is not None else (),
-        peak_in=_name_of(writer.peak_task)[0],
-        at_peak=tuple(writer.list_held()),
-    )
+    return writer.summarize(loading, first_step=(), second_step=requests)
 
 
 # What is there between steps.
@@ -360,6 +340,22 @@ class _Writer:
                 too_many -= size
                 self._end(slot, size, key)
         self.unmatched_bytes += max(0, too_many)
+
+    def summarize(
+        self, loading: Sequence[Request], *, first_step: Sequence[Request], second_step: Sequence[Request]
+    ) -> Allocations:
+        """These requests, with what was there at the last phase's highest point."""
+        return Allocations(
+            loading=tuple(loading),
+            first_step=tuple(first_step),
+            second_step=tuple(second_step),
+            peak_bytes=self.peak_bytes,
+            peak_low_bytes=self.peak_low_bytes,
+            peak_high_bytes=self.peak_high_bytes,
+            not_modelled=self.on_cuda.not_modelled if self.on_cuda is not None else (),
+            peak_in=_name_of(self.peak_task)[0],
+            at_peak=tuple(self.list_held()),
+        )
 
     def list_held(self) -> Iterator[HeldAllocation]:
         """Storages that were there at this phase's highest point."""
