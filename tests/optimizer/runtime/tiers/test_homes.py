@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
 from optimizer.runtime.meter.meter import Meter
-from optimizer.runtime.tiers import homes
 from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes, pieces
 from optimizer.runtime.tiers.tiers import Tiers
 
@@ -24,7 +24,7 @@ def tiers(tmp_path: Path) -> Iterator[Tiers]:
 def test_numbers_go_home_in_pieces_and_come_back(
     tiers: Tiers, monkeypatch: pytest.MonkeyPatch, place: str, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(homes, "PIECE_ELEMENTS", 16)
+    monkeypatch.setattr("optimizer.runtime.tiers.homes.PIECE_ELEMENTS", 16)
     source = torch.randn(7, 11)
     home = OffDeviceBytes(tiers, source.numel() * dtype.itemsize, place=place, category="weights")
     home.write(source, dtype=dtype)
@@ -69,7 +69,7 @@ def test_only_whole_copies_count_on_links(tiers: Tiers) -> None:
 
 
 def test_pieces_cover_everything_once() -> None:
-    size = homes.PIECE_ELEMENTS
+    size = PIECE_ELEMENTS
     assert list(pieces(2 * size + 3)) == [(0, size), (size, 2 * size), (2 * size, 2 * size + 3)]
     assert list(pieces(0)) == []
     assert size % 16 == 0
