@@ -277,7 +277,7 @@ def predicted_times(bench: Bench, cases: Sequence[CardCase], rows: Sequence[Row]
     }
     timed = [case for case in cases if case.name in measured]
     calibration = fit_calibration(
-        TimedRun.of(bench.predict(case), measured_ms=measured[case.name]) for case in timed if not case.is_held_back
+        TimedRun.from_prediction(bench.predict(case), measured_ms=measured[case.name]) for case in timed if not case.is_held_back
     )
     found = []
     for case in timed:

@@ -122,7 +122,7 @@ def predicted_ms(prediction: Prediction | GenerationPrediction, case: Case) -> f
 def timed_run(prediction: Prediction | GenerationPrediction, *, measured_ms: float) -> TimedRun:
     """One measured run for the calibration; the prediction has no calibration in it."""
     if isinstance(prediction, Prediction):
-        return TimedRun.of(prediction, measured_ms=measured_ms)
+        return TimedRun.from_prediction(prediction, measured_ms=measured_ms)
     kinds = dict(prediction.prefill_by_kind_ms)
     for kind, kind_ms in prediction.decode_by_kind_ms.items():
         kinds[kind] = kinds.get(kind, 0.0) + kind_ms

@@ -1,1 +1,1 @@
-"""What a plan costs, in bytes over time per tier and category, and in milliseconds per lane."""
+"""Prices a plan, in bytes over time per tier and category, and in milliseconds per lane."""

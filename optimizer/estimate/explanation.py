@@ -22,7 +22,7 @@ class CategoryAtPeak:
     highest_bytes: int
     """At the category's own highest moment, as far as the timeline's points show it."""
     reason: str
-    """What it is, and why it is there at the peak."""
+    """The category in words, and why it is there at the peak."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class LaneUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Where the bytes and the milliseconds of one prediction are."""
+    """A breakdown of the bytes and the milliseconds of one prediction."""
 
     peak_moment: str
     categories: tuple[CategoryAtPeak, ...]
@@ -79,7 +79,7 @@ def explain_prediction(
 
 
 def list_lanes(lane_busy_ms: Mapping[str, float], lane_exposed_ms: Mapping[str, float]) -> tuple[LaneUse, ...]:
-    """Of what each lane does and what compute waits for it."""
+    """Work of each lane, and the time that compute waits for it."""
     lanes = []
     for lane, busy_ms in lane_busy_ms.items():
         exposed_ms = busy_ms if lane == "compute" else min(busy_ms, lane_exposed_ms.get(lane, 0.0))

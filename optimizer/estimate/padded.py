@@ -28,22 +28,22 @@ _MASK_BYTES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class PaddedPrediction:
-    """Of a run over padded batches."""
+    """The prediction of a run over padded batches."""
 
     worst_batch: PaddedBatch
-    """Where the run's peak falls; the first of its size."""
+    """The batch at which the run's peak falls; the first of its size."""
     peak: StagePeak
     """Most bytes allocated on the device in any step of the run."""
     worst: Prediction
-    """Of a steady step on the worst batch."""
+    """Prediction of a steady step on the worst batch."""
     mean: Prediction
-    """Of a steady step on a batch of the mean length: its ``step_ms`` is what a step takes on average."""
+    """Prediction of a steady step on a batch of the mean length: its ``step_ms`` is what a step takes on average."""
     median_length: int
-    """Of padded micro-batches, as the next two."""
+    """Median length of padded micro-batches; the next two are of them, too."""
     p90_length: int
     p99_length: int
     padding_share: float
-    """Of all tokens computed."""
+    """Share of padding among all tokens computed."""
 
     @property
     def device_peak_bytes(self) -> int:
@@ -121,7 +121,9 @@ def estimate_padded(
 
 
 def _peak_of(batch: PaddedBatch, prediction: Prediction, *, num_masks: int) -> StagePeak:
-    """Of the step that the batch is in. A mask is among the inputs also where it hides nothing and the model leaves it out."""
+    """Peak of the step that the batch is in. A mask is among the inputs also where it hides nothing and the model leaves it
+    out.
+    """
     stage = "first_step" if batch.step == 0 else "steady_step"
     peak = next(peak for peak in prediction.peaks if peak.stage == stage)
     if batch.is_padded:

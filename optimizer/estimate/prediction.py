@@ -1,6 +1,5 @@
-"""What the estimator returns for one plan on one machine, and the verdict drawn from it. Torch-free, JSON-able."""
+"""The estimator's answer for one plan on one machine, and the verdict drawn from it. Torch-free, JSON-able."""
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -69,29 +68,30 @@ class Contributor:
 
 @dataclass(frozen=True, kw_only=True)
 class CardMemory:
-    """What a plan takes of a CUDA card, or of the CPU device, beyond the bytes of its tensors; and what of the host.
+    """Memory that a plan takes of a CUDA card, or of the CPU device, beyond the bytes of its tensors; and of the host.
 
     Worked out for plans that are shown, not for each that a search tries (``estimate/card/process.py``).
     """
 
     allocated: ByteInterval
-    """As torch's allocator counts: whole blocks. On the CPU device the tensors' bytes."""
+    """Bytes that torch's allocator counts: whole blocks. On the CPU device the tensors' bytes."""
     reserved: ByteInterval
-    """What the allocator takes from the card for them, gaps included. On the CPU device as allocated."""
+    """Bytes that the allocator takes from the card for them, gaps included. On the CPU device as allocated."""
     process: ByteInterval
     """``reserved``, the workspaces and the CUDA context: what ``nvidia-smi`` shows. On the CPU device as allocated."""
     host_pinned: ByteInterval
     """Host memory that cannot be swapped, as it is really taken: in whole slabs and pages."""
     host_pageable: ByteInterval
     releasable_bytes: int = 0
-    """Of ``reserved``, in segments that are wholly free at that moment: a retry at the card's limit gives them back."""
+    """The part of ``reserved`` that is in segments that are wholly free at that moment: a retry at the card's limit
+    gives them back."""
     num_segments: int = 0
     parts: tuple[MemoryPart, ...] = ()
     """Sum to ``process.value``."""
     contributors: tuple[Contributor, ...] = ()
-    """What is in memory at the peak, largest first."""
+    """Storages that are in memory at the peak, largest first."""
     total_bytes: int = 0
-    """What the process can have of the card; 0 where it is not known, and on the CPU device, where a cap decides."""
+    """Bytes that the process can have of the card; 0 where it is not known, and on the CPU device, where a cap decides."""
     not_modelled: tuple[str, ...] = ()
     """Why nobody can say whether it fits, in words; empty where everything was modelled."""
 
@@ -114,7 +114,7 @@ class Prediction:
     host_peak_bytes: int
     """Bytes on the host tier at their most: what was offloaded and what always lives there."""
     peak_moment: str
-    """Where the peak falls, for people: ``backward of block 11 of 12``."""
+    """The moment of the peak, for people: ``backward of block 11 of 12``."""
     step_ms: float
     """A steady optimizer step, accumulation included."""
     step_low_ms: float
@@ -129,7 +129,7 @@ class Prediction:
     timeline: tuple[TimelinePoint, ...]
     """Device bytes within one step, in order, at most 400 points, the peak moment always among them."""
     time_source: Literal["measured", "table"]
-    """Whether the machine's rates were measured or come from the table."""
+    """Origin of the machine's rates: measured, or from the table."""
     disk_peak_bytes: int = 0
     """Bytes on the disk tier at their most."""
     remote_peak_bytes: int = 0
@@ -139,23 +139,23 @@ class Prediction:
     """Time per step that compute stands still, by the lane it waits for; lanes that cost nothing left out. All of
     ``exposed_copy_ms`` and what the host's updates cost."""
     busy_by_kind_ms: dict[str, float] = field(default_factory=dict)
-    """What the step's work takes, by what is done (``time_kinds.KINDS``); kinds without work left out."""
+    """Time that the step's work takes, by what is done (``time_kinds.KINDS``); kinds without work left out."""
     exposed_by_kind_ms: dict[str, float] = field(default_factory=dict)
-    """Of those what the step waits for; the rest is hidden behind compute. Sums to ``step_ms``."""
+    """The part of ``busy_by_kind_ms`` that the step waits for; the rest is hidden behind compute. Sums to ``step_ms``."""
     recomputed_ms: float = field(default_factory=float)
-    """Of the kinds on the compute lane, what is done a second time because it was not kept."""
+    """Time on the compute lane of what is done a second time because it was not kept."""
     attained_by_kind: dict[str, float] = field(default_factory=dict)
     """The efficiency assumed: FLOPs per second of ``matmul`` and ``attention``, bytes moved per second of other ops."""
     time_factors: dict[str, float] = field(default_factory=dict)
-    """What the calibration multiplied each kind by; all by one where none is named."""
+    """Factors by which the calibration multiplied each kind; all by one where none is named."""
     is_model_held_to_measurement: bool = True
     """Tests hold predictions for this model type to measured steps; False: it was traced by the same means, checked by nobody."""
     num_time_runs: int = 0
     """Finished runs that the time interval rests on; 0: its width is assumed."""
 
     peaks: tuple[StagePeak, ...] = field(default_factory=tuple)
-    """Of each stage that the workload has, in order: first step, steady step, evaluation (left out where the profile has none).
-    All fields above are of the steady step."""
+    """Peaks of each stage that the workload has, in order: first step, steady step, evaluation (left out where the
+    profile has none). All fields above are of the steady step."""
 
     unmetered_bytes: int = 0
     """By which torch's own peak is higher on the CPU device: what kernels hold while they run, and random states. A budget there
@@ -165,23 +165,19 @@ class Prediction:
     """From tensors to a card; None where it was not worked out."""
 
     def detailed_later(self, work_out: Mapping[str, Callable[[], Any]]) -> "Prediction":
-        """This prediction, whose details are worked out when they are read; those it was made with are forgotten.
+        """The same prediction, whose details are worked out when they are first read.
 
         work_out: each of ``DETAILS``.
         """
-        for name in DETAILS:
-            del self.__dict__[name]
-        self.__dict__[_WORK_OUT] = work_out
-        return self
+        values = {name: value for name, value in self.__dict__.items() if name not in DETAILS}
+        return _make_without_init({**values, _WORK_OUT: work_out})
 
     def over(self, num_steps: int) -> "Prediction":
         """The same step in a run of so many."""
         total_s = self.step_ms * num_steps / 1000
         if total_s == self.total_s:
             return self
-        other = copy.copy(self)  # replace() would read every field, and so work out the details
-        other.__dict__["total_s"] = total_s
-        return other
+        return _make_without_init({**self.__dict__, "total_s": total_s})
 
     if not TYPE_CHECKING:
 
@@ -197,7 +193,7 @@ class Prediction:
 
     @property
     def highest_peak_bytes(self) -> int:
-        """Of all stages."""
+        """The highest peak of all stages."""
         return max([self.device_peak_bytes, *(peak.device_peak_bytes for peak in self.peaks)])
 
     def verdict(self, budget_bytes: int) -> Verdict:
@@ -219,6 +215,13 @@ class Prediction:
     @classmethod
     def from_json(cls, document: Any) -> "Prediction":
         return from_json(cls, document, path="prediction")
+
+
+def _make_without_init(values: Mapping[str, Any]) -> Prediction:
+    """A prediction with these values, details among them or not; ``replace`` would read every field, and so work them out."""
+    made = object.__new__(Prediction)
+    made.__dict__.update(values)
+    return made
 
 
 DETAILS: Final = frozenset(

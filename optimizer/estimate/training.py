@@ -30,7 +30,7 @@ from optimizer.workload import TrainingWorkload
 
 MAX_TIMELINE_POINTS = 400
 _ALWAYS = ("compute", "copy_out", "copy_in")
-"""Lanes of which a prediction tells even where they are idle."""
+"""Lanes that a prediction lists even where they are idle."""
 
 
 def estimate_training(

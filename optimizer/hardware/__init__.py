@@ -1,1 +1,1 @@
-"""What plans run on: machines, their devices and links, and how fast they were measured to be."""
+"""Machines, their devices and links, and how fast they were measured to be."""

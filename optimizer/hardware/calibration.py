@@ -1,11 +1,11 @@
-"""What finished runs teach about a machine: a factor on each kind of time, and how far off its predictions are.
+"""Corrections that finished runs teach about a machine: a factor on each kind of time, and how far off its predictions are.
 
 A calibration is the JSON object kept with the machine. Only time is corrected: peak bytes are arithmetic, and an error
 there is to be seen and mended, not scaled away. All functions are pure; nothing here reads a clock or a file.
 
 Each run says one thing: a measured step is the sum of its predicted kinds, each times a factor. A common factor is the
 median of measured over predicted; each kind then may differ from it, drawn to it by a ridge, so that few runs move little
-and many move the kinds they tell apart. Runs far off count less (Huber). The spread is that of runs left out of the fit
+and many move the kinds in which they differ. Runs far off count less (Huber). The spread is that of runs left out of the fit
 one by one.
 
 Generations are fitted by themselves, under ``generations`` in the same object: a product of one token's rows or attention over a
@@ -26,8 +26,9 @@ from optimizer.hardware.rates import Rates
 from optimizer.profile.time_kinds import KINDS, TimeKind, by_present_names
 
 VERSION: Final = 2
-"""Of the stored object. One without a version holds a common factor alone (``step_time_factor``), and loads. So does one whose
-kinds have names of before (``time_kinds.by_present_names``), and one that lacks a kind: its factor is the common one."""
+"""Version of the stored object. One without a version holds a common factor alone (``step_time_factor``), and loads. So
+does one whose kinds have names of before (``time_kinds.by_present_names``), and one that lacks a kind: its factor is
+the common one."""
 MAX_RUNS = 64
 """Runs that are kept, the latest; an old driver is forgotten with them."""
 FACTOR_LIMITS = (0.1, 10.0)
@@ -35,9 +36,10 @@ FACTOR_LIMITS = (0.1, 10.0)
 MIN_SPREAD_RUNS = 8
 """From so many runs on the interval's width is theirs."""
 _KIND_LIMITS = (0.25, 4.0)
-"""Of a kind's factor over the common one."""
+"""Limits of a kind's factor over the common one."""
 _COMMON_PRIOR_RUNS = 0.1
-"""How much of a run it would take to say that nothing need be corrected: a probe of the same machine is rarely off by half."""
+"""The part of a run that it would take to say that nothing need be corrected: a probe of the same machine is rarely off
+by half."""
 _RIDGE = 0.1
 """Runs scatter by some 8 %, kinds of time differ from each other by some 25 %: the square of one over the other."""
 _HUBER = 0.08
@@ -73,7 +75,7 @@ class TimedRun:
     measured_ms: float
 
     @classmethod
-    def of(cls, prediction: PredictedRun, *, measured_ms: float, common_factor: float = 1.0) -> "TimedRun":
+    def from_prediction(cls, prediction: PredictedRun, *, measured_ms: float, common_factor: float = 1.0) -> "TimedRun":
         """common_factor: inside a prediction that names no kinds."""
         placed = prediction.exposed_by_kind_ms or {_UNPLACED: prediction.step_ms / common_factor}
         factors = prediction.time_factors
@@ -97,7 +99,7 @@ class TimedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How far off predictions of runs were that had no part in the calibration."""
+    """Error of predictions of runs that had no part in the calibration."""
 
     width: float
     """Relative; nine of ten were within."""
@@ -143,7 +145,7 @@ def update_calibration(
     after = dict(before)
     if time_error is not None:
         factor = step_time_factor(before) if applied_factor is None else applied_factor
-        run = TimedRun.of(prediction, measured_ms=float(measured["step_ms"]), common_factor=factor)
+        run = TimedRun.from_prediction(prediction, measured_ms=float(measured["step_ms"]), common_factor=factor)
         after |= fit_calibration([*_runs_of(before), run][-MAX_RUNS:])
     num_runs = int(before.get("num_runs", 0))
     return after | {
@@ -154,7 +156,7 @@ def update_calibration(
 
 
 def of_generations(calibration: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """What a machine's calibration says of generations: their own where one has finished, else that of training."""
+    """A machine's calibration of generations: their own where one has finished, else that of training."""
     own: Mapping[str, Any] | None = (calibration or {}).get(_GENERATIONS)
     return own or calibration
 
@@ -195,7 +197,7 @@ def read_time_factors(calibration: Mapping[str, Any] | None) -> dict[TimeKind, f
 
 
 def read_spread(calibration: Mapping[str, Any] | None) -> Spread | None:
-    """None where too few runs have finished to tell."""
+    """None where too few runs have finished."""
     stored = calibration or {}
     if "step_time_spread" not in stored:
         return None
@@ -269,7 +271,7 @@ def _fit(runs: Sequence[TimedRun]) -> tuple[float, dict[str, float]]:
 
 
 def _solve_ridge(shares: NDArray[np.float64], missing: NDArray[np.float64]) -> list[float]:
-    """What to add to each kind's factor, so that the shares of a step that are missing come about; Huber's loss."""
+    """Additions to each kind's factor, so that the shares of a step that are missing come about; Huber's loss."""
     weights: NDArray[np.float64] = np.ones(len(missing))
     above: NDArray[np.floating] = np.zeros(shares.shape[1])
     for _ in range(20):
@@ -298,7 +300,7 @@ def _run_to_json(run: TimedRun) -> dict[str, Any]:
 
 
 def _runs_of(calibration: Mapping[str, Any]) -> list[TimedRun]:
-    """Of an object without a version, each ratio that it remembers is a run of one kind."""
+    """Runs that a calibration remembers; of an object without a version, each ratio is a run of one kind."""
     if "version" not in calibration:
         ratios = calibration.get("recent_step_time_ratios", [])
         return [TimedRun(predicted_ms={_UNPLACED: 1.0}, measured_ms=float(ratio)) for ratio in ratios]

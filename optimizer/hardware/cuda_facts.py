@@ -1,4 +1,4 @@
-"""What a CUDA process takes of a card beside its tensors: the context, and the matrix libraries' workspaces. Torch-free.
+"""Memory that a CUDA process takes of a card beside its tensors: the context, and the matrix libraries' workspaces. Torch-free.
 
 A probe measures both on its machine, and what it found is used in place of the table. The table is for cards nobody here has
 run: each row says where it is from, and where nothing was found that it is assumed.
@@ -20,11 +20,11 @@ from optimizer.hardware.device_table import read_devices
 from optimizer.hardware.machine import Device
 
 WORKSPACE_BYTES = 32 * MIB
-"""Of one handle, as the runtime configures it: eight buffers of 4 MiB."""
+"""Workspace of one handle, as the runtime configures it: eight buffers of 4 MiB."""
 NUM_HANDLES = 2
 """Forward's thread and backward's."""
 LT_WORKSPACE_BYTES = MIB
-"""Of cublasLt for each handle, at most, in torch before 2.12; from there on it takes what cuBLAS has."""
+"""Workspace of cublasLt for each handle, at most, in torch before 2.12; from there on it takes what cuBLAS has."""
 _SHARED_SINCE, _READ_UNTIL = (2, 12), (2, 13)
 """Versions of torch: since when cublasLt has no workspace of its own, and the last whose sources were read. A later one may keep
 none between products."""
@@ -68,7 +68,7 @@ def find_context(device: Device) -> ContextSize | None:
 
 
 class Card(NamedTuple):
-    """What decides, beside a plan, how much memory a card's kernels hold."""
+    """Facts of a card that decide, beside a plan, how much memory its kernels hold."""
 
     capability: tuple[int, int] | None
     """None where it is not known."""

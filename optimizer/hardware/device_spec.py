@@ -1,4 +1,4 @@
-"""What is known of a device before anything is measured on it, and whether a row of the table can be true.
+"""Facts about a device before anything is measured on it, and checks that a row of the table can be true.
 
 A row says a rate twice: as its maker prints it, and as what follows from its multiprocessors, clock and architecture.
 Where the two part, a brochure's figure with 2:4 sparsity, another card's bandwidth or a slip of the pen is in the row;
@@ -15,9 +15,9 @@ PCIE_BYTES_PER_S_PER_LANE = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}
 RATE_TOLERANCE = 0.03
 """Printed rates are rounded, and some are of a slightly higher clock than the one printed beside them."""
 SOLD_GIB = (6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 141, 144, 180, 192)
-"""What cards of 6 to 192 GB are sold as."""
+"""Sizes that cards of 6 to 192 GB are sold as."""
 LEAST_SHARE_SHOWN = 0.93
-"""Of what a card is sold as that its driver shows: error correction on GDDR6 takes a sixteenth."""
+"""Least share of what a card is sold as that its driver shows: error correction on GDDR6 takes a sixteenth."""
 LANES = (8, 16)
 TENSOR_DTYPES = frozenset({"tf32", "fp16", "bf16", "fp8", "int8"})
 
@@ -43,24 +43,24 @@ class DeviceSpec:
 
     name: str
     generation: str
-    """Of the chip; what efficiencies go by."""
+    """Generation of the chip; what efficiencies go by."""
     compute_capability: str
     year: int
     power_w: int
-    """What the board may draw, and no less than it needs at full work."""
+    """Power that the board may draw, and no less than it needs at full work."""
     num_sms: int
     """Streaming multiprocessors."""
     boost_mhz: int
     tensor_mhz: int
-    """Of the tensor cores: ``boost_mhz`` but on Hopper and its successors."""
+    """Clock of the tensor cores: ``boost_mhz`` but on Hopper and its successors."""
     flops_per_sm_and_clock: Mapping[str, float]
     """By dtype; the dtypes that the card has units for. Products accumulate in fp32 (int32 for int8)."""
     printed_flops_per_s: Mapping[str, float]
     """By dtype, what the maker prints; dtypes left out follow from the fields above."""
     memory_bytes: int
-    """As nvidia-smi shows it."""
+    """Memory that nvidia-smi shows."""
     cuda_memory_bytes: int | None = None
-    """As CUDA reports it, less what the driver keeps back; None where nobody published it."""
+    """Memory that CUDA reports, less what the driver keeps back; None where nobody published it."""
     memory_bus_bits: int
     memory_bits_per_s_per_pin: float
     memory_bytes_per_s: float
@@ -102,12 +102,12 @@ class DeviceSpec:
 
     @property
     def usable_bytes(self) -> int:
-        """What all processes together can have of the card, contexts included."""
+        """Bytes that all processes together can have of the card, contexts included."""
         return self.cuda_memory_bytes or self.memory_bytes
 
 
 def find_faults(spec: DeviceSpec) -> list[str]:
-    """What cannot be true of a card, for people; empty for a row that holds."""
+    """Claims that cannot be true of a card, for people; empty for a row that holds."""
     return [*_rate_faults(spec), *_bandwidth_faults(spec), *_memory_faults(spec), *_link_faults(spec)]
 
 

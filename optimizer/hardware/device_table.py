@@ -82,7 +82,7 @@ def read_devices() -> dict[str, DeviceSpec]:
 
 
 def parse_devices(document: Any) -> dict[str, DeviceSpec]:
-    """Of a parsed TOML document. Raises InvalidInput with the dotted path of what is wrong."""
+    """Devices of a parsed TOML document. Raises InvalidInput with the dotted path of what is wrong."""
     table = from_json(_Table, document, path="devices.toml")
     specs: dict[str, DeviceSpec] = {}
     for row in table.devices:

@@ -26,19 +26,19 @@ class Device:
     """Usable by one job: on the CPU device half of the machine's memory, on CUDA the card less its context."""
     index: int = 0
     total_bytes: int = 0
-    """Of the card, as its driver tells processes; 0 where it is not known, and on the CPU device."""
+    """Memory of the card, as its driver reports it; 0 where it is not known, and on the CPU device."""
     compute_capability: str = ""
-    """Of CUDA cards, ``8.9``; empty where it is not known."""
+    """Compute capability of CUDA cards, ``8.9``; empty where it is not known."""
     context_bytes: int | None = None
-    """What of the card is gone before the first tensor, as measured; None where it was not."""
+    """Bytes of the card that are gone before the first tensor, as measured; None where they were not."""
     workspace_bytes: int | None = None
-    """Of the matrix libraries, as measured; None where they were not."""
+    """Workspaces of the matrix libraries, as measured; None where they were not."""
     num_multiprocessors: int | None = None
-    """Of CUDA cards, which some kernels' scratch grows with; None where it is not known."""
+    """Multiprocessors of CUDA cards, which some kernels' scratch grows with; None where it is not known."""
 
 
 class Processor(NamedTuple):
-    """What decides, beside a plan, how much memory the CPU device's kernels hold."""
+    """Facts that decide, beside a plan, how much memory the CPU device's kernels hold."""
 
     num_threads: int
     packs_bf16: bool = False
@@ -54,12 +54,13 @@ class Machine:
     host_memory_bytes: int
     rates: Rates
     disk_free_bytes: int = 0
-    """Of the scratch folder's disk; 0 where there is no disk tier."""
+    """Free bytes of the scratch folder's disk; 0 where there is no disk tier."""
     remote_free_bytes: int = 0
-    """Of the remote store; 0 where there is none."""
+    """Free bytes of the remote store; 0 where there is none."""
     num_threads: int = 1
     packs_bf16: bool = False
-    """Whether products in bf16 are a library's on the CPU device, which lays matrices out in blocks first: with AVX-512."""
+    """True where products in bf16 are a library's on the CPU device, which lays matrices out in blocks first: with
+    AVX-512."""
     packs_fp32: bool = False
     """The same of large products in fp32 (``formats/matmul_dispatch.py``): with AVX-512 on processors that are not Intel's."""
     facts: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: the machine's, or its control group's where that is less.
+"""Memory that this process may still take: the machine's, or its control group's where that is less.
 
 Linux only; elsewhere the answer is what the operating system calls physical memory. Reads /proc and /sys, no
 subprocess.

@@ -67,19 +67,19 @@ class Rates:
     disk_read_bytes_per_s: float | None = None
     """Past the system's page cache."""
     disk_cached_read_bytes_per_s: float | None = None
-    """Of what the page cache holds."""
+    """Rate of reading what the page cache holds."""
     remote_write_bytes_per_s: float | None = None
     """To the store of the remote tier."""
     remote_read_bytes_per_s: float | None = None
     remote_round_trip_s: float | None = None
-    """Of a read of a few bytes there; None where unknown. What is as large as a staging buffer has it in its rate."""
+    """Time of a read of a few bytes there; None where unknown. What is as large as a staging buffer has it in its rate."""
     matmul_curves: dict[str, Curve] = field(default_factory=dict)
     """FLOPs per second by FLOPs for each byte moved, under ``mm nt fp32``, ``bmm nn bf16`` (``profile.Op.form``), and all forms
     together under ``mm fp32``; the flat rate where there is none. Of a generation's products of few rows those under ``rows nt
     fp32`` and, of weights that come from memory, ``rows nt fp32 cold``, where there are any. Where a quicker library makes the
     large ones (``formats/matmul_dispatch.py``), the others under ``small nt fp32`` and ``small rows nt fp32``."""
     library_call_s: float = 0.0
-    """What each product of that library takes beside its rate."""
+    """Seconds that each product of that library takes beside its rate."""
     attention_curves: dict[str, Curve] = field(default_factory=dict)
     """The same under ``forward fp32``, ``backward fp32``, causal, and ``forward whole fp32``, not causal
     (``formats.op_costs.WHOLE``); longer sequences have more FLOPs for each byte. Under ``token fp32``,
@@ -92,11 +92,11 @@ class Rates:
     """Elements per second by the number of a storage's elements, under ``pack int8``, ``unpack bf16``: to compress what is
     offloaded and to undo that, without the copy."""
     host_attention_curves: dict[str, Curve] = field(default_factory=dict)
-    """Of attention to keys and values on the host, by their dtype: FLOPs per second by FLOPs for each byte of them, of which
-    there are more where more queries share them. A share of what the host's memory gives where there is none."""
+    """Attention to keys and values on the host, by their dtype: FLOPs per second by FLOPs for each byte of them, of
+    which there are more where more queries share them. A share of what the host's memory gives where there is none."""
     forward_dispatch_s: float | None = None
-    """What an op costs in the runtime's own step beside its kernel: Python, autograd, the meter. None where it was not measured:
-    each op that moves bytes then costs ``op_overhead_s``."""
+    """Seconds that an op costs in the runtime's own step beside its kernel: Python, autograd, the meter. None where it
+    was not measured: each op that moves bytes then costs ``op_overhead_s``."""
     backward_dispatch_s: float | None = None
     pass_dispatch_s: float | None = None
     """The same in a generation, which notes nothing for a backward; as forward in a step where it was not measured."""
@@ -110,16 +110,17 @@ class Rates:
     cache_bytes: int | None = None
     """The processor's largest cache, which weights read in turn do not stay in if they are more; None where it is not known."""
     wake_s: float = 0.0
-    """What an op takes longer that the CPU device's threads share, where the others have fallen asleep since the last one."""
+    """Seconds that an op takes longer that the CPU device's threads share, where the others have fallen asleep since
+    the last one."""
     fresh_bytes_per_s: float | None = None
     """Memory that the process does not have yet, touched for the first time: pages that the system finds and clears."""
     link_bytes_per_s: dict[str, float] = field(default_factory=dict)
     """Copies as they were probed: alone, beside compute, both ways at once; for people."""
     probe_slowdown: float = 1.0
-    """How many times slower than by itself the machine may have been when this was measured, because others used it
+    """Factor by which the machine may have been slower than by itself when this was measured, because others used it
     (``probe/disturbance.py``); 1 where it was left alone, and for rates of the table."""
     time_factors: dict[TimeKind, float] = field(default_factory=dict)
-    """What finished runs say of each kind of time (``calibration.py``); 1 for those not named."""
+    """Factors by which finished runs correct each kind of time (``calibration.py``); 1 for those not named."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -137,7 +138,7 @@ class Rates:
         return replace(self, disk_read_bytes_per_s=self.disk_cached_read_bytes_per_s or self.disk_read_bytes_per_s)
 
     def time_factor(self, kind: TimeKind) -> float:
-        """What finished runs correct a kind of time by; 1 until some have finished."""
+        """Factor by which finished runs correct a kind of time; 1 until some have finished."""
         return self.time_factors.get(kind, 1.0)
 
     def python_work_s(self, work: PythonWork) -> float:

@@ -1,4 +1,4 @@
-"""What a run costs: hours times the price of an hour, or the energy of a card one owns. Prices are data with a date.
+"""The price of a run: hours times the price of an hour, or the energy of a card one owns. Prices are data with a date.
 
 ``prices.toml`` in the package is replaced device by device by a file of one's own: the one that ``HEADROOM_PRICES`` names, else
 ``prices.toml`` under ``HEADROOM_HOME``. A device without a price has no cost; nothing is guessed from another device's. A cost
@@ -37,7 +37,7 @@ class Rental:
     price_per_hour: float
     currency: str
     date: str
-    """Of the price, as 2025-06-30."""
+    """Date of the price, as 2025-06-30."""
     source: str
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class Rental:
 
 @dataclass(frozen=True, kw_only=True)
 class Purchase:
-    """What a card costs to buy."""
+    """The price of buying a card."""
 
     device: str
     price: float
@@ -60,7 +60,7 @@ class Purchase:
 
 @dataclass(frozen=True, kw_only=True)
 class Electricity:
-    """What power costs."""
+    """The price of power."""
 
     price_per_kwh: float
     currency: str
@@ -94,7 +94,7 @@ class PriceList:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a run costs in one way of having the device."""
+    """The price of a run in one way of having the device."""
 
     kind: Literal["rented", "energy"]
     """energy: of a card one owns, at the power its board may draw; an upper bound."""
@@ -103,10 +103,10 @@ class Cost:
     """None without tokens to count."""
     currency: str
     price: float
-    """Of an hour, or of a kWh."""
+    """Price of an hour, or of a kWh."""
     price_date: str
     provider: str
-    """Who rents it; for energy where the price of power is from."""
+    """The provider that rents it; for energy the source of the price of power."""
 
     def describe(self) -> str:
         """One line for people, with the date."""
@@ -141,7 +141,7 @@ def read_prices(*, environment: Mapping[str, str] | None = None) -> PriceList:
 
 
 def parse_prices(document: Any, *, path: str) -> PriceList:
-    """Of a parsed TOML document. Raises InvalidInput for a wrong row and for a device that is not in the table."""
+    """Prices of a parsed TOML document. Raises InvalidInput for a wrong row and for a device that is not in the table."""
     prices = from_json(PriceList, document, path=path)
     return replace(
         prices,
@@ -162,7 +162,7 @@ def merge_prices(prices: PriceList, *, own: PriceList) -> PriceList:
 
 
 def price_run(prices: PriceList, *, device: str, total_s: float, num_tokens: int | None = None) -> tuple[Cost, ...]:
-    """What ``total_s`` seconds on the device cost: to rent, and in energy on a card of one's own. Empty where no price is known.
+    """Costs of ``total_s`` seconds on the device: to rent, and in energy on a card of one's own. Empty where no price is known.
 
     device: a name of the table, as ``Machine.device.name`` has it; others have no price.
     Raises InvalidInput for a time or a number of tokens below zero.

@@ -1,18 +1,19 @@
-"""What waking costs on the CPU device: threads that share an op look for the next one a moment, then sleep. Torch-free.
+"""Cost of waking threads on the CPU device: threads that share an op look for the next one a moment, then sleep.
+Torch-free.
 
-An op that comes later than that after the last shared one takes longer by the same time whatever its size, since it is divided
-before the others are awake. How much that is hangs on the machine, and is probed (``Rates.wake_s``): some microseconds where
-cores idle lightly, 25 to 80 on a virtual machine whose host takes idle cores back.
+An op that comes later than that after the last shared one takes longer by the same time whatever its size, since it is
+divided before the others are awake. How much that is hangs on the machine, and is probed (``Rates.wake_s``): some
+microseconds where cores idle lightly, 25 to 80 on a virtual machine whose host takes idle cores back.
 
-Which ops are shared is torch's own rule, and its libraries', from sizes alone: element-wise ops from ``GRAIN_SIZE`` elements on
-(``ATen/TensorIterator.h``), row-wise softmax and norms whenever there is more than one row, all attention, products but the
-smallest, in fp32 not those of one row.
+Which ops are shared is torch's own rule, and its libraries', from sizes alone: element-wise ops from ``GRAIN_SIZE``
+elements on (``ATen/TensorIterator.h``), row-wise softmax and norms whenever there is more than one row, all attention,
+products but the smallest, in fp32 not those of one row.
 
-What comes and goes one tensor at a time (weights that stream, gradients and state on the host) is told by how many of the tensors
-are large enough to be shared, and by the Python between two of them.
+What comes and goes one tensor at a time (weights that stream, gradients and state on the host) is priced by how many of the
+tensors are large enough to be shared, and by the Python between two of them.
 
-*Not modelled*: where in a part its views are dispatched (they are spread evenly), and what runs on a card, which has no such
-threads.
+*Not modelled*: where in a part its views are dispatched (they are spread evenly), and what runs on a card, which has no
+such threads.
 """
 
 from collections.abc import Iterable
@@ -31,9 +32,10 @@ Flags = NDArray[np.bool_]
 ASLEEP_S: Final = 40e-6
 """After so long all are asleep and waking costs all it costs: they look for 20 us (``optimizer/base/threads.py``)."""
 AWAKE_S: Final = 5e-6
-"""As long as nobody is; between the two in proportion, for what a mean says of gaps that scatter."""
+"""Time for which nobody is asleep; between the two in proportion, for what a mean says of gaps that scatter."""
 BESIDE_KERNELS: Final = 2.0
-"""What Python does between two ops takes so much longer than in the probe's tiny model, whose kernels leave it in the caches."""
+"""Factor by which Python's work between two ops takes longer than in the probe's tiny model, whose kernels leave it in
+the caches."""
 UNEVEN: Final = 0.09
 """Share of a shared op by which its threads end apart, for which the first waits already."""
 GRAIN_SIZE: Final = 32_768
@@ -50,7 +52,7 @@ _OF_WHAT_IS_READ: Final = ("sum", "mean", "amax", "argmax", "var", "norm")
 def runs_multithreaded(
     kind: OpKind, name: str, dtype: str, *, flops: Floats, read_bytes: Floats, written_bytes: Floats
 ) -> Flags:
-    """Of ops of one kind, name and dtype, by their sizes."""
+    """True for each op that threads share, of one kind, name and dtype, by their sizes."""
     base = base_name(name)
     element_bytes = 2 if dtype in ("bf16", "fp16") else 4
     if kind == "attention" or base == "convolution":
@@ -70,7 +72,7 @@ def runs_multithreaded(
 
 
 def thread_wakeup_s(shared: Flags, kernels_s: Floats, before_s: Floats, *, wake_s: float) -> float:
-    """Of the ops of a part, in order, which a part like it comes before.
+    """Time to wake threads for the ops of a part, in order, where a part like it came before.
 
     before_s: what one thread does before each of them: its dispatch, and Python, as between the kernels of a real model.
     """
@@ -83,7 +85,7 @@ def thread_wakeup_s(shared: Flags, kernels_s: Floats, before_s: Floats, *, wake_
 
 
 def wakeup_cost_s(num_ops: int, rates: Rates, *, after_s: float, kind: TimeKind = "hooks") -> float:
-    """Of so many shared ops, each after so much Python as the probe has it. kind: of time, under which it is told."""
+    """Time to wake threads for so many shared ops, each after so much Python as probed. kind: of time, which corrects it."""
     if not num_ops or not rates.wake_s:
         return 0.0
     factor = rates.time_factor(kind)
@@ -91,7 +93,7 @@ def wakeup_cost_s(num_ops: int, rates: Rates, *, after_s: float, kind: TimeKind 
 
 
 def count_multithreaded(num_elements: Iterable[int]) -> int:
-    """Of tensors, each of so many elements, those that a copy or an element-wise op shares."""
+    """Number of tensors, each of so many elements, that threads share in a copy or an element-wise op."""
     return sum(number >= GRAIN_SIZE for number in num_elements)
 
 

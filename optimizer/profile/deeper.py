@@ -59,7 +59,7 @@ def take_blocks(profile: Profile, taken: Sequence[int]) -> Profile:
 
 
 def _inner_kinds(profile: Profile) -> Sequence[tuple[int, ...]]:
-    """Of each block but the first and the last, what tells it from others in weights and in every regime."""
+    """For each block but the first and the last, what sets it apart from others in weights and in every regime."""
     of_blocks = [profile.tensors.block_kinds, *(regime.block_templates for found in profile.regimes.values() for regime in found)]
     return list(zip(*of_blocks, strict=True))[1:-1]
 

@@ -1,4 +1,4 @@
-"""What a trace notes, in order: ops, storages that come and go, and where one part of the step ends and the next begins.
+"""Notes of a trace, in order: ops, storages that come and go, and where one part of the step ends and the next begins.
 
 Torch-free. Storages are numbered in order of birth; those alive before the first micro-batch (parameters, buffers) are not
 numbered, and nothing is noted of them.
@@ -28,13 +28,13 @@ class Ran(NamedTuple):
     read_bytes: int
     written_bytes: int
     scratch_bytes: int = 0
-    """What its kernel holds beside them on the CPU device (``meta_ops/op_scratch.py``)."""
+    """Bytes that its kernel holds beside them on the CPU device (``meta_ops/op_scratch.py``)."""
     sides: tuple[int, ...] = ()
-    """As ``op_scratch.Scratch`` has it."""
+    """Sides of attention or a product, as ``op_scratch.Scratch`` has them."""
     convolution: tuple[int, ...] = ()
-    """As ``convolution.Convolution`` has it."""
+    """The fields of ``convolution.Convolution``."""
     dtype: str = ""
-    """As ``profile.Op`` has it, and so is the next."""
+    """Dtype of the numbers it reads, as ``profile.Op`` has it, and so is the next."""
     form: str = ""
 
 

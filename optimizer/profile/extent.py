@@ -1,4 +1,4 @@
-"""How much of a model a profile holds: all there is to trace, or what one question needs.
+"""The extent of a profile: all there is to trace, or what one question needs.
 
 A whole profile takes seconds to trace. One estimate needs one representation of the weights, the choices of one plan, and the
 ranges in which its shapes lie.
@@ -16,9 +16,9 @@ class Extent:
     """None, of each: everything."""
 
     representations: tuple[str, ...] | None = None
-    """Of the weights (``WeightsPlan.representation``); fp16 has the sizes of bf16, and is written so."""
+    """Representations of the weights (``WeightsPlan.representation``); fp16 has the sizes of bf16, and is written so."""
     choices: tuple[BlockChoice, ...] | None = None
-    """Of blocks, as they are traced: ``offload`` stands for every place. ``keep`` is always among them."""
+    """Choices of blocks, as they are traced: ``offload`` stands for every place. ``keep`` is always among them."""
     shapes: tuple[Shape, ...] | None = None
     """Micro-batch sizes and sequence lengths; traced are the whole ranges in which they lie."""
 
@@ -27,7 +27,7 @@ class Extent:
         return self == EVERYTHING
 
     def union(self, other: "Extent") -> "Extent":
-        """What both ask for, and at most that for every combination."""
+        """Everything that both ask for, and at most that for every combination."""
         return Extent(
             representations=_union(self.representations, other.representations),
             choices=_union(self.choices, other.choices),

@@ -23,5 +23,5 @@ def generation_fingerprint(model_fingerprint: str) -> str:
 
 
 def traced_fingerprint(model_fingerprint: str, *, adapter: Adapter | None, generates: bool) -> str:
-    """Of what a trace is asked for: training, with these adapters or none, or generating."""
+    """Name of what a trace is asked for: training, with these adapters or none, or generating."""
     return generation_fingerprint(model_fingerprint) if generates else profile_fingerprint(model_fingerprint, adapter)

@@ -36,11 +36,11 @@ class KvTensors:
     """Keys and values of one distinct block."""
 
     elements_per_token: int
-    """Of both, for each sequence."""
+    """Elements of keys and values together, for each sequence."""
     window: int | None
     """Tokens kept at most, of a sliding window; None keeps all."""
     num_heads: int
-    """Of keys and values."""
+    """Heads of keys and values."""
     key_dim: int
     """Channels of a head's keys."""
 
@@ -60,7 +60,8 @@ class WeightBytes:
     """Bytes of all weights in one representation: packed or not, with their scales."""
 
     outside: int
-    """Of what belongs to no block or to several: embedding, final norm, head, what blocks share. Always on the device."""
+    """Bytes of what belongs to no block or to several: embedding, final norm, head, what blocks share. Always on the
+    device."""
     tensors: tuple[tuple[int, ...], ...]
     """Distinct blocks, each tensor of theirs. What streams where ``weights.place`` is not the device."""
     staying_by_block: tuple[int, ...]
@@ -126,7 +127,7 @@ class HostAttended:
     """Decoding where attention is computed on the host (``runtime/generation/kv_host_attention.py``)."""
 
     decode: Phase
-    """What runs on the device: its sizes do not depend on the tokens that are seen."""
+    """The part that runs on the device: its sizes do not depend on the tokens that are seen."""
     num_query_heads: tuple[int, ...]
     """By distinct block."""
     caps_scores: tuple[bool, ...]
@@ -185,7 +186,7 @@ class GenerationProfile:
         return found
 
     def can_rebuild(self, kind: int) -> bool:
-        """Whether keys and values of a distinct block may be made again of hidden states."""
+        """True where keys and values of a distinct block may be made again of hidden states."""
         tensors = self.kv[kind]
         return can_rebuild(
             window=tensors.window, hidden_size=self.hidden_size, elements_per_token=tensors.elements_per_token

@@ -29,16 +29,18 @@ class Op:
     read_bytes: Terms
     written_bytes: Terms
     scratch_bytes: Terms = NO_TERMS
-    """What the CPU's kernel holds beside them while it runs, however many threads there are (``meta_ops/op_scratch.py``)."""
+    """Bytes that the CPU's kernel holds beside them while it runs, however many threads there are
+    (``meta_ops/op_scratch.py``)."""
     sides: tuple[Terms, ...] = ()
-    """Of attention and of products that a library may make, as ``op_scratch.Scratch`` has them. Empty for other ops."""
+    """Sides of attention and of products that a library may make, as ``op_scratch.Scratch`` has them. Empty for other
+    ops."""
     convolution: tuple[Terms, ...] = ()
     """The fields of ``convolution.Convolution``. Empty for other ops."""
     dtype: str = ""
-    """Of the numbers it reads: fp32, bf16, fp16, int8, uint8; empty where they are others, or it was not noted."""
+    """Dtype of the numbers it reads: fp32, bf16, fp16, int8, uint8; empty where they are others, or it was not noted."""
     form: str = ""
-    """Of a product: ``n`` or ``t`` for each operand, by whether its rows lie in memory one after another or its columns do. Of
-    attention: ``whole`` where it is not causal."""
+    """Form of a product: ``n`` or ``t`` for each operand, by whether its rows lie in memory one after another or its
+    columns do. Of attention: ``whole`` where it is not causal."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How much of a model has to be profiled to price given plans. Torch-free."""
+"""The extent to which a model has to be profiled to price given plans. Torch-free."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from optimizer.workload import TrainingWorkload
 
 
 def extent_of_plans(plans: Iterable[Plan], *, workload: TrainingWorkload) -> Extent:
-    """What pricing these plans needs."""
+    """The extent that pricing these plans needs."""
     given = list(plans)
     choices = {traced_choice(choice) for plan in given for choice in plan.activations.per_block}
     return Extent(

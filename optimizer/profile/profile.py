@@ -8,7 +8,7 @@ Each template is held once per choice of the activations row, as the runtime car
 backward begins with
 its forward again. What differs with the shape (a micro-batch of one needs no sum over the batch; a sliding window
 changes the mask
-once the sequence is longer) is held as separate regimes. Scratch that a kernel allocates and frees inside one op is told beside
+once the sequence is longer) is held as separate regimes. Scratch that a kernel allocates and frees inside one op is listed beside
 the changes, of ops on the CPU (``meta_ops/op_scratch.py``).
 """
 
@@ -33,10 +33,10 @@ BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "off
 
 @dataclass(frozen=True, kw_only=True)
 class Hold:
-    """How long a block needs a shared storage."""
+    """The time that a block needs a shared storage."""
 
     index: int
-    """Which of the regime's ``shared`` storages."""
+    """Index of one of the regime's ``shared`` storages."""
     until: int
     """Op of the block's backward after which the block lets go."""
 
@@ -49,9 +49,9 @@ class BlockTemplate:
     forward: int
     """This and the next two: indices in the profile's ``parts``."""
     backward_first: int
-    """When the parameters have no gradient yet."""
+    """The part where the parameters have no gradient yet."""
     backward_accumulate: int
-    """When gradients are there and are added to."""
+    """The part where gradients are there and are added to."""
     holds: tuple[Hold, ...]
 
 
@@ -70,7 +70,7 @@ class Shared:
     """Template in whose forward part it goes if no block holds it, one that a single block is an instance of; -1: after all
     blocks."""
     ends_before: int = 0
-    """How many ops of that part come after."""
+    """The number of that part's ops that come after."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,9 @@ the last block. ``_first``: the parameters have no gradient yet; ``_accumulate``
 
 
 def tail_name(part: str, choice: BlockChoice) -> str:
-    """Of what follows the last block, where that depends on the last block's choice: of plain modules, not of language models."""
+    """Name of a part that follows the last block, where that depends on the last block's choice: of plain modules, not of
+    language models.
+    """
     return part if choice == "keep" else f"{part} after {choice}"
 
 
@@ -155,7 +157,8 @@ class Profile:
     """Less than everything was traced (``extent.py``): some representations, choices or ranges are not there. Asking for
     those raises NotProfiled."""
     input_bytes: int | None = None
-    """Of one sequence's inputs and labels, of a module whose inputs are no token ids; None: ids and labels of 8 bytes a token."""
+    """Bytes of one sequence's inputs and labels, of a module whose inputs are no token ids; None: ids and labels of 8
+    bytes a token."""
     sequence_multiple: int = 1
     """Sequences are multiples of this: the block of attention that runs in blocks."""
     has_plain_head: bool = True
@@ -180,7 +183,7 @@ class Profile:
 
     @cached_property
     def has_sparse_gradients(self) -> bool:
-        """Whether some embedding's gradients hold only the rows of a batch's tokens."""
+        """True where some embedding's gradients hold only the rows of a batch's tokens."""
         return any(tensor.row_elements for tensor in self.tensors.in_order())
 
     @property
@@ -198,7 +201,7 @@ class Profile:
         return self.frozen[name]
 
     def total_frozen_bytes(self, representation: str) -> int:
-        """Of the whole model."""
+        """Bytes of the whole model's frozen weights."""
         frozen = self.frozen_bytes(representation)
         return frozen.outside + sum(frozen.by_block[kind] for kind in self.tensors.block_kinds)
 
@@ -222,7 +225,7 @@ class Profile:
         raise beyond_positions(shape[1], low=low, high=self.max_sequence_length)
 
     def covers(self, extent: Extent) -> bool:
-        """Whether all that is asked for was traced. True of what no profile can hold: asking for that is another error."""
+        """True where all that is asked for was traced, and for what no profile can hold: asking for that is another error."""
         if not self.is_partial:
             return True
         if extent.representations is None or extent.choices is None or extent.shapes is None:

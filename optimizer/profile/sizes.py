@@ -17,9 +17,9 @@ Shape = tuple[int, int]
 
 NUM_MONOMIALS = 6
 NO_TERMS: Terms = (0, 0, 0, 0, 0, 0)
-"""Of what is nothing at any shape."""
+"""Terms of a size that is nothing at any shape."""
 _WITHOUT_BATCH = (0, 2, 4)
-"""Monomials without B: all that can be told apart where every shape has the same micro-batch."""
+"""Monomials without B: all that can be separated where every shape has the same micro-batch."""
 
 
 def monomials(shape: Shape) -> tuple[int, int, int, int, int, int]:

@@ -29,7 +29,7 @@ KINDS: tuple[TimeKind, ...] = get_args(TimeKind)
 PRODUCTS: tuple[ComputeKind, ...] = ("matmul", "attention", "half_precision")
 """Kinds whose work is counted in FLOPs; that of the others in bytes."""
 _EARLIER_NAMES = {"matmul_16": "half_precision"}
-"""Of kinds, in predictions and calibrations that were stored under them."""
+"""Earlier names of kinds, in predictions and calibrations that were stored under them."""
 
 
 def by_present_names(by_kind: Mapping[str, float]) -> dict[str, float]:

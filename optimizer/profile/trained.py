@@ -15,7 +15,7 @@ class TensorSize:
     columns: int = 0
     """The last dimension of a matrix."""
     row_elements: int = 0
-    """Of an embedding whose gradient holds only the rows of a batch's tokens: elements in a row. 0: gradients are whole."""
+    """Elements in a row of an embedding whose gradient holds only the rows of a batch's tokens. 0: gradients are whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,6 @@ class FrozenBytes:
     """Bytes of the weights that are not trained, in one representation: those under adapters, packed or not, their scales."""
 
     outside: int
-    """Of what belongs to no block: embedding, final norm, head. Always on the device."""
+    """Bytes of what belongs to no block: embedding, final norm, head. Always on the device."""
     by_block: tuple[int, ...]
     """Distinct blocks, in the order of ``Tensors.by_block``. What streams where ``weights.place`` is not the device."""

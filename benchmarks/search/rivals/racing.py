@@ -95,7 +95,7 @@ def _timed_runs(
         times = stage.race(names, num_rounds=_CALIBRATION_ROUNDS)
     finally:
         stage.close()
-    return [TimedRun.of(predictions[name], measured_ms=statistics.median(times[name])) for name in names]
+    return [TimedRun.from_prediction(predictions[name], measured_ms=statistics.median(times[name])) for name in names]
 
 
 def peak_of_plan(job: Job, plan: Plan, *, budget_bytes: int) -> dict[str, Any]:

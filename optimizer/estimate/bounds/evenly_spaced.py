@@ -1,4 +1,4 @@
-"""Where few of many whole numbers stand for all: which are looked at, and for how many each counts. Torch-free."""
+"""Few of many whole numbers that stand for all, and how many each of them counts for. Torch-free."""
 
 from collections.abc import Sequence
 from itertools import pairwise

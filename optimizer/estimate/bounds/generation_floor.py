@@ -1,7 +1,7 @@
 """The least that generations can take, of many batches at once: bounds for a search, which then prices few plans. Torch-free.
 
 Left out of what a price has: compute and copies that wait for each other, memory that is touched anew, and what kernels hold
-beside what the meter sees. So no plan is priced faster or smaller than it is told here, but for the roughness of prices.
+beside what the meter sees. So no plan is priced faster or smaller than it is here, but for the roughness of prices.
 
 All batches of one representation go through the profile's polynomials together (``phase_grid.py``). What depends on places is
 added for all batches, and all numbers of micro-batches to a pass, of an arrangement together.
@@ -39,11 +39,11 @@ from optimizer.profile.sizes import Shape
 from optimizer.workload import GenerationWorkload
 
 _NUM_LENGTHS: Final = 9
-"""Of the cache, at which a range of decodes is timed: between them time is nearly a straight line."""
+"""Lengths of the cache at which a range of decodes is timed: between them time is nearly a straight line."""
 
 
 class GenerationFloors:
-    """Of all plans of a workload on a machine."""
+    """Lower bounds of all plans of a workload on a machine."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class GenerationFloors:
         micro_batches: Sequence[int],
         prefix_tokens: int | None = None,
     ) -> None:
-        """sizes, micro_batches: those that are told of, ascending. prefix_tokens: of a plan that makes keys and values again, not
-        of any length up to its own but of this one.
+        """sizes, micro_batches: those that the floors are for, ascending. prefix_tokens: of a plan that makes keys and
+        values again, not of any length up to its own but of this one.
         """
         self._held_prefix = prefix_tokens
         self._profile, self._workload, self._machine = profile, workload, machine
@@ -67,7 +67,7 @@ class GenerationFloors:
         self._kept = cache(self._make_kept)
         self._prefix = cache(self._make_prefix)
 
-    def of(self, plan: GenerationPlan) -> Floors:
+    def floors_of(self, plan: GenerationPlan) -> Floors:
         """plan: its batch size and number of micro-batches are not looked at."""
         weights = WeightsPlan(dtype=plan.weights.dtype, frozen=plan.weights.frozen)
         way = Way(plan.prefill_tokens, plan.drops_ended)
@@ -76,7 +76,7 @@ class GenerationFloors:
         prefill = self._prefill(weights, way, are_cold)
         model = _Model(prefill, self._decode(weights, way, plan.kv_cache.attention, are_cold))
         is_in_memory = is_disk_in_memory(self._profile, plan, self._machine)
-        kept = self._kept(way, is_in_memory).of(weights.dtype, plan.kv_cache)
+        kept = self._kept(way, is_in_memory).floor_of(weights.dtype, plan.kv_cache)
         streamed = self._streamed(plan, reading_disk(self._machine, is_in_memory=is_in_memory).rates)
         at_first, later = (
             LaneTimes(
@@ -103,7 +103,7 @@ class GenerationFloors:
     def _with_prefix(
         self, plan: GenerationPlan, floors: Floors, split: Splits, *, prefill: LaneTimes, decode: LaneTimes
     ) -> Floors:
-        """Of the best length. floors, prefill, decode: as if all keys and values were kept."""
+        """The bounds with a prefix of the best length. floors, prefill, decode: as if all keys and values were kept."""
         cache, weights = plan.kv_cache, WeightsPlan(dtype=plan.weights.dtype, frozen=plan.weights.frozen)
         are_cold = are_weights_cold(self._profile, plan.weights, self._machine)
         way = Way(plan.prefill_tokens, plan.drops_ended)
@@ -131,7 +131,7 @@ class GenerationFloors:
     # Time.
 
     def _first_token_ms(self, split: Splits, model: "_Model", kept: KvFloor, streamed: "_Lanes") -> Floats:
-        """Of the first pass; where prompts differ, of the micro-batch that is through first."""
+        """Time of the first pass; where prompts differ, of the micro-batch that is through first."""
         lanes = kept.prefill._replace(compute_ms=model.prefill.compute_ms + kept.prefill.compute_ms)
         if split.is_even:
             return self._together(*(split.count_first(lane) + step for lane, step in zip(lanes, streamed, strict=True)))
@@ -146,7 +146,7 @@ class GenerationFloors:
         return np.maximum(np.maximum(compute_ms, copy_ms), np.maximum(disk_ms, network_ms))
 
     def _streamed(self, plan: GenerationPlan, rates: Rates) -> "_Lanes":
-        """Of one step, what weights that come take."""
+        """Time that weights take to come in one step."""
         if plan.weights.place == "device":
             return _Lanes(0.0, 0.0, 0.0, 0.0)
         held = self._profile.weight_bytes(plan.weights.representation)
@@ -161,7 +161,7 @@ class GenerationFloors:
     # What a batch is split into, what its micro-batches take, and what their keys and values do.
 
     def _make_split(self, way: Way) -> Splits:
-        return Splits.of(self._workload, self._sizes, self._micro_batches, way)
+        return Splits.count(self._workload, self._sizes, self._micro_batches, way)
 
     def _make_kept(self, way: Way, is_in_memory: bool) -> KvFloors:  # noqa: FBT001
         machine = reading_disk(self._machine, is_in_memory=is_in_memory)
@@ -201,7 +201,7 @@ class GenerationFloors:
         return _Phase(decode_ms, decode.before[:, last], self._with_draws(decode.rise[:, last], shapes, weights))
 
     def _drawn_ms(self, shapes: Sequence[MicroBatchShape]) -> Floats:
-        """Of one step."""
+        """Time of drawing tokens in one step."""
         if not self._workload.draws:
             return np.zeros(len(shapes))
         vocab_size, rates = self._profile.vocab_size, self._machine.rates
@@ -272,7 +272,7 @@ class _Lanes(NamedTuple):
 
 
 class _Phase(NamedTuple):
-    """As ``ManyShapes`` has it, of decodes all in time, and the last in bytes."""
+    """One phase as ``ManyShapes`` has it, with decodes all in time, and the last in bytes."""
 
     compute_ms: Floats
     before: NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Of many batches at once: the least that keys and values take, in bytes and in time. Bounds for a search, as
+"""The least bytes and time that keys and values take, for many batches at once. Bounds for a search, as
 ``generation_floor.py`` has them of the rest. Torch-free.
 
 Batches that differ in nothing else lie on a line, or nearly so: few are worked out, the others lie between them.
@@ -26,7 +26,8 @@ from optimizer.profile.generation import GenerationProfile
 _NUM_CACHE_STEPS, _NUM_CACHE_BATCHES, _CACHE_SHARE = 3, 4, 0.9
 """Steps and batches at which packing and moving keys and values is timed, and how much of the line between them counts."""
 _ROOM_SHARE: Final = 0.9
-"""Of the line between the room for attention on the host of two batches: its parts are rounded up, and widen so much at once."""
+"""Share that counts of the line between the room for attention on the host of two batches: its parts are rounded up,
+and widen so much at once."""
 
 
 class LaneTimes(NamedTuple):
@@ -40,12 +41,12 @@ class LaneTimes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class KvFloor:
-    """Of keys and values, by shape."""
+    """Lower bounds for keys and values, by shape."""
 
     own: Floats
     """[distinct block, shape]: device bytes of its own."""
     shared: Floats
-    """What blocks share on the device while a prompt runs."""
+    """Device bytes that blocks share while a prompt runs."""
     slots: Floats
     """For each block that comes ahead, so much more while tokens are decoded."""
     homes: Floats
@@ -57,7 +58,7 @@ class KvFloor:
 
 
 class KvFloors:
-    """Of some shapes of micro-batches on a machine."""
+    """Lower bounds for some shapes of micro-batches on a machine."""
 
     def __init__(self, profile: GenerationProfile, machine: Machine, shapes: Sequence[MicroBatchShape]) -> None:
         self._profile, self._machine, self._shapes = profile, machine, shapes
@@ -66,7 +67,7 @@ class KvFloors:
         self._moves = cache(self._make_moves)
         self._packing = cache(self._make_packing)
 
-    def of(self, dtype: WeightsDtype, plan: KvCachePlan) -> KvFloor:
+    def floor_of(self, dtype: WeightsDtype, plan: KvCachePlan) -> KvFloor:
         """dtype: of the weights. plan: as if it came as it is needed and all of it were kept."""
         return self._of(dtype, replace(plan, prefetch=0, prefix_tokens=0))
 

@@ -1,4 +1,4 @@
-"""Of many batches at once: what making keys and values of a prompt's first tokens again adds and saves, by how many tokens these
+"""Costs and savings of making keys and values of a prompt's first tokens again, for many batches, by how many tokens these
 are, and how many are best. Bounds for a search, as ``generation_floor.py`` has them of the rest. Torch-free.
 
 The link's time falls and compute's rises with every token. Where both work beside each other the best number is where they
@@ -47,7 +47,9 @@ def list_prefix_lengths(longest: int) -> tuple[int, ...]:
 
 
 class PrefixFloors:
-    """Of one representation of the weights; where nothing is said, [length, shape of a micro-batch]. Lengths: 0 for none."""
+    """Prefixes under one representation of the weights; unless said otherwise arrays are [length, shape of a micro-batch].
+    Lengths: 0 for none.
+    """
 
     def __init__(
         self, profile: GenerationProfile, weights: WeightsPlan, machine: Machine, split: Splits, *, lengths: Sequence[int]
@@ -98,7 +100,9 @@ class PrefixFloors:
 
     @cached_property
     def _saved_bytes(self) -> Floats:
-        """Of a prompt's copies to the home, of each later token's from there, and of the home itself: the same for all three."""
+        """Bytes saved of a prompt's copies to the home, of each later token's from there, and of the home itself: the same
+        for all three.
+        """
         profile, kinds = self._profile, self._profile.block_kinds
         by_token = sum(
             profile.kv[kind].elements_per_token - profile.hidden_size for kind in kinds if profile.can_rebuild(kind)
@@ -109,7 +113,7 @@ class PrefixFloors:
 
     @cached_property
     def _compute_ms(self) -> Floats:
-        """Of all decodes."""
+        """Compute time of all decodes."""
         phase, counts = self._profile.rebuild, self._num_rebuilt
         times = np.zeros(counts.shape)
         at = np.argwhere(counts > 0)

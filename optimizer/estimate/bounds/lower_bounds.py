@@ -15,12 +15,14 @@ from optimizer.plan.activations import BlockChoice, Compression
 
 Numbers = NDArray[np.float64]
 Form = tuple[BlockChoice, Compression]
-"""What a block can do, offloaded ones with how their copies are packed."""
+"""A block's choice, with the packing of an offloaded block's copies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Relaxation:
-    """Of a setting's plans, at several counts of chunks. Bytes over all categories, milliseconds of a whole step."""
+    """Lower bounds on a setting's plans, at several counts of chunks. Bytes over all categories, milliseconds of a
+    whole step.
+    """
 
     num_of_kind: Numbers
     """[kind]: blocks but the last."""
@@ -46,25 +48,26 @@ class Relaxation:
     """On the host between steps, where it does."""
     disk_bytes: int
     margin: float
-    """Of a peak, which the budget must have room for beside it."""
+    """Share of a peak that the budget must have room for beside it."""
 
 
 class Floors(NamedTuple):
-    """Of one arrangement, each by number of micro-batches and by batch size."""
+    """Lower bounds of one arrangement, each by number of micro-batches and by batch size."""
 
     total_s: Numbers
     between_s: Numbers
-    """Of batches between this and the next that make as many micro-batches, where a micro-batch's time is convex in its size."""
+    """Least time of batches between this and the next that make as many micro-batches, where a micro-batch's time is
+    convex in its size."""
     prefill_ms: Numbers
     device_bytes: Numbers
-    """Of the upper end of a prediction's interval."""
+    """Lower bound of the upper end of a prediction's interval."""
     host_bytes: Numbers
     disk_bytes: Numbers
     remote_bytes: Numbers
     prefix_tokens: Numbers | float = 0.0
-    """Of a plan that makes keys and values again: of all lengths up to the plan's own the one that takes the least time, 0 where
-    that is none. All times are no more than any of these lengths takes."""
+    """Prefix length of a plan that makes keys and values again: of all lengths up to the plan's own the one that takes
+    the least time, 0 where that is none. All times are no more than any of these lengths takes."""
 
     def of_rows(self, rows: Sequence[int]) -> "Floors":
-        """Of some of the numbers of micro-batches."""
+        """The bounds of some of the numbers of micro-batches."""
         return self._replace(**{name: each[rows] for name, each in self._asdict().items() if not isinstance(each, float)})

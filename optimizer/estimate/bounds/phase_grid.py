@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 
 
 class ManyShapes:
-    """Of a phase in one representation of the weights."""
+    """A phase in one representation of the weights, at many shapes."""
 
     def __init__(self, phase: Phase, weights: WeightsPlan, shapes: Sequence[Shape], machine: Machine) -> None:
         count = len(shapes)
@@ -33,7 +33,7 @@ class ManyShapes:
         self.compute_ms: Floats = np.zeros(count)
         """By shape: of a micro-batch that runs through all of the model."""
         self.blocks_ms: Floats = np.zeros(count)
-        """Of that, its blocks."""
+        """The part of ``compute_ms`` that the blocks take."""
         self.before: Ints = np.zeros((num_blocks + 1, count), dtype=np.int64)
         """Device bytes above the phase's start before each block, and before the head; keys and values left out."""
         self.rise: Ints = np.zeros_like(self.before)
@@ -45,9 +45,9 @@ class ManyShapes:
             regimes[id(regime)] = regime
             places.setdefault(id(regime), []).append(place)
         for key, regime in regimes.items():
-            self._fill(phase, weights, regime, places[key], [shapes[place] for place in places[key]], machine)
+            self._price_regime(phase, weights, regime, places[key], [shapes[place] for place in places[key]], machine)
 
-    def _fill(
+    def _price_regime(
         self,
         phase: Phase,
         weights: WeightsPlan,
@@ -56,7 +56,7 @@ class ManyShapes:
         shapes: Sequence[Shape],
         machine: Machine,
     ) -> None:
-        """Of the shapes of one regime."""
+        """Price the shapes of one regime."""
         table = _Table(phase, weights, shapes, machine)
         names = [EMBEDDING, *(block_part(template) for template in regime.block_templates), HEAD]
         parts = {name: phase.parts[regime.parts[name]] for name in dict.fromkeys(names)}

@@ -1,4 +1,4 @@
-"""What the plans of one setting come to at least, as sums over their blocks: what a bound on them is made of. Torch-free.
+"""Lower bounds on the bytes and step time of all plans that share one setting, as sums over their blocks. Torch-free.
 
 A setting is all that is decided outside the blocks. Bytes: the level between the last block's forward and its backward, where
 all blocks hold what they save; parts count as the schedule counts them, storages that blocks share are taken as gone. Time: a
@@ -12,13 +12,14 @@ inside a micro-batch; on the CPU device the time that fresh memory takes to be t
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.base.categories import LANES
 from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
-from optimizer.estimate.bounds.relaxed_blocks import list_relaxed_blocks
+from optimizer.estimate.bounds.relaxed_blocks import RelaxedBlocks, list_relaxed_blocks
 from optimizer.estimate.bounds.relaxed_outside import RelaxedOutside, list_relaxed_outside
 from optimizer.estimate.bounds.relaxed_time import MicroBatchTimes, Update, sums_on_cpu, sums_on_cuda
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
@@ -26,6 +27,7 @@ from optimizer.estimate.categories.gradients import estimate_gradient_bytes
 from optimizer.estimate.categories.optimizer_state import estimate_state, estimate_update_ms
 from optimizer.estimate.categories.tensors import list_tensors
 from optimizer.estimate.categories.weights import estimate_weight_bytes, list_streamed_bytes, list_streamed_tensors
+from optimizer.estimate.memo import Table
 from optimizer.estimate.prediction import MEMORY_MARGIN
 from optimizer.estimate.shape.compiled import compile_shape
 from optimizer.estimate.step.part_prices import PartPrices
@@ -44,13 +46,16 @@ Numbers = NDArray[np.float64]
 _ALIKE = 0.05
 """Share by which blocks of one kind may differ: the first and the last block from those between."""
 _COMPUTE, _HOST, _DISK = (LANES.index(lane) for lane in ("compute", "host", "disk"))
+_BLOCKS: Final[Table[tuple[PartPrices, tuple[Form, ...]], RelaxedBlocks]] = Table()
+_OUTSIDE: Final[Table[tuple[PartPrices, tuple[Form, ...], int], RelaxedOutside]] = Table()
 
 
 def least_compute_ms(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> float:
-    """Of all but the head, forward and back once in each micro-batch: no plan with this micro-batch and these dtypes is faster.
+    """Time of all but the head, forward and back once in each micro-batch: no plan with this micro-batch and these dtypes
+    is faster.
 
-    plan: of which nothing else is looked at. The head is left out, since chunks of it may be quicker than the whole. Raises as
-    ``estimate_training`` does.
+    plan: of which nothing else is looked at. The head is left out, since chunks of it may be quicker than the whole. Raises
+    as ``estimate_training`` does.
     """
     compiled = compile_shape(profile, plan.weights, (plan.batch.micro_batch_size, workload.sequence_length))
     rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
@@ -90,7 +95,8 @@ def relax(
 def list_kinds(
     profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine, choices: Sequence[BlockChoice]
 ) -> tuple[int, ...]:
-    """Of each block a number: the same where blocks hold nearly the same and take nearly as long under every one of the choices.
+    """One number for each block: the same where blocks hold nearly the same and take nearly as long under every one of the
+    choices.
 
     plan: of which blocks are not looked at. Raises as ``estimate_training`` does.
     """
@@ -100,7 +106,7 @@ def list_kinds(
 
 
 class _Relaxer:
-    """Of one setting."""
+    """Relaxes the plans of one setting."""
 
     def __init__(
         self,
@@ -120,16 +126,17 @@ class _Relaxer:
         self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=workload.adapter is None)
         self._input_bytes = estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
         moments = moments_of(self._tensors.sizes, bits=plan.optimizer_state.bits, kept=workload.kept_state)
-        prices, keep = PartPrices.of(self._compiled, plan=plan, machine=machine, moments=moments), self._compiled.keep
-        self._blocks = keep(("relaxed", prices, forms), lambda: list_relaxed_blocks(prices, forms))
-        self._outside = [self._around(prices, forms, count) for count in chunk_counts]
+        prices = PartPrices.find(self._compiled, plan=plan, machine=machine, moments=moments)
+        self._blocks = _BLOCKS.obtain(self._compiled, (prices, forms), lambda: list_relaxed_blocks(prices, forms))
+        self._outside = [self._relax_outside(prices, forms, count) for count in chunk_counts]
         self._templates = list(self._compiled.regime.block_templates)
 
-    def _around(self, prices: PartPrices, forms: tuple[Form, ...], num_chunks: int) -> RelaxedOutside:
+    def _relax_outside(self, prices: PartPrices, forms: tuple[Form, ...], num_chunks: int) -> RelaxedOutside:
         plan = replace(self._plan, logits_and_loss=LogitsAndLossPlan(num_chunks=num_chunks))
         choices = [choice for choice, _ in forms]
-        return self._compiled.keep(
-            ("relaxed outside", prices, forms, num_chunks),
+        return _OUTSIDE.obtain(
+            self._compiled,
+            (prices, forms, num_chunks),
             lambda: list_relaxed_outside(self._profile, prices, plan=plan, choices=choices),
         )
 
@@ -144,7 +151,7 @@ class _Relaxer:
             num_of_kind=num_of_kind,
             kind_bytes=self._blocks.held[kinds],
             kind_ms=block_ms[:, kinds],
-            last_bytes=np.array([self._blocks.held[last] + self._over(outside) for outside in self._outside]),
+            last_bytes=np.array([self._blocks.held[last] + self._highest_bytes(outside) for outside in self._outside]),
             last_ms=block_ms[:, last],
             fixed_bytes=resident_bytes + state_bytes,
             end_bytes=np.array([self._end_bytes(outside) for outside in self._outside]),
@@ -182,11 +189,11 @@ class _Relaxer:
         return device_bytes, gradients.host + state.host_bytes + home["host"], state.disk_bytes + home["disk"]
 
     def _state_bytes(self) -> int:
-        """Of all of it on the device, in 32 bits: other widths do not leave."""
+        """Bytes of all optimizer state on the device, in 32 bits: other widths do not leave."""
         each_bytes = 4 * self._workload.num_moments + self._plan.weights.master_bytes_per_element
         return each_bytes * self._tensors.total_elements
 
-    def _over(self, outside: RelaxedOutside) -> Numbers:
+    def _highest_bytes(self, outside: RelaxedOutside) -> Numbers:
         """[form of the last block]: the highest level until its backward ends, above what all blocks hold."""
         blocks, last = self._blocks, self._templates[-1]
         weights_bytes = self._streamed[-1] if self._streamed else 0
@@ -205,7 +212,7 @@ class _Relaxer:
         return outside.entered + (self._input_bytes - shared_bytes)
 
     def _before_last(self, outside: RelaxedOutside) -> Numbers:
-        """What earlier micro-batches have left for the last one: gradients, and inputs where they stay."""
+        """Bytes that earlier micro-batches have left for the last one: gradients, and inputs where they stay."""
         inputs_bytes = self._num_later * self._input_bytes if inputs_pile_up(self._machine.device) else 0
         return outside.gradients + (inputs_bytes + float(self._blocks.gradients.min(axis=1)[self._templates].sum()))
 

@@ -1,4 +1,4 @@
-"""What a block of each kind holds and takes by what it does, for bounds (``relaxation.py``). Torch-free."""
+"""Bytes and time of a block of each kind by what it does, for bounds (``relaxation.py``). Torch-free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class RelaxedBlocks:
     left: Numbers
     """After backward."""
     gradients: Numbers
-    """Of those."""
+    """The part of ``left`` that is gradients."""
     forward_ms: Numbers
     first_ms: Numbers
     later_ms: Numbers

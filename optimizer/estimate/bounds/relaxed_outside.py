@@ -1,4 +1,4 @@
-"""What the parts around the blocks hold and take, for bounds (``relaxation.py``). Torch-free."""
+"""Bytes and time of the parts around the blocks, for bounds (``relaxation.py``). Torch-free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ class RelaxedOutside:
     """From the head to the last block's backward in the first micro-batch: the highest point above the start."""
     later_high: Numbers
     first_left: Numbers
-    """What is left of it then."""
+    """Bytes of ``first_high`` that are left after the last block's backward."""
     later_left: Numbers
     gradients: Numbers
-    """Of that, in the first micro-batch without the head's forward."""
+    """The part of ``first_left`` that is gradients, in the first micro-batch without the head's forward."""
     enter_ms: Numbers
     head_ms: Numbers
     first_ms: Numbers
@@ -44,15 +44,15 @@ def list_relaxed_outside(
     """plan: of which only the number of chunks is looked at. choices: that the last block may take."""
     if set(prices.compiled.regime.parts).issubset(PART_NAMES):
         # What follows the last block depends on its choice in plain modules only.
-        return _list(OutsideTasks.of(profile, prices, plan=plan), prices, ["keep"], places=[0] * len(choices))
+        return _list(OutsideTasks.find(profile, prices, plan=plan), prices, ["keep"], places=[0] * len(choices))
     distinct = list(dict.fromkeys(choices))
-    return _list(OutsideTasks.of(profile, prices, plan=plan), prices, distinct, places=[distinct.index(c) for c in choices])
+    return _list(OutsideTasks.find(profile, prices, plan=plan), prices, distinct, places=[distinct.index(c) for c in choices])
 
 
 def _list(
     tasks: OutsideTasks, prices: PartPrices, choices: Sequence[BlockChoice], *, places: Sequence[int]
 ) -> RelaxedOutside:
-    """places: in ``choices`` of each that is told of."""
+    """places: in ``choices`` of each that is listed."""
     accumulates = "accumulate" if prices.dropped is None else "first"
 
     def parts(*names: str, is_first: bool = True) -> list[tuple[Task, ...]]:
@@ -86,7 +86,7 @@ def _list(
 
 
 def _rise(*tasks: Task) -> tuple[int, int]:
-    """Of tasks in a row, above their start: the highest level, and what is left."""
+    """The highest level of tasks in a row above their start, and what they leave."""
     level, top = 0, 0
     for task in tasks:
         top = max(top, level + task.bytes.rise)

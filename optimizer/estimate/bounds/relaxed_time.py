@@ -47,7 +47,7 @@ class MicroBatchTimes:
         return found
 
     def gradients_ms(self, lane: int) -> Numbers:
-        """Of gradients that leave in the micro-batches that it does run."""
+        """Time of gradients that leave in the micro-batches that it does run."""
         found: Numbers = self.first[..., lane] + min(1, self.num_later) * self.later[..., lane]
         return found
 
@@ -66,15 +66,17 @@ class Update:
     lanes: Numbers
     clip_ms: float
     whole_ms: float
-    """Of all of the state on the device."""
+    """Milliseconds of the update where all of the state is on the device."""
     fetched_ms: float
     """Gradients that come back from the host for the state that stays, or would if all of it did."""
     is_away: bool
     is_free: bool
     behind_ms: tuple[float, float]
-    """Of forward what comes after all updates on the host, and how much less of it where all of the state leaves."""
+    """Milliseconds of forward that come after all updates on the host, and how much less of it where all of the state
+    leaves."""
     last_ms: float | None
-    """Where the host's updates begin during backward: how much before the end of it at most; None where they follow it."""
+    """Most time before the end of backward at which the host's updates begin, where they begin during it; None where
+    they follow it."""
 
     @property
     def host_ms(self) -> float:

@@ -47,7 +47,7 @@ class HeldAllocation:
 
 @dataclass(frozen=True, kw_only=True)
 class Allocations:
-    """What is asked of the allocator, in phases."""
+    """Requests to the allocator, in phases."""
 
     loading: tuple[Request, ...]
     first_step: tuple[Request, ...]
@@ -62,7 +62,7 @@ class Allocations:
     peak_in: str
     """The part of the step in which that is, as ``Held.made_in``."""
     at_peak: tuple[HeldAllocation, ...]
-    """What is in memory then, in order of birth."""
+    """Storages that are in memory at that peak, in order of birth."""
 
     @property
     def phases(self) -> tuple[tuple[Request, ...], ...]:
@@ -77,19 +77,19 @@ def list_allocations(
     """
     writer = _Writer(on_cuda=on_cuda)
     device_kind = "cpu" if on_cuda is None else "cuda"
-    writer.begin()
+    writer.begin_phase()
     for slot, num_bytes in _list_resident(resident, tensors, plan, device_kind):
         writer.come(slot, num_bytes)
     loading = writer.requests
     stays = {slot: writer.live_bytes(slot) for slot in range(len(CATEGORIES))}
-    writer.begin()
+    writer.begin_phase()
     moments = _Moments(resident, tensors, plan, kept)
-    _write_step(writer, schedule, moments)
-    _settle(writer, {**stays, _STATE: int(resident.device[_STATE])})
+    writer.write_step(schedule, moments)
+    writer.settle({**stays, _STATE: int(resident.device[_STATE])})
     first_step = writer.requests
-    writer.begin()
-    _write_step(writer, schedule, None)
-    _settle(writer, {**stays, _STATE: int(resident.device[_STATE])})
+    writer.begin_phase()
+    writer.write_step(schedule, None)
+    writer.settle({**stays, _STATE: int(resident.device[_STATE])})
     return Allocations(
         loading=tuple(loading),
         first_step=tuple(first_step),
@@ -106,22 +106,22 @@ def list_allocations(
 def list_pass_allocations(
     rows: Sequence[tuple[Task, ...]], *, loaded: Sequence[int], on_cuda: CudaMoves | None
 ) -> Allocations:
-    """Of a generation, as loading and two passes. rows: of tasks, which in order make a pass. loaded: bytes of each weight that
-    is always there; all else goes as a pass ends. on_cuda: as above.
+    """A generation's allocations, as loading and two passes. rows: of tasks, which in order make a pass. loaded: bytes of
+    each weight that is always there; all else goes as a pass ends. on_cuda: as above.
     """
     writer = _Writer(on_cuda=on_cuda)
-    writer.begin()
+    writer.begin_phase()
     for num_bytes in loaded:
         writer.come(_WEIGHTS, num_bytes)
     loading = writer.requests
     requests: list[Request] = []
     for _ in range(2):
-        writer.begin()
+        writer.begin_phase()
         for tasks in rows:
             writer.run(tasks)
-        _settle(writer, {_WEIGHTS: sum(loaded)})
+        writer.settle({_WEIGHTS: sum(loaded)})
         requests += writer.requests
-    # One phase: what stays reserved after the first pass is free as the second begins, and tells nothing of what was needed.
+    # One phase: what stays reserved after the first pass is free as the second begins, and says nothing about what was needed.
     return Allocations(
         loading=tuple(loading),
         first_step=(),
@@ -135,32 +135,11 @@ def list_pass_allocations(
     )
 
 
-def _write_step(writer: "_Writer", schedule: Schedule, moments: "_Moments | None") -> None:
-    """moments: made by the updates of the first step."""
-    writer.moments = moments if moments is not None and moments.come_in_backward else None
-    writer.run(schedule.first.tasks)
-    for _ in range(min(schedule.num_later, MAX_LATER)):
-        writer.run(schedule.later.tasks)
-    writer.moments = moments
-    if moments is not None and not moments.come_one_by_one:
-        moments.come_all(writer)
-    writer.run(schedule.update.tasks)
-    if moments is not None:
-        moments.come_all(writer)
-    writer.moments = None
-
-
-def _settle(writer: "_Writer", stays: dict[int, int]) -> None:
-    """At the end of a step its gradients go, and whatever else is not there between steps."""
-    for slot in range(len(CATEGORIES)):
-        writer.go_down_to(slot, stays.get(slot, 0))
-
-
 # What is there between steps.
 
 
 def _list_resident(resident: Resident, tensors: TensorList, plan: Plan, device_kind: str) -> Iterator[tuple[int, int]]:
-    """Of weights one storage for each trained tensor, as far as they do not stream; masters of weights below fp32, which are
+    """Weights as one storage for each trained tensor, as far as they do not stream; masters of weights below fp32, which are
     made before the first step. The rest of a category as one."""
     left = dict(enumerate(resident.device.tolist()))
     size = plan.weights.bytes_per_element
@@ -187,7 +166,7 @@ def _list_resident(resident: Resident, tensors: TensorList, plan: Plan, device_k
 
 
 class _Moments:
-    """What the first update of each tensor makes: little numbers and two moments, or what else the optimizer keeps."""
+    """Storages that the first update of each tensor makes: little numbers and two moments, or what else the optimizer keeps."""
 
     def __init__(self, resident: Resident, tensors: TensorList, plan: Plan, kept: KeptState) -> None:
         master_bytes, num_moments = plan.weights.master_bytes_per_element, kept.num_moments
@@ -230,7 +209,7 @@ class _Moments:
 
 @dataclass(frozen=True, slots=True)
 class _Instruction:
-    """What one change does to the storages."""
+    """One change to the storages."""
 
     slot: int
     num_bytes: int
@@ -238,9 +217,9 @@ class _Instruction:
     """The category that the storage counts as from now on; -1 where it comes or goes."""
     op: str
     storage: int
-    """As ``Move``'s."""
+    """The storage's number, as in ``Move``."""
     slack: tuple[int, int] = (0, 0)
-    """As ``Move``'s."""
+    """Bytes fewer and more that it may be, as in ``Move``."""
 
 
 @dataclass
@@ -253,7 +232,7 @@ class _Writer:
     peak_high_bytes: int = 0
     peak_task: Task | None = None
     moments: _Moments | None = None
-    """What comes to be as gradients go, in the first step."""
+    """Moments that come to be as gradients go, in the first step."""
     unmatched_bytes: int = 0
     """That went without a storage to take them from: 0 where a schedule is consistent."""
     _num_made: int = 0
@@ -262,13 +241,13 @@ class _Writer:
     _total_bytes: int = 0
     _below: int = 0
     _above: int = 0
-    """How much less and more is there than the total, of what kernels hold."""
+    """Bytes by which there may be less and more than the total, of what kernels hold."""
     _peak_at: int = 0
     _live: list[dict[int, dict[int, None]]] = field(default_factory=lambda: [{} for _ in CATEGORIES])
     """By category and size: storages, in order of birth."""
     _alive_before: list[int] = field(default_factory=list)
     _births: dict[int, tuple[int, int, Task | None, str]] = field(default_factory=dict)
-    """Of what lives and of what came in this phase: category, bytes, task, op."""
+    """Category, bytes, task and op of what lives and of what came in this phase."""
     _moved: list[tuple[int, int, int]] = field(default_factory=list)
     """In this phase: after how many requests which storage came to count as what."""
     on_cuda: CudaMoves | None = None
@@ -276,7 +255,7 @@ class _Writer:
     """By the id of a row of tasks, which the schedule holds; alike blocks have the same."""
     _programs: dict[int, tuple[Sequence[Move], list[_Instruction], bool]] = field(default_factory=dict)
 
-    def begin(self) -> None:
+    def begin_phase(self) -> None:
         """A phase."""
         categories = {key: slot for slot, sizes in enumerate(self._live) for keys in sizes.values() for key in keys}
         self._births = {key: (categories[key], *birth[1:]) for key, birth in self._births.items() if key in categories}
@@ -289,8 +268,27 @@ class _Writer:
         self._peak_at = 0
 
     def live_bytes(self, slot: int) -> int:
-        """Of one category."""
+        """Bytes that are there of one category."""
         return sum(size * len(keys) for size, keys in self._live[slot].items())
+
+    def write_step(self, schedule: Schedule, moments: "_Moments | None") -> None:
+        """One step. moments: made by the updates of the first step; None of other steps."""
+        self.moments = moments if moments is not None and moments.come_in_backward else None
+        self.run(schedule.first.tasks)
+        for _ in range(min(schedule.num_later, MAX_LATER)):
+            self.run(schedule.later.tasks)
+        self.moments = moments
+        if moments is not None and not moments.come_one_by_one:
+            moments.come_all(self)
+        self.run(schedule.update.tasks)
+        if moments is not None:
+            moments.come_all(self)
+        self.moments = None
+
+    def settle(self, stays: dict[int, int]) -> None:
+        """At the end of a step its gradients go, and whatever else is not there between steps."""
+        for slot in range(len(CATEGORIES)):
+            self.go_down_to(slot, stays.get(slot, 0))
 
     def run(self, tasks: Sequence[Task]) -> None:
         """One micro-batch, or the update."""
@@ -303,33 +301,33 @@ class _Writer:
             known = self._programs.get(id(moves))
             if known is None:
                 program = list(_program(moves))
-                known = self._programs[id(moves)] = (moves, program, any(told.storage >= 0 for told in program))
+                known = self._programs[id(moves)] = (moves, program, any(instruction.storage >= 0 for instruction in program))
             born: dict[int, int] = {}
-            for told in known[1]:
-                num_bytes = abs(told.num_bytes)
-                self._shift(told)
-                if told.num_bytes > 0 and told.target < 0:
-                    key = self.come(told.slot, num_bytes, task, told.op)
-                    if told.storage >= 0:
-                        born[told.storage] = key
+            for instruction in known[1]:
+                num_bytes = abs(instruction.num_bytes)
+                self._shift(instruction)
+                if instruction.num_bytes > 0 and instruction.target < 0:
+                    key = self.come(instruction.slot, num_bytes, task, instruction.op)
+                    if instruction.storage >= 0:
+                        born[instruction.storage] = key
                     continue
-                found = born.get(told.storage)
-                if found not in self._live[told.slot].get(num_bytes, ()):
+                found = born.get(instruction.storage)
+                if found not in self._live[instruction.slot].get(num_bytes, ()):
                     newest = min(born.values(), default=self._num_made + 1) - 1 if known[2] else self._num_made
-                    found = self._pick(told.slot, num_bytes, newest, from_prologue=told.storage == FROM_PROLOGUE)
-                if told.target < 0:
-                    self.go(told.slot, num_bytes, found)
+                    found = self._pick(instruction.slot, num_bytes, newest, from_prologue=instruction.storage == FROM_PROLOGUE)
+                if instruction.target < 0:
+                    self.go(instruction.slot, num_bytes, found)
                 elif found is None:
                     self.unmatched_bytes += num_bytes
                 else:
-                    del self._live[told.slot][num_bytes][found]
-                    self._live[told.target].setdefault(num_bytes, {})[found] = None
-                    self._moved.append((len(self.requests), found, told.target))
+                    del self._live[instruction.slot][num_bytes][found]
+                    self._live[instruction.target].setdefault(num_bytes, {})[found] = None
+                    self._moved.append((len(self.requests), found, instruction.target))
 
-    def _shift(self, told: _Instruction) -> None:
-        """What kernels may hold less or more comes and goes with what they likely hold."""
-        below, above = told.slack
-        sign = 1 if told.num_bytes > 0 else -1
+    def _shift(self, instruction: _Instruction) -> None:
+        """Account for what kernels may hold less or more: it comes and goes with what they likely hold."""
+        below, above = instruction.slack
+        sign = 1 if instruction.num_bytes > 0 else -1
         self._below, self._above = self._below + sign * below, self._above + sign * above
 
     def come(self, slot: int, num_bytes: int, task: Task | None = None, op: str = "") -> int:
@@ -364,7 +362,7 @@ class _Writer:
         self.unmatched_bytes += max(0, too_many)
 
     def list_held(self) -> Iterator[HeldAllocation]:
-        """What was there at this phase's highest point."""
+        """Storages that were there at this phase's highest point."""
         there = dict.fromkeys(self._alive_before)
         for key, num_bytes in self.requests[: self._peak_at]:
             if num_bytes:
@@ -413,7 +411,7 @@ def _program(moves: Sequence[Move]) -> Iterator[_Instruction]:
 
 
 def _is_same_storage(gone: Move, come: Move) -> bool:
-    """What goes and comes again at once in another category was only counted anew."""
+    """Bytes that go and come again at once in another category are one storage, counted anew."""
     return (
         come.num_bytes == -gone.num_bytes
         and come.op == gone.op

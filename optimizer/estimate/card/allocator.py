@@ -34,19 +34,19 @@ MIN_OWN_SEGMENT_BYTES: Final = 10 * MIB
 SEGMENT_ROUNDING_BYTES: Final = 2 * MIB
 
 Request = tuple[int, int]
-"""Which storage, and its bytes when it comes; 0 when it goes."""
+"""The number of a storage, and its bytes when it comes; 0 when it goes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatorSettings:
-    """Of ``PYTORCH_ALLOC_CONF``, in bytes; the defaults are torch's."""
+    """Settings of ``PYTORCH_ALLOC_CONF``, in bytes; the defaults are torch's."""
 
     expandable_segments: bool = False
     """One segment for each pool and stream, which grows by whole pages."""
     max_split_bytes: int | None = None
     """Blocks of this size and above are never cut, and serve only requests of nearly their size; None cuts all."""
     max_non_split_rounding_bytes: int = 20 * MIB
-    """How much larger than the request an uncut block may be."""
+    """Bytes by which an uncut block may be larger than the request."""
     roundup_power2_divisions: int = 1
     """Requests are rounded up to the next of so many steps between powers of two; 1 rounds to 512 bytes only."""
     garbage_collection_threshold: float = 0.0
@@ -67,14 +67,15 @@ class CapReached(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What the allocator did."""
+    """The allocator's answer to a run of requests."""
 
     allocated_peak_bytes: int
-    """As ``max_memory_allocated`` counts: whole blocks, with what was not worth cutting off."""
+    """The peak that ``max_memory_allocated`` counts: whole blocks, with what was not worth cutting off."""
     reserved_peak_bytes: int
-    """As ``max_memory_reserved`` counts."""
+    """The peak that ``max_memory_reserved`` counts."""
     releasable_bytes: int
-    """Of the reserved ones at their peak: in segments that were wholly free, which a retry at the cap would give back."""
+    """The part of the reserved bytes at their peak that is in segments that were wholly free, which a retry at the cap
+    would give back."""
     num_segments: int
     """At the end; those that grow count once."""
     num_retries: int
@@ -163,7 +164,7 @@ class CachingAllocator:
         self._held[key].num_uses += 1
 
     def free(self, key: Hashable) -> None:
-        """Of no effect on a storage without bytes."""
+        """Free a storage; nothing happens to one without bytes."""
         block = self._held.pop(key, None)
         if block is None:
             return
@@ -323,7 +324,7 @@ class CachingAllocator:
         return released_bytes >= wanted
 
     def _collect_garbage(self, cap_bytes: int) -> None:
-        """Of free segments of the large pool, those unused for longer than average, until enough came back."""
+        """Give back free segments of the large pool that were unused for longer than average, until enough came back."""
         target_bytes = self.reserved_bytes - int(self._settings.garbage_collection_threshold * cap_bytes)
         freeable = [
             (pool, block)

@@ -1,4 +1,4 @@
-"""What the allocator's model cuts and joins: blocks of segments, and the pools of those that are free. Torch-free."""
+"""Blocks of segments that the allocator's model cuts and joins, and the pools of those that are free. Torch-free."""
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class Block:
     is_mapped: bool = True
     """Has memory behind it; only a segment that grows has blocks without."""
     num_uses: int = 0
-    """Of other streams, by which it is still used."""
+    """Uses by other streams, by which it is still used."""
     born_at: int = 0
     """Searches in its pool before it became free, for the collection of garbage."""
 
@@ -40,13 +40,13 @@ class Pool:
 
     is_small: bool
     cuts_above: int
-    """What must be left of a block for the rest to become one."""
+    """A block is cut where more bytes than these are left of it."""
     ranks: list[int] = field(default_factory=list)
-    """Of the free blocks, ascending."""
+    """Ranks of the free blocks, ascending."""
     blocks: dict[int, Block] = field(default_factory=dict)
     """By rank."""
     unmapped: list[Block] = field(default_factory=list)
-    """Of the segment that grows, by address; the last is the rest of the address space."""
+    """Blocks without memory of the segment that grows, by address; the last is the rest of the address space."""
     base_address: int = 0
     num_searches: int = 0
 

@@ -6,7 +6,7 @@ from typing import Final
 from optimizer.estimate.card.allocator_blocks import Block, Pool, cut_front, join
 
 ADDRESS_SPACE_BYTES: Final = 1 << 50
-"""Of one segment."""
+"""Address space of one segment."""
 
 
 def open_segment(pool: Pool, address: int) -> None:

@@ -41,7 +41,7 @@ def cut_short(profile: Profile, plan: Plan) -> tuple[Cut, Cut] | None:
 
 def keep_blocks(runs: Sequence[Sequence[int]], *, num_blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The blocks of both cut models; None as above. runs: as ``list_alike`` gives them."""
-    shorter, longer = (_keep(runs, length / num_blocks) for length in SHORT_LENGTHS)
+    shorter, longer = (_keep_blocks(runs, length / num_blocks) for length in SHORT_LENGTHS)
     if len(longer) + MIN_SAVED > num_blocks or len(shorter) == len(longer):
         return None
     return shorter, longer
@@ -68,8 +68,8 @@ def _list_runs(profile: Profile, plan: Plan) -> list[list[int]]:
     return list_alike([kind_of(block) for block in range(profile.num_blocks)])
 
 
-def _keep(runs: Sequence[Sequence[int]], share: float) -> tuple[int, ...]:
-    """Of each run its first blocks but one, and its last."""
+def _keep_blocks(runs: Sequence[Sequence[int]], share: float) -> tuple[int, ...]:
+    """Keep the first blocks but one of each run, and its last."""
     kept: list[int] = []
     for run in runs:
         length = min(len(run), max(MIN_RUN, round(len(run) * share)))

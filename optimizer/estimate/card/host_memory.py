@@ -1,4 +1,4 @@
-"""What a plan takes of the host, as it is really taken: pinned memory in whole slabs and pages, and memory that can be swapped.
+"""Host memory of a plan, as it is really taken: pinned memory in whole slabs and pages, and memory that can be swapped.
 
 Follows ``runtime/tiers/host_memory.py``: what is offloaded and comes back is cut from pinned slabs, buffers that stay are pinned
 where they lie, in whole pages, and what never meets the device is not pinned at all. torch itself would round each pinned buffer
@@ -49,7 +49,7 @@ def estimate_host_memory(
 
 
 def _pageable_bytes(tensors: TensorList, plan: Plan, workload: TrainingWorkload) -> int:
-    """Of what stays on the host, that which only the host reads: norms, moments, masters of weights below fp32."""
+    """Bytes on the host that only the host reads: norms, moments, masters of weights below fp32."""
     norms_bytes = _NORM_BYTES * len(tensors.sizes) if plan.gradients.choice == "host" else 0
     if plan.optimizer_state.place != "host":
         return norms_bytes

@@ -1,7 +1,7 @@
 """A schedule's allocations as they are on CUDA: copies keep device memory for longer, kernels hold scratch. Torch-free.
 
 Follows ``runtime/tiers/tiers.py`` and ``runtime/step/activations.py``. What an offloaded block sends away stays
-allocated until the offloaded block after the next begins, or the backbone ends: only then compute has been told to wait
+allocated until the offloaded block after the next begins, or the backbone ends: only then compute has been made to wait
 for its copy. What comes back is there a block early: as backward enters an offloaded block, that block's and the next
 offloaded one's are fetched.
 
@@ -43,7 +43,7 @@ class CudaMoves:
         return tuple(self._unknown)
 
     def list_moves(self, tasks: Sequence[Task]) -> list[Sequence[Move]]:
-        """Of a micro-batch's tasks, or of the update's, task by task."""
+        """Moves of a micro-batch's tasks, or of the update's, task by task."""
         fetches = {
             task.block: _fetches(list_moves(task)) for task in tasks if task.phase == "backward" and task.block >= 0
         }
@@ -107,7 +107,7 @@ class CudaMoves:
             yield from gone
 
     def _hold(self, op: int, come: Sequence[Move], gone: Sequence[Move], kept: list[ByteInterval]) -> Iterator[Move]:
-        """What the op's kernel holds, and what its forward kernel kept until now."""
+        """Yield the bytes that the op's kernel holds, and those that its forward kernel kept until now."""
         first = next(iter((*come, *gone)), None)
         if first is None or first.call is None:
             return
@@ -137,7 +137,7 @@ def _is_attention(op_name: str) -> bool:
 
 
 def _outlives(come: Sequence[Move], gone: Sequence[Move]) -> bool:
-    """Whether a backward follows: what the kernel made for it does not go with the op."""
+    """True where a backward follows: what the kernel made for it does not go with the op."""
     made = {move.storage for move in come if move.storage >= 0}
     return not any(move.storage in made for move in gone)
 
@@ -174,7 +174,7 @@ def _sources(moves: Sequence[Move]) -> tuple[Move, ...]:
 
 
 def _indices_of_sources(moves: Sequence[Move]) -> set[int]:
-    """Of the device bytes that go in a forward part once they were copied away: for each copy the next of its size."""
+    """Places of the device bytes that go in a forward part once they were copied away: for each copy the next of its size."""
     waiting: dict[int, int] = {}
     found: set[int] = set()
     for index, move in enumerate(moves):

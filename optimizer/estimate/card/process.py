@@ -23,18 +23,19 @@ from optimizer.hardware.machine import Device
 from optimizer.plan.allocator import AllocatorPlan
 
 REPLAY_SHARE = 0.03
-"""Of reserved memory, each way: predicted and real allocations of the same steps, replayed, differ by a median of 0.1 % and at
-the worst by about this (``docs/experiments.md``): which of two storages of one size goes first is not always known."""
+"""Share of reserved memory, each way: predicted and real allocations of the same steps, replayed, differ by a median of
+0.1 % and at the worst by about this (``docs/experiments.md``): which of two storages of one size goes first is not
+always known."""
 REPLAY_SEGMENT_BYTES = 20 * MIB
 """And one segment, which is all of the difference in small models."""
 MAX_CONTRIBUTORS = 12
 UNKNOWN_CONTEXT = ByteInterval(low=130 * MIB, value=450 * MIB, high=1024 * MIB)
-"""Of a card of unknown kind: from the smallest that is in the table to what contexts took before kernels were loaded lazily
-(pytorch#107667)."""
+"""Context of a card of unknown kind: from the smallest that is in the table to what contexts took before kernels were
+loaded lazily (pytorch#107667)."""
 
 
 class Peaked(Protocol):
-    """Of a prediction, the peak of its tensors."""
+    """The part of a prediction that names the peak of its tensors."""
 
     @property
     def device_peak_bytes(self) -> int: ...
@@ -55,7 +56,7 @@ def card_memory(
     device: Device,
     torch_version: str,
 ) -> CardMemory:
-    """What a prediction's tensors come to on a device. found: what the allocator makes of them."""
+    """Memory that a prediction's tensors come to on a device. found: what the allocator makes of them."""
     tensors = ByteInterval(
         low=prediction.device_peak_low_bytes,
         value=prediction.device_peak_bytes,
@@ -149,10 +150,10 @@ _Groups = dict[tuple[Category, str, str], _Group]
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """What the allocator makes of two steps."""
+    """The allocator's answer to two steps."""
 
     peak_bytes: int
-    """As asked for, with what copies under way and kernels hold."""
+    """Peak of the bytes asked for, with what copies under way and kernels hold."""
     allocated_peak_bytes: int
     reserved_peak_bytes: int
     releasable_bytes: int
@@ -182,9 +183,9 @@ def replay_layouts(
     whole: CardLayout, *, cuts: tuple[CardLayout, CardLayout] | None, settings: AllocatorSettings | None, peak_in: str
 ) -> Replayed:
     """cuts: a deep model at two shorter depths, which are replayed in its place; None for one that is not. settings: None on the
-    CPU device, of which only what is there at the peak is told.
+    CPU device, of which only what is there at the peak is reported.
 
-    peak_in: the part of the step in which the whole model's peak is; cuts whose peak is elsewhere cannot tell of it.
+    peak_in: the part of the step in which the whole model's peak is; cuts whose peak is elsewhere cannot report it.
     """
     num_blocks = len(whole.kept)
     if cuts is None:

@@ -1,4 +1,4 @@
-"""What offloaded blocks move, where to, and how long that takes: the trace of ``offload`` turned into the other ways of
+"""Bytes that offloaded blocks move, where to, and how long that takes: the trace of ``offload`` turned into the other ways of
 offloading, and into compressed trips. Torch-free.
 
 A profile holds offloaded blocks once, as they go to the host uncompressed (``traced_choice``). Going elsewhere or compressed
@@ -33,13 +33,13 @@ PACK_OPS = {"none": 0, "bf16": 1, "int8": 12}
 UNPACK_OPS = {"none": 0, "bf16": 1, "int8": 3}
 _PACKED_BYTES = {"bf16": 2, "int8": 1}
 _WIDE_BYTES = {"pack": 4 + 8 + 4 + 4 + 8 + 8 + 8 + 4, "unpack": 4 + 8 + 4}
-"""Of one element in fp32 on its way to int8 and back: written, made absolute, read for the maximum, written, divided, clamped,
-rounded, read for its code; and written, scaled, read."""
+"""Bytes of one element in fp32 on its way to int8 and back: written, made absolute, read for the maximum, written,
+divided, clamped, rounded, read for its code; and written, scaled, read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trip:
-    """How one block's choice sends its saved tensors away."""
+    """The way on which one block's choice sends its saved tensors away."""
 
     place: Tier
     compress: Compression
@@ -54,7 +54,7 @@ class Trip:
 
 
 TRACED_TRIP: Final = Trip(place="host", compress="none")
-"""As a profile has it."""
+"""The trip that a profile is traced with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class TracedCopy:
 
     is_out: bool
     dtype: str
-    """As torch calls it: ``float32``."""
+    """Name of the dtype in torch: ``float32``."""
     num_bytes: int
 
     def packed(self, compress: Compression) -> int:
@@ -90,7 +90,7 @@ def trip_of(choice: BlockChoice, compress: Compression) -> Trip | None:
 
 
 def read_copy(kind: OpKind, name: str, num_bytes: int) -> TracedCopy | None:
-    """Of an op of a traced part (``copy.float32``) and the bytes it writes; None for other ops."""
+    """The copy that an op of a traced part makes (``copy.float32``), from the bytes it writes; None for other ops."""
     if kind not in ("copy_out", "copy_in"):
         return None
     return TracedCopy(is_out=kind == "copy_out", dtype=name.rpartition(".")[2], num_bytes=num_bytes)
@@ -125,7 +125,7 @@ def count_copied_bytes(copies: Iterable[TracedCopy], *, trip: Trip) -> dict[Link
 
 
 def estimate_trip_ms(copies: Sequence[TracedCopy], *, trip: Trip, rates: Rates, device_kind: str) -> TripTime:
-    """Of a part's copies, in place of those that the trace shows."""
+    """Time of a part's copies on this trip, in place of those that the trace shows."""
     packed = [copy.packed(trip.compress) for copy in copies]
     out_bytes = sum(num_bytes for copy, num_bytes in zip(copies, packed, strict=True) if copy.is_out)
     in_bytes = sum(packed) - out_bytes

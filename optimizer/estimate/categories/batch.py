@@ -1,15 +1,15 @@
-"""What the inputs cost: ids and labels, both int64, and the mask of padded sequences."""
+"""Bytes of the inputs: ids and labels, both int64, and the mask of padded sequences."""
 
 from optimizer.hardware.machine import Device
 from optimizer.plan.batch import BatchPlan
 from optimizer.profile.profile import Profile
 
 ID_BYTES = 8
-"""Of one token's id, and of one label."""
+"""Bytes of one token's id, and of one label."""
 
 
 def estimate_input_bytes(profile: Profile, plan: BatchPlan, *, sequence_length: int) -> int:
-    """Of one micro-batch; of padded ones with an attention mask, as wide as ids."""
+    """Bytes of one micro-batch; padded ones have an attention mask, as wide as ids."""
     if profile.input_bytes is not None:
         return plan.micro_batch_size * profile.input_bytes
     return (3 if profile.is_padded else 2) * ID_BYTES * plan.micro_batch_size * sequence_length

@@ -1,4 +1,4 @@
-"""What gradients cost beside the backward pass that makes them: where they go, and clipping to a global norm.
+"""Costs of gradients beside the backward pass that makes them: where they go, and clipping to a global norm.
 
 Follows ``runtime/step/gradients.py``: gradients on the host have a buffer each, for good, and staging where micro-batches are
 added up; consumed ones are gone before the next op runs. Sparse ones (``runtime/step/sparse_gradients.py``) are bounded
@@ -21,21 +21,21 @@ _SCALAR_BYTES = 4
 _FP32_BYTES = 4
 _INDEX_BYTES = 8
 _OPS_OF_ONE = 4
-"""What becomes of a gradient on the host: copied there, scaled, used for the update, and it or the new weight copied back."""
+"""Ops on a gradient on the host: copied there, scaled, used for the update, and it or the new weight copied back."""
 _NUM_STAGING = {"cpu": 1, "cuda": 2}
 """Buffers of later micro-batches (``runtime/step/gradients.py``, NUM_STAGING): a thread adds on CUDA."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientBytes:
-    """What the gradients row holds on each tier between steps."""
+    """Bytes that the gradients row holds on each tier between steps."""
 
     device: int = 0
     host: int = 0
 
 
 def find_dropped(plan: Plan, moments: Moments, *, is_first: bool, device_kind: str) -> Dropped | None:
-    """What becomes of each gradient in the part that completes it; None where it stays.
+    """Decide the fate of each gradient in the part that completes it; None where it stays.
 
     is_first: whether its update there makes the moments.
     """
@@ -47,7 +47,7 @@ def find_dropped(plan: Plan, moments: Moments, *, is_first: bool, device_kind: s
 
 
 def estimate_gradient_bytes(tensors: TensorList, plan: Plan, *, device_kind: str) -> GradientBytes:
-    """As long as the run."""
+    """Bytes that gradients hold as long as the run."""
     norms_bytes = _NORM_BYTES * len(tensors.sizes)
     if plan.gradients.choice == "consume":
         return GradientBytes(device=norms_bytes)
@@ -80,7 +80,7 @@ def estimate_rows_update_bytes(tensors: TensorList, *, num_tokens: int) -> int:
 
 
 def estimate_clipped_bytes(plan: Plan) -> int:
-    """What clipping leaves where the gradients are until the update is done: the norm, and the factor that fp16 gradients
+    """Bytes that clipping leaves where the gradients are until the update is done: the norm, and the factor that fp16 gradients
     are still to be multiplied by.
     """
     return _SCALAR_BYTES * (2 if plan.weights.dtype == "fp16" else 1)
@@ -101,7 +101,9 @@ def estimate_clip_ms(tensors: TensorList, plan: Plan, rates: Rates, *, scales: b
 
 
 def estimate_fetched_scaling_ms(num_elements: int, plan: Plan, rates: Rates) -> float:
-    """Of gradients that come back from the host to be used: one read and one write on the device, of fp16 ones when wide."""
+    """Time to scale gradients that come back from the host to be used: one read and one write on the device, of fp16 ones
+    when wide.
+    """
     size = _FP32_BYTES if plan.weights.dtype == "fp16" else plan.weights.bytes_per_element
     return 2 * size * num_elements / rates.memory_bytes_per_s * 1000
 

@@ -1,12 +1,13 @@
-"""What the optimizer's state costs in bytes on every tier; what its update needs for a moment, moves, and takes in time.
+"""Bytes of the optimizer's state on every tier; bytes that its update needs for a moment and moves, and its time.
 
 Follows ``runtime/step/optimizer_state.py`` for what stays on the device and ``runtime/step/host_update.py`` for what leaves it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,19 +16,21 @@ from optimizer.base.categories import Link
 from optimizer.estimate.categories.stores import assumed_rate
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.categories.weights import is_streamed
+from optimizer.estimate.memo import Table
 from optimizer.estimate.tasks.moments import TABLES_BYTES, Moments, TensorUpdate, moments_of, tensor_update
 from optimizer.hardware.rates import Rates
 from optimizer.optimizers import ADAMW, KeptState, UpdateRate
-from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS
+from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS, OptimizerStatePlan
 from optimizer.plan.plan import Plan
-from optimizer.plan.weights import rounding_scratch_bytes
+from optimizer.plan.weights import WeightsPlan, rounding_scratch_bytes
 from optimizer.profile.trained import TensorSize
 from optimizer.workload import TrainingWorkload
 
 ASSUMED_HOST_ELEMENTS_PER_S = 2e8
 """AdamW on a host whose rate was not measured: a desktop's memory, read and written at 28 bytes an element."""
 _PIECE_ELEMENTS = 1 << 20
-"""What an update on the host works on at once (``runtime/tiers/homes.py``)."""
+"""Elements that an update on the host works on at once (``runtime/tiers/homes.py``)."""
 _NUM_SLOTS = 2
 _FP32_BYTES = 4
 _CONVERTED_BYTES = 12
@@ -35,17 +38,18 @@ _CONVERTED_BYTES = 12
 _ROUNDED_BYTES = 40
 """Per element that is rounded at random: the weight widened (6), 16 random bits (2), three passes over the copy (26), and it
 narrowed (6). A processor draws bits more slowly than it moves them: there an update takes longer than this says."""
+_COSTS: Final[Table[tuple[OptimizerStatePlan, WeightsPlan, GradientsPlan, bool, KeptState, str], "StateCosts"]] = Table()
 
 
 def estimate_state_bytes(tensors: Sequence[TensorSize], plan: Plan, *, kept: KeptState) -> int:
     """On the device, of these tensors: what lives between steps, fp32 master weights of bf16 training included."""
     moments = moments_of(tensors, bits=plan.optimizer_state.bits, kept=kept)
     sizes = Counter(tensor.num_elements for tensor in tensors)
-    return estimate_early_state_bytes(tensors, plan) + sum(count * moments.of(size) for size, count in sizes.items())
+    return estimate_early_state_bytes(tensors, plan) + sum(count * moments.num_bytes(size) for size, count in sizes.items())
 
 
 def estimate_early_state_bytes(tensors: Sequence[TensorSize], plan: Plan) -> int:
-    """Of these bytes what is there before the first update: fp32 master weights, the tables of 8-bit state."""
+    """Bytes of state that are there before the first update: fp32 master weights, the tables of 8-bit state."""
     master_bytes = plan.weights.master_bytes_per_element * sum(t.num_elements for t in tensors)
     has_tables = plan.optimizer_state.bits == 8 and any(t.num_elements >= MIN_8BIT_ELEMENTS for t in tensors)
     return master_bytes + (TABLES_BYTES if has_tables else 0)
@@ -82,8 +86,10 @@ def estimate_state(
 ) -> StateCosts:
     """Made once for all shapes."""
     kept, trains_all = workload.kept_state, workload.adapter is None
-    key = ("state", plan.optimizer_state, plan.weights, plan.gradients, trains_all, kept, device_kind)
-    return tensors.keep(key, lambda: _estimate(tensors, plan, kept=kept, trains_all=trains_all, device_kind=device_kind))
+    key = (plan.optimizer_state, plan.weights, plan.gradients, trains_all, kept, device_kind)
+    return _COSTS.obtain(
+        tensors, key, lambda: _estimate(tensors, plan, kept=kept, trains_all=trains_all, device_kind=device_kind)
+    )
 
 
 def _estimate(
@@ -104,7 +110,7 @@ def _estimate(
         ),
     )
     if plan.optimizer_state.place != "device" and len(staying) < len(tensors.sizes):
-        costs = _away(costs, tensors, plan, kept=kept, trains_all=trains_all)
+        costs = _with_leaving_state(costs, tensors, plan, kept=kept, trains_all=trains_all)
     return _with_fetched_gradients(costs, plan)
 
 
@@ -133,11 +139,11 @@ def as_rows(changes: Sequence[tuple[int, int, int]]) -> Rows:
 
 
 _COLUMNS = {"copies": 0, "scratch": 0, "gradients": 1, "optimizer_state": 2}
-"""Of ``Rows``."""
+"""The column of ``Rows`` in which each kind of change is counted."""
 
 
 def _list_rows(update: TensorUpdate, num_elements: int, *, fetched_bytes: int) -> list[tuple[int, int, int]]:
-    """Of one tensor. fetched_bytes: of its gradient, where that comes back for the update."""
+    """List the changes of one tensor's update. fetched_bytes: of its gradient, where that comes back for the update."""
     changes = [("gradients", fetched_bytes)] if fetched_bytes else []
     rows = []
     for what, num_bytes in [*changes, *update.list_changes(num_elements)]:
@@ -157,7 +163,7 @@ def _with_fetched_gradients(costs: StateCosts, plan: Plan) -> StateCosts:
     return replace(costs, copied_bytes=copied)
 
 
-def _away(costs: StateCosts, tensors: TensorList, plan: Plan, *, kept: KeptState, trains_all: bool) -> StateCosts:
+def _with_leaving_state(costs: StateCosts, tensors: TensorList, plan: Plan, *, kept: KeptState, trains_all: bool) -> StateCosts:
     size, master_size = plan.weights.bytes_per_element, plan.weights.updated_bytes_per_element
     moments_size = _FP32_BYTES * kept.num_moments
     place, home = plan.optimizer_state.place, plan.weights.place
@@ -165,7 +171,7 @@ def _away(costs: StateCosts, tensors: TensorList, plan: Plan, *, kept: KeptState
     leaves = tensors.list_leaving(plan.optimizer_state)
     by_block: dict[int, int] = {}
     elements = {True: 0, False: 0}
-    """Of weights that stream, and of those that do not."""
+    """Elements of weights that stream, and of those that do not."""
     num_leaving, largest = 0, 0
     for num_elements, block, is_home, is_away in zip(tensors.num_elements, tensors.blocks, streams, leaves, strict=True):
         if is_away:
@@ -173,7 +179,7 @@ def _away(costs: StateCosts, tensors: TensorList, plan: Plan, *, kept: KeptState
             elements[is_home] += num_elements
             num_leaving, largest = num_leaving + 1, max(largest, num_elements)
     held = {"host": Moments(bits=32, kept=kept).counter_bytes * num_leaving, "disk": 0}
-    copied: dict[Link, int] = {}
+    copied: list[tuple[Link, int]] = []
     stored_bytes = 0
     stored_masters = False
     for is_home, num_elements in elements.items():
@@ -186,11 +192,10 @@ def _away(costs: StateCosts, tensors: TensorList, plan: Plan, *, kept: KeptState
         stored_masters |= is_master_stored
         stored_bytes += num_elements * (master_size * is_master_stored + moments_size * (place == "disk"))
         if not is_home:
-            _add(copied, "host_to_device", size * num_elements)
+            copied.append(("host_to_device", size * num_elements))
         elif has_own_master and home == "disk":
-            _add(copied, "host_to_disk", size * num_elements)
-    for link in ("disk_to_host", "host_to_disk"):
-        _add(copied, link, stored_bytes)
+            copied.append(("host_to_disk", size * num_elements))
+    copied += [("disk_to_host", stored_bytes), ("host_to_disk", stored_bytes)]
     num_piece = min(_PIECE_ELEMENTS, largest)
     converts = master_size != size and (elements[False] > 0 or home == "disk")
     slot_size = master_size * stored_masters + moments_size * (place == "disk") + size * converts
@@ -202,19 +207,23 @@ def _away(costs: StateCosts, tensors: TensorList, plan: Plan, *, kept: KeptState
         costs,
         host_bytes=held["host"],
         disk_bytes=held["disk"],
-        copied_bytes=copied,
+        copied_bytes=_sum_by_link(copied),
         leaving_by_block=by_block,
     )
 
 
-def _add(copied: dict[Link, int], link: Link, num_bytes: int) -> None:
-    if num_bytes:
-        copied[link] = copied.get(link, 0) + num_bytes
+def _sum_by_link(copied: Iterable[tuple[Link, int]]) -> dict[Link, int]:
+    """Bytes by link; links that nothing moves over are left out."""
+    total: dict[Link, int] = {}
+    for link, num_bytes in copied:
+        if num_bytes:
+            total[link] = total.get(link, 0) + num_bytes
+    return total
 
 
 def estimate_update_ms(num_elements: int, plan: Plan, rates: Rates, *, kept: KeptState = ADAMW) -> float:
-    """Of state on the device. Kernels that were not measured are taken to move their bytes as fast as 32-bit AdamW does; 8-bit
-    ones to take its time.
+    """Time to update state on the device. Kernels that were not measured are taken to move their bytes as fast as 32-bit
+    AdamW does; 8-bit ones to take its time.
     """
     measured = rates.optimizer_elements_per_s
     name: UpdateRate = "adamw_8" if plan.optimizer_state.bits == 8 else kept.rate_name
@@ -224,7 +233,7 @@ def estimate_update_ms(num_elements: int, plan: Plan, rates: Rates, *, kept: Kep
 
 
 def _rounding_s(plan: Plan, bytes_per_s: float) -> float:
-    """Of an element that is rounded at random, by what the memory of its update gives."""
+    """Seconds of an element that is rounded at random, by what the memory of its update gives."""
     return _ROUNDED_BYTES / bytes_per_s if plan.weights.master == "none" else 0.0
 
 
@@ -235,7 +244,9 @@ def host_elements_per_s(rates: Rates, *, kept: KeptState = ADAMW) -> float:
 
 
 def host_update_s(plan: Plan, rates: Rates, *, kept: KeptState, clips: bool) -> float:
-    """Of one element whose state left: its gradient scaled where gradients are clipped, converted below fp32, and the update."""
+    """Seconds of one element whose state left: its gradient scaled where gradients are clipped, converted below fp32,
+    and the update.
+    """
     scaled_bytes = 2 * plan.weights.bytes_per_element if clips else 0
     converted_bytes = _CONVERTED_BYTES if plan.weights.widens_updates else 0
     moved_s = (scaled_bytes + converted_bytes) / host_bytes_per_s(rates)
@@ -247,5 +258,5 @@ def _as_fast_as_adamw(elements_per_s: float, kept: KeptState) -> float:
 
 
 def host_bytes_per_s(rates: Rates) -> float:
-    """What the host's memory gives simple loops: as much as updates move."""
+    """Rate that the host's memory gives simple loops: as much as updates move."""
     return ADAMW.update_bytes * host_elements_per_s(rates)

@@ -1,4 +1,4 @@
-"""What the stores beyond the host take for bytes: the disk's scratch file and the remote store. Torch-free."""
+"""Time that bytes take to and from the stores beyond the host: the disk's scratch file and the remote store. Torch-free."""
 
 from collections.abc import Mapping
 from typing import Final, Literal
@@ -10,7 +10,7 @@ from optimizer.profile.time_kinds import TimeKind
 
 StorePlace = Literal["disk", "remote"]
 ASSUMED_BYTES_PER_S: Final[Mapping[str, float]] = {"disk": 5e8, "remote": 1e8}
-"""Where they were not measured: a slow SSD, a link of one gigabit."""
+"""Rates assumed where they were not measured: a slow SSD, a link of one gigabit."""
 STORE_LANES: Final[Mapping[str, Literal["disk", "network"]]] = {"disk": "disk", "remote": "network"}
 STORE_LINKS: Final[Mapping[str, tuple[Link, Link]]] = {
     "disk": ("host_to_disk", "disk_to_host"),
@@ -20,18 +20,18 @@ STORE_LINKS: Final[Mapping[str, tuple[Link, Link]]] = {
 
 
 def read_ms(num_bytes: float, rates: Rates, *, place: str) -> float:
-    """0 where the place is no store."""
+    """Time to read from a place; 0 where it is no store."""
     return num_bytes / _rate(rates, place, "read") * 1000 if place in STORE_LANES else 0.0
 
 
 def write_ms(num_bytes: float, rates: Rates, *, place: str) -> float:
-    """As ``read_ms``."""
+    """Time to write to a place; 0 where it is no store."""
     return num_bytes / _rate(rates, place, "write") * 1000 if place in STORE_LANES else 0.0
 
 
 def reach_ms(num_bytes: float, rates: Rates, *, place: str) -> float:
-    """What moving few bytes takes beyond their rate: a round trip, less the share of one that a rate measured of staging buffers
-    holds already. *Not modelled*: for the disk.
+    """Time that moving few bytes takes beyond their rate: a round trip, less the share of one that a rate measured of
+    staging buffers holds already. *Not modelled*: for the disk.
     """
     if place != "remote" or not num_bytes:
         return 0.0

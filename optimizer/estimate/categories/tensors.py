@@ -1,16 +1,13 @@
 """A model's trained tensors as one flat list, with the block of each: what state, gradients and the update go by. Torch-free."""
 
 import weakref
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar, cast
 
+from optimizer.estimate.memo import Memo, Memos
 from optimizer.plan.optimizer_state import OptimizerStatePlan, split_state
 from optimizer.profile.profile import Profile
 from optimizer.profile.trained import TensorSize
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +18,9 @@ class TensorList:
     blocks: tuple[int, ...]
     num_elements: tuple[int, ...] = field(repr=False)
     num_blocks: int
-    _kept: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+    memos: Memos = field(default_factory=Memos, compare=False, repr=False)
+    """Values that other modules keep and that depend on these tensors."""
+    _leaving: Memo[float, list[bool]] = field(default_factory=Memo, compare=False, repr=False)
 
     @cached_property
     def total_elements(self) -> int:
@@ -36,16 +35,10 @@ class TensorList:
     def num_in_blocks(self) -> int:
         return sum(0 <= block < self.num_blocks for block in self.blocks)
 
-    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make`` gives, made once: a store for whatever depends on the tensors and the key alone."""
-        if key not in self._kept:
-            self._kept[key] = make()
-        return cast(T, self._kept[key])
-
     def list_leaving(self, plan: OptimizerStatePlan) -> list[bool]:
-        """Of each tensor, whether its state leaves the device."""
+        """For each tensor, true where its state leaves the device."""
         fraction = 0.0 if plan.place == "device" else plan.fraction
-        return self.keep(("leaving", fraction), lambda: split_state(plan, self.num_elements))
+        return self._leaving.obtain(fraction, lambda: split_state(plan, self.num_elements))
 
     def list_staying(self, plan: OptimizerStatePlan) -> list[TensorSize]:
         """Those whose state is on the device."""

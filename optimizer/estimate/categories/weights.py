@@ -1,4 +1,4 @@
-"""What weights cost: every trained parameter once in the plan's dtype, frozen ones as they are held, and the buffers.
+"""Bytes of weights: every trained parameter once in the plan's dtype, frozen ones as they are held, and the buffers.
 
 Where blocks keep their weights elsewhere (``runtime/step/weights.py``), the device holds them only while their blocks
 are in use, and their home holds them always. Parameters that several blocks share do not stream: a profile lists them
@@ -13,7 +13,7 @@ from optimizer.profile.profile import Profile
 
 
 def estimate_weight_bytes(profile: Profile, plan: WeightsPlan) -> int:
-    """Of the whole model, wherever it is."""
+    """Bytes of the whole model's weights, wherever they are."""
     trained_bytes = list_tensors(profile).total_elements * plan.bytes_per_element
     frozen_bytes = profile.total_frozen_bytes(plan.representation)
     return trained_bytes + frozen_bytes + profile.buffer_bytes["fp32" if plan.dtype == "fp32" else "bf16"]
@@ -44,7 +44,7 @@ def list_streamed_tensors(profile: Profile, plan: WeightsPlan, *, trains_all: bo
 
 
 def is_streamed(tensors: TensorList, plan: WeightsPlan, *, trains_all: bool) -> Iterator[bool]:
-    """Of each trained tensor, in the model's order: whether it has a home of its own."""
+    """For each trained tensor, in the model's order, true where it has a home of its own."""
     for block in tensors.blocks:
         yield plan.place != "device" and trains_all and 0 <= block < tensors.num_blocks
 

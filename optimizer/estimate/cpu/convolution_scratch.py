@@ -1,4 +1,4 @@
-"""What a convolution holds on the CPU beside its arguments and results, while it runs. Torch-free.
+"""Memory that a convolution holds on the CPU beside its arguments and results, while it runs. Torch-free.
 
 In fp32 torch has oneDNN do most of them (Convolution.cpp, ``use_mkldnn``), which wants its arguments in blocks of channels: the
 input, the weight and, in backward, the gradient are there a second time, and so is each result until it is laid out again
@@ -29,7 +29,7 @@ _MANY_ELEMENTS = 20_480
 _GUARD_BYTES = 128
 """Beside what the library asks for itself."""
 _SUMS_GUARD_BYTES, _BIAS_SUMS_BYTES = 8_832, 12_416
-"""Of gradients that threads sum up, at most."""
+"""Most bytes beside the gradients that threads sum up: for the weight's, and for the bias's."""
 
 
 def hold_convolution(convolution: Convolution, *, num_threads: int, packs_bf16: bool) -> int:
@@ -123,7 +123,7 @@ class _Library(NamedTuple):
         return num_bytes
 
     def sums_bytes(self, gradient_bytes: int) -> int:
-        """Of the weight's and the bias's gradients, where threads share the images."""
+        """Bytes of the weight's and the bias's gradients that are summed up, where threads share the images."""
         convolution = self.convolution
         divides_images = self.block == _WIDE_BLOCK or convolution.is_pointwise
         if self.num_threads == 1 or convolution.is_strided or convolution.groups > 1 or not divides_images:

@@ -1,4 +1,4 @@
-"""What the CPU device holds beside the tensors that the runtime's meter counts, and the peak with it. Torch-free.
+"""Memory that the CPU device holds beside the tensors that the runtime's meter counts, and the peak with it. Torch-free.
 
 Kernels hold scratch while they run (``profile/meta_ops/op_scratch.py``); attention squares of scores for each thread, in tiles;
 convolutions what ``convolution_scratch.py`` says, products that a library makes what ``matmul_scratch.py`` says. A block
@@ -71,8 +71,9 @@ def attention_bytes(sides: Sequence[int], *, is_backward: bool, is_half: bool) -
 
 
 def hold_tile_products(sides: Sequence[int], *, num_threads: int) -> int:
-    """What a thread holds of attention's backward in bf16 with one tile: the larger of its two products whose result is in bf16,
-    and the number that it is scaled by. Each lays out as much as for all threads, which the library does not know to be at work.
+    """Bytes that a thread holds of attention's backward in bf16 with one tile: the larger of its two products whose
+    result is in bf16, and the number that it is scaled by. Each lays out as much as for all threads, which the library
+    does not know to be at work.
 
     sides: as in ``attention_bytes``.
     """
@@ -86,7 +87,7 @@ def hold_tile_products(sides: Sequence[int], *, num_threads: int) -> int:
 
 
 def _parts(length: int, most: int) -> set[int]:
-    """Of a length that is cut into tiles: whole ones, and what is left."""
+    """The lengths into which a length is cut by tiles: whole ones, and what is left."""
     return {most, length % most} - {0}
 
 

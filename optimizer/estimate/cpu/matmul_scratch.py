@@ -1,4 +1,4 @@
-"""What a product holds on the CPU beside its operands and result, where oneDNN computes it (AVX-512). Torch-free.
+"""Memory that a product holds on the CPU beside its operands and result, where oneDNN computes it (AVX-512). Torch-free.
 
 The work is cut into pieces of at most 256 rows and 64 columns (512 rows of a small product in fp32), and the depth into stretches
 of 512 or 1024. Each thread has buffers of its own:
@@ -28,9 +28,9 @@ LEAST_WORK: Final = 16**3
 _FP32_BYTES: Final = 4
 _ELEMENT_BYTES: Final = {"fp32": _FP32_BYTES, "bf16": 2}
 _COLUMNS, _CACHE_LINE_BYTES = 64, 64
-"""Of a piece, and what depths are filled up to."""
+"""Columns of a piece, and the bytes to whose multiples depths are filled up."""
 _MOST_ROWS, _LEAST_ROWS, _LEAST_SHARED_ROWS = 256, 32, 16
-"""Of a piece; the last where there are fewer pieces of columns than threads."""
+"""Rows of a piece: the most, the least, and the least where there are fewer pieces of columns than threads."""
 _MOST_WAITING = 16
 """Pieces of columns."""
 _STRETCH, _LONG_STRETCH = 512, 1024
@@ -43,13 +43,13 @@ _PIECES_PER_THREAD = 3
 _NUM_SCORES = 5
 """That are averaged."""
 _GUARD_BYTES, _THREADS_GUARD_BYTES = 128, 640
-"""Of each kind of buffer, of which each thread's list of pieces is one."""
+"""Bytes beside each kind of buffer, of which each thread's list of pieces is one."""
 
 # In fp32 alone.
 _FAR_COLUMNS, _FEW_ROWS = 256, 40
 """Above so many columns, of a power of two, the second matrix's rows meet; so few rows are not worth laying them out for."""
 _SMALL_COLUMNS, _SMALL_ROWS, _SMALL_DEPTH, _SMALL_FIRST = 14_528, 768, 128, 49_152
-"""What a product has at most whose pieces may have twice the rows; the last counts the first matrix's numbers."""
+"""Limits of a product whose pieces may have twice the rows; the last counts the first matrix's numbers."""
 _HUGE_DEPTH, _HUGE_SIDE, _STRETCHES_PER_THREAD = 20_000, 512, 5
 """From such a depth on, of at most such a side, as many threads divide it as have more stretches than that each. Of several
 products oneDNN 3.12 then returns wrong sums (its pull request 5352): they must not be left to it."""
@@ -74,7 +74,9 @@ class _Product(NamedTuple):
 
     @property
     def reads_columns(self) -> bool:
-        """Of the first matrix. A single row is taken for a transposed one, but never laid out."""
+        """True where the first matrix is read by columns. A single row is taken for a transposed one, but never laid
+        out.
+        """
         return self.is_transposed or self.rows == 1
 
     @property
@@ -83,25 +85,25 @@ class _Product(NamedTuple):
 
     @property
     def most_rows(self) -> int:
-        """Of a piece."""
+        """The most rows of a piece."""
         is_thin = (self.rows <= _SMALL_ROWS and self.depth <= _SMALL_DEPTH) or self.rows * self.depth <= _SMALL_FIRST
         is_small = self.is_fp32 and self.num_products == 1 and self.columns <= _SMALL_COLUMNS and is_thin
         return min(self.rows, _MOST_ROWS * (2 if is_small else 1))
 
     @property
     def is_laid_out(self) -> bool:
-        """Whether the first matrix is."""
+        """True where the first matrix is laid out anew."""
         meets = self.rows >= _MANY_ROWS and self.depth >= _FAR_APART and _is_power_of_two(self.depth)
         return self.is_transposed or (meets and not self.is_fp32)
 
     @property
     def stretch(self) -> int:
-        """Of the depth, worked on at once."""
+        """The stretch of the depth that is worked on at once."""
         is_long = self.depth > _LONG_STRETCH and not self.reads_columns
         return min(self.depth, _LONG_STRETCH if is_long else _STRETCH)
 
     def is_little(self, num_threads: int) -> bool:
-        """Whether there are fewer pieces of columns than threads."""
+        """True where there are fewer pieces of columns than threads."""
         return num_threads > self.num_products * self.num_column_pieces
 
     def is_second_laid_out(self, num_threads: int) -> bool:
@@ -128,18 +130,19 @@ def hold_product(sides: Sequence[int], *, form: str, dtype: str, num_threads: in
 
 
 def hold_grouped_product(sides: Sequence[int], *, form: str, dtype: str, num_threads: int) -> int:
-    """Bytes of one product after another, over as many rows each as a group has, which only the run tells: the most that any
-    can hold. Backward's groups divide the depth instead. *Not modelled*: a first matrix of one column that rows divide.
+    """Bytes of one product after another, over as many rows each as a group has, which are known only when it runs: the
+    most that any can hold. Backward's groups divide the depth instead. *Not modelled*: a first matrix of one column
+    that rows divide.
     """
     whole = _read_product(sides, form, dtype, is_added=False)
     if whole.rows * whole.depth * whole.columns <= LEAST_WORK:
         return 0
     if whole.is_transposed:
-        told = [each for depth in _telling_depths(whole) for each in _list_ways(whole._replace(depth=depth))]
-        return max(_hold_any_pieces(each, num_threads) for each in told)
+        candidates = [each for depth in _extreme_depths(whole) for each in _list_ways(whole._replace(depth=depth))]
+        return max(_hold_any_pieces(each, num_threads) for each in candidates)
     # Where there is one column, it is the rows that threads share.
-    telling_rows = {1, _FEW_ROWS + 1, _HUGE_SIDE, _COLUMNS * (num_threads - 1), whole.rows}
-    held = max(_hold_any_pieces(whole._replace(rows=rows), num_threads) for rows in telling_rows if 0 < rows <= whole.rows)
+    extreme_rows = {1, _FEW_ROWS + 1, _HUGE_SIDE, _COLUMNS * (num_threads - 1), whole.rows}
+    held = max(_hold_any_pieces(whole._replace(rows=rows), num_threads) for rows in extreme_rows if 0 < rows <= whole.rows)
     if whole.is_fp32:
         return held
     most_waiting = min(whole.num_column_pieces, _MOST_WAITING) if whole.is_laid_out else 1
@@ -152,8 +155,8 @@ def _read_product(sides: Sequence[int], form: str, dtype: str, *, is_added: bool
 
 
 def _list_ways(product: _Product) -> Sequence[_Product]:
-    """How it may lie. A single column lies the same both ways: of one product it is taken for what the library saw first of that
-    size, of several for one that is not transposed.
+    """List the ways in which a product may lie. A single column lies the same both ways: of one product it is taken for
+    what the library saw first of that size, of several for one that is not transposed.
     """
     if product.depth > 1:
         return (product,)
@@ -161,7 +164,7 @@ def _list_ways(product: _Product) -> Sequence[_Product]:
     return (plain, product._replace(is_transposed=True)) if product.num_products == 1 else (plain,)
 
 
-def _telling_depths(product: _Product) -> set[int]:
+def _extreme_depths(product: _Product) -> set[int]:
     """A deeper one holds no more, but where threads may divide it; a shallower one may have pieces of more rows."""
     small = max(_SMALL_FIRST // product.rows, _SMALL_DEPTH if product.rows <= _SMALL_ROWS else 1)
     return {min(product.depth, depth) for depth in (1, small, _STRETCH + 1, _DEEP)}
@@ -186,8 +189,8 @@ def _hold(product: _Product, num_threads: int) -> int:
 
 
 def _lay(product: _Product) -> _Product:
-    """As the library takes it: a single column, but of several products, for a row, the first matrix then for the second; and
-    what is a row or column alone for one that is not transposed.
+    """The product as the library takes it: a single column, but of several products, for a row, the first matrix then
+    for the second; and what is a row or column alone for one that is not transposed.
     """
     if product.num_products == product.columns == 1:
         is_turned = not product.is_transposed
@@ -217,8 +220,8 @@ def _buffers_of(product: _Product, pieces: _Pieces, num_threads: int) -> int:
 
 
 def _weigh_each(product: _Product, num_threads: int) -> Iterator[tuple[float, _Pieces]]:
-    """What divides the work most evenly, with its unevenness, for each number of threads that may divide the depth, from the
-    most. Of equals the first, the most columns that wait, then the most rows.
+    """Yield the pieces that divide the work most evenly, with their unevenness, for each number of threads that may
+    divide the depth, from the most. Of equals the first, the most columns that wait, then the most rows.
     """
     dividing = _list_dividing(product, num_threads)
     num_columns = product.num_column_pieces
@@ -246,7 +249,7 @@ def _weigh_each(product: _Product, num_threads: int) -> Iterator[tuple[float, _P
 
 
 def _least_rows(product: _Product, num_threads: int, *, is_divided: bool) -> int:
-    """Of a piece."""
+    """The fewest rows of a piece."""
     num_pieces = product.num_products * product.num_column_pieces * -(-product.rows // product.most_rows)
     is_wide = product.is_fp32 and product.columns >= _HUGE_COLUMNS and num_pieces > _MANY_PIECES_PER_THREAD * num_threads
     if is_wide and product.rows % product.most_rows == 0 and not is_divided:
@@ -255,7 +258,7 @@ def _least_rows(product: _Product, num_threads: int, *, is_divided: bool) -> int
 
 
 def _list_dividing(product: _Product, num_threads: int) -> Sequence[int]:
-    """How many threads may divide the depth, from the most."""
+    """The numbers of threads that may divide the depth, from the most."""
     if not product.is_little(num_threads):
         return (1,)
     if product.is_fp32 and product.depth >= _HUGE_DEPTH and max(product.rows, product.columns) <= _HUGE_SIDE:
@@ -285,7 +288,7 @@ def _least_factor(number: int) -> int:
 
 
 def _unevenness(work: NDArray[np.int64], share: int) -> NDArray[np.float64]:
-    """How far some work is from whole shares: 0 where it divides."""
+    """The distance of some work from whole shares: 0 where it divides."""
     over = work % share
     uneven: NDArray[np.float64] = np.where(work < share, share - over, np.minimum(share - over, over)) / share
     return uneven

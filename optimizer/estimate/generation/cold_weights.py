@@ -1,4 +1,4 @@
-"""Whether a generation's products find their weights in the processor's caches, or in memory. Torch-free."""
+"""Separates products that find their weights in the processor's caches from those that read memory. Torch-free."""
 
 from dataclasses import replace
 from typing import Final
@@ -9,9 +9,9 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
 
 _USUAL_CACHE_BYTES: Final = 32 * MIB
-"""Of a processor that does not tell."""
+"""Assumed where the processor does not report it."""
 _OWN_SHARE: Final = 0.5
-"""Of the cache, beside activations, keys and values, and whatever else runs on the processor."""
+"""Share of the cache that weights have, beside activations, keys and values, and whatever else runs on the processor."""
 
 
 def reading_weights(machine: Machine, *, are_cold: bool) -> Machine:
@@ -20,7 +20,7 @@ def reading_weights(machine: Machine, *, are_cold: bool) -> Machine:
 
 
 def are_weights_cold(profile: GenerationProfile, plan: WeightsPlan, machine: Machine) -> bool:
-    """Whether they come from memory each time, on the CPU device; for CUDA there is one curve for all.
+    """True where weights come from memory each time, on the CPU device; for CUDA there is one curve for all.
 
     What stays is read once a step, so from memory where all of it together is more than the cache. What is copied to its place
     just before, or unpacked there, is in the cache still, where a block's copy and its home fit it.

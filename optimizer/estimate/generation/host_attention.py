@@ -1,4 +1,4 @@
-"""What attention on the host takes, where keys and values lie: time on the host, and what crosses the link. Torch-free.
+"""Costs of attention on the host, where keys and values lie: time on the host, and bytes that cross the link. Torch-free.
 
 The host reads a block's records once for a token; how fast depends on how many queries share each, and on the dtype
 (``Rates.host_attention_curves``). Compute stands still meanwhile, on the CPU device and on CUDA. *Not modelled*: on CUDA, copies
@@ -21,12 +21,13 @@ from optimizer.hardware.machine import Machine
 from optimizer.profile.generation import HostAttended
 
 ASSUMED_SHARES: Final = {"fp32": 0.4, "bf16": 0.15, "fp16": 0.15}
-"""Of what the host's memory gives simple loops, what attention reads where its own rate is not known: of records in 16 bits less,
-as widening them takes longer than reading. Rough, after a core of an EPYC without AVX-512 (docs/experiments.md)."""
+"""Shares of what the host's memory gives simple loops that attention reads where its own rate is not known: of records
+in 16 bits less, as widening them takes longer than reading. Rough, after a core of an EPYC without AVX-512
+(docs/experiments.md)."""
 
 
 class HostAttentionCosts:
-    """Of one micro-batch, by distinct block."""
+    """Costs of one micro-batch, by distinct block."""
 
     def __init__(self, traced: HostAttended, layouts: Sequence[KvLayout], machine: Machine, *, dtype: str) -> None:
         self._blocks = tuple(
@@ -50,7 +51,7 @@ class HostAttentionCosts:
         return {"device_to_host": block.arriving_bytes, "host_to_device": block.leaving_bytes}
 
     def list_legs(self, kind: int, num_tokens: int) -> Legs:
-        """Of one token that sees so many, one after the other."""
+        """Legs of one token that sees so many, one after the other."""
         rates, copied = self._rates, self.copied(kind)
         out_ms = copied["device_to_host"] / rates.device_to_host_bytes_per_s * 1000
         in_ms = copied["host_to_device"] / rates.host_to_device_bytes_per_s * 1000

@@ -1,4 +1,4 @@
-"""What the cache of keys and values costs: exact by the model's heads and windows, the batch, and the tokens it has room for.
+"""Costs of the cache of keys and values: exact by the model's heads and windows, the batch, and the tokens it has room for.
 
 Bytes are those of ``runtime/generation/kv_layer.py``, ``kv_placed.py`` and ``kv_workspace.py``, tensor for tensor. Of a
 plain cache nothing takes time beside what is traced: writing a token is one of a block's ops. Of others there is a task
@@ -29,7 +29,7 @@ from optimizer.plan.passes import MicroBatchShape
 from optimizer.profile.generation import GenerationProfile
 
 _MEAN_WAITING = (KV_BLOCK_TOKENS + 1) / 2
-"""Of the newest tokens that are not packed, between 1 and a block of them."""
+"""Mean number of the newest tokens that are not packed, between 1 and a block of them."""
 
 
 def list_kv_bytes(
@@ -74,14 +74,14 @@ class Workspace(NamedTuple):
 
     front_bytes: int
     slot_bytes: int
-    """Of the first; the others are made with the first token after the prompt."""
+    """Bytes of the first slot; the others are made with the first token after the prompt."""
 
 
 NO_WORKSPACE: Final = Workspace(0, 0)
 
 
 class KvCosts:
-    """Of the cache of one micro-batch."""
+    """Costs of the cache of one micro-batch."""
 
     def __init__(self, profile: GenerationProfile, plan: GenerationPlan, machine: Machine, *, shape: MicroBatchShape) -> None:
         self._plan, self._rates = plan.kv_cache, machine.rates
@@ -105,12 +105,12 @@ class KvCosts:
 
     @property
     def total_bytes(self) -> int:
-        """Of keys and values, wherever they are."""
+        """Bytes of keys and values, wherever they are."""
         return self._sum(lambda layout: layout.home_bytes + layout.residual_bytes)
 
     @property
     def device_bytes(self) -> int:
-        """Of its own, as long as it lives."""
+        """Bytes of its own on the device, as long as it lives."""
         own = self._sum(lambda layout: (0 if self._is_away else layout.store_bytes) + layout.residual_bytes)
         return own + sum(self._prefix.positions)
 
@@ -131,7 +131,7 @@ class KvCosts:
 
     @cached_property
     def front_bytes(self) -> int:
-        """What it needs of the workspace."""
+        """Bytes that it needs of the workspace."""
         return max(layout.front_bytes for layout in self._by_kind)
 
     @cached_property
@@ -147,9 +147,9 @@ class KvCosts:
         wanted = Workspace(layout.front_bytes, self._slot_of(layout))
         own = (0 if self._is_away else layout.store_bytes, layout.residual_bytes)
         come = (
-            *_grow(workspace.slot_bytes, wanted.slot_bytes),
+            *_list_growth(workspace.slot_bytes, wanted.slot_bytes),
             *(num_bytes for num_bytes in own if num_bytes),
-            *_grow(workspace.front_bytes, wanted.front_bytes),
+            *_list_growth(workspace.front_bytes, wanted.front_bytes),
             *(self._prefix.positions if block == self._prefix.first_block else ()),
         )
         return come, Workspace(*map(max, workspace, wanted))
@@ -197,7 +197,9 @@ class KvCosts:
         )
 
     def list_coming(self, kind: int, *, step: int, key: Hashable) -> tuple[Transfer, ...]:
-        """What comes for a token that is decoded; the prefill is step 0. On average, as time is. Hidden states come apart."""
+        """Transfers that come for a token that is decoded; the prefill is step 0. On average, as time is. Hidden states
+        come apart.
+        """
         layout, num_seen = self._by_kind[kind], self._shape.prompt_length + step - 1
         if not self._home_of(layout) or self._on_host is not None:
             return ()
@@ -243,7 +245,9 @@ class KvCosts:
         begins: Sequence[Transfer],
         was_begun: bool,
     ) -> Task:
-        """Of one token more: what comes, is packed and unpacked, and goes. was_begun: whether what arrives comes already."""
+        """The task of one token more: what comes, is packed and unpacked, and goes. was_begun: what arrives is on its way
+        already.
+        """
         layout, num_seen = self._by_kind[kind], self._shape.prompt_length + step - 1
         if self._on_host is not None:
             return self._on_host.task(kind, min(num_seen + 1, layout.num_records))
@@ -341,8 +345,8 @@ def _mean_packed(layout: KvLayout, num_seen: int) -> float:
     return max(0.0, num_seen - _MEAN_WAITING - dropped) / KV_BLOCK_TOKENS
 
 
-def _grow(before: int, wanted: int) -> tuple[int, ...]:
-    """What goes and what comes where room must be larger."""
+def _list_growth(before: int, wanted: int) -> tuple[int, ...]:
+    """Bytes that go and come where room must be larger."""
     if wanted <= before:
         return ()
     return (-before, wanted) if before else (wanted,)
@@ -368,8 +372,8 @@ def add_copies(*copied: Mapping[Link, int]) -> dict[Link, int]:
 
 
 def sum_homes(passes: Iterable[Sequence[Sequence[tuple[int, int]]]]) -> int:
-    """Of passes one after the other, of each by micro-batch what ``KvCosts.homes`` is: homes stay, each as large as the largest
-    that it was.
+    """Bytes of the homes of passes one after the other, each given by micro-batch as ``KvCosts.homes``: homes stay, each as
+    large as the largest that it was.
     """
     largest: dict[tuple[int, int], tuple[int, int]] = {}
     for homes in passes:

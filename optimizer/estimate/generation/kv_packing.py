@@ -22,14 +22,14 @@ class KvOp(NamedTuple):
 
 
 def list_pack_ops(layout: KvLayout, num_blocks: int) -> Iterator[KvOp]:
-    """Of so many blocks, given together."""
+    """Ops that pack so many blocks, given together."""
     for start in range(0, num_blocks, PACKED_AT_ONCE):
         for half in (layout.keys, layout.values):
             yield from _pack_half(layout, half, min(PACKED_AT_ONCE, num_blocks - start))
 
 
 def list_unpack_ops(layout: KvLayout, num_blocks: float) -> Iterator[KvOp]:
-    """Of a run of so many blocks; of a fraction of one, on average."""
+    """Ops that unpack a run of so many blocks; a fraction of one, on average."""
     if num_blocks <= 0:
         return
     for half in (layout.keys, layout.values):
@@ -48,7 +48,7 @@ def list_unpack_ops(layout: KvLayout, num_blocks: float) -> Iterator[KvOp]:
 
 
 def list_copy_ops(layout: KvLayout, num_tokens: float) -> Iterator[KvOp]:
-    """Of keys and of values of so many tokens, on the device."""
+    """Copies of keys and of values of so many tokens, on the device."""
     shape = layout.shape
     for dim in (shape.key_dim, shape.value_dim):
         num_bytes = num_tokens * shape.num_rows * dim * shape.element_bytes
@@ -99,5 +99,5 @@ def _op(name: str, read_bytes: float, written_bytes: float) -> KvOp:
 
 
 def _own_bytes(layout: KvLayout, half: PackedHalf) -> int:
-    """Of a block's keys or values in the weights' dtype."""
+    """Bytes of a block's keys or values in the weights' dtype."""
     return KV_BLOCK_TOKENS * layout.shape.num_rows * half.dim * layout.shape.element_bytes

@@ -1,4 +1,4 @@
-"""What it costs to make keys and values of a prompt's first tokens again for each token. Torch-free.
+"""Costs of making keys and values of a prompt's first tokens again for each token. Torch-free.
 
 As ``runtime/generation/kv_prefix.py`` does it. Before a block's own task there are two then: hidden states come, and
 keys and values are made of them; after that the rest of its cache must be there. *Not modelled*: copies of positions in
@@ -38,7 +38,7 @@ def find_prefix_conflict(profile: GenerationProfile, plan: GenerationPlan) -> In
 
 
 class PrefixCosts:
-    """Of one micro-batch; ``num_tokens`` is 0 where the plan or its prompt leaves nothing to make again."""
+    """Costs of one micro-batch; ``num_tokens`` is 0 where the plan or its prompt leaves nothing to make again."""
 
     def __init__(self, profile: GenerationProfile, plan: GenerationPlan, machine: Machine, *, shape: MicroBatchShape) -> None:
         self._profile, self._plan, self._machine, self._shape = profile, plan, machine, shape
@@ -62,7 +62,7 @@ class PrefixCosts:
         return tuple(move.num_bytes for move in self._compiled.part_moves(EMBEDDING) if move.num_bytes > 0)
 
     def part_ms(self, kind: int) -> float:
-        """Of compute, for each token."""
+        """Compute time for each token."""
         return self._compiled.part_time(block_part(kind), self._machine, rates_key=self._rates_key).compute_ms
 
     def task(

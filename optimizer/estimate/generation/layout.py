@@ -1,4 +1,4 @@
-"""What runs in one pass of a batch generation, block by block as ``runtime/generation/generator.py`` runs it, as tasks.
+"""One pass of a batch generation, block by block as ``runtime/generation/generator.py`` runs it, as tasks.
 Torch-free.
 
 Nothing is priced here but what a task itself takes; ``one_pass.py`` runs the tasks and sums them up. *Not
@@ -8,13 +8,14 @@ modelled*: moving what is kept of a plain cache together as sequences leave, onc
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from optimizer.estimate.categories.batch import ID_BYTES
 from optimizer.estimate.categories.weights import list_forward_moves
 from optimizer.estimate.generation.cold_weights import are_weights_cold, reading_weights
 from optimizer.estimate.generation.kv_cache import NO_WORKSPACE, KvCosts
 from optimizer.estimate.generation.sampling import draw_bytes, draw_time
+from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
 from optimizer.estimate.step.streaming import make_weights_task
 from optimizer.estimate.tasks.change import Arrival
@@ -26,6 +27,11 @@ from optimizer.profile.generation import ForwardRegime, GenerationProfile, Phase
 from optimizer.profile.ops import EMBEDDING, HEAD
 from optimizer.workload import GenerationWorkload
 
+_TASKS: Final[Table[tuple[str, tuple[Arrival, ...], str], Task]] = Table()
+"""By part, what arrives in it, and rates."""
+_DRAW_TASKS: Final[Table[str, Task]] = Table()
+"""By rates."""
+
 
 class Placed(NamedTuple):
     """A task at its place. Tasks know neither block nor token: those that are alike are one, made once for all that runs it."""
@@ -34,14 +40,14 @@ class Placed(NamedTuple):
     block: int = -1
     """-1 outside the blocks."""
     name: str = ""
-    """Of what is outside the blocks."""
+    """Name of a task outside the blocks."""
 
     def describe(self, phase: str, num_blocks: int) -> str:
         return f"{phase} of block {self.block + 1} of {num_blocks}" if self.block >= 0 else self.name
 
 
 class PassLayout:
-    """What one pass of these micro-batches runs, in order."""
+    """Tasks that one pass of these micro-batches runs, in order."""
 
     def __init__(
         self,
@@ -58,13 +64,13 @@ class PassLayout:
         self.profile, self.plan, self.workload, self.machine = profile, plan, workload, machine
         self.micro_batches = micro_batches
         self.decode = profile.decode_with(plan.kv_cache.attention)
-        """What runs on the device for each token after the prompt."""
+        """The device's part of each token after the prompt."""
         self._like = like
         self._rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
         self.kv = {shape: KvCosts(profile, plan, machine, shape=shape) for shape in dict.fromkeys(micro_batches)}
-        """What each micro-batch's cache costs."""
+        """Costs of the cache of each shape of micro-batch."""
         self.tokens_bytes = ID_BYTES * sum(shape.batch_size * shape.num_steps for shape in micro_batches)
-        """Of the new tokens' ids."""
+        """Bytes of the new tokens' ids."""
         held = profile.weight_bytes(plan.weights.representation)
         kinds = profile.block_kinds
         by_block = tuple(held.by_block[kind] for kind in kinds)
@@ -75,7 +81,7 @@ class PassLayout:
         self._moves = list_forward_moves(self.streamed, prefetch=plan.weights.prefetch)
         staying_bytes = sum(held.staying_by_block[kind] for kind in kinds)
         self.weight_bytes = held.outside + staying_bytes + (0 if is_streaming else sum(by_block))
-        """Of weights that stay on the device."""
+        """Bytes of weights that stay on the device."""
 
     def place_prefill(self) -> Iterator[Placed]:
         prompts_bytes = ID_BYTES * sum(shape.batch_size * shape.prompt_length for shape in self.micro_batches)
@@ -105,7 +111,7 @@ class PassLayout:
                     yield Placed(task, block)
                 yield Placed(layout.blocks[block], block)
         if self.streamed:
-            # The last that are there go as the backbone ends, still told of as the last block.
+            # The last that are there go as the backbone ends, still counted as the last block.
             yield Placed(move_task(phase, phase, -single("weights", self.streamed[-1])), name=phase)
         for layout in in_turn:
             for task in layout.head:
@@ -126,7 +132,7 @@ class PassLayout:
             blocks.append(self._part(compiled, block_part(template), arrivals=come))
         head = [self._part(compiled, HEAD)]
         if self.workload.draws:
-            head.append(compiled.keep(("draw", self._rates_key), lambda: self._draw_task(num_running)))
+            head.append(_DRAW_TASKS.obtain(compiled, self._rates_key, lambda: self._draw_task(num_running)))
         return _Layout(embedding=self._part(compiled, EMBEDDING), blocks=tuple(blocks), head=tuple(head))
 
     def _draw_task(self, num_running: int) -> Task:
@@ -153,7 +159,7 @@ class PassLayout:
                 allocated_rise=partial(compiled.part_rise, part, arrivals=arrivals),
             )
 
-        return compiled.keep(("task", part, arrivals, self._rates_key), make)
+        return _TASKS.obtain(compiled, (part, arrivals, self._rates_key), make)
 
     @cached_property
     def weights_tasks(self) -> list[Task]:
@@ -187,12 +193,12 @@ class PassLayout:
 
     @property
     def room_bytes(self) -> int:
-        """Of attention on the host, there."""
+        """Bytes of attention on the host, there."""
         return max(each.room_bytes for each in self.kv.values())
 
     @cached_property
     def workspace_bytes(self) -> int:
-        """What caches share on the device while tokens are decoded."""
+        """Bytes that caches share on the device while tokens are decoded."""
         costs = self.kv.values()
         slots = self.plan.kv_cache.num_ahead + 1
         return max(each.front_bytes for each in costs) + slots * max(each.slot_bytes for each in costs)
@@ -213,7 +219,7 @@ class PassLayout:
     def _list_kv_tasks(self, running: PassShape, *, step: int) -> Iterator[tuple[Task, ...]]:
         """In the order in which caches take turns: in each block one after the other. Nothing for plain caches.
 
-        A transfer's key tells it from others that are under way with it, of which there are no more than come ahead.
+        A transfer's key sets it apart from others that are under way with it, of which there are no more than come ahead.
         """
         if self.plan.kv_cache.is_plain:
             return
@@ -275,6 +281,6 @@ def phase_of(step: int) -> str:
     return decode_phase(step + 1) if step else PREFILL
 
 
-def named(placed: Iterable[Placed], phase: str) -> tuple[Task, ...]:
-    """As tasks are told of."""
+def name_tasks(placed: Iterable[Placed], phase: str) -> tuple[Task, ...]:
+    """The placed tasks, named for people."""
     return tuple(replace(task, phase=phase, block=block, name=name) for task, block, name in placed)

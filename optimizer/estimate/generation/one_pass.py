@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from optimizer.base.categories import LANES, Link
 from optimizer.estimate.categories.stores import STORE_LANES
 from optimizer.estimate.generation.kv_cache import add_copies
-from optimizer.estimate.generation.layout import PassLayout, Placed, named, phase_of
+from optimizer.estimate.generation.layout import PassLayout, Placed, name_tasks, phase_of
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.simulate import Resident, Simulation, simulate
 from optimizer.estimate.step.unmetered import estimate_allocated_peak
@@ -32,16 +32,16 @@ from optimizer.workload import GenerationWorkload
 
 PASS_KINDS = (*COMPUTE_KINDS, "allocation")
 _STRAIGHT, _ROUGHLY_STRAIGHT = 1e-6, 3e-4
-"""What a middle may be off the line between its ends, as a share of the time; in a search the second."""
+"""Shares of the time by which a middle may be off the line between its ends; in a search the second."""
 _NO_RUN = TaskRun(())
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSum:
-    """Of all steps of a pass but its prefill."""
+    """The sum of all steps of a pass but its prefill."""
 
     ms: NDArray[np.float64]
-    """As ``times_of`` has them."""
+    """Milliseconds by kind, as ``times_of`` has them."""
     num_tokens: int
     """Steps."""
 
@@ -66,7 +66,7 @@ class GenerationPass:
         self.layout: PassLayout = PassLayout(
             profile, plan, workload, machine, micro_batches=micro_batches, like=None if like is None else like.layout
         )
-        """What it runs."""
+        """The tasks of the pass."""
         self.profile, self.plan, self.workload, self.machine = profile, plan, workload, machine
         self.micro_batches = micro_batches
         self._straight = _ROUGHLY_STRAIGHT if is_rough else _STRAIGHT
@@ -74,9 +74,8 @@ class GenerationPass:
         """Forward passes, the prefill among them."""
         self._steps: dict[int, Simulation] = {}
         self.allocated_bytes = 0
-        """What torch has at most on the CPU device, in the prefill and in the decodes at the ends of ranges, one of which has
-        the highest peak.
-        """
+        """Most bytes that torch has on the CPU device, in the prefill and in the decodes at the ends of ranges, one of
+        which has the highest peak."""
 
     def other(self, micro_batches: PassShape) -> "GenerationPass":
         """A pass of the same plan for other micro-batches."""
@@ -105,12 +104,12 @@ class GenerationPass:
 
     @property
     def room_bytes(self) -> int:
-        """Of attention on the host, there; it passes on as homes do."""
+        """Bytes of attention on the host, there; they pass on as homes do."""
         return self.layout.room_bytes
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Of all micro-batches."""
+        """Bytes of the caches of all micro-batches."""
         return sum(self.layout.kv[shape].total_bytes for shape in self.micro_batches)
 
     # Prefill and decode.
@@ -121,7 +120,9 @@ class GenerationPass:
         return self._simulate(self.layout.place_prefill(), single("weights", self.layout.weight_bytes), is_end=True)
 
     def decode(self, step: int, *, is_end: bool = False) -> Simulation:
-        """Of one token more of each sequence; the prefill is step 0. is_end: of a range within which all is linear."""
+        """The step of one token more of each sequence; the prefill is step 0. is_end: it ends a range within which all is
+        linear.
+        """
         if step not in self._steps:
             layout = self.layout
             kv_bytes = layout.workspace_bytes + sum(layout.kv[shape].device_bytes for shape in layout.running(step))
@@ -132,7 +133,7 @@ class GenerationPass:
 
     @property
     def highest(self) -> tuple[int, Simulation]:
-        """Of the prefill and of all decodes the step with the highest peak, the earliest of equals.
+        """Among the prefill and all decodes, the step with the highest peak, the earliest of equals.
 
         A decode's peak is the maximum of what is linear in the cache's length: it lies at an end of a range, and ends are priced.
         """
@@ -147,7 +148,7 @@ class GenerationPass:
     @property
     def prefill_tasks(self) -> tuple[Task, ...]:
         """Keys and values come with it, and the room for the new tokens; they stay to the end of the pass."""
-        return named(self.layout.place_prefill(), PREFILL)
+        return name_tasks(self.layout.place_prefill(), PREFILL)
 
     @cached_property
     def later_tasks(self) -> tuple[Task, ...]:
@@ -158,7 +159,7 @@ class GenerationPass:
         return (later,) * self.plan.kv_cache.num_ahead if slot_bytes and self.num_steps > 1 else ()
 
     def decode_tasks(self, step: int) -> tuple[Task, ...]:
-        return named(self.layout.forward(self.layout.decode, step=step), phase_of(step))
+        return name_tasks(self.layout.forward(self.layout.decode, step=step), phase_of(step))
 
     @cached_property
     def decode_sum(self) -> DecodeSum:
@@ -174,7 +175,7 @@ class GenerationPass:
 
     @property
     def decoded(self) -> list[tuple[int, Simulation]]:
-        """What was priced for the sum, by step, in order."""
+        """Decodes that were priced for the sum, by step, in order."""
         assert self.decode_sum is not None
         return sorted(self._steps.items())
 
@@ -184,18 +185,18 @@ class GenerationPass:
 
     @property
     def copied_bytes(self) -> dict[Link, int]:
-        """Of the whole pass, exactly; links without traffic left out."""
+        """Bytes that the whole pass copies, exactly; links without traffic left out."""
         prompts = (self.layout.kv[shape].prefill_copied for shape in self.micro_batches)
         return add_copies(self._weights_copied(1), *prompts, self.decode_copied_bytes)
 
     @property
     def weights_copied_bytes(self) -> dict[Link, int]:
-        """Of these, what streamed weights are."""
+        """Bytes of those that are streamed weights."""
         return self._weights_copied(self.num_steps)
 
     @property
     def decode_copied_bytes(self) -> dict[Link, int]:
-        """Of all steps but the prefill."""
+        """Bytes that all steps but the prefill copy."""
         later = (self.layout.kv[shape].decode_copied for shape in self.micro_batches)
         return add_copies(self._weights_copied(self.num_steps - 1), *later)
 

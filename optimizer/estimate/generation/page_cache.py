@@ -1,7 +1,7 @@
-"""Whether the system's page cache holds what a generation keeps on the disk, so that it is read at memory's pace. Torch-free.
+"""Finds generations whose files on the disk stay in the system's page cache, and so are read at memory's pace. Torch-free.
 
 Each step reads all of it, in turn. So what has room in memory beside what the plan keeps on the host is read from the disk once,
-if ever; of what has not, little is still there when it is read again, and all of it is told at the disk's own rate.
+if ever; of what has not, little is still there when it is read again, and all of it is priced at the disk's own rate.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def reading_disk(machine: Machine, *, is_in_memory: bool) -> Machine:
 def is_disk_in_memory(
     profile: GenerationProfile, plan: GenerationPlan, machine: Machine, *, passes: Sequence[PassShape] = ()
 ) -> bool:
-    """Of all passes; without them, where it may be."""
+    """True where the page cache holds the files of all passes; without passes, where it may hold them."""
     away_bytes = _weights_bytes(profile, plan) + _cache_bytes(profile, plan, machine, passes=passes)
     return away_bytes <= machine.host_memory_bytes
 

@@ -1,4 +1,4 @@
-"""What the estimator returns for one generation under one plan on one machine. Torch-free, JSON-able."""
+"""The estimator's answer for one generation under one plan on one machine. Torch-free, JSON-able."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,7 +32,7 @@ class GenerationPrediction:
     peak_moment: str
     """For people: ``prefill of block 11 of 12``, ``head of decode (token 40)``."""
     kv_cache_bytes: int
-    """Of a pass, all of it, wherever it is; without what blocks share on the device."""
+    """Bytes of a pass's keys and values, all of it, wherever it is; without what blocks share on the device."""
     host_peak_bytes: int
     disk_peak_bytes: int
     copied_bytes: dict[str, int]
@@ -45,11 +45,12 @@ class GenerationPrediction:
     prefill_low_ms: float
     prefill_high_ms: float
     decode_ms: float
-    """Of each later token, on average over the pass; 0 where there is only one."""
+    """Time of each later token, on average over the pass; 0 where there is only one."""
     decode_low_ms: float
     decode_high_ms: float
     decode: tuple[DecodePoint, ...]
-    """How that grows with the cache: what was priced, in order; between two neighbours time is a straight line."""
+    """Growth of ``decode_ms`` with the cache: the points that were priced, in order; between two neighbours time is a
+    straight line."""
     tokens_per_s: float
     """New tokens of all sequences, prefill included."""
     total_s: float
@@ -58,17 +59,17 @@ class GenerationPrediction:
     exposed_ms: dict[str, float]
     """Time of a pass that compute stands still, by the lane it waits for; lanes that cost nothing left out."""
     prefill_by_kind_ms: dict[str, float]
-    """Where a pass's prefill goes: each kind of work (``time_kinds``), and each lane that compute waits for."""
+    """Time of a pass's prefill by each kind of work (``time_kinds``), and by each lane that compute waits for."""
     decode_by_kind_ms: dict[str, float]
     """The same of all later tokens of a pass."""
     timeline: tuple[TimelinePoint, ...]
     """Device bytes within one pass, in order, at most 400 points, the peak moment always among them."""
     time_source: Literal["measured", "table"]
-    """Whether the machine's rates were measured or come from the table."""
+    """Origin of the machine's rates: measured, or from the table."""
     num_time_runs: int = 0
     """Finished runs that the time intervals are drawn from; 0: an assumption."""
     unmetered_bytes: int = 0
-    """As ``Prediction.unmetered_bytes``."""
+    """Bytes beyond the meter, as ``Prediction.unmetered_bytes``."""
     remote_peak_bytes: int = 0
     """Bytes in the remote store at their most."""
     memory: CardMemory | None = None
@@ -86,8 +87,8 @@ class GenerationPrediction:
         return points[0].step_ms if num_tokens < points[0].num_tokens else points[-1].step_ms
 
     def verdict(self, budget_bytes: int) -> Verdict:
-        """As ``Prediction.verdict``: of the tensors against the budget, and where ``memory`` was worked out also as allocated,
-        and of the process against the card.
+        """The verdict as in ``Prediction.verdict``: the tensors against the budget, and where ``memory`` was worked out
+        also as allocated, and of the process against the card.
         """
         return judge(
             self.device_peak_bytes, self.device_peak_high_bytes, memory=self.memory, budget_bytes=budget_bytes

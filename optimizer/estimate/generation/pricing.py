@@ -25,7 +25,7 @@ from optimizer.estimate.time_interval import time_interval
 from optimizer.hardware.calibration import Spread, calibrated_machine, of_generations, read_spread
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import PREFILL, GenerationPlan
-from optimizer.plan.passes import PassShape, covers, num_steps_of
+from optimizer.plan.passes import PassShape, covers, num_steps_of, passes_of
 from optimizer.profile.generation import GenerationProfile
 from optimizer.workload import GenerationWorkload
 
@@ -54,7 +54,7 @@ def estimate_generation(
     conflict = find_prefix_conflict(profile, plan)
     if conflict is not None:
         raise conflict
-    passes = plan.list_passes(workload)
+    passes = passes_of(plan, workload)
     machine = _as_it_reads(calibrated_machine(machine, calibration), profile, plan, [shape for shape, _ in passes])
     priced: dict[int, GenerationPass] = {}
     for index in _choose_passes([shape for shape, _ in passes]):
@@ -91,7 +91,7 @@ def _choose_passes(shapes: Sequence[PassShape]) -> list[int]:
 
 
 def _total_ms(priced: Mapping[int, GenerationPass], passes: Sequence[tuple[PassShape, int]]) -> float:
-    """Of all passes: those that were not priced take for a step what lies between their neighbours."""
+    """Time of all passes: those that were not priced take for a step what lies between their neighbours."""
     known = sorted(priced)
     step_ms = np.interp(
         np.arange(len(passes)), known, [priced[index].total_ms / priced[index].num_steps for index in known]
@@ -112,7 +112,7 @@ def _predict(
     spread: Spread | None,
     in_detail: bool,
 ) -> GenerationPrediction:
-    """What is told of a pass is told of the one with the highest peak, the first of equals."""
+    """The prediction, whose figures of a pass are those of the pass with the highest peak, the first of equals."""
     full = max(priced.values(), key=lambda each: each.highest[1].device_peak_bytes)
     workload, machine = full.workload, full.machine
     highest = full.highest[1]
@@ -173,7 +173,7 @@ def _predict(
 
 
 def _split(times: NDArray[np.float64]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Of what ``times_of`` gives: lanes busy, lanes waited for, kinds; those that cost nothing left out."""
+    """Split what ``times_of`` returns: lanes busy, lanes waited for, kinds; those that cost nothing left out."""
     names = (LANES, LANES, PASS_KINDS)
     rows = np.split(times[1:], [len(LANES), 2 * len(LANES)])
     busy, exposed, kinds = (
@@ -184,7 +184,7 @@ def _split(times: NDArray[np.float64]) -> tuple[dict[str, float], dict[str, floa
 
 
 def by_kind(times: NDArray[np.float64]) -> dict[str, float]:
-    """Of what ``times_of`` gives: each kind of work, and each lane that compute waits for; they sum up to the time."""
+    """Times of ``times_of`` by kind: each kind of work, and each lane that compute waits for; they sum up to the time."""
     _, exposed, kinds = _split(times)
     return {**kinds, **exposed}
 

@@ -22,6 +22,7 @@ from optimizer.estimate.kernels.kernel_scratch import find_kernels
 from optimizer.hardware.cuda_facts import read_card
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import GenerationPlan
+from optimizer.plan.passes import passes_of
 from optimizer.profile.generation import GenerationProfile, Phase
 from optimizer.workload import GenerationWorkload
 
@@ -56,7 +57,7 @@ def list_generation_allocations(
     profile: GenerationProfile, *, plan: GenerationPlan, workload: GenerationWorkload, machine: Machine
 ) -> Allocations:
     """Loading and two passes of the kind that keeps most, as single allocations in order."""
-    passes = plan.list_passes(workload)
+    passes = passes_of(plan, workload)
     widest = max((shape for shape, _ in passes), key=lambda shape: sum(each.batch_size * each.cache_length for each in shape))
     full = GenerationPass(profile, plan, workload, machine, micro_batches=widest)
     rows = [full.prefill_tasks, full.later_tasks, *(full.decode_tasks(step) for step in _decoded_steps(full.num_steps))]
@@ -71,7 +72,7 @@ def _replay(
     profile: GenerationProfile, *, plan: GenerationPlan, workload: GenerationWorkload, machine: Machine, peak_in: str
 ) -> Replayed:
     def laid(kept: tuple[int, ...]) -> CardLayout:
-        part = _keep(profile, kept)
+        part = _keep_blocks(profile, kept)
         return CardLayout(
             kept=kept,
             list=lambda: list_generation_allocations(part, plan=plan, workload=workload, machine=machine),
@@ -87,7 +88,7 @@ def _replay(
 
 
 def _kinds(profile: GenerationProfile) -> list[object]:
-    """For each block what tells it from others."""
+    """For each block what sets it apart from others."""
     regimes = [
         regime for phase in _list_phases(profile) for found in phase.regimes.values() for regime in found
     ]
@@ -101,7 +102,7 @@ def _list_phases(profile: GenerationProfile) -> list[Phase]:
     return [profile.prefill, profile.decode, *([profile.on_host.decode] if profile.on_host is not None else [])]
 
 
-def _keep(profile: GenerationProfile, kept: Sequence[int]) -> GenerationProfile:
+def _keep_blocks(profile: GenerationProfile, kept: Sequence[int]) -> GenerationProfile:
     if len(kept) == profile.num_blocks:
         return profile
 

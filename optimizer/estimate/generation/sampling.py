@@ -1,4 +1,4 @@
-"""What it costs that sequences draw their tokens (``runtime/generation/sampling.py``) instead of taking the likeliest.
+"""Costs of sequences that draw their tokens (``runtime/generation/sampling.py``) instead of taking the likeliest.
 Torch-free."""
 
 import numpy as np
@@ -22,7 +22,7 @@ def draw_bytes(vocab_size: int) -> int:
 
 
 def draw_time(vocab_size: int, *, num_sequences: int, rates: Rates) -> PartTime:
-    """Of one token of each sequence; an upper figure where only some draw. Where it was not measured it is told from the bytes,
+    """Time of one token of each sequence; an upper figure where only some draw. Unmeasured, it is priced from the bytes,
     as if a sort took no longer than they do.
     """
     curve = rates.op_curve(DRAW)

@@ -1,4 +1,4 @@
-"""What batches of many sizes come to: micro-batches of which shapes, in how many passes and steps. Torch-free.
+"""Micro-batches of batches of many sizes: of which shapes, in how many passes and steps. Torch-free.
 
 Arrays over sizes and numbers of micro-batches to a pass, for ``bounds/generation_floor.py`` to price all of them at once.
 """
@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 
 class Way(NamedTuple):
-    """What of a plan decides how micro-batches run, their number and size aside; as ``list_passes`` has it."""
+    """The part of a plan that decides how micro-batches run, their number and size aside; as ``list_passes`` takes it."""
 
     prefill_tokens: int | None
     drops_ended: bool
@@ -27,7 +27,7 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """What batches of all sizes come to, by number of micro-batches and size."""
+    """Passes and steps of batches of all sizes, by number of micro-batches and size."""
 
     shapes: tuple[MicroBatchShape, ...]
     counts: Floats
@@ -45,10 +45,10 @@ class Splits:
     sizes: tuple[int, ...]
     num_sequences: int
     is_even: bool
-    """As ``GenerationWorkload.is_even``."""
+    """True where all sequences are alike, as ``GenerationWorkload.is_even``."""
 
     @classmethod
-    def of(
+    def count(
         cls, workload: GenerationWorkload, sizes: tuple[int, ...], micro_batches: tuple[int, ...], way: Way
     ) -> "Splits":
         known: dict[MicroBatchShape, int] = {}
@@ -85,7 +85,7 @@ class Splits:
         )
 
     def count_first(self, of_shape: NDArray[np.int64] | Floats) -> Floats:
-        """Of all micro-batches of the first pass together."""
+        """Count over all micro-batches of the first pass together."""
         found: Floats = self.first @ of_shape
         return found
 

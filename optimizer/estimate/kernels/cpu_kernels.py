@@ -17,7 +17,7 @@ _SOURCE = f"torch's profiler and ONEDNN_VERBOSE, torch {MEASURED_TORCH} (estimat
 
 
 class CpuKernels:
-    """What oneDNN's and torch's own kernels hold for a processor."""
+    """Memory that oneDNN's and torch's own kernels hold for a processor."""
 
     random_state_bytes = RANDOM_STATE_BYTES
 
@@ -38,5 +38,5 @@ class CpuKernels:
 
 
 def unmeasured_bytes(num_bytes: int, *, torch_version: str) -> int:
-    """How much more than a measured scratch another version of torch may hold: as much again, an assumption."""
+    """Bytes that another version of torch may hold more than a measured scratch: as much again, an assumption."""
     return 0 if torch_version.startswith(f"{MEASURED_TORCH}.") or torch_version == MEASURED_TORCH else num_bytes

@@ -1,4 +1,4 @@
-"""What CUDA's attention kernels hold: which of them runs, and its sums, workspaces and what it saves. Torch-free.
+"""Memory that CUDA's attention kernels hold: which of them runs, and its sums, workspaces and what it saves. Torch-free.
 
 Sources, of torch 2.11 to 2.13: ``sdp_utils.cpp`` (the order: flash, efficient, math; cuDNN leaves where the runtime is
 deterministic), ``flash_attn/flash_api.cpp`` (``mha_fwd``, ``mha_bwd``), ``mem_eff_attention/kernel_forward.h``,
@@ -77,7 +77,7 @@ class Attention(NamedTuple):
 
     @property
     def scores_bytes(self) -> int:
-        """Of all scores in fp32."""
+        """Bytes of all scores in fp32."""
         return _FP32_BYTES * self.num_heads * self.query_length * self.keys_length
 
 
@@ -134,7 +134,7 @@ def _of_capability(
 
 
 def hold_attention(call: OpCall, card: Card, *, is_kept: bool) -> Held:
-    """What one call holds. is_kept: a backward follows, so that what the kernel saves stays."""
+    """Memory that one call holds. is_kept: a backward follows, so that what the kernel saves stays."""
     attention = read_attention(call)
     if attention is None:
         return Held(NO_BYTES, NO_BYTES, "unknown", f"{call.name}: the profile does not carry its heads")
@@ -148,7 +148,7 @@ def hold_attention(call: OpCall, card: Card, *, is_kept: bool) -> Held:
 
 
 def _either(intervals: list[ByteInterval]) -> ByteInterval:
-    """Of kernels one of which runs; the first is the likeliest."""
+    """The interval of several kernels one of which runs; the first is the likeliest."""
     return interval_of(*(end for each in intervals for end in (each.low, each.high)), likely=intervals[0].value)
 
 

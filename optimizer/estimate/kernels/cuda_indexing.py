@@ -1,4 +1,4 @@
-"""What CUDA's kernels hold that add up by index, and that sort. Torch-free.
+"""Memory that CUDA's kernels hold that add up by index, and that sort. Torch-free.
 
 Sources, of torch 2.11 to 2.13: ``EmbeddingBackwardKernel.cu``, ``Indexing.cu``, ``TensorAdvancedIndexing.cpp``, ``Sort.cpp``,
 ``SortStable.cu``; cub's ``dispatch_radix_sort.cuh``, of which what it allocates is a bound. In the runtime's deterministic
@@ -14,9 +14,9 @@ _FP32_BYTES, _ID_BYTES = 4, 8
 _MIN_SORTED_TOKENS = 3_072
 _ROWS_PER_PART = 10
 _SORTED_BYTES = 3 * _ID_BYTES
-"""Of an index that is sorted with its place."""
+"""Bytes of an index that is sorted with its place."""
 _MOST_AXES = 2
-"""Of a scatter whose indices are expanded."""
+"""Most axes of a scatter whose indices are expanded."""
 _SORT_GUARD_BYTES = 2 * MIB
 
 
@@ -37,7 +37,7 @@ def hold_embedding_backward(call: OpCall, *, num_tokens: int) -> Held:
 
 
 def hold_sort_of_pairs(count: int, key_bytes: int) -> ByteInterval:
-    """What cub asks for to sort keys with places of 8 bytes."""
+    """Bytes that cub asks for to sort keys with places of 8 bytes."""
     least = (key_bytes + _ID_BYTES) * count
     return ByteInterval(low=least, value=least, high=least + _SORT_GUARD_BYTES + count // 8)
 

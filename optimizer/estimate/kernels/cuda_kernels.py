@@ -27,7 +27,7 @@ from optimizer.profile.sizes import Shape, evaluate
 _ATTENTION = "_scaled_dot_product"
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _CHUNK_ELEMENTS = 65_536
-"""Of a tensor, that one block of a kernel over many tensors works on."""
+"""Elements of a tensor that one block of a kernel over many tensors works on."""
 _FP32_BYTES = 4
 _ALLOCATED_BYTES = 512
 """The least that the allocator gives."""
@@ -37,7 +37,7 @@ _MOST_PARTS = 32_768
 
 
 class CudaKernels:
-    """What a card's kernels hold."""
+    """Memory that a card's kernels hold."""
 
     random_state_bytes = 0
     """A card's is a seed and an offset, on the host."""
@@ -80,7 +80,7 @@ class CudaKernels:
         return hold_while_running(exact_interval(num_bytes), "ForeachReduceOp.cu, foreach_tensor_norm_cuda")
 
     def _hold_norm_backward(self, call: OpCall, *, num_shares: int, num_tokens: int) -> Held:
-        """Sums over parts of very many narrow rows. The rows are at most the tokens, of whose width the bytes tell."""
+        """Sums over parts of very many narrow rows. The rows are at most the tokens; their width follows from the bytes."""
         size = _ELEMENT_BYTES.get(call.dtype, _FP32_BYTES)
         width = call.written_bytes // (size * max(1, num_tokens))
         _, _, most = self._card.multiprocessors
@@ -92,7 +92,7 @@ class CudaKernels:
 
 
 def holds_without_change(op: Op) -> bool:
-    """Whether a kernel that writes in place, so that no bytes come or go with it, may hold scratch."""
+    """True where a kernel that writes in place, so that no bytes come or go with it, may hold scratch."""
     return base_name(op.name).startswith(("index_", "_index_", "scatter_", "convolution"))
 
 

@@ -12,7 +12,7 @@ class Row(NamedTuple):
     """One kind of kernel."""
 
     begins: str
-    """How the op's name begins, without namespace and overload."""
+    """Start of the op's name, without namespace and overload."""
     certainty: Certainty
     source: str
 

@@ -12,12 +12,12 @@ class OpCall(NamedTuple):
     """One op at one shape, as far as a profile carries it."""
 
     name: str
-    """Of the overload, like ``aten.mm.default``."""
+    """Name of the overload, like ``aten.mm.default``."""
     dtype: str = ""
-    """As ``profile.Op.dtype``."""
+    """Dtype of the numbers it reads, as ``profile.Op.dtype``."""
     form: str = ""
     sides: tuple[int, ...] = ()
-    """Of attention: the query's length, the keys' length, the width of a head."""
+    """Sides of attention: the query's length, the keys' length, the width of a head."""
     read_bytes: int = 0
     written_bytes: int = 0
 

@@ -16,14 +16,14 @@ from optimizer.profile.sizes import Shape
 
 
 class KernelScratch(Protocol):
-    """What the kernels of one device hold."""
+    """Memory that the kernels of one device hold."""
 
     @property
     def random_state_bytes(self) -> int:
         """Kept on the device by a block that will run forward again."""
 
     def hold(self, op: Op, shape: Shape, *, compute_dtype: str) -> Held:
-        """compute_dtype: ``fp32``, ``bf16`` or ``fp16``, which a profile does not tell from ``bf16``."""
+        """compute_dtype: ``fp32``, ``bf16`` or ``fp16``, which a profile has as ``bf16``."""
 
 
 @overload

@@ -1,4 +1,4 @@
-"""How high a part goes with what kernels hold while its ops run. Torch-free."""
+"""The highest point of a part with what kernels hold while its ops run. Torch-free."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ from optimizer.base.categories import Tier
 
 
 def rise_with_scratch(changes: Sequence[tuple[tuple[Tier, int, int], int]], scratch: Mapping[int, int]) -> int:
-    """How high a part goes above its start while its ops hold so much. 0 where they hold nothing.
+    """Bytes by which a part goes above its start while its ops hold so much. 0 where they hold nothing.
 
     changes: in order, each with the number of its op; what comes with an op is there while it runs, what goes leaves after.
     """

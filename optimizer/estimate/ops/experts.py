@@ -1,4 +1,4 @@
-"""What grouped products over experts read: the weights of the experts that some token chose, not of all. Torch-free.
+"""Bytes that grouped products over experts read: the weights of the experts that some token chose, not of all. Torch-free.
 
 A token takes ``k`` of ``E`` experts. Of ``T`` tokens that choose alike and apart from each other, ``E (1 - (1 - k/E)^T)`` experts
 are chosen at least once. A decode of few sequences so reads few of them; a prompt reads nearly all. A trace knows neither ``k``
@@ -20,18 +20,18 @@ from optimizer.profile.ops import Op
 from optimizer.profile.sizes import Shape, monomials
 
 _END_BYTES = 4
-"""Of one group's end, an int32."""
+"""Bytes of one group's end, an int32."""
 
 
 class Experts(NamedTuple):
-    """Of a model."""
+    """The experts of a model."""
 
     num_experts: int
     num_chosen: int
     """By each token."""
 
     def expected_share(self, num_tokens: int) -> float:
-        """Of the experts, how many are chosen by any of so many tokens, on average."""
+        """Share of the experts that any of so many tokens chooses, on average."""
         return 1.0 - (1.0 - self.num_chosen / self.num_experts) ** num_tokens
 
 

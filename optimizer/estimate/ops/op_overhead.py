@@ -1,4 +1,4 @@
-"""What a part's ops cost beside their kernels: dispatch, the Python of techniques, waking of threads. Torch-free."""
+"""Costs of a part's ops beside their kernels: dispatch, the Python of techniques, waking of threads. Torch-free."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice
 from optimizer.profile.ops import EMBEDDING, Part
 
 _ONCE: Final[Mapping[str, PythonWork]] = {"prologue": "micro-batch", EMBEDDING: "token"}
-"""What a run through the model costs in Python beside its ops (``Rates.python_s``), told with its first part."""
+"""Python's work for a run through the model beside its ops, priced with its first part."""
 _AGAIN: Final[Mapping[BlockChoice, PythonWork]] = {"recompute": "recompute op", "selective": "selective op"}
 """Work for each op that runs forward in a block that runs again (REBUILDING)."""
 
@@ -34,10 +34,10 @@ class PartOps:
     name: PartName
     part: Part
     kept: Part | None
-    """Of the same block where it keeps everything, if this part begins with what the forward did already."""
+    """The part of the same block where it keeps everything, if this part begins with what the forward did already."""
 
     def beside_kernels(self, times: OpTimes, *, num_copies: int, kernels_s: float, runs_ahead: bool) -> OpOverhead:
-        """What the ops cost beside their kernels, and what the part's technique does.
+        """Time of the ops beside their kernels, and of the part's technique.
 
         runs_ahead: the device computes while Python runs ahead, which then costs only what it takes longer.
         """
@@ -96,7 +96,7 @@ class PartOps:
 def op_overhead_s(
     part: Part, name: str, times: OpTimes, *, kernels_s: NDArray[np.float64], runs_ahead: bool
 ) -> NDArray[np.float64]:
-    """What a part of a generation costs beside its kernels, at many shapes at once: dispatch and Python, as in ``PartOps``.
+    """Time of a part of a generation beside its kernels, at many shapes at once: dispatch and Python, as in ``PartOps``.
 
     runs_ahead: as there; kernels_s: by shape.
     """
@@ -107,10 +107,10 @@ def op_overhead_s(
 
 
 def is_done_again(name: PartName) -> bool:
-    """Whether a part begins with what the forward did already."""
+    """True for a part that begins with what the forward did already."""
     return not isinstance(name, str) and name[0] in REBUILDING and name[2] != "forward"
 
 
 def _num_dispatched(part: Part, times: OpTimes, *, num_copies: int = 0) -> int:
-    """Where dispatch was not measured, a copy's is in its lane, and views cost nothing."""
+    """Ops whose dispatch is priced: where it was not measured, a copy's is in its lane, and views cost nothing."""
     return len(part.ops) + (part.num_views if times.counts_views else -num_copies)

@@ -46,12 +46,12 @@ class OpTimes:
 
     @property
     def counts_views(self) -> bool:
-        """Whether an op's dispatch was measured, and costs the same whether bytes move or not."""
+        """True where an op's dispatch was measured; it then costs the same for ops that move no bytes."""
         return self._rates.forward_dispatch_s is not None
 
     @property
     def dispatch_s(self) -> tuple[float, float]:
-        """Of an op forward and backward, beside its kernel."""
+        """Dispatch of an op forward and backward, beside its kernel."""
         forward, backward = self.probed_dispatch_s
         return forward * self.factors["dispatch"], backward * self.factors["dispatch"]
 
@@ -82,7 +82,7 @@ class OpTimes:
         dtype: str = "",
         form: str = "",
     ) -> Values:
-        """Of ops of one kind and name (``aten.mm.default``), without their dispatch. dtype, form: as ``profile.Op`` has them."""
+        """Time of ops of one kind and name (``aten.mm.default``), without their dispatch. dtype, form: as ``Op`` has them."""
         moved_bytes = read_bytes + written_bytes
         flat_s = moved_bytes / self._rates.memory_bytes_per_s
         if self._is_free(base_name(name)):
@@ -115,7 +115,7 @@ class OpTimes:
         written_bytes: float = 0.0,
         form: str = "",
     ) -> float:
-        """Of one."""
+        """Time of one op."""
         sizes = [np.array([size], dtype=np.float64) for size in (flops, read_bytes, written_bytes)]
         seconds = self.kernels_s(kind, name, flops=sizes[0], read_bytes=sizes[1], written_bytes=sizes[2], form=form)
         return float(seconds[0])
@@ -171,7 +171,7 @@ class OpTimes:
         return np.maximum(flops / rate, moved_bytes / self._rates.memory_bytes_per_s)
 
     def _is_free(self, base: str) -> bool:
-        """Whether nothing but dispatch is left of it: memory that is taken and not touched."""
+        """True for ops that cost dispatch alone: memory that is taken and not touched."""
         return bool(self._rates.op_curves) and base in ALLOCATIONS
 
     def _memory_curve(self, kind: ComputeKind, base: str, dtype: str) -> Curve | None:
@@ -186,13 +186,15 @@ def python_s(rates: Rates, work: PythonWork) -> float:
 
 
 def weights_python_s(rates: Rates, *, generates: bool, is_stored: bool) -> float:
-    """Of each tensor of weights that comes: a generation has its own where it was measured. is_stored: from beyond the host."""
+    """Time of each tensor of weights that comes: a generation has its own where it was measured. is_stored: from beyond the
+    host.
+    """
     own: tuple[PythonWork, ...] = ("stored weights", "weights of a pass") if is_stored else ("weights of a pass",)
     return python_s(rates, next((name for name in own if generates and name in rates.python_s), "weights"))
 
 
 def keys_and_values_python_s(rates: Rates, *, is_stored: bool) -> float:
-    """Of a block's that come and go. is_stored: as for weights."""
+    """Time of a block's keys and values that come and go. is_stored: as for weights."""
     own: PythonWork = "stored keys and values"
     return python_s(rates, own if is_stored and own in rates.python_s else "keys and values")
 
@@ -210,7 +212,7 @@ def _token_s(
 
 
 def seconds_by_bytes(num_bytes: Values, curve: Curve) -> Values:
-    """Of so many bytes, or of whatever else the curve counts: between two sizes along the line through their times, in
+    """Time of so many bytes, or of whatever else the curve counts: between two sizes along the line through their times, in
     logarithms; outside at the rate of the nearest. Never less for more.
     """
     sizes = np.array([size for size, _ in curve])

@@ -21,7 +21,7 @@ from optimizer.profile.time_kinds import COMPUTE_KINDS
 
 
 class HasOps(Protocol):
-    """What is listed: the profile of a step, or of one phase of a generation."""
+    """Anything with ops to list: the profile of a step, or of one phase of a generation."""
 
     @property
     def ops(self) -> tuple[Op, ...]: ...
@@ -35,7 +35,7 @@ _LANES = ("compute", "copy_out", "copy_in")
 
 
 class Sort(NamedTuple):
-    """Of ops: those of one have one curve."""
+    """A sort of ops, all of which have one curve."""
 
     kind: OpKind
     name: str
@@ -52,7 +52,7 @@ class ListedTerms:
     read_bytes: NDArray[np.float64]
     changes: NDArray[np.int64]
     change_places: tuple[tuple[Tier, int], ...]
-    """Of each change, its tier and the place of its category."""
+    """Tier of each change, and the place of its category."""
     alike: Mapping[Sort, NDArray[np.int64]]
     """Ops of one sort; a copy between tiers is named by its dtype, which decides nothing here."""
 

@@ -5,10 +5,11 @@ is in memory at that point. That is all a peak over parts needs, so pricing a pl
 """
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optimizer.base.categories import CATEGORIES, Category, Link
 from optimizer.estimate.categories.activations import (
@@ -24,6 +25,7 @@ from optimizer.estimate.kernels.cuda_kernels import call_of, holds_without_chang
 from optimizer.estimate.kernels.held import OpCall
 from optimizer.estimate.kernels.kernel_scratch import find_kernels
 from optimizer.estimate.kernels.rise import rise_with_scratch
+from optimizer.estimate.memo import Memo, Memos
 from optimizer.estimate.ops.op_overhead import PartOps, is_done_again
 from optimizer.estimate.ops.op_times import OpTimes
 from optimizer.estimate.ops.priced_ops import KIND_SLOT, OpSizes, PricedOps, list_terms
@@ -46,12 +48,11 @@ _GRADIENTS, _TEMPORARIES, _LOGITS = _SLOT["gradients"], _SLOT["temporaries"], _S
 _STATE = _SLOT["optimizer_state"]
 _MAX_CACHED = 64
 _MAX_CACHED_PHASES = 2048
-"""Of a generation's phases, which have few parts, and a shape for each length of the cache that is priced."""
-T = TypeVar("T")
+"""Most shapes of a generation's phases, which have few parts, and a shape for each length of the cache that is priced."""
 
 
 class Traced(Protocol):
-    """What can be compiled: the profile of a step, or of one phase of a generation."""
+    """Anything that can be compiled: the profile of a step, or of one phase of a generation."""
 
     @property
     def ops(self) -> tuple[Op, ...]: ...
@@ -60,6 +61,36 @@ class Traced(Protocol):
     @property
     def parts(self) -> tuple[Part, ...]: ...
     def regime(self, representation: str, shape: Shape) -> Regime: ...
+
+
+class PlacedChange(NamedTuple):
+    """A change at its place in a part."""
+
+    change: Change
+    op: int
+    """Number of the op in its part; -1 is before the first."""
+    storage: int
+    """The storage's number, as in ``Move.storage``."""
+
+
+class PartRequest(NamedTuple):
+    """A part of a step, and all that decides what comes and goes in it."""
+
+    name: PartName
+    releases: tuple[tuple[int, int], ...]
+    """Shared storages that go during the part, as (index, after which op)."""
+    trip: Trip | None
+    dropped: Dropped | None
+    """None keeps gradients."""
+    arrivals: tuple[Arrival, ...]
+
+
+class PartKernels(NamedTuple):
+    """Seconds and work of a part's kernels by kind, and seconds of its copies out and in."""
+
+    seconds: NDArray[np.float64]
+    work: NDArray[np.float64]
+    copy_s: NDArray[np.float64]
 
 
 class CompiledShape:
@@ -76,16 +107,23 @@ class CompiledShape:
         terms = list_terms(profile)
         self._change_places = terms.change_places
         self._change_bytes: list[int] = (terms.changes @ np.array(monomials(shape), dtype=np.int64)).tolist()
-        self._kept: dict[Hashable, Any] = {}
+        self.memos = Memos()
+        """Values that other modules keep and that depend on this shape."""
+        self._bytes: Memo[PartRequest, PartBytes] = Memo()
+        self._moves: Memo[PartRequest, tuple[Move, ...]] = Memo()
+        self._rises: Memo[tuple[Processor, PartRequest], int] = Memo()
+        self._times: Memo[tuple[PartName, str, Trip | None], PartTime] = Memo()
+        self._kernels: Memo[tuple[int, str], PartKernels] = Memo()
+        self._copied: Memo[tuple[PartName, Trip], Mapping[Link, int]] = Memo()
+        self._traced_copies: Memo[int, list[TracedCopy]] = Memo()
+        self._num_shared_gradients: Memo[PartName, int] = Memo()
+        self._scratch: Memo[Processor, Mapping[int, int]] = Memo()
+        self._indexed_bytes: Memo[int, PartBytes] = Memo()
+        self._indexed_rises: Memo[tuple[int, Processor], int] = Memo()
+        self._calls: Memo[int, OpCall] = Memo()
         self._aliases: dict[PartName, PartName] = {}
         self._element_dtype = weights.dtype
         self._priced: dict[str, PricedOps] = {}
-
-    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make`` gives, made once: a store for whatever depends on this shape and the key alone."""
-        if key not in self._kept:
-            self._kept[key] = make()
-        return cast(T, self._kept[key])
 
     def shared_bytes(self, index: int) -> tuple[int, Category]:
         shared = self.regime.shared[index]
@@ -100,10 +138,11 @@ class CompiledShape:
         dropped: Dropped | None = None,
         arrivals: tuple[Arrival, ...] = (),
     ) -> PartBytes:
-        """releases: shared storages that go during the part, as (index, after which op). dropped: None keeps gradients."""
-        name = self._alias(name)
-        key = ("bytes", name, releases, trip, dropped, arrivals)
-        return self.keep(key, lambda: sum_changes(self._list_changes(name, releases, trip, dropped, arrivals)))
+        """Bytes of a part, under all that ``PartRequest`` names."""
+        request = PartRequest(self._alias(name), releases, trip, dropped, arrivals)
+        return self._bytes.obtain(
+            request, lambda: sum_changes([placed.change for placed in self._place_changes(request)])
+        )
 
     def part_moves(
         self,
@@ -114,13 +153,14 @@ class CompiledShape:
         dropped: Dropped | None = None,
         arrivals: tuple[Arrival, ...] = (),
     ) -> tuple[Move, ...]:
-        """What ``part_bytes`` sums up, change by change; the same object for the same arguments."""
+        """The changes that ``part_bytes`` sums up, one by one; the same object for the same arguments."""
+        request = PartRequest(name, releases, trip, dropped, arrivals)
         ops = self._part(name).ops
 
         def make() -> tuple[Move, ...]:
             moves = [
-                Move(*change, place, *self._name_call(ops[place] if place >= 0 else None, storage))
-                for change, place, storage in self._place_changes(name, releases, trip, dropped, arrivals)
+                Move(*change, op, *self._name_call(ops[op] if op >= 0 else None, storage))
+                for change, op, storage in self._place_changes(request)
             ]
             changing = {move.op for move in moves}
             silent = [
@@ -130,14 +170,14 @@ class CompiledShape:
             ]
             return tuple(sorted([*moves, *silent], key=lambda move: move.op)) if silent else tuple(moves)
 
-        return self.keep(("moves", name, releases, trip, dropped, arrivals), make)
+        return self._moves.obtain(request, make)
 
     def _name_call(self, op: int | None, storage: int) -> tuple[str, int, OpCall | None]:
         """The last fields of a ``Move``. op: its number in the profile."""
         if op is None:
             return "", storage, None
         listed = self._op_list[op]
-        call = self.keep(("call", op), lambda: call_of(listed, self.shape, compute_dtype=self.compute_dtype))
+        call = self._calls.obtain(op, lambda: call_of(listed, self.shape, compute_dtype=self.compute_dtype))
         return listed.name, storage, call
 
     def part_rise(
@@ -150,30 +190,32 @@ class CompiledShape:
         dropped: Dropped | None = None,
         arrivals: tuple[Arrival, ...] = (),
     ) -> int:
-        """How high what ``part_bytes`` sums up goes above its start with what the CPU's kernels hold; 0 if nothing."""
+        """Highest point of what ``part_bytes`` sums up above its start, with what the CPU's kernels hold; 0 if they hold
+        nothing.
+        """
+        request = PartRequest(name, releases, trip, dropped, arrivals)
 
         def make() -> int:
             scratch = self._scratch_in(self._part(name), processor)
             if not scratch:
                 return 0
-            placed = self._place_changes(name, releases, trip, dropped, arrivals)
-            return rise_with_scratch([(change, at) for change, at, _ in placed], scratch)
+            return rise_with_scratch([(placed.change, placed.op) for placed in self._place_changes(request)], scratch)
 
-        return self.keep(("rise", processor, name, releases, trip, dropped, arrivals), make)
+        return self._rises.obtain((processor, request), make)
 
     def indexed_rise(self, index: int, processor: Processor) -> int:
-        """The same of one of the profile's parts by its number."""
+        """``part_rise`` of one of the profile's parts by its number, as traced."""
 
         def make() -> int:
             part = self._parts[index]
             changes = self._changes_of(part)
             return rise_with_scratch(list(zip(changes, part.changes_at, strict=True)), self._scratch_in(part, processor))
 
-        return self.keep(("indexed rise", processor, index), make)
+        return self._indexed_rises.obtain((index, processor), make)
 
     def _scratch_in(self, part: Part, processor: Processor) -> dict[int, int]:
         """By the op's number in the part; ops that hold nothing left out."""
-        scratch = self.keep(("scratch", processor), lambda: self._list_scratch(processor))
+        scratch = self._scratch.obtain(processor, lambda: self._list_scratch(processor))
         return {at: scratch[op] for at, op in enumerate(part.ops) if op in scratch}
 
     def _list_scratch(self, processor: Processor) -> dict[int, int]:
@@ -183,31 +225,32 @@ class CompiledShape:
         return {index: num_bytes for index, num_bytes in enumerate(found) if num_bytes}
 
     def indexed_bytes(self, index: int) -> PartBytes:
-        """Of one of the profile's parts by its number."""
-
-        def summed() -> PartBytes:
-            return sum_changes(self._changes_of(self._parts[index]))
-
-        return self.keep(("indexed", index), summed)
+        """``part_bytes`` of one of the profile's parts by its number, as traced."""
+        return self._indexed_bytes.obtain(index, lambda: sum_changes(self._changes_of(self._parts[index])))
 
     def part_time(
-        self, name: PartName, machine: Machine, *, rates_key: Hashable, trip: Trip | None = None
+        self, name: PartName, machine: Machine, *, rates_key: str, trip: Trip | None = None
     ) -> PartTime:
-        """rates_key: anything that differs where machines differ; they hold dicts and cannot be hashed themselves."""
+        """Time of a part on one machine.
+
+        rates_key: differs where machines differ; they hold dicts and cannot be hashed themselves.
+        """
         name = self._alias(name)
-        return self.keep(("time", name, rates_key, trip), lambda: self._sum_times(name, machine, str(rates_key), trip))
+        return self._times.obtain((name, rates_key, trip), lambda: self._sum_times(name, machine, rates_key, trip))
 
     def part_copies(self, name: PartName, *, trip: Trip | None) -> Mapping[Link, int]:
         """Bytes by link."""
         if trip is None:
             return NO_COPIES
-        return self.keep(("copies", name, trip), lambda: count_copied_bytes(self._copies(self._part(name)), trip=trip))
+        return self._copied.obtain(
+            (name, trip), lambda: count_copied_bytes(self._copies(self._part(name)), trip=trip)
+        )
 
     def num_shared_gradients(self, name: PartName) -> int:
-        """Of the gradients that are complete in a part, those that threads copy together."""
+        """Number of the gradients completed in a part that several threads copy together."""
         name = self._alias(name)
-        return self.keep(
-            ("shared gradients", name), lambda: self.count_shared_gradients(self._changes_of(self._part(name)))
+        return self._num_shared_gradients.obtain(
+            name, lambda: self.count_shared_gradients(self._changes_of(self._part(name)))
         )
 
     def count_shared_gradients(self, changes: Iterable[Change]) -> int:
@@ -228,7 +271,7 @@ class CompiledShape:
         return self._parts[index]
 
     def _alias(self, name: PartName) -> PartName:
-        """Of templates whose parts are the same, as far as bytes and time go, the first."""
+        """The first of the templates whose parts are the same, as far as bytes and time go."""
         if isinstance(name, str):
             return name
         if name not in self._aliases:
@@ -246,7 +289,7 @@ class CompiledShape:
         return id(self._part(name)), id(kept), made
 
     def _copies(self, part: Part) -> list[TracedCopy]:
-        return self.keep(("traced copies", id(part)), lambda: list(self._find_copies(part)))
+        return self._traced_copies.obtain(id(part), lambda: list(self._find_copies(part)))
 
     def _find_copies(self, part: Part) -> Iterator[TracedCopy]:
         for index in part.ops:
@@ -257,29 +300,12 @@ class CompiledShape:
                     yield copy
 
     def _changes_of(self, part: Part) -> list[Change]:
-        """As traced."""
+        """Changes of a part, as traced."""
         places, num_bytes = self._change_places, self._change_bytes
         return [(*places[index], num_bytes[index]) for index in part.changes]
 
-    def _list_changes(
-        self,
-        name: PartName,
-        releases: tuple[tuple[int, int], ...],
-        trip: Trip | None,
-        dropped: Dropped | None,
-        arrivals: tuple[Arrival, ...],
-    ) -> list[Change]:
-        return [change for change, _, _ in self._place_changes(name, releases, trip, dropped, arrivals)]
-
-    def _place_changes(
-        self,
-        name: PartName,
-        releases: tuple[tuple[int, int], ...],
-        trip: Trip | None,
-        dropped: Dropped | None,
-        arrivals: tuple[Arrival, ...],
-    ) -> list[tuple[Change, int, int]]:
-        """Each with the numbers of its op and of its storage (``Part``)."""
+    def _place_changes(self, request: PartRequest) -> list[PlacedChange]:
+        name, releases, trip, dropped, arrivals = request
         part = self._part(name)
         changes = self._changes_of(part)
         # As traced, copies go to the host as they are.
@@ -295,23 +321,26 @@ class CompiledShape:
             changes.insert(place, ("device", _SLOT[category], num_bytes))
             at.insert(place, after)
             storages.insert(place, FROM_PROLOGUE if num_bytes < 0 else -1)
-        placed = list(zip(changes, at, storages, strict=True))
+        placed = list(map(PlacedChange, changes, at, storages))
         if dropped is None:
             return placed
         region = _LOGITS if isinstance(name, str) and name.startswith("head") else _TEMPORARIES
-        found: list[tuple[Change, int, int]] = []
-        for change, place, storage in placed:
-            if change[1] != _GRADIENTS:
-                found.append((change, place, storage))
+        found: list[PlacedChange] = []
+        for each in placed:
+            slot = each.change[1]
+            if slot != _GRADIENTS:
+                found.append(each)
                 continue
-            for kept in drop_gradients([change], dropped, region=region):
-                found.append((kept, place, storage if kept[1] == change[1] else -1))
+            for kept in drop_gradients([each.change], dropped, region=region):
+                found.append(PlacedChange(kept, each.op, each.storage if kept[1] == slot else -1))
         return found
 
     def _sum_times(self, name: PartName, machine: Machine, rates_key: str, trip: Trip | None) -> PartTime:
         priced = self._price_ops(machine.rates, rates_key)
         part = self._part(name)
-        kernels_s, work, (out_s, in_s) = self.keep(("kernels", id(part), rates_key), lambda: priced.sum_of(part))
+        kernels_s, work, (out_s, in_s) = self._kernels.obtain(
+            (id(part), rates_key), lambda: PartKernels(*priced.sum_of(part))
+        )
         kinds_s = kernels_s.copy()
         copies = self._copies(part)
         moved = None

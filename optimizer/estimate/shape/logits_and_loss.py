@@ -1,4 +1,4 @@
-"""What head and loss cost when they are made in chunks: bytes and time in place of the profile's three head parts.
+"""Costs of head and loss when they are made in chunks: bytes and time in place of the profile's three head parts.
 
 The number of chunks is no polynomial in micro-batch and sequence, so these parts are not traced but written down from what
 ``runtime/step/logits_and_loss.py`` allocates, in its order; what the head is like (width, bias, soft cap, frozen, tied)
@@ -59,7 +59,7 @@ class Head:
 
     @property
     def rounds_shares(self) -> bool:
-        """Whether a chunk's share of the weight's gradient is made in a buffer first, and added in fp32."""
+        """True where a chunk's share of the weight's gradient is made in a buffer first, and added in fp32."""
         return self.trains_weight and self.product_bytes < self.wide_bytes
 
     @property
@@ -109,11 +109,11 @@ class ChunkedHead:
     changes: dict[str, tuple[ByteChange, ...]]
     """By HEAD_PARTS; in order, all on the device."""
     products: tuple["Product", ...]
-    """Of the forward, which makes every product."""
+    """Products of the forward, which makes every product."""
     bytes: dict[str, PartBytes]
     time: dict[str, PartTime]
     loss_bytes: int
-    """Of the loss, which like backward's root goes after these parts."""
+    """Bytes of the loss, which like backward's root goes after these parts."""
 
 
 def estimate_chunked_head(profile: Profile, compiled: CompiledShape, *, plan: Plan, machine: Machine) -> ChunkedHead | None:
@@ -189,7 +189,7 @@ def _ops(profile: Profile, part: Part) -> list[Op]:
 
 
 def _changes(profile: Profile, part: Part, compiled: CompiledShape, category: Category) -> int:
-    """What a part leaves behind in one category on the device."""
+    """Bytes that a part leaves behind in one category on the device."""
     changes = (profile.changes[index] for index in part.changes)
     return sum(
         evaluate(change.num_bytes, compiled.shape)
@@ -268,7 +268,7 @@ def list_evaluation(head: Head, num_chunks: int) -> list[ByteChange]:
 
 
 def _take_buffers(ledger: _Ledger, head: Head, length: int) -> None:
-    """What all chunks of a micro-batch share."""
+    """Buffers that all chunks of a micro-batch share."""
     size = head.product_bytes
     logits = length * head.vocabulary
     if head.is_autocast:
@@ -295,13 +295,13 @@ def _new_spare_elements(head: Head, logits: int) -> int:
 
 
 def _share_elements(head: Head, logits: int) -> int:
-    """Of the weight's gradient, that a buffer has room for at once."""
+    """Elements of the weight's gradient that a buffer has room for at once."""
     found = _found_spare_elements(head, logits)
     return found if found >= head.width else _new_spare_elements(head, logits)
 
 
 def _wide_share_bytes(head: Head, logits: int) -> int:
-    """Of the copy by which the CPU adds a share to the sum; a card adds without one."""
+    """Bytes of the copy by which the CPU adds a share to the sum; a card adds without one."""
     if not head.rounds_shares:
         return 0
     num_rows = min(_share_elements(head, logits) // head.width, head.vocabulary, max(1, WIDE_COPY_ELEMENTS // head.width))

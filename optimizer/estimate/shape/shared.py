@@ -15,7 +15,7 @@ Release = tuple[int, int]
 
 @dataclass
 class SharedPlaces:
-    """Where storages that blocks share go under one plan."""
+    """Places where storages that blocks share go under one plan."""
 
     forward: dict[int, tuple[Release, ...]] = field(default_factory=dict)
     """By block, in its part of the forward pass."""
@@ -25,7 +25,7 @@ class SharedPlaces:
 
 
 class SharedStorages:
-    """Of one shape."""
+    """The shared storages of one shape."""
 
     def __init__(self, compiled: CompiledShape) -> None:
         self._compiled = compiled

@@ -10,6 +10,7 @@ from typing import Final
 
 from optimizer.base.categories import CATEGORIES, Lane, Tier
 from optimizer.estimate.categories.activations import trip_of
+from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.shared import Release
 from optimizer.estimate.step.part_prices import PartPrices, with_gradients
 from optimizer.estimate.step.update import update_key
@@ -24,10 +25,11 @@ _GRADIENTS = CATEGORIES.index("gradients")
 _STORES: dict[Tier, Lane | None] = {"host": None, "disk": "disk", "remote": "network"}
 """The lane between the host and a place."""
 _OFFLOADING: Final = frozenset(OFFLOADING)
+_BLOCK_TASKS: Final[Table[tuple[PartPrices, Compression], "BlockTasks"]] = Table()
 
 
 class BlockTasks:
-    """Of one shape, made when first asked for."""
+    """Tasks of one shape's blocks, made when first asked for."""
 
     def __init__(self, prices: PartPrices, *, compress: Compression) -> None:
         self._prices, self._compress = prices, compress
@@ -37,8 +39,8 @@ class BlockTasks:
         self._legs: dict[Hashable, Legs] = {}
 
     @classmethod
-    def of(cls, prices: PartPrices, *, compress: Compression) -> "BlockTasks":
-        return prices.compiled.keep(("blocks", prices, compress), lambda: cls(prices, compress=compress))
+    def find(cls, prices: PartPrices, *, compress: Compression) -> "BlockTasks":
+        return _BLOCK_TASKS.obtain(prices.compiled, (prices, compress), lambda: cls(prices, compress=compress))
 
     def list_forward(self, choices: Sequence[BlockChoice], released: dict[int, tuple[Release, ...]]) -> list[Task]:
         """released: by block, storages shared by blocks that go in it."""
@@ -107,8 +109,8 @@ class BlockTasks:
             return alike.in_block(block, waits_for=(update_key(block),))
         return alike.in_block(
             block,
-            arrives=(self._saved(block, choice, which),) if choice in _OFFLOADING else (),
-            begins=(self._saved(*ahead, which),) if ahead is not None else (),
+            arrives=(self._fetch_transfer(block, choice, which),) if choice in _OFFLOADING else (),
+            begins=(self._fetch_transfer(*ahead, which),) if ahead is not None else (),
         )
 
     def _make_alike(
@@ -142,8 +144,8 @@ class BlockTasks:
             num_random_states=(-1 if is_backward else 1) if choice in REBUILDING else 0,
         )
 
-    def _saved(self, block: int, choice: BlockChoice, which: str) -> Transfer:
-        """What an offloaded block saved, on its way back."""
+    def _fetch_transfer(self, block: int, choice: BlockChoice, which: str) -> Transfer:
+        """The transfer of what an offloaded block saved, on its way back."""
         part: PartName = (choice, self._templates[block], which)
         legs = self._legs.get(part)
         if legs is None:

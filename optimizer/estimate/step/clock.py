@@ -15,10 +15,10 @@ from optimizer.estimate.tasks.transfers import BESIDE, NUM_QUEUES, Begun, Event,
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Of a step."""
+    """Times of a step."""
 
     first_starts_ms: list[float]
-    """When each task begins: of the first micro-batch in the step, of the others and the update in their run."""
+    """Time at which each task begins: of the first micro-batch in the step, of the others and the update in their run."""
     later_starts_ms: list[float]
     update_starts_ms: list[float]
     first_ms: float
@@ -73,9 +73,10 @@ class _Clock:
     now_ms: float = 0.0
     exposed_ms: dict[Lane, float] = field(default_factory=dict)
     _free_ms: list[float] = field(default_factory=lambda: [0.0] * NUM_QUEUES)
-    """When each queue is done with what it was given."""
+    """Time at which each queue is done with what it was given."""
     _under_way: dict[Hashable, tuple[float, Lane, Legs]] = field(default_factory=dict)
-    """When it is done as far as it runs beside compute, the lane that is last, and what compute's thread has still to do."""
+    """Time at which a transfer is done as far as it runs beside compute, the lane that is last, and what compute's
+    thread has still to do."""
     _block_end_ms: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -83,7 +84,7 @@ class _Clock:
         return bool(self._under_way)
 
     def run(self, run: TaskRun) -> list[float]:
-        """When each task begins."""
+        """Run the tasks in order; returns the time at which each begins."""
         compute_ms, events, acts = run.steps(self.device_kind)
         if not acts and not self._under_way:
             starts = list(accumulate(compute_ms, initial=self.now_ms))
@@ -102,7 +103,9 @@ class _Clock:
         return starts
 
     def note_block_ends(self, run: TaskRun, starts_ms: list[float], *, update: TaskRun) -> None:
-        """When the backward of each block ended, where the update has transfers that could begin then. The run is over."""
+        """Note when the backward of each block ended, where the update has transfers that could begin then. The run is
+        over.
+        """
         if not update.follows_blocks:
             return
         for task, end_ms in zip(run.tasks, (*starts_ms[1:], self.now_ms), strict=True):
@@ -136,10 +139,10 @@ class _Clock:
                 self._finish(key)
         for transfer in arrives:
             if transfer.key not in under_way:
-                self._begin(transfer)
+                self._begin_transfer(transfer)
             self._finish(transfer.key)
         for transfer in begins:
-            self._begin(transfer)
+            self._begin_transfer(transfer)
         for own, queued in leaves:
             if own:
                 self._work(own)
@@ -147,7 +150,7 @@ class _Clock:
         if drains:
             self._drain()
 
-    def _begin(self, transfer: Begun) -> None:
+    def _begin_transfer(self, transfer: Begun) -> None:
         key, after_block, own, queued = transfer
         begin_ms = self.now_ms
         if after_block is not None:

@@ -5,7 +5,8 @@ from functools import partial
 from typing import Final
 
 from optimizer.base.categories import CATEGORIES
-from optimizer.estimate.shape.logits_and_loss import Product, estimate_chunked_head
+from optimizer.estimate.memo import Table
+from optimizer.estimate.shape.logits_and_loss import ChunkedHead, Product, estimate_chunked_head
 from optimizer.estimate.step.part_prices import PartPrices, with_gradients
 from optimizer.estimate.step.update import update_key
 from optimizer.estimate.tasks.change import Change, Move
@@ -29,35 +30,39 @@ _PLACES: Final[Mapping[str, tuple[str, str, int | None]]] = {
     "norm_backward_accumulate": ("backward", "backward", None),
 }
 """Phase, name, and below 0 where it waits for the update of what is before the blocks, 0 of what is behind them."""
+_HEADS: Final[Table[tuple[int, str], ChunkedHead | None]] = Table()
+"""By the number of chunks, and rates."""
+_OUTSIDE_TASKS: Final[Table[tuple[PartPrices, int], "OutsideTasks"]] = Table()
 
 
 class OutsideTasks:
-    """Of one shape and one count of chunks, made when first asked for."""
+    """Tasks around the blocks of one shape at one count of chunks, made when first asked for."""
 
     def __init__(self, profile: Profile, prices: PartPrices, *, plan: Plan) -> None:
         self._prices = prices
         compiled, machine = prices.compiled, prices.machine
         self._parts = compiled.regime.parts
         self._num_blocks = len(compiled.regime.block_templates)
-        self._head = compiled.keep(
-            ("head", plan.logits_and_loss.num_chunks, prices.rates_key),
+        self._head = _HEADS.obtain(
+            compiled,
+            (plan.logits_and_loss.num_chunks, prices.rates_key),
             lambda: estimate_chunked_head(profile, compiled, plan=plan, machine=machine),
         )
         self._tasks: dict[tuple[str, bool], Task] = {}
 
     @classmethod
-    def of(cls, profile: Profile, prices: PartPrices, *, plan: Plan) -> "OutsideTasks":
+    def find(cls, profile: Profile, prices: PartPrices, *, plan: Plan) -> "OutsideTasks":
         """plan: of which only the number of chunks is looked at; its shape and dtypes are those of the prices."""
-        key = ("outside", prices, plan.logits_and_loss.num_chunks)
-        return prices.compiled.keep(key, lambda: cls(profile, prices, plan=plan))
+        key = (prices, plan.logits_and_loss.num_chunks)
+        return _OUTSIDE_TASKS.obtain(prices.compiled, key, lambda: cls(profile, prices, plan=plan))
 
     @property
     def loss_bytes(self) -> int | None:
-        """Of the loss of chunks, which goes after the traced parts; None where the loss is traced with them."""
+        """Bytes of the loss of chunks, which goes after the traced parts; None where the loss is traced with them."""
         return None if self._head is None else self._head.loss_bytes
 
     def task(self, part: str, last: BlockChoice, *, is_first: bool = True) -> Task:
-        """Of one of PART_NAMES. last: what the last block does."""
+        """The task of one of PART_NAMES. last: what the last block does."""
         tail = tail_name(part, traced_choice(last))
         key = (tail if tail in self._parts else part, is_first)
         if key not in self._tasks:

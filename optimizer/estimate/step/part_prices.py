@@ -1,12 +1,14 @@
-"""What decides a part's time and what its gradients do, whichever part of a setting it is. Torch-free."""
+"""Prices of parts by the two things that all parts of a setting share: the machine, and the fate of gradients. Torch-free."""
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Final
 
 from optimizer.base.categories import Link
 from optimizer.estimate.categories.activations import Trip
 from optimizer.estimate.categories.gradients import find_dropped, gradient_python_s
 from optimizer.estimate.categories.optimizer_state import host_bytes_per_s
+from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape
 from optimizer.estimate.tasks.change import PartName
 from optimizer.estimate.tasks.dropped import Dropped
@@ -17,9 +19,11 @@ from optimizer.hardware.machine import Machine
 from optimizer.hardware.thread_wakeup import wakeup_cost_s
 from optimizer.plan.plan import Plan
 
+_PRICES: Final[Table[tuple[bool, Dropped | None, str, str], "PartPrices"]] = Table()
+
 
 class PartPrices:
-    """Of one shape on one machine, where gradients go one way."""
+    """Prices of one shape's parts on one machine, where gradients go one way."""
 
     def __init__(self, compiled: CompiledShape, machine: Machine, *, dropped: Dropped | None, leaves_gradients: bool) -> None:
         self.compiled, self.machine = compiled, machine
@@ -27,7 +31,7 @@ class PartPrices:
         self.rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
 
     @classmethod
-    def of(
+    def find(
         cls, compiled: CompiledShape, *, plan: Plan, machine: Machine, moments: Moments, is_first: bool = False
     ) -> "PartPrices":
         """plan: of which only what becomes of gradients is looked at. is_first: whether updates inside backward make the moments,
@@ -35,14 +39,14 @@ class PartPrices:
         """
         dropped = find_dropped(plan, moments, is_first=is_first, device_kind=machine.device.kind)
         leaves = plan.gradients.choice == "host"
-        key = ("part prices", leaves, dropped, machine.device.kind, machine.rates.fingerprint)
-        return compiled.keep(key, lambda: cls(compiled, machine, dropped=dropped, leaves_gradients=leaves))
+        key = (leaves, dropped, machine.device.kind, machine.rates.fingerprint)
+        return _PRICES.obtain(compiled, key, lambda: cls(compiled, machine, dropped=dropped, leaves_gradients=leaves))
 
     def time(self, part: PartName, *, trip: Trip | None = None) -> PartTime:
         return self.compiled.part_time(part, self.machine, rates_key=self.rates_key, trip=trip)
 
     def gradients_legs(self, num_bytes: int, *, num_shared: int, is_first: bool) -> Legs:
-        """Of a part's gradients to the host, where they are added to those of the micro-batches before and measured.
+        """Legs of a part's gradients to the host, where they are added to those of the micro-batches before and measured.
 
         num_shared: of their tensors, those that threads copy together.
         """
@@ -62,7 +66,7 @@ class PartPrices:
 
 
 def with_gradients(copied: Mapping[Link, int], gradient_bytes: int) -> Mapping[Link, int]:
-    """What a part copies, with the gradients that leave."""
+    """Bytes that a part copies by link, with the gradients that leave."""
     if not gradient_bytes:
         return copied
     return {**copied, "device_to_host": copied.get("device_to_host", 0) + gradient_bytes}

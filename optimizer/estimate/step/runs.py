@@ -33,12 +33,12 @@ class TaskRun:
 
     @cached_property
     def follows_blocks(self) -> bool:
-        """Whether it has transfers that could begin when a block's backward ended."""
+        """True where it has transfers that could begin when a block's backward ended."""
         transfers = (transfer for task in self.tasks for transfer in (*task.arrives, *task.begins))
         return any(transfer.after_block is not None for transfer in transfers)
 
     def steps(self, device_kind: str) -> "Steps":
-        """What its tasks do on this clock."""
+        """Steps of its tasks on this clock."""
         if device_kind not in self._steps:
             self._steps[device_kind] = self._list_steps(device_kind)
         return self._steps[device_kind]
@@ -89,17 +89,17 @@ class TaskRun:
 
 
 class Steps(NamedTuple):
-    """Of a run's tasks, in order."""
+    """Clock steps of a run's tasks, in order."""
 
     compute_ms: tuple[float, ...]
     """On the compute lane, after the event."""
     events: tuple[Event | None, ...]
     acts: bool
-    """Whether any event does more than wait."""
+    """True where any event does more than wait."""
 
 
 class RunSums(NamedTuple):
-    """Of a run, above its start. Device bytes over all categories."""
+    """Totals of a run, above its start. Device bytes over all categories."""
 
     net: int
     top: int
@@ -107,9 +107,9 @@ class RunSums(NamedTuple):
     top_index: int
     num_tasks: int
     logits: int
-    """Of the net, logits and loss."""
+    """The part of the net that is logits and loss."""
     beyond: tuple[int, ...]
-    """What is left on each tier beyond the device, and what was there at the most, at least 0."""
+    """Bytes that are left on each tier beyond the device, and those that were there at the most, at least 0."""
     beyond_top: tuple[int, ...]
     copied: Mapping[Link, int]
 
@@ -148,7 +148,8 @@ class Schedule:
     num_later: int
     update: TaskRun
     carried: Bytes
-    """What each further micro-batch leaves behind, by category: its inputs, on the CPU device, and rows of sparse gradients."""
+    """Bytes that each further micro-batch leaves behind, by category: its inputs, on the CPU device, and rows of sparse
+    gradients."""
 
     @cached_property
     def carried_bytes(self) -> int:

@@ -24,6 +24,7 @@ from optimizer.estimate.categories.weights import (
     list_streamed_bytes,
     list_streamed_tensors,
 )
+from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape
 from optimizer.estimate.shape.shared import SharedPlaces, SharedStorages
 from optimizer.estimate.step.block_tasks import BlockTasks
@@ -31,17 +32,21 @@ from optimizer.estimate.step.outside_tasks import OutsideTasks
 from optimizer.estimate.step.part_prices import PartPrices
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.streaming import make_weights_task
-from optimizer.estimate.step.update import list_update_tasks, update_inputs, update_key
+from optimizer.estimate.step.update import UpdateInputs, list_update_tasks, update_inputs, update_key
 from optimizer.estimate.tasks.change import Move
 from optimizer.estimate.tasks.moments import moments_of
 from optimizer.estimate.tasks.tasks import Task, move_task, single
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
 
 _END: Final = "end of the micro-batch"
+_SHARED: Final[Table[None, SharedStorages]] = Table()
+_WEIGHTS: Final[Table[tuple[str, WeightsPlan, bool, str], list[Task]]] = Table()
+_UPDATES: Final[Table[UpdateInputs, TaskRun]] = Table()
 
 
 class StepLayout:
@@ -68,13 +73,13 @@ class StepLayout:
         self._compiled = compiled
         self._plan = plan
         self._machine = machine
-        self._shared = compiled.keep("shared storages", lambda: SharedStorages(compiled))
+        self._shared = _SHARED.obtain(compiled, None, lambda: SharedStorages(compiled))
         moments = moments_of(tensors.sizes, bits=plan.optimizer_state.bits, kept=workload.kept_state)
-        prices = PartPrices.of(compiled, plan=plan, machine=machine, moments=moments, is_first=is_first)
+        prices = PartPrices.find(compiled, plan=plan, machine=machine, moments=moments, is_first=is_first)
         self._makes_anew = prices.dropped is not None
         self._rates_key = prices.rates_key
-        self._blocks = BlockTasks.of(prices, compress=plan.activations.compress)
-        self._outside = OutsideTasks.of(profile, prices, plan=plan)
+        self._blocks = BlockTasks.find(prices, compress=plan.activations.compress)
+        self._outside = OutsideTasks.find(profile, prices, plan=plan)
         self._trains_all = workload.adapter is None
         self.streamed = list_streamed_bytes(profile, plan.weights, trains_all=self._trains_all)
         self._streamed_tensors = list_streamed_tensors(profile, plan.weights, trains_all=self._trains_all)
@@ -89,12 +94,12 @@ class StepLayout:
         self.num_later = plan.batch.accumulation_steps - 1
         self._tensors = tensors
         self._list_update = partial(list_update_tasks, tensors, state, plan=plan, workload=workload, machine=machine)
-        self._update_key = ("update", *update_inputs(plan, workload, machine))
+        self._update_key = update_inputs(plan, workload, machine)
 
     @cached_property
     def update(self) -> TaskRun:
-        """What follows the last micro-batch."""
-        return self._tensors.keep(self._update_key, lambda: TaskRun(tuple(self._list_update())))
+        """Tasks that follow the last micro-batch."""
+        return _UPDATES.obtain(self._tensors, self._update_key, lambda: TaskRun(tuple(self._list_update())))
 
     @cached_property
     def _inputs_task(self) -> Task:
@@ -143,7 +148,7 @@ class StepLayout:
             *blocks,
         ]
         if places.freed:
-            tasks += self._freed(places.freed).tasks
+            tasks += self._freed_run(places.freed).tasks
         if self.streamed:
             # As they go here, those of the last block come again for its backward.
             tasks += self._move("forward", "end of the backbone", (("weights", -self.streamed[-1]),)).tasks
@@ -178,8 +183,8 @@ class StepLayout:
             in_order = moves if is_forward else moves[::-1]
             return [self._make_weights_task(phase, block, *move) for block, move in in_order]
 
-        key = ("weights", phase, self._plan.weights, self._trains_all, self._rates_key)
-        self._weights[phase] = self._compiled.keep(key, make)
+        key = (phase, self._plan.weights, self._trains_all, self._rates_key)
+        self._weights[phase] = _WEIGHTS.obtain(self._compiled, key, make)
         return self._weights[phase]
 
     def _make_weights_task(self, phase: str, block: int, gone_bytes: int, coming: range) -> Task:
@@ -195,7 +200,7 @@ class StepLayout:
             waits_for=tuple(update_key(other) for other in coming) if phase == "forward" else (),
         )
 
-    def _freed(self, freed: list[Move]) -> TaskRun:
+    def _freed_run(self, freed: list[Move]) -> TaskRun:
         key = tuple(freed)
         if key not in self._moves:
             net = sum((single(CATEGORIES[move.slot], move.num_bytes) for move in freed), single("weights", 0))

@@ -1,16 +1,18 @@
-"""What plans have in common that decide the same outside their blocks: made for the first, kept for the others. Torch-free.
+"""Everything that plans share which decide the same outside their blocks: made for the first, kept for the others. Torch-free.
 
 A search prices hundreds of plans in a few settings, so what does not depend on the blocks' choices is here, and only putting the
 blocks' tasks in order and running them is done for each plan.
 """
 
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from optimizer.estimate.categories.activations import estimate_packing_bytes, estimate_staging_bytes
 from optimizer.estimate.categories.gradients import estimate_gradient_bytes
 from optimizer.estimate.categories.optimizer_state import estimate_state
 from optimizer.estimate.categories.tensors import TensorList, list_tensors
 from optimizer.estimate.categories.weights import estimate_weight_bytes, list_streamed_bytes
+from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
 from optimizer.estimate.step.runs import Schedule
 from optimizer.estimate.step.schedule import StepLayout
@@ -18,10 +20,34 @@ from optimizer.estimate.step.simulate import Resident
 from optimizer.estimate.step.stages import Stages
 from optimizer.estimate.tasks.parts import Bytes
 from optimizer.estimate.tasks.tasks import single
-from optimizer.hardware.machine import Machine
+from optimizer.hardware.machine import Machine, Processor
+from optimizer.plan.activations import Compression
+from optimizer.plan.batch import BatchPlan
+from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.logits_and_loss import LogitsAndLossPlan
+from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
+
+
+class StepInputs(NamedTuple):
+    """All that a prepared step depends on beside the profile and the shape."""
+
+    batch: BatchPlan
+    weights: WeightsPlan
+    gradients: GradientsPlan
+    optimizer_state: OptimizerStatePlan
+    logits_and_loss: LogitsAndLossPlan
+    compress: Compression
+    workload: TrainingWorkload
+    processor: Processor
+    device_kind: str
+    rates_fingerprint: str
+
+
+_STEPS: Final[Table[StepInputs, "PreparedStep"]] = Table()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +59,10 @@ class PreparedStep:
     tensors: TensorList
     device_kind: str
     always: Resident
-    """What is there between steps, whatever the blocks do."""
+    """Bytes that are there between steps, whatever the blocks do."""
 
     def resident(self, plan: Plan) -> Resident:
-        """What is there between steps, with what moving activations of this plan's blocks takes."""
+        """Bytes that are there between steps, with those that moving activations of this plan's blocks takes."""
         packing_bytes = estimate_packing_bytes(plan.activations, device_kind=self.device_kind)
         staging_bytes = estimate_staging_bytes(plan.activations, plan.weights)
         if not packing_bytes and not staging_bytes:
@@ -46,25 +72,25 @@ class PreparedStep:
 
 
 def find_setting(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> PreparedStep:
-    """Of a plan that was checked; its blocks' choices are not looked at. Raises InvalidWorkload beyond the position table.
+    """The prepared step of a plan that was checked; its blocks' choices are not read. Raises InvalidWorkload beyond the
+    positions.
 
     Kept with the profile's compiled shape, so it must not hold the profile.
     """
     compiled = compile_shape(profile, plan.weights, (plan.batch.micro_batch_size, workload.sequence_length))
-    key = (
-        "setting",
-        plan.batch,
-        plan.weights,
-        plan.gradients,
-        plan.optimizer_state,
-        plan.logits_and_loss,
-        plan.activations.compress,
-        workload,
-        machine.processor_for(in_fp16=plan.weights.computes_in_fp16),
-        machine.device.kind,
-        machine.rates.fingerprint,
+    key = StepInputs(
+        batch=plan.batch,
+        weights=plan.weights,
+        gradients=plan.gradients,
+        optimizer_state=plan.optimizer_state,
+        logits_and_loss=plan.logits_and_loss,
+        compress=plan.activations.compress,
+        workload=workload,
+        processor=machine.processor_for(in_fp16=plan.weights.computes_in_fp16),
+        device_kind=machine.device.kind,
+        rates_fingerprint=machine.rates.fingerprint,
     )
-    return compiled.keep(key, lambda: _make_setting(profile, compiled, plan=plan, workload=workload, machine=machine))
+    return _STEPS.obtain(compiled, key, lambda: _make_setting(profile, compiled, plan=plan, workload=workload, machine=machine))
 
 
 def _make_setting(

@@ -75,7 +75,7 @@ class Simulation:
 
     @property
     def peak_index(self) -> int:
-        """Which task of its run that is."""
+        """Index in its run of the task with the peak."""
         return self._highest.task_index
 
     @property
@@ -100,7 +100,7 @@ class Simulation:
         total = np.zeros(len(LANES))
         for run, times in _counted_runs(self._schedule):
             if run.tasks:
-                total += times * _summed([task.time.by_lane for task in run.tasks])
+                total += times * _sum_rows([task.time.by_lane for task in run.tasks])
         return dict(zip(LANES, total.tolist(), strict=True))
 
     @property
@@ -118,7 +118,7 @@ class Simulation:
 
     @property
     def recomputed_ms(self) -> float:
-        """Of ``kinds_ms``, what is done a second time."""
+        """Time of ``kinds_ms`` that is spent on doing something a second time."""
         return self._kinds[-1]
 
     @cached_property
@@ -126,7 +126,7 @@ class Simulation:
         total = np.zeros(2 * _NUM_KINDS + 1)
         for run, times in _counted_runs(self._schedule):
             if run.tasks:
-                total += times * _summed([task.time.by_kind for task in run.tasks])
+                total += times * _sum_rows([task.time.by_kind for task in run.tasks])
         kinds: list[float] = total.tolist()
         return kinds
 
@@ -134,8 +134,8 @@ class Simulation:
 _NUM_KINDS = len(COMPUTE_KINDS)
 
 
-def _summed(rows: Sequence[tuple[float, ...]]) -> NDArray[np.float64]:
-    """Where many tasks share their times, each once, times how many there are."""
+def _sum_rows(rows: Sequence[tuple[float, ...]]) -> NDArray[np.float64]:
+    """Sum of times that many tasks share: each once, times how many there are."""
     count = Counter(map(id, rows))
     if 2 * len(count) > len(rows):
         total: NDArray[np.float64] = np.array(rows).sum(axis=0)
@@ -206,7 +206,7 @@ class Highest:
         return level + _net(self._run.tasks[: self._run.sums.top_index])
 
     def _net_before(self, num_before: int) -> int:
-        """What has come in the first micro-batch and so many later ones."""
+        """Bytes that have come in the first micro-batch and so many later ones."""
         net = self._schedule.first.sums.net
         if num_before:
             # What a later micro-batch leaves beside its inputs, it left when the first of them ended.
@@ -259,8 +259,8 @@ def _levels(tasks: tuple[Task, ...]) -> tuple[Bytes, Bytes]:
 
 
 def estimate_fresh_ms(transient_bytes: int, *, fresh_bytes_per_s: float) -> float:
-    """Of touching a step's memory for the first time again, where the process gave it back after the step before: what is beyond
-    what ``base/heap.py`` has it keep.
+    """Time of touching a step's memory for the first time again, where the process gave it back after the step before:
+    what is beyond what ``base/heap.py`` has it keep.
 
     transient_bytes: at their most, above what stays between steps.
     """

@@ -1,4 +1,4 @@
-"""What a job's first step and its evaluations take at most, beside the steady step. Torch-free.
+"""Peaks of a job's first step and its evaluations, beside the steady step. Torch-free.
 
 First step: the optimizer's moments come to be in its update, tensor by tensor, so whatever comes before it has their room. It is
 never higher than a steady step. Where gradients are consumed that is inside backward.
@@ -13,6 +13,7 @@ are counted to its end, which a small model's evaluation can make higher than it
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 import numpy as np
 
@@ -25,26 +26,31 @@ from optimizer.estimate.categories.optimizer_state import (
 )
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.categories.weights import list_forward_moves, list_streamed_bytes
+from optimizer.estimate.memo import Table
 from optimizer.estimate.prediction import Stage, StagePeak
 from optimizer.estimate.shape.compiled import CompiledShape
 from optimizer.estimate.shape.logits_and_loss import list_evaluation, read_head
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.simulate import Highest, Resident, Simulation
-from optimizer.estimate.step.update import list_update_tasks, update_inputs
+from optimizer.estimate.step.update import UpdateInputs, list_update_tasks, update_inputs
 from optimizer.estimate.tasks.moments import moments_of
 from optimizer.estimate.tasks.parts import Bytes, PartBytes, sum_changes
 from optimizer.estimate.tasks.tasks import single
 from optimizer.hardware.machine import Machine, Processor
 from optimizer.plan.activations import BlockChoice
+from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Evaluation, Profile
 from optimizer.workload import TrainingWorkload
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
+_FIRST_UPDATES: Final[Table[UpdateInputs, TaskRun]] = Table()
+_EVALUATIONS: Final[Table[tuple[WeightsPlan, LogitsAndLossPlan, bool, Processor | None], "_Evaluated"]] = Table()
 
 
 class Stages:
-    """What the stages of one setting have in common, whatever its blocks do. Does not keep the profile."""
+    """The stages of one setting, whatever its blocks do. Does not keep the profile."""
 
     def __init__(
         self,
@@ -101,7 +107,7 @@ class Stages:
 
 @dataclass(frozen=True, kw_only=True)
 class StagePeaks:
-    """Of one plan."""
+    """Peaks of one plan's stages."""
 
     num_blocks: int
     first: Highest
@@ -112,7 +118,7 @@ class StagePeaks:
 
     @property
     def highest_bytes(self) -> int:
-        """Of all stages."""
+        """The highest peak of all stages."""
         found = [self.first.num_bytes]
         if self.steady is not None:
             found.append(self.steady.device_peak_bytes)
@@ -122,7 +128,7 @@ class StagePeaks:
 
     @property
     def allocated_bytes(self) -> int:
-        """What torch has at most in an evaluation on the CPU device; a first step has no more than a steady one."""
+        """The most that torch has in an evaluation on the CPU device; a first step has no more than a steady one."""
         return 0 if self.evaluation is None else self.evaluation.allocated_bytes
 
     def list(self) -> tuple[StagePeak, ...]:
@@ -155,7 +161,8 @@ def _first_update(
     tensors: TensorList,
     state: StateCosts,
 ) -> TaskRun:
-    """Of gradients that are kept until then."""
+    """The first step's update of gradients that are kept until then."""
+
     def make() -> TaskRun:
         staying = tensors.list_staying(plan.optimizer_state)
         moments = moments_of(tensors.sizes, bits=plan.optimizer_state.bits, kept=workload.kept_state)
@@ -163,8 +170,7 @@ def _first_update(
         early = replace(state, list_changes=listed)
         return TaskRun(tuple(list_update_tasks(tensors, early, plan=plan, workload=workload, machine=machine)))
 
-    key = ("first update", *update_inputs(plan, workload, machine))
-    return tensors.keep(key, make)
+    return _FIRST_UPDATES.obtain(tensors, update_inputs(plan, workload, machine), make)
 
 
 # Evaluation.
@@ -178,7 +184,7 @@ class _Evaluated:
     """By category."""
     moment: str
     allocated_bytes: int
-    """What torch has then at most, on the CPU device; 0 on CUDA."""
+    """Most bytes that torch has then, on the CPU device; 0 on CUDA."""
 
     def above(self, resident: Bytes) -> "_Evaluated":
         resident_bytes = int(resident.sum()) if self.allocated_bytes else 0
@@ -199,8 +205,9 @@ def _evaluate(
     processor = None
     if machine.device.kind == "cpu":
         processor = machine.processor_for(in_fp16=plan.weights.computes_in_fp16)
-    key = ("evaluation", plan.weights, plan.logits_and_loss, trains_all, processor)
-    highest = compiled.keep(
+    key = (plan.weights, plan.logits_and_loss, trains_all, processor)
+    highest = _EVALUATIONS.obtain(
+        compiled,
         key,
         lambda: _find_highest(
             profile, compiled, evaluation, plan=plan, trains_all=trains_all, processor=processor

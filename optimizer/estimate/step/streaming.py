@@ -1,4 +1,4 @@
-"""What it costs that blocks keep their weights elsewhere (``runtime/step/weights.py``): a task before each block's own."""
+"""Costs of blocks that keep their weights elsewhere (``runtime/step/weights.py``): a task before each block's own."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -36,7 +36,7 @@ def make_weights_task(
     holds_up_cpu: bool = False,
     generates: bool = False,
 ) -> Task:
-    """As a block begins: ``gone_bytes`` go, the blocks in ``coming`` come, and the block's own must have arrived.
+    """The task before a block: ``gone_bytes`` go, the blocks in ``coming`` come, and the block's own must have arrived.
 
     tensors: bytes of each block's, one by one. num_keys: blocks whose numbers differ by a multiple of it share a transfer's key,
     so that tasks which are alike can be one; never fewer than come ahead, and the one at work. holds_up_cpu: as ``Transfer``'s.
@@ -82,7 +82,7 @@ def sum_weights_ms(
 def streaming_python_ms(
     tensors: Sequence[int], plan: WeightsPlan, rates: Rates, *, generates: bool = False
 ) -> float:
-    """Of weights that come, beside their copies. tensors: bytes of each."""
+    """Time of Python for weights that come, beside their copies. tensors: bytes of each."""
     each_s = weights_python_s(rates, generates=generates, is_stored=plan.place in STORE_LANES)
     num_shared = count_multithreaded(num_bytes // plan.bytes_per_element for num_bytes in tensors)
     return (len(tensors) * each_s + wakeup_cost_s(num_shared, rates, after_s=each_s)) * 1000

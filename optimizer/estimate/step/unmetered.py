@@ -1,4 +1,4 @@
-"""How high a step really goes on the CPU device, with what torch allocates and the runtime's meter does not see. Torch-free.
+"""The real peak of a step on the CPU device, with what torch allocates and the runtime's meter does not see. Torch-free.
 
 What that is: ``estimate/kernels``. The highest moment with it need not be the highest without it, so the step is walked through
 again, task by task.

@@ -7,6 +7,7 @@ Where nothing is clipped or scaled it does so during backward. On the CPU device
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,31 +37,56 @@ from optimizer.estimate.tasks.transfers import Legs, Transfer
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rates import PythonWork, Rates
 from optimizer.hardware.thread_wakeup import count_multithreaded, wakeup_cost_s
+from optimizer.optimizers import KeptState
+from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import TrainingWorkload
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _SLOTS = (_SLOT["temporaries"], _SLOT["gradients"], _SLOT["optimizer_state"])
-"""Of ``Rows``."""
+"""Places of the categories that the columns of ``Rows`` count."""
 
 
 def update_key(block: int) -> Hashable:
-    """Of the update on the host of a block's weights; -1 is before the blocks, their number what is after."""
+    """Key of the update on the host of a block's weights; -1 is before the blocks, their number what is after."""
     return ("update", block)
 
 
-def update_inputs(plan: Plan, workload: TrainingWorkload, machine: Machine) -> tuple[Hashable, ...]:
-    """All that what follows the last micro-batch depends on beside the tensors: the same for every shape."""
-    return (
-        plan.gradients, plan.optimizer_state, plan.weights, workload.max_grad_norm is None, workload.adapter is None,
-        workload.kept_state, workload.tokens_per_step, machine.device.kind, machine.rates.fingerprint,
-    )  # fmt: skip
+class UpdateInputs(NamedTuple):
+    """All that the update depends on beside the tensors: the same for every shape."""
+
+    gradients: GradientsPlan
+    optimizer_state: OptimizerStatePlan
+    weights: WeightsPlan
+    clips: bool
+    trains_all: bool
+    kept: KeptState
+    tokens_per_step: int
+    device_kind: str
+    rates_fingerprint: str
+
+
+def update_inputs(plan: Plan, workload: TrainingWorkload, machine: Machine) -> UpdateInputs:
+    """The inputs of the update that follows the last micro-batch."""
+    return UpdateInputs(
+        gradients=plan.gradients,
+        optimizer_state=plan.optimizer_state,
+        weights=plan.weights,
+        clips=workload.max_grad_norm is not None,
+        trains_all=workload.adapter is None,
+        kept=workload.kept_state,
+        tokens_per_step=workload.tokens_per_step,
+        device_kind=machine.device.kind,
+        rates_fingerprint=machine.rates.fingerprint,
+    )
 
 
 def list_update_tasks(
     tensors: TensorList, state: StateCosts, *, plan: Plan, workload: TrainingWorkload, machine: Machine
 ) -> Iterator[Task]:
-    """What follows the last micro-batch."""
+    """Tasks that follow the last micro-batch."""
     clip, update = list_update_times(tensors, state, plan=plan, workload=workload, machine=machine)
     scratch_bytes = estimate_clip_bytes(tensors, plan, clips=workload.max_grad_norm is not None)
     is_on_host = plan.gradients.choice == "host"
@@ -112,7 +138,7 @@ class UpdateTime:
 def list_update_times(
     tensors: TensorList, state: StateCosts, *, plan: Plan, workload: TrainingWorkload, machine: Machine
 ) -> tuple[UpdateTime, UpdateTime | None]:
-    """Of clipping, and of the update where it is not inside backward."""
+    """Times of clipping, and of the update where it is not inside backward."""
     away = _list_host_updates(state, plan=plan, workload=workload, machine=machine)
     is_threaded = machine.device.kind == "cuda"
     in_backward = is_threaded and begins_in_backward(plan, workload)
@@ -140,7 +166,7 @@ def list_update_times(
 
 
 def begins_in_backward(plan: Plan, workload: TrainingWorkload) -> bool:
-    """Whether a block's update on the host of a card may begin before the backward of the others has ended."""
+    """True where a block's update on the host of a card may begin before the backward of the others has ended."""
     return workload.max_grad_norm is None and not plan.weights.scales_loss
 
 
@@ -166,7 +192,7 @@ def _clip_time(
 
 
 def _python_ms(tensors: TensorList, num_staying: int, plan: Plan, workload: TrainingWorkload, rates: Rates) -> float:
-    """What clipping, updating and moving states costs beside kernels: once a step, and for each tensor.
+    """Time of clipping, updating and moving states beside kernels: once a step, and for each tensor.
 
     num_staying: of the tensors, those whose state is on the device.
     """
@@ -182,8 +208,8 @@ def _python_ms(tensors: TensorList, num_staying: int, plan: Plan, workload: Trai
 
 
 def _waking_ms(tensors: TensorList, plan: Plan, rates: Rates, *, scales: bool) -> float:
-    """Of gradients on the host, which are scaled one by one and fetched, or their new weights are. The update itself shares
-    tensors of any size, and is probed so.
+    """Time to wake threads for gradients on the host, which are scaled one by one and fetched, or their new weights are.
+    The update itself shares tensors of any size, and is probed so.
     """
     if plan.gradients.choice != "host" or not rates.wake_s:
         return 0.0

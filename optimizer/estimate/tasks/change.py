@@ -33,4 +33,4 @@ class Move(NamedTuple):
     call: OpCall | None = None
     """The op's sizes, for what its kernel holds; None where they are not known."""
     slack: tuple[int, int] = (0, 0)
-    """How many bytes fewer and more it may be, of what a kernel holds."""
+    """Bytes fewer and more that it may be, of what a kernel holds."""

@@ -1,4 +1,4 @@
-"""What the optimizer's moments of one tensor weigh on the device. Torch-free.
+"""Bytes of the optimizer's moments of one tensor on the device. Torch-free.
 
 Source of the 8-bit layout: bitsandbytes (``optim/optimizer.py``): one byte per element and moment, one fp32 scale per
 256 elements and moment, tensors under 4096 elements in 32 bits, two shared tables of 256 fp32 values.
@@ -21,25 +21,25 @@ from optimizer.plan.weights import WeightsPlan, rounding_scratch_bytes
 from optimizer.profile.trained import TensorSize
 
 TABLES_BYTES = 2 * 256 * 4
-"""Of 8-bit state, once: made with the optimizer, not by its first step."""
+"""Bytes of the tables of 8-bit state, once: made with the optimizer, not by its first step."""
 STEP_COUNTER_BYTES = 4
 """torch's fused AdamW counts steps in one fp32 scalar per tensor."""
 _FP32_BYTES = 4
 _LION_PIECE_ELEMENTS = 1 << 20
-"""What Lion updates at once (``runtime/updates/update_rule.py``)."""
+"""Elements that Lion updates at once (``runtime/updates/update_rule.py``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """Of one optimizer, which a tensor gets in its first update and keeps."""
+    """Moments of one optimizer, which a tensor gets in its first update and keeps."""
 
     bits: int
     kept: KeptState
     factored: tuple[tuple[int, int, int], ...] = ()
-    """Of factored state, by a tensor's elements: the numbers it keeps and those that its update holds. Where shapes of as many
-    elements differ, those of the larger."""
+    """Factored state by a tensor's elements: the numbers it keeps and those that its update holds. Where shapes of as
+    many elements differ, those of the larger."""
 
-    def of(self, num_elements: int) -> int:
+    def num_bytes(self, num_elements: int) -> int:
         """Bytes on the device; with 32 bits a count of steps, too."""
         if self.kept.declared.is_factored:
             return _FP32_BYTES * self._by_elements[num_elements][0] + self.counter_bytes
@@ -49,7 +49,7 @@ class Moments:
 
     @property
     def counter_bytes(self) -> int:
-        """Of each tensor, where the optimizer counts its steps; bitsandbytes does it outside torch."""
+        """Bytes of each tensor's step count, where the optimizer counts its steps; bitsandbytes does it outside torch."""
         return STEP_COUNTER_BYTES if self.kept.counts_steps and self.bits == 32 else 0
 
     @cached_property
@@ -97,18 +97,18 @@ UpdateChange = tuple[Literal["copies", "scratch", "gradients", "optimizer_state"
 
 @dataclass(frozen=True, kw_only=True)
 class TensorUpdate:
-    """What the update of one tensor makes and drops on the device, where its state is there."""
+    """Memory that the update of one tensor makes and drops on the device, where its state is there."""
 
     moments: Moments
     is_first: bool
-    """Whether it makes the moments."""
+    """True where the update makes the moments."""
     drops_gradient: bool
-    """Whether the gradient is gone with it."""
+    """True where the gradient is gone with the update."""
     gradient_bytes: int
-    """Of each element."""
+    """Bytes of each element's gradient."""
     widens: bool
     rounds: bool
-    """Whether the new weight is rounded to bf16 at random, from an fp32 copy that is made for the update."""
+    """True where the new weight is rounded to bf16 at random, from an fp32 copy that is made for the update."""
     device_kind: str
 
     def list_changes(self, num_elements: int) -> Iterator[UpdateChange]:
@@ -120,7 +120,7 @@ class TensorUpdate:
         if self.rounds:
             yield "copies", copy_bytes
         if self.is_first:
-            yield "optimizer_state", self.moments.of(num_elements)
+            yield "optimizer_state", self.moments.num_bytes(num_elements)
         scratch_bytes = self.moments.scratch_of(num_elements, device_kind=self.device_kind)
         if scratch_bytes:
             yield "scratch", scratch_bytes

@@ -1,4 +1,4 @@
-"""What a part of a step comes to: its bytes, the highest point inside it, its milliseconds on each lane. Torch-free."""
+"""A part of a step in numbers: its bytes, the highest point inside it, its milliseconds on each lane. Torch-free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,11 +72,11 @@ class PartTime:
     disk_ms: float = 0.0
     network_ms: float = 0.0
     kinds_ms: tuple[float, ...] = NO_KINDS
-    """Of compute, in the order of COMPUTE_KINDS; sums to ``compute_ms``."""
+    """Time of compute by kind, in the order of COMPUTE_KINDS; sums to ``compute_ms``."""
     kinds_work: tuple[float, ...] = NO_KINDS
-    """What is done in those: FLOPs of products and attention, bytes read and written of the other kinds of op."""
+    """Work done in each kind: FLOPs of products and attention, bytes read and written of the other kinds of op."""
     recomputed_ms: float = 0.0
-    """Of compute: what is done a second time because it was not kept."""
+    """The part of compute that is done a second time because it was not kept."""
 
     @classmethod
     def spent(cls, **kinds_ms: Unpack[SpentMs]) -> "PartTime":
@@ -96,7 +96,7 @@ class PartTime:
 
 
 def sum_changes(changes: Sequence[Change]) -> PartBytes:
-    """Of changes in order, on any tier."""
+    """Sum up changes in order, on any tier."""
     beyond = dict.fromkeys(_BEYOND, 0)
     highest = dict(beyond)
     level, top, num_before = 0, 0, 0

@@ -1,4 +1,4 @@
-"""What a schedule is made of: tasks, what each waits for, and what it starts beside compute. Torch-free.
+"""The elements of a schedule: tasks, what each waits for, and what it starts beside compute. Torch-free.
 
 A task is made once and is part of many plans' schedules (``step/runs.py``), so what a simulation wants to know of it is kept with
 it.
@@ -46,9 +46,10 @@ class Task:
     drains: bool = False
     """Waits for everything that was begun."""
     moves: Callable[[], Sequence[Move]] | None = field(default=None, compare=False, repr=False)
-    """What ``bytes`` sums up, change by change, for a replay; None where all comes and goes at once."""
+    """The changes that ``bytes`` sums up, one by one, for a replay; None where all comes and goes at once."""
     allocated_rise: Callable[[Processor], int] | None = field(default=None, compare=False, repr=False)
-    """How high ``bytes`` goes above its start with what the CPU's kernels hold; None where no kernel holds anything."""
+    """Bytes by which ``bytes`` goes above its start with what the CPU's kernels hold; None where no kernel holds
+    anything."""
     num_random_states: int = 0
     """That this begins to keep, of a block that runs forward again, or, below 0, lets go of when it ends."""
 
@@ -106,7 +107,7 @@ NUM_BEYOND = 3
 
 
 class Elsewhere(NamedTuple):
-    """What a task does beyond the device."""
+    """The work of a task beyond the device."""
 
     places: tuple[tuple[int, int, int], ...]
     """(Which tier, net, rise) of those that it changes."""
@@ -119,7 +120,7 @@ class Totals(NamedTuple):
     net: int
     rise: int
     logits: int
-    """Of the net, logits and loss."""
+    """The part of the net that is logits and loss."""
     elsewhere: Elsewhere | None
 
 
@@ -142,12 +143,12 @@ def risen_bytes(device: Bytes, *, host: int = 0) -> PartBytes:
 
 
 def list_moves(task: Task) -> Sequence[Move]:
-    """Of one task, in order."""
+    """Moves of one task, in order."""
     return task.moves() if task.moves is not None else tuple(_moves_at_once(task.bytes))
 
 
 def as_moves(changes: Sequence[Change]) -> tuple[Move, ...]:
-    """Of changes that no traced op makes."""
+    """Moves for changes that no traced op makes."""
     return tuple(Move(*change, -1) for change in changes)
 
 
@@ -166,7 +167,7 @@ def move_task(phase: str, name: str, net: Bytes) -> Task:
 
 
 def add_legs(time: PartTime, legs: Sequence[tuple[Lane, float]]) -> PartTime:
-    """What a part's lanes do, and these transfers."""
+    """Time of a part's lanes and of these transfers."""
     if not legs:
         return time
     lanes_ms: dict[str, float] = {}

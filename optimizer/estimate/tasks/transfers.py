@@ -1,4 +1,4 @@
-"""What goes on beside compute: transfers on lanes, and what a task does with them on each kind of device. Torch-free.
+"""Work beside compute: transfers on lanes, and what a task does with them on each kind of device. Torch-free.
 
 On the CPU device one thread computes, copies and updates; only the disk and the network work beside it. On CUDA copies run in
 order on a stream of their own, and the host, the disk and the network beside that.
@@ -54,7 +54,7 @@ class Begun(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What a task does beside computing, in this order."""
+    """The acts of a task beside computing, in this order."""
 
     waits_for: tuple[Hashable, ...]
     arrives: tuple[Begun, ...]
@@ -62,7 +62,7 @@ class Event(NamedTuple):
     leaves: tuple[Sent, ...]
     drains: bool
     acts: bool
-    """Whether it does more than wait."""
+    """True where it does more than wait."""
 
 
 def make_event(
@@ -74,28 +74,28 @@ def make_event(
     drains: bool,
     device_kind: str,
 ) -> Event | None:
-    """As a task has them; None where it only computes."""
+    """The event of a task with these transfers; None where it only computes."""
     acts = bool(arrives or begins or leaves or drains)
     if not acts and not waits_for:
         return None
     return Event(
         waits_for=waits_for,
-        arrives=tuple([_begin(transfer, device_kind) for transfer in arrives]),
-        begins=tuple([_begin(transfer, device_kind) for transfer in begins]),
-        leaves=tuple([_send(legs, device_kind) for legs in leaves]),
+        arrives=tuple([_split_transfer(transfer, device_kind) for transfer in arrives]),
+        begins=tuple([_split_transfer(transfer, device_kind) for transfer in begins]),
+        leaves=tuple([_split_legs(legs, device_kind) for legs in leaves]),
         drains=drains,
         acts=acts,
     )
 
 
-def _begin(transfer: Transfer, device_kind: str) -> Begun:
+def _split_transfer(transfer: Transfer, device_kind: str) -> Begun:
     if transfer.holds_up_cpu and device_kind == "cpu":
         return Begun(transfer.key, transfer.after_block, transfer.legs, ())
-    return Begun(transfer.key, transfer.after_block, *_send(transfer.legs, device_kind))
+    return Begun(transfer.key, transfer.after_block, *_split_legs(transfer.legs, device_kind))
 
 
 @lru_cache(maxsize=1024)
-def _send(legs: Legs, device_kind: str) -> Sent:
+def _split_legs(legs: Legs, device_kind: str) -> Sent:
     """Blocks that are alike send alike."""
     beside = BESIDE[device_kind]
     return Sent(

@@ -1,4 +1,4 @@
-"""How the probe times something: again and again within its share of the time, and the first quartile counts.
+"""Times something again and again within its share of the probe's time; the first quartile counts.
 
 What disturbs a run only makes it longer, so a low quantile is nearer to what the machine can do than a median; the least of all
 would be the luck of one run. Finished runs say how much is disturbed in practice (``hardware/calibration.py``).
@@ -19,11 +19,11 @@ _MAX_DRAWN = 1 << 17
 _NEAR = 1.15
 """Sizes nearer than this are one point of a curve."""
 now_s: Callable[[], float] = time.perf_counter
-"""Of the CPU; by its module, so that a benchmark on a busy machine can count its own thread's time alone."""
+"""Clock of the CPU; by its module, so that a benchmark on a busy machine can count its own thread's time alone."""
 
 
 def quartile_s(run: Callable[[], object], device: torch.device, *, max_s: float) -> float:
-    """Of one run, after one to warm up: at least one more, then as many as the time allows."""
+    """Time of one run, after one to warm up: at least one more, then as many as the time allows."""
     started = time.perf_counter()
     timed_s(run, device)
     durations = [timed_s(run, device)]
@@ -57,7 +57,7 @@ class TimeShare:
     def left_s(self) -> float:
         return max(0.0, self._end_s - time.perf_counter())
 
-    def of(self, count: int) -> float:
+    def part_s(self, count: int) -> float:
         """For each of so many that are still to come."""
         return self.left_s / max(count, 1)
 
@@ -73,7 +73,7 @@ def random_tensor(shape: tuple[int, ...], device: torch.device, dtype: torch.dty
 
 
 def better_of(visits: Iterable[Mapping[str, Curve]]) -> dict[str, Curve]:
-    """Of curves that were measured more than once the better rate of each point: what disturbs a machine lasts longer than the
+    """The better rate of each point of curves that were measured more than once: what disturbs a machine lasts longer than the
     repeats of one size.
     """
     points: dict[str, dict[float, float]] = {}

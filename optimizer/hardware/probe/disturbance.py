@@ -1,11 +1,12 @@
-"""Whether the machine had other work while it was probed, and how many times too slow its prices may be for it.
+"""Notices other work on the machine while it is probed, and how many times too slow its prices may be for it.
 
-Two signs, of which the worse counts. A yardstick, fixed work of torch's own on the probed device, is timed between the probe's
-parts: alone on a machine its times agree. And the system's count of processor time says what others took of the cores that this
-process may use (Linux; elsewhere, and where a quota limits the process, the yardstick alone tells).
+Two signs, of which the worse counts. A yardstick, fixed work of torch's own on the probed device, is timed between the
+probe's parts: alone on a machine its times agree. And the system's count of processor time says what others took of the
+cores that this process may use (Linux; elsewhere, and where a quota limits the process, the yardstick alone decides).
 
-Nothing is corrected by it: it widens the interval of times until finished runs tell (``estimate/time_interval.py``), and is said.
-*Not seen*: others that are as busy all the time without a core's being wanted twice, as on the memory's bus alone.
+Nothing is corrected by it: it widens the interval of times until finished runs correct it (``estimate/time_interval.py``),
+and is said. *Not seen*: others that are as busy all the time without a core's being wanted twice, as on the memory's bus
+alone.
 """
 
 import os
@@ -24,26 +25,26 @@ _NUM_REPEATS = 6
 _YARDSTICK = {"cpu": (256, 1 << 20), "cuda": (2048, 1 << 25)}
 """Rows of a square product, and elements that are added up: about 1 ms."""
 _LEAST_FREE_SHARE = 0.1
-"""Of the cores, that a probe is taken to have got at least."""
+"""Share of the cores that a probe is taken to have got at least."""
 _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)
-"""Of a line of /proc/stat: user, nice, system, interrupts of two kinds, and what a hypervisor gave to others."""
+"""Fields of a line of /proc/stat: user, nice, system, interrupts of two kinds, and what a hypervisor gave to others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """What was seen during a probe."""
+    """Other work that was seen during a probe."""
 
     pace: float
-    """Of the yardstick: its time in a slow moment (third quartile of all) over that in its best."""
+    """Pace of the yardstick: its time in a slow moment (third quartile of all) over that in its best."""
     others_cores: float
-    """Cores that other processes kept busy, of those that this one may use; 0 where the system does not tell."""
+    """Cores that other processes kept busy, of those that this one may use; 0 where the system does not report it."""
     num_cores: int
     num_threads: int
-    """Of the probe."""
+    """Threads of the probe."""
 
     @property
     def slowdown(self) -> float:
-        """How many times slower than by itself the machine may have been; exactly 1 where nothing is to be said."""
+        """Factor by which the machine may have been slower than by itself; exactly 1 where nothing is to be said."""
         free_cores = max(self.num_cores - self.others_cores, _LEAST_FREE_SHARE * self.num_cores)
         found = max(self.pace, min(self.num_threads, self.num_cores) / free_cores)
         return round(found, 2) if found >= NOTABLE_SLOWDOWN else 1.0
@@ -76,7 +77,7 @@ class Watch:
         self._looks_s.append(_first_quartile([timed_s(self._work, self._device) for _ in range(_NUM_REPEATS)]))
 
     def judge(self) -> Disturbance:
-        """Of what was seen until now, one look at least."""
+        """Judge what was seen until now, one look at least."""
         processors = _Processors.now()
         return Disturbance(
             pace=_pace(self._looks_s),
@@ -105,7 +106,7 @@ class _Processors:
 
     at_s: float
     all_s: float | None
-    """None where the system does not tell."""
+    """None where the system does not report it."""
     own_s: float
     num_cores: int
 
@@ -115,7 +116,7 @@ class _Processors:
         return cls(at_s=now_s(), all_s=_busy_s(cores), own_s=time.process_time(), num_cores=len(cores))
 
     def others_since(self, before: "_Processors") -> float:
-        """How many cores others kept busy meanwhile."""
+        """Number of cores that others kept busy meanwhile."""
         if self.all_s is None or before.all_s is None or self.at_s <= before.at_s:
             return 0.0
         others_s = self.all_s - before.all_s - (self.own_s - before.own_s)

@@ -1,4 +1,4 @@
-"""What a probed machine is called, and how much memory a job may use of it."""
+"""Names a probed machine, and the memory that a job may use of it."""
 
 import gc
 import platform
@@ -32,7 +32,7 @@ def describe_device(device: torch.device, *, host_bytes: int, workspace_bytes: i
 
 
 def has_library_for_bf16() -> bool:
-    """Whether torch leaves products in bf16 on the CPU to oneDNN, and the processor has instructions for them."""
+    """True where torch leaves products in bf16 on the CPU to oneDNN, and the processor has instructions for them."""
     return torch.backends.mkldnn.is_available() and torch.cpu._is_avx512_bf16_supported()  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""What an op costs beside its kernel where nothing is to be differentiated: the runtime's own generation with a tiny model.
+"""Cost of an op beside its kernel where nothing is to be differentiated: the runtime's own generation with a tiny model.
 
 Not counted by the meter, as ``steps.py``'s steps are not. And what it takes to draw a token, which hangs on the vocabulary alone.
 """
@@ -36,14 +36,14 @@ class PassCosts:
     """Seconds beside kernels (``Rates``)."""
 
     dispatch_s: float
-    """Of each op, views included: what more blocks take longer, over their ops."""
+    """Seconds of each op, views included: what more blocks take longer, over their ops."""
     python_s: dict[PythonWork, float]
     """``token`` for each forward pass, beside its ops; of what comes and goes (``Rates.python_s``) what the same generation takes
     longer with it on the host, and on the disk."""
 
 
 def probe_passes(device: torch.device, *, scratch: Path | None, max_s: float) -> PassCosts:
-    """Of the least of a few passes, taken in turn. scratch: None where there is no disk."""
+    """Costs by the least of a few passes, taken in turn. scratch: None where there is no disk."""
     share = clock.TimeShare(max_s)
     away: dict[PythonWork, GenerationPlan] = {
         "keys and values": GenerationPlan(kv_cache=KvCachePlan(place="host")),
@@ -95,7 +95,7 @@ def probe_draws(device: torch.device, *, max_s: float) -> dict[str, Curve]:
         token = torch.zeros((), dtype=torch.long, device=device)
         chooser = Chooser(Sampling(max_new_tokens=1, temperature=0.8, top_p=0.9))
         seconds = clock.quartile_s(
-            partial(chooser.draw, logits, into=token), device, max_s=share.of(len(_VOCAB_SIZES) - index)
+            partial(chooser.draw, logits, into=token), device, max_s=share.part_s(len(_VOCAB_SIZES) - index)
         )
         points.append((float(vocab_size), vocab_size / seconds))
     return {DRAW: clock.as_curve(points)}

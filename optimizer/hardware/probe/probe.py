@@ -61,9 +61,9 @@ _SHARES = {
     "passes": 3, "packing": 1, "links": 2, "fresh memory": 1, "rows": 3, "token attention": 2, "draws": 1,
     "host attention": 1, "waking": 1,
 }  # fmt: skip
-"""Of the time, by what is measured."""
+"""Shares of the time, by what is measured."""
 _NUM_VISITS = 2
-"""Of all curves, one after the other."""
+"""Visits of all curves, one after the other."""
 
 Measured = TypeVar("Measured")
 
@@ -147,18 +147,18 @@ def _measure_rates(
     # Without a flat rate no search takes a dtype: not bf16 where a card emulates it, and fp16 only there.
     flat_dtypes = {name: dtype for name, dtype in dtypes.items() if name != "fp16" or "bf16" not in dtypes}
 
-    def watched(measured: Measured) -> Measured:
-        """What was just measured; a look at the machine goes with it."""
+    def look_after(measured: Measured) -> Measured:
+        """The value that was just measured; a look at the machine goes with it."""
         watch.look()
         return measured
 
     watch.look()
-    optimizers = watched(probe_updates(device, max_s=share_s["updates"] * 3 / 4))
-    eight_s = watched(probe_8bit_tensor_s(optimizers, device, max_s=share_s["updates"] / 4))
-    links = watched(probe_links(device, max_s=share_s["links"]))
-    steps = watched(probe_steps(device, max_s=share_s["steps"]))
-    passes = watched(probe_passes(device, scratch=scratch if disk.free_bytes else None, max_s=share_s["passes"]))
-    call_s = watched(probe_library_call_s(max_s=share_s["flat"] / 20)) if device.type == "cpu" else 0.0
+    optimizers = look_after(probe_updates(device, max_s=share_s["updates"] * 3 / 4))
+    eight_s = look_after(probe_8bit_tensor_s(optimizers, device, max_s=share_s["updates"] / 4))
+    links = look_after(probe_links(device, max_s=share_s["links"]))
+    steps = look_after(probe_steps(device, max_s=share_s["steps"]))
+    passes = look_after(probe_passes(device, scratch=scratch if disk.free_bytes else None, max_s=share_s["passes"]))
+    call_s = look_after(probe_library_call_s(max_s=share_s["flat"] / 20)) if device.type == "cpu" else 0.0
     curve_probes: dict[str, Callable[..., dict[str, Curve]]] = {
         "matmuls": partial(probe_matmuls, device, dtypes, library_call_s=call_s),
         "rows": partial(probe_rows, device, dtypes, library_call_s=call_s),
@@ -170,25 +170,25 @@ def _measure_rates(
         "packing": partial(probe_packing, device),
     }
     visits = [
-        {what: watched(probe(max_s=share_s[what] / _NUM_VISITS)) for what, probe in curve_probes.items()}
+        {what: look_after(probe(max_s=share_s[what] / _NUM_VISITS)) for what, probe in curve_probes.items()}
         for _ in range(_NUM_VISITS)
     ]
     curves = {what: better_of(visit[what] for visit in visits) for what in curve_probes}
     flat = TimeShare(share_s["flat"])
     return Rates(
         matmul_flops_per_s={
-            name: probe_matmul_rate(device, dtype, max_s=flat.of(6)) for name, dtype in flat_dtypes.items()
+            name: probe_matmul_rate(device, dtype, max_s=flat.part_s(6)) for name, dtype in flat_dtypes.items()
         },
         attention_flops_per_s={
-            name: probe_attention_rate(device, dtype, max_s=flat.of(4)) for name, dtype in flat_dtypes.items()
+            name: probe_attention_rate(device, dtype, max_s=flat.part_s(4)) for name, dtype in flat_dtypes.items()
         },
-        memory_bytes_per_s=probe_memory_rate(device, max_s=flat.of(2)),
-        op_overhead_s=watched(probe_op_overhead_s(device, max_s=flat.of(1))),
+        memory_bytes_per_s=probe_memory_rate(device, max_s=flat.part_s(2)),
+        op_overhead_s=look_after(probe_op_overhead_s(device, max_s=flat.part_s(1))),
         device_to_host_bytes_per_s=rate_in_step(links, "device_to_host"),
         host_to_device_bytes_per_s=rate_in_step(links, "host_to_device"),
         optimizer_elements_per_s=optimizers,
         source="measured",
-        host_optimizer_elements_per_s=watched(probe_host_update(optimizers, device, max_s=share_s["host update"])),
+        host_optimizer_elements_per_s=look_after(probe_host_update(optimizers, device, max_s=share_s["host update"])),
         disk_write_bytes_per_s=disk.write_bytes_per_s,
         disk_read_bytes_per_s=disk.read_bytes_per_s,
         disk_cached_read_bytes_per_s=disk.cached_read_bytes_per_s,
@@ -206,7 +206,7 @@ def _measure_rates(
         backward_dispatch_s=steps.backward_dispatch_s,
         pass_dispatch_s=passes.dispatch_s,
         python_s=steps.python_s | passes.python_s | {"update 8-bit": eight_s},
-        wake_s=watched(probe_wake_s(device, max_s=share_s["waking"])),
-        fresh_bytes_per_s=watched(probe_fresh_memory(device, max_s=share_s["fresh memory"])),
+        wake_s=look_after(probe_wake_s(device, max_s=share_s["waking"])),
+        fresh_bytes_per_s=look_after(probe_fresh_memory(device, max_s=share_s["fresh memory"])),
         link_bytes_per_s=links,
     )

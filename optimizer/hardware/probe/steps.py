@@ -1,4 +1,4 @@
-"""What a step costs beside its kernels: the runtime's own step of a model so small that nothing else is left.
+"""Cost of a step beside its kernels: the runtime's own step of a model so small that nothing else is left.
 
 What more blocks take longer, over their ops, is what one op costs in Python and autograd, and what is left is a micro-batch's
 own; what a technique adds beyond its ops is its own Python. Steps are not counted by the meter, as most of a job's are not.
@@ -49,8 +49,8 @@ class StepCosts:
 
 
 def probe_steps(device: torch.device, *, max_s: float) -> StepCosts:
-    """What ops cost is timed on one thread, since waking the others is priced by itself (``thread_wakeup.py``); what is done to
-    each tensor of an update as it runs.
+    """Time ops on one thread, since waking the others is priced by itself (``thread_wakeup.py``); what is done to each
+    tensor of an update is timed as it runs.
     """
     by_one, by_all = _measure(_list_plans(), device, max_s=max_s)
     forward_s, backward_s = (_each_op_s(by_one, phase) for phase in ("forward", "backward"))
@@ -267,7 +267,7 @@ class _Run:
         self.trainer = Trainer(model, plan=plan, workload=self._workload, device=meter.device, meter=meter)
 
     def count_step(self) -> _Counter:
-        """Of a step after the first ones."""
+        """Count the ops of a step after the first ones."""
         for _ in range(_NUM_WARM_UP):
             self.take_step(is_counted=True)
         counter = _Counter(self._meter)

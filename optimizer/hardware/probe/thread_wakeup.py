@@ -1,4 +1,4 @@
-"""What waking the threads of the CPU device costs, and how to time what one of them does alone."""
+"""Cost of waking the threads of the CPU device, and a way to time what one of them does alone."""
 
 import time
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _MOST = 400
 
 
 def probe_wake_s(device: torch.device, *, max_s: float) -> float:
-    """What an op that threads share takes longer after so long a pause that the others sleep; 0 where nobody has to be woken.
+    """Extra time of an op that threads share after so long a pause that the others sleep; 0 where nobody has to be woken.
 
     The difference of the medians: waking is no disturbance of the op here, but what is measured.
     """

@@ -7,6 +7,7 @@ which ``Hold`` says.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from optimizer.base.errors import InvalidModel
 from optimizer.plan.activations import BlockChoice
@@ -54,7 +55,13 @@ def assemble_regime(
     fit.learn(plain, others)
     fit.learn_inputs(whole["keep"].inputs, {shape: trace.inputs for shape, trace in growth.items()})
     for unwatched in list(others.values())[:1]:
-        _leave_out_watching(unwatched, raw["keep", "first"], raw["keep", "accumulate"])
+        plain, kept = raw["keep", "first"], raw["keep", "accumulate"]
+        num_extra = {key: part.num_views - unwatched.parts[key].num_views for key, part in plain.parts.items()}
+        raw = {
+            **raw,
+            ("keep", "first"): _without_views(plain, num_extra),
+            ("keep", "accumulate"): _without_views(kept, num_extra),
+        }
 
     def part(choice: BlockChoice, which: str, key: PartKey) -> int:
         found = raw[choice, which].parts.get(key, RawPart())  # no norm after the last block: no part of its own
@@ -95,7 +102,7 @@ def assemble_regime(
 
 
 def _list_parts(choice: BlockChoice) -> Iterator[tuple[str, str, PartKey]]:
-    """What is no block, by name, with the micro-batch and the key it is traced under."""
+    """Parts that are no block, by name, with the micro-batch and the key it is traced under."""
     if choice == "keep":
         yield "prologue", "first", PROLOGUE
     yield tail_name("head", choice), "first", _HEAD
@@ -136,12 +143,10 @@ def _list_shared(
         )
 
 
-def _leave_out_watching(unwatched: Raw, first: Raw, accumulate: Raw) -> None:
-    """Make the numbers of views in kept blocks those of a run that is not watched for what blocks hold."""
-    for key, part in first.parts.items():
-        num_extra = part.num_views - unwatched.parts[key].num_views
-        part.num_views -= num_extra
-        accumulate.parts[key].num_views -= num_extra
+def _without_views(raw: Raw, num_extra: Mapping[PartKey, int]) -> Raw:
+    """The same micro-batch with so many fewer views in each part: those that only watching what blocks hold adds."""
+    parts = {key: replace(part, num_views=part.num_views - num_extra.get(key, 0)) for key, part in raw.parts.items()}
+    return replace(raw, parts=parts)
 
 
 # A forward pass alone.

@@ -74,17 +74,17 @@ def cut(events: Iterable[Event], held: Mapping[Birth, frozenset[int]]) -> Raw:
             )
             if births.name(key, event) in held:
                 shared[event.storage] = storages[event.storage]
-            _book(part, storages[event.storage], sign=1)
+            part.changes.append(_change_in(part, storages[event.storage], sign=1))
         elif isinstance(event, Moved) and event.storage in storages:
             storage = storages[event.storage]
-            _book(part, storage, sign=-1)
+            part.changes.append(_change_in(part, storage, sign=-1))
             storage.category = event.category
-            _book(part, storage, sign=1)
+            part.changes.append(_change_in(part, storage, sign=1))
         elif isinstance(event, Freed) and event.storage in storages:
             storage = storages[event.storage]
             storage.freed_in, storage.freed_at = key, len(part.ops) - 1
             if event.storage not in shared:
-                _book(part, storage, sign=-1)
+                part.changes.append(_change_in(part, storage, sign=-1))
     return Raw(
         parts=parts,
         shared=list(shared.values()),
@@ -106,14 +106,13 @@ def _hold_until(
     return holds
 
 
-def _book(part: RawPart, storage: Storage, *, sign: int) -> None:
-    part.changes.append(
-        RawChange(
-            at=len(part.ops) - 1,
-            tier=storage.tier,
-            category=storage.category,
-            num_bytes=sign * storage.num_bytes,
-            made_by=storage.made_by,
-            storage=storage,
-        )
+def _change_in(part: RawPart, storage: Storage, *, sign: int) -> RawChange:
+    """A storage that comes (sign 1) or goes (-1) with the latest op of a part."""
+    return RawChange(
+        at=len(part.ops) - 1,
+        tier=storage.tier,
+        category=storage.category,
+        num_bytes=sign * storage.num_bytes,
+        made_by=storage.made_by,
+        storage=storage,
     )

@@ -63,7 +63,7 @@ class Fitter:
     def _learn_size(
         self, key: tuple[str, int], others: Mapping[Shape, int], what: str, *, decides_bytes: bool = True
     ) -> None:
-        """decides_bytes: two sizes that are one at the first shape and grow apart cannot be told from each other. Of storages
+        """decides_bytes: two sizes that are one at the first shape and grow apart cannot be separated. Of storages
         that would make wrong bytes. Of ops it would make the time of a few a little wrong, and the first is taken.
         """
         known = self._known.get(key)
@@ -95,7 +95,7 @@ class Fitter:
         self._scratch[key] = (written if scratch is None else scratch, sides, convolution)
 
     def terms(self, what: str, value: int, *, adds_gradients: bool = False) -> Terms:
-        """Of a storage or of an op's size; what an op moves that the plain plan lacks (a copy) is some storage's size.
+        """Terms of a storage's or an op's size; what an op moves that the plain plan lacks (a copy) is some storage's size.
 
         adds_gradients: an op that the first micro-batch lacks adds to a gradient, whose size does not change with the shape.
         """
@@ -113,7 +113,7 @@ class Fitter:
         return known if value >= 0 else tuple(-term for term in known)  # type: ignore[return-value]
 
     def _any_storage(self, value: int) -> Terms | None:
-        """Of a copy, which may be of any storage: one that grows, as what blocks save does, before one that does not."""
+        """The size of a copy, which may be of any storage: one that grows, as what blocks save does, before one that does not."""
         found = [terms for (what, size), terms in self._known.items() if size == value and what.endswith(STORAGE)]
         return max(found, key=lambda terms: any(terms[1:]), default=None)
 
@@ -168,7 +168,7 @@ def _number_storages(changes: Sequence[RawChange]) -> Iterator[int]:
 
 
 def _describe(op: Ran) -> str:
-    """Tells ops of one name apart that have one size in common."""
+    """Name an op so that ops of one name that have one size in common stay apart."""
     return " ".join(str(value) for value in (op.name, *(getattr(op, name) for name in _OP_SIZES)))
 
 

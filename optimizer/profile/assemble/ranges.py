@@ -25,7 +25,7 @@ _SHORT_END = 256
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeRange:
-    """Where one set of ops holds, and where to trace it."""
+    """A range of shapes in which one set of ops holds, and where to trace it."""
 
     micro_batch_low: int
     micro_batch_high: int
@@ -79,7 +79,7 @@ def _sample_lengths(low: int, high: int) -> list[int]:
             allowed=f"at least {low + _NUM_LENGTHS - 1}",
         )
     primes = [length for length in lengths if all(length % divisor for divisor in range(2, isqrt(length) + 1))]
-    # Of the first shape's batch and length a size must tell which it is.
+    # Of the first shape's batch and length a size must show which it is.
     is_enough = len(primes) >= _NUM_LENGTHS and max(primes) != _BATCHES[0]
     return sorted(primes if is_enough else lengths, reverse=True)[:_NUM_LENGTHS]
 

@@ -1,4 +1,4 @@
-"""Which storages of a forward pass more than one block decides about, who holds each for its backward, and where it goes.
+"""Storages of a forward pass that more than one block decides about: who holds each for its backward, and where it goes.
 
 Torch-free. Nearly every storage is the business of one block: it goes in that block's backward or forward, as that block's own
 choice has it, and is booked where it goes. The others are shared. Their makers are the prologue (rotary tables, masks, a first
@@ -48,13 +48,13 @@ class _Life:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """What is shared, in the order of birth, in one micro-batch of one choice."""
+    """Shared storages in one micro-batch of one choice, in the order of birth."""
 
     holders: Mapping[Birth, frozenset[int]]
     """Blocks that need it for their backward."""
     ends: Mapping[Birth, tuple[int, int]]
-    """Where it goes if no block of a plan holds it: the block in whose part of the forward pass, and how many of that part's
-    ops come after. Left out where every choice has a holder, or where it goes after the blocks."""
+    """The place where it goes if no block of a plan holds it: the block in whose part of the forward pass, and how many
+    of that part's ops come after. Left out where every choice has a holder, or where it goes after the blocks."""
 
 
 class Births:
@@ -151,7 +151,7 @@ def _is_shared_of_block(
     lives: Mapping[BlockChoice, Mapping[Birth, _Life]],
     holders: Mapping[BlockChoice, Mapping[Birth, frozenset[int]]],
 ) -> bool:
-    """Where the choices disagree in which block it goes, more than one block decides."""
+    """True where the choices disagree in which block it goes: more than one block decides."""
     blocks = {life[birth].freed_in_block for life in lives.values()}
     return len(blocks) > 1 and any(held[birth] for held in holders.values())
 

@@ -23,7 +23,7 @@ from optimizer.profile.generation import GENERATION_PROFILE_VERSION, GenerationP
 from optimizer.profile.profile import PROFILE_VERSION, Profile
 
 MAX_KEPT_BYTES = 256 * 1024**2
-"""Of all files together: some hundreds of models."""
+"""Most bytes of all files together: some hundreds of models."""
 MAX_PARSED = 8
 """Profiles kept in the process."""
 _parsed: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def read_kept_profile(fingerprint: str, *, is_padded: bool = False, folder: Path
 
 def keep_profile(profile: Profile, *, folder: Path | None = None) -> None:
     """In place of what was kept of the model before."""
-    _keep(_training_path(profile.model_fingerprint, folder, is_padded=profile.is_padded), profile.to_json())
+    _write_document(_training_path(profile.model_fingerprint, folder, is_padded=profile.is_padded), profile.to_json())
 
 
 def read_kept_generation_profile(
@@ -62,7 +62,7 @@ def read_kept_generation_profile(
 
 def keep_generation_profile(profile: GenerationProfile, *, folder: Path | None = None) -> None:
     """Beside those of the model with other representations."""
-    _keep(_generation_path(profile.model_fingerprint, profile.representations, folder), profile.to_json())
+    _write_document(_generation_path(profile.model_fingerprint, profile.representations, folder), profile.to_json())
 
 
 def _read(path: Path, from_json: Callable[[Any], T]) -> T | None:
@@ -89,7 +89,7 @@ def _parse_once(digest: str, body: str, from_json: Callable[[Any], T]) -> T:
     return typing.cast(T, found)
 
 
-def _keep(path: Path, document: Any) -> None:
+def _write_document(path: Path, document: Any) -> None:
     body = json.dumps(document, separators=(",", ":"))
     text = f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}"
     with contextlib.suppress(OSError):

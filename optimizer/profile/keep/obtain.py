@@ -53,7 +53,7 @@ def obtain_profile(
 def obtain_generation_profile(
     spec: ModelSpec, *, representations: Sequence[str], folder: Path | None = None
 ) -> GenerationProfile:
-    """Of a model that generates, with its weights in these representations. folder, and what is raised: as above."""
+    """The profile of a model that generates, with its weights in these representations. folder, and what is raised: as above."""
     kept = read_kept_generation_profile(spec.fingerprint, representations=representations, folder=folder)
     if kept is not None:
         return kept

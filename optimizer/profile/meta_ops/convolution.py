@@ -1,4 +1,4 @@
-"""What is noted of a convolution: of that ``estimate/cpu/convolution_scratch.py`` says what the CPU's kernels hold.
+"""Notes of a convolution, of which ``estimate/cpu/convolution_scratch.py`` says what the CPU's kernels hold.
 Torch-free."""
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Convolution(NamedTuple):
     groups: int
     element_bytes: int
     gathered_bytes: int
-    """Of the input and, in backward, the gradient: copies in one piece where they are not, for as long as the op runs."""
+    """Copies of the input and, in backward, the gradient in one piece where they are not, for as long as the op runs."""
     kernel_is_large: int
     """Above three elements along both of its last two sides."""
     is_pointwise: int

@@ -54,7 +54,7 @@ def _where(condition: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> t
 
 
 def _safe_softmax(source: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """As aten/src/ATen/native/transformers/attention.cpp puts it together."""
+    """Softmax as aten/src/ATen/native/transformers/attention.cpp puts it together."""
     result = torch.softmax(source, dim, dtype)
     is_masked = torch.all(source.eq(float("-inf")), dim, keepdim=True)
     return _where(is_masked, result.new_empty(()), result)

@@ -5,7 +5,7 @@ each is seen to here:
 
 - What an op returns: the dtype of a layer norm's statistics, the strides of an index. Where FakeTensorMode has its own
   answer it is asked; either way once for each op and layout of arguments (``Ops``).
-- What Python code is told and says of devices: ``tensor.device`` reads ``cpu``, and tensors asked for on ``cpu`` have no
+- What Python code reads and says of devices: ``tensor.device`` reads ``cpu``, and tensors asked for on ``cpu`` have no
   data (``pretend_cpu``, ``Ops``).
 - Which attention kernel runs: the CPU's own chooser is asked (``pretend_cpu``).
 - What autocast casts (``autocast.py``).
@@ -55,7 +55,7 @@ _FLASH_ATTENTION = 1
 
 
 class OpTraits(NamedTuple):
-    """What an op's schema says of it."""
+    """Traits of an op that its schema names."""
 
     name: str
     """Like ``aten.mm.default``."""
@@ -68,11 +68,11 @@ class OpTraits(NamedTuple):
     returns_first: bool
     """Returns its first argument with its layout as it was (``add_``)."""
     asks_fake_mode: bool
-    """What it returns on ``meta`` need not be what it returns on the CPU."""
+    """True where its return on ``meta`` need not be what it returns on the CPU."""
 
 
 class _Layout(NamedTuple):
-    """Of a tensor that an op returned; ``dtype`` None: no tensor, but ``value``."""
+    """Layout of a tensor that an op returned; ``dtype`` None: no tensor, but ``value``."""
 
     dtype: torch.dtype | None
     size: tuple[int, ...]
@@ -209,7 +209,7 @@ def _flash_attention(
 
 
 def tensors_in(args: Iterable[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Of an op's arguments, in order; lists are looked into."""
+    """Tensors among an op's arguments, in order; lists are looked into."""
     found: list[torch.Tensor] = []
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, torch.Tensor):
@@ -301,7 +301,7 @@ def _takes_flash_attention(tensors: Sequence[torch.Tensor | None], settings: dic
 
 
 def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """As attention itself turns a mask of booleans into one to add (``convert_boolean_attn_mask`` in attention.cpp)."""
+    """The mask to add that attention itself makes of a mask of booleans (``convert_boolean_attn_mask`` in attention.cpp)."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=dtype, device=_META))

@@ -1,7 +1,8 @@
-"""What decides which kernel an op runs beside its name: the dtype of its numbers, and how a product's operands lie in memory.
+"""Facts that decide which kernel an op runs beside its name: the dtype of its numbers, and how a product's operands lie in
+memory.
 
 A CPU without instructions for a dtype multiplies it ten times faster in one form than in another, and autocast leaves some
-products as they were, so neither can be told from the op's name or from the plan.
+products as they were, so neither can be read from the op's name or from the plan.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,9 @@ DTYPE_NAMES = {
 
 
 def dtype_of(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> str:
-    """Of the first floats it reads; else of the floats it writes, unless it reads packed numbers. Empty where there are none."""
+    """Dtype of the first floats it reads; else of the floats it writes, unless it reads packed numbers. Empty where there
+    are none.
+    """
     for tensor in inputs:
         if tensor.dtype.is_floating_point:
             return DTYPE_NAMES.get(tensor.dtype, "")

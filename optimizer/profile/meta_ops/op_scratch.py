@@ -1,4 +1,4 @@
-"""What the CPU's kernels hold beside their arguments and results while one op runs, from the tensors it was called with.
+"""Memory that the CPU's kernels hold beside their arguments and results while one op runs, from the tensors it was called with.
 
 As torch 2.11 to 2.13 has them, found with torch's profiler (``benchmarks/accuracy/meter.py``). Those that hold more than a few
 numbers, with the file that says so:
@@ -40,7 +40,7 @@ _READ_IN_ONE_PIECE = {
     "_softmax_backward_data": 2,
     "_log_softmax_backward_data": 2,
 }
-"""How many of the first arguments."""
+"""The number of first arguments that the kernel reads in one piece."""
 _PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1, "_grouped_mm": 0}
 """By how many tensors come before what is multiplied."""
 _OF_LAYERS = frozenset({"mm", "addmm", "addmm_"})
@@ -54,15 +54,16 @@ _NUMBER_BYTES = 4
 
 
 class Scratch(NamedTuple):
-    """Of one op."""
+    """Scratch of one op."""
 
     num_bytes: int = 0
     """The same whatever the number of threads."""
     sides: tuple[int, ...] = ()
-    """Of attention: the query's length, the keys' length, the width of a head. Of a product that a library may make: how many,
-    rows, columns of the first, columns of the second; of a grouped one as if one group had it all. Empty for other ops."""
+    """Sides of attention: the query's length, the keys' length, the width of a head. Of a product that a library may
+    make: how many, rows, columns of the first, columns of the second; of a grouped one as if one group had it all.
+    Empty for other ops."""
     convolution: tuple[int, ...] = ()
-    """As ``convolution.Convolution`` has it. Empty for other ops."""
+    """The fields of ``convolution.Convolution``. Empty for other ops."""
 
 
 NO_SCRATCH = Scratch()

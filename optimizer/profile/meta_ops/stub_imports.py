@@ -68,7 +68,7 @@ _EMPTY = (
 _REAL = ("transformers.generation.configuration_utils", "transformers.loss.loss_utils")
 """Under an empty one, and needed."""
 _WITH_META_KERNELS = ("torch._export", "torch._higher_order_ops", "torch._meta_registrations", "torch.export")
-"""What ``import_meta_kernels`` imports after all, and what those kernels are built on."""
+"""Modules that ``import_meta_kernels`` imports after all, and those that its kernels are built on."""
 _left_out: set[str] = set()
 
 
@@ -144,10 +144,10 @@ def _empty_class(name: str) -> type:
 
 
 class _DistributedMixin:
-    """A base class of every model, told that it is built; there is nothing to spread over devices."""
+    """A base class of every model calls this when it is built; there is nothing to spread over devices."""
 
     def init_parallel_plans(self) -> None:
-        """Of tensor, pipeline and expert parallelism."""
+        """Leave out tensor, pipeline and expert parallelism."""
 
 
 class _HubMixin:
@@ -161,7 +161,7 @@ def _same(value: Any = None, *_: Any, **__: Any) -> Any:
 
 
 def _of_number(value: Any, *_: Any) -> Any:
-    """What torch asks of a size or a condition that may be a symbol; none is here."""
+    """Answers what torch asks of a size or a condition that may be a symbol; none is here."""
     if not isinstance(value, bool | int | float):
         raise RuntimeError(f"{type(value).__name__} in a process that knows no symbolic sizes")
     return value
@@ -207,7 +207,7 @@ _STAND_INS: dict[str, dict[str, Any]] = {
     "transformers.utils.auto_docstring": {"auto_class_docstring": _same, "auto_docstring": _same},
     "transformers.utils.hub": {"PushToHubMixin": _HubMixin},
 }
-"""What is called or inherited from while a model is imported and built."""
+"""Names that are called or inherited from while a model is imported and built."""
 _RE_EXPORTS = {
     ("transformers.generation", "CompileConfig"): "transformers.generation.configuration_utils",
     ("transformers.generation", "GenerationConfig"): "transformers.generation.configuration_utils",

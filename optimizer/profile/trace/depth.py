@@ -1,4 +1,4 @@
-"""How few blocks show everything: each block of a deep model is an instance of one in a short model.
+"""Finds the few blocks that show everything: each block of a deep model is an instance of one in a short model.
 
 A block's surroundings are its own kind, its neighbours' kinds, and whether it is first or last. Two blocks with equal
 surroundings do the same, so a model whose repeated surroundings are cut out profiles like the whole.

@@ -2,7 +2,7 @@
 
 The runtime's own ``Generator.advance`` is run without data on a model of as few blocks as show each distinct one, at four
 shapes for each range of batches and lengths over which the ops are the same. A decode is traced with a cache that says it
-holds what came before, so that no prompt need be run. Keys and values are taken out of the events and told of apart. A decode
+holds what came before, so that no prompt need be run. Keys and values are taken out of the events and reported apart. A decode
 with attention on the host is traced as the device runs it, where no cache is; not of models that attend in code of their own.
 """
 
@@ -136,7 +136,7 @@ def _phase(
 
 def _plan_ranges(spec: ModelSpec, windows: Sequence[int | None]) -> dict[_PhaseName, list[ShapeRange]]:
     """From a sequence as long as a window on, transformers writes masks out, and a cache drops tokens; where the cache is on the
-    host the device is not told.
+    host is not reported for the device.
     """
     limits = sorted({window - 1 for window in windows if window is not None})
     multiple, shortest = sequence_steps(spec)
@@ -177,7 +177,7 @@ def _list_representations(names: Sequence[str] | None) -> list[WeightsPlan]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Subject:
-    """What is traced."""
+    """The subject of a trace."""
 
     model: nn.Module
     weights: WeightsPlan

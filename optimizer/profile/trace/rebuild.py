@@ -32,7 +32,7 @@ _PARTS = {(_TRACED, -1): EMBEDDING, (head_of(_TRACED), -1): HEAD}
 
 
 class RebuildTrace:
-    """Of one model, in one representation after the other."""
+    """The trace of one model, in one representation after the other."""
 
     def __init__(self, spec: ModelSpec, *, instances: tuple[int, ...], ops: Ops) -> None:
         """instances: for each block of the whole model, which of the short one's it is."""
@@ -124,7 +124,7 @@ class RebuildTrace:
 
 
 def _run_prompt(generator: Generator, shape: Shape) -> list[tuple[Any, dict[str, Any]]]:
-    """What each block is given with it."""
+    """Inputs that each block is given with it."""
     batch, length = shape
     given: list[tuple[Any, dict[str, Any]]] = []
     handles = [

@@ -1,7 +1,7 @@
 """A short model that shows every distinct block of a deep one, and the lengths at which a model's ops change.
 
 Read off the config; of what the config leaves to transformers' class, off that class's own object. Only a model whose type is not
-listed is built for it, since its blocks alone tell how they differ.
+listed is built for it, since its blocks alone show how they differ.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ def shorten_model(spec: ModelSpec) -> tuple[ModelSpec, list[int]]:
 
 
 def list_block_kinds(spec: ModelSpec) -> list[str]:
-    """Of each block, first to last, what sets it apart from others of the model."""
+    """For each block, first to last, what sets it apart from others of the model."""
     config = spec.config
     if spec.model_type == DECODER_TYPE:
         return block_kinds(config)
@@ -153,5 +153,5 @@ def _shorten_config(spec: ModelSpec, kinds: Sequence[str], short_kinds: Sequence
 
 
 def _positions(kinds: Sequence[str], short_kinds: Sequence[str]) -> list[int]:
-    """Of some block of each kind."""
+    """Positions of some block of each kind."""
     return [kinds.index(kind) for kind in short_kinds]

@@ -115,7 +115,7 @@ def profile_model(
 
 @contextmanager
 def _naming_faults(spec: ModelSpec) -> Iterator[None]:
-    """Of a model type that is not listed anything may go wrong; that is then the model's fault, and told as one."""
+    """With a model type that is not listed anything may go wrong; that is then reported as the model's fault."""
     try:
         yield
     except HeadroomError:

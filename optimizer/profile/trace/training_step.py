@@ -30,7 +30,7 @@ _CPU = torch.device("cpu")
 
 
 class Subject(NamedTuple):
-    """What is traced."""
+    """The subject of a trace."""
 
     model: nn.Module
     weights: WeightsPlan
@@ -41,7 +41,7 @@ class Subject(NamedTuple):
     unused: set[int] | None = None
     """Ids of the parameters that no step gives a gradient: found as the model is traced, where they are asked for."""
     anatomy: Anatomy | None = None
-    """Where it is not what ``find_anatomy`` finds, as of a plain module."""
+    """The anatomy where it is not what ``find_anatomy`` finds, as of a plain module."""
     make_inputs: Callable[[Shape], MicroBatch] | None = None
     """A micro-batch of what is no token ids."""
 

@@ -106,9 +106,9 @@ def generation_problem(
     def floors(plan: GenerationPlan, sizes: Sequence[int], micro_batches: Sequence[int]) -> Floors:
         numbers, is_free = tuple(micro_batches), goal.pins.num_micro_batches is None
         if goal.objective != "throughput" or not is_free or not set(numbers) <= set(MICRO_BATCHES):
-            return bounds(tuple(sizes), numbers).of(plan)
+            return bounds(tuple(sizes), numbers).floors_of(plan)
         # Of all numbers that other plans are asked about, since nearly all of the work is for shapes that they share.
-        found = bounds(tuple(sizes), MICRO_BATCHES).of(plan)
+        found = bounds(tuple(sizes), MICRO_BATCHES).floors_of(plan)
         rows = [MICRO_BATCHES.index(number) for number in numbers]
         return found if numbers == MICRO_BATCHES else found.of_rows(rows)
 

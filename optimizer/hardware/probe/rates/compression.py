@@ -1,4 +1,4 @@
-"""What it costs to compress what is offloaded and to undo that, as the runtime does: in chunks."""
+"""Rates of compressing what is offloaded and of undoing that, as the runtime does: in chunks."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from optimizer.runtime.tiers.compression import Packing, Scratch
 
 COMPRESSIONS: tuple[PackedForm, ...] = ("bf16", "int8")
 _CHUNKS = (1 / 16, 1, 4)
-"""Of how many chunks a storage is."""
+"""Sizes of a storage, in chunks."""
 
 
 def probe_packing(device: torch.device, *, max_s: float) -> dict[str, Curve]:
@@ -22,7 +22,7 @@ def probe_packing(device: torch.device, *, max_s: float) -> dict[str, Curve]:
     points: dict[str, list[tuple[float, float]]] = {}
     for done, (compress, chunks) in enumerate(cases):
         num_elements = int(chunks * chunk_elements(device.type))
-        max_each_s = share.of(4 * (len(cases) - done))
+        max_each_s = share.part_s(4 * (len(cases) - done))
         for way, (run, copy) in _trips(num_elements, compress, device).items():
             whole_s, copy_s = (quartile_s(timed, device, max_s=max_each_s) for timed in (run, copy))
             rate = num_elements / max(whole_s - copy_s, whole_s / 20)

@@ -17,7 +17,7 @@ from optimizer.base.units import KIB, MIB
 from optimizer.formats.matmul_dispatch import uses_onednn
 from optimizer.hardware.curves import Curve, MatmulSort, attention_curve_name, matmul_curve_name
 from optimizer.hardware.probe.clock import TimeShare, as_curve, quartile_s, random_tensor
-from optimizer.hardware.probe.rates.matmuls import Point, without
+from optimizer.hardware.probe.rates.matmuls import Point, without_call_s
 from optimizer.runtime.layers.matmul_dispatch import asking_library, asks_library
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -25,7 +25,7 @@ _SIZES = ((16, 512), (1, 512), (64, 512), (4, 512))
 """Rows and features, in the order in which they are worth their time."""
 _LIBRARY_SIZES = ((16, 512), (4, 1024), (64, 512), (2, 1280))
 _SMALL_SIZES = ((1, 512), (4, 512), (16, 256))
-"""Where a library makes the large ones: its own, and the others."""
+"""Rows and features where a library makes the large products: its own sizes, and those of the others."""
 _NUM_AT_ONCE = 8
 """Calls that are timed together, each of other operands."""
 _RING_BYTES = {False: 8 * MIB, True: 64 * MIB}
@@ -36,8 +36,8 @@ _HEADS, _HEAD_SIZE, _MOST_SEQUENCES = 8, 64, 8
 
 
 def find_cache_bytes() -> int | None:
-    """The largest cache of the first processor; None where the system does not tell. The C library's answer is no good: it adds
-    up all caches of the whole machine.
+    """The largest cache of the first processor; None where the system does not report it. The C library's answer is no
+    good: it adds up all caches of the whole machine.
     """
     texts = [file.read_text().strip() for file in _CACHES.glob("index*/size")]
     return max((int(text.removesuffix("K")) * KIB for text in texts if text.endswith("K")), default=None)
@@ -60,12 +60,12 @@ def probe_rows(
         for sort, sizes in _sizes_of(dtype).items()
     ]
     for done, (name, is_cold, sort, sizes) in enumerate(sorts):
-        own = TimeShare(share.of(len(sorts) - done))
+        own = TimeShare(share.part_s(len(sorts) - done))
         points: list[Point] = []
         for index, size in enumerate(sizes):
             if index and not own.left_s:
                 break
-            max_each_s = own.of(len(sizes) - index)
+            max_each_s = own.part_s(len(sizes) - index)
             points.append(_time_rows(size, dtypes[name], _RING_BYTES[is_cold], max_s=max_each_s, library_call_s=library_call_s))
         curves[matmul_curve_name(sort, form="nt", dtype=name, is_cold=is_cold)] = as_curve(points)
     return curves
@@ -87,12 +87,12 @@ def probe_token_attention(device: torch.device, dtypes: Mapping[str, torch.dtype
     if device.type != "cpu":
         return curves
     for done, (name, dtype) in enumerate(dtypes.items()):
-        own = TimeShare(share.of(len(dtypes) - done))
+        own = TimeShare(share.part_s(len(dtypes) - done))
         points: list[Point] = []
         for index, length in enumerate(_LENGTHS):
             if index and not own.left_s:
                 break
-            points.append(_time_token(length, dtype, max_s=own.of(len(_LENGTHS) - index)))
+            points.append(_time_token(length, dtype, max_s=own.part_s(len(_LENGTHS) - index)))
         curves[attention_curve_name("token", dtype=name)] = as_curve(points)
     return curves
 
@@ -113,7 +113,7 @@ def _time_rows(
 
     flops = 2.0 * rows * features * features
     seconds = quartile_s(asking_library()(run) if is_library else run, device, max_s=max_s) / _NUM_AT_ONCE
-    return flops / (one.nbytes + 2 * x.nbytes), flops / without(library_call_s * is_library, seconds)
+    return flops / (one.nbytes + 2 * x.nbytes), flops / without_call_s(library_call_s * is_library, seconds)
 
 
 def _time_token(length: int, dtype: torch.dtype, *, max_s: float) -> Point:

@@ -1,4 +1,4 @@
-"""How fast the host attends to keys and values that lie there, by how many queries share them, as the runtime does it."""
+"""Rates at which the host attends to keys and values that lie there, by how many queries share them, as the runtime does it."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ _GROUPS = (1, 4, 8)
 """Queries to a key."""
 _NUM_TOKENS, _NUM_SEQUENCES, _NUM_HEADS, _DIM = 512, 4, 4, 64
 _TOTAL_BYTES = 64 << 20
-"""Of all blocks' records, each of which is read in turn: none is in the processor's cache when it is read again."""
+"""Bytes of all blocks' records, each of which is read in turn: none is in the processor's cache when it is read again."""
 
 
 def probe_host_attention(dtypes: dict[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
@@ -29,7 +29,7 @@ def probe_host_attention(dtypes: dict[str, torch.dtype], *, max_s: float) -> dic
         for group in _GROUPS:
             host = HostAttention(kept=layout, num_query_heads=group * _NUM_HEADS)
             run = partial(_attend, host, homes, dtype)
-            seconds = quartile_s(run, _CPU, max_s=share.of(num_left)) / len(homes)
+            seconds = quartile_s(run, _CPU, max_s=share.part_s(num_left)) / len(homes)
             flops = host.num_flops(_NUM_TOKENS)
             points.setdefault(name, []).append((flops / layout.store_bytes, flops / seconds))
             num_left -= 1

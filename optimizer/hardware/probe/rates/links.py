@@ -39,7 +39,7 @@ def probe_links(device: torch.device, *, max_s: float) -> dict[str, float]:
 
 
 def rate_in_step(links: dict[str, float], way: str) -> float:
-    """What a step has of a link."""
+    """Rate that a step has of a link."""
     return links.get(f"{way} {LOADED}", links[f"{way} {ALONE}"])
 
 
@@ -77,7 +77,7 @@ def _probe_card(device: torch.device, *, max_each_s: float) -> dict[str, float]:
         loads: dict[str, Callable[[], object]] = {
             ALONE: lambda: None,
             LOADED: lambda: [matrix @ matrix for _ in range(8)],
-            BOTH: lambda other=other: _on(streams[1], other),  # type: ignore[misc]
+            BOTH: lambda other=other: _run_on_stream(streams[1], other),  # type: ignore[misc]
         }
         for name, load in loads.items():
             seconds = _copy_under_load(copy, load, streams[0], device, max_s=max_each_s)
@@ -105,6 +105,6 @@ def _copy_under_load(
     return max(sorted(durations[1:])[len(durations[1:]) // 4], 1e-9)
 
 
-def _on(stream: Any, run: Callable[[], object]) -> object:
+def _run_on_stream(stream: Any, run: Callable[[], object]) -> object:
     with torch.cuda.stream(stream):
         return run()

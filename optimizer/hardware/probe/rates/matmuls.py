@@ -51,12 +51,12 @@ _LEAST_SHARE = 0.25
 _RING_BYTES = {"cpu": 16 * MIB, "cuda": 512 * MIB}
 """Results that are kept while others are made, so that each is written to memory that no cache holds."""
 _WEIGHTS = {"fp32": 2}
-"""Of the time; 1 for the other dtypes."""
+"""Weights by which dtypes share the time; 1 for the other dtypes."""
 
 Point = tuple[float, float]
 """FLOPs for each byte, and FLOPs per second."""
 Timed = tuple[Callable[[], object], float, float]
-"""What to run, its FLOPs and its bytes."""
+"""A call to run, its FLOPs and its bytes."""
 
 
 def probe_matmuls(
@@ -70,7 +70,7 @@ def probe_matmuls(
     left = sum(_WEIGHTS.get(name, 1) for name, _ in sorts)
     for name, sort in sorts:
         weight = _WEIGHTS.get(name, 1)
-        own = TimeShare(share.of(left) * weight)
+        own = TimeShare(share.part_s(left) * weight)
         left -= weight
         make = _batched if sort == "bmm" else _products
         shapes: Sequence[tuple[int, ...]] = _SHAPES_OF[sort][device.type]
@@ -89,7 +89,7 @@ def _list_sorts(*, is_library: bool) -> tuple[MatmulSort, ...]:
 
 
 def probe_library_call_s(*, max_s: float) -> float:
-    """What a product of the library takes that has next to nothing to multiply; 0 where no library is asked."""
+    """Time of a product of the library that has next to nothing to multiply; 0 where no library is asked."""
     device = torch.device("cpu")
     one = random_tensor((_TINY_SIDE, _TINY_SIDE), device, torch.float32)
     if not asks_library(one):
@@ -109,11 +109,11 @@ def probe_attention(device: torch.device, dtypes: Mapping[str, torch.dtype], *, 
     points: dict[str, list[Point]] = {}
     shapes = _ATTENTION_SHAPES[device.type]
     for done, (name, dtype) in enumerate(dtypes.items()):
-        own = TimeShare(share.of(len(dtypes) - done))
+        own = TimeShare(share.part_s(len(dtypes) - done))
         for index, shape in enumerate(shapes):
             if index and not own.left_s:
                 break
-            max_each_s = own.of(4 * (len(shapes) - index))
+            max_each_s = own.part_s(4 * (len(shapes) - index))
             for is_causal in (True, False):
                 for way, (run, flops, num_bytes) in _attentions(shape, device, dtype, is_causal=is_causal).items():
                     label = attention_curve_name(way, form="" if is_causal else WHOLE, dtype=name)
@@ -140,14 +140,14 @@ def _points_by_form(
     points: dict[str, list[Point]] = {}
     together: list[Point] = []
     for index, shape in enumerate(shapes):
-        max_each_s = share.of(3 * (len(shapes) - index))
+        max_each_s = share.part_s(3 * (len(shapes) - index))
         seconds: list[float] = []
         forms = make(shape, device, dtype)
         for form, (run, flops, num_bytes) in forms.items():
             known = points.setdefault(form, [])
             if known and 2 * flops / min(rate for _, rate in known) > share.left_s / len(forms):
                 continue
-            seconds.append(without(beside_s, quartile_s(run, device, max_s=max_each_s)))
+            seconds.append(without_call_s(beside_s, quartile_s(run, device, max_s=max_each_s)))
             known.append((flops / num_bytes, flops / seconds[-1]))
         if len(seconds) == len(forms):
             together.append((flops / num_bytes, len(forms) * flops / sum(seconds)))
@@ -183,8 +183,8 @@ def _batched(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -
     }
 
 
-def without(beside_s: float, seconds: float) -> float:
-    """Of a call that takes so much in all; never less than a share of it, for both were measured."""
+def without_call_s(beside_s: float, seconds: float) -> float:
+    """Time left of a call that takes so much in all; never less than a share of it, for both were measured."""
     return max(seconds - beside_s, seconds * _LEAST_SHARE)
 
 

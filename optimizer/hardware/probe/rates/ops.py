@@ -19,7 +19,7 @@ from optimizer.profile.time_kinds import ComputeKind
 from optimizer.runtime.layers.quantize import NF4_BLOCK_ELEMENTS, pack
 
 _ELEMENTS = {"cpu": (1 << 14, 1 << 18, 1 << 21), "cuda": (1 << 16, 1 << 20, 1 << 23, 1 << 26)}
-"""Of one operand; rows of 512."""
+"""Elements of one operand; rows of 512."""
 _ROW = 512
 _RING_BYTES = {"cpu": 16 * MIB, "cuda": 512 * MIB}
 """Results that are kept while others are made, so that each is written to memory that no cache holds."""
@@ -34,10 +34,10 @@ def probe_ops(device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s:
     for done, (num_elements, dtype_name, dtype) in enumerate(cases):
         if done and not share.left_s:
             break
-        own = TimeShare(share.of(len(cases) - done))
+        own = TimeShare(share.part_s(len(cases) - done))
         ops = list(_ops(num_elements, device, dtype))
         for index, (name, run) in enumerate(ops):
-            num_bytes, seconds = _time_op(name, run, device, max_s=own.of(len(ops) - index))
+            num_bytes, seconds = _time_op(name, run, device, max_s=own.part_s(len(ops) - index))
             own_points = points.setdefault(op_curve_name(name, dtype=dtype_name), [])
             own_points.append((num_bytes, num_bytes / max(seconds - fixed_s, seconds / 20)))
     curves = {name: as_curve(found) for name, found in points.items()}
@@ -64,7 +64,7 @@ def _time_op(name: str, run: Callable[[], Any], device: torch.device, *, max_s: 
     num_bytes = 2 * written if is_gather else written + sum(tensor.nbytes for tensor in inputs)
     ring: deque[Any] = deque(maxlen=max(1, _RING_BYTES[device.type] // max(written, 1)))
     del result, outputs
-    # Small ones in batches, which a clock can tell apart.
+    # Small ones in batches, which a clock can distinguish.
     batch = max(1, min(50, 2_000_000 // max(num_bytes, 1)))
 
     def run_all() -> None:
@@ -143,7 +143,7 @@ def _ops(num_elements: int, device: torch.device, dtype: torch.dtype) -> Iterabl
 
 
 def _unpackings(x: torch.Tensor) -> dict[str, tuple[Any, ...]]:
-    """Of frozen weights (``runtime/layers/quantize.py``), the bytes they read being packed."""
+    """Ops that unpack frozen weights (``runtime/layers/quantize.py``), the bytes they read being packed."""
     packed, scales, form = pack(x, "int8")
     calls: dict[str, tuple[Any, ...]] = {"_to_copy int8": (torch.ops.aten.to.dtype, packed, x.dtype)}
     if importlib.util.find_spec("bitsandbytes") is not None:

@@ -25,12 +25,12 @@ _REMOTE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What a store does; nothing where there is none."""
+    """Rates and room of a store; nothing where there is none."""
 
     write_bytes_per_s: float | None = None
     read_bytes_per_s: float | None = None
     cached_read_bytes_per_s: float | None = None
-    """Of what the page cache holds."""
+    """Rate of reading what the page cache holds."""
     round_trip_s: float | None = None
     free_bytes: int = 0
     fault: str = ""
@@ -84,7 +84,7 @@ def _store_rates(store: Store, flush: Callable[[], None], *, max_s: float, free_
 
 
 def _cached_rate(store: DiskStore, *, max_s: float) -> float | None:
-    """Of what was just written and has not been forgotten; None where the disk has no room for so much."""
+    """Rate of reading what was just written and is still cached; None where the disk has no room for so much."""
     try:
         place = store.take(_CACHED_BYTES)
     except DiskFull:

@@ -26,7 +26,7 @@ def probe_updates(device: torch.device, *, max_s: float) -> dict[UpdateRate, flo
 
 
 def probe_8bit_tensor_s(rates: dict[UpdateRate, float], device: torch.device, *, max_s: float) -> float:
-    """What each tensor costs beside its elements where states have 8 bits, whose update is Python; 0 without bitsandbytes."""
+    """Time of each tensor beside its elements where states have 8 bits, whose update is Python; 0 without bitsandbytes."""
     if "adamw_8" not in rates:
         return 0.0
     whole_s = _update_s((MIN_8BIT_ELEMENTS,) * _NUM_SMALL, 8, device, max_s=max_s)
@@ -34,7 +34,7 @@ def probe_8bit_tensor_s(rates: dict[UpdateRate, float], device: torch.device, *,
 
 
 def probe_host_update(on_device: dict[UpdateRate, float], device: torch.device, *, max_s: float) -> float:
-    """Of 32-bit AdamW; the CPU device's own is the host's."""
+    """Rate of 32-bit AdamW; the CPU device's own is the host's."""
     if device.type == "cpu":
         return on_device["adamw_32"]
     num_elements = _OPTIMIZER_ELEMENTS["cpu"]
@@ -46,7 +46,7 @@ def _has_8bit() -> bool:
 
 
 def _update_s(sizes: tuple[int, ...], bits: int, device: torch.device, *, max_s: float) -> float:
-    """Of tensors of so many elements, together."""
+    """Time to update tensors of so many elements, together."""
     parameters = [torch.nn.Parameter(random_tensor((size // 1024, 1024), device, torch.float32)) for size in sizes]
     for parameter in parameters:
         parameter.grad = 1e-3 * random_tensor(tuple(parameter.shape), device, torch.float32)

@@ -14,6 +14,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
+from optimizer.plan.passes import passes_of
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
@@ -81,7 +82,7 @@ def test_it_may_be_in_memory_as_long_as_the_weights_alone_are(profile: Generatio
     """The search asks this before batches are known."""
     plan = PLANS[2]
     weights_bytes = weights_bytes_of(profile)
-    passes = [shape for shape, _ in plan.list_passes(WORKLOAD)]
+    passes = [shape for shape, _ in passes_of(plan, WORKLOAD)]
     assert is_disk_in_memory(profile, plan, machine_of(weights_bytes))
     assert not is_disk_in_memory(profile, plan, machine_of(weights_bytes), passes=passes)
     assert not is_disk_in_memory(profile, plan, machine_of(weights_bytes - 1))

@@ -13,7 +13,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
-from optimizer.plan.passes import list_passes, num_steps_of
+from optimizer.plan.passes import list_passes, num_steps_of, passes_of
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
@@ -81,13 +81,13 @@ def test_the_peak_of_few_sequences_that_outlast_the_others_is_predicted_to_the_b
 ) -> None:
     workload = GenerationWorkload.of_prompts((8, 4, 4, 6, 5), num_new_tokens=(56, 58, 3, 2, 5))
     plan = GenerationPlan(batch_size=5, weights=STREAMED)
-    [((shape,), _)] = plan.list_passes(workload)
+    [((shape,), _)] = passes_of(plan, workload)
     assert shape.leaving == ((6, 2),)
     check(spec, profile, machine, tmp_path, plan=plan, workload=workload)
     predicted = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     assert predicted.peak_moment.startswith("decode (token")
     alone = replace(plan, kv_cache=KvCachePlan(place="host"))
-    assert alone.list_passes(workload)[0][0][0].leaving == ()
+    assert passes_of(alone, workload)[0][0][0].leaving == ()
 
 
 def test_micro_batches_share_what_is_copied_in_a_step(profile: GenerationProfile, machine: Machine) -> None:

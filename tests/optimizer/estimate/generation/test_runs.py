@@ -12,6 +12,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
+from optimizer.plan.passes import passes_of
 from optimizer.plan.passes_run import TimedPass
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
@@ -96,7 +97,7 @@ def test_passes_that_ran_are_reported_with_who_left_when() -> None:
     workload = GenerationWorkload.of_prompts(
         [length for length, _ in asked], num_new_tokens=[num_new for _, num_new in asked]
     )
-    planned = plan.list_passes(workload)
+    planned = passes_of(plan, workload)
     assert [(each.micro_batches, each.count) for each in result.timed_passes] == list(planned)
     assert planned[0][0][0].leaving == ((3, 2),)
 
@@ -108,7 +109,7 @@ def test_the_next_estimate_has_what_a_run_took(profile: GenerationProfile, machi
     before = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     passes = [
         TimedPass(micro_batches=shape, count=count, total_ms=3000 * before.total_s)
-        for shape, count in plan.list_passes(workload)
+        for shape, count in passes_of(plan, workload)
     ]
     training = {"version": 2, "step_time_factor": 0.5, "time_factors": {"matmul": 0.5}, "num_runs": 4, "runs": []}
     run = price_run(profile, plan=plan, passes=passes, draws=False, machine=machine)

@@ -13,7 +13,7 @@ def test_micro_batches_are_those_of_the_plan_also_where_their_number_decides_who
     workload = GenerationWorkload.of_prompts(
         (6, 11, 16, 6, 11, 16, 6, 11, 16), num_new_tokens=(3, 17, 9, 2, 17, 5, 12, 1, 9)
     )
-    splits = Splits.of(workload, SIZES, NUMBERS, Way(None, False))
+    splits = Splits.count(workload, SIZES, NUMBERS, Way(None, False))
     seen = set()
     for row, number in enumerate(NUMBERS):
         for column, size in enumerate(SIZES):

@@ -18,9 +18,9 @@ WORKLOAD = TrainingWorkload(sequence_length=16, global_batch_size=2)
 def make_tasks(profile: Profile, machine: Machine) -> BlockTasks:
     compiled = compile_shape(profile, PLAN.weights, (2, 16))
     moments = moments_of(list_tensors(profile).sizes, bits=32, kept=WORKLOAD.kept_state)
-    prices = PartPrices.of(compiled, plan=PLAN, machine=machine, moments=moments)
-    assert PartPrices.of(compiled, plan=PLAN, machine=machine, moments=moments) is prices
-    return BlockTasks.of(prices, compress="none")
+    prices = PartPrices.find(compiled, plan=PLAN, machine=machine, moments=moments)
+    assert PartPrices.find(compiled, plan=PLAN, machine=machine, moments=moments) is prices
+    return BlockTasks.find(prices, compress="none")
 
 
 def test_a_task_of_a_block_is_that_of_the_blocks_like_it_but_for_what_waits_for_it(

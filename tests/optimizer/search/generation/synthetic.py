@@ -11,6 +11,7 @@ from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.goal import GenerationGoal
 from optimizer.plan.generation import GenerationPlan
+from optimizer.plan.passes import passes_of
 from optimizer.search.generation.levers import list_arrangements, list_families
 from optimizer.search.generation.problem import GenerationProblem
 from optimizer.search.generation.solve import largest_of
@@ -91,7 +92,7 @@ def make_problem(seed: int, *, num_sequences: int | None = None, has_dips: bool 
         held = held_bytes(plan)
         is_here = plan.weights.place == "device"
         here = held if is_here else held * (1 + plan.weights.prefetch) // 10
-        shapes = plan.list_passes(workload)
+        shapes = passes_of(plan, workload)
         passes = [([each.batch_size for each in shape], shape[0].num_steps, count) for shape, count in shapes]
         prefill = shapes[0][0][0].prompt_length / workload.prompt_length
         kv_here = int(kv_bytes * _KV[plan.kv_cache.dtype])
