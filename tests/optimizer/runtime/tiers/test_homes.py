@@ -6,7 +6,6 @@ import torch
 
 from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
 from optimizer.runtime.meter.meter import Meter
-from optimizer.runtime.tiers import homes
 from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes, pieces
 from optimizer.runtime.tiers.tiers import Tiers
 
@@ -25,7 +24,7 @@ def tiers(tmp_path: Path) -> Iterator[Tiers]:
 def test_numbers_go_home_in_pieces_and_come_back(
     tiers: Tiers, monkeypatch: pytest.MonkeyPatch, place: str, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(homes, "PIECE_ELEMENTS", 16)
+    monkeypatch.setattr("optimizer.runtime.tiers.homes.PIECE_ELEMENTS", 16)
     source = torch.randn(7, 11)
     home = OffDeviceBytes(tiers, source.numel() * dtype.itemsize, place=place, category="weights")
     home.write(source, dtype=dtype)
