@@ -19,14 +19,14 @@ _GRADIENTS = CATEGORIES.index("gradients")
 
 @dataclass(frozen=True, kw_only=True)
 class RelaxedBlocks:
-    """[template, form], and of milliseconds [template, form, lane]."""
+    """Bytes of blocks as [template, form], and milliseconds as [template, form, lane]."""
 
     held: Numbers
     forward_rise: Numbers
     first_rise: Numbers
     later_rise: Numbers
     left: Numbers
-    """After backward."""
+    """Bytes that are left after backward."""
     gradients: Numbers
     """The part of ``left`` that is gradients."""
     forward_ms: Numbers

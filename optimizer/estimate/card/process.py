@@ -27,7 +27,7 @@ REPLAY_SHARE = 0.03
 0.1 % and at the worst by about this (``docs/experiments.md``): which of two storages of one size goes first is not
 always known."""
 REPLAY_SEGMENT_BYTES = 20 * MIB
-"""And one segment, which is all of the difference in small models."""
+"""One segment beside that share, which is all of the difference in small models."""
 MAX_CONTRIBUTORS = 12
 UNKNOWN_CONTEXT = ByteInterval(low=130 * MIB, value=450 * MIB, high=1024 * MIB)
 """Context of a card of unknown kind: from the smallest that is in the table to what contexts took before kernels were
@@ -75,7 +75,7 @@ def card_memory(
 
 
 def on_a_card(memory: CardMemory, found: "Replayed", *, device: Device, torch_version: str) -> CardMemory:
-    """memory: of tensors alone. found: what the allocator makes of them."""
+    """Memory of a process on a card. memory: of tensors alone. found: what the allocator makes of them."""
     workspaces = find_workspaces(device, torch_version=torch_version)
     context = find_context(device)
     tensors = memory.allocated
@@ -121,7 +121,7 @@ def _list_not_modelled(device: Device, context: ContextSize | None) -> Iterator[
 
 
 def category_parts(bytes_by_category: Mapping[str, int]) -> Iterator[MemoryPart]:
-    """Those that hold anything, in order."""
+    """Parts by category, in order, of those that hold anything."""
     for category in CATEGORIES:
         num_bytes = bytes_by_category.get(category, 0)
         if num_bytes:
@@ -145,7 +145,7 @@ class _Group:
 
 
 _Groups = dict[tuple[Category, str, str], _Group]
-"""By category, part of the step, op."""
+"""Storages by category, part of the step, and op."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ class Replayed:
 
 
 def allocator_settings(plan: AllocatorPlan, device: Device) -> AllocatorSettings | None:
-    """None where no allocator keeps what it was given."""
+    """Settings of the allocator; None where no allocator keeps what it was given."""
     return AllocatorSettings(expandable_segments=plan.expandable_segments) if device.kind == "cuda" else None
 
 
@@ -182,8 +182,8 @@ class CardLayout:
 def replay_layouts(
     whole: CardLayout, *, cuts: tuple[CardLayout, CardLayout] | None, settings: AllocatorSettings | None, peak_in: str
 ) -> Replayed:
-    """cuts: a deep model at two shorter depths, which are replayed in its place; None for one that is not. settings: None on the
-    CPU device, of which only what is there at the peak is reported.
+    """Replay a plan's allocations. cuts: a deep model at two shorter depths, which are replayed in its place; None for
+    one that is not. settings: None on the CPU device, of which only what is there at the peak is reported.
 
     peak_in: the part of the step in which the whole model's peak is; cuts whose peak is elsewhere cannot report it.
     """

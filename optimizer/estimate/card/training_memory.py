@@ -80,7 +80,7 @@ def _cuda_moves(
 def _replay_plan(
     profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine, peak_in: str
 ) -> Replayed:
-    """peak_in: the part of the step in which the whole model's peak is."""
+    """Replay one plan. peak_in: the part of the step in which the whole model's peak is."""
 
     def layout_of(cut: Cut) -> CardLayout:
         return CardLayout(

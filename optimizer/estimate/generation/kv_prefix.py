@@ -45,7 +45,7 @@ class PrefixCosts:
         self._num_tokens = count_rebuilt(plan.kv_cache.prefix_tokens, prompt_length=shape.prompt_length)
 
     def num_tokens(self, kind: int) -> int:
-        """In a distinct block."""
+        """Tokens of the prefix in a distinct block."""
         return self._num_tokens if self._profile.can_rebuild(kind) else 0
 
     @cached_property
@@ -68,7 +68,9 @@ class PrefixCosts:
     def task(
         self, kind: int, layout: KvLayout, *, states: Transfer, begins: Sequence[Transfer], legs: Sequence[Legs]
     ) -> Task:
-        """states: the hidden states' coming. begins: what begins to come then. legs: all that come of these, for busy lanes."""
+        """The task that makes keys and values of hidden states. states: the hidden states' coming. begins: what begins
+        to come then. legs: all that come of these, for busy lanes.
+        """
         compiled, part = self._compiled, block_part(kind)
         time = compiled.part_time(part, self._machine, rates_key=self._rates_key)
         for each in legs:

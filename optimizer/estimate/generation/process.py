@@ -87,7 +87,7 @@ def _replay(
 
 
 def _kinds(profile: GenerationProfile) -> list[object]:
-    """For each block what sets it apart from others."""
+    """A mark of each block that sets it apart from others."""
     regimes = [
         regime for phase in _list_phases(profile) for found in phase.regimes.values() for regime in found
     ]

@@ -81,7 +81,7 @@ class PartRequest(NamedTuple):
     """Shared storages that go during the part, as (index, after which op)."""
     trip: Trip | None
     dropped: Dropped | None
-    """None keeps gradients."""
+    """Fate of gradients; None keeps them."""
     arrivals: tuple[Arrival, ...]
 
 
@@ -214,12 +214,12 @@ class CompiledShape:
         return self._indexed_rises.obtain((index, processor), make)
 
     def _scratch_in(self, part: Part, processor: Processor) -> dict[int, int]:
-        """By the op's number in the part; ops that hold nothing left out."""
+        """Bytes of scratch by the op's number in the part; ops that hold nothing left out."""
         scratch = self._scratch.obtain(processor, lambda: self._list_scratch(processor))
         return {at: scratch[op] for at, op in enumerate(part.ops) if op in scratch}
 
     def _list_scratch(self, processor: Processor) -> dict[int, int]:
-        """By the op's number in the profile."""
+        """Bytes of scratch by the op's number in the profile."""
         kernels = find_kernels(processor)
         found = (kernels.hold(op, self.shape, compute_dtype=self.compute_dtype).scratch.value for op in self._op_list)
         return {index: num_bytes for index, num_bytes in enumerate(found) if num_bytes}
@@ -254,7 +254,7 @@ class CompiledShape:
         )
 
     def count_shared_gradients(self, changes: Iterable[Change]) -> int:
-        """changes: of a part."""
+        """Count the gradients that threads copy together. changes: of a part."""
         size = DTYPE_BYTES[self._element_dtype]
         return count_multithreaded(
             num_bytes // size for tier, slot, num_bytes in changes if tier == "device" and slot == _GRADIENTS
@@ -282,7 +282,7 @@ class CompiledShape:
         return self._aliases[name]
 
     def _parts_behind(self, name: "tuple[BlockChoice, int, str]") -> tuple[object, ...]:
-        """All that bytes and time of a block's part are worked out from."""
+        """Identify all that bytes and time of a block's part are worked out from."""
         choice, template, which = name
         made = self._copies(self._part((choice, template, "forward"))) if choice in OFFLOADING else ()
         kept = self._part(("keep", template, which)) if choice in REBUILDING else None

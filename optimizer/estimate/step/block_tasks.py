@@ -43,7 +43,7 @@ class BlockTasks:
         return _BLOCK_TASKS.obtain(prices.compiled, (prices, compress), lambda: cls(prices, compress=compress))
 
     def list_forward(self, choices: Sequence[BlockChoice], released: dict[int, tuple[Release, ...]]) -> list[Task]:
-        """released: by block, storages shared by blocks that go in it."""
+        """List the tasks of forward. released: by block, storages shared by blocks that go in it."""
         tasks: list[Task] = []
         known = self._known(FORWARD, is_first=True)
         for block, choice in enumerate(choices):
@@ -57,7 +57,9 @@ class BlockTasks:
     def list_backward(
         self, choices: Sequence[BlockChoice], released: dict[int, tuple[Release, ...]], which: str, *, is_first: bool
     ) -> list[Task]:
-        """In the order of the blocks, though the last comes first. Each offloaded block begins what the one before it saved."""
+        """List the tasks of backward in the order of the blocks, though the last comes first. Each offloaded block
+        begins what the one before it saved.
+        """
         tasks: list[Task] = []
         known = self._known(which, is_first=is_first)
         ahead, ahead_choice = -1, choices[0]
@@ -99,7 +101,7 @@ class BlockTasks:
         is_first: bool,
         ahead: tuple[int, BlockChoice] | None = None,
     ) -> Task:
-        """ahead: the offloaded block before this one, which comes back next."""
+        """Make the task of a block. ahead: the offloaded block before this one, which comes back next."""
         template = self._templates[block]
         key = (which, template, choice, releases, is_first)
         alike = self._alike.get(key)
@@ -116,7 +118,7 @@ class BlockTasks:
     def _make_alike(
         self, which: str, template: int, choice: BlockChoice, *, releases: tuple[Release, ...], is_first: bool
     ) -> Task:
-        """Without what differs from block to block."""
+        """Make a task without what differs from block to block."""
         prices, compiled = self._prices, self._prices.compiled
         trip = trip_of(choice, self._compress)
         part: PartName = (choice, template, which)

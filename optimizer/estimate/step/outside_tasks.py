@@ -31,7 +31,7 @@ _PLACES: Final[Mapping[str, tuple[str, str, int | None]]] = {
 }
 """Phase, name, and below 0 where it waits for the update of what is before the blocks, 0 of what is behind them."""
 _HEADS: Final[Table[tuple[int, str], ChunkedHead | None]] = Table()
-"""By the number of chunks, and rates."""
+"""Chunked heads by the number of chunks, and rates."""
 _OUTSIDE_TASKS: Final[Table[tuple[PartPrices, int], "OutsideTasks"]] = Table()
 
 
@@ -52,7 +52,9 @@ class OutsideTasks:
 
     @classmethod
     def find(cls, profile: Profile, prices: PartPrices, *, plan: Plan) -> "OutsideTasks":
-        """plan: of which only the number of chunks is looked at; its shape and dtypes are those of the prices."""
+        """The tasks outside the blocks. plan: of which only the number of chunks is looked at; its shape and dtypes are
+        those of the prices.
+        """
         key = (prices, plan.logits_and_loss.num_chunks)
         return _OUTSIDE_TASKS.obtain(prices.compiled, key, lambda: cls(profile, prices, plan=plan))
 
