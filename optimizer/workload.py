@@ -75,10 +75,10 @@ class TrainingWorkload:
     weight_decay: float = 0.1
     """Applied to tensors of two or more dimensions. sgd: added to the gradient, as torch's does; the others: decoupled."""
     beta1: float = 0.9
-    """This and the next: of adamw and lion."""
+    """Read by adamw and lion, like the next."""
     beta2: float = 0.95
     epsilon: float = 1e-8
-    """Of adamw."""
+    """Read by adamw alone."""
     max_grad_norm: float | None = 1.0
     """Global gradient norm is clipped to this; None turns clipping off."""
     seed: int = 0
@@ -132,7 +132,7 @@ class TrainingWorkload:
 
     @property
     def kept_state(self) -> KeptState:
-        """What its optimizer keeps of each trained tensor."""
+        """The state that its optimizer keeps of each trained tensor."""
         return KeptState(optimizer=self.optimizer, num_moments=self.num_moments)
 
     @property

@@ -4,6 +4,8 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -40,13 +42,13 @@ FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "marshal", "shelve"}
 
 
 @cache
-def sources():
+def sources() -> list[tuple[str, ast.Module]]:
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
     assert len(files) > 50
     return [(file.relative_to(ROOT).as_posix(), ast.parse(file.read_text())) for file in files]
 
 
-def imports_of(tree):
+def imports_of(tree: ast.AST) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -55,7 +57,7 @@ def imports_of(tree):
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def dotted(node):
+def dotted(node: ast.AST) -> str:
     """``a.b.c`` of a name or attribute chain, else empty."""
     if isinstance(node, ast.Name):
         return node.id
@@ -64,18 +66,26 @@ def dotted(node):
     return ""
 
 
-def calls_of(tree):
+def calls_of(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
     return ((dotted(node.func), node) for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
-def test_import_arrows_are_kept():
+def test_import_arrows_are_kept() -> None:
     done = subprocess.run(
         [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-def test_torch_is_imported_only_where_there_are_tensors():
+def test_the_house_keeps_its_limits() -> None:
+    """Folders, the longest import chain, circles and repeated lines, as ``python tools/house.py`` prints them."""
+    done = subprocess.run(
+        [sys.executable, "tools/house.py", "--list"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_torch_is_imported_only_where_there_are_tensors() -> None:
     found = [
         f"{file}:{line}"
         for file, tree in sources()
@@ -85,7 +95,7 @@ def test_torch_is_imported_only_where_there_are_tensors():
     assert found == []
 
 
-def test_only_the_worker_knows_the_worker_and_the_library_knows_no_django():
+def test_only_the_worker_knows_the_worker_and_the_library_knows_no_django() -> None:
     found = [
         f"{file}:{line} {name}"
         for file, tree in sources()
@@ -97,7 +107,7 @@ def test_only_the_worker_knows_the_worker_and_the_library_knows_no_django():
 
 
 @pytest.mark.parametrize("module", TORCH_FREE)
-def test_importing_it_brings_no_torch(module):
+def test_importing_it_brings_no_torch(module: str) -> None:
     """The process is a fresh one, so that imports inside other modules count and those of other tests do not."""
     code = (
         "import os, sys\n"
@@ -111,7 +121,7 @@ def test_importing_it_brings_no_torch(module):
     assert (done.stdout, done.stderr[-2000:]) == ("[]\n", "")
 
 
-def test_no_forbidden_call():
+def test_no_forbidden_call() -> None:
     found = [
         f"{file}:{node.lineno} {name}"
         for file, tree in sources()
@@ -121,7 +131,7 @@ def test_no_forbidden_call():
     assert found == []
 
 
-def test_no_module_that_can_run_code_while_it_reads():
+def test_no_module_that_can_run_code_while_it_reads() -> None:
     found = [
         f"{file}:{line} {name}"
         for file, tree in sources()
@@ -131,7 +141,7 @@ def test_no_module_that_can_run_code_while_it_reads():
     assert found == []
 
 
-def test_no_command_goes_through_a_shell():
+def test_no_command_goes_through_a_shell() -> None:
     found = [
         f"{file}:{node.lineno}"
         for file, tree in sources()
@@ -142,7 +152,7 @@ def test_no_command_goes_through_a_shell():
     assert found == []
 
 
-def test_no_text_is_declared_safe_for_html():
+def test_no_text_is_declared_safe_for_html() -> None:
     python = [
         f"{file}:{line}"
         for file, tree in sources()
@@ -157,7 +167,7 @@ def test_no_text_is_declared_safe_for_html():
     assert python + templates == []
 
 
-def test_every_variable_that_is_read_is_documented():
+def test_every_variable_that_is_read_is_documented() -> None:
     documented = set(re.findall(r"`((?:HEADROOM_)[A-Z_]+|DATABASE_URL|REDIS_URL)`", (ROOT / "docs/configuration.md").read_text()))
     read = {
         argument.value
@@ -175,7 +185,7 @@ def test_every_variable_that_is_read_is_documented():
     assert [name for name in sorted(documented) if name not in text] == []
 
 
-def tracked_text():
+def tracked_text() -> Iterator[tuple[str, str]]:
     names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
     for name in names:
         file = ROOT / name
@@ -186,7 +196,7 @@ def tracked_text():
                 continue
 
 
-def test_no_path_of_one_machine_is_in_the_repository():
+def test_no_path_of_one_machine_is_in_the_repository() -> None:
     # the folder around this copy names the machine, unless every machine has it
     own = ROOT if ROOT.parent.as_posix() in ("/", "/opt", "/srv", "/tmp", "/var/tmp") else ROOT.parent
     pattern = re.compile(r"/(?:home|Users|root)/[A-Za-z0-9._-]+/|" + re.escape(str(own)) + "/")
@@ -194,13 +204,13 @@ def test_no_path_of_one_machine_is_in_the_repository():
     assert found == []
 
 
-def test_the_lock_names_no_package_index():
+def test_the_lock_names_no_package_index() -> None:
     for lock in ("requirements.lock", "requirements-test.lock"):
         lines = (ROOT / lock).read_text().splitlines()
         assert [line for line in lines if "://" in line or line.startswith("--") or "file:" in line] == []
 
 
-def test_every_locked_package_has_a_hash_and_torch_is_not_among_them():
+def test_every_locked_package_has_a_hash_and_torch_is_not_among_them() -> None:
     for lock in ("requirements.lock", "requirements-test.lock"):
         entries = re.findall(r"^[a-z0-9].*?(?=^[a-z0-9]|\Z)", (ROOT / lock).read_text(), flags=re.M | re.S)
         assert entries
@@ -209,9 +219,7 @@ def test_every_locked_package_has_a_hash_and_torch_is_not_among_them():
         assert not {name for name in names if name == "torch" or name.startswith("nvidia-cu") or name == "triton"}
 
 
-def test_every_dependency_of_the_project_is_locked():
-    import tomllib
-
+def test_every_dependency_of_the_project_is_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     locked = {
         re.split(r"[=\s]", line)[0]

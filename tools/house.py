@@ -51,7 +51,7 @@ MAX_CHAIN = 20
 MAX_REPEATED_RUNS = 20
 RUN_LINES = 6
 EXTRAS = ("torch", "transformers", "bitsandbytes", "peft", "torchao", "greenlet", "deepspeed", "accelerate", "pynvml")
-"""What may be imported inside a function: torch, what takes as long as torch, and packages that are optional."""
+"""Packages that may be imported inside a function: torch, what takes as long as torch, and optional ones."""
 
 LATE = {
     "headroom.commands.main": "optimizer.cli.main",

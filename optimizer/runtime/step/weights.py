@@ -78,7 +78,7 @@ class _Streamed:
 
 
 class Updates(Protocol):
-    """Of trained weights: whether the update that is under way has reached a tensor's home."""
+    """The update that is under way, asked whether it has reached the home of a trained tensor."""
 
     def is_updated(self, name: str) -> bool: ...
 

@@ -92,7 +92,7 @@ class Decisions:
     check: Callable[[Any, str], Any]
     """Raises InvalidInput where this one text alone is wrong for the plan."""
     read_pins: Callable[[list[str]], PinTable]
-    """What a goal holds, of such texts. Raises InvalidInput."""
+    """Makes of such texts the pins that a goal holds. Raises InvalidInput."""
     work: Work
 
 
