@@ -90,17 +90,7 @@ def list_allocations(
     writer.begin_phase()
     writer.write_step(schedule, None)
     writer.settle({**stays, _STATE: int(resident.device[_STATE])})
-    return Allocations(
-        loading=tuple(loading),
-        first_step=tuple(first_step),
-        second_step=tuple(writer.requests),
-        peak_bytes=writer.peak_bytes,
-        peak_low_bytes=writer.peak_low_bytes,
-        peak_high_bytes=writer.peak_high_bytes,
-        not_modelled=on_cuda.not_modelled if on_cuda is not None else (),
-        peak_in=_name_of(writer.peak_task)[0],
-        at_peak=tuple(writer.list_held()),
-    )
+    return _make_allocations(writer, loading, first_step, writer.requests)
 
 
 def list_pass_allocations(
@@ -122,14 +112,21 @@ def list_pass_allocations(
         writer.settle({_WEIGHTS: sum(loaded)})
         requests += writer.requests
     # One phase: what stays reserved after the first pass is free as the second begins, and says nothing about what was needed.
+    return _make_allocations(writer, loading, [], requests)
+
+
+def _make_allocations(
+    writer: "_Writer", loading: list[Request], first_step: list[Request], second_step: list[Request]
+) -> Allocations:
+    """The requests of all phases, with the peak of the last one written."""
     return Allocations(
         loading=tuple(loading),
-        first_step=(),
-        second_step=tuple(requests),
+        first_step=tuple(first_step),
+        second_step=tuple(second_step),
         peak_bytes=writer.peak_bytes,
         peak_low_bytes=writer.peak_low_bytes,
         peak_high_bytes=writer.peak_high_bytes,
-        not_modelled=on_cuda.not_modelled if on_cuda is not None else (),
+        not_modelled=writer.on_cuda.not_modelled if writer.on_cuda is not None else (),
         peak_in=_name_of(writer.peak_task)[0],
         at_peak=tuple(writer.list_held()),
     )

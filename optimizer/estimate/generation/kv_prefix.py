@@ -6,12 +6,12 @@ a prompt, a few small ops.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 from optimizer.base.categories import Link
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.categories.stores import STORE_LINKS
-from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
+from optimizer.estimate.shape.compiled import CompiledShape, PartRequest, compile_shape
 from optimizer.estimate.tasks.tasks import Task, add_legs
 from optimizer.estimate.tasks.transfers import Legs, Transfer
 from optimizer.formats.kv_packing import KvLayout
@@ -59,7 +59,7 @@ class PrefixCosts:
         """Bytes on the device as long as the cache lives, one for each copy."""
         if self.first_block < 0:
             return ()
-        return tuple(move.num_bytes for move in self._compiled.part_moves(EMBEDDING) if move.num_bytes > 0)
+        return tuple(move.num_bytes for move in self._compiled.part_moves(PartRequest(EMBEDDING)) if move.num_bytes > 0)
 
     def part_ms(self, kind: int) -> float:
         """Compute time for each token."""
@@ -72,6 +72,7 @@ class PrefixCosts:
         to come then. legs: all that come of these, for busy lanes.
         """
         compiled, part = self._compiled, block_part(kind)
+        request = PartRequest(part)
         time = compiled.part_time(part, self._machine, rates_key=self._rates_key)
         for each in legs:
             time = add_legs(time, each)
@@ -82,13 +83,13 @@ class PrefixCosts:
             phase="",
             block=-1,
             name="",
-            bytes=compiled.part_bytes(part),
+            bytes=compiled.part_bytes(request),
             time=time,
             copied=copied,
             arrives=(states,),
             begins=tuple(begins),
-            moves=lambda: compiled.part_moves(part),
-            allocated_rise=lambda processor: compiled.part_rise(part, processor),
+            moves=partial(compiled.part_moves, request),
+            allocated_rise=partial(compiled.part_rise, request),
         )
 
     @cached_property

@@ -16,7 +16,7 @@ from optimizer.estimate.generation.cold_weights import are_weights_cold, reading
 from optimizer.estimate.generation.kv_cache import NO_WORKSPACE, KvCosts
 from optimizer.estimate.generation.sampling import draw_bytes, draw_time
 from optimizer.estimate.memo import Table
-from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
+from optimizer.estimate.shape.compiled import CompiledShape, PartRequest, compile_shape
 from optimizer.estimate.step.streaming import make_weights_task
 from optimizer.estimate.tasks.change import Arrival
 from optimizer.estimate.tasks.tasks import Task, move_task, risen_bytes, single
@@ -151,14 +151,15 @@ class PassLayout:
 
     def _part(self, compiled: CompiledShape, part: str, *, arrivals: tuple[Arrival, ...] = ()) -> Task:
         def make() -> Task:
+            request = PartRequest(part, arrivals=arrivals)
             return Task(
                 phase="",
                 block=-1,
                 name="",
-                bytes=compiled.part_bytes(part, arrivals=arrivals),
+                bytes=compiled.part_bytes(request),
                 time=compiled.part_time(part, self.machine, rates_key=self._rates_key),
-                moves=partial(compiled.part_moves, part, arrivals=arrivals),
-                allocated_rise=partial(compiled.part_rise, part, arrivals=arrivals),
+                moves=partial(compiled.part_moves, request),
+                allocated_rise=partial(compiled.part_rise, request),
             )
 
         return _TASKS.obtain(compiled, (part, arrivals, self._rates_key), make)

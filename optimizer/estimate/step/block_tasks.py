@@ -11,6 +11,7 @@ from typing import Final
 from optimizer.base.categories import CATEGORIES, Lane, Tier
 from optimizer.estimate.categories.activations import trip_of
 from optimizer.estimate.memo import Table
+from optimizer.estimate.shape.compiled import PartRequest
 from optimizer.estimate.shape.shared import Release
 from optimizer.estimate.step.part_prices import PartPrices, with_gradients
 from optimizer.estimate.step.update import update_key
@@ -129,20 +130,21 @@ class BlockTasks:
             leaves.append(_legs(time, "copy_out", _STORES[trip.place]))
         gradient_bytes = num_shared = 0
         if is_backward and prices.leaves_gradients:
-            gradient_bytes = int(compiled.part_bytes(part, releases=releases, trip=trip).net[_GRADIENTS])
+            gradient_bytes = int(compiled.part_bytes(PartRequest(part, releases, trip)).net[_GRADIENTS])
             num_shared = compiled.num_shared_gradients(part)
         gradients = prices.gradients_legs(gradient_bytes, num_shared=num_shared, is_first=is_first)
         leaves.append(gradients)
+        request = PartRequest(part, releases, trip, prices.dropped)
         return Task(
             phase="backward" if is_backward else "forward",
             block=-1,
             name="",
-            bytes=compiled.part_bytes(part, releases=releases, trip=trip, dropped=prices.dropped),
+            bytes=compiled.part_bytes(request),
             time=add_legs(time, gradients),
             copied=with_gradients(compiled.part_copies(part, trip=trip), gradient_bytes),
             leaves=tuple(legs for legs in leaves if legs),
-            moves=partial(compiled.part_moves, part, releases=releases, trip=trip, dropped=prices.dropped),
-            allocated_rise=partial(compiled.part_rise, part, releases=releases, trip=trip, dropped=prices.dropped),
+            moves=partial(compiled.part_moves, request),
+            allocated_rise=partial(compiled.part_rise, request),
             num_random_states=(-1 if is_backward else 1) if choice in REBUILDING else 0,
         )
 
