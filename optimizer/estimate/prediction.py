@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from optimizer.base.categories import LANES as LANES
 from optimizer.base.categories import Category
@@ -64,6 +64,13 @@ class Contributor:
     """The op that made them; empty where it is not known."""
     num_storages: int
     num_bytes: int
+
+
+class HostMemory(NamedTuple):
+    """Memory of the host that a plan takes: what cannot be swapped, and the rest."""
+
+    pinned: ByteInterval
+    pageable: ByteInterval
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from optimizer.base.units import MIB
 from optimizer.estimate.card.allocations import Allocations, HeldAllocation
 from optimizer.estimate.card.allocator import AllocatorSettings, Replay, replay
 from optimizer.estimate.card.depth import carry_on
-from optimizer.estimate.prediction import CardMemory, Contributor, MemoryPart
+from optimizer.estimate.prediction import CardMemory, Contributor, HostMemory, MemoryPart
 from optimizer.hardware.cuda_facts import ContextSize, find_context, find_workspaces
 from optimizer.hardware.machine import Device
 from optimizer.plan.allocator import AllocatorPlan
@@ -48,13 +48,7 @@ class Peaked(Protocol):
 
 
 def card_memory(
-    prediction: Peaked,
-    found: "Replayed",
-    *,
-    host_pinned: ByteInterval,
-    host_pageable: ByteInterval,
-    device: Device,
-    torch_version: str,
+    prediction: Peaked, found: "Replayed", *, host: HostMemory, device: Device, torch_version: str
 ) -> CardMemory:
     """Memory that a prediction's tensors come to on a device. found: what the allocator makes of them."""
     tensors = ByteInterval(
@@ -66,8 +60,8 @@ def card_memory(
         allocated=tensors,
         reserved=tensors,
         process=tensors,
-        host_pinned=host_pinned,
-        host_pageable=host_pageable,
+        host_pinned=host.pinned,
+        host_pageable=host.pageable,
         parts=tuple(category_parts(prediction.device_bytes_by_category)),
         contributors=found.contributors,
     )

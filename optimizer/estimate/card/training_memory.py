@@ -33,17 +33,10 @@ def add_memory(
         peak_in=prediction.peak_moment.partition(" of block ")[0],
     )
     laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
-    host_pinned, host_pageable = estimate_host_memory(
+    host = estimate_host_memory(
         prediction, resident=laid.resident, tensors=laid.tensors, plan=plan, workload=workload, machine=machine
     )
-    memory = card_memory(
-        prediction,
-        replayed,
-        host_pinned=host_pinned,
-        host_pageable=host_pageable,
-        device=machine.device,
-        torch_version=profile.torch_version,
-    )
+    memory = card_memory(prediction, replayed, host=host, device=machine.device, torch_version=profile.torch_version)
     return replace(prediction, memory=memory)
 
 

@@ -218,13 +218,7 @@ class KvCosts:
         return Transfer(key=key, legs=legs, holds_up_cpu=True)
 
     def decode_tasks(
-        self,
-        kind: int,
-        *,
-        step: int,
-        arrives: Sequence[Transfer],
-        begins: Sequence[Transfer],
-        was_begun: bool,
+        self, kind: int, *, step: int, arrives: Sequence[Transfer], begins: Sequence[Transfer], was_begun: bool
     ) -> tuple[Task, ...]:
         """The tasks before the block's own: as ``decode_task``, and where hidden states come, what is made of them
         first.
@@ -239,13 +233,7 @@ class KvCosts:
         return again, self.decode_task(kind, step=step, arrives=(rest,), begins=(), was_begun=True)
 
     def decode_task(
-        self,
-        kind: int,
-        *,
-        step: int,
-        arrives: Sequence[Transfer],
-        begins: Sequence[Transfer],
-        was_begun: bool,
+        self, kind: int, *, step: int, arrives: Sequence[Transfer], begins: Sequence[Transfer], was_begun: bool
     ) -> Task:
         """The task of one token more: what comes, is packed and unpacked, and goes. was_begun: what arrives is on its way
         already.
