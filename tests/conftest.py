@@ -11,11 +11,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from optimizer.profile.profile import Profile
 from tests import llama
 
 pytest_plugins = ["tests.left_out"]
@@ -28,7 +31,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 @pytest.fixture(autouse=True)
-def _one_torch_thread():
+def _one_torch_thread() -> None:
     """Bitwise comparisons must not depend on how sums are split over threads. Does not import torch by itself."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != 1:
@@ -36,7 +39,7 @@ def _one_torch_thread():
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty HEADROOM_HOME for what reads it from the environment."""
     folder = tmp_path / "home"
     folder.mkdir(mode=0o700)
@@ -45,12 +48,12 @@ def home(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def llama_folder(pytestconfig):
+def llama_folder(pytestconfig: pytest.Config) -> Path:
     """config.json, and profile.json as the profile command writes it: traced once, because that takes seconds."""
     if llama.FOLDER_VARIABLE in os.environ:
         return Path(os.environ[llama.FOLDER_VARIABLE])
 
-    def trace(folder):
+    def trace(folder: Path) -> None:
         import torch
 
         from optimizer.cli.main import main
@@ -62,7 +65,7 @@ def llama_folder(pytestconfig):
     return made_once(pytestconfig, "llama", trace)
 
 
-def made_once(config, name, make):
+def made_once(config: pytest.Config, name: str, make: Callable[[Path], None]) -> Path:
     """A folder that ``make`` has filled: once for all processes that a run's tests are spread over, and for later runs too, as
     long as no line of the library and no version of what it is made with has changed.
     """
@@ -82,7 +85,7 @@ def made_once(config, name, make):
 
 
 @functools.cache
-def _what_profiles_rest_on():
+def _what_profiles_rest_on() -> str:
     digest = hashlib.sha256("".join(f"{name} {version(name)} " for name in ("torch", "transformers", "numpy")).encode())
     for root in ("optimizer", "tests"):
         for file in sorted(Path(__file__).parents[1].joinpath(root).rglob("*.py")):
@@ -92,10 +95,10 @@ def _what_profiles_rest_on():
 
 
 @pytest.fixture(scope="session")
-def writer_folder(pytestconfig):
+def writer_folder(pytestconfig: pytest.Config) -> Path:
     """profile.json of the tiny model that generates (``tests/webapp/generation.py``)."""
 
-    def trace(folder):
+    def trace(folder: Path) -> None:
         from tests.webapp import generation
 
         (folder / "profile.json").write_text(json.dumps(generation.trace()))
@@ -104,18 +107,18 @@ def writer_folder(pytestconfig):
 
 
 @pytest.fixture(scope="session")
-def llama_document(llama_folder):
+def llama_document(llama_folder: Path) -> dict[str, Any]:
     return json.loads((llama_folder / "profile.json").read_text())
 
 
 @pytest.fixture(scope="session")
-def llama_profile(llama_document):
+def llama_profile(llama_document: dict[str, Any]) -> Profile:
     from optimizer.profile.profile import Profile
 
     return Profile.from_json(llama_document)
 
 
-def postgresql_program(name):
+def postgresql_program(name: str) -> str:
     """Find a program on PATH, or else the newest below /usr/lib/postgresql, where Debian hides the server's programs."""
     found = shutil.which(name)
     if found:
@@ -126,19 +129,19 @@ def postgresql_program(name):
 
 
 @pytest.fixture(scope="session")
-def postgresql_url():
+def postgresql_url() -> Iterator[str]:
     """A real server of this session's own, on a Unix socket in a temporary folder.
 
     It refuses to run as root, so root lends it another user.
     """
     folder = Path(tempfile.mkdtemp(prefix="hrpg-"))
     runs_as_root = os.geteuid() == 0
-    user = {"user": "postgres", "group": "postgres", "extra_groups": []} if runs_as_root else {}
+    user: dict[str, Any] = {"user": "postgres", "group": "postgres", "extra_groups": []} if runs_as_root else {}
     if runs_as_root:
         shutil.chown(folder, "postgres", "postgres")
     data = folder / "data"
 
-    def call(program, *arguments):
+    def call(program: str, *arguments: str) -> None:
         command = [postgresql_program(program), *arguments]
         subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, **user)
 

@@ -1,23 +1,25 @@
 """Says how many tests were left out for want of a CUDA device, whether one process collects them or several do (pytest-xdist)."""
 
+from typing import Any
+
 import pytest
 
 NUM_LEFT_OUT = pytest.StashKey[int]()
 
 
-def pytest_sessionfinish(session):
+def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     if hasattr(config, "workeroutput"):
         config.workeroutput["num_left_out"] = config.stash.get(NUM_LEFT_OUT, 0)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node):
+def pytest_testnodedown(node: Any) -> None:
     # Every process collects all tests, and leaves out the same ones.
     node.config.stash[NUM_LEFT_OUT] = getattr(node, "workeroutput", {}).get("num_left_out", 0)
 
 
-def pytest_terminal_summary(terminalreporter, config):
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     num_left_out = config.stash.get(NUM_LEFT_OUT, 0)
     if num_left_out:
         terminalreporter.write_line(

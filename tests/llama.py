@@ -1,6 +1,8 @@
 """The tiny Llama whose real profile the tests share: small enough that every plan of it can be priced."""
 
-CONFIG = {
+from typing import Any
+
+CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 256,
     "hidden_size": 64,

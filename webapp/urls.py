@@ -3,14 +3,13 @@
 from django.urls import URLPattern, URLResolver, include, path
 
 from webapp.api.routes.health import healthz, readyz
-from webapp.api.urls import urlpatterns as api_urlpatterns
 from webapp.monitoring.view import metrics
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", healthz, name="healthz"),
     path("readyz", readyz, name="readyz"),
     path("metrics", metrics, name="metrics"),
-    path("api/v1/", include(api_urlpatterns)),
+    path("api/v1/", include("webapp.api.urls")),
     path("v1/", include("webapp.api.batch_urls")),
     path("", include("webapp.pages.urls")),
 ]

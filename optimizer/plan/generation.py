@@ -14,7 +14,6 @@ from optimizer.base.shown import shown_field
 from optimizer.plan import weights
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.kv_cache import KvCachePlan
-from optimizer.plan.passes import PassShape, list_passes
 from optimizer.plan.techniques import LOSSY, Technique, list_techniques
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import GenerationWorkload
@@ -71,16 +70,6 @@ class GenerationPlan:
     def sequences_per_pass(self) -> int:
         """Largest number of sequences in a pass."""
         return self.batch_size * self.num_micro_batches
-
-    def list_passes(self, workload: GenerationWorkload) -> tuple[tuple[PassShape, int], ...]:
-        """List the passes of this plan, as ``passes.list_passes`` does."""
-        return list_passes(
-            workload,
-            batch_size=self.batch_size,
-            num_micro_batches=self.num_micro_batches,
-            prefill_tokens=self.prefill_tokens,
-            drops_ended=self.drops_ended,
-        )
 
     @property
     def drops_ended(self) -> bool:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
+from optimizer.plan.generation import GenerationPlan
 from optimizer.workload import GenerationWorkload
 
 Lengths = tuple[int, int]
@@ -156,6 +157,17 @@ def covers(larger: PassShape, smaller: PassShape) -> bool:
         and (one.cache_length, one.num_steps) >= (other.cache_length, other.num_steps)
         and all(any(a >= b and c >= d for a, c in one.cache_stretches) for b, d in other.cache_stretches)
         for one, other in zip(larger, smaller, strict=False)
+    )
+
+
+def passes_of(plan: GenerationPlan, workload: GenerationWorkload) -> tuple[tuple[PassShape, int], ...]:
+    """The passes of one plan, as ``list_passes`` lists them."""
+    return list_passes(
+        workload,
+        batch_size=plan.batch_size,
+        num_micro_batches=plan.num_micro_batches,
+        prefill_tokens=plan.prefill_tokens,
+        drops_ended=plan.drops_ended,
     )
 
 

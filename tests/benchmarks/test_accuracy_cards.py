@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ FITS_BYTES = 8 * MIB
 
 
 @pytest.fixture(scope="module")
-def rows():
+def rows() -> list[dict[str, Any]]:
     """Plans that fit, and one that does not."""
     torch.set_num_threads(1)
     journal = Journal(file=None, machine={})
@@ -31,31 +32,31 @@ def rows():
     return journal.rows
 
 
-def test_nothing_fails_and_every_cap_bites(rows):
+def test_nothing_fails_and_every_cap_bites(rows: list[dict[str, Any]]) -> None:
     assert [row.get("traceback") for row in rows if row["what"] == "failed"] == []
     assert [row["bites"] for row in rows if row["what"] == "cap"] == [True, True]
 
 
-def test_predicted_bytes_are_the_measured_ones(rows):
+def test_predicted_bytes_are_the_measured_ones(rows: list[dict[str, Any]]) -> None:
     ran = [row for row in rows if row["what"] == "card" and row["finished"]]
     assert len(ran) == 3
     assert all(row["predicted_allocated_bytes"] == row["allocated_bytes"] for row in ran)
 
 
-def test_what_does_not_fit_is_called_so_and_ends_with_the_sizes(rows):
+def test_what_does_not_fit_is_called_so_and_ends_with_the_sizes(rows: list[dict[str, Any]]) -> None:
     (row,) = [row for row in rows if row["what"] == "card" and not row["finished"]]
     assert row["verdict"] == "does_not_fit"
     assert "in use" in row["why_not"]
 
 
-def test_the_summary_has_every_goal_and_the_rows_are_json(rows):
+def test_the_summary_has_every_goal_and_the_rows_are_json(rows: list[dict[str, Any]]) -> None:
     summary = summarize_cards(rows)
     assert summary["called fits on a card that it does not fit on"] == {"value": 0, "goal": 0, "met": True}
     assert summary["allocated, worst error"]["met"]
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
 
 
-def test_cases_left_out_for_lack_of_time_are_reported():
+def test_cases_left_out_for_lack_of_time_are_reported() -> None:
     journal = Journal(file=None, machine={})
     cards = small_cards(SPEC, ((),), card_bytes=FITS_BYTES)
     measure_cards(journal, CPU, quick=False, cards=replace(cards, deadline_s=-1.0))
@@ -63,7 +64,7 @@ def test_cases_left_out_for_lack_of_time_are_reported():
     assert not summarize_cards(journal.rows)["rows that failed or were left out"]["met"]
 
 
-def test_the_cards_cases_are_plans_that_hold_for_their_models_on_cards_of_4_to_24_gb():
+def test_the_cards_cases_are_plans_that_hold_for_their_models_on_cards_of_4_to_24_gb() -> None:
     cases = cuda_cards().cases
     for case in cases:
         case.plan.check(num_blocks=case.spec.num_blocks, workload=case.workload)

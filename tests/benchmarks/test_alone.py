@@ -52,7 +52,7 @@ assert not missed & {"django", "celery", "worker", "webapp"}, missed
 """
 
 
-def test_the_commands_for_a_card_import_where_nothing_else_is_installed():
+def test_the_commands_for_a_card_import_where_nothing_else_is_installed() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT, *COMMANDS], cwd=ROOT, capture_output=True, text=True, check=False
     )

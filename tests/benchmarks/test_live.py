@@ -2,13 +2,14 @@
 
 import asyncio
 import math
+from asyncio.streams import StreamReader, StreamWriter
 
 from benchmarks.live.command import _summary
 from benchmarks.live.cuts import CutLine
 from benchmarks.live.viewers import Seen, _at, _take
 
 
-def test_goals_are_judged_on_the_rows_that_are_there():
+def test_goals_are_judged_on_the_rows_that_are_there() -> None:
     rows = [
         {"what": "viewers", "p99_ms": 251.0, "web_peak_bytes": 150 * 1024**2},
         {"what": "cuts", "num_missing": 0},
@@ -21,14 +22,14 @@ def test_goals_are_judged_on_the_rows_that_are_there():
     }
 
 
-def test_a_percentile_is_one_of_the_measurements():
+def test_a_percentile_is_one_of_the_measurements() -> None:
     latencies = [float(value) for value in range(1, 101)]
     assert (_at(latencies, 0.5), _at(latencies, 0.99), _at(latencies, 1.0)) == (51.0, 100.0, 100.0)
     assert math.isnan(_at([], 0.5))
 
 
-def test_a_sample_counts_from_its_own_clock_to_its_arrival():
-    async def see():
+def test_a_sample_counts_from_its_own_clock_to_its_arrival() -> None:
+    async def see() -> Seen:
         seen = Seen()
         _take(seen, "snapshot", b"{}", 0.0)
         _take(seen, "sample", b'{"step": 7, "time_s": 100.0}', 100.25)
@@ -38,14 +39,14 @@ def test_a_sample_counts_from_its_own_clock_to_its_arrival():
     assert (seen.steps, seen.latencies_ms, seen.has_snapshot.is_set()) == ({7}, [250.0], True)
 
 
-def test_a_cut_ends_every_connection_and_takes_new_ones():
-    async def ask(port):
+def test_a_cut_ends_every_connection_and_takes_new_ones() -> None:
+    async def ask(port: int) -> tuple[StreamReader, StreamWriter, bytes]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"hello\n")
         return reader, writer, await reader.readline()
 
-    async def story():
-        async def echo(reader, writer):
+    async def story() -> tuple[bytes, bytes, bytes]:
+        async def echo(reader: StreamReader, writer: StreamWriter) -> None:
             while line := await reader.readline():
                 writer.write(line)
             writer.close()

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,11 @@ RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 FILE_OF_A_MACHINE = re.compile(r'File \\?"/')
 
 
-def fail():
+def fail() -> None:
     json.loads("{")
 
 
-def test_a_failure_is_reported_with_paths_as_the_repository_has_them():
+def test_a_failure_is_reported_with_paths_as_the_repository_has_them() -> None:
     try:
         fail()
     except ValueError as error:
@@ -31,8 +32,8 @@ def test_a_failure_is_reported_with_paths_as_the_repository_has_them():
     assert not FILE_OF_A_MACHINE.search(row["traceback"])
 
 
-def test_an_error_among_rows_leaves_those_before_it(tmp_path):
-    def rows():
+def test_an_error_among_rows_leaves_those_before_it(tmp_path: Path) -> None:
+    def rows() -> Iterator[dict[str, str]]:
         yield {"what": "first"}
         fail()
 
@@ -43,7 +44,7 @@ def test_an_error_among_rows_leaves_those_before_it(tmp_path):
 
 
 @pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.stem)
-def test_a_committed_result_has_the_form_and_names_no_folder_of_a_machine(file):
+def test_a_committed_result_has_the_form_and_names_no_folder_of_a_machine(file: Path) -> None:
     text = file.read_text()
     document = json.loads(text)
     assert {"machine", "rows", "summary"} <= set(document)
@@ -53,7 +54,7 @@ def test_a_committed_result_has_the_form_and_names_no_folder_of_a_machine(file):
     assert not FILE_OF_A_MACHINE.search(text)
 
 
-def test_a_benchmark_without_tensors_imports_no_torch():
+def test_a_benchmark_without_tensors_imports_no_torch() -> None:
     code = "import sys, benchmarks.common.record, benchmarks.live.command, benchmarks.repricing; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

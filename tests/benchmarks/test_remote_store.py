@@ -22,7 +22,7 @@ with remote_store():
 DEADLINE_S = 10.0
 
 
-def test_the_store_ends_when_its_benchmark_is_killed():
+def test_the_store_ends_when_its_benchmark_is_killed() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "HEADROOM_REMOTE_URL"}
     benchmark = subprocess.Popen([sys.executable, "-c", _HOLD], stdout=subprocess.PIPE, text=True, env=environment)
     assert benchmark.stdout is not None

@@ -2,7 +2,10 @@
 
 import itertools
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,16 +15,18 @@ from benchmarks.common.paired import measure_peak, paired_ratio, race
 from benchmarks.common.record import Record
 from benchmarks.training import cards as training_cards
 from benchmarks.training import command as training
+from benchmarks.training.command import Bench
 from benchmarks.training.head import HeadShape
-from benchmarks.training.plans import describe, make_plan
+from benchmarks.training.plans import TECHNIQUES, describe, make_plan
 from optimizer.base.errors import InvalidModel
-from optimizer.models.spec import read_model_spec
+from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.workload import Adapter, TrainingWorkload
 
 CPU = torch.device("cpu")
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -37,12 +42,12 @@ JOB = Job(spec=SPEC, workload=WORKLOAD, device=CPU)
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
-def bench():
+def bench() -> Bench:
     setup = training.Setup(
         spec=SPEC,
         workload=WORKLOAD,
@@ -54,7 +59,7 @@ def bench():
     return training.Bench(setup)
 
 
-def losses_of(make):
+def losses_of(make: Callable[..., Any]) -> list[float]:
     contender = make(None)
     try:
         return [contender.step() for _ in range(3)]
@@ -63,7 +68,7 @@ def losses_of(make):
 
 
 @pytest.fixture(scope="module")
-def plain_losses():
+def plain_losses() -> list[float]:
     return losses_of(lambda meter: Ours(JOB, make_plan(SPEC, WORKLOAD), meter))
 
 
@@ -71,19 +76,19 @@ RUNNING = [name for name, _ in list_alternatives(JOB) if not name.startswith(("t
 
 
 @pytest.mark.parametrize("name", RUNNING)
-def test_every_alternative_takes_the_steps_that_ours_takes(name, plain_losses):
+def test_every_alternative_takes_the_steps_that_ours_takes(name: str, plain_losses: list[float]) -> None:
     found = losses_of(dict(list_alternatives(JOB))[name])
     assert found == pytest.approx(plain_losses, rel=1e-5)
 
 
-def test_alternatives_save_what_they_say_they_save():
+def test_alternatives_save_what_they_say_they_save() -> None:
     alternatives = dict(list_alternatives(JOB))
     peaks = {name: measure_peak(alternatives[name], CPU)["peak_bytes"] for name in RUNNING}
     plain_bytes = peaks.pop("transformers")
     assert all(peak < plain_bytes for peak in peaks.values())
 
 
-def test_what_fsdp_keeps_on_the_host_is_not_on_the_device():
+def test_what_fsdp_keeps_on_the_host_is_not_on_the_device() -> None:
     alternatives = dict(list_alternatives(JOB))
     measured = measure_peak(alternatives["FSDP2 CPUOffloadPolicy"], CPU)
     weights_bytes = 4 * SPEC.num_parameters
@@ -92,12 +97,12 @@ def test_what_fsdp_keeps_on_the_host_is_not_on_the_device():
     assert gradients_in_favour_bytes(sharded, CPU) == weights_bytes
 
 
-def test_an_alternative_that_does_not_run_here_says_why(bench):
-    assert "CUDA" in bench.alternative_peaks["torchao CPUOffloadOptimizer"]
-    assert "DeepSpeed" in bench.alternative_peaks["DeepSpeed ZeRO-Offload"]
+def test_an_alternative_that_does_not_run_here_says_why(bench: Bench) -> None:
+    assert "CUDA" in str(bench.alternative_peaks["torchao CPUOffloadOptimizer"])
+    assert "DeepSpeed" in str(bench.alternative_peaks["DeepSpeed ZeRO-Offload"])
 
 
-def test_the_head_in_chunks_is_priced_to_the_byte_and_keeps_the_gradient(bench):
+def test_the_head_in_chunks_is_priced_to_the_byte_and_keeps_the_gradient(bench: Bench) -> None:
     rows = list(training.PARTS["head"](bench))
     assert [row["num_chunks"] for row in rows] == [1, 8]
     for row in rows:
@@ -106,7 +111,7 @@ def test_the_head_in_chunks_is_priced_to_the_byte_and_keeps_the_gradient(bench):
     assert rows[1]["peak_falls_by"] > 4
 
 
-def test_a_budget_is_met_and_held_against_all_that_fits_in_it(bench, monkeypatch):
+def test_a_budget_is_met_and_held_against_all_that_fits_in_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "SHARES", (0.8,))
     (row,) = training.PARTS["budgets"](bench)
     assert row["finished"]
@@ -115,7 +120,9 @@ def test_a_budget_is_met_and_held_against_all_that_fits_in_it(bench, monkeypatch
     assert row["ours_over_best_in_budget"] > 0
 
 
-def test_a_technique_that_fails_is_reported_and_the_next_still_runs(bench, monkeypatch):
+def test_a_technique_that_fails_is_reported_and_the_next_still_runs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     techniques = {
         "accumulate": {"cut": 4},
         "nonsense": {"weights": {"prefetch": 99}},
@@ -129,7 +136,7 @@ def test_a_technique_that_fails_is_reported_and_the_next_still_runs(bench, monke
         assert abs(row["predicted_peak_bytes"] - row["peak_bytes"]) <= 16
 
 
-def test_models_of_four_times_the_budget_train_to_the_bits_of_plain_training(bench):
+def test_models_of_four_times_the_budget_train_to_the_bits_of_plain_training(bench: Bench) -> None:
     rows = list(training.PARTS["larger"](bench))
     assert [row["state_and_weights_on"] for row in rows] == ["host", "disk"]
     for row in rows:
@@ -140,18 +147,18 @@ def test_models_of_four_times_the_budget_train_to_the_bits_of_plain_training(ben
     assert rows[1]["disk_peak_bytes"] > 0
 
 
-def test_steps_are_taken_in_turn_and_in_reverse_order_every_second_round():
+def test_steps_are_taken_in_turn_and_in_reverse_order_every_second_round() -> None:
     taken = []
 
     class Noted:
-        def __init__(self, name):
+        def __init__(self, name: str) -> None:
             self.name = name
 
-        def step(self):
+        def step(self) -> float:
             taken.append(self.name)
             return 0.0
 
-        def close(self):
+        def close(self) -> None:
             taken.append(f"{self.name} closed")
 
     times = race({"a": lambda meter: Noted("a"), "b": lambda meter: Noted("b")}, num_rounds=2)
@@ -159,12 +166,12 @@ def test_steps_are_taken_in_turn_and_in_reverse_order_every_second_round():
     assert {name: len(found) for name, found in times.items()} == {"a": 2, "b": 2}
 
 
-def test_a_ratio_is_the_median_of_pairs():
+def test_a_ratio_is_the_median_of_pairs() -> None:
     assert paired_ratio([2.0, 3.0, 8.0], [1.0, 1.0, 1.0]) == 3.0
 
 
-def test_the_record_is_written_after_every_row_and_reports_what_broke(tmp_path):
-    def rows():
+def test_the_record_is_written_after_every_row_and_reports_what_broke(tmp_path: Path) -> None:
+    def rows() -> Iterator[dict[str, str]]:
         yield {"what": "technique", "name": "keep"}
         assert len(json.loads(file.read_text())["rows"]) == 1
         raise RuntimeError("the card fell over")
@@ -179,7 +186,7 @@ def test_the_record_is_written_after_every_row_and_reports_what_broke(tmp_path):
     assert not any(entry["met"] for entry in written["summary"].values())
 
 
-def test_weights_drawn_quickly_are_finite_different_and_train():
+def test_weights_drawn_quickly_are_finite_different_and_train() -> None:
     workload = replace(WORKLOAD, adapter=Adapter(rank=2))
     model = build_quickly(SPEC, weights=WeightsPlan(), workload=workload, device=CPU)
     matrices = [p for p in model.parameters() if p.dim() >= 2 and not p.requires_grad]
@@ -188,17 +195,19 @@ def test_weights_drawn_quickly_are_finite_different_and_train():
     assert found[-1] < found[0]
 
 
-def test_weights_drawn_quickly_are_tied_where_the_model_ties_them():
+def test_weights_drawn_quickly_are_tied_where_the_model_ties_them() -> None:
     spec = read_model_spec({**CONFIG, "tie_word_embeddings": True})
     model = build_quickly(spec, weights=WeightsPlan(), workload=WORKLOAD, device=CPU)
     assert sum(p.numel() for p in model.parameters()) == spec.num_parameters
 
 
-def test_the_cases_of_cards_run_on_the_cpu_device_on_small_shapes(tmp_path, monkeypatch):
+def test_the_cases_of_cards_run_on_the_cpu_device_on_small_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     two = [pair for pair in list_alternatives(JOB) if pair[0] in ("transformers", "torchao CPUOffloadOptimizer")]
     monkeypatch.setattr(training_cards, "list_alternatives", lambda job: two)
 
-    def profile_without_adapters(spec, *, adapter):
+    def profile_without_adapters(spec: ModelSpec, *, adapter: Adapter | None) -> Profile | None:
         if adapter is not None:
             raise InvalidModel("adapters are not traced here", field="config")
         return profile_model(spec)
@@ -231,15 +240,15 @@ def test_the_cases_of_cards_run_on_the_cpu_device_on_small_shapes(tmp_path, monk
     assert summary["speed with the optimizer on the host"]["value"] > 0
 
 
-def test_the_cards_cases_are_plans_that_hold_for_their_models():
+def test_the_cards_cases_are_plans_that_hold_for_their_models() -> None:
     for case in training_cards.cuda_cards().cases:
         case.by_hand.check(num_blocks=case.spec.num_blocks, workload=case.workload)
     caps = [case.cap_bytes // 2**30 for case in training_cards.cuda_cards().cases]
     assert caps == [8, 12, 16, 24]
 
 
-def test_every_technique_is_a_plan_that_can_be_described():
+def test_every_technique_is_a_plan_that_can_be_described() -> None:
     words = set()
-    for changes in itertools.islice(training.TECHNIQUES.values(), 20):
+    for changes in itertools.islice(TECHNIQUES.values(), 20):
         words.add(describe(make_plan(SPEC, WORKLOAD, **changes)))
     assert len(words) == 20

@@ -1,16 +1,17 @@
 """Fixtures of the browser tests: one site for all of them, one Chromium for each file, one log-in."""
 
+from collections.abc import Callable, Iterator
 from urllib.parse import urlparse
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import Browser, StorageState, expect, sync_playwright
 
 from tests.end_to_end.site.browser import ARGUMENTS, CHROMIUM, PATIENCE_MS, Watched, log_in
 from tests.end_to_end.site.site import Site
 
 
 @pytest.fixture(scope="session")
-def site():
+def site() -> Iterator[Site]:
     running = Site()
     running.ask("seed")
     yield running
@@ -18,7 +19,7 @@ def site():
 
 
 @pytest.fixture(scope="module")
-def chromium():
+def chromium() -> Iterator[Browser]:
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
@@ -27,16 +28,18 @@ def chromium():
 
 
 @pytest.fixture(scope="module")
-def signed_in(site, chromium):
+def signed_in(site: Site, chromium: Browser) -> StorageState:
     """The cookies of one log-in, through the form."""
     return log_in(site, chromium, "ada")
 
 
 @pytest.fixture
-def open_tab(site, chromium, signed_in):
+def open_tab(site: Site, chromium: Browser, signed_in: StorageState) -> Iterator[Callable[..., Watched]]:
     contexts = []
 
-    def open_(path, *, width=1280, scheme="light", storage=signed_in):
+    def open_(
+        path: str, *, width: int = 1280, scheme: str = "light", storage: StorageState | None = signed_in
+    ) -> Watched:
         context = chromium.new_context(
             viewport={"width": width, "height": 900},
             color_scheme=scheme,
@@ -55,7 +58,7 @@ def open_tab(site, chromium, signed_in):
 
 
 @pytest.fixture
-def running_job(site):
+def running_job(site: Site) -> Iterator[str]:
     job_id = site.ask("new_job", name="kjv-demo")
     site.ask("begin", job_id=job_id)
     site.ask("measure", job_id=job_id, first=1, last=30)

@@ -1,18 +1,21 @@
 """The form of a new job in a real Chromium: priced as it is edited, and nothing typed is ever lost."""
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, expect
 
 from optimizer.search.answer.baselines import BASELINES
-from tests.end_to_end.site.browser import WIDTHS
+from tests.end_to_end.site.browser import WIDTHS, Watched
+from tests.end_to_end.site.site import Site
 
 pytestmark = pytest.mark.browser
 
 
-def test_an_edit_is_priced_again_and_keeps_what_was_typed(open_tab):
+def test_an_edit_is_priced_again_and_keeps_what_was_typed(open_tab: Callable[..., Watched]) -> None:
     tab = open_tab("/jobs/new/")
     name = tab.page.locator("#id_name")
     budget = tab.page.get_by_label("Device memory budget")
@@ -28,7 +31,7 @@ def test_an_edit_is_priced_again_and_keeps_what_was_typed(open_tab):
     tab.check()
 
 
-def test_a_dataset_uploaded_beside_the_form_is_selected(open_tab, tmp_path):
+def test_a_dataset_uploaded_beside_the_form_is_selected(open_tab: Callable[..., Watched], tmp_path: Path) -> None:
     text = tmp_path / "verse.txt"
     text.write_text("In the beginning God created the heaven and the earth.\n" * 40)
     tab = open_tab("/jobs/new/")
@@ -44,22 +47,24 @@ def test_a_dataset_uploaded_beside_the_form_is_selected(open_tab, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def priced_path(site, llama_folder):
+def priced_path(site: Site, llama_folder: Path) -> str:
     """The form with a model whose profile is known."""
     model = site.ask("add_llama", profile_file=str(llama_folder / "profile.json"))
     return f"/jobs/new/?model={model}"
 
 
-def verdict_of(tab):
+def verdict_of(tab: Watched) -> Locator:
     return tab.page.locator("#verdict .verdict-word")
 
 
-def take(tab, label):
+def take(tab: Watched, label: str) -> None:
     tab.page.get_by_role("radio", name=f"Take {label} on workbench").check()
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_priced_form_shows_its_verdict_its_bytes_and_every_plan(site, open_tab, priced_path, width):
+def test_a_priced_form_shows_its_verdict_its_bytes_and_every_plan(
+    site: Site, open_tab: Callable[..., Watched], priced_path: str, width: int
+) -> None:
     tab = open_tab(priced_path, width=width)
     expect(verdict_of(tab)).to_have_text("fits")
     expect(tab.page.locator("#verdict")).to_contain_text("in 360 MiB: needs")
@@ -76,7 +81,9 @@ def test_a_priced_form_shows_its_verdict_its_bytes_and_every_plan(site, open_tab
     tab.check()
 
 
-def test_another_budget_changes_the_verdict_and_loses_nothing_that_was_typed(open_tab, priced_path):
+def test_another_budget_changes_the_verdict_and_loses_nothing_that_was_typed(
+    open_tab: Callable[..., Watched], priced_path: str
+) -> None:
     tab = open_tab(priced_path)
     expect(verdict_of(tab)).to_have_text("fits")
     tab.page.locator("#id_name").fill("typed words")
@@ -95,7 +102,9 @@ def test_another_budget_changes_the_verdict_and_loses_nothing_that_was_typed(ope
     tab.check()
 
 
-def test_plans_of_the_last_answer_cannot_be_taken_while_the_form_is_priced_again(open_tab, priced_path):
+def test_plans_of_the_last_answer_cannot_be_taken_while_the_form_is_priced_again(
+    open_tab: Callable[..., Watched], priced_path: str
+) -> None:
     tab = open_tab(priced_path)
     plans = tab.page.locator("#plans")
     expect(plans.get_by_role("radio", name="Take chosen on workbench")).to_be_checked()
@@ -110,7 +119,9 @@ def test_plans_of_the_last_answer_cannot_be_taken_while_the_form_is_priced_again
     tab.check()
 
 
-def test_a_job_started_while_the_form_is_priced_again_has_the_plan_that_is_best_for_what_was_typed(site, open_tab, priced_path):
+def test_a_job_started_while_the_form_is_priced_again_has_the_plan_that_is_best_for_what_was_typed(
+    site: Site, open_tab: Callable[..., Watched], priced_path: str
+) -> None:
     tab = open_tab(priced_path)
     expect(tab.page.get_by_role("radio", name="Take chosen on workbench")).to_be_checked()
     tab.page.locator("#id_name").fill("in a hurry")
@@ -122,7 +133,9 @@ def test_a_job_started_while_the_form_is_priced_again_has_the_plan_that_is_best_
     tab.check()
 
 
-def test_a_plan_that_does_not_fit_starts_only_when_that_is_insisted_on(site, open_tab, priced_path):
+def test_a_plan_that_does_not_fit_starts_only_when_that_is_insisted_on(
+    site: Site, open_tab: Callable[..., Watched], priced_path: str
+) -> None:
     tab = open_tab(priced_path)
     tab.page.locator("#id_name").fill("insisted")
     tab.page.get_by_label("Device memory budget").fill("20 MiB")
@@ -147,7 +160,9 @@ def test_a_plan_that_does_not_fit_starts_only_when_that_is_insisted_on(site, ope
     tab.check()
 
 
-def test_an_edit_on_the_page_of_plans_moves_a_point_and_can_be_sent_as_an_address(open_tab, priced_path):
+def test_an_edit_on_the_page_of_plans_moves_a_point_and_can_be_sent_as_an_address(
+    open_tab: Callable[..., Watched], priced_path: str
+) -> None:
     tab = open_tab(priced_path)
     expect(verdict_of(tab)).to_have_text("fits")
     tab.page.get_by_role("link", name="Look at all plans").click()

@@ -3,18 +3,23 @@
 ``HEADROOM_SCREENSHOTS=FOLDER`` also writes a picture of every page there; ``docs/screenshots`` has the few that the docs show.
 """
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, StorageState, expect
 
-from tests.end_to_end.site.browser import WIDTHS, log_in, take_picture, wait_for_points
+from tests.end_to_end.site.browser import WIDTHS, Watched, log_in, take_picture, wait_for_points
+from tests.end_to_end.site.site import Site
 
 pytestmark = pytest.mark.browser
 MOST_COMPARED = 1200
 # points of one run on the page that compares
 
 
-def test_shortcuts_are_listed_and_can_be_turned_off(site, open_tab):
+def test_shortcuts_are_listed_and_can_be_turned_off(site: Site, open_tab: Callable[..., Watched]) -> None:
     tab = open_tab("/machines/")
     tab.page.keyboard.press("?")
     dialog = tab.page.get_by_role("dialog", name="Keyboard shortcuts")
@@ -32,7 +37,7 @@ def test_shortcuts_are_listed_and_can_be_turned_off(site, open_tab):
 
 
 @pytest.fixture(scope="module")
-def shown_jobs(site, llama_folder, writer_folder):
+def shown_jobs(site: Site, llama_folder: Path, writer_folder: Path) -> dict[str, Any]:
     """One job at work, one that ran out of memory, and a model whose plans are known, for the pages that are looked at."""
     running, failed = (site.ask("new_job", name=name) for name in ("kjv-demo", "plain-training"))
     site.ask("begin", job_id=running)
@@ -50,11 +55,13 @@ def shown_jobs(site, llama_folder, writer_folder):
 
 
 @pytest.fixture(scope="module")
-def signed_in_as(site, chromium, signed_in, shown_jobs):
+def signed_in_as(
+    site: Site, chromium: Browser, signed_in: StorageState, shown_jobs: dict[str, str]
+) -> Callable[[str], StorageState | None]:
     """The cookies of each person, logged in through the form once."""
     known = {"ada": signed_in, "nobody": None}
 
-    def cookies(name):
+    def cookies(name: str) -> StorageState | None:
         if name not in known:
             known[name] = log_in(site, chromium, name)
         return known[name]
@@ -127,13 +134,15 @@ READY = {
 }
 
 
-def wait_for_bars(tab, chart="chart-lengths"):
+def wait_for_bars(tab: Watched, chart: str = "chart-lengths") -> None:
     tab.page.wait_for_function("id => document.getElementById(id).data?.length > 0", arg=chart)
 
 
 @pytest.fixture
-def open_page(open_tab, signed_in_as, shown_jobs):
-    def open_(name):
+def open_page(
+    open_tab: Callable[..., Watched], signed_in_as: Callable[[str], StorageState | None], shown_jobs: dict[str, str]
+) -> Callable[..., Watched]:
+    def open_(name: str) -> Watched:
         whose = SEEN_BY.get(name.partition("-")[0], "ada")
         tab = open_tab(PAGES[name].format_map(shown_jobs), storage=signed_in_as(whose))
         READY.get(name, lambda tab: None)(tab)
@@ -142,18 +151,20 @@ def open_page(open_tab, signed_in_as, shown_jobs):
     return open_
 
 
-def assert_accessible(tab, **options):
+def assert_accessible(tab: Watched, **options: Any) -> None:
     found = Axe().run(tab.page, options=options or None)
     assert found.violations_count == 0, found.generate_report()
 
 
-def assert_readable(tab):
+def assert_readable(tab: Watched) -> None:
     """The only one of axe's rules that colours decide."""
     assert_accessible(tab, runOnly=["color-contrast"])
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_accessible_as_wide_as_its_window_and_readable_in_the_dark(open_page, name):
+def test_a_page_is_accessible_as_wide_as_its_window_and_readable_in_the_dark(
+    open_page: Callable[..., Watched], name: str
+) -> None:
     """Opened once: a page that is opened dark differs in nothing from one that turns dark, and charts follow."""
     tab = open_page(name)
     assert_accessible(tab)
@@ -170,7 +181,9 @@ def test_a_page_is_accessible_as_wide_as_its_window_and_readable_in_the_dark(ope
     tab.check()
 
 
-def test_runs_chosen_in_the_list_stay_chosen_as_it_refreshes_and_are_compared(open_page):
+def test_runs_chosen_in_the_list_stay_chosen_as_it_refreshes_and_are_compared(
+    open_page: Callable[..., Watched]
+) -> None:
     tab = open_page("jobs")
     for name in ("kjv-demo", "plain-training"):
         tab.page.get_by_label(f"Compare {name}").first.check()
@@ -184,7 +197,9 @@ def test_runs_chosen_in_the_list_stay_chosen_as_it_refreshes_and_are_compared(op
     tab.check()
 
 
-def test_ten_long_runs_are_compared_with_no_more_points_drawn_than_a_chart_can_show(site, open_tab):
+def test_ten_long_runs_are_compared_with_no_more_points_drawn_than_a_chart_can_show(
+    site: Site, open_tab: Callable[..., Watched]
+) -> None:
     jobs = [site.ask("new_job", name=f"long-{number}") for number in range(10)]
     for job_id in jobs:
         site.ask("begin", job_id=job_id)
@@ -198,7 +213,7 @@ def test_ten_long_runs_are_compared_with_no_more_points_drawn_than_a_chart_can_s
     tab.check()
 
 
-def test_every_chart_has_the_cloud_turned_off(open_page):
+def test_every_chart_has_the_cloud_turned_off(open_page: Callable[..., Watched]) -> None:
     tab = open_page("job")
     # those out of view are drawn when the browser is idle
     tab.page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot').length === 6")
@@ -209,7 +224,9 @@ def test_every_chart_has_the_cloud_turned_off(open_page):
     assert configs == [[False, "", False, True]] * 6
 
 
-def test_who_has_no_prompts_yet_uploads_the_first_beside_the_form(open_page, tmp_path):
+def test_who_has_no_prompts_yet_uploads_the_first_beside_the_form(
+    open_page: Callable[..., Watched], tmp_path: Path
+) -> None:
     prompts = tmp_path / "questions.jsonl"
     prompts.write_text('{"prompt": "In the beginning"}\n')
     tab = open_page("empty-generate")
@@ -221,7 +238,7 @@ def test_who_has_no_prompts_yet_uploads_the_first_beside_the_form(open_page, tmp
     tab.check()
 
 
-def test_who_moves_a_job_by_the_keyboard_stays_at_its_button(open_page):
+def test_who_moves_a_job_by_the_keyboard_stays_at_its_button(open_page: Callable[..., Watched]) -> None:
     tab = open_page("queue")
     tab.page.get_by_role("button", name="Move waits-here later").focus()
     tab.page.keyboard.press("Enter")
@@ -234,7 +251,7 @@ def test_who_moves_a_job_by_the_keyboard_stays_at_its_button(open_page):
     tab.check()
 
 
-def test_going_back_through_the_tabs_of_a_job_brings_its_charts_back(open_page):
+def test_going_back_through_the_tabs_of_a_job_brings_its_charts_back(open_page: Callable[..., Watched]) -> None:
     tab = open_page("job")
     for name in ("Logs", "Events"):
         tab.page.get_by_role("link", name=name, exact=True).click()
@@ -245,7 +262,7 @@ def test_going_back_through_the_tabs_of_a_job_brings_its_charts_back(open_page):
     tab.check()
 
 
-def test_a_form_that_comes_back_begins_at_its_first_error(open_page):
+def test_a_form_that_comes_back_begins_at_its_first_error(open_page: Callable[..., Watched]) -> None:
     tab = open_page("job-new")
     tab.page.get_by_label("Device memory budget").fill("a lot")
     tab.page.get_by_role("button", name="Start the job").click()
@@ -254,13 +271,15 @@ def test_a_form_that_comes_back_begins_at_its_first_error(open_page):
     tab.check()
 
 
-def test_an_address_of_nothing_says_so_in_the_pages_own_words(open_tab):
+def test_an_address_of_nothing_says_so_in_the_pages_own_words(open_tab: Callable[..., Watched]) -> None:
     tab = open_tab("/jobs/job_nothing/")
     expect(tab.page.get_by_role("heading", name="This is not here")).to_be_visible()
     expect(tab.page.get_by_role("link", name="All jobs")).to_be_visible()
 
 
-def test_a_page_works_without_javascript(site, chromium, signed_in, shown_jobs):
+def test_a_page_works_without_javascript(
+    site: Site, chromium: Browser, signed_in: StorageState, shown_jobs: dict[str, str]
+) -> None:
     context = chromium.new_context(java_script_enabled=False, storage_state=signed_in)
     page = context.new_page()
     page.goto(f"{site.url}/jobs/{shown_jobs['job']}/")

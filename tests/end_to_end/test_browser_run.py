@@ -1,23 +1,26 @@
 """A run's page in a real Chromium: live charts, lost connections, restarts of the server."""
 
+from collections.abc import Callable
+
 import pytest
 from playwright.sync_api import expect
 
-from tests.end_to_end.site.browser import WIDTHS, wait_for_points
+from tests.end_to_end.site.browser import WIDTHS, Watched, wait_for_points
+from tests.end_to_end.site.site import Site
 from tests.webapp.pages import rows
 
 pytestmark = pytest.mark.browser
 
 
-def steps_drawn(tab):
+def steps_drawn(tab: Watched) -> list[int]:
     return tab.page.evaluate("document.getElementById('chart-memory').data[0].x")
 
 
-def named_traces(tab, chart="chart-memory"):
+def named_traces(tab: Watched, chart: str = "chart-memory") -> list[str]:
     return tab.page.evaluate("id => document.getElementById(id).data.map(trace => trace.name)", chart)
 
 
-def test_charts_grow_while_the_job_runs(site, open_tab, running_job):
+def test_charts_grow_while_the_job_runs(site: Site, open_tab: Callable[..., Watched], running_job: str) -> None:
     tab = open_tab(f"/jobs/{running_job}/")
     wait_for_points(tab, 30)
     assert site.ask("measure", job_id=running_job, first=31, last=80) == 0
@@ -27,7 +30,7 @@ def test_charts_grow_while_the_job_runs(site, open_tab, running_job):
     tab.check()
 
 
-def test_prediction_and_budget_are_drawn_over_the_stack(open_tab, running_job):
+def test_prediction_and_budget_are_drawn_over_the_stack(open_tab: Callable[..., Watched], running_job: str) -> None:
     tab = open_tab(f"/jobs/{running_job}/")
     wait_for_points(tab, 30)
     names = ["weights", "gradients", "optimizer state", "activations", "logits and loss", "temporaries"]
@@ -43,7 +46,7 @@ def test_prediction_and_budget_are_drawn_over_the_stack(open_tab, running_job):
     tab.check()
 
 
-def test_a_step_is_shown_from_within_with_its_prediction(open_tab, running_job):
+def test_a_step_is_shown_from_within_with_its_prediction(open_tab: Callable[..., Watched], running_job: str) -> None:
     tab = open_tab(f"/jobs/{running_job}/")
     wait_for_points(tab, 30)
     tab.page.get_by_role("button", name="within a step").click()
@@ -57,7 +60,9 @@ def test_a_step_is_shown_from_within_with_its_prediction(open_tab, running_job):
     tab.check()
 
 
-def test_a_reload_and_a_second_tab_show_every_point(site, open_tab, running_job):
+def test_a_reload_and_a_second_tab_show_every_point(
+    site: Site, open_tab: Callable[..., Watched], running_job: str
+) -> None:
     tab = open_tab(f"/jobs/{running_job}/")
     wait_for_points(tab, 30)
     site.ask("measure", job_id=running_job, first=31, last=60)
@@ -73,7 +78,9 @@ def test_a_reload_and_a_second_tab_show_every_point(site, open_tab, running_job)
         each.check()
 
 
-def test_a_restart_of_the_web_process_loses_no_point(site, open_tab, running_job):
+def test_a_restart_of_the_web_process_loses_no_point(
+    site: Site, open_tab: Callable[..., Watched], running_job: str
+) -> None:
     tab = open_tab(f"/jobs/{running_job}/")
     wait_for_points(tab, 30)
     site.kill_web()
@@ -90,7 +97,7 @@ def test_a_restart_of_the_web_process_loses_no_point(site, open_tab, running_job
     tab.check()
 
 
-def test_the_end_of_a_job_arrives_by_itself(site, open_tab, running_job):
+def test_the_end_of_a_job_arrives_by_itself(site: Site, open_tab: Callable[..., Watched], running_job: str) -> None:
     tab = open_tab(f"/jobs/{running_job}/")
     wait_for_points(tab, 30)
     site.ask("measure", job_id=running_job, first=31, last=rows.NUM_STEPS)
@@ -107,7 +114,9 @@ def test_the_end_of_a_job_arrives_by_itself(site, open_tab, running_job):
     tab.check()
 
 
-def test_a_finished_run_becomes_a_model_by_the_keyboard_on_a_phone(site, open_tab, running_job):
+def test_a_finished_run_becomes_a_model_by_the_keyboard_on_a_phone(
+    site: Site, open_tab: Callable[..., Watched], running_job: str
+) -> None:
     assert site.ask("succeed", job_id=running_job) == "succeeded"
     tab = open_tab(f"/jobs/{running_job}/", width=WIDTHS[1])
     tab.page.get_by_role("button", name="Make it a model").focus()
@@ -123,7 +132,9 @@ def test_a_finished_run_becomes_a_model_by_the_keyboard_on_a_phone(site, open_ta
     tab.check()
 
 
-def test_a_burst_of_samples_is_drawn_at_most_twice_a_second(site, open_tab, running_job):
+def test_a_burst_of_samples_is_drawn_at_most_twice_a_second(
+    site: Site, open_tab: Callable[..., Watched], running_job: str
+) -> None:
     tab = open_tab(f"/jobs/{running_job}/")
     wait_for_points(tab, 30)
     before, began_ms = tab.page.evaluate(
@@ -142,7 +153,9 @@ def test_a_burst_of_samples_is_drawn_at_most_twice_a_second(site, open_tab, runn
     tab.check()
 
 
-def test_a_chart_out_of_view_waits_until_it_comes_into_view(site, open_tab, running_job):
+def test_a_chart_out_of_view_waits_until_it_comes_into_view(
+    site: Site, open_tab: Callable[..., Watched], running_job: str
+) -> None:
     tab = open_tab(f"/jobs/{running_job}/")
     tab.page.wait_for_function("() => document.getElementById('chart-speed').data?.[0]?.x?.length === 30")
     tab.page.set_viewport_size({"width": 1280, "height": 300})
@@ -155,7 +168,7 @@ def test_a_chart_out_of_view_waits_until_it_comes_into_view(site, open_tab, runn
     tab.check()
 
 
-def test_stop_and_save_is_one_click(site, open_tab, running_job):
+def test_stop_and_save_is_one_click(site: Site, open_tab: Callable[..., Watched], running_job: str) -> None:
     tab = open_tab(f"/jobs/{running_job}/")
     tab.page.get_by_role("button", name="Stop and save").click()
     expect(tab.page.locator("#job-head .state")).to_have_text("stopping")
@@ -163,7 +176,7 @@ def test_stop_and_save_is_one_click(site, open_tab, running_job):
     tab.check()
 
 
-def test_the_table_behind_a_chart_opens_in_place(open_tab, running_job):
+def test_the_table_behind_a_chart_opens_in_place(open_tab: Callable[..., Watched], running_job: str) -> None:
     tab = open_tab(f"/jobs/{running_job}/")
     wait_for_points(tab, 30)
     tab.page.get_by_label("Loss as a table").click()

@@ -7,6 +7,9 @@ import csv
 import io
 import json
 import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,14 +17,14 @@ import yaml
 from headroom.client import HeadroomClient
 from headroom.commands.main import main
 from tests.end_to_end.site import writer
-from tests.end_to_end.site.stack import running_stack
+from tests.end_to_end.site.stack import Stack, running_stack
 from tests.end_to_end.test_survival import TEXT
 from tests.worker.processes import wait_for
 
 pytestmark = pytest.mark.slow
 
 NUM_STEPS = 6
-JOB = {
+JOB: dict[str, Any] = {
     "name": "by-cli",
     "model": "tiny",
     "dataset": "verse",
@@ -39,7 +42,7 @@ JOB = {
 
 
 @pytest.fixture(scope="module")
-def stack():
+def stack() -> Iterator[Stack]:
     with running_stack() as stack:
         yield stack
 
@@ -47,35 +50,37 @@ def stack():
 class Terminal:
     """One person at a terminal that is none: plain lines."""
 
-    def __init__(self, capsys, url, token):
+    def __init__(self, capsys: pytest.CaptureFixture[str], url: str, token: str) -> None:
         self._capsys = capsys
         self._connection = ["--url", url, "--token", token]
         self.client = HeadroomClient(url, token=token)
 
-    def run(self, *words, exit_code=0):
+    def run(self, *words: Any, exit_code: int = 0) -> str:
         """Run a command and return its output."""
         assert main([*map(str, words), *self._connection]) == exit_code, self._capsys.readouterr()
         return self._capsys.readouterr().out
 
-    def until(self, job_id, **wanted):
+    def until(self, job_id: str, **wanted: Any) -> Any:
         """The job, once it is so."""
 
-        def found():
-            job = self.client.job(job_id)
+        def found() -> Any:
+            job: Any = self.client.job(job_id)
             return job if all(job[name] == value for name, value in wanted.items()) else None
 
         return wait_for(found, what=f"{job_id} to be {wanted}", timeout_s=90)
 
 
 @pytest.fixture
-def terminal(stack, capsys):
+def terminal(stack: Stack, capsys: pytest.CaptureFixture[str]) -> Iterator[Terminal]:
     url = stack.start_web()
     terminal = Terminal(capsys, url, stack.ask("token", name="ada", scope="admin"))
     with terminal.client:
         yield terminal
 
 
-def test_everything_that_the_pages_do_is_done_by_the_command_line(stack, terminal, tmp_path):
+def test_everything_that_the_pages_do_is_done_by_the_command_line(
+    stack: Stack, terminal: Terminal, tmp_path: Path
+) -> None:
     try:
         model_id = manage_models_and_datasets(terminal, tmp_path)
         plan(terminal, tmp_path)
@@ -89,7 +94,7 @@ def test_everything_that_the_pages_do_is_done_by_the_command_line(stack, termina
         raise AssertionError(f"{error}\n{stack.logs()}") from error
 
 
-def manage_models_and_datasets(terminal, folder):
+def manage_models_and_datasets(terminal: Terminal, folder: Path) -> Any:
     tiny = folder / "tiny"
     writer.write_weights(tiny)
     (tiny / "config.json").write_text(json.dumps(writer.CONFIG))
@@ -111,7 +116,7 @@ def manage_models_and_datasets(terminal, folder):
     return model_id
 
 
-def plan(terminal, folder):
+def plan(terminal: Terminal, folder: Path) -> None:
     (folder / "job.yaml").write_text(yaml.safe_dump(JOB))
     priced = terminal.run("price", folder / "job.yaml")
     assert re.search(r"^chosen .* fits ", priced, re.MULTILINE)
@@ -121,13 +126,13 @@ def plan(terminal, folder):
     assert "RTX 4090" in ranked
 
 
-def train(terminal, folder):
+def train(terminal: Terminal, folder: Path) -> str:
     followed = terminal.run("submit", folder / "job.yaml", "--follow")
     assert f"succeeded · step {NUM_STEPS} of {NUM_STEPS}" in followed
     return followed.split()[0]
 
 
-def steer(terminal, folder):
+def steer(terminal: Terminal, folder: Path) -> str:
     """A long job: moved, paused, resumed, stopped, retried and stopped again."""
     long = {**JOB, "name": "long", "workload": {**JOB["workload"], "num_steps": 100_000}}
     (folder / "long.yaml").write_text(yaml.safe_dump(long))
@@ -148,7 +153,7 @@ def steer(terminal, folder):
     return job_id
 
 
-def look_back(terminal, first, second, folder):
+def look_back(terminal: Terminal, first: str, second: str, folder: Path) -> None:
     assert first in terminal.run("list", "--state", "succeeded")
     assert second in terminal.run("list", "--text", "long")
     assert "device peak" in terminal.run("show", first)
@@ -168,7 +173,7 @@ def look_back(terminal, first, second, folder):
     assert "peak memory was predicted within" in terminal.run("machines", machine["name"])
 
 
-def generate(terminal, folder, model_id):
+def generate(terminal: Terminal, folder: Path, model_id: str) -> None:
     options = ["--max-new-tokens", "3", "--budget", "1GiB", "-o", folder / "answers"]
     terminal.run("generate", "--model", model_id, "--prompts", "questions", *options)
     assert len((folder / "answers" / "results.jsonl").read_text().splitlines()) == 2
@@ -176,7 +181,7 @@ def generate(terminal, folder, model_id):
     assert "tiny is back" in terminal.run("models", "restore", model_id)
 
 
-def go_on_with(terminal, folder, job_id):
+def go_on_with(terminal: Terminal, folder: Path, job_id: str) -> None:
     """Generate with a trained model, and train it further."""
     model_id, name = terminal.run("models", "add", "--from-job", job_id).split()
     assert name == JOB["name"]
@@ -189,7 +194,7 @@ def go_on_with(terminal, folder, job_id):
     assert "succeeded" in terminal.run("submit", folder / "further.yaml", "--follow")
 
 
-def share(terminal):
+def share(terminal: Terminal) -> None:
     """Share a project, list its members, and add a webhook."""
     assert "yours" in terminal.run("projects", "list")
     project = terminal.run("projects", "create", "lab").split()[0]

@@ -1,12 +1,13 @@
 """Someone's first minutes: from the log-in to a job at work, in a real Chromium against all of the stack's processes."""
 
 import json
+from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from tests.end_to_end.site.browser import Watched
-from tests.end_to_end.site.stack import running_stack
+from tests.end_to_end.site.stack import Stack, running_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
@@ -20,18 +21,20 @@ document.addEventListener("click", (event) => {
 
 
 @pytest.fixture(scope="module")
-def stack():
+def stack() -> Iterator[Stack]:
     with running_stack() as stack:
         yield stack
 
 
 @pytest.fixture
-def administrator(stack):
+def administrator(stack: Stack) -> dict[str, str]:
     """Name and password of the administrator, which the set-up prints once."""
     return json.loads(stack.run_manage("setup_headroom", "--json"))
 
 
-def test_from_the_log_in_to_a_running_job_it_takes_at_most_four_clicks(stack, administrator, chromium):
+def test_from_the_log_in_to_a_running_job_it_takes_at_most_four_clicks(
+    stack: Stack, administrator: dict[str, str], chromium: Browser
+) -> None:
     stack.run_manage("collectstatic", "--noinput", "--verbosity", "0")
     url = stack.start_web()
     tab = Watched(chromium.new_context(reduced_motion="reduce").new_page(), url.removeprefix("http://"))

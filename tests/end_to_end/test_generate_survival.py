@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -33,7 +35,7 @@ class GenerateJobs(Jobs):
         self.model = stack.ask("create_model", config=CONFIG, folder="models/writer", has_weights=True)
         self.prompts = stack.ask("create_prompts", text=PROMPTS)
 
-    def start(self, **workload) -> str:
+    def start(self, **workload: Any) -> str:
         return self.stack.ask(
             "create_job",
             model=self.model,
@@ -63,19 +65,19 @@ class GenerateJobs(Jobs):
 
 
 @pytest.fixture(scope="module")
-def jobs():
+def jobs() -> Iterator[GenerateJobs]:
     with running_stack() as stack:
         yield GenerateJobs(stack)
 
 
 @pytest.fixture(autouse=True)
-def _logs(jobs):
+def _logs(jobs: GenerateJobs) -> Iterator[None]:
     yield
     print(jobs.stack.logs())  # shown where the test failed
 
 
 @pytest.fixture(scope="module")
-def undisturbed(jobs):
+def undisturbed(jobs: GenerateJobs) -> list[str]:
     """The answers of a run that nobody disturbed."""
     job = jobs.start()
     row = jobs.wait_for_end(job)
@@ -85,7 +87,7 @@ def undisturbed(jobs):
     return jobs.texts(job)
 
 
-def assert_same_end(jobs, job, undisturbed):
+def assert_same_end(jobs: GenerateJobs, job: str, undisturbed: list[str]) -> dict[str, Any]:
     row = jobs.wait_for_end(job)
     assert row["state"] == "succeeded", f"{row}\n{jobs.stack.logs()}"
     assert jobs.texts(job) == undisturbed
@@ -94,7 +96,7 @@ def assert_same_end(jobs, job, undisturbed):
     return row
 
 
-def test_a_killed_job_process_costs_no_finished_line(jobs, undisturbed):
+def test_a_killed_job_process_costs_no_finished_line(jobs: GenerateJobs, undisturbed: list[str]) -> None:
     job = jobs.start()
     os.kill(jobs.wait_until_written(job), signal.SIGKILL)
     row = assert_same_end(jobs, job, undisturbed)
@@ -104,7 +106,9 @@ def test_a_killed_job_process_costs_no_finished_line(jobs, undisturbed):
     assert second["resumed_from_step"] >= ENOUGH
 
 
-def test_a_killed_worker_takes_its_job_process_along_and_the_next_one_goes_on(jobs, undisturbed):
+def test_a_killed_worker_takes_its_job_process_along_and_the_next_one_goes_on(
+    jobs: GenerateJobs, undisturbed: list[str]
+) -> None:
     job = jobs.start()
     pid = jobs.wait_until_written(job)
     jobs.stack.kill("worker")
@@ -114,7 +118,9 @@ def test_a_killed_worker_takes_its_job_process_along_and_the_next_one_goes_on(jo
     assert jobs.attempts(job)[-1]["resumed_from_step"] >= ENOUGH
 
 
-def test_a_paused_job_and_a_drained_worker_keep_what_is_done_and_no_attempt_counts_as_failed(jobs, undisturbed):
+def test_a_paused_job_and_a_drained_worker_keep_what_is_done_and_no_attempt_counts_as_failed(
+    jobs: GenerateJobs, undisturbed: list[str]
+) -> None:
     job = jobs.start()
     jobs.wait_until_written(job)
     jobs.stack.ask("pause", job=job)
@@ -130,7 +136,7 @@ def test_a_paused_job_and_a_drained_worker_keep_what_is_done_and_no_attempt_coun
 
 
 @pytest.mark.parametrize("mode", ["save", "discard"])
-def test_a_cancelled_job_leaves_a_file_of_what_is_done_only_when_asked_to(jobs, mode):
+def test_a_cancelled_job_leaves_a_file_of_what_is_done_only_when_asked_to(jobs: GenerateJobs, mode: str) -> None:
     job = jobs.start(max_new_tokens=96)
     pid = jobs.wait_until_written(job)
     jobs.stack.ask("cancel", job=job, mode=mode)

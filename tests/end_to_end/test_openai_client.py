@@ -1,13 +1,17 @@
 """The openai package, unmodified, against a running stack: uploads a batch, polls it, downloads what came of it."""
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
 from openai import OpenAI
+from openai.types import Batch, FileObject
 
-from tests.end_to_end.site.stack import running_stack
+from tests.end_to_end.site.stack import Stack, running_stack
 from tests.end_to_end.site.writer import CONFIG, write_weights
 from tests.worker.processes import wait_for
 
@@ -18,20 +22,20 @@ DONE_WITHIN_S = 300
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
-def request(custom_id, **changes):
+def request(custom_id: str, **changes: Any) -> dict[str, Any]:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"Who are you, {custom_id}?"}]
     body = {"model": "writer", "messages": messages, "max_tokens": 8, "seed": 7, **changes}
     return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}
 
 
 @pytest.fixture(scope="module")
-def stack():
+def stack() -> Iterator[Stack]:
     with running_stack() as stack:
         yield stack
 
 
 @pytest.fixture(scope="module")
-def client(stack, tmp_path_factory):
+def client(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
     """The client of a person who has uploaded a model."""
     url, token = stack.start_web(), stack.ask("token", name="ada")
     weights = write_weights(tmp_path_factory.mktemp("writer"))
@@ -43,15 +47,15 @@ def client(stack, tmp_path_factory):
         yield client
 
 
-def upload(client, folder, *requests):
+def upload(client: OpenAI, folder: Path, *requests: Any) -> FileObject:
     file = folder / "requests.jsonl"
     file.write_text("".join(json.dumps(each) + "\n" for each in requests))
     with file.open("rb") as opened:
         return client.files.create(file=opened, purpose="batch")
 
 
-def wait_for_end(client, batch, stack):
-    def ended():
+def wait_for_end(client: OpenAI, batch: Batch, stack: Stack) -> Batch:
+    def ended() -> Batch | None:
         found = client.batches.retrieve(batch.id)
         return found if found.status in ENDED else None
 
@@ -61,11 +65,11 @@ def wait_for_end(client, batch, stack):
         raise AssertionError(f"{error}\n{client.batches.retrieve(batch.id)}\n{stack.logs()}") from error
 
 
-def read(client, file_id):
+def read(client: OpenAI, file_id: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
 
 
-def test_a_batch_is_uploaded_polled_and_downloaded(client, stack, tmp_path):
+def test_a_batch_is_uploaded_polled_and_downloaded(client: OpenAI, stack: Stack, tmp_path: Path) -> None:
     file = upload(client, tmp_path, request("a"), request("b", n=2), request("c", temperature=0))
     assert (file.object, file.purpose, file.filename) == ("file", "batch", "requests.jsonl")
     batch = client.batches.create(
@@ -89,7 +93,9 @@ def test_a_batch_is_uploaded_polled_and_downloaded(client, stack, tmp_path):
     assert client.files.delete(file.id).deleted
 
 
-def test_a_file_that_is_no_batch_fails_with_the_number_of_its_line(client, stack, tmp_path):
+def test_a_file_that_is_no_batch_fails_with_the_number_of_its_line(
+    client: OpenAI, stack: Stack, tmp_path: Path
+) -> None:
     file = upload(client, tmp_path, request("a"), request("a"))
     batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
     ended = wait_for_end(client, batch, stack)
@@ -97,7 +103,7 @@ def test_a_file_that_is_no_batch_fails_with_the_number_of_its_line(client, stack
     assert [(error.code, error.line) for error in ended.errors.data] == [("duplicate_id", 2)]
 
 
-def test_a_batch_is_cancelled(client, stack, tmp_path):
+def test_a_batch_is_cancelled(client: OpenAI, stack: Stack, tmp_path: Path) -> None:
     file = upload(client, tmp_path, *[request(str(number), max_tokens=200) for number in range(100)])
     batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
     wait_for(lambda: client.batches.retrieve(batch.id).status == "in_progress", what="the start", timeout_s=DONE_WITHIN_S)
@@ -105,7 +111,7 @@ def test_a_batch_is_cancelled(client, stack, tmp_path):
     assert wait_for_end(client, batch, stack).status == "cancelled"
 
 
-def test_what_is_wrong_reaches_the_client_as_its_own_errors(client):
+def test_what_is_wrong_reaches_the_client_as_its_own_errors(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.batches.retrieve("batch_0")
     with pytest.raises(openai.BadRequestError, match="input_file_id 'file-0' is not an uploaded file"):

@@ -5,8 +5,10 @@ On SQLite and on a real PostgreSQL; one job each, of which the tests look at one
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 NUM_STEPS = 12
 CHECKPOINT_EVERY = 5
-WORKLOAD = {
+WORKLOAD: dict[str, Any] = {
     "sequence_length": 128,
     "global_batch_size": 4,
     "num_steps": NUM_STEPS,
@@ -48,18 +50,18 @@ class Story:
     events: list[tuple[str, dict]] = field(default_factory=list)
     web_maps: str = ""
 
-    def get(self, path):
+    def get(self, path: str) -> Any:
         answer = self.client.get(path)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def job(self):
+    def job(self) -> Any:
         return self.get(f"jobs/{self.created.json()['id']}")
 
-    def seen(self, kind):
+    def seen(self, kind: str) -> list[Any]:
         return [document for name, document in self.events if name == kind]
 
-    def price(self, spec):
+    def price(self, spec: dict[str, Any]) -> dict[str, Any] | None:
         """The offers by label, once the model is profiled."""
         answer = self.client.post("plans", json=spec)
         if answer.status_code == 202:
@@ -68,7 +70,7 @@ class Story:
         assert answer.status_code == 200, answer.text
         return {offer["label"]: offer for offer in answer.json()["offers"]}
 
-    def follow(self):
+    def follow(self) -> None:
         """The job's event stream to its end."""
         path, headers = f"jobs/{self.created.json()['id']}/events", {"Accept": "text/event-stream"}
         with self.client.stream("GET", path, headers=headers, timeout=TRAINED_WITHIN_S) as stream:
@@ -84,7 +86,7 @@ class Story:
 
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def stack(request):
+def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     is_postgresql = request.param == "postgresql"
     with running_stack(database_url=request.getfixturevalue("postgresql_url") if is_postgresql else None) as stack:
         assert stack.ask("database") == request.param
@@ -92,7 +94,7 @@ def stack(request):
 
 
 @pytest.fixture(scope="module")
-def story(stack, tmp_path_factory):
+def story(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     """A person uploads a model and a text, asks for prices until there are any, takes the chosen offer and watches."""
     url = stack.start_web()
     headers = {"Authorization": f"Bearer {stack.ask('token', name='ada')}"}
@@ -103,7 +105,7 @@ def story(stack, tmp_path_factory):
             raise AssertionError(f"{error}\n{stack.logs()}") from error
 
 
-def tell(story):
+def tell(story: Story) -> Story:
     client = story.client
     model = client.post("models", data={"name": "mine"}, files={"config": ("config.json", json.dumps(CONFIG))})
     dataset = client.post("datasets", data={"name": "verse"}, files={"file": ("verse.txt", TEXT)})
@@ -122,7 +124,7 @@ def tell(story):
     return story
 
 
-def test_a_new_model_is_priced_once_a_worker_has_profiled_it(story):
+def test_a_new_model_is_priced_once_a_worker_has_profiled_it(story: Story) -> None:
     assert story.waited_for[0] == "profile"
     assert list(story.offers) == ["chosen", *BASELINES]
     assert story.offers["chosen"]["verdict"] == "fits"
@@ -131,7 +133,7 @@ def test_a_new_model_is_priced_once_a_worker_has_profiled_it(story):
     assert story.get("machines")["results"][0]["online"]
 
 
-def test_the_job_ran_the_plan_that_was_offered_and_ends_with_weights(story):
+def test_the_job_ran_the_plan_that_was_offered_and_ends_with_weights(story: Story) -> None:
     job = story.job()
     assert job["state"] == "succeeded", f"{job}\n{story.stack.logs()}"
     assert job["plan"] == story.offers["chosen"]["plan"]
@@ -139,7 +141,7 @@ def test_the_job_ran_the_plan_that_was_offered_and_ends_with_weights(story):
     assert job["summary"]["validation_loss"] < job["summary"]["validation_loss_start"]
 
 
-def test_the_measured_peak_stays_under_the_budget_that_plain_training_exceeds(story):
+def test_the_measured_peak_stays_under_the_budget_that_plain_training_exceeds(story: Story) -> None:
     [attempt] = story.stack.ask("attempts", job=story.job()["id"])
     budget_bytes = story.spec["goal"]["device_budget_bytes"]
     assert attempt["outcome"] == "succeeded"
@@ -149,7 +151,7 @@ def test_the_measured_peak_stays_under_the_budget_that_plain_training_exceeds(st
     assert story.get("machines")["results"][0]["calibration"]["num_runs"] == 1
 
 
-def test_the_stream_begins_with_a_snapshot_has_every_step_and_ends(story):
+def test_the_stream_begins_with_a_snapshot_has_every_step_and_ends(story: Story) -> None:
     names = [name for name, _ in story.events]
     assert (names[0], names[-1]) == ("snapshot", "done")
     snapshot = story.events[0][1]
@@ -159,7 +161,7 @@ def test_the_stream_begins_with_a_snapshot_has_every_step_and_ends(story):
     assert story.seen("state")[-1]["state"] == "succeeded"
 
 
-def test_afterwards_the_record_holds_every_step_checkpoint_and_move(story):
+def test_afterwards_the_record_holds_every_step_checkpoint_and_move(story: Story) -> None:
     job = story.job()["id"]
     metrics = story.get(f"jobs/{job}/metrics")
     assert [record["step"] for record in metrics["steps"]] == list(range(1, NUM_STEPS + 1))
@@ -175,7 +177,7 @@ def test_afterwards_the_record_holds_every_step_checkpoint_and_move(story):
     ]
 
 
-def test_what_is_downloaded_is_what_was_recorded(story):
+def test_what_is_downloaded_is_what_was_recorded(story: Story) -> None:
     rows = story.get(f"jobs/{story.job()['id']}/artifacts")["results"]
     weights = next(row for row in rows if row["name"].endswith(".safetensors"))
     answer = story.client.get(f"artifacts/{weights['id']}/download")
@@ -184,13 +186,13 @@ def test_what_is_downloaded_is_what_was_recorded(story):
     assert hashlib.sha256(answer.content).hexdigest() == weights["sha256"]
 
 
-def test_a_request_that_was_sent_twice_made_one_job(story):
+def test_a_request_that_was_sent_twice_made_one_job(story: Story) -> None:
     assert story.replayed.status_code == 201
     assert story.replayed.json()["id"] == story.created.json()["id"]
     assert story.replayed.headers["Idempotent-Replayed"] == "true"
     assert len(story.get("jobs")["results"]) == 1
 
 
-def test_the_web_process_has_priced_without_torch(story):
+def test_the_web_process_has_priced_without_torch(story: Story) -> None:
     assert "numpy" in story.web_maps
     assert "libtorch" not in story.web_maps

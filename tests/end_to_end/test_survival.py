@@ -2,6 +2,8 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 NUM_STEPS = 40
 CHECKPOINT_EVERY = 5
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -23,7 +25,7 @@ CONFIG = {
     "max_position_embeddings": 256,
     "tie_word_embeddings": True,
 }
-WORKLOAD = {
+WORKLOAD: dict[str, Any] = {
     "sequence_length": 64,
     "global_batch_size": 4,
     "num_steps": NUM_STEPS,
@@ -35,7 +37,7 @@ WORKLOAD = {
     "sample_tokens": 4,
     "seed": 3,
 }
-PLAN = {
+PLAN: dict[str, Any] = {
     "batch": {"micro_batch_size": 4, "accumulation_steps": 1},
     "activations": {"per_block": ["keep", "recompute"]},
 }
@@ -53,7 +55,7 @@ class TrainJobs(Jobs):
         self.model = stack.ask("create_model", config=CONFIG)
         self.dataset = stack.ask("create_dataset", text=TEXT)
 
-    def start(self, *, budget_bytes: int = ROOMY_BYTES, **workload) -> str:
+    def start(self, *, budget_bytes: int = ROOMY_BYTES, **workload: Any) -> str:
         return self.stack.ask(
             "create_job",
             model=self.model,
@@ -68,7 +70,7 @@ class TrainJobs(Jobs):
         """Until there is a checkpoint of ``step`` or later, still far from the end; the process that trains."""
         folder = self.stack.home / "jobs" / job / "checkpoints"
 
-        def has_trained():
+        def has_trained() -> bool:
             return any(int(path.name.split("-")[1]) >= step for path in folder.glob("step-*"))
 
         wait_for(has_trained, what=f"a checkpoint of step {step} of {job}", timeout_s=90)
@@ -85,19 +87,19 @@ class TrainJobs(Jobs):
 
 
 @pytest.fixture(scope="module")
-def jobs():
+def jobs() -> Iterator[TrainJobs]:
     with running_stack() as stack:
         yield TrainJobs(stack)
 
 
 @pytest.fixture(autouse=True)
-def _logs(jobs):
+def _logs(jobs: TrainJobs) -> Iterator[None]:
     yield
     print(jobs.stack.logs())  # shown where the test failed
 
 
 @pytest.fixture(scope="module")
-def undisturbed(jobs):
+def undisturbed(jobs: TrainJobs) -> dict[str, Any]:
     """The end of a run that nobody disturbed."""
     job = jobs.start()
     row = jobs.wait_for_end(job)
@@ -107,7 +109,7 @@ def undisturbed(jobs):
     return row
 
 
-def assert_same_end(jobs, job, undisturbed):
+def assert_same_end(jobs: TrainJobs, job: str, undisturbed: Any) -> dict[str, Any]:
     row = jobs.wait_for_end(job)
     assert row["state"] == "succeeded", f"{row}\n{jobs.log(job)}"
     assert row["summary"]["weights_sha256"] == undisturbed["summary"]["weights_sha256"]
@@ -115,7 +117,7 @@ def assert_same_end(jobs, job, undisturbed):
     return row
 
 
-def test_a_killed_job_process_costs_nothing_but_time(jobs, undisturbed):
+def test_a_killed_job_process_costs_nothing_but_time(jobs: TrainJobs, undisturbed: Any) -> None:
     job = jobs.start()
     os.kill(jobs.wait_until_trained(job, step=CHECKPOINT_EVERY), signal.SIGKILL)
     row = assert_same_end(jobs, job, undisturbed)
@@ -125,7 +127,9 @@ def test_a_killed_job_process_costs_nothing_but_time(jobs, undisturbed):
     assert second["resumed_from_step"] >= CHECKPOINT_EVERY
 
 
-def test_a_killed_worker_takes_its_job_process_along_and_the_next_one_goes_on(jobs, undisturbed):
+def test_a_killed_worker_takes_its_job_process_along_and_the_next_one_goes_on(
+    jobs: TrainJobs, undisturbed: Any
+) -> None:
     job = jobs.start()
     pid = jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
     jobs.stack.kill("worker")
@@ -137,7 +141,7 @@ def test_a_killed_worker_takes_its_job_process_along_and_the_next_one_goes_on(jo
     assert second["resumed_from_step"] >= CHECKPOINT_EVERY
 
 
-def test_a_killed_broker_is_not_even_noticed_by_the_job(jobs, undisturbed):
+def test_a_killed_broker_is_not_even_noticed_by_the_job(jobs: TrainJobs, undisturbed: Any) -> None:
     job = jobs.start()
     jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
     jobs.stack.kill("valkey")
@@ -148,7 +152,7 @@ def test_a_killed_broker_is_not_even_noticed_by_the_job(jobs, undisturbed):
     assert is_alive(worker)
 
 
-def test_a_job_starts_and_ends_with_the_broker_down(jobs, undisturbed):
+def test_a_job_starts_and_ends_with_the_broker_down(jobs: TrainJobs, undisturbed: Any) -> None:
     jobs.stack.kill("valkey")
     try:
         job = jobs.start()
@@ -157,7 +161,9 @@ def test_a_job_starts_and_ends_with_the_broker_down(jobs, undisturbed):
         jobs.stack.start_valkey()
 
 
-def test_a_paused_job_and_a_drained_worker_save_first_and_no_attempt_counts_as_failed(jobs, undisturbed):
+def test_a_paused_job_and_a_drained_worker_save_first_and_no_attempt_counts_as_failed(
+    jobs: TrainJobs, undisturbed: Any
+) -> None:
     job = jobs.start()
     jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
     jobs.stack.ask("pause", job=job)
@@ -175,7 +181,7 @@ def test_a_paused_job_and_a_drained_worker_save_first_and_no_attempt_counts_as_f
     assert [attempt["outcome"] for attempt in jobs.attempts(job)] == ["paused", "drained", "succeeded"]
 
 
-def test_a_worker_that_slept_past_its_lease_changes_nothing_when_it_wakes(jobs, undisturbed):
+def test_a_worker_that_slept_past_its_lease_changes_nothing_when_it_wakes(jobs: TrainJobs, undisturbed: Any) -> None:
     job = jobs.start()
     pid = jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
     jobs.stack.halt("worker")
@@ -189,7 +195,7 @@ def test_a_worker_that_slept_past_its_lease_changes_nothing_when_it_wakes(jobs, 
 
 
 @pytest.mark.parametrize("mode", ["save", "discard"])
-def test_a_cancelled_job_ends_and_saves_only_when_asked_to(jobs, mode):
+def test_a_cancelled_job_ends_and_saves_only_when_asked_to(jobs: TrainJobs, mode: str) -> None:
     job = jobs.start(num_steps=5000, checkpoint_every_steps=0)
     wait_for(lambda: jobs.show(job)["step"] >= 3, what="step 3", timeout_s=60)
     pid = jobs.attempts(job)[-1]["pid"]
@@ -200,7 +206,7 @@ def test_a_cancelled_job_ends_and_saves_only_when_asked_to(jobs, mode):
     assert len(jobs.stack.ask("checkpoints", job=job)) == (1 if mode == "save" else 0)
 
 
-def test_a_plan_over_its_budget_fails_by_name_with_the_sizes_by_category(jobs):
+def test_a_plan_over_its_budget_fails_by_name_with_the_sizes_by_category(jobs: TrainJobs) -> None:
     job = jobs.start(budget_bytes=TIGHT_BYTES)
     row = jobs.wait_for_end(job)
     assert (row["state"], row["reason"]) == ("failed", "out_of_device_memory")

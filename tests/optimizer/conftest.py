@@ -2,13 +2,16 @@
 A real store for the remote tier is started once for all tests that use one.
 """
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.left_out import NUM_LEFT_OUT
+from tests.valkey import Valkey
 
 
 @pytest.fixture(scope="session")
-def _shared_valkey():
+def _shared_valkey() -> Iterator[Valkey]:
     from tests.valkey import Valkey
 
     server = Valkey()
@@ -17,7 +20,7 @@ def _shared_valkey():
 
 
 @pytest.fixture
-def remote(_shared_valkey, monkeypatch):
+def remote(_shared_valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> Valkey:
     """A running store that the remote tier is configured for, empty."""
     monkeypatch.setenv("HEADROOM_REMOTE_URL", _shared_valkey.url)
     with _shared_valkey.client() as client:
@@ -25,7 +28,7 @@ def remote(_shared_valkey, monkeypatch):
     return _shared_valkey
 
 
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

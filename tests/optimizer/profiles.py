@@ -5,13 +5,21 @@ choices of blocks stay whole, because what blocks share depends on which choices
 the whole does is held in tests/optimizer/profile/test_extent.py.
 """
 
+from typing import Any
+
+from optimizer.models.spec import ModelSpec
+from optimizer.plan.plan import Plan
 from optimizer.profile.extent import EVERYTHING, Extent
 from optimizer.profile.plan_extent import extent_of_plans
+from optimizer.profile.profile import Profile
+from optimizer.workload import Adapter, TrainingWorkload
 
-_traced = {}
+_traced: dict[Any, Any] = {}
 
 
-def trace(spec, *, adapter=None, is_padded=False, extent=EVERYTHING):
+def trace(
+    spec: ModelSpec, *, adapter: Adapter | None = None, is_padded: bool = False, extent: Extent = EVERYTHING
+) -> Profile:
     """``profile_model``, or what it returned for the same before."""
     from optimizer.profile.trace.trace import profile_model
 
@@ -21,7 +29,7 @@ def trace(spec, *, adapter=None, is_padded=False, extent=EVERYTHING):
     return _traced[key]
 
 
-def extent_of(cases):
+def extent_of(cases: list[tuple[Plan, TrainingWorkload]]) -> Extent:
     """The extent of a profile that covers these plans with their workloads, with every choice."""
     extents = [extent_of_plans([plan], workload=workload) for plan, workload in cases]
     return Extent(

@@ -5,11 +5,13 @@ import gc
 import io
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from optimizer.api.estimate import estimate_model, estimate_profiled
 from optimizer.api.inputs import read_model
@@ -52,7 +54,7 @@ def check_said(error: HeadroomError) -> None:
 
 
 @pytest.mark.parametrize("values", [None, numbers], ids=["junk", "numbers"])
-def test_a_config_with_anything_wrong_is_a_spec_or_an_error_of_the_tree(values):
+def test_a_config_with_anything_wrong_is_a_spec_or_an_error_of_the_tree(values: SearchStrategy | None) -> None:
     strategy = st.sampled_from(sorted(SMALL_CONFIGS)).flatmap(
         lambda name: with_changes(SMALL_CONFIGS[name], **({} if values is None else {"values": values}))
     )
@@ -82,7 +84,7 @@ def price(profile: Profile, *, machine: Machine = T4, plan: Plan | str = PLAN) -
     assert 0 < prediction.step_ms < float("inf")
 
 
-def test_a_changed_plan_is_priced_or_refused(llama_profile):
+def test_a_changed_plan_is_priced_or_refused(llama_profile: Profile) -> None:
     @fuzzed
     @given(with_changes(PLAN.to_json()))
     def check(document: Any) -> None:
@@ -94,7 +96,7 @@ def test_a_changed_plan_is_priced_or_refused(llama_profile):
     check()
 
 
-def test_a_changed_machine_is_priced_or_refused(llama_profile):
+def test_a_changed_machine_is_priced_or_refused(llama_profile: Profile) -> None:
     @fuzzed
     @given(with_changes(T4.to_json()))
     def check(document: Any) -> None:
@@ -106,7 +108,7 @@ def test_a_changed_machine_is_priced_or_refused(llama_profile):
     check()
 
 
-def test_a_changed_profile_is_priced_or_refused(llama_document):
+def test_a_changed_profile_is_priced_or_refused(llama_document: dict[str, Any]) -> None:
     @settings(fuzzed, max_examples=40)
     @given(with_changes(llama_document))
     def check(document: Any) -> None:
@@ -119,7 +121,7 @@ def test_a_changed_profile_is_priced_or_refused(llama_document):
 
 
 @pytest.fixture(scope="module")
-def files(llama_folder, tmp_path_factory):
+def files(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Everything that can lie where a file is asked for."""
     folder = tmp_path_factory.mktemp("files")
     (folder / "binary").write_bytes(bytes(range(256)) * 8)
@@ -151,7 +153,7 @@ def run(arguments: list[str]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("option", ["--model", "--profile", "--machine", "--plan"])
-def test_whatever_lies_where_a_file_is_asked_for_is_named(files, option):
+def test_whatever_lies_where_a_file_is_asked_for_is_named(files: dict[str, Any], option: str) -> None:
     for path in files["wrong"]:
         arguments = {"--profile": files["profile"], "--gpu": "T4"}
         arguments.pop({"--model": "--profile", "--machine": "--gpu"}.get(option, option), None)
@@ -171,7 +173,7 @@ OPTIONS = ("--gpu", "--sequence-length", "--batch", "--steps", "--budget", "--ho
            "--sequences", "--pack", "--weights")  # fmt: skip
 
 
-def test_options_of_every_wrong_kind_end_in_an_answer_or_in_exit_code_2(files):
+def test_options_of_every_wrong_kind_end_in_an_answer_or_in_exit_code_2(files: dict[str, Any]) -> None:
     @fuzzed
     @given(st.dictionaries(st.sampled_from(OPTIONS), WORDS, min_size=1, max_size=3))
     def check(options: dict[str, str]) -> None:
@@ -186,7 +188,7 @@ def test_options_of_every_wrong_kind_end_in_an_answer_or_in_exit_code_2(files):
 
 
 @pytest.mark.parametrize("gpu", ["", " ", "nvidia", "H100\0", "x" * 500, "RTX"])
-def test_a_card_that_is_none_lists_the_table(files, gpu):
+def test_a_card_that_is_none_lists_the_table(files: dict[str, Any], gpu: str) -> None:
     code, errors = run(["estimate", "--profile", files["profile"], "--gpu", gpu])
     assert code == 2
     assert errors.startswith("error: GPU ")
@@ -208,7 +210,7 @@ def test_a_card_that_is_none_lists_the_table(files, gpu):
         ({"workload": {"sequence_length": 3}}, "workload is of type dict; allowed: a TrainingWorkload"),
     ],
 )
-def test_what_python_passes_wrongly_is_named(asked, words):
+def test_what_python_passes_wrongly_is_named(asked: dict[str, Any], words: str) -> None:
     given_ = {"model": "gpt2", "machine": "T4", "plan": "keep_all", **asked}
     with pytest.raises(HeadroomError) as caught:
         estimate_model(given_.pop("model"), **given_)
@@ -216,7 +218,7 @@ def test_what_python_passes_wrongly_is_named(asked, words):
     check_said(caught.value)
 
 
-def test_every_baseline_is_priced_or_refused(llama_profile):
+def test_every_baseline_is_priced_or_refused(llama_profile: Profile) -> None:
     for label in BASELINES:
         try:
             price(llama_profile, plan=label)
@@ -238,7 +240,9 @@ def test_every_baseline_is_priced_or_refused(llama_profile):
     ],
     ids=["an op that cannot run without data", "sizes that do not fit"],
 )
-def test_a_model_that_cannot_be_traced_is_refused_with_the_reason(config, words, monkeypatch, capsys):
+def test_a_model_that_cannot_be_traced_is_refused_with_the_reason(
+    config: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The child that ``estimate`` asks says it, and its caller understands it."""
     extent = {"representations": ["fp32"], "choices": ["keep"], "shapes": [[1, 40]]}
     request = {"config": config, "adapter": None, "extent": extent}

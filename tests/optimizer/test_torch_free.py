@@ -20,6 +20,6 @@ MODULES = [
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_importing_it_does_not_import_torch(module):
+def test_importing_it_does_not_import_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -3,19 +3,23 @@
 import json
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
+from pytest_django import Settings
 
 from tests import llama
 from tests.valkey import Valkey
 from webapp.catalog.actions import keep_profile, register_machine
-from webapp.catalog.models import Dataset, Model
+from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import create_job
+from webapp.jobs.models import Job
 
-TINY_CONFIG = {
+TINY_CONFIG: dict[str, Any] = {
     "model_type": "gpt2",
     "vocab_size": 300,
     "n_positions": 64,
@@ -23,7 +27,7 @@ TINY_CONFIG = {
     "n_layer": 2,
     "n_head": 2,
 }
-MACHINE_DOCUMENT = {
+MACHINE_DOCUMENT: dict[str, Any] = {
     "name": "bench",
     "device": {"kind": "cpu", "name": "test processor", "memory_bytes": 8 * 1024**3, "index": 0},
     "host_memory_bytes": 8 * 1024**3,
@@ -43,7 +47,7 @@ MACHINE_DOCUMENT = {
 
 
 @pytest.fixture(autouse=True)
-def headroom_home(tmp_path, settings):
+def headroom_home(tmp_path: Path, settings: Settings) -> Path:
     """Each test has its own folder of state, and no Redis unless it asks for one."""
     folder = tmp_path / "headroom"
     (folder / "spool").mkdir(parents=True)
@@ -55,12 +59,12 @@ def headroom_home(tmp_path, settings):
     return folder
 
 
-def make_person(name, *, is_admin=False):
+def make_person(name: str, *, is_admin: bool = False) -> User:
     make = User.objects.create_superuser if is_admin else User.objects.create_user
     return make(username=name, password="correct horse battery")
 
 
-def make_tiny_model(owner=None, *, name="tiny", config=TINY_CONFIG):
+def make_tiny_model(owner: User | None = None, *, name: str = "tiny", config: dict[str, Any] = TINY_CONFIG) -> Model:
     from optimizer.models.spec import read_model_spec
 
     spec = read_model_spec(config)
@@ -75,7 +79,7 @@ def make_tiny_model(owner=None, *, name="tiny", config=TINY_CONFIG):
     )
 
 
-def make_text(owner=None):
+def make_text(owner: User | None = None) -> Dataset:
     return Dataset.objects.create(
         owner=owner,
         name="text",
@@ -87,7 +91,7 @@ def make_text(owner=None):
     )
 
 
-def make_bench(name="bench", *, memory_bytes=8 * 1024**3, kind="cpu"):
+def make_bench(name: str = "bench", *, memory_bytes: int = 8 * 1024**3, kind: str = "cpu") -> Machine:
     document = {
         **MACHINE_DOCUMENT,
         "device": {**MACHINE_DOCUMENT["device"], "kind": kind, "memory_bytes": memory_bytes},
@@ -95,7 +99,7 @@ def make_bench(name="bench", *, memory_bytes=8 * 1024**3, kind="cpu"):
     return register_machine(name=name, document=document)
 
 
-def make_spec(model, dataset, **changes):
+def make_spec(model: Model, dataset: Dataset, **changes: Any) -> dict[str, Any]:
     spec = {
         "name": "test job",
         "model": model.pk,
@@ -108,55 +112,55 @@ def make_spec(model, dataset, **changes):
 
 
 @pytest.fixture
-def ada(db):
+def ada(db: None) -> User:
     return make_person("ada")
 
 
 @pytest.fixture
-def eve(db):
+def eve(db: None) -> User:
     return make_person("eve")
 
 
 @pytest.fixture
-def admin(db):
+def admin(db: None) -> User:
     return make_person("root", is_admin=True)
 
 
 @pytest.fixture
-def model(db):
+def model(db: None) -> Model:
     return make_tiny_model()
 
 
 @pytest.fixture
-def new_llama(db):
+def new_llama(db: None) -> Model:
     """A model that nobody has profiled."""
     return make_tiny_model(name="llama", config=llama.CONFIG)
 
 
 @pytest.fixture
-def profiled_llama(new_llama, llama_document):
+def profiled_llama(new_llama: Model, llama_document: dict[str, Any]) -> Model:
     keep_profile(new_llama.fingerprint, llama_document)
     return new_llama
 
 
 @pytest.fixture
-def dataset(db):
+def dataset(db: None) -> Dataset:
     return make_text()
 
 
 @pytest.fixture
-def machine(db):
+def machine(db: None) -> Machine:
     return make_bench()
 
 
 @pytest.fixture(scope="session")
-def writer_document(writer_folder):
+def writer_document(writer_folder: Path) -> dict[str, Any]:
     """The profile of the tiny model that generates."""
     return json.loads((writer_folder / "profile.json").read_text())
 
 
 @pytest.fixture
-def writer(writer_document, db):
+def writer(writer_document: dict[str, Any], db: None) -> Model:
     """A model that generates, profiled."""
     from tests.webapp.generation import make_writer
 
@@ -164,17 +168,17 @@ def writer(writer_document, db):
 
 
 @pytest.fixture
-def prompts(ada):
+def prompts(ada: User) -> Dataset:
     from tests.webapp.generation import make_prompts
 
     return make_prompts(owner=ada)
 
 
 @pytest.fixture
-def make_job(ada, model, dataset, machine):
+def make_job(ada: User, model: Model, dataset: Dataset, machine: Machine) -> Callable[..., Job]:
     """A queued job of ada's."""
 
-    def make(**changes):
+    def make(**changes: Any) -> Job:
         arguments = {
             "owner": ada,
             "spec": make_spec(model, dataset),
@@ -191,7 +195,7 @@ def make_job(ada, model, dataset, machine):
 
 
 @pytest.fixture
-def short_folder():
+def short_folder() -> Iterator[Path]:
     """A Unix socket's path may have 107 characters, fewer than pytest's own folders take."""
     folder = Path(tempfile.mkdtemp(prefix="hr-"))
     yield folder
@@ -199,7 +203,7 @@ def short_folder():
 
 
 @pytest.fixture
-def valkey(settings):
+def valkey(settings: Settings) -> Iterator[Valkey]:
     server = Valkey(decodes=True)
     settings.REDIS_URL = server.url
     yield server
@@ -207,5 +211,5 @@ def valkey(settings):
 
 
 @pytest.fixture
-def is_postgresql(db):
+def is_postgresql(db: None) -> bool:
     return connection.vendor == "postgresql"

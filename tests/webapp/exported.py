@@ -3,6 +3,8 @@
 import hashlib
 import json
 import struct
+from pathlib import Path
+from typing import Any
 
 from optimizer.data.bundled import TOKENIZER_FILE
 from tests.webapp.jobs.attempts import DONE
@@ -11,7 +13,7 @@ from webapp.jobs.actions import record_started
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 8192,
     "hidden_size": 32,
@@ -25,23 +27,25 @@ CONFIG = {
 }
 
 
-def weights_file(value=0):
+def weights_file(value: int = 0) -> bytes:
     """One small tensor, as safetensors says."""
     header = json.dumps({"wte.weight": {"dtype": "F32", "shape": [4, 2], "data_offsets": [0, 32]}}).encode()
     return struct.pack("<Q", len(header)) + header + bytes([value]) * 32
 
 
-MODEL = {
+MODEL: dict[str, Any] = {
     "config.json": json.dumps(CONFIG).encode(),
     "generation_config.json": b"{}",
     "model.safetensors": weights_file(),
     "tokenizer.json": TOKENIZER_FILE.read_bytes(),
     "tokenizer_config.json": b'{"eos_token": "x"}',
 }
-ADAPTER = {"adapter_config.json": b"{}", "adapter_model.safetensors": weights_file()}
+ADAPTER: dict[str, Any] = {"adapter_config.json": b"{}", "adapter_model.safetensors": weights_file()}
 
 
-def write_files(job_id, home, *, model=MODEL, adapter=None):
+def write_files(
+    job_id: str, home: Path, *, model: dict[str, bytes] = MODEL, adapter: Any = None
+) -> list[dict[str, Any]]:
     """Into the job's folder, by name; what its result says of them."""
     folder = home / "jobs" / job_id / "artifacts"
     artifacts = []
@@ -55,7 +59,7 @@ def write_files(job_id, home, *, model=MODEL, adapter=None):
     return artifacts
 
 
-def leave(job, home, **files):
+def leave(job: Job, home: Path, **files: Any) -> Job:
     """Run a queued job to its end."""
     artifacts = write_files(job.pk, home, **files)
     attempt = claim_job(worker="w", machine=job.machine, job_id=job.pk)

@@ -2,6 +2,8 @@
 
 import json
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,23 +13,23 @@ from worker.attempt import EXIT_DRAINED, StopOrder, judge_end
 class RecordingChild:
     """Writes down what is done to it."""
 
-    def __init__(self):
-        self.done = []
+    def __init__(self) -> None:
+        self.done: list[Any] = []
 
-    def ask_to_stop(self):
+    def ask_to_stop(self) -> None:
         self.done.append("term")
 
-    def kill_group(self):
+    def kill_group(self) -> None:
         self.done.append("kill")
 
 
-def act(order, child, asked="", *, is_fenced_out=False):
+def act(order: StopOrder, child: RecordingChild, asked: str = "", *, is_fenced_out: bool = False) -> list[str]:
     order.act(child, asked, is_fenced_out=is_fenced_out)
     return child.done
 
 
 @pytest.mark.parametrize("asked", ["save", "pause", "drain"])
-def test_a_request_to_stop_asks_once_and_gives_time_to_save(asked):
+def test_a_request_to_stop_asks_once_and_gives_time_to_save(asked: str) -> None:
     order, child = StopOrder(grace_s=60), RecordingChild()
     for _ in range(3):
         act(order, child, asked)
@@ -35,53 +37,53 @@ def test_a_request_to_stop_asks_once_and_gives_time_to_save(asked):
     assert order.is_asked
 
 
-def test_one_that_does_not_stop_in_time_is_killed():
+def test_one_that_does_not_stop_in_time_is_killed() -> None:
     order, child = StopOrder(grace_s=-1), RecordingChild()
     assert act(order, child, "pause") == ["term"]
     assert act(order, child, "pause") == ["term", "kill"]
 
 
-def test_a_request_taken_back_does_not_take_back_the_stop():
+def test_a_request_taken_back_does_not_take_back_the_stop() -> None:
     order, child = StopOrder(grace_s=-1), RecordingChild()
     act(order, child, "pause")
     assert act(order, child, "") == ["term", "kill"]
 
 
-def test_discard_kills_at_once_also_after_save_was_asked():
+def test_discard_kills_at_once_also_after_save_was_asked() -> None:
     order, child = StopOrder(grace_s=60), RecordingChild()
     act(order, child, "save")
     assert act(order, child, "discard") == ["term", "kill"]
 
 
-def test_an_attempt_that_is_fenced_out_is_killed_at_once():
+def test_an_attempt_that_is_fenced_out_is_killed_at_once() -> None:
     assert act(StopOrder(grace_s=60), RecordingChild(), is_fenced_out=True) == ["kill"]
 
 
-def test_without_a_request_nothing_is_done():
+def test_without_a_request_nothing_is_done() -> None:
     order, child = StopOrder(grace_s=-1), RecordingChild()
     assert act(order, child) == []
     assert not order.is_asked
 
 
-def test_the_result_that_was_left_counts_whatever_the_exit_code(tmp_path):
+def test_the_result_that_was_left_counts_whatever_the_exit_code(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(json.dumps({"outcome": "succeeded"}))
     assert judge_end(tmp_path, exit_code=-signal.SIGKILL, was_asked_to_stop=False) == {"outcome": "succeeded"}
 
 
-def test_a_process_killed_from_outside_leaves_no_verdict(tmp_path):
+def test_a_process_killed_from_outside_leaves_no_verdict(tmp_path: Path) -> None:
     assert judge_end(tmp_path, exit_code=-signal.SIGKILL, was_asked_to_stop=False) is None
 
 
 @pytest.mark.parametrize("exit_code", [EXIT_DRAINED, -signal.SIGTERM, -signal.SIGKILL])
-def test_one_that_was_asked_to_stop_is_drained_and_does_not_count_as_failed(tmp_path, exit_code):
+def test_one_that_was_asked_to_stop_is_drained_and_does_not_count_as_failed(tmp_path: Path, exit_code: int) -> None:
     assert judge_end(tmp_path, exit_code=exit_code, was_asked_to_stop=True)["outcome"] == "drained"
 
 
-def test_a_process_that_crashed_of_itself_while_stopping_is_not_drained(tmp_path):
+def test_a_process_that_crashed_of_itself_while_stopping_is_not_drained(tmp_path: Path) -> None:
     assert judge_end(tmp_path, exit_code=-signal.SIGSEGV, was_asked_to_stop=True) is None
 
 
-def test_a_process_that_ends_without_a_word_is_a_fault_of_the_program(tmp_path):
+def test_a_process_that_ends_without_a_word_is_a_fault_of_the_program(tmp_path: Path) -> None:
     result = judge_end(tmp_path, exit_code=1, was_asked_to_stop=False)
     assert (result["outcome"], result["reason"]) == ("failed", "internal")
     assert result["message"] == "The job's process ended with exit code 1 without a result; its log says more."

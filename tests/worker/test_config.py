@@ -7,7 +7,7 @@ import pytest
 from worker.config import WorkerConfig
 
 
-def test_times_can_be_shortened_by_the_environment(monkeypatch):
+def test_times_can_be_shortened_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADROOM_LEASE_S", "3")
     monkeypatch.setenv("HEADROOM_POLL_S", "0.25")
     config = WorkerConfig.from_environment()
@@ -15,12 +15,12 @@ def test_times_can_be_shortened_by_the_environment(monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", "nan", "1e9"])
-def test_a_number_out_of_range_names_its_variable(monkeypatch, value):
+def test_a_number_out_of_range_names_its_variable(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("HEADROOM_SLOTS", value)
     with pytest.raises(ValueError, match=rf"HEADROOM_SLOTS is '{value}'; allowed: a number from 1 to 64"):
         WorkerConfig.from_environment()
 
 
-def test_two_workers_of_one_host_have_different_names(monkeypatch):
+def test_two_workers_of_one_host_have_different_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADROOM_WORKER_NAME", "box")
     assert WorkerConfig.from_environment().name == f"box:{os.getpid()}"

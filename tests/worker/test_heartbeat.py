@@ -1,6 +1,7 @@
 """The lease's renewal, and what is heard with it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from django.db import OperationalError
 
@@ -15,11 +16,11 @@ class Answer:
     pause_requested: bool = False
 
 
-def heartbeat(*answers, interval_s=0.01, outage_s=60.0):
+def heartbeat(*answers: Any, interval_s: float = 0.01, outage_s: float = 60.0) -> Heartbeat:
     """A heartbeat that hears these answers in turn, the last one for ever; an exception is raised."""
     remaining = list(answers)
 
-    def renew():
+    def renew() -> Answer:
         answer = remaining.pop(0) if len(remaining) > 1 else remaining[0]
         if isinstance(answer, Exception):
             raise answer
@@ -28,20 +29,20 @@ def heartbeat(*answers, interval_s=0.01, outage_s=60.0):
     return Heartbeat(renew, interval_s=interval_s, outage_s=outage_s)
 
 
-def test_requests_are_heard_with_the_renewal():
+def test_requests_are_heard_with_the_renewal() -> None:
     heart = heartbeat(Answer(cancel_mode="save", pause_requested=True))
     heart.beat()
     assert (heart.cancel_mode, heart.pause_requested, heart.is_fenced_out) == ("save", True, False)
 
 
-def test_a_lost_lease_fences_the_attempt_out_for_good():
+def test_a_lost_lease_fences_the_attempt_out_for_good() -> None:
     heart = heartbeat(Answer(held=False), Answer(held=True))
     heart.beat()
     heart.beat()
     assert heart.is_fenced_out
 
 
-def test_an_absent_database_is_borne_with():
+def test_an_absent_database_is_borne_with() -> None:
     heart = heartbeat(OperationalError("down"), Answer(cancel_mode="discard"))
     heart.beat()
     assert not heart.is_fenced_out
@@ -49,16 +50,16 @@ def test_an_absent_database_is_borne_with():
     assert heart.cancel_mode == "discard"
 
 
-def test_a_database_that_stays_away_too_long_ends_the_attempt():
+def test_a_database_that_stays_away_too_long_ends_the_attempt() -> None:
     heart = heartbeat(OperationalError("down"), outage_s=-1.0)
     heart.beat()
     assert heart.is_fenced_out
 
 
-def test_it_beats_on_its_own_while_the_attempt_is_busy():
+def test_it_beats_on_its_own_while_the_attempt_is_busy() -> None:
     beats = []
 
-    def renew():
+    def renew() -> Answer:
         beats.append(1)
         return Answer()
 

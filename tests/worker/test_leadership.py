@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ for _ in sys.stdin:
 
 
 class Candidate:
-    def __init__(self, home, database_url):
+    def __init__(self, home: Path, database_url: str) -> None:
         variables = {
             "HEADROOM_HOME": str(home),
             "DJANGO_SETTINGS_MODULE": "webapp.settings",
@@ -37,18 +38,18 @@ class Candidate:
             text=True,
         )
 
-    def leads(self):
+    def leads(self) -> bool:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         return self.process.stdout.readline() == "True\n"
 
-    def end(self):
+    def end(self) -> None:
         self.process.kill()
         self.process.communicate()
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def candidates(request, tmp_path):
+def candidates(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Candidate]]:
     url = f"sqlite:///{tmp_path}/db" if request.param == "sqlite" else request.getfixturevalue("postgresql_url")
     both = [Candidate(tmp_path, url), Candidate(tmp_path, url)]
     yield both
@@ -56,7 +57,7 @@ def candidates(request, tmp_path):
         candidate.end()
 
 
-def test_the_second_leads_only_once_the_first_is_gone(candidates):
+def test_the_second_leads_only_once_the_first_is_gone(candidates: list[Candidate]) -> None:
     first, second = candidates
     assert first.leads()
     assert not second.leads()

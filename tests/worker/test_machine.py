@@ -2,14 +2,18 @@
 
 import json
 import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pytest_django import Settings
 
 from optimizer.hardware.machine import Machine
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_bench, make_text, make_tiny_model
 from webapp.jobs import actions
 from webapp.jobs.claiming import claim_job
-from webapp.jobs.models import Job
+from webapp.jobs.models import Attempt, Job
 from worker import machine as machine_module
 from worker.config import WorkerConfig
 from worker.gpu import visible_card
@@ -24,18 +28,20 @@ from worker.machine import (
 from worker.run.brief import write_brief
 
 
-def kept_file(home):
+def kept_file(home: Path) -> Path:
     return home / "cache" / f"machine-{machine_key()[:16]}.json"
 
 
-def test_a_machine_measured_under_the_same_facts_is_not_measured_again(tmp_path):
+def test_a_machine_measured_under_the_same_facts_is_not_measured_again(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     kept_file(tmp_path).write_text(json.dumps(MACHINE_DOCUMENT))
     assert cached_machine(tmp_path) == Machine.from_json(MACHINE_DOCUMENT)
 
 
 @pytest.mark.parametrize("content", [None, "{}", "torn", "[]"])
-def test_it_is_measured_when_nothing_usable_is_kept(tmp_path, monkeypatch, content):
+def test_it_is_measured_when_nothing_usable_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
     if content is not None:
         (tmp_path / "cache").mkdir()
         kept_file(tmp_path).write_text(content)
@@ -44,13 +50,13 @@ def test_it_is_measured_when_nothing_usable_is_kept(tmp_path, monkeypatch, conte
     assert json.loads(kept_file(tmp_path).read_text()) == MACHINE_DOCUMENT
 
 
-def test_other_facts_have_another_key(monkeypatch):
+def test_other_facts_have_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = machine_key()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     assert machine_key() != before
 
 
-def test_the_machine_is_listed_under_the_name_its_worker_was_given(db, tmp_path):
+def test_the_machine_is_listed_under_the_name_its_worker_was_given(db: None, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     kept_file(tmp_path).write_text(json.dumps(MACHINE_DOCUMENT))
     row = register_this_machine(WorkerConfig(home=tmp_path, host="box", process_id=1))
@@ -58,25 +64,27 @@ def test_the_machine_is_listed_under_the_name_its_worker_was_given(db, tmp_path)
 
 
 @pytest.mark.slow
-def test_the_measurement_runs_in_a_process_of_its_own(tmp_path):
+def test_the_measurement_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     measured = Machine.from_json(probe_in_process(tmp_path))
     assert measured.rates.source == "measured"
     assert measured.device.memory_bytes > 0
 
 
-def test_a_measurement_that_fails_says_why(tmp_path, monkeypatch):
+def test_a_measurement_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = subprocess.CompletedProcess([], 1, stdout=b"", stderr=b"no such card")
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: failed)
     with pytest.raises(RuntimeError, match="this machine could not be measured, exit code 1: no such card"):
         probe_in_process(tmp_path)
 
 
-def test_the_device_is_named_as_torch_names_it(db):
+def test_the_device_is_named_as_torch_names_it(db: None) -> None:
     assert device_name(make_bench("a")) == "cpu"
     assert device_name(make_bench("b", kind="cuda")) == "cuda:0"
 
 
-def test_two_workers_with_a_card_each_lock_different_files(db, monkeypatch, tmp_path):
+def test_two_workers_with_a_card_each_lock_different_files(
+    db: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     row = make_bench(kind="cuda")
     names = set()
     for visible in ("0", "1"):
@@ -88,15 +96,15 @@ def test_two_workers_with_a_card_each_lock_different_files(db, monkeypatch, tmp_
 @pytest.mark.parametrize(
     ("visible", "index", "card"), [("", 1, 1), ("3,5", 1, 5), ("GPU-aa,GPU-bb", 0, "GPU-aa"), ("2", 1, 2)]
 )
-def test_the_card_behind_a_torch_device_follows_the_visible_ones(visible, index, card):
+def test_the_card_behind_a_torch_device_follows_the_visible_ones(visible: str, index: int, card: int | str) -> None:
     assert visible_card(index, visible=visible) == card
 
 
 @pytest.fixture
-def claimed(db, settings, tmp_path):
+def claimed(db: None, settings: Settings, tmp_path: Path) -> Callable[..., Attempt]:
     settings.REDIS_URL = f"unix://{tmp_path}/none.sock"
 
-    def claim(kind="train"):
+    def claim(kind: str = "train") -> Attempt:
         machine = make_bench()
         actions.create_job(
             owner=None,
@@ -114,14 +122,16 @@ def claimed(db, settings, tmp_path):
     return claim
 
 
-def brief_of(attempt, home):
+def brief_of(attempt: Attempt, home: Path) -> dict[str, Any]:
     folder = home / "jobs" / attempt.job_id / "attempts" / str(attempt.number)
     write_brief(attempt, folder=folder, home=home, device="cpu")
     assert [path.name for path in folder.iterdir()] == ["attempt.json"]
     return json.loads((folder / "attempt.json").read_text())
 
 
-def test_a_training_attempt_gets_all_it_needs_in_absolute_paths(claimed, tmp_path):
+def test_a_training_attempt_gets_all_it_needs_in_absolute_paths(
+    claimed: Callable[..., Attempt], tmp_path: Path
+) -> None:
     attempt = claimed()
     brief = brief_of(attempt, tmp_path)
     assert brief["fence"] == attempt.fence
@@ -132,13 +142,13 @@ def test_a_training_attempt_gets_all_it_needs_in_absolute_paths(claimed, tmp_pat
     assert brief["resume_from"] is None
 
 
-def test_a_later_attempt_resumes_from_the_newest_checkpoint(claimed, tmp_path):
+def test_a_later_attempt_resumes_from_the_newest_checkpoint(claimed: Callable[..., Attempt], tmp_path: Path) -> None:
     attempt = claimed()
     attempt.number = 2
     assert brief_of(attempt, tmp_path)["resume_from"] == "newest"
 
 
-def test_a_retried_job_gets_the_folders_of_earlier_checkpoints(claimed, tmp_path):
+def test_a_retried_job_gets_the_folders_of_earlier_checkpoints(claimed: Callable[..., Attempt], tmp_path: Path) -> None:
     attempt = claimed()
     first = Job(pk="job_first")
     attempt.job.retry_of = Job(pk="job_second", retry_of=first)
@@ -147,13 +157,13 @@ def test_a_retried_job_gets_the_folders_of_earlier_checkpoints(claimed, tmp_path
     assert brief["earlier_job_folders"] == [str(tmp_path / "jobs" / name) for name in ("job_second", "job_first")]
 
 
-def test_what_ships_with_the_program_keeps_its_own_path(claimed, tmp_path):
+def test_what_ships_with_the_program_keeps_its_own_path(claimed: Callable[..., Attempt], tmp_path: Path) -> None:
     attempt = claimed()
     attempt.job.dataset.file = "/program/kjv.txt"
     assert brief_of(attempt, tmp_path)["dataset"]["file"] == "/program/kjv.txt"
 
 
-def test_a_profiling_attempt_gets_the_folder_for_the_profile(claimed, tmp_path):
+def test_a_profiling_attempt_gets_the_folder_for_the_profile(claimed: Callable[..., Attempt], tmp_path: Path) -> None:
     attempt = claimed("profile")
     brief = brief_of(attempt, tmp_path)
     assert brief["profile_file"].endswith(f"{attempt.job_id}/attempts/1/profile.json")

@@ -6,27 +6,28 @@ from pathlib import Path
 
 import pytest
 from django.db.models.functions import Now
+from pytest_django import Settings
 
 from tests.webapp.conftest import make_bench, make_person, make_text, make_tiny_model
 from tests.webapp.webhooks.receiver import Receiver
 from webapp.attempts.outcome import finish_attempt
 from webapp.jobs import actions
 from webapp.jobs.claiming import claim_job
-from webapp.jobs.models import Job
+from webapp.jobs.models import Attempt, Job
 from webapp.webhooks.actions import create_webhook, send_test
 from worker.config import WorkerConfig
 from worker.reconciler import SPOOL_AGE_S, Reconciler, remove_dead_staging, remove_old_spool
 
 
 @pytest.fixture
-def folder(tmp_path, settings):
+def folder(tmp_path: Path, settings: Settings) -> Path:
     settings.REDIS_URL = f"unix://{tmp_path}/none.sock"
     settings.HEADROOM_HOME = tmp_path
     return tmp_path
 
 
 @pytest.fixture
-def attempt(db, folder):
+def attempt(db: None, folder: Path) -> Attempt:
     """A claimed job."""
     machine = make_bench()
     actions.create_job(
@@ -49,37 +50,37 @@ def stage(folder: Path, job_id: str, fence: int) -> Path:
     return path
 
 
-def config(folder, *, lease_s=1):
+def config(folder: Path, *, lease_s: int = 1) -> WorkerConfig:
     return WorkerConfig(home=folder, host="box", process_id=1, lease_s=lease_s)
 
 
-def test_a_staged_checkpoint_of_the_present_claim_is_left_alone(attempt, folder):
+def test_a_staged_checkpoint_of_the_present_claim_is_left_alone(attempt: Attempt, folder: Path) -> None:
     path = stage(folder, attempt.job_id, attempt.fence)
     assert remove_dead_staging(folder) == 0
     assert path.exists()
 
 
-def test_a_staged_checkpoint_of_an_earlier_claim_is_removed(attempt, folder):
+def test_a_staged_checkpoint_of_an_earlier_claim_is_removed(attempt: Attempt, folder: Path) -> None:
     path = stage(folder, attempt.job_id, attempt.fence - 1)
     assert remove_dead_staging(folder) == 1
     assert not path.exists()
 
 
-def test_a_staged_checkpoint_of_an_ended_or_forgotten_job_is_removed(attempt, folder):
+def test_a_staged_checkpoint_of_an_ended_or_forgotten_job_is_removed(attempt: Attempt, folder: Path) -> None:
     finish_attempt(attempt, result={"outcome": "failed", "reason": "internal"}, exit_code=1)
     paths = [stage(folder, attempt.job_id, attempt.fence), stage(folder, "job_gone", 1)]
     assert remove_dead_staging(folder) == 2
     assert not any(path.exists() for path in paths)
 
 
-def test_finished_checkpoints_are_never_touched(attempt, folder):
+def test_finished_checkpoints_are_never_touched(attempt: Attempt, folder: Path) -> None:
     path = folder / "jobs" / attempt.job_id / "checkpoints" / "step-000010-f1"
     path.mkdir(parents=True)
     remove_dead_staging(folder)
     assert path.exists()
 
 
-def test_uploads_that_broke_off_a_day_ago_are_removed_and_younger_ones_kept(folder):
+def test_uploads_that_broke_off_a_day_ago_are_removed_and_younger_ones_kept(folder: Path) -> None:
     spool = folder / "spool"
     (spool / "old").mkdir(parents=True)
     (spool / "new.upload").write_bytes(b"half")
@@ -89,24 +90,24 @@ def test_uploads_that_broke_off_a_day_ago_are_removed_and_younger_ones_kept(fold
     assert [path.name for path in spool.iterdir()] == ["new.upload"]
 
 
-def test_no_lease_is_taken_before_one_lease_has_passed_in_the_lead(attempt, folder):
+def test_no_lease_is_taken_before_one_lease_has_passed_in_the_lead(attempt: Attempt, folder: Path) -> None:
     Job.objects.update(lease_until=Now())
     reconciler = Reconciler(config(folder, lease_s=3600))
     reconciler.reconcile_once()
     assert Job.objects.get().state == "starting"
 
 
-def test_a_job_whose_lease_ran_out_goes_back_to_the_queue(attempt, folder):
+def test_a_job_whose_lease_ran_out_goes_back_to_the_queue(attempt: Attempt, folder: Path) -> None:
     Job.objects.update(lease_until=Now())
     Reconciler(config(folder, lease_s=0)).reconcile_once()
     job = Job.objects.get()
     assert (job.state, job.reason) == ("queued", "worker_lost")
 
 
-def test_it_ends_when_asked_to(db, folder):
+def test_it_ends_when_asked_to(db: None, folder: Path) -> None:
     pauses = []
 
-    def pause(seconds):
+    def pause(seconds: float) -> bool:
         pauses.append(seconds)
         return len(pauses) == 2
 
@@ -115,14 +116,14 @@ def test_it_ends_when_asked_to(db, folder):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_it_sends_what_is_due_to_webhooks_without_a_broker(folder, settings):
+def test_it_sends_what_is_due_to_webhooks_without_a_broker(folder: Path, settings: Settings) -> None:
     settings.HEADROOM_WEBHOOK_NETWORKS = ["127.0.0.0/8"]
     receiver = Receiver()
     ada = make_person("ada")
     webhook, _ = create_webhook(ada, ada.home_project, url=receiver.url, events=[])
     delivery = send_test(webhook)
 
-    def pause(seconds):
+    def pause(seconds: float) -> bool:
         time.sleep(0.02)
         delivery.refresh_from_db()
         return delivery.state == "delivered"

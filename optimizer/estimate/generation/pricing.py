@@ -25,7 +25,7 @@ from optimizer.estimate.time_interval import time_interval
 from optimizer.hardware.calibration import Spread, calibrated_machine, of_generations, read_spread
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import PREFILL, GenerationPlan
-from optimizer.plan.passes import PassShape, covers, num_steps_of
+from optimizer.plan.passes import PassShape, covers, num_steps_of, passes_of
 from optimizer.profile.generation import GenerationProfile
 from optimizer.workload import GenerationWorkload
 
@@ -55,7 +55,7 @@ def estimate_generation(
     conflict = find_prefix_conflict(profile, plan)
     if conflict is not None:
         raise conflict
-    passes = plan.list_passes(workload)
+    passes = passes_of(plan, workload)
     machine = _as_it_reads(calibrated_machine(machine, calibration), profile, plan, [shape for shape, _ in passes])
     priced: dict[int, GenerationPass] = {}
     for index in _choose_passes([shape for shape, _ in passes]):

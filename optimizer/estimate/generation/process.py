@@ -23,6 +23,7 @@ from optimizer.estimate.prediction import HostMemory
 from optimizer.hardware.cuda_facts import read_card
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import GenerationPlan
+from optimizer.plan.passes import passes_of
 from optimizer.profile.generation import GenerationProfile, Phase
 from optimizer.workload import GenerationWorkload
 
@@ -50,7 +51,7 @@ def list_generation_allocations(
     profile: GenerationProfile, *, plan: GenerationPlan, workload: GenerationWorkload, machine: Machine
 ) -> Allocations:
     """Loading and two passes of the kind that keeps most, as single allocations in order."""
-    passes = plan.list_passes(workload)
+    passes = passes_of(plan, workload)
     widest = max((shape for shape, _ in passes), key=lambda shape: sum(each.batch_size * each.cache_length for each in shape))
     full = GenerationPass(profile, plan, workload, machine, micro_batches=widest)
     rows = [full.prefill_tasks, full.later_tasks, *(full.decode_tasks(step) for step in _decoded_steps(full.num_steps))]

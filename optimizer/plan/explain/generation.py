@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from optimizer.base.units import format_bytes
 from optimizer.plan.explain.training import Peaks
 from optimizer.plan.generation import GenerationPlan
+from optimizer.plan.passes import passes_of
 from optimizer.workload import GenerationWorkload
 
 _MOVES: Final = {
@@ -55,7 +56,7 @@ def explain_generation_plan(
 
 def _passes_sentence(plan: GenerationPlan, workload: GenerationWorkload) -> str:
     num_sequences = workload.num_sequences
-    passes = plan.list_passes(workload)
+    passes = passes_of(plan, workload)
     num_passes = sum(count for _, count in passes)
     apart = f", in micro-batches of {plan.batch_size}" if plan.num_micro_batches > 1 else ""
     if workload.prompt_lengths or workload.new_token_counts:

@@ -2,9 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlparse
 
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, Page, StorageState, expect
+
+from tests.end_to_end.site.site import Site
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = [
@@ -42,33 +45,33 @@ STAND_STILL = """
 class Watched:
     """A tab whose every complaint and every request is kept."""
 
-    def __init__(self, page, host):
+    def __init__(self, page: Page, host: str) -> None:
         self.page = page
-        self.complaints = []
-        self.foreign = []
+        self.complaints: list[Any] = []
+        self.foreign: list[Any] = []
         page.set_default_timeout(PATIENCE_MS)
         page.add_init_script(WATCH_POLICY)
         page.on("console", lambda message: self._hear(message))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("request", lambda request: self._see(request.url, host))
 
-    def _hear(self, message):
+    def _hear(self, message: Any) -> None:
         if message.type in ("error", "warning") and not message.text.startswith(GIVEN_UP):
             self.complaints.append(f"{message.text} {message.location.get('url', '')}")
 
-    def _see(self, url, host):
+    def _see(self, url: str, host: str) -> None:
         parts = urlparse(url)
         if parts.scheme not in ("data", "blob") and parts.netloc != host:
             self.foreign.append(url)
 
-    def check(self):
+    def check(self) -> None:
         assert self.complaints == [], self.complaints
         assert self.foreign == [], self.foreign
         violations = self.page.evaluate("window.violations")
         assert violations == [], violations
 
 
-def log_in(site, chromium, name):
+def log_in(site: Site, chromium: Browser, name: str) -> StorageState:
     """The cookies of a log-in through the form."""
     context = chromium.new_context()
     page = context.new_page()
@@ -82,14 +85,14 @@ def log_in(site, chromium, name):
     return state
 
 
-def wait_for_points(tab, count):
+def wait_for_points(tab: Watched, count: int) -> None:
     """The chart itself, not only the page's memory of it, holds that many points."""
     tab.page.wait_for_function(
         "count => document.getElementById('chart-memory').data?.[0]?.x?.length === count", arg=count
     )
 
 
-def take_picture(tab, name):
+def take_picture(tab: Watched, name: str) -> None:
     """Write a picture of the whole page into the folder that ``HEADROOM_SCREENSHOTS`` names, if it names one."""
     if folder := os.environ.get("HEADROOM_SCREENSHOTS"):
         Path(folder).mkdir(parents=True, exist_ok=True)

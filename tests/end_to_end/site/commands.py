@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -16,14 +17,15 @@ from webapp.accounts.tokens import create_token
 from webapp.catalog.actions import create_dataset as create_prompts_row
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs import actions
+from webapp.jobs.actions import CancelMode
 from webapp.jobs.models import Artifact, Attempt, Checkpoint, Event, Job, Sample
 
 
-def database():
+def database() -> str:
     return connection.vendor
 
 
-def can_write():
+def can_write() -> bool:
     """Return true if nobody holds SQLite's one write lock for longer than a write takes."""
     if connection.vendor != "sqlite":
         return True
@@ -36,12 +38,12 @@ def can_write():
     return True
 
 
-def token(name, scope="write"):
+def token(name: str, scope: str = "write") -> str:
     """Make a new person and return a token of theirs."""
     return create_token(user=User.objects.create_user(username=name), name="test", scope=Scope(scope))[1]
 
 
-def create_model(config, folder="models/tiny", has_weights=False):
+def create_model(config: dict[str, Any], folder: str = "models/tiny", has_weights: bool = False) -> str:
     spec = read_model_spec(config)
     model = Model.objects.create(
         name="tiny",
@@ -54,7 +56,7 @@ def create_model(config, folder="models/tiny", has_weights=False):
     return model.pk
 
 
-def create_dataset(text):
+def create_dataset(text: str) -> str:
     path = Path(settings.HEADROOM_HOME) / "datasets" / "tiny.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -68,12 +70,20 @@ def create_dataset(text):
     return dataset.pk
 
 
-def create_prompts(text):
+def create_prompts(text: str) -> str:
     file = SimpleUploadedFile("prompts.jsonl", text.encode())
     return create_prompts_row(owner=None, name="prompts", file=file, purpose="prompts").pk
 
 
-def create_job(model, dataset, workload, plan, budget_bytes, kind, num_steps=None):
+def create_job(
+    model: str,
+    dataset: str | None,
+    workload: dict[str, Any],
+    plan: dict[str, Any],
+    budget_bytes: int,
+    kind: str,
+    num_steps: int | None = None,
+) -> str:
     job = actions.create_job(
         owner=None,
         spec={"name": "tiny", "workload": workload, "goal": {"device_budget_bytes": budget_bytes}},
@@ -89,23 +99,23 @@ def create_job(model, dataset, workload, plan, budget_bytes, kind, num_steps=Non
     return job.pk
 
 
-def cancel(job, mode):
+def cancel(job: str, mode: CancelMode) -> bool:
     return actions.cancel_job(Job.objects.get(pk=job), mode=mode, actor="user:test")
 
 
-def pause(job):
+def pause(job: str) -> None:
     actions.pause_job(Job.objects.get(pk=job), actor="user:test")
 
 
-def resume(job):
+def resume(job: str) -> None:
     actions.resume_job(Job.objects.get(pk=job), actor="user:test")
 
 
-def num_machines():
+def num_machines() -> int:
     return Machine.objects.count()
 
 
-def show(job):
+def show(job: str) -> dict[str, Any]:
     row = Job.objects.get(pk=job)
     fields = (
         "state",
@@ -122,24 +132,24 @@ def show(job):
     return {name: getattr(row, name) for name in fields}
 
 
-def attempts(job):
+def attempts(job: str) -> list[Any]:
     fields = ("number", "pid", "outcome", "exit_code", "resumed_from_step", "measured", "error")
     return list(Attempt.objects.filter(job_id=job).order_by("number").values(*fields))
 
 
-def events(job):
+def events(job: str) -> list[Any]:
     return list(Event.objects.filter(job_id=job).values("kind", "from_state", "to_state", "reason", "message", "actor"))
 
 
-def samples(job, kind):
+def samples(job: str, kind: str) -> list[Any]:
     return list(
         Sample.objects.filter(job_id=job, kind=kind).order_by("attempt", "step").values("attempt", "step", "data")
     )
 
 
-def artifacts(job):
+def artifacts(job: str) -> list[Any]:
     return list(Artifact.objects.filter(job_id=job).order_by("name").values("kind", "name", "file", "sha256"))
 
 
-def checkpoints(job):
+def checkpoints(job: str) -> list[Any]:
     return list(Checkpoint.objects.filter(job_id=job).order_by("step").values("step", "fence", "folder"))

@@ -11,7 +11,7 @@ import sys
 import django
 
 
-def main():
+def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
     django.setup()
     from tests.end_to_end.site import commands

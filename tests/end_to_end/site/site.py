@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 class Site:
     """One temporary HEADROOM_HOME, one port on loopback."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         # short, because the path of a Unix socket may have 107 characters
         self.home = Path(tempfile.mkdtemp(prefix="hr-"))
         with socket.socket() as probe:
@@ -30,7 +31,7 @@ class Site:
         self.url = f"http://127.0.0.1:{self._port}"
         kept = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
         self._environment = {**kept, "HEADROOM_HOME": str(self.home), "DJANGO_SETTINGS_MODULE": "webapp.settings"}
-        self._web = None
+        self._web: subprocess.Popen[bytes] | None = None
         (self.home / "run").mkdir()
         options = f"--port 0 --unixsocket {self.home / 'run' / 'valkey.sock'} --save --dir {self.home}".split()
         self._valkey = subprocess.Popen([str(get_binary_path()), *options], stdout=subprocess.DEVNULL)
@@ -47,7 +48,7 @@ class Site:
         )
         self.start_web()
 
-    def start_web(self):
+    def start_web(self) -> None:
         command = ["-m", "uvicorn", "webapp.asgi:application", "--host", "127.0.0.1", "--port", str(self._port)]
         command += ["--timeout-graceful-shutdown", "1", "--log-level", "warning"]
         with (self.home / "web.log").open("ab") as log:
@@ -56,25 +57,25 @@ class Site:
             )
         wait_for(self._answers, what="the web process to answer", timeout_s=90)
 
-    def kill_web(self):
+    def kill_web(self) -> None:
         self._web.kill()
         self._web.wait()
 
-    def ask(self, command, /, **arguments):
+    def ask(self, command: str, /, **arguments: Any) -> Any:
         self._control.stdin.write(json.dumps([command, arguments]) + "\n")
         self._control.stdin.flush()
         line = self._control.stdout.readline()
         assert line, f"the control process ended at {command}"
         return json.loads(line)
 
-    def log(self):
+    def log(self) -> str:
         """The end of what the web process printed."""
         return (self.home / "web.log").read_text()[-8000:]
 
-    def has_torch(self):
+    def has_torch(self) -> bool:
         return "libtorch" in Path(f"/proc/{self._web.pid}/maps").read_text()
 
-    def close(self):
+    def close(self) -> None:
         self._control.stdin.close()
         self._control.wait()
         self._control.stdout.close()
@@ -83,7 +84,7 @@ class Site:
             process.wait()
         shutil.rmtree(self.home, ignore_errors=True)
 
-    def _answers(self):
+    def _answers(self) -> bool:
         assert self._web.poll() is None, (self.home / "web.log").read_text()
         try:
             with urlopen(f"{self.url}/healthz", timeout=5) as answer:
@@ -91,5 +92,5 @@ class Site:
         except (URLError, TimeoutError):
             return False
 
-    def _run(self, *arguments):
+    def _run(self, *arguments: Any) -> None:
         subprocess.run([sys.executable, *arguments], check=True, cwd=ROOT, env=self._environment)

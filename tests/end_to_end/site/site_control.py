@@ -8,13 +8,14 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import django
 
-ATTEMPTS = {}
+ATTEMPTS: dict[Any, Any] = {}
 
 
-def seed():
+def seed() -> int:
     """A person, and what the pages list."""
     from tests.webapp.pages import rows
 
@@ -25,7 +26,7 @@ def seed():
     return ada.pk
 
 
-def catalog():
+def catalog() -> dict[str, str]:
     """Ids of what the pages of a dataset and a machine show; runs that ended on the machine, a dataset with lengths."""
     from django.contrib.auth.models import User
 
@@ -46,7 +47,7 @@ def catalog():
     return {"dataset": dataset.pk, "machine": Machine.objects.get(name="workbench").pk}
 
 
-def access():
+def access() -> dict[str, str]:
     """Ids of what the pages of projects and webhooks show: one with members, one webhook with a message on its way."""
     from django.contrib.auth.models import User
 
@@ -64,7 +65,7 @@ def access():
     return {"project": project.pk, "webhook": webhook.pk}
 
 
-def rare():
+def rare() -> dict[str, Any]:
     """Ids of what pages show seldom: a machine that was measured beside other work, a model that was not read whole, a generation
     that failed, a paused job, a project that one person is alone in; and two people, one who only looks, one who has nothing.
     """
@@ -106,7 +107,7 @@ def rare():
     return ids | {"failed-generation": failed.pk, "paused-job": paused.pk, "home": project_for_new(ada).pk}
 
 
-def add_writer(*, profile_file):
+def add_writer(*, profile_file: str) -> dict[str, str]:
     """A model that generates, whose profile is known, and prompts for it."""
     from django.contrib.auth.models import User
 
@@ -118,7 +119,7 @@ def add_writer(*, profile_file):
     return {"writer": writer.pk, "prompts": prompts.pk}
 
 
-def add_llama(*, profile_file):
+def add_llama(*, profile_file: str) -> str:
     """A model whose profile is known, so that jobs of it can be priced."""
     from optimizer.models.spec import read_model_spec
     from tests import llama
@@ -133,14 +134,14 @@ def add_llama(*, profile_file):
     return row.pk
 
 
-def newest_job():
+def newest_job() -> dict[str, Any]:
     from webapp.jobs.models import Job
 
     job = Job.objects.latest("created_at")
     return {"id": job.pk, "name": job.name, "spec": job.spec, "plan": job.plan, "prediction": job.prediction}
 
 
-def new_job(*, name):
+def new_job(*, name: str) -> str:
     from django.contrib.auth.models import User
 
     from tests.webapp.pages import rows
@@ -148,7 +149,7 @@ def new_job(*, name):
     return rows.make_job(User.objects.get(username="ada"), name=name).pk
 
 
-def new_generate_job(*, name):
+def new_generate_job(*, name: str) -> str:
     """At work, measured for a minute, with two answers."""
     from django.conf import settings
     from django.contrib.auth.models import User
@@ -173,14 +174,14 @@ def new_generate_job(*, name):
     return job.pk
 
 
-def begin(*, job_id):
+def begin(*, job_id: str) -> None:
     from tests.webapp.pages import rows
     from webapp.jobs.models import Job
 
     ATTEMPTS[job_id] = rows.start(Job.objects.get(pk=job_id))
 
 
-def measure(*, job_id, first, last):
+def measure(*, job_id: str, first: int, last: int) -> int:
     """Steps as a worker reports them: into the database, then onto the wire. Returns how many were not taken by the wire."""
     from tests.webapp.pages import rows
     from webapp.jobs.actions import record_progress, record_samples
@@ -197,13 +198,13 @@ def measure(*, job_id, first, last):
     return sum(not publish(job_id, "sample", record) for record in records)
 
 
-def fill(*, job_id, num_points):
+def fill(*, job_id: str, num_points: int) -> None:
     from tests.webapp.pages import rows
 
     rows.fill(ATTEMPTS[job_id], num_points=num_points)
 
 
-def keep_checkpoint(*, job_id, step):
+def keep_checkpoint(*, job_id: str, step: int) -> None:
     from webapp.jobs.actions import record_checkpoint
 
     attempt = ATTEMPTS[job_id]
@@ -211,7 +212,7 @@ def keep_checkpoint(*, job_id, step):
     assert record_checkpoint(attempt, step=step, folder=folder, manifest_sha256="c0" * 32, num_bytes=176 * 1024**2)
 
 
-def succeed(*, job_id):
+def succeed(*, job_id: str) -> str:
     from django.conf import settings
 
     from tests.webapp.exported import write_files
@@ -237,7 +238,7 @@ def succeed(*, job_id):
     return finish_attempt(ATTEMPTS[job_id], result=result, exit_code=0)
 
 
-def run_out_of_memory(*, job_id):
+def run_out_of_memory(*, job_id: str) -> str:
     from optimizer.base.errors import OutOfDeviceMemory
     from optimizer.base.units import MIB
     from tests.webapp.pages import rows
@@ -263,7 +264,7 @@ def run_out_of_memory(*, job_id):
     return finish_attempt(ATTEMPTS[job_id], result=result, exit_code=1)
 
 
-def main():
+def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
     django.setup()
     for line in sys.stdin:

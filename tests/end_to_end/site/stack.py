@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -122,7 +122,7 @@ class Stack:
     def wake(self, name: str) -> None:
         os.kill(self.pid(name), signal.SIGCONT)
 
-    def ask(self, command: str, **arguments):
+    def ask(self, command: str, **arguments: Any) -> Any:
         """One command of control.py and its answer."""
         self._control.stdin.write(json.dumps([command, arguments]).encode() + b"\n")
         self._control.stdin.flush()
@@ -143,10 +143,12 @@ class Stack:
         self._measured.update({file.name: file.read_text() for file in self.home.glob("cache/machine-*.json")})
         shutil.rmtree(self.home, ignore_errors=True)
 
-    def _spawn(self, name: str, *arguments: str, **streams) -> subprocess.Popen:
+    def _spawn(self, name: str, *arguments: str, **streams: Any) -> subprocess.Popen:
         return self._start(name, [sys.executable, *arguments], **streams)
 
-    def _start(self, name: str, command: list[str], *, stdin=subprocess.DEVNULL, stdout=None) -> subprocess.Popen:
+    def _start(
+        self, name: str, command: list[str], *, stdin: int = subprocess.DEVNULL, stdout: int | None = None
+    ) -> subprocess.Popen:
         with (self.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command, cwd=ROOT, env=self._environment, stdin=stdin, stdout=stdout or log, stderr=log
@@ -192,7 +194,7 @@ class Jobs:
         return self.show(job)
 
     def wait_for_event(self, job: str, kind: str, *, count: int = 1) -> None:
-        def seen():
+        def seen() -> bool:
             return sum(event["kind"] == kind for event in self.stack.ask("events", job=job)) >= count
 
         wait_for(seen, what=f"event {kind} of {job}", timeout_s=60)

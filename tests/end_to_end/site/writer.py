@@ -1,8 +1,9 @@
 """A tiny model with random weights, as the files of an upload: what generate jobs of the whole stack run."""
 
 from pathlib import Path
+from typing import Any
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 64,
     "intermediate_size": 128,

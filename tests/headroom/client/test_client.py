@@ -2,29 +2,33 @@
 
 import json
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headroom.client import ApiProblem, HeadroomClient, ServiceUnreachable, calls, connection, parse_events
+from headroom.client import ApiProblem, HeadroomClient, ServiceUnreachable, calls, parse_events
 
 
 class Server:
     """Answers from a table of (method, path) to functions; remembers what it was asked."""
 
-    def __init__(self):
-        self.answers, self.requests = {}, []
+    def __init__(self) -> None:
+        self.answers: dict[Any, Any] = {}
+        self.requests: list[Any] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
-            def handle_any(self):
+            def handle_any(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 outer.requests.append((self.command, self.path, dict(self.headers), body))
                 outer.answers[(self.command, self.path.partition("?")[0])](self)
 
             do_GET = do_POST = handle_any
 
-            def log_message(self, *_):
+            def log_message(self, *_: Any) -> None:
                 pass
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -32,8 +36,18 @@ class Server:
         self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01})
         self.thread.start()
 
-    def answer(self, method, path, *, status=200, document=None, raw=None, kind="application/json", headers=()):
-        def send(handler):
+    def answer(
+        self,
+        method: str,
+        path: str,
+        *,
+        status: int = 200,
+        document: dict[str, Any] | None = None,
+        raw: bytes | None = None,
+        kind: str = "application/json",
+        headers: list[tuple[str, str]] | tuple[Any, ...] = (),
+    ) -> None:
+        def send(handler: BaseHTTPRequestHandler) -> None:
             body = raw if raw is not None else json.dumps(document).encode()
             handler.send_response(status)
             for name, value in (("Content-Type", kind), ("Content-Length", str(len(body))), *headers):
@@ -43,39 +57,39 @@ class Server:
 
         self.answers[(method, path)] = send
 
-    def stop(self):
+    def stop(self) -> None:
         self.http.shutdown()
         self.thread.join()
         self.http.server_close()
 
 
 @pytest.fixture
-def server():
+def server() -> Iterator[Server]:
     server = Server()
     yield server
     server.stop()
 
 
 @pytest.fixture
-def client(server):
+def client(server: Server) -> Iterator[HeadroomClient]:
     with HeadroomClient(server.url, token="tok") as client:
         yield client
 
 
-def sse(*messages):
+def sse(*messages: Any) -> bytes:
     lines = []
     for event, event_id, data in messages:
         lines.append(f"event: {event}\n" + (f"id: {event_id}\n" if event_id else "") + f"data: {json.dumps(data)}\n\n")
     return "".join(lines).encode()
 
 
-def test_a_call_carries_the_token_and_returns_the_row(server, client):
+def test_a_call_carries_the_token_and_returns_the_row(server: Server, client: HeadroomClient) -> None:
     server.answer("GET", "/api/v1/jobs/job_1", document={"id": "job_1"})
-    assert client.job("job_1") == {"id": "job_1"}
+    assert dict(client.job("job_1")) == {"id": "job_1"}
     assert server.requests[0][2]["Authorization"] == "Bearer tok"
 
 
-def test_a_problem_becomes_an_exception_with_code_fields_and_hint(server, client):
+def test_a_problem_becomes_an_exception_with_code_fields_and_hint(server: Server, client: HeadroomClient) -> None:
     problem = {
         "title": "Bad request",
         "detail": "workload.num_steps is 0; allowed: 1 or more",
@@ -92,20 +106,20 @@ def test_a_problem_becomes_an_exception_with_code_fields_and_hint(server, client
     assert raised.value.problem_fields[0]["field"] == "workload.num_steps"
 
 
-def test_an_error_that_is_no_problem_document_still_names_the_status(server, client):
+def test_an_error_that_is_no_problem_document_still_names_the_status(server: Server, client: HeadroomClient) -> None:
     server.answer("GET", "/api/v1/me", status=502, raw=b"<h1>Bad gateway</h1>", kind="text/html")
     with pytest.raises(ApiProblem, match="the service answered 502"):
         client.me()
 
 
-def test_nothing_listening_is_said_with_the_address_and_the_remedy():
+def test_nothing_listening_is_said_with_the_address_and_the_remedy() -> None:
     with HeadroomClient("http://127.0.0.1:9", token="t") as client, pytest.raises(ServiceUnreachable) as raised:
         client.me()
     assert "nothing answers at http://127.0.0.1:9" in raised.value.message
     assert raised.value.hint == "Start it with: headroom up"
 
 
-def test_lists_are_read_page_by_page_to_their_end(server, client):
+def test_lists_are_read_page_by_page_to_their_end(server: Server, client: HeadroomClient) -> None:
     server.answer(
         "GET", "/api/v1/models", document={"results": [{"id": "a"}], "next": f"{server.url}/api/v1/more", "previous": None}
     )
@@ -113,7 +127,7 @@ def test_lists_are_read_page_by_page_to_their_end(server, client):
     assert [row["id"] for row in client.models()] == ["a", "b"]
 
 
-def test_each_write_has_an_idempotency_key_of_its_own(server, client):
+def test_each_write_has_an_idempotency_key_of_its_own(server: Server, client: HeadroomClient) -> None:
     server.answer("POST", "/api/v1/jobs/job_1/pause", status=202, document={})
     client.pause_job("job_1")
     client.pause_job("job_1")
@@ -121,22 +135,26 @@ def test_each_write_has_an_idempotency_key_of_its_own(server, client):
     assert len(set(keys)) == 2
 
 
-def test_pricing_waits_while_the_model_is_profiled(server, client, monkeypatch):
-    pauses = []
-    monkeypatch.setattr(connection.time, "sleep", pauses.append)
+def test_pricing_waits_while_the_model_is_profiled(
+    server: Server, client: HeadroomClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[Any] = []
+    monkeypatch.setattr("headroom.client.connection.time.sleep", pauses.append)
     waiting = iter([True, True, False])
 
-    def answer(handler):
+    def answer(handler: BaseHTTPRequestHandler) -> None:
         status, document = (202, {"profile": "pending"}) if next(waiting) else (200, {"offers": [{"id": "plan_1"}]})
         server.answer("POST", "/scratch", status=status, document=document, headers=[("Retry-After", "3")])
         server.answers[("POST", "/scratch")](handler)
 
     server.answers[("POST", "/api/v1/plans")] = answer
-    assert client.price_plans({}) == [{"id": "plan_1"}]
+    assert list(map(dict, client.price_plans({}))) == [{"id": "plan_1"}]
     assert pauses == [3.0, 3.0]
 
 
-def test_a_model_folder_is_uploaded_with_config_tokenizer_and_weights(server, client, tmp_path):
+def test_a_model_folder_is_uploaded_with_config_tokenizer_and_weights(
+    server: Server, client: HeadroomClient, tmp_path: Path
+) -> None:
     for name in ("config.json", "tokenizer.json", "model.safetensors", "notes.txt"):
         (tmp_path / name).write_text("{}")
     server.answer("POST", "/api/v1/models", status=201, document={"id": "mdl_1"})
@@ -147,43 +165,47 @@ def test_a_model_folder_is_uploaded_with_config_tokenizer_and_weights(server, cl
 
 
 @pytest.mark.parametrize(("name", "sent"), [("mine", {"name": "mine"}), (None, {})])
-def test_a_model_of_a_job_is_asked_for_by_name_or_without(server, client, name, sent):
+def test_a_model_of_a_job_is_asked_for_by_name_or_without(
+    server: Server, client: HeadroomClient, name: str | None, sent: dict[str, str]
+) -> None:
     server.answer("POST", "/api/v1/jobs/job_1/model", status=201, document={"id": "model_1"})
     assert client.create_model_from_job("job_1", name=name)["id"] == "model_1"
     assert json.loads(server.requests[0][3]) == sent
 
 
-def test_a_download_that_fails_leaves_no_file(server, client, tmp_path):
+def test_a_download_that_fails_leaves_no_file(server: Server, client: HeadroomClient, tmp_path: Path) -> None:
     server.answer("GET", "/api/v1/artifacts/art_1/download", status=404, document={"detail": "no such artifact"})
     with pytest.raises(ApiProblem, match="no such artifact"):
         client.download_artifact("art_1", file=tmp_path / "weights")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_download_is_written_whole(server, client, tmp_path):
+def test_a_download_is_written_whole(server: Server, client: HeadroomClient, tmp_path: Path) -> None:
     server.answer("GET", "/api/v1/artifacts/art_1/download", raw=b"x" * 100_000, kind="application/octet-stream")
     client.download_artifact("art_1", file=tmp_path / "weights")
     assert (tmp_path / "weights").read_bytes() == b"x" * 100_000
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_following_ends_with_the_done_event(server, client):
+def test_following_ends_with_the_done_event(server: Server, client: HeadroomClient) -> None:
     body = sse(("snapshot", "", {"job": {"is_terminal": False}}), ("sample", "1-0", {"step": 1}), ("done", "2-0", {}))
     server.answer("GET", "/api/v1/jobs/job_1/events", raw=body, kind="text/event-stream")
     assert [event.kind for event in client.follow_job("job_1")] == ["snapshot", "sample", "done"]
 
 
-def test_following_an_ended_job_ends_with_the_snapshot(server, client):
+def test_following_an_ended_job_ends_with_the_snapshot(server: Server, client: HeadroomClient) -> None:
     body = sse(("snapshot", "", {"job": {"is_terminal": True}}))
     server.answer("GET", "/api/v1/jobs/job_1/events", raw=body, kind="text/event-stream")
     assert [event.kind for event in client.follow_job("job_1")] == ["snapshot"]
 
 
-def test_a_broken_stream_is_resumed_after_the_last_event_seen(server, client, monkeypatch):
+def test_a_broken_stream_is_resumed_after_the_last_event_seen(
+    server: Server, client: HeadroomClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(calls, "FIRST_RETRY_S", 0.001)
     bodies = iter([sse(("sample", "5-0", {"step": 5})), sse(("done", "6-0", {}))])
 
-    def answer(handler):
+    def answer(handler: BaseHTTPRequestHandler) -> None:
         server.answer("GET", "/scratch", raw=next(bodies), kind="text/event-stream")
         server.answers[("GET", "/scratch")](handler)
 
@@ -192,7 +214,7 @@ def test_a_broken_stream_is_resumed_after_the_last_event_seen(server, client, mo
     assert [headers.get("Last-Event-ID") for _, _, headers, _ in server.requests] == [None, "5-0"]
 
 
-def test_following_gives_up_after_the_allowed_number_of_failures(monkeypatch):
+def test_following_gives_up_after_the_allowed_number_of_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "FIRST_RETRY_S", 0.001)
     with HeadroomClient("http://127.0.0.1:9", token="t") as client:
         events = client.follow_job("job_1", max_lost=3)
@@ -201,18 +223,18 @@ def test_following_gives_up_after_the_allowed_number_of_failures(monkeypatch):
             next(events)
 
 
-def test_following_an_unknown_job_fails_at_once(server, client):
+def test_following_an_unknown_job_fails_at_once(server: Server, client: HeadroomClient) -> None:
     server.answer("GET", "/api/v1/jobs/job_9/events", status=404, document={"detail": "no such job"})
     with pytest.raises(ApiProblem, match="no such job"):
         list(client.follow_job("job_9"))
 
 
-def test_comments_and_several_data_lines_are_understood():
+def test_comments_and_several_data_lines_are_understood() -> None:
     lines = [": keep-alive", "", "event: log", "id: 7-1", 'data: {"message":', 'data: "hello"}', "", "data: {}"]
     events = list(parse_events(iter(lines)))
     assert [(event.kind, event.id, event.data) for event in events] == [("log", "7-1", {"message": "hello"})]
 
 
-def test_an_event_without_a_name_takes_the_type_of_its_data():
+def test_an_event_without_a_name_takes_the_type_of_its_data() -> None:
     events = list(parse_events(iter(['data: {"type": "checkpoint", "step": 50}', ""])))
     assert events[0].kind == "checkpoint"

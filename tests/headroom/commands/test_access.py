@@ -1,6 +1,7 @@
 """The commands about projects, people and webhooks: what they send, and what they make of answers. The service is a table."""
 
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -28,17 +29,17 @@ ANSWERS = {
 
 
 @pytest.fixture
-def sent(monkeypatch):
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """``(method, path, body, project)`` of each request."""
     kept = []
 
-    def answer(request):
+    def answer(request: httpx.Request) -> httpx.Response | None:
         path, body = request.url.path.removeprefix("/api/v1/"), request.read()
         kept.append((request.method, path, json.loads(body) if body else None, request.headers.get("Headroom-Project")))
         document = ANSWERS[request.method, path]
         return httpx.Response(204) if document is None else httpx.Response(200, json=document)
 
-    def connected(*, project=None, **_):
+    def connected(*, project: Any = None, **_: Any) -> HeadroomClient:
         return HeadroomClient("http://headroom", token="t", project=project or "", transport=httpx.MockTransport(answer))
 
     monkeypatch.setattr(cli, "connect", connected)
@@ -67,17 +68,25 @@ def sent(monkeypatch):
         ("tokens revoke token_1", "DELETE", "tokens/token_1", None, "revoked"),
     ],
 )
-def test_a_command_is_one_request_and_a_line_or_a_table(sent, capsys, words, method, path, body, said):
+def test_a_command_is_one_request_and_a_line_or_a_table(
+    sent: list[Any],
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None,
+    said: str,
+) -> None:
     assert main(words.split()) == 0
     assert sent == [(method, path, body, None)]
     assert said in capsys.readouterr().out
 
 
-def test_the_project_to_work_in_goes_with_every_request(sent):
+def test_the_project_to_work_in_goes_with_every_request(sent: list[Any]) -> None:
     assert main(["projects", "list", "--work-in", "lab"]) == 0
     assert [project for *_, project in sent] == ["lab"]
 
 
-def test_what_leads_elsewhere_stays_one_part_of_the_address(sent):
+def test_what_leads_elsewhere_stays_one_part_of_the_address(sent: list[Any]) -> None:
     with pytest.raises(KeyError, match="members/%2E%2E|members/-"):
         main(["projects", "remove", "project_1", ".."])

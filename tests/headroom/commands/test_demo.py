@@ -3,6 +3,8 @@
 import copy
 import io
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -12,7 +14,7 @@ from headroom.commands.demo import DemoError, DemoJobs, check_jobs, check_weight
 MIB = 1024**2
 
 
-def job(peak_mib, *, batch, sha256, loss=4.0, **more):
+def job(peak_mib: int, *, batch: dict[str, int], sha256: str, loss: float = 4.0, **more: Any) -> dict[str, Any]:
     return {
         "state": "succeeded",
         "reason": "done",
@@ -35,16 +37,16 @@ BATCH = {"micro_batch_size": 8, "num_accumulation_steps": 1}
 
 
 @pytest.fixture
-def jobs():
+def jobs() -> DemoJobs:
     return DemoJobs(
         fitted=job(299, batch=BATCH, sha256="a" * 64),
-        refused={"state": "failed", "reason": "out_of_device_memory"},
+        refused={"state": "failed", "reason": "out_of_device_memory"},  # type: ignore[typeddict-item]
         plain=job(501, batch=BATCH, sha256="a" * 64),
         num_parameters=10_400_000,
     )
 
 
-def changed(jobs, **changes):
+def changed(jobs: DemoJobs, **changes: Any) -> DemoJobs:
     """The same jobs with one value replaced, named as job__key or job__part__key."""
     made = copy.deepcopy(jobs)
     for name, value in changes.items():
@@ -58,7 +60,7 @@ def changed(jobs, **changes):
     return made
 
 
-def test_all_claims_hold_for_a_good_run(jobs):
+def test_all_claims_hold_for_a_good_run(jobs: DemoJobs) -> None:
     claims = check_jobs(jobs)
     assert len(claims) == 6
     assert all(claim.holds for claim in claims)
@@ -77,33 +79,33 @@ def test_all_claims_hold_for_a_good_run(jobs):
         ({"plain__summary__weights_sha256": "b" * 64}, "differ from plain training's"),
     ],
 )
-def test_each_claim_fails_alone_when_its_number_is_wrong(jobs, changes, said):
+def test_each_claim_fails_alone_when_its_number_is_wrong(jobs: DemoJobs, changes: dict[str, Any], said: str) -> None:
     failed = [claim.text for claim in check_jobs(changed(jobs, **changes)) if not claim.holds]
     assert len(failed) == 1
     assert said in failed[0]
 
 
 @pytest.mark.parametrize(("loss", "holds"), [(4.001, True), (4.01, False)])
-def test_another_micro_batch_is_allowed_float_noise_and_no_more(jobs, loss, holds):
+def test_another_micro_batch_is_allowed_float_noise_and_no_more(jobs: DemoJobs, loss: float, holds: bool) -> None:
     other = {"micro_batch_size": 4, "num_accumulation_steps": 2}
     changes = {"fitted__plan__batch": other, "fitted__summary__weights_sha256": "c" * 64}
     made = changed(jobs, **changes, plain__summary__validation_loss=loss)
     assert check_jobs(made)[-1].holds is holds
 
 
-def test_the_table_sets_both_runs_side_by_side(jobs):
+def test_the_table_sets_both_runs_side_by_side(jobs: DemoJobs) -> None:
     out = io.StringIO()
     print_table(jobs, console=Console(file=out, width=120))
     assert "device peak, measured                  299 MiB               501 MiB" in out.getvalue()
     assert "40 % less device memory for 0 % more time per step" in out.getvalue()
 
 
-def test_a_folder_that_does_not_load_is_a_claim_that_fails(tmp_path):
+def test_a_folder_that_does_not_load_is_a_claim_that_fails(tmp_path: Path) -> None:
     claim = check_weights(tmp_path, console=Console(quiet=True))
     assert not claim.holds
     assert claim.text.startswith("the exported folder does not load and generate: ")
 
 
-def test_a_job_that_never_ends_is_given_up():
+def test_a_job_that_never_ends_is_given_up() -> None:
     with pytest.raises(DemoError, match="kjv-demo has not ended within"), time_limit(0.05, what="kjv-demo"):
         time.sleep(30)  # ended by the signal

@@ -1,6 +1,8 @@
 """``headroom generate``: what it uploads, asks for and fetches. The service is a table of answers behind real HTTP calls."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from tests.worker.answering import AnsweringService
 MACHINES = {
     "results": [{"id": "machine_1", "device": {"memory_bytes": 4096}}, {"id": "machine_2", "device": {"memory_bytes": 8192}}]
 }
-JOB = {
+JOB: dict[str, Any] = {
     "id": "job_1",
     "kind": "generate",
     "name": "verses",
@@ -41,20 +43,22 @@ ANSWERS = {
 
 
 @pytest.fixture
-def service(monkeypatch):
+def service(monkeypatch: pytest.MonkeyPatch) -> AnsweringService:
     service = AnsweringService(ANSWERS)
     monkeypatch.setattr(generate, "connect", service.connect)
     return service
 
 
 @pytest.fixture
-def prompts(tmp_path):
+def prompts(tmp_path: Path) -> Path:
     file = tmp_path / "verses.jsonl"
     file.write_text('{"prompt": "In the beginning"}\n')
     return file
 
 
-def test_prompts_are_uploaded_priced_followed_and_their_results_fetched(service, prompts, tmp_path, capsys):
+def test_prompts_are_uploaded_priced_followed_and_their_results_fetched(
+    service: AnsweringService, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     arguments = ["generate", "--model", "writer", "--prompts", str(prompts), "--max-new-tokens", "9", "--budget", "1 MiB"]
     assert cli.main([*arguments, "--stop", "a", "--stop", "b", "--name", "verses", "-o", str(out)]) == 0
@@ -74,26 +78,32 @@ def test_prompts_are_uploaded_priced_followed_and_their_results_fetched(service,
     assert "prompt 2 of 2" in capsys.readouterr().out
 
 
-def test_without_a_budget_it_is_all_of_the_largest_machine(service, prompts):
+def test_without_a_budget_it_is_all_of_the_largest_machine(service: AnsweringService, prompts: Path) -> None:
     assert cli.main(["generate", "--model", "writer", "--prompts", "known", "--detach"]) == 0
     spec = service.sent("/plans")[0]
     assert (spec["prompts"], spec["goal"]["device_budget_bytes"]) == ("known", 8192)
     assert not service.sent_bytes("/artifacts/artifact_1/download")
 
 
-def test_a_job_that_failed_fails_the_command_with_its_sentence(service, prompts, capsys):
+def test_a_job_that_failed_fails_the_command_with_its_sentence(
+    service: AnsweringService, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     failed = {**JOB, "state": "failed", "message": "device memory ran out"}
     service.answers["GET", "/jobs/job_1"] = (200, failed)
     assert cli.main(["generate", "--model", "writer", "--prompts", str(prompts), "--budget", "1 MiB"]) == 1
     assert "verses failed: device memory ran out" in capsys.readouterr().err
 
 
-def test_a_file_that_is_not_there_is_a_usage_error(service, capsys):
+def test_a_file_that_is_not_there_is_a_usage_error(
+    service: AnsweringService, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["generate", "--model", "writer", "--prompts", "missing.jsonl", "--budget", "1 MiB"]) == 2
     assert "missing.jsonl is not a file" in capsys.readouterr().err
 
 
-def test_a_size_that_is_none_is_refused(service, prompts, capsys):
+def test_a_size_that_is_none_is_refused(
+    service: AnsweringService, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         cli.main(["generate", "--model", "writer", "--prompts", str(prompts), "--budget", "much"])
     assert "much" in capsys.readouterr().err

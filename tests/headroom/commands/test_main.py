@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -25,7 +27,7 @@ from headroom.commands.submit import (
 from tests.worker.answering import AnsweringService
 
 ROOT = Path(__file__).resolve().parents[3]
-JOB = {
+JOB: dict[str, Any] = {
     "id": "job_1",
     "name": "kjv-demo",
     "state": "succeeded",
@@ -42,30 +44,30 @@ JOB = {
 
 
 @pytest.fixture
-def service(monkeypatch):
+def service(monkeypatch: pytest.MonkeyPatch) -> AnsweringService:
     service = AnsweringService()
     monkeypatch.setattr(cli, "connect", service.connect)
     return service
 
 
 @pytest.fixture
-def client(service):
-    with cli.connect() as client:
+def client(service: AnsweringService) -> Iterator[HeadroomClient]:
+    with service.connect() as client:
         yield client
 
 
 @pytest.fixture
-def job_file(tmp_path):
+def job_file(tmp_path: Path) -> Path:
     file = tmp_path / "job.yaml"
     file.write_text("name: a\nmodel: m\ndataset: d\ngoal: {device_budget_bytes: 360 MiB}\nplan: chosen\n")
     return file
 
 
-def test_sizes_in_a_job_file_are_read_as_people_write_them(job_file):
+def test_sizes_in_a_job_file_are_read_as_people_write_them(job_file: Path) -> None:
     assert read_job_file(job_file)["goal"]["device_budget_bytes"] == 360 * 1024**2
 
 
-def test_a_number_with_an_exponent_needs_no_dot(tmp_path):
+def test_a_number_with_an_exponent_needs_no_dot(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: 1e5-run\nworkload: {learning_rate: 3e-4, schedule: cosine}\n")
     spec = read_job_file(tmp_path / "job.yaml")
     assert spec == {"name": "1e5-run", "workload": {"learning_rate": 3e-4, "schedule": "cosine"}}
@@ -80,7 +82,7 @@ def test_a_number_with_an_exponent_needs_no_dot(tmp_path):
         ("!!python/object/apply:os.system ['true']", "is not YAML"),
     ],
 )
-def test_a_job_file_that_cannot_be_read_is_reported_in_one_line(tmp_path, text, said):
+def test_a_job_file_that_cannot_be_read_is_reported_in_one_line(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(UsageError) as raised:
         read_job_file(tmp_path / "job.yaml")
@@ -88,19 +90,21 @@ def test_a_job_file_that_cannot_be_read_is_reported_in_one_line(tmp_path, text, 
     assert "\n" not in raised.value.message
 
 
-def test_the_demo_s_own_job_file_is_one_that_the_command_reads():
+def test_the_demo_s_own_job_file_is_one_that_the_command_reads() -> None:
     spec = read_job_file(ROOT / "demo" / "job.yaml")
     assert spec["workload"]["num_steps"] >= 150
     assert isinstance(spec["workload"]["learning_rate"], float)
     assert isinstance(spec["goal"]["device_budget_bytes"], int)
 
 
-def test_a_missing_job_file_ends_with_two(tmp_path, capsys):
+def test_a_missing_job_file_ends_with_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", str(tmp_path / "none.yaml")]) == 2
     assert "No such file or directory" in capsys.readouterr().err
 
 
-def test_without_a_token_the_command_says_how_to_get_one(home, monkeypatch, capsys):
+def test_without_a_token_the_command_says_how_to_get_one(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("HEADROOM_TOKEN", raising=False)
     assert main(["list"]) == 2
     assert capsys.readouterr().err == (
@@ -108,7 +112,7 @@ def test_without_a_token_the_command_says_how_to_get_one(home, monkeypatch, caps
     )
 
 
-def test_the_local_token_is_never_sent_to_another_address(home, monkeypatch):
+def test_the_local_token_is_never_sent_to_another_address(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADROOM_TOKEN", raising=False)
     (home / "cli.json").write_text('{"url": "http://127.0.0.1:8400", "token": "local"}')
     with connect() as client:
@@ -117,7 +121,9 @@ def test_the_local_token_is_never_sent_to_another_address(home, monkeypatch):
         connect(url="http://elsewhere")
 
 
-def test_submit_prices_the_spec_and_takes_the_chosen_plan(service, job_file, capsys):
+def test_submit_prices_the_spec_and_takes_the_chosen_plan(
+    service: AnsweringService, job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     offers = [{"id": "plan_a", "label": "keep_all"}, {"id": "plan_b", "label": "mixed", "chosen": True}]
     service.answers = {("POST", "/plans"): (200, {"offers": offers}), ("POST", "/jobs"): (201, JOB)}
     assert main(["submit", str(job_file)]) == 0
@@ -125,33 +131,41 @@ def test_submit_prices_the_spec_and_takes_the_chosen_plan(service, job_file, cap
     assert "http://headroom/jobs/job_1/" in capsys.readouterr().out
 
 
-def test_submit_with_a_label_takes_that_baseline_even_where_nothing_fits(service, client):
+def test_submit_with_a_label_takes_that_baseline_even_where_nothing_fits(
+    service: AnsweringService, client: HeadroomClient
+) -> None:
     problem = {"code": "no_feasible_plan", "detail": "too small", "extra": {"offers": [{"id": "plan_a", "label": "keep_all"}]}}
     service.answers = {("POST", "/plans"): (422, problem), ("POST", "/jobs"): (201, JOB)}
     submit_job(client, {"name": "a"}, label="keep_all", override=True, say=print)
     assert service.sent("/jobs") == [{"spec": {"name": "a"}, "plan_id": "plan_a", "override": True}]
 
 
-def test_where_nothing_fits_submit_ends_with_one_and_the_service_s_words(service, job_file, capsys):
+def test_where_nothing_fits_submit_ends_with_one_and_the_service_s_words(
+    service: AnsweringService, job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     problem = {"code": "no_feasible_plan", "detail": "memory budget 1 MiB is under 2 MiB", "hint": "Raise the budget."}
     service.answers = {("POST", "/plans"): (422, problem)}
     assert main(["submit", str(job_file)]) == 1
     assert capsys.readouterr().err == "headroom: memory budget 1 MiB is under 2 MiB\n  Raise the budget.\n"
 
 
-def test_a_wrong_field_is_named_with_what_is_allowed(service, job_file, capsys):
+def test_a_wrong_field_is_named_with_what_is_allowed(
+    service: AnsweringService, job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fields = [{"field": "workload.num_steps", "value": 0, "allowed": {"minimum": 1}, "message": "0 is too few"}]
     service.answers = {("POST", "/plans"): (422, {"detail": "the spec is wrong", "code": "invalid_workload", "fields": fields})}
     assert main(["submit", str(job_file)]) == 1
     assert "  workload.num_steps: 0 is too few; allowed: {'minimum': 1}\n" in capsys.readouterr().err
 
 
-def test_an_unknown_plan_label_lists_the_known_ones():
+def test_an_unknown_plan_label_lists_the_known_ones() -> None:
     with pytest.raises(UsageError, match="no plan is called 'best'; there are: keep_all, chosen"):
-        pick_offer([{"label": "keep_all"}, {"label": "chosen"}], label="best")
+        pick_offer([{"label": "keep_all"}, {"label": "chosen"}], label="best")  # type: ignore[typeddict-item]
 
 
-def test_a_model_folder_and_a_dataset_file_are_uploaded_and_their_ids_taken(service, client, tmp_path):
+def test_a_model_folder_and_a_dataset_file_are_uploaded_and_their_ids_taken(
+    service: AnsweringService, client: HeadroomClient, tmp_path: Path
+) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "text.txt").write_text("hello")
@@ -160,13 +174,21 @@ def test_a_model_folder_and_a_dataset_file_are_uploaded_and_their_ids_taken(serv
     assert spec == {"model": "mdl_1", "dataset": "dat_1"}
 
 
-def test_names_that_are_no_files_are_left_to_the_service(service, client, tmp_path):
+def test_names_that_are_no_files_are_left_to_the_service(
+    service: AnsweringService, client: HeadroomClient, tmp_path: Path
+) -> None:
     spec = {"model": "headroom-demo-10m", "dataset": "kjv"}
     assert upload_named_files(client, spec, folder=tmp_path) == spec
 
 
 @pytest.mark.parametrize(("state", "code"), [("succeeded", 0), ("failed", 1), ("cancelled", 1)])
-def test_following_ends_with_the_job_s_verdict(service, state, code, monkeypatch, capsys):
+def test_following_ends_with_the_job_s_verdict(
+    service: AnsweringService,
+    state: str,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     job = {**JOB, "state": state, "message": "device memory ran out"}
     service.answers = {("GET", "/jobs/job_1"): (200, job)}
     events = [StreamEvent(kind="snapshot", data={"job": job})]
@@ -175,14 +197,14 @@ def test_following_ends_with_the_job_s_verdict(service, state, code, monkeypatch
     assert ("device memory ran out" in capsys.readouterr().err) == bool(code)
 
 
-def test_a_failed_job_s_own_sentence_and_hint_are_printed():
+def test_a_failed_job_s_own_sentence_and_hint_are_printed() -> None:
     job = {**JOB, "state": "failed", "message": "device memory ran out", "error": {"hint": "Raise the budget."}}
     with pytest.raises(JobFailed, match="kjv-demo failed: device memory ran out") as raised:
         verdict_of(job)
     assert raised.value.hint == "Raise the budget."
 
 
-def test_show_sets_the_measurement_beside_the_prediction():
+def test_show_sets_the_measurement_beside_the_prediction() -> None:
     assert describe_job(JOB) == [
         "kjv-demo  succeeded · step 150 of 150  (job_1)",
         "  device peak  measured 202 MiB, predicted 200 MiB (-1.0 %)",
@@ -192,7 +214,9 @@ def test_show_sets_the_measurement_beside_the_prediction():
     ]
 
 
-def test_list_prints_a_table_and_an_empty_one_says_what_to_do(service, capsys):
+def test_list_prints_a_table_and_an_empty_one_says_what_to_do(
+    service: AnsweringService, capsys: pytest.CaptureFixture[str]
+) -> None:
     service.answers = {("GET", "/jobs"): (200, {"results": [JOB], "next": None})}
     assert main(["list"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split() == [
@@ -203,14 +227,16 @@ def test_list_prints_a_table_and_an_empty_one_says_what_to_do(service, capsys):
     assert capsys.readouterr().out == "no jobs yet; start one: headroom submit JOB.yaml\n"
 
 
-def test_cancel_saves_unless_asked_to_discard(service):
+def test_cancel_saves_unless_asked_to_discard(service: AnsweringService) -> None:
     service.answers = {("POST", "/jobs/job_1/cancel"): (202, {})}
     main(["cancel", "job_1"])
     main(["cancel", "job_1", "--discard"])
     assert [body["mode"] for body in service.sent("/jobs/job_1/cancel")] == ["save", "discard"]
 
 
-def test_artifacts_are_downloaded_under_their_names(service, client, tmp_path):
+def test_artifacts_are_downloaded_under_their_names(
+    service: AnsweringService, client: HeadroomClient, tmp_path: Path
+) -> None:
     artifacts = [{"id": "art_1", "name": "model/config.json", "num_bytes": 2}]
     service.answers = {
         ("GET", "/jobs/job_1/artifacts"): (200, {"results": artifacts, "next": None}),
@@ -220,33 +246,38 @@ def test_artifacts_are_downloaded_under_their_names(service, client, tmp_path):
     assert (tmp_path / "model" / "config.json").read_bytes() == b"{}"
 
 
-def test_an_artifact_that_would_leave_the_folder_is_refused(service, client, tmp_path):
+def test_an_artifact_that_would_leave_the_folder_is_refused(
+    service: AnsweringService, client: HeadroomClient, tmp_path: Path
+) -> None:
     artifacts = [{"id": "art_1", "name": "../evil", "num_bytes": 2}]
     service.answers = {("GET", "/jobs/job_1/artifacts"): (200, {"results": artifacts, "next": None})}
     with pytest.raises(Exception, match="would be written outside"):
         download_artifacts(client, "job_1", folder=tmp_path / "out", say=lambda _: None)
 
 
-def test_an_unknown_command_ends_with_two(capsys):
+def test_an_unknown_command_ends_with_two(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         main(["trian"])
     assert raised.value.code == 2
 
 
-def test_commands_that_talk_to_the_service_import_neither_torch_nor_django():
+def test_commands_that_talk_to_the_service_import_neither_torch_nor_django() -> None:
     code = "import sys, headroom.commands.main; print(sorted({'torch', 'django', 'numpy', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 
-def test_follow_to_end_returns_the_job_as_the_service_has_it_then(service, client, monkeypatch):
+def test_follow_to_end_returns_the_job_as_the_service_has_it_then(
+    service: AnsweringService, client: HeadroomClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service.answers = {("GET", "/jobs/job_1"): (200, {**JOB, "summary": {"loss": 1.0}})}
     monkeypatch.setattr(HeadroomClient, "follow_job", lambda *_, **__: iter([StreamEvent(kind="done", data=JOB)]))
-    job = submit.follow_to_end(client, {**JOB, "state": "queued"}, console=Console(quiet=True))
+    queued: Any = {**JOB, "state": "queued"}
+    job = submit.follow_to_end(client, queued, console=Console(quiet=True))
     assert job["summary"] == {"loss": 1.0}
 
 
-def test_an_id_cannot_lead_to_another_address(service, capsys):
+def test_an_id_cannot_lead_to_another_address(service: AnsweringService, capsys: pytest.CaptureFixture[str]) -> None:
     nothing = (404, {"detail": "nothing is here"})
     service.answers = {("GET", "/jobs/../../../healthz"): nothing, ("GET", "/jobs/-"): nothing}
     assert main(["show", "../../../healthz"]) == 1
@@ -254,7 +285,7 @@ def test_an_id_cannot_lead_to_another_address(service, capsys):
     assert capsys.readouterr().err == 2 * "headroom: nothing is here\n"
 
 
-def test_an_answer_that_is_not_json_is_one_line(service, capsys):
+def test_an_answer_that_is_not_json_is_one_line(service: AnsweringService, capsys: pytest.CaptureFixture[str]) -> None:
     service.answers = {("GET", "/jobs/job_1"): (200, b"<html>")}
     assert main(["show", "job_1"]) == 1
     assert "does not answer as Headroom does" in capsys.readouterr().err
@@ -267,12 +298,16 @@ def test_an_answer_that_is_not_json_is_one_line(service, capsys):
         (["list", "--url", "http://127.0.0.1:x", "--token", "hr_x"], "is not an address"),
     ],
 )
-def test_a_token_or_address_that_cannot_be_one_is_one_line(arguments, reason, capsys):
+def test_a_token_or_address_that_cannot_be_one_is_one_line(
+    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments) == 2
     assert reason in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(service, tmp_path, capsys):
+def test_a_folder_that_cannot_be_written_is_one_line(
+    service: AnsweringService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     artifacts = [{"id": "art_1", "name": "a.txt", "num_bytes": 2}]
     service.answers = {("GET", "/jobs/job_1/artifacts"): (200, {"results": artifacts, "next": None})}
     (tmp_path / "taken").write_text("a file")
@@ -280,21 +315,23 @@ def test_a_folder_that_cannot_be_written_is_one_line(service, tmp_path, capsys):
     assert capsys.readouterr().err == f"headroom: {tmp_path / 'taken'}: File exists\n"
 
 
-def test_a_job_without_files_says_so(service, client, tmp_path):
+def test_a_job_without_files_says_so(service: AnsweringService, client: HeadroomClient, tmp_path: Path) -> None:
     service.answers = {("GET", "/jobs/job_1/artifacts"): (200, {"results": [], "next": None})}
-    said = []
+    said: list[Any] = []
     download_artifacts(client, "job_1", folder=tmp_path, say=said.append)
     assert said == ["the job has left no files"]
 
 
 @pytest.mark.parametrize("limit", ["0", "-3", "many"])
-def test_a_limit_below_one_is_refused(limit):
+def test_a_limit_below_one_is_refused(limit: str) -> None:
     with pytest.raises(SystemExit) as raised:
         main(["list", "--limit", limit])
     assert raised.value.code == 2
 
 
-def test_jobs_are_compared_as_tables_of_only_what_differs(service, capsys):
+def test_jobs_are_compared_as_tables_of_only_what_differs(
+    service: AnsweringService, capsys: pytest.CaptureFixture[str]
+) -> None:
     service.answers["GET", "/compare"] = (
         200,
         {
@@ -318,14 +355,14 @@ def test_jobs_are_compared_as_tables_of_only_what_differs(service, capsys):
     assert "activations  B      -1.00 MiB      +12 ms  none" in printed
 
 
-def test_the_queue_is_a_table_with_the_reason(service, capsys):
+def test_the_queue_is_a_table_with_the_reason(service: AnsweringService, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"id": "job_1", "name": "one", "position": 2, "priority": 0, "reason": "paused", "sentence": "Paused.", "machines": []}
     service.answers["GET", "/queue"] = (200, {"num_waiting": 3, "waiting": [row], "live": []})
     assert main(["queue"]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["2      job_1  one   0         Paused.", "2 of other people"]
 
 
-def test_a_job_is_moved_by_its_priority(service, capsys):
+def test_a_job_is_moved_by_its_priority(service: AnsweringService, capsys: pytest.CaptureFixture[str]) -> None:
     service.answers["POST", "/jobs/job_1/priority"] = (200, {"id": "job_1", "priority": -3})
     assert main(["priority", "job_1", "-3"]) == 0
     assert service.sent("/jobs/job_1/priority") == [{"priority": -3}]

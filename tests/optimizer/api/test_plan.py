@@ -1,12 +1,15 @@
 """Answers to goals: the most that fits with the limit that binds, plans side by side, cards ranked, a plan after one edit."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from optimizer.api.plan import compare_profiled, plan_profiled, rank_cards_profiled, reprice_profiled
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.units import MIB
+from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.rental import PriceList, Rental
@@ -14,8 +17,10 @@ from optimizer.models.spec import read_model_spec
 from optimizer.plan.pins.training import read_pins
 from optimizer.profile.deeper import depth_period, with_depth
 from optimizer.profile.extent import Extent
+from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.search.problem import OuterPlan
+from optimizer.search.questions.objectives import ObjectiveAnswer
 from optimizer.search.search import search_plans
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
@@ -28,15 +33,15 @@ FORBIDDEN = ("offload", "offload_optimizer", "offload_gradients", "stream_weight
 """Left out so that a search is short."""
 
 
-def goal_of(budget_mib, objective="fastest_step", **more):
+def goal_of(budget_mib: float, objective: str = "fastest_step", **more: Any) -> Goal:
     return Goal(device_budget_bytes=round(budget_mib * MIB), objective=objective, forbid=FORBIDDEN, **more)
 
 
-def answer(profile, goal, workload=WORKLOAD):
+def answer(profile: Profile, goal: Goal, workload: TrainingWorkload = WORKLOAD) -> ObjectiveAnswer:
     return plan_profiled(profile, machine=MACHINE, workload=workload, goal=goal)
 
 
-def is_possible(profile, goal, workload):
+def is_possible(profile: Profile, goal: Goal, workload: TrainingWorkload) -> bool:
     try:
         search_plans(profile, workload=workload, goal=replace(goal, objective="fastest_step"), machine=MACHINE)
     except NoFeasiblePlan:
@@ -44,7 +49,7 @@ def is_possible(profile, goal, workload):
     return True
 
 
-def test_the_longest_sequence_fits_and_the_next_does_not(llama_profile):
+def test_the_longest_sequence_fits_and_the_next_does_not(llama_profile: Profile) -> None:
     goal = goal_of(4.5, "longest_sequence")
     found = answer(llama_profile, goal)
     assert found.limit.unit == "tokens"
@@ -56,14 +61,14 @@ def test_the_longest_sequence_fits_and_the_next_does_not(llama_profile):
     assert f"at {found.limit.next:,} nothing fits, the smallest peak is" in found.limit.reason
 
 
-def test_where_positions_end_before_memory_the_limit_says_so(llama_profile):
+def test_where_positions_end_before_memory_the_limit_says_so(llama_profile: Profile) -> None:
     found = answer(llama_profile, goal_of(4000, "longest_sequence"))
     assert found.limit.largest == llama_profile.max_sequence_length
     assert found.limit.next is None
     assert "memory does not end it: the model has positions for" in found.limit.reason
 
 
-def test_the_largest_batch_runs_at_once_and_one_more_does_not(llama_profile):
+def test_the_largest_batch_runs_at_once_and_one_more_does_not(llama_profile: Profile) -> None:
     goal = goal_of(8, "largest_batch")
     found = answer(llama_profile, goal)
     batch = found.result.chosen.plan.batch
@@ -73,7 +78,7 @@ def test_the_largest_batch_runs_at_once_and_one_more_does_not(llama_profile):
     assert not is_possible(llama_profile, unsplit, replace(WORKLOAD, global_batch_size=found.limit.next))
 
 
-def test_the_largest_model_is_the_deepest_that_fits(llama_profile):
+def test_the_largest_model_is_the_deepest_that_fits(llama_profile: Profile) -> None:
     goal = goal_of(12, "largest_model")
     found = answer(llama_profile, goal)
     assert found.limit.unit == "blocks"
@@ -81,7 +86,7 @@ def test_the_largest_model_is_the_deepest_that_fits(llama_profile):
     assert not is_possible(with_depth(llama_profile, found.limit.next), goal, WORKLOAD)
 
 
-def test_a_deeper_profile_prices_as_the_trace_of_the_deeper_model(llama_profile):
+def test_a_deeper_profile_prices_as_the_trace_of_the_deeper_model(llama_profile: Profile) -> None:
     spec = read_model_spec({**llama.CONFIG, "num_hidden_layers": llama.CONFIG["num_hidden_layers"] + 3})
     extent = Extent(representations=("fp32",), choices=("keep", "recompute", "offload"), shapes=((4, 128),))
     deep = profile_model(spec, extent=extent)
@@ -92,21 +97,21 @@ def test_a_deeper_profile_prices_as_the_trace_of_the_deeper_model(llama_profile)
         assert repeated == traced
 
 
-def problem_of(profile):
+def problem_of(profile: Profile) -> Iterator[Prediction]:
     problem = training_problem(profile, workload=WORKLOAD, goal=goal_of(1000), machine=MACHINE)
     setting = OuterPlan(micro_batch_size=4, accumulation_steps=1)
     for choice in ("keep", "recompute", "offload"):
         yield problem.price(setting.plan((choice,) * profile.num_blocks))
 
 
-def test_a_pin_on_what_is_looked_for_is_refused(llama_profile):
+def test_a_pin_on_what_is_looked_for_is_refused(llama_profile: Profile) -> None:
     pins = read_pins(["batch.micro_batch_size=2"])
     with pytest.raises(InvalidWorkload) as caught:
         answer(llama_profile, goal_of(8, "largest_batch", pins=pins))
     assert "largest_batch looks for just that" in caught.value.message
 
 
-def test_where_nothing_fits_each_way_out_is_one_that_fits(llama_profile):
+def test_where_nothing_fits_each_way_out_is_one_that_fits(llama_profile: Profile) -> None:
     workload = TrainingWorkload(sequence_length=256, global_batch_size=4)
     goal = goal_of(4.2)
     with pytest.raises(NoFeasiblePlan) as caught:
@@ -121,7 +126,7 @@ def test_where_nothing_fits_each_way_out_is_one_that_fits(llama_profile):
     assert all(way["sentence"] in caught.value.hint for way in ways.values())
 
 
-def test_plans_side_by_side_show_only_what_differs(llama_profile):
+def test_plans_side_by_side_show_only_what_differs(llama_profile: Profile) -> None:
     names = {"keep_all": "keep_all", "recompute_all": "recompute_all"}
     found = compare_profiled(llama_profile, names, machine=MACHINE, workload=WORKLOAD, goal=goal_of(1000))
     assert [(cell.category, cell.aspect, cell.values) for cell in found.cells] == [
@@ -133,17 +138,17 @@ def test_plans_side_by_side_show_only_what_differs(llama_profile):
     assert all(len(set(values)) > 1 for values in rows.values())
 
 
-def test_one_plan_alone_is_not_compared(llama_profile):
+def test_one_plan_alone_is_not_compared(llama_profile: Profile) -> None:
     with pytest.raises(InvalidInput) as caught:
         compare_profiled(llama_profile, {"best": "best"}, machine=MACHINE, workload=WORKLOAD, goal=goal_of(1000))
     assert "allowed: 2 to 6 different ones" in caught.value.message
 
 
-def rent(device, price):
+def rent(device: str, price: float) -> Rental:
     return Rental(device=device, provider="P", price_per_hour=price, currency="USD", date="2025-06-01", source="here")
 
 
-def test_cards_are_ranked_by_speed_and_by_money(llama_profile):
+def test_cards_are_ranked_by_speed_and_by_money(llama_profile: Profile) -> None:
     prices = PriceList(rentals=(rent("T4", 0.1), rent("L4", 5.0)))
     asked = {"workload": WORKLOAD, "goal": goal_of(4000), "prices": prices}
     told = []
@@ -163,14 +168,14 @@ def test_cards_are_ranked_by_speed_and_by_money(llama_profile):
     assert money == pytest.approx(0.1 * seconds / 3600)  # the same product in another order
 
 
-def test_a_card_on_which_nothing_fits_comes_last_and_says_what_it_would_take(llama_profile):
+def test_a_card_on_which_nothing_fits_comes_last_and_says_what_it_would_take(llama_profile: Profile) -> None:
     goal = goal_of(3)
     (found,) = rank_cards_profiled(llama_profile, ["T4"], workload=WORKLOAD, goal=goal)
     assert found.chosen is None
     assert found.what.startswith("needs ")
 
 
-def test_an_edited_plan_is_priced_against_what_it_was(llama_profile):
+def test_an_edited_plan_is_priced_against_what_it_was(llama_profile: Profile) -> None:
     goal = goal_of(1000, allow_lossy=True)
     plan = answer(llama_profile, goal_of(1000)).result.chosen.plan
     asked = {"machine": MACHINE, "workload": WORKLOAD, "goal": goal}
@@ -182,7 +187,7 @@ def test_an_edited_plan_is_priced_against_what_it_was(llama_profile):
     assert [difference.path for difference in found.differences] == ["activations.per_block[0:4]"]
 
 
-def test_an_edit_of_the_micro_batch_takes_the_number_of_them_along(llama_profile):
+def test_an_edit_of_the_micro_batch_takes_the_number_of_them_along(llama_profile: Profile) -> None:
     plan = answer(llama_profile, goal_of(1000)).result.chosen.plan
     asked = {"machine": MACHINE, "workload": WORKLOAD, "goal": goal_of(1000)}
     found = reprice_profiled(llama_profile, plan, change=["batch.micro_batch_size=2"], **asked)

@@ -1,6 +1,9 @@
 """Generations asked of the library and of ``headroom plan``: pins, plans side by side, cards ranked; refused in words."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +27,7 @@ PACKED = GenerationPlan(batch_size=2, weights=WeightsPlan(dtype="bf16", place="h
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with the model, and with profiles that are kept from test to test."""
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps(SPEC.to_config()))
@@ -33,12 +36,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def plan(folder, monkeypatch, capsys):
+def plan(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
     """The command: its status, and what it wrote."""
     monkeypatch.setenv("HEADROOM_HOME", str(folder))
     asked = ["--model", str(folder), "--sequences", "4", "--prompt-length", "8", "--new-tokens", "6"]
 
-    def run(*options):
+    def run(*options: str) -> tuple[int, str]:
         status = main(["plan", *asked, *options])
         written = capsys.readouterr()
         return status, written.out if status == 0 else written.err
@@ -46,13 +51,13 @@ def plan(folder, monkeypatch, capsys):
     return run
 
 
-def in_json(written):
+def in_json(written: tuple[int, str]) -> dict[str, Any]:
     status, text = written
     assert status == 0
     return json.loads(text)
 
 
-def test_pins_of_the_command_are_those_of_the_library(plan, folder):
+def test_pins_of_the_command_are_those_of_the_library(plan: Callable[..., tuple[int, str]], folder: Path) -> None:
     pins = ["batch_size=2", "kv_cache.place=host", "prefill_tokens=all"]
     found = in_json(plan("--gpu", "T4", *(word for pin in pins for word in ("--pin", pin)), "--json"))
     goal = GenerationGoal(device_budget_bytes=table_machine("T4").device.memory_bytes, pins=read_generation_pins(pins))
@@ -77,19 +82,23 @@ def test_pins_of_the_command_are_those_of_the_library(plan, folder):
         (["--gpu", "T4", "--objective", "longest-sequence"], "--objective longest-sequence is of plans to train"),
     ],
 )
-def test_what_is_asked_wrongly_is_refused_in_words(plan, options, words):
+def test_what_is_asked_wrongly_is_refused_in_words(
+    plan: Callable[..., tuple[int, str]], options: list[str], words: str
+) -> None:
     status, error = plan(*options)
     assert status == 2
     assert words in error
 
 
-def test_a_training_plans_pins_are_still_its_own(folder, monkeypatch, capsys):
+def test_a_training_plans_pins_are_still_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("HEADROOM_HOME", str(folder))
     assert main(["plan", "--model", str(folder), "--gpu", "T4", "--pin", "kv_cache.place=host"]) == 2
     assert "pin 'kv_cache.place=host' is not understood; allowed: KNOB=VALUE with one of batch." in capsys.readouterr().err
 
 
-def test_plans_stand_side_by_side_with_only_what_differs(plan, folder):
+def test_plans_stand_side_by_side_with_only_what_differs(plan: Callable[..., tuple[int, str]], folder: Path) -> None:
     asked = ["--gpu", "T4", "--allow-lossy", "rounding", "--compare", "best", "one_at_a_time", str(folder / "packed.json")]
     found = in_json(plan(*asked, "--json"))
     assert [priced["label"] for priced in found["plans"]] == ["best", "one_at_a_time", "packed.json"]
@@ -105,7 +114,7 @@ def test_plans_stand_side_by_side_with_only_what_differs(plan, folder):
     assert all(len(line) <= 100 for line in text.splitlines())
 
 
-def test_the_library_compares_a_plan_that_the_goal_would_not_allow(folder):
+def test_the_library_compares_a_plan_that_the_goal_would_not_allow(folder: Path) -> None:
     plans = {"ours": "best", "theirs": PACKED}
     kept = folder / "cache" / "profiles"
     found = compare_model_generations(folder, plans, machine="T4", workload=WORKLOAD, profiles_folder=kept)
@@ -114,7 +123,7 @@ def test_the_library_compares_a_plan_that_the_goal_would_not_allow(folder):
         compare_model_generations(folder, {"ours": "best"}, machine="T4")
 
 
-def test_cards_are_ranked_by_speed_and_by_money(plan, folder):
+def test_cards_are_ranked_by_speed_and_by_money(plan: Callable[..., tuple[int, str]], folder: Path) -> None:
     by_speed = in_json(plan("--gpus", "T4,RTX 4090", "--pin", "weights.place=device", "--json"))
     assert by_speed["order"] == "speed"
     assert [card["card"] for card in by_speed["cards"]] == ["RTX 4090", "T4"]
@@ -132,7 +141,7 @@ def test_cards_are_ranked_by_speed_and_by_money(plan, folder):
     assert "4 at once" in text
 
 
-def test_the_library_ranks_cards_as_the_command_does(plan, folder):
+def test_the_library_ranks_cards_as_the_command_does(plan: Callable[..., tuple[int, str]], folder: Path) -> None:
     answers = rank_model_cards_to_generate(
         folder,
         ["T4", "RTX 4090"],
@@ -145,7 +154,9 @@ def test_the_library_ranks_cards_as_the_command_does(plan, folder):
     assert [answer.to_json() for answer in answers] == found["cards"]
 
 
-def test_where_nothing_fits_a_program_gets_the_reason_in_json(plan, folder, capsys):
+def test_where_nothing_fits_a_program_gets_the_reason_in_json(
+    plan: Callable[..., tuple[int, str]], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = ["--prompt-length", "8", "--new-tokens", "6", "--budget", "1000", "--json"]
     assert main(["plan", "--model", str(folder), "--gpu", "T4", *asked]) == 2
     error = json.loads(capsys.readouterr().out)["error"]

@@ -1,6 +1,7 @@
 """A document that is refused: by name, in few words, and with a value that can be written as JSON again."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ for _ in range(900):
         ("y" * 100_000, 1, "is not a known field"),
     ],
 )
-def test_a_monstrous_value_is_refused_in_few_words_that_are_json(name, value, reason):
+def test_a_monstrous_value_is_refused_in_few_words_that_are_json(name: str, value: Any, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason) as found:
         from_json(TrainingWorkload, {name: value}, path="workload")
     text = json.dumps(found.value.to_json(), allow_nan=False)

@@ -24,7 +24,7 @@ torch.ones(1 << 20).sum()
         ({"GOMP_SPINCOUNT": "7"}, "PASSIVE", "7"),
     ],
 )
-def test_the_policy_is_set_before_torchs_openmp_reads_it(given, policy, spins):
+def test_the_policy_is_set_before_torchs_openmp_reads_it(given: dict[str, str], policy: str, spins: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in WAIT_POLICY}
     ended = subprocess.run(
         [sys.executable, "-c", ASK_OPENMP],
@@ -37,7 +37,7 @@ def test_the_policy_is_set_before_torchs_openmp_reads_it(given, policy, spins):
     assert f"GOMP_SPINCOUNT = '{spins}'" in ended.stderr
 
 
-def test_settings_of_the_environment_are_kept(monkeypatch):
+def test_settings_of_the_environment_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     sleep_while_waiting()
     assert os.environ["OMP_WAIT_POLICY"] == "active"

@@ -9,7 +9,7 @@ from optimizer.base.units import parse_bytes
     ("text", "num_bytes"),
     [("12 GiB", 12 * 2**30), ("1.5KiB", 1536), ("7", 7), (7, 7), ("2 MB", 2_000_000), ("9007199254740993 B", 2**53 + 1)],
 )
-def test_a_size_is_read_exactly(text, num_bytes):
+def test_a_size_is_read_exactly(text: int | str, num_bytes: int) -> None:
     assert parse_bytes(text) == num_bytes
 
 
@@ -25,7 +25,7 @@ def test_a_size_is_read_exactly(text, num_bytes):
         (10**400, "over 2^60 bytes"),
     ],
 )
-def test_a_text_that_is_no_size_is_refused_in_few_words(text, reason):
+def test_a_text_that_is_no_size_is_refused_in_few_words(text: int | str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason.replace("^", r"\^")) as found:
         parse_bytes(text)
     assert len(str(found.value)) < 200

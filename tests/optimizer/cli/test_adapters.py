@@ -1,6 +1,9 @@
 """Training adapters as the command line asks for it: which profile is priced, what is trained, and how it fails."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +20,7 @@ WORK = ["--gpu", "T4", "--sequence-length", "40", "--batch", "1"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A config.json, and a home that holds the profile of that model with adapters of rank 2 at two modules."""
     folder = tmp_path_factory.mktemp("adapters")
     (folder / "config.json").write_text(json.dumps(LLAMA))
@@ -29,10 +32,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(folder, monkeypatch, capsys):
+def run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., dict[str, Any]]:
     monkeypatch.setenv("HEADROOM_HOME", str(folder))
 
-    def run(command: str, *options: str):
+    def run(command: str, *options: str) -> dict[str, Any]:
         code = main([command, "--model", str(folder), *WORK, *options])
         captured = capsys.readouterr()
         assert code == 0, captured.err
@@ -41,7 +46,7 @@ def run(folder, monkeypatch, capsys):
     return run
 
 
-def fail(capsys, *arguments: str) -> str:
+def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(arguments) == 2
     return capsys.readouterr().err.splitlines()[0]
 
@@ -49,7 +54,7 @@ def fail(capsys, *arguments: str) -> str:
 ADAPTERS = ["--lora", "2", "--lora-targets", "q_proj", "v_proj"]
 
 
-def test_adapters_alone_are_trained(run):
+def test_adapters_alone_are_trained(run: Callable[..., dict[str, Any]]) -> None:
     found = run("estimate", *ADAPTERS, "--plan", "keep_all", "--json")
     width, key_width = LLAMA["hidden_size"], LLAMA["hidden_size"] // 2
     per_block = 2 * (width + width) + 2 * (width + key_width)
@@ -57,7 +62,7 @@ def test_adapters_alone_are_trained(run):
     assert found["workload"]["adapter"]["targets"] == ["q_proj", "v_proj"]
 
 
-def test_frozen_matrices_are_packed_as_asked(run):
+def test_frozen_matrices_are_packed_as_asked(run: Callable[..., dict[str, Any]]) -> None:
     plain = run("estimate", *ADAPTERS, "--plan", "keep_all", "--json")
     packed = run("estimate", *ADAPTERS, "--pack", "int8", "--plan", "keep_all", "--json")
     assert packed["plan"]["weights"] == {**plain["plan"]["weights"], "frozen": "int8"}
@@ -65,7 +70,7 @@ def test_frozen_matrices_are_packed_as_asked(run):
     assert of_weights[1] < of_weights[0]
 
 
-def test_a_plan_is_searched_for_adapters(run):
+def test_a_plan_is_searched_for_adapters(run: Callable[..., dict[str, Any]]) -> None:
     found = run("plan", *ADAPTERS, "--json")
     assert found["chosen"]["plan"]["weights"]["frozen"] == "same"
 
@@ -80,10 +85,12 @@ def test_a_plan_is_searched_for_adapters(run):
         (["--pack", "nf4"], "--pack nf4 is of frozen matrices, and here every weight is trained"),
     ],
 )
-def test_a_contradiction_is_one_clear_line(folder, capsys, options, message):
+def test_a_contradiction_is_one_clear_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
     assert message in fail(capsys, "estimate", "--model", str(folder), *WORK, *options)
 
 
-def test_a_profile_of_training_every_weight_does_not_do(capsys):
+def test_a_profile_of_training_every_weight_does_not_do(capsys: pytest.CaptureFixture[str]) -> None:
     line = fail(capsys, "estimate", "--profile", "profile.json", *WORK, "--lora", "2")
     assert line.endswith("--profile profile.json is of training every weight; to train adapters name the --model")

@@ -4,7 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -25,7 +25,7 @@ WORK = ["--sequence-length", "128", "--batch", "4"]
 
 
 @pytest.fixture(scope="module")
-def files(llama_folder, tmp_path_factory):
+def files(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files that the profile command wrote for a real model, and a machine."""
     folder = tmp_path_factory.mktemp("planning")
     shutil.copy(llama_folder / "profile.json", folder)
@@ -39,19 +39,19 @@ def plan_options(files: Path, *more: str) -> list[str]:
     return ["--profile", str(files / "profile.json"), "--machine", str(files / "machine.json"), *WORK, *more]
 
 
-def run_json(capsys, *arguments: str):
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main([*arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def fail(capsys, *arguments: str) -> list[str]:
+def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     return captured.err.splitlines()
 
 
-def test_plan_as_json_holds_a_plan_that_fits_when_priced_again(files, capsys):
+def test_plan_as_json_holds_a_plan_that_fits_when_priced_again(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = run_json(capsys, "estimate", *plan_options(files, "--plan", "keep_all"))
     budget_bytes = plain["prediction"]["device_peak_bytes"] * 6 // 10
     result = run_json(capsys, "plan", *plan_options(files, "--budget", str(budget_bytes)))
@@ -66,7 +66,7 @@ def test_plan_as_json_holds_a_plan_that_fits_when_priced_again(files, capsys):
     assert result["machine"]["name"] == "bench"
 
 
-def test_plan_prints_baselines_the_frontier_and_the_reasons(files, capsys):
+def test_plan_prints_baselines_the_frontier_and_the_reasons(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *plan_options(files, "--budget", "7 MiB")]) == 0
     text = capsys.readouterr().out
     for heading in ("Frontier", "Chosen plan", "At the peak, "):
@@ -80,13 +80,13 @@ def test_plan_prints_baselines_the_frontier_and_the_reasons(files, capsys):
     assert "\x1b" not in text
 
 
-def test_without_a_budget_the_whole_card_is_taken(files, capsys):
+def test_without_a_budget_the_whole_card_is_taken(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = run_json(capsys, "plan", "--profile", str(files / "profile.json"), "--gpu", "T4", *WORK)
     assert result["chosen"]["plan"]["activations"]["per_block"] == ["keep"] * 4
     assert result["machine"]["rates"]["source"] == "table"
 
 
-def test_forbidden_techniques_stay_out(files, capsys):
+def test_forbidden_techniques_stay_out(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = run_json(capsys, "estimate", *plan_options(files, "--plan", "every_second"))
     budget = str(plain["prediction"]["device_peak_high_bytes"])
     result = run_json(
@@ -96,14 +96,14 @@ def test_forbidden_techniques_stay_out(files, capsys):
     assert set(result["chosen"]["plan"]["activations"]["per_block"]) == {"keep", "recompute"}
 
 
-def test_every_technique_can_be_forbidden(files, capsys):
+def test_every_technique_can_be_forbidden(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     forbidden = [option for name in get_args(Technique) for option in ("--forbid", name)]
     result = run_json(capsys, "plan", "--profile", str(files / "profile.json"), "--gpu", "T4", *WORK, *forbidden)
     assert all(not Plan.from_json(point["plan"]).techniques for point in result["frontier"])
     assert result["chosen"]["plan"]["batch"]["accumulation_steps"] == 1
 
 
-def test_without_clipping_gradients_may_be_consumed(files, capsys):
+def test_without_clipping_gradients_may_be_consumed(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = plan_options(files, "--forbid", "offload_gradients", "--forbid", "recompute", "--forbid", "offload")
     clipped = run_json(capsys, "plan", *options)
     unclipped = run_json(capsys, "plan", *options, "--max-grad-norm", "0")
@@ -113,7 +113,7 @@ def test_without_clipping_gradients_may_be_consumed(files, capsys):
     assert choices == [{"keep"}, {"keep", "consume"}]
 
 
-def test_what_lies_elsewhere_and_what_is_copied_have_columns(files, capsys):
+def test_what_lies_elsewhere_and_what_is_copied_have_columns(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", *plan_options(files, "--plan", "offload_optimizer")]) == 0
     text = capsys.readouterr().out
     header, row = (line for line in text.splitlines() if line.startswith(("plan ", "offload_optimizer")))
@@ -123,21 +123,25 @@ def test_what_lies_elsewhere_and_what_is_copied_have_columns(files, capsys):
     assert "the optimizer state lives on the host and is updated there" in text
 
 
-def test_lossy_plans_need_to_be_allowed(files, capsys):
+def test_lossy_plans_need_to_be_allowed(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     strict = run_json(capsys, "plan", *plan_options(files, "--budget", "6 MiB"))
     assert strict["chosen"]["plan"]["weights"]["dtype"] == "fp32"
     relaxed = run_json(capsys, "plan", *plan_options(files, "--budget", "6 MiB", "--allow-lossy"))
     assert relaxed["chosen"]["prediction"]["step_ms"] < strict["chosen"]["prediction"]["step_ms"]
 
 
-def test_a_chosen_plan_can_be_estimated_from_its_file(files, capsys, tmp_path):
+def test_a_chosen_plan_can_be_estimated_from_its_file(
+    files: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     result = run_json(capsys, "plan", *plan_options(files, "--budget", "7 MiB"))
     (tmp_path / "result.json").write_text(json.dumps(result))
     again = run_json(capsys, "estimate", *plan_options(files, "--plan", str(tmp_path / "result.json")))
     assert again["prediction"] == result["chosen"]["prediction"]
 
 
-def test_estimate_prints_the_cost_of_all_steps_with_the_date_of_its_price(files, capsys, tmp_path, monkeypatch):
+def test_estimate_prints_the_cost_of_all_steps_with_the_date_of_its_price(
+    files: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prices = tmp_path / "prices.toml"
     prices.write_text(
         '[[rentals]]\ndevice = "RTX 3060"\nprovider = "a neighbour"\nprice_per_hour = 3600.0\ncurrency = "EUR"\n'
@@ -152,7 +156,7 @@ def test_estimate_prints_the_cost_of_all_steps_with_the_date_of_its_price(files,
     assert "a neighbour, agreed, price of 2026-11-20" in capsys.readouterr().out
 
 
-def test_estimate_prints_the_bytes_of_each_category(files, capsys):
+def test_estimate_prints_the_bytes_of_each_category(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     priced = run_json(capsys, "estimate", *plan_options(files, "--plan", "recompute_all"))
     assert main(["estimate", *plan_options(files, "--plan", "recompute_all")]) == 0
     text = capsys.readouterr().out
@@ -162,13 +166,13 @@ def test_estimate_prints_the_bytes_of_each_category(files, capsys):
             assert format_bytes(size) in text
 
 
-def test_a_profile_file_names_the_model_it_was_made_of(files):
+def test_a_profile_file_names_the_model_it_was_made_of(files: Path) -> None:
     profile = Profile.from_json(json.loads((files / "profile.json").read_text()))
     assert profile.num_blocks == 4
     assert profile.model_fingerprint == read_model_spec(llama.CONFIG).fingerprint
 
 
-def test_no_feasible_plan_is_one_line_and_a_hint(files, capsys):
+def test_no_feasible_plan_is_one_line_and_a_hint(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error, hint = fail(capsys, "plan", *plan_options(files, "--budget", "100 KiB"))
     assert error.startswith("error: memory budget 100 KiB is under the smallest feasible peak ")
     assert hint.startswith("hint: Raise the budget to ")
@@ -184,24 +188,28 @@ def test_no_feasible_plan_is_one_line_and_a_hint(files, capsys):
         (["--batch", "0"], "error: workload.global_batch_size is 0; allowed: an integer from 1 to 1,000,000"),
     ],
 )
-def test_a_wrong_number_is_one_clear_line(files, capsys, change, message):
+def test_a_wrong_number_is_one_clear_line(
+    files: Path, capsys: pytest.CaptureFixture[str], change: list[str], message: str
+) -> None:
     assert fail(capsys, "plan", *plan_options(files, *change))[0].startswith(message)
 
 
-def test_an_unknown_model_names_the_presets(files, capsys):
+def test_an_unknown_model_names_the_presets(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = fail(capsys, "plan", "--model", "skynet", "--gpu", "T4")
     assert lines[0].startswith("error: model 'skynet' is neither a file nor a preset; presets: ")
     assert "gpt2" in lines[0]
 
 
-def test_an_unknown_plan_names_the_baselines(files, capsys):
+def test_an_unknown_plan_names_the_baselines(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = fail(capsys, "estimate", *plan_options(files, "--plan", "hope"))
     known = ", ".join(BASELINES)
     assert "stream_all" in known
     assert lines == [f"error: plan 'hope' is neither a file nor one of best, {known}"]
 
 
-def test_without_a_plan_plain_training_stands_beside_the_best_plan(files, capsys):
+def test_without_a_plan_plain_training_stands_beside_the_best_plan(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain = run_json(capsys, "estimate", *plan_options(files, "--plan", "keep_all"))
     budget = str(plain["prediction"]["device_peak_bytes"] * 6 // 10)
     found = run_json(capsys, "estimate", *plan_options(files, "--budget", budget))
@@ -214,7 +222,7 @@ def test_without_a_plan_plain_training_stands_beside_the_best_plan(files, capsys
     assert best["plan"] == found["plan"]
 
 
-def test_where_nothing_fits_plain_training_is_shown_and_why(files, capsys):
+def test_where_nothing_fits_plain_training_is_shown_and_why(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", *plan_options(files, "--budget", "300 KiB")]) == 0
     text = capsys.readouterr().out
     assert "no plan that is allowed fits: memory budget 300 KiB is under the smallest feasible peak" in text
@@ -224,7 +232,7 @@ def test_where_nothing_fits_plain_training_is_shown_and_why(files, capsys):
     )
 
 
-def test_a_dtype_is_that_of_the_weights_where_no_plan_says_it(files, capsys):
+def test_a_dtype_is_that_of_the_weights_where_no_plan_says_it(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run_json(capsys, "estimate", *plan_options(files, "--plan", "recompute_all", "--dtype", "autocast-fp16"))
     assert found["plan"]["weights"]["autocast"] == "fp16"
     found = run_json(capsys, "estimate", *plan_options(files, "--dtype", "bf16"))
@@ -232,7 +240,9 @@ def test_a_dtype_is_that_of_the_weights_where_no_plan_says_it(files, capsys):
     assert set(Plan.from_json(found["plan"]).techniques) & set(LOSSY) <= {"bf16"}
 
 
-def test_explained_it_shows_the_peak_the_step_the_lanes_and_the_knobs(files, capsys):
+def test_explained_it_shows_the_peak_the_step_the_lanes_and_the_knobs(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["estimate", *plan_options(files, "--plan", "keep_all", "--explain")]) == 0
     text = capsys.readouterr().out
     for heading in ("Verdict: ", "At the peak, ", "Device memory over one step of ", "Lanes", "What each knob would buy"):
@@ -245,7 +255,7 @@ def test_explained_it_shows_the_peak_the_step_the_lanes_and_the_knobs(files, cap
     assert len(bars) == 9
 
 
-def test_the_explanation_in_json_adds_up_to_the_peak(files, capsys):
+def test_the_explanation_in_json_adds_up_to_the_peak(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run_json(capsys, "estimate", *plan_options(files, "--plan", "offload_all", "--explain"))
     rows = found["explanation"]["categories"]
     assert sum(row["peak_bytes"] for row in rows) == found["prediction"]["device_peak_bytes"]
@@ -255,7 +265,7 @@ def test_the_explanation_in_json_adds_up_to_the_peak(files, capsys):
     assert found["knobs"]
 
 
-def test_a_missing_or_broken_file_is_named(files, capsys, tmp_path):
+def test_a_missing_or_broken_file_is_named(files: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     missing = tmp_path / "missing.json"
     lines = fail(capsys, "plan", "--profile", str(missing), "--gpu", "T4")
     assert lines == [f"error: --profile {missing}: No such file or directory"]
@@ -265,19 +275,21 @@ def test_a_missing_or_broken_file_is_named(files, capsys, tmp_path):
     assert lines[0].startswith(f"error: --machine {broken} is not JSON: ")
 
 
-def test_an_unknown_card_lists_the_table(files, capsys):
+def test_an_unknown_card_lists_the_table(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = fail(capsys, "plan", "--profile", str(files / "profile.json"), "--gpu", "Voodoo 2")
     assert lines[0].startswith("error: GPU 'Voodoo 2' is not in the table; known: P100 16GB, ")
     assert lines[1].startswith("hint: ")
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "a\0b", ""])
-def test_what_is_no_file_is_refused_without_being_read(capsys, path, tmp_path, monkeypatch):
+def test_what_is_no_file_is_refused_without_being_read(
+    capsys: pytest.CaptureFixture[str], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert fail(capsys, "estimate", "--model", path, "--gpu", "T4")[0].startswith("error: ")
 
 
-def test_plans_are_compared_in_columns_with_only_what_differs(files, capsys):
+def test_plans_are_compared_in_columns_with_only_what_differs(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *plan_options(files, "--compare", "keep_all", "recompute_all")]) == 0
     text = capsys.readouterr().out
     assert "What differs              keep_all" in text
@@ -286,7 +298,7 @@ def test_plans_are_compared_in_columns_with_only_what_differs(files, capsys):
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_cards_are_ranked_with_what_each_plan_does(files, capsys):
+def test_cards_are_ranked_with_what_each_plan_does(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["plan", "--profile", str(files / "profile.json"), *WORK, "--gpus", "T4,RTX 4090"]
     assert main(options) == 0
     told = capsys.readouterr()
@@ -298,7 +310,7 @@ def test_cards_are_ranked_with_what_each_plan_does(files, capsys):
     assert [card["card"] for card in run_json(capsys, *options)["cards"]] == ["RTX 4090", "T4"]
 
 
-def test_an_objective_is_answered_with_its_limit(files, capsys):
+def test_an_objective_is_answered_with_its_limit(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = plan_options(files, "--objective", "longest-sequence", "--budget", "1 GiB")
     assert main(["plan", *options]) == 0
     assert "goal      the longest sequence" in capsys.readouterr().out
@@ -306,17 +318,17 @@ def test_an_objective_is_answered_with_its_limit(files, capsys):
     assert (result["limit"]["largest"], result["workload"]["sequence_length"]) == (256, 256)
 
 
-def test_a_loss_of_quality_may_be_allowed_as_far_as_rounding(files, capsys):
+def test_a_loss_of_quality_may_be_allowed_as_far_as_rounding(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = fail(capsys, "plan", *plan_options(files, "--allow-lossy", "rounding", "--pin", "weights.frozen=int8"))
     assert "goal.most_loss is rounding" in lines[0]
 
 
-def test_pins_are_kept(files, capsys):
+def test_pins_are_kept(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = run_json(capsys, "plan", *plan_options(files, "--pin", "batch.micro_batch_size=2"))
     assert {point["plan"]["batch"]["micro_batch_size"] for point in result["frontier"]} == {2}
 
 
-def test_where_nothing_fits_json_says_so_too(files, capsys):
+def test_where_nothing_fits_json_says_so_too(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *plan_options(files, "--budget", "100 KiB"), "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "no_feasible_plan"
@@ -333,5 +345,7 @@ def test_where_nothing_fits_json_says_so_too(files, capsys):
         (["--pin", "nothing"], "is not understood; allowed: KNOB=VALUE"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(files, capsys, options, words):
+def test_options_that_do_not_go_together_are_refused(
+    files: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
     assert words in fail(capsys, "plan", *plan_options(files, *options))[0]

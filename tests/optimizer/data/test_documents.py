@@ -190,6 +190,6 @@ def test_a_broken_parquet_is_read_or_refused_but_never_crashes(position: int, va
 
 def test_an_unknown_format_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidDataset, match="dataset format 'csv' is not known; allowed: txt, jsonl, parquet"):
-        read_documents(tmp_path, format="csv")  # type: ignore[arg-type]
+        read_documents(tmp_path, format="csv")
     with pytest.raises(InvalidDataset, match="there is no file nothing.txt"):
         read_documents(tmp_path / "nothing.txt", format="txt")

@@ -1,5 +1,6 @@
 import json
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,12 +9,12 @@ from optimizer.base.errors import InvalidDataset
 from optimizer.data.lengths import Lengths, Padding, epoch_order, list_batches
 
 
-def draw_lengths(num=37, *, seed=3, high=90):
+def draw_lengths(num: int = 37, *, seed: int = 3, high: int = 90) -> list[int]:
     rng = random.Random(seed)
     return [rng.randint(1, high) for _ in range(num)]
 
 
-def batches_by_hand(values, padding, num_steps):
+def batches_by_hand(values: list[int], padding: Padding, num_steps: int) -> list[tuple[int, ...]]:
     """Step, micro-batch, sequences, padded length, real tokens: straight from the definition."""
     found, step, epoch = [], 0, 0
     while step < num_steps:
@@ -34,7 +35,9 @@ def batches_by_hand(values, padding, num_steps):
 
 @pytest.mark.parametrize("keeps_last", [True, False])
 @pytest.mark.parametrize(("size", "accumulation", "multiple"), [(1, 1, 1), (4, 1, 8), (5, 3, 1), (3, 2, 16)])
-def test_batches_are_those_of_the_order_padded_to_their_longest(size, accumulation, multiple, keeps_last):
+def test_batches_are_those_of_the_order_padded_to_their_longest(
+    size: int, accumulation: int, multiple: int, keeps_last: bool
+) -> None:
     values = draw_lengths()
     padding = Padding(
         micro_batch_size=size,
@@ -51,7 +54,7 @@ def test_batches_are_those_of_the_order_padded_to_their_longest(size, accumulati
     assert listed == batches_by_hand(values, padding, 25)
 
 
-def test_the_longest_are_of_every_kind_of_batch_that_there_is():
+def test_the_longest_are_of_every_kind_of_batch_that_there_is() -> None:
     values = [10, 12, 10, 64, 64, 10, 9]
     padding = Padding(micro_batch_size=2)
     batches = list_batches(Lengths(values), padding=padding, num_steps=40)
@@ -66,14 +69,14 @@ def test_the_longest_are_of_every_kind_of_batch_that_there_is():
         assert batch == next(b for b in alike if b.length == batch.length)
 
 
-def test_whatever_the_order_the_longest_sequence_is_in_some_batch():
+def test_whatever_the_order_the_longest_sequence_is_in_some_batch() -> None:
     lengths = Lengths(draw_lengths())
     for seed in range(5):
         padding = Padding(micro_batch_size=4, seed=seed)
         assert max(b.length for b in list_batches(lengths, padding=padding, num_steps=10).list_longest()) == lengths.longest
 
 
-def test_shares_and_quantiles_are_of_what_is_computed():
+def test_shares_and_quantiles_are_of_what_is_computed() -> None:
     batches = list_batches(Lengths([4, 4, 4, 4]), padding=Padding(micro_batch_size=2), num_steps=2)
     assert batches.padding_share == 0
     assert batches.mean_length == 4
@@ -84,7 +87,7 @@ def test_shares_and_quantiles_are_of_what_is_computed():
     assert lengths.cut(8).longest == 8
 
 
-def test_lengths_survive_json_and_are_small_in_it():
+def test_lengths_survive_json_and_are_small_in_it() -> None:
     lengths = Lengths(np.full(100_000, 512))
     text = json.dumps(lengths.to_json())
     assert Lengths.from_json(json.loads(text)) == lengths
@@ -93,7 +96,7 @@ def test_lengths_survive_json_and_are_small_in_it():
 
 
 @pytest.mark.parametrize("values", [[], [0, 1], [2.5], [[1]], [2**31]])
-def test_a_file_without_lengths_is_refused(values):
+def test_a_file_without_lengths_is_refused(values: list[Any]) -> None:
     with pytest.raises(InvalidDataset, match="lengths"):
         Lengths(values)
 
@@ -102,13 +105,13 @@ def test_a_file_without_lengths_is_refused(values):
     "change",
     [{"num_sequences": 2}, {"num_sequences": 4}, {"num_sequences": "3"}, {"lengths": "no"}, {"format": "other"}],
 )
-def test_json_that_was_never_written_is_refused(change):
+def test_json_that_was_never_written_is_refused(change: dict[str, Any]) -> None:
     document = Lengths([3, 4, 5]).to_json() | change
     with pytest.raises(InvalidDataset, match="lengths cannot be read"):
         Lengths.from_json(document)
 
 
-def test_a_dataset_of_less_than_one_step_is_refused_where_the_last_is_not_kept():
+def test_a_dataset_of_less_than_one_step_is_refused_where_the_last_is_not_kept() -> None:
     padding = Padding(micro_batch_size=4, accumulation_steps=2, keeps_last=False)
     with pytest.raises(InvalidDataset, match="the dataset has 3 sequences; a step takes 8"):
         list_batches(Lengths([3, 4, 5]), padding=padding, num_steps=1)

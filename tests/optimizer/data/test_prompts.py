@@ -1,6 +1,9 @@
 """Files of prompts: both forms, each wrong line by its code, and how many tokens they have."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,7 +11,7 @@ from optimizer.base.errors import InvalidDataset, InvalidModel
 from optimizer.data.chat_facts import ChatFacts, read_chat_facts
 from optimizer.data.inspect_prompts import inspect_prompts, main
 from optimizer.data.prompt_tokens import PromptTokenizer, count_tokens, length_problem
-from optimizer.data.prompts import read_prompts
+from optimizer.data.prompts import LineProblem, read_prompts
 from optimizer.workload import GenerationRequest
 
 CHAT = "/v1/chat/completions"
@@ -17,8 +20,8 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture
-def write(tmp_path):
-    def make(*lines):
+def write(tmp_path: Path) -> Callable[..., Path]:
+    def make(*lines: Any) -> Path:
         path = tmp_path / "prompts.jsonl"
         path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
         return path
@@ -26,23 +29,23 @@ def write(tmp_path):
     return make
 
 
-def request(custom_id="a", *, url=CHAT, method="POST", **body):
+def request(custom_id: str = "a", *, url: str = CHAT, method: str = "POST", **body: Any) -> dict[str, Any]:
     wanted = {"messages": HI} if url == CHAT else {"prompt": "Hi"}
     return {"custom_id": custom_id, "method": method, "url": url, "body": {"model": "m", **wanted, **body}}
 
 
-def problem_of(path):
+def problem_of(path: Path) -> LineProblem:
     [line] = read_prompts(path)
     return line.problem
 
 
-def test_a_plain_line_is_known_by_its_number_or_its_id(write):
+def test_a_plain_line_is_known_by_its_number_or_its_id(write: Callable[..., Path]) -> None:
     first, second = read_prompts(write({"prompt": "one"}, "", {"prompt": "two", "id": "b"}))
     assert (first.id, first.index, first.number, first.prompt) == ("1", 0, 1, "one")
     assert (second.id, second.index, second.number) == ("b", 1, 3)
 
 
-def test_a_line_overrides_what_holds_for_all_and_its_seed_counts_on(write):
+def test_a_line_overrides_what_holds_for_all_and_its_seed_counts_on(write: Callable[..., Path]) -> None:
     common = GenerationRequest(max_new_tokens=9, temperature=0.5, seed=7)
     first, second = read_prompts(write({"prompt": "x", "stop": "end"}, {"prompt": "x", "max_new_tokens": 2, "seed": 1}))
     assert first.workload(common) == GenerationRequest(max_new_tokens=9, temperature=0.5, seed=7, stop=("end",))
@@ -50,7 +53,7 @@ def test_a_line_overrides_what_holds_for_all_and_its_seed_counts_on(write):
     assert next(read_prompts(write({"prompt": "x"}, {"prompt": "y"}))).workload(common).seed == 7
 
 
-def test_a_chat_request_is_read_with_openais_names(write):
+def test_a_chat_request_is_read_with_openais_names(write: Callable[..., Path]) -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "He"}, {"type": "text", "text": "llo"}]}]
     [line] = read_prompts(write(request(messages=parts, max_completion_tokens=5, seed=-1, stop=["a"], n=1, user="u")))
     assert line.problem is None
@@ -59,7 +62,7 @@ def test_a_chat_request_is_read_with_openais_names(write):
     assert line.settings == {"max_new_tokens": 5, "seed": 2**63 - 1, "stop": ("a",)}
 
 
-def test_a_null_parameter_is_as_if_it_were_left_out(write):
+def test_a_null_parameter_is_as_if_it_were_left_out(write: Callable[..., Path]) -> None:
     [line] = read_prompts(write(request(temperature=None, tools=None)))
     assert (line.problem, line.settings) == (None, {})
 
@@ -101,18 +104,20 @@ def test_a_null_parameter_is_as_if_it_were_left_out(write):
         ),
     ],
 )
-def test_a_line_that_cannot_be_used_is_kept_with_what_is_wrong(write, line, code, param):
+def test_a_line_that_cannot_be_used_is_kept_with_what_is_wrong(
+    write: Callable[..., Path], line: dict[str, Any] | str, code: str, param: str | None
+) -> None:
     found = problem_of(write(line))
     assert (found.code, found.param) == (code, param)
 
 
-def test_the_second_line_of_one_id_is_refused(write):
+def test_the_second_line_of_one_id_is_refused(write: Callable[..., Path]) -> None:
     first, second = read_prompts(write(request("a"), request("a")))
     assert first.problem is None
     assert second.problem.code == "duplicate_id"
 
 
-def test_a_line_that_is_too_long_or_no_text_refuses_the_file(write, tmp_path):
+def test_a_line_that_is_too_long_or_no_text_refuses_the_file(write: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(InvalidDataset, match="line 1: longer than allowed"):
         list(read_prompts(write({"prompt": "x" * 1_000_001})))
     (tmp_path / "bytes").write_bytes(b'{"prompt": "\xff"}')
@@ -122,7 +127,7 @@ def test_a_line_that_is_too_long_or_no_text_refuses_the_file(write, tmp_path):
         list(read_prompts(write("", " ")))
 
 
-def test_what_is_in_a_file_is_counted(write):
+def test_what_is_in_a_file_is_counted(write: Callable[..., Path]) -> None:
     facts = inspect_prompts(write(request("a"), request("b", url=COMPLETIONS, model="n"), {"prompt": "x"}, "nope"))
     assert (facts.num_prompts, facts.num_refused, facts.num_batch_lines) == (4, 1, 2)
     assert facts.urls == {CHAT: 1, COMPLETIONS: 1}
@@ -132,7 +137,7 @@ def test_what_is_in_a_file_is_counted(write):
     assert facts.preview.startswith("user: Hi\n---\n")
 
 
-def test_tokens_are_counted_by_what_lines_ask_for(write):
+def test_tokens_are_counted_by_what_lines_ask_for(write: Callable[..., Path]) -> None:
     lines = write({"prompt": "In the beginning"}, {"prompt": "In the beginning", "max_new_tokens": 3}, "nope")
     tokenizer = PromptTokenizer(None, vocab_size=4096)
     counts = count_tokens(tokenizer.encode(read_prompts(lines)))
@@ -140,7 +145,9 @@ def test_tokens_are_counted_by_what_lines_ask_for(write):
     assert [count.to_json() for count in counts] == [[whole, None, 1], [whole, 3, 1]]
 
 
-def test_the_command_counts_too_and_says_what_is_wrong_with_a_tokenizer(write, tmp_path, monkeypatch, capsys):
+def test_the_command_counts_too_and_says_what_is_wrong_with_a_tokenizer(
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("optimizer.data.inspect_prompts.limit_process", lambda **_: None)
     lines = write({"prompt": "In the beginning"})
     assert main([str(lines), "--count", "--vocab-size", "4096"]) == 0
@@ -150,7 +157,7 @@ def test_the_command_counts_too_and_says_what_is_wrong_with_a_tokenizer(write, t
     assert "vocab_size is 100" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
-def test_a_conversation_ends_where_the_answer_begins(write, tmp_path):
+def test_a_conversation_ends_where_the_answer_begins(write: Callable[..., Path], tmp_path: Path) -> None:
     lines = list(read_prompts(write({"messages": HI})))
     [plain] = PromptTokenizer(None, vocab_size=4096).encode(lines)
     tokenizer = PromptTokenizer(None, vocab_size=4096)
@@ -163,7 +170,7 @@ def test_a_conversation_ends_where_the_answer_begins(write, tmp_path):
     assert own.decode(written.ids) == "#[Hi]>"
 
 
-def test_a_template_that_fails_is_the_lines_fault_and_not_the_files(write, tmp_path):
+def test_a_template_that_fails_is_the_lines_fault_and_not_the_files(write: Callable[..., Path], tmp_path: Path) -> None:
     file = tmp_path / "chat.json"
     file.write_text(json.dumps({"template": "{{ raise_exception('no system') }}"}))
     chat, plain = PromptTokenizer(None, chat_file=file, vocab_size=4096).encode(
@@ -174,7 +181,7 @@ def test_a_template_that_fails_is_the_lines_fault_and_not_the_files(write, tmp_p
     assert plain.problem is None
 
 
-def test_a_tokenizer_config_is_read_as_both_generations_of_transformers_write_it():
+def test_a_tokenizer_config_is_read_as_both_generations_of_transformers_write_it() -> None:
     document = {"chat_template": [{"name": "default", "template": "T"}], "eos_token": {"content": "<e>"}, "bos_token": None}
     assert read_chat_facts(document) == ChatFacts(template="T", end_of_text="<e>")
     assert read_chat_facts({"chat_template": "T", "bos_token": "<b>"}) == ChatFacts(template="T", begin_of_text="<b>")
@@ -182,7 +189,7 @@ def test_a_tokenizer_config_is_read_as_both_generations_of_transformers_write_it
         read_chat_facts({"chat_template": 3})
 
 
-def test_a_prompt_that_leaves_no_room_says_so_in_tokens():
+def test_a_prompt_that_leaves_no_room_says_so_in_tokens() -> None:
     assert length_problem(10, 6, max_sequence_length=16) is None
     problem = length_problem(10, 7, max_sequence_length=16)
     assert problem.code == "context_length_exceeded"

@@ -32,7 +32,7 @@ def _tokenize(text_file: Path, folder: Path, **options: object) -> TokenFile:
     return tokenize_dataset(
         file=text_file,
         folder=folder,
-        **{"format": "txt", "tokenizer_file": None, **options},  # type: ignore[arg-type]
+        **{"format": "txt", "tokenizer_file": None, **options},
     )
 
 

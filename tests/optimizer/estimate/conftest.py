@@ -1,11 +1,15 @@
 """One small profile, traced once for all tests of the estimate."""
 
+from typing import Any
+
 import pytest
 
-from optimizer.models.spec import read_model_spec
+from optimizer.hardware.machine import Machine
+from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.profile.profile import Profile
 from tests.optimizer.machines import make_cpu_machine
 
-OPT = {
+OPT: dict[str, Any] = {
     "model_type": "opt",
     "hidden_size": 32,
     "word_embed_proj_dim": 32,
@@ -18,17 +22,17 @@ OPT = {
 
 
 @pytest.fixture(scope="session")
-def spec():
+def spec() -> ModelSpec:
     return read_model_spec(OPT)
 
 
 @pytest.fixture(scope="session")
-def profile(spec):
+def profile(spec: ModelSpec) -> Profile:
     from optimizer.profile.trace.trace import profile_model
 
     return profile_model(spec)
 
 
 @pytest.fixture(scope="session")
-def machine():
+def machine() -> Machine:
     return make_cpu_machine()

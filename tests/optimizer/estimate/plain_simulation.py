@@ -1,12 +1,17 @@
 """A schedule run task by task in plain Python, with nothing kept: what the simulator's sums and clock are held against."""
 
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 from optimizer.base.categories import CATEGORIES
+from optimizer.estimate.step.runs import Schedule
+from optimizer.estimate.step.simulate import Resident
+from optimizer.estimate.tasks.tasks import Task
 from optimizer.estimate.tasks.transfers import BESIDE
 
 
-def list_tasks(schedule):
+def list_tasks(schedule: Schedule) -> Iterator[tuple[Task, int]]:
     """Every task of a step, in order, with the micro-batch it is in; -1 is the update."""
     for task in schedule.first.tasks:
         yield task, 0
@@ -17,7 +22,7 @@ def list_tasks(schedule):
         yield task, -1
 
 
-def find_peak(schedule, resident):
+def find_peak(schedule: Schedule, resident: Resident) -> tuple[dict[str, int], Task]:
     """Device bytes by category at the highest point, and the task."""
     level, best, best_task = resident.device.tolist(), None, None
     after_first = None
@@ -31,7 +36,7 @@ def find_peak(schedule, resident):
     return dict(zip(CATEGORIES, best, strict=True)), best_task
 
 
-def find_peak_beyond(schedule, tier):
+def find_peak_beyond(schedule: Schedule, tier: str) -> int:
     """Above what is always there: the most that a micro-batch or the update has by itself."""
     highest = 0
     for run in (schedule.first, schedule.later, schedule.update):
@@ -42,8 +47,8 @@ def find_peak_beyond(schedule, tier):
     return highest
 
 
-def count_copies(schedule):
-    copied = Counter()
+def count_copies(schedule: Schedule) -> dict[Any, int]:
+    copied: Counter[Any] = Counter()
     for task, _ in list_tasks(schedule):
         copied.update(task.copied)
     return {link: num_bytes for link, num_bytes in copied.items() if num_bytes}
@@ -52,15 +57,15 @@ def count_copies(schedule):
 class PlainClock:
     """Compute's time, and when each queue beside it is free."""
 
-    def __init__(self, device_kind):
+    def __init__(self, device_kind: str) -> None:
         self.beside = BESIDE[device_kind]
         self.now_ms = 0.0
         self.free_ms = dict.fromkeys(self.beside.values(), 0.0)
-        self.under_way = {}
-        self.block_end_ms = {}
-        self.exposed_ms = Counter()
+        self.under_way: dict[Any, Any] = {}
+        self.block_end_ms: dict[Any, Any] = {}
+        self.exposed_ms: Any = Counter()
 
-    def run(self, tasks):
+    def run(self, tasks: Any) -> None:
         for task in tasks:
             for key in task.waits_for:
                 if key in self.under_way:
@@ -83,23 +88,23 @@ class PlainClock:
             if task.block >= 0 and task.phase == "backward":
                 self.block_end_ms[task.block] = self.now_ms
 
-    def begin(self, transfer):
+    def begin(self, transfer: Any) -> None:
         begin_ms = self.block_end_ms.get(transfer.after_block, self.now_ms)
         self.under_way[transfer.key] = (*self.queue(transfer.legs, begin_ms), transfer.legs)
 
-    def finish(self, key):
+    def finish(self, key: Any) -> None:
         done_ms, lane, legs = self.under_way.pop(key)
         self.work(legs)
         self.wait(done_ms, lane)
 
-    def work(self, legs):
+    def work(self, legs: Any) -> None:
         """The legs that compute's own thread works on."""
         for lane, lane_ms in legs:
             if lane not in self.beside:
                 self.exposed_ms[lane] += lane_ms
                 self.now_ms += lane_ms
 
-    def queue(self, legs, begin_ms):
+    def queue(self, legs: Any, begin_ms: float) -> tuple[Any, ...]:
         """The rest: each begins when the one before has, and ends no sooner."""
         done_ms, last = begin_ms, "copy_in"
         for lane, lane_ms in legs:
@@ -111,13 +116,13 @@ class PlainClock:
                 self.free_ms[queue] = done_ms
         return done_ms, last
 
-    def wait(self, until_ms, lane):
+    def wait(self, until_ms: float, lane: str) -> None:
         if until_ms > self.now_ms:
             self.exposed_ms[lane] += until_ms - self.now_ms
             self.now_ms = until_ms
 
 
-def time_two_micro_batches(schedule, device_kind):
+def time_two_micro_batches(schedule: Schedule, device_kind: str) -> tuple[Any, ...]:
     """Milliseconds and what is exposed of a step with at most one later micro-batch. Where work of the host reaches into the next
     step, of the second one.
     """

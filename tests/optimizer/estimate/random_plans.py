@@ -1,9 +1,12 @@
 """Plans of every technique drawn at random, with workloads they suit and machines to price them on."""
 
 from dataclasses import replace
+from random import Random
+from typing import Any
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.hardware.devices import table_machine
+from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
@@ -11,13 +14,14 @@ from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
 
 CHOICES = ("keep", "recompute", "selective", "offload", "offload_disk", "offload_remote")
 
 
-def machines():
+def machines() -> tuple[Machine, Machine, Machine, Machine]:
     """The CPU device, one that says what fresh memory costs, and cards with fast and slow links."""
     cpu, card = make_cpu_machine(), table_machine("RTX 4090")
     slow = replace(
@@ -36,9 +40,9 @@ def machines():
     )
 
 
-def draw_cases(rng, profile, num_cases):
+def draw_cases(rng: Random, profile: Profile, num_cases: int) -> list[tuple[Plan, TrainingWorkload]]:
     """Plans with their workloads."""
-    cases = []
+    cases: list[Any] = []
     while len(cases) < num_cases:
         try:
             plan = draw_plan(rng, profile.num_blocks)
@@ -62,7 +66,7 @@ def draw_cases(rng, profile, num_cases):
     return cases
 
 
-def draw_plan(rng, num_blocks):
+def draw_plan(rng: Random, num_blocks: int) -> Plan:
     streams = rng.random() < 0.3
     gradients = "host" if streams else rng.choice(["keep", "keep", "consume", "host"])
     leaves = gradients == "host" and (streams or rng.random() < 0.7)
@@ -88,7 +92,7 @@ def draw_plan(rng, num_blocks):
     )
 
 
-def _draw_blocks(rng, num_blocks):
+def _draw_blocks(rng: Random, num_blocks: int) -> tuple[str, ...]:
     """All alike, two stretches, or any."""
     form = rng.random()
     if form < 0.2:

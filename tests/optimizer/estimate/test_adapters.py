@@ -1,9 +1,12 @@
 """Predicted bytes of training adapters, packed or not, equal what the runtime's meter counts."""
 
+from typing import Any
+
 import pytest
 
 from optimizer.estimate.training import estimate_training
-from optimizer.models.spec import read_model_spec
+from optimizer.hardware.machine import Machine
+from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
@@ -22,18 +25,18 @@ ADAPTER = Adapter(rank=4)
 
 
 @pytest.fixture(scope="module")
-def llama():
+def llama() -> ModelSpec:
     return read_model_spec(SMALL_CONFIGS["llama"])
 
 
 @pytest.fixture(scope="module")
-def adapted(llama):
+def adapted(llama: ModelSpec) -> Profile:
     weights = [WeightsPlan(dtype=dtype, frozen=form) for dtype in ("fp32", "bf16") for form in ("same", "int8", "int4", "nf4")]
     extent = Extent(representations=tuple(each.representation for each in weights), shapes=((2, 40),))
     return trace(llama, adapter=ADAPTER, extent=extent)
 
 
-def make_workload(plan):
+def make_workload(plan: Plan) -> TrainingWorkload:
     return TrainingWorkload(
         sequence_length=40, global_batch_size=plan.batch.global_batch_size, adapter=ADAPTER
     )
@@ -43,7 +46,15 @@ def make_workload(plan):
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 @pytest.mark.parametrize("form", ["same", "int8", "int4", "nf4"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_peak_is_what_the_meter_counts(llama, adapted, machine, dtype, form, accumulation_steps, per_block):
+def test_the_peak_is_what_the_meter_counts(
+    llama: ModelSpec,
+    adapted: Profile,
+    machine: Machine,
+    dtype: str,
+    form: str,
+    accumulation_steps: int,
+    per_block: tuple[str, ...],
+) -> None:
     plan = Plan(
         batch=BatchPlan(micro_batch_size=2, accumulation_steps=accumulation_steps),
         weights=WeightsPlan(dtype=dtype, frozen=form),
@@ -62,7 +73,9 @@ def test_the_peak_is_what_the_meter_counts(llama, adapted, machine, dtype, form,
     ids=["weights", "all"],
 )
 @pytest.mark.parametrize("weights", [{}, {"frozen": "nf4"}, {"frozen": "int8", "dtype": "bf16", "prefetch": 2}])
-def test_streamed_frozen_weights_are_predicted_with_what_each_link_carries(llama, adapted, machine, weights, elsewhere):
+def test_streamed_frozen_weights_are_predicted_with_what_each_link_carries(
+    llama: ModelSpec, adapted: Profile, machine: Machine, weights: dict[str, Any], elsewhere: dict[str, Any]
+) -> None:
     plan = Plan(
         batch=BatchPlan(micro_batch_size=2, accumulation_steps=1),
         weights=WeightsPlan(place="host", **weights),
@@ -76,7 +89,7 @@ def test_streamed_frozen_weights_are_predicted_with_what_each_link_carries(llama
     assert predicted.copied_bytes == measured.copied_bytes
 
 
-def test_eight_bit_state_of_adapters_is_predicted_too(llama, adapted, machine):
+def test_eight_bit_state_of_adapters_is_predicted_too(llama: ModelSpec, adapted: Profile, machine: Machine) -> None:
     plan = Plan(
         batch=BatchPlan(micro_batch_size=2, accumulation_steps=1),
         weights=WeightsPlan(frozen="nf4"),
@@ -88,7 +101,7 @@ def test_eight_bit_state_of_adapters_is_predicted_too(llama, adapted, machine):
     assert predicted.device_peak_bytes == measured.device_peak_bytes
 
 
-def test_a_profile_with_adapters_holds_them_alone_and_weighs_the_rest(llama, adapted):
+def test_a_profile_with_adapters_holds_them_alone_and_weighs_the_rest(llama: ModelSpec, adapted: Profile) -> None:
     num_adapters = 3 * 4 * (4 * 32 + 32 + 16 + 16 + 32 + 3 * (32 + 48))
     assert adapted.num_parameters == num_adapters
     assert adapted.total_frozen_bytes("fp32") == 4 * llama.num_parameters
@@ -101,7 +114,7 @@ def test_a_profile_with_adapters_holds_them_alone_and_weighs_the_rest(llama, ada
     assert adapted.frozen_bytes("bf16/nf4").outside == adapted.frozen_bytes("bf16").outside
 
 
-def test_the_profile_of_each_kind_of_adapter_has_its_own_name(llama, adapted):
+def test_the_profile_of_each_kind_of_adapter_has_its_own_name(llama: ModelSpec, adapted: Profile) -> None:
     assert adapted.model_fingerprint == profile_fingerprint(llama.fingerprint, ADAPTER)
     assert profile_fingerprint("f", None) == "f"
     kinds = [ADAPTER, Adapter(rank=8), Adapter(rank=4, dropout=0.1), Adapter(rank=4, targets=("q_proj",))]
@@ -111,5 +124,5 @@ def test_the_profile_of_each_kind_of_adapter_has_its_own_name(llama, adapted):
     assert profile_fingerprint("f", same[0]) == profile_fingerprint("f", same[1])
 
 
-def test_a_profile_with_adapters_goes_through_json(adapted):
+def test_a_profile_with_adapters_goes_through_json(adapted: Profile) -> None:
     assert Profile.from_json(adapted.to_json()) == adapted

@@ -1,10 +1,13 @@
 """Predicted bytes equal the meter's whatever a plan combines: plans drawn at random, the same ones in every run."""
 
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from optimizer.estimate.training import estimate_training
+from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
@@ -19,7 +22,7 @@ from optimizer.workload import Adapter, TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.profiles import extent_of, trace
 
-MODELS = {
+MODELS: dict[str, Any] = {
     "dropout and no name for the first input": SMALL_CONFIGS["gpt2"],
     "narrow embedding": SMALL_CONFIGS["opt"],
     "shared parameters": {
@@ -33,7 +36,7 @@ CHOICES = ("keep", "recompute", "selective", "offload", "offload_disk")
 NUM_PLANS = 8
 
 
-def draw_plan(rng, adapter):
+def draw_plan(rng: random.Random, adapter: Any) -> Plan:
     streams = rng.random() < 0.3
     gradients = "host" if streams else rng.choice(["keep", "keep", "consume", "host"])
     state = rng.choice(["host", "disk"]) if streams else rng.choice(["device", "host"])
@@ -55,9 +58,9 @@ def draw_plan(rng, adapter):
     )
 
 
-def draw_cases(name, adapter):
+def draw_cases(name: str, adapter: Any) -> list[tuple[Plan, TrainingWorkload]]:
     rng = random.Random(name)
-    cases = []
+    cases: list[Any] = []
     while len(cases) < NUM_PLANS:
         plan = draw_plan(rng, adapter)
         workload = TrainingWorkload(
@@ -71,11 +74,11 @@ def draw_cases(name, adapter):
     return cases
 
 
-def represented(plan):
+def represented(plan: Plan) -> str:
     return traced_representation(plan.weights.representation)
 
 
-def check_cases(name, machine, tmp_path, *, adapter=None):
+def check_cases(name: str, machine: Machine, tmp_path: Path, *, adapter: Any = None) -> None:
     spec = read_model_spec(MODELS[name])
     cases = draw_cases(name, adapter)
     for plan, workload in cases:
@@ -90,9 +93,9 @@ def check_cases(name, machine, tmp_path, *, adapter=None):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_plans_drawn_at_random_are_predicted_to_the_byte(name, machine, tmp_path):
+def test_plans_drawn_at_random_are_predicted_to_the_byte(name: str, machine: Machine, tmp_path: Path) -> None:
     check_cases(name, machine, tmp_path)
 
 
-def test_plans_for_adapters_whose_sizes_coincide_are_predicted_to_the_byte(machine, tmp_path):
+def test_plans_for_adapters_whose_sizes_coincide_are_predicted_to_the_byte(machine: Machine, tmp_path: Path) -> None:
     check_cases("narrow embedding", machine, tmp_path, adapter=Adapter(rank=2, dropout=0.1))

@@ -16,7 +16,7 @@ class _Made:
     pass
 
 
-def test_value_is_made_once_for_each_owner_and_key():
+def test_value_is_made_once_for_each_owner_and_key() -> None:
     table: Table[int, _Made] = Table()
     first, second = _Shape(), _Shape()
     made = table.obtain(first, 1, _Made)
@@ -25,7 +25,7 @@ def test_value_is_made_once_for_each_owner_and_key():
     assert table.obtain(second, 1, _Made) is not made
 
 
-def test_tables_with_equal_keys_do_not_meet():
+def test_tables_with_equal_keys_do_not_meet() -> None:
     numbers: Table[int, int] = Table()
     words: Table[int, str] = Table()
     owner = _Shape()
@@ -33,7 +33,7 @@ def test_tables_with_equal_keys_do_not_meet():
     assert words.obtain(owner, 1, lambda: "five") == "five"
 
 
-def test_none_is_a_value_too():
+def test_none_is_a_value_too() -> None:
     table: Table[None, None] = Table()
     owner, calls = _Shape(), []
     for _ in range(2):
@@ -41,7 +41,7 @@ def test_none_is_a_value_too():
     assert len(calls) == 1
 
 
-def test_values_go_with_their_owner():
+def test_values_go_with_their_owner() -> None:
     table: Table[int, _Made] = Table()
     owner = _Shape()
     made = weakref.ref(table.obtain(owner, 1, _Made))

@@ -1,21 +1,24 @@
 """Training through padded batches peaks where it was predicted to, with the bytes predicted, counted by the meter."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.data.lengths import Lengths, Padding, epoch_order, list_batches
-from optimizer.estimate.padded import estimate_padded
+from optimizer.estimate.padded import PaddedPrediction, estimate_padded
+from optimizer.hardware.machine import Machine
 from optimizer.models.build import build_model
-from optimizer.models.spec import read_model_spec
+from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import Extent
-from optimizer.runtime.meter.meter import Meter
+from optimizer.profile.profile import Profile
+from optimizer.runtime.meter.meter import Meter, Peak
 from optimizer.runtime.step.logits_and_loss import IGNORED_LABEL
 from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
@@ -23,7 +26,7 @@ from optimizer.workload import TrainingWorkload
 from tests.optimizer.profiles import trace
 
 NUM_BLOCKS = 3
-LLAMA = {
+LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -37,27 +40,27 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_thread():
+def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
-def spec():
+def spec() -> ModelSpec:
     return read_model_spec(LLAMA)
 
 
 @pytest.fixture(scope="module")
-def profiles(spec):
+def profiles(spec: ModelSpec) -> tuple[Profile, Profile]:
     extent = Extent(representations=("fp32", "bf16"))
     return trace(spec, extent=extent), trace(spec, is_padded=True, extent=extent)
 
 
-def draw_lengths(num, *, seed):
+def draw_lengths(num: int, *, seed: int) -> list[int]:
     rng = random.Random(seed)
     return [min(100, max(8, round(rng.lognormvariate(3, 0.6)))) for _ in range(num)]
 
 
-def make_plan(choice="keep", *, size=3, accumulation=1, dtype="fp32"):
+def make_plan(choice: str = "keep", *, size: int = 3, accumulation: int = 1, dtype: str = "fp32") -> Plan:
     return Plan(
         batch=BatchPlan(micro_batch_size=size, accumulation_steps=accumulation),
         weights=WeightsPlan(dtype=dtype),
@@ -65,7 +68,7 @@ def make_plan(choice="keep", *, size=3, accumulation=1, dtype="fp32"):
     )
 
 
-def make_micro_batch(chosen, length):
+def make_micro_batch(chosen: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     ids = torch.zeros(len(chosen), length, dtype=torch.long)
     labels = torch.full_like(ids, IGNORED_LABEL)
     mask = torch.zeros_like(ids)
@@ -76,7 +79,9 @@ def make_micro_batch(chosen, length):
     return ids, labels, mask
 
 
-def measure_steps(spec, plan, workload, values, pad_to_multiple):
+def measure_steps(
+    spec: ModelSpec, plan: Plan, workload: TrainingWorkload, values: list[int], pad_to_multiple: int
+) -> list[Peak]:
     """The device's peak of each step of a run over the dataset in its seeded order."""
     padding = Padding(
         micro_batch_size=plan.batch.micro_batch_size,
@@ -89,7 +94,9 @@ def measure_steps(spec, plan, workload, values, pad_to_multiple):
     meter = Meter(device=CPU)
     model = build_model(spec, dtype=torch_dtype(plan.weights), seed=1)
     trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=meter)
-    peaks, epoch, order = [], 0, []
+    epoch = 0
+    peaks: list[Any] = []
+    order: list[Any] = []
     for step in range(workload.num_steps):
         if not order:
             order, epoch = epoch_order(lengths, seed=workload.seed, epoch=epoch).tolist(), epoch + 1
@@ -106,7 +113,16 @@ def measure_steps(spec, plan, workload, values, pad_to_multiple):
     return peaks
 
 
-def run_both(spec, profiles, machine, plan, values, *, pad_to_multiple=1, **workload):
+def run_both(
+    spec: ModelSpec,
+    profiles: tuple[Profile, Profile],
+    machine: Machine,
+    plan: Plan,
+    values: list[int],
+    *,
+    pad_to_multiple: int = 1,
+    **workload: Any,
+) -> tuple[PaddedPrediction, list[Peak]]:
     given = {"sequence_length": 128, "global_batch_size": plan.batch.global_batch_size, "num_steps": 12, **workload}
     asked = TrainingWorkload(**given)
     predicted = estimate_padded(
@@ -121,7 +137,7 @@ def run_both(spec, profiles, machine, plan, values, *, pad_to_multiple=1, **work
     return predicted, measure_steps(spec, plan, asked, values, pad_to_multiple)
 
 
-def check(predicted, peaks):
+def check(predicted: PaddedPrediction, peaks: list[Peak]) -> None:
     measured = [peak.device_bytes for peak in peaks]
     assert predicted.device_peak_bytes == max(measured)
     step = predicted.worst_batch.step
@@ -132,18 +148,22 @@ def check(predicted, peaks):
 
 @pytest.mark.parametrize("choice", ["keep", "recompute", "offload"])
 @pytest.mark.parametrize("pad_to_multiple", [1, 16])
-def test_a_run_peaks_in_the_step_and_at_the_bytes_predicted(spec, profiles, machine, choice, pad_to_multiple):
+def test_a_run_peaks_in_the_step_and_at_the_bytes_predicted(
+    spec: ModelSpec, profiles: tuple[Profile, Profile], machine: Machine, choice: str, pad_to_multiple: int
+) -> None:
     plan = make_plan(choice)
     predicted, peaks = run_both(spec, profiles, machine, plan, draw_lengths(20, seed=2), pad_to_multiple=pad_to_multiple)
     assert predicted.worst_batch.is_padded
     check(predicted, peaks)
 
 
-def test_in_bf16_too(spec, profiles, machine):
+def test_in_bf16_too(spec: ModelSpec, profiles: tuple[Profile, Profile], machine: Machine) -> None:
     check(*run_both(spec, profiles, machine, make_plan(dtype="bf16"), draw_lengths(20, seed=4)))
 
 
-def test_where_all_are_equally_long_no_mask_is_made(spec, profiles, machine):
+def test_where_all_are_equally_long_no_mask_is_made(
+    spec: ModelSpec, profiles: tuple[Profile, Profile], machine: Machine
+) -> None:
     predicted, peaks = run_both(spec, profiles, machine, make_plan(), [24] * 9)
     assert not predicted.worst_batch.is_padded
     assert predicted.worst_batch.step == 1, "the first step has no optimizer state yet"
@@ -151,7 +171,9 @@ def test_where_all_are_equally_long_no_mask_is_made(spec, profiles, machine):
     check(predicted, peaks)
 
 
-def test_a_smaller_last_batch_may_be_the_worst(spec, profiles, machine):
+def test_a_smaller_last_batch_may_be_the_worst(
+    spec: ModelSpec, profiles: tuple[Profile, Profile], machine: Machine
+) -> None:
     """Two sequences of 8 and one, alone in the last batch of an epoch, of 100."""
     values = [8] * 13
     last = int(epoch_order(Lengths(values), seed=0, epoch=0)[-1])
@@ -161,13 +183,17 @@ def test_a_smaller_last_batch_may_be_the_worst(spec, profiles, machine):
     check(predicted, peaks)
 
 
-def test_with_several_micro_batches_a_step_the_prediction_is_a_bound(spec, profiles, machine):
+def test_with_several_micro_batches_a_step_the_prediction_is_a_bound(
+    spec: ModelSpec, profiles: tuple[Profile, Profile], machine: Machine
+) -> None:
     plan = make_plan(size=2, accumulation=3)
     predicted, peaks = run_both(spec, profiles, machine, plan, draw_lengths(24, seed=6))
     assert max(peak.device_bytes for peak in peaks) <= predicted.device_peak_bytes
 
 
-def test_the_mean_batch_is_faster_than_the_worst(spec, profiles, machine):
+def test_the_mean_batch_is_faster_than_the_worst(
+    spec: ModelSpec, profiles: tuple[Profile, Profile], machine: Machine
+) -> None:
     predicted, _ = run_both(spec, profiles, machine, make_plan(), draw_lengths(20, seed=2), num_steps=7)
     assert predicted.mean.step_ms < predicted.worst.step_ms
     assert predicted.median_length <= predicted.p90_length <= predicted.p99_length <= predicted.worst_batch.length
@@ -176,6 +202,8 @@ def test_the_mean_batch_is_faster_than_the_worst(spec, profiles, machine):
     assert predicted.verdict(predicted.device_peak_bytes - 1) == "does_not_fit"
 
 
-def test_profiles_in_the_wrong_places_are_refused(spec, profiles, machine):
+def test_profiles_in_the_wrong_places_are_refused(
+    spec: ModelSpec, profiles: tuple[Profile, Profile], machine: Machine
+) -> None:
     with pytest.raises(InvalidPlan, match="padded_profile must be of padded batches"):
         run_both(spec, profiles[::-1], machine, make_plan(), [9, 9, 9])

@@ -18,19 +18,19 @@ from optimizer.formats.sampling import Sampling
         ("seed", 1.5, "an integer from 0 to 9,223,372,036,854,775,807"),
     ],
 )
-def test_a_setting_out_of_range_is_refused_with_what_is_allowed(field, value, allowed):
+def test_a_setting_out_of_range_is_refused_with_what_is_allowed(field: str, value: float, allowed: str) -> None:
     with pytest.raises(InvalidWorkload) as caught:
         Sampling(**{field: value})
     assert str(caught.value) == f"sampling.{field} is {value!r}; allowed: {allowed}"
 
 
-def test_stop_tokens_are_checked_one_by_one():
+def test_stop_tokens_are_checked_one_by_one() -> None:
     with pytest.raises(InvalidWorkload, match=r"sampling\.stop_token_ids is -1"):
         Sampling(stop_token_ids=(3, -1))
     with pytest.raises(InvalidWorkload, match="has 1,025 tokens; allowed: at most 1,024"):
         Sampling(stop_token_ids=tuple(range(1025)))
 
 
-def test_the_default_takes_the_likeliest():
+def test_the_default_takes_the_likeliest() -> None:
     assert Sampling().is_greedy
     assert not Sampling(temperature=0.1).is_greedy

@@ -1,6 +1,7 @@
 """Adapters stand where they were asked for, leave the model what it was, and merge as peft merges."""
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,11 @@ from optimizer.workload import Adapter
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 
-def make_model(model_type, *, dtype=torch.float32, device="cpu", seed=1):
+def make_model(model_type: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 1) -> Any:
     return build_model(read_model_spec(SMALL_CONFIGS[model_type]), dtype=dtype, device=device, seed=seed)
 
 
-def logits_of(model):
+def logits_of(model: Any) -> torch.Tensor:
     model.eval()
     anatomy = find_anatomy(model)
     ids = torch.arange(12)[None]
@@ -28,7 +29,7 @@ def logits_of(model):
         return anatomy.compute_logits(anatomy.run(ids, labels=ids, masks={}, at_hidden=lambda hidden: None))
 
 
-def give_values(model):
+def give_values(model: Any) -> None:
     """Adapters that were trained: their second matrices are no longer zero."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -38,7 +39,7 @@ def give_values(model):
 
 
 @pytest.mark.parametrize("model_type", sorted(ADAPTER_TARGETS))
-def test_every_type_takes_adapters_at_every_matrix_and_only_they_train(model_type):
+def test_every_type_takes_adapters_at_every_matrix_and_only_they_train(model_type: str) -> None:
     plain, model = make_model(model_type), make_model(model_type)
     attach_adapters(model, Adapter(rank=4), seed=1)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -53,14 +54,14 @@ def test_every_type_takes_adapters_at_every_matrix_and_only_they_train(model_typ
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_adapters_have_the_dtype_and_device_of_their_model(device):
+def test_adapters_have_the_dtype_and_device_of_their_model(device: str) -> None:
     model = make_model("llama", dtype=torch.bfloat16, device=device)
     attach_adapters(model, Adapter(rank=4), seed=1)
     assert {(parameter.dtype, parameter.device.type) for parameter in model.parameters()} == {(torch.bfloat16, device)}
 
 
-def test_adapters_depend_on_the_seed_alone_and_leave_the_random_state():
-    def draw(seed):
+def test_adapters_depend_on_the_seed_alone_and_leave_the_random_state() -> None:
+    def draw(seed: int) -> list[torch.nn.Parameter]:
         model = make_model("llama")
         attach_adapters(model, Adapter(rank=4), seed=seed)
         return [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -73,7 +74,7 @@ def test_adapters_depend_on_the_seed_alone_and_leave_the_random_state():
     assert not torch.equal(first[0], draw(4)[0])
 
 
-def test_named_targets_alone_are_adapted():
+def test_named_targets_alone_are_adapted() -> None:
     model = make_model("llama")
     attach_adapters(model, Adapter(rank=4, targets=("q_proj", "v_proj")), seed=1)
     assert [site.name for site in list_sites(model)][:2] == [
@@ -83,37 +84,37 @@ def test_named_targets_alone_are_adapted():
     assert len(list_sites(model)) == 6
 
 
-def test_a_target_that_is_not_there_is_refused_with_those_that_are():
+def test_a_target_that_is_not_there_is_refused_with_those_that_are() -> None:
     with pytest.raises(InvalidWorkload, match="names 'w_proj', not in the model's blocks; allowed: down_proj, gate_proj"):
         attach_adapters(make_model("llama"), Adapter(targets=("w_proj",)), seed=1)
 
 
-def test_a_module_that_can_have_no_adapter_is_named_with_its_class():
+def test_a_module_that_can_have_no_adapter_is_named_with_its_class() -> None:
     with pytest.raises(InvalidWorkload, match="names 'gate', a MixtralTopKRouter, which can have no adapter"):
         attach_adapters(make_model("mixtral"), Adapter(targets=("gate",)), seed=1)
     with pytest.raises(InvalidWorkload, match="names 'input_layernorm', a LlamaRMSNorm, which can have no adapter"):
         attach_adapters(make_model("llama"), Adapter(targets=("input_layernorm",)), seed=1)
 
 
-def test_experts_can_have_no_dropout():
+def test_experts_can_have_no_dropout() -> None:
     with pytest.raises(InvalidWorkload, match=r"dropout is 0\.1; adapters of experts \(model\.layers\.0\.mlp\.experts\."):
         attach_adapters(make_model("mixtral"), Adapter(dropout=0.1), seed=1)
     attach_adapters(make_model("mixtral"), Adapter(dropout=0.1, targets=("q_proj",)), seed=1)
 
 
-def test_without_peft_the_extra_is_named(monkeypatch):
+def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(MissingExtra, match="training adapters needs the package 'peft'"):
         attach_adapters(make_model("llama"), Adapter(), seed=1)
 
 
-def test_the_dense_mlp_of_a_model_that_also_has_experts_takes_no_adapters():
+def test_the_dense_mlp_of_a_model_that_also_has_experts_takes_no_adapters() -> None:
     spec = read_model_spec({**SMALL_CONFIGS["qwen3_moe"], "mlp_only_layers": [0]})
     with pytest.raises(InvalidWorkload, match=r"holds down_proj, gate_proj, up_proj, matrices of some blocks"):
         attach_adapters(build_model(spec), Adapter(), seed=1)
 
 
-def test_targets_are_checked_by_type_without_a_model():
+def test_targets_are_checked_by_type_without_a_model() -> None:
     check_targets(Adapter(targets=("qkv_proj",)), "phi3")
     check_targets(Adapter(targets=("anything",)), "a type of tomorrow")
     with pytest.raises(InvalidWorkload, match="names 'q_proj'; the matrices in the blocks of phi3 that can have"):
@@ -123,7 +124,7 @@ def test_targets_are_checked_by_type_without_a_model():
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "phi3", "mixtral"])
-def test_an_adapter_is_added_as_peft_adds_it(model_type):
+def test_an_adapter_is_added_as_peft_adds_it(model_type: str) -> None:
     model = make_model(model_type)
     attach_adapters(model, Adapter(rank=4, alpha=12.0), seed=1)
     give_values(model)
@@ -144,9 +145,10 @@ def test_an_adapter_is_added_as_peft_adds_it(model_type):
         torch.testing.assert_close(weight, bases[name].detach(), rtol=0, atol=atol)
 
 
-def test_blocks_that_share_parameters_can_have_no_adapters():
+def test_blocks_that_share_parameters_can_have_no_adapters() -> None:
     model = make_model("llama")
-    first, second, _ = find_blocks(model)
+    blocks: Any = find_blocks(model)
+    first, second, _ = blocks
     second.mlp.up_proj.weight = first.mlp.up_proj.weight
     with pytest.raises(InvalidWorkload, match=r"blocks of this model share parameters \(mlp\.up_proj\.weight\)"):
         attach_adapters(model, Adapter(), seed=1)

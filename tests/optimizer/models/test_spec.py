@@ -119,7 +119,7 @@ def test_a_model_type_that_is_no_name_is_refused_shortly(model_type: Any) -> Non
 
 def test_a_config_that_is_no_object_is_refused() -> None:
     with pytest.raises(InvalidModel, match="must hold one JSON object"):
-        read_model_spec([1, 2])  # type: ignore[arg-type]
+        read_model_spec([1, 2])
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_an_error_can_be_sent_as_strict_json_whatever_was_submitted(value: Any) 
     assert len(json.dumps(caught.value.to_json(), allow_nan=False)) < 500
 
 
-PUBLISHED = {
+PUBLISHED: dict[str, Any] = {
     "Phi-3-mini-4k-instruct": {
         "_name_or_path": "Phi-3-mini-4k-instruct",
         "architectures": ["Phi3ForCausalLM"],

@@ -1,12 +1,14 @@
 """A model's structure from its config: every parameter is in one place, and blocks that are alike are folded."""
 
+from typing import Any
+
 import pytest
 
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import read_model_spec
-from optimizer.models.structure import describe_structure
+from optimizer.models.structure import Structure, describe_structure
 
-MOE = {
+MOE: dict[str, Any] = {
     "model_type": "qwen3_moe",
     "vocab_size": 1000,
     "hidden_size": 64,
@@ -21,7 +23,7 @@ MOE = {
     "decoder_sparse_step": 2,
     "max_position_embeddings": 512,
 }
-T5 = {
+T5: dict[str, Any] = {
     "model_type": "t5",
     "vocab_size": 1000,
     "d_model": 64,
@@ -32,13 +34,13 @@ T5 = {
 }
 
 
-def total(structure):
+def total(structure: Structure) -> int:
     in_blocks = sum(fold.num_parameters for stack in structure.stacks for fold in stack.folds)
     return structure.embedding_parameters + in_blocks + structure.head_parameters + structure.other_parameters
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_the_parts_of_every_preset_sum_to_the_whole(name):
+def test_the_parts_of_every_preset_sum_to_the_whole(name: str) -> None:
     spec = PRESETS[name].spec
     structure = describe_structure(spec)
     assert total(structure) == spec.num_parameters
@@ -46,13 +48,13 @@ def test_the_parts_of_every_preset_sum_to_the_whole(name):
     assert structure.other_parameters >= 0
 
 
-def test_equal_blocks_are_one_run():
+def test_equal_blocks_are_one_run() -> None:
     [fold] = describe_structure(PRESETS["llama-3-8b"].spec).stacks[0].folds
     [run] = fold.runs
     assert (run.first, run.last, fold.times, run.block.num_parameters) == (1, 32, 1, 218_112_000)
 
 
-def test_a_pattern_that_repeats_is_described_once():
+def test_a_pattern_that_repeats_is_described_once() -> None:
     structure = describe_structure(read_model_spec(MOE))
     [fold] = structure.stacks[0].folds
     assert (fold.times, [run.num_blocks for run in fold.runs]) == (3, [1, 1])
@@ -61,7 +63,7 @@ def test_a_pattern_that_repeats_is_described_once():
     assert ("experts", 4) in structure.facts
 
 
-def test_an_encoder_with_a_decoder_has_two_stacks():
+def test_an_encoder_with_a_decoder_has_two_stacks() -> None:
     structure = describe_structure(read_model_spec(T5))
     assert [(stack.name, stack.folds[0].num_blocks) for stack in structure.stacks] == [("encoder", 3), ("decoder", 2)]
     assert structure.head_parameters == 0

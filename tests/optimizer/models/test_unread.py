@@ -1,5 +1,7 @@
 """Settings of a config that its spec leaves out are listed, unless they change nothing."""
 
+from typing import Any
+
 import pytest
 
 from optimizer.base.errors import InvalidModel
@@ -10,13 +12,13 @@ from tests.optimizer.models.small_configs import SMALL_CONFIGS
 LLAMA = SMALL_CONFIGS["llama"]
 
 
-def unread(**more):
+def unread(**more: Any) -> tuple[str, ...]:
     config = {**LLAMA, **more}
     return describe_unread(config, read_model_spec(config))
 
 
 @pytest.mark.parametrize("name", sorted(SMALL_CONFIGS))
-def test_a_config_that_is_read_whole_has_nothing_to_say(name):
+def test_a_config_that_is_read_whole_has_nothing_to_say(name: str) -> None:
     spec = read_model_spec(SMALL_CONFIGS[name])
     assert describe_unread(spec.to_config(), spec) == ()
 
@@ -41,7 +43,7 @@ def test_a_config_that_is_read_whole_has_nothing_to_say(name):
         ({"chunk_size_feed_forward": 3, "layerdrop": 0.1}, "of the config not read: chunk_size_feed_forward 3, layerdrop 0.1"),
     ],
 )
-def test_what_would_make_it_another_model_is_said(more, sentence):
+def test_what_would_make_it_another_model_is_said(more: dict[str, Any], sentence: str) -> None:
     assert unread(**more) == (sentence,)
 
 
@@ -54,7 +56,7 @@ def test_what_would_make_it_another_model_is_said(more, sentence):
         {"pretraining_tp": 1, "_attn_implementation": "sdpa", "chunk_size_feed_forward": None, "quantization_config": None},
     ],
 )
-def test_settings_that_change_nothing_are_not_listed(more):
+def test_settings_that_change_nothing_are_not_listed(more: dict[str, Any]) -> None:
     assert unread(**more) == ()
 
 
@@ -62,7 +64,7 @@ def test_settings_that_change_nothing_are_not_listed(more):
     ("value", "told"),
     [("96", "the text '96'"), ("1e3", "the text '1e3'"), ("", "the text ''"), ("true", "the text 'true'"), ("wide", "wide")],
 )
-def test_a_text_where_a_number_belongs_is_named_as_a_text(value, told):
+def test_a_text_where_a_number_belongs_is_named_as_a_text(value: str, told: str) -> None:
     with pytest.raises(InvalidModel) as caught:
         read_model_spec({**LLAMA, "hidden_size": value})
     assert caught.value.message == f"hidden_size is {told}; allowed: an integer from 1 to 65,536"

@@ -1,10 +1,13 @@
 """One small profile, traced once for these tests."""
 
+from typing import Any
+
 import pytest
 
 from optimizer.models.spec import read_model_spec
+from optimizer.profile.profile import Profile
 
-LLAMA = {
+LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 131,
     "hidden_size": 32,
@@ -17,7 +20,7 @@ LLAMA = {
 
 
 @pytest.fixture(scope="session")
-def profile():
+def profile() -> Profile:
     from optimizer.profile.trace.trace import profile_model
 
     return profile_model(read_model_spec(LLAMA))

@@ -1,12 +1,15 @@
 """Every architecture is predicted to the byte: encoders, encoders with a decoder, and decoders unlike Llama."""
 
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.training import estimate_training
-from optimizer.models.spec import read_model_spec
+from optimizer.hardware.machine import Machine
+from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
@@ -15,14 +18,14 @@ from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import Extent
-from optimizer.profile.profile import BLOCK_CHOICES
+from optimizer.profile.profile import BLOCK_CHOICES, Profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.job.measure import measure_step
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
-MODELS = {
+MODELS: dict[str, Any] = {
     "one head of keys and values, attention beside the mlp": SMALL_CONFIGS["falcon"],
     "experts in some blocks": {**SMALL_CONFIGS["qwen3_moe"], "mlp_only_layers": [0], "num_hidden_layers": 2},
     "encoder, nothing tied": {**SMALL_CONFIGS["electra"], "tie_word_embeddings": False},
@@ -39,17 +42,17 @@ EXTENTS = {
 
 
 @pytest.fixture(scope="module")
-def machine():
+def machine() -> Machine:
     return make_cpu_machine()
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def subject(request):
+def subject(request: pytest.FixtureRequest) -> tuple[ModelSpec, dict[str, Profile]]:
     spec = read_model_spec(MODELS[request.param])
     return spec, {dtype: profile_model(spec, extent=extent) for dtype, extent in EXTENTS.items()}
 
 
-def list_choices(num_blocks):
+def list_choices(num_blocks: int) -> Iterator[tuple[str, ...]]:
     """Each choice alone, and mixtures of all."""
     rng = random.Random(num_blocks)
     yield from ((choice,) * num_blocks for choice in BLOCK_CHOICES)
@@ -57,7 +60,15 @@ def list_choices(num_blocks):
         yield tuple(rng.choice(BLOCK_CHOICES) for _ in range(num_blocks))
 
 
-def check(subject, machine, *, per_block, length=24, batch=(2, 1), **rows):
+def check(
+    subject: tuple[ModelSpec, dict[str, Profile]],
+    machine: Machine,
+    *,
+    per_block: tuple[str, ...],
+    length: int = 24,
+    batch: tuple[int, int] = (2, 1),
+    **rows: Any,
+) -> None:
     spec, profiles = subject
     plan = Plan(
         batch=BatchPlan(micro_batch_size=batch[0], accumulation_steps=batch[1]),
@@ -73,7 +84,9 @@ def check(subject, machine, *, per_block, length=24, batch=(2, 1), **rows):
     assert predicted.copied_bytes == measured.copied_bytes, plan
 
 
-def test_every_choice_and_their_mixtures_are_predicted_to_the_byte(subject, machine):
+def test_every_choice_and_their_mixtures_are_predicted_to_the_byte(
+    subject: tuple[ModelSpec, dict[str, Profile]], machine: Machine
+) -> None:
     for index, per_block in enumerate(list_choices(subject[0].num_blocks)):
         if index % 2:
             check(subject, machine, per_block=per_block, batch=(1, 2), weights=WeightsPlan(dtype="bf16"))
@@ -81,7 +94,9 @@ def test_every_choice_and_their_mixtures_are_predicted_to_the_byte(subject, mach
             check(subject, machine, per_block=per_block, length=40)
 
 
-def test_weights_that_stream_past_both_stacks_are_predicted_to_the_byte(subject, machine):
+def test_weights_that_stream_past_both_stacks_are_predicted_to_the_byte(
+    subject: tuple[ModelSpec, dict[str, Profile]], machine: Machine
+) -> None:
     rows = {
         "weights": WeightsPlan(place="host"),
         "gradients": GradientsPlan(choice="host"),
@@ -91,7 +106,9 @@ def test_weights_that_stream_past_both_stacks_are_predicted_to_the_byte(subject,
     check(subject, machine, per_block=per_block[: subject[0].num_blocks], batch=(2, 2), **rows)
 
 
-def test_a_head_that_is_more_than_a_projection_is_not_cut(subject, machine):
+def test_a_head_that_is_more_than_a_projection_is_not_cut(
+    subject: tuple[ModelSpec, dict[str, Profile]], machine: Machine
+) -> None:
     spec, profile = subject[0], subject[1]["fp32"]
     if profile.has_plain_head:
         pytest.skip("a plain projection")
@@ -108,7 +125,7 @@ def test_a_head_that_is_more_than_a_projection_is_not_cut(subject, machine):
         measure_step(spec, plan=plan, workload=workload)
 
 
-def test_fp16_is_not_priced_where_blocks_do_more_in_it(machine):
+def test_fp16_is_not_priced_where_blocks_do_more_in_it(machine: Machine) -> None:
     spec = read_model_spec(SMALL_CONFIGS["t5"])
     plan = Plan(
         batch=BatchPlan(micro_batch_size=2, accumulation_steps=1),

@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from optimizer.base.errors import InvalidPlan, InvalidWorkload, NotProfiled
+from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
@@ -21,10 +23,12 @@ from optimizer.workload import TrainingWorkload
 from tests.optimizer.profile.conftest import LLAMA
 
 MACHINE = table_machine("RTX 4090")
-WINDOWED = {**LLAMA, "model_type": "mistral", "sliding_window": 24}
+WINDOWED: dict[str, Any] = {**LLAMA, "model_type": "mistral", "sliding_window": 24}
 
 
-def make_plan(choice="keep", *, micro_batch_size=2, steps=2, weights=None):
+def make_plan(
+    choice: str = "keep", *, micro_batch_size: int = 2, steps: int = 2, weights: WeightsPlan | None = None
+) -> Plan:
     return Plan(
         batch=BatchPlan(micro_batch_size=micro_batch_size, accumulation_steps=steps),
         weights=weights or WeightsPlan(),
@@ -32,24 +36,24 @@ def make_plan(choice="keep", *, micro_batch_size=2, steps=2, weights=None):
     )
 
 
-def workload_of(plan, sequence_length=40):
+def workload_of(plan: Plan, sequence_length: int = 40) -> TrainingWorkload:
     return TrainingWorkload(sequence_length=sequence_length, global_batch_size=plan.batch.global_batch_size)
 
 
-def price(profile, plan):
+def price(profile: Profile, plan: Plan) -> Prediction:
     """All but the timeline: what no traced choice holds goes inside a task, not between two, which makes a point less."""
     prediction = estimate_training(profile, plan=plan, workload=workload_of(plan), machine=MACHINE)
     return replace(prediction, timeline=())
 
 
-def trace(config, extent):
+def trace(config: dict[str, Any], extent: Extent) -> Profile:
     from optimizer.profile.trace.trace import profile_model
 
     return profile_model(read_model_spec(config), extent=extent)
 
 
 @pytest.fixture(scope="module")
-def plain():
+def plain() -> Profile:
     """Kept blocks in fp32 with more than one sequence at once."""
     plan = make_plan()
     return trace(LLAMA, extent_of_plans([plan], workload=workload_of(plan)))
@@ -65,7 +69,7 @@ def plain():
         ("offload_disk", WeightsPlan(dtype="fp16")),
     ],
 )
-def test_what_one_plan_needs_prices_it_as_the_whole_does(profile, choice, weights):
+def test_what_one_plan_needs_prices_it_as_the_whole_does(profile: Profile, choice: str, weights: WeightsPlan) -> None:
     plan = make_plan(choice, weights=weights)
     partial = trace(LLAMA, extent_of_plans([plan], workload=workload_of(plan)))
     assert partial.is_partial
@@ -73,7 +77,7 @@ def test_what_one_plan_needs_prices_it_as_the_whole_does(profile, choice, weight
 
 
 @pytest.mark.parametrize("config", [WINDOWED, {**LLAMA, "model_type": "gpt2"}], ids=["mistral", "gpt2"])
-def test_so_it_does_for_other_models(config):
+def test_so_it_does_for_other_models(config: dict[str, Any]) -> None:
     if config["model_type"] == "gpt2":
         config = {"model_type": "gpt2", "vocab_size": 131, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
     whole = trace(config, Extent(representations=("fp32",)))
@@ -82,17 +86,17 @@ def test_so_it_does_for_other_models(config):
         assert price(trace(config, extent_of_plans([plan], workload=workload_of(plan))), plan) == price(whole, plan)
 
 
-def test_a_whole_profile_does_not_say_it_is_partial(profile):
+def test_a_whole_profile_does_not_say_it_is_partial(profile: Profile) -> None:
     assert not profile.is_partial
     assert profile.covers(EVERYTHING)
 
 
-def test_only_the_range_of_the_asked_shape_is_traced(plain):
+def test_only_the_range_of_the_asked_shape_is_traced(plain: Profile) -> None:
     assert [(regime.micro_batch_low, list(regime.templates)) for regime in plain.regimes["fp32"]] == [(2, ["keep"])]
     assert list(plain.regimes) == ["fp32"]
 
 
-def test_it_says_in_json_that_it_is_partial(plain):
+def test_it_says_in_json_that_it_is_partial(plain: Profile) -> None:
     again = Profile.from_json(json.loads(json.dumps(plain.to_json())))
     assert again == plain
     assert again.is_partial
@@ -106,12 +110,12 @@ def test_it_says_in_json_that_it_is_partial(plain):
         (make_plan(micro_batch_size=1, steps=4), "micro-batches of 1 sequences of 40 tokens"),
     ],
 )
-def test_what_a_partial_profile_lacks_is_refused_by_name(plain, plan, what):
+def test_what_a_partial_profile_lacks_is_refused_by_name(plain: Profile, plan: Plan, what: str) -> None:
     with pytest.raises(NotProfiled, match=f"this profile is partial and does not hold {what}"):
         price(plain, plan)
 
 
-def test_it_knows_what_it_covers(plain):
+def test_it_knows_what_it_covers(plain: Profile) -> None:
     asked = Extent(representations=("fp32",), choices=("keep",), shapes=((7, 30),))
     assert plain.covers(asked)
     for more in (
@@ -123,7 +127,7 @@ def test_it_knows_what_it_covers(plain):
     assert not plain.covers(EVERYTHING)
 
 
-def test_two_parts_joined_price_what_either_could(profile, plain):
+def test_two_parts_joined_price_what_either_could(profile: Profile, plain: Profile) -> None:
     plan = make_plan("selective", micro_batch_size=1, weights=WeightsPlan(dtype="bf16"))
     other = trace(LLAMA, extent_of_plans([plan], workload=workload_of(plan)))
     joined = merge_profiles(plain, other)
@@ -133,12 +137,12 @@ def test_two_parts_joined_price_what_either_could(profile, plain):
         assert price(joined, wanted) == price(profile, wanted)
 
 
-def test_joined_with_the_whole_it_is_the_whole(profile, plain):
+def test_joined_with_the_whole_it_is_the_whole(profile: Profile, plain: Profile) -> None:
     assert merge_profiles(plain, profile) is profile
     assert merge_profiles(profile, plain) is profile
 
 
-def test_the_profile_with_more_choices_is_taken_for_one_range(profile, plain):
+def test_the_profile_with_more_choices_is_taken_for_one_range(profile: Profile, plain: Profile) -> None:
     plan = make_plan("offload")
     more = trace(LLAMA, extent_of_plans([plan], workload=workload_of(plan)))
     for joined in (merge_profiles(plain, more), merge_profiles(more, plain)):
@@ -146,11 +150,11 @@ def test_the_profile_with_more_choices_is_taken_for_one_range(profile, plain):
         assert price(joined, plan) == price(profile, plan)
 
 
-def test_a_shape_beyond_the_position_table_is_refused_before_anything_is_traced():
+def test_a_shape_beyond_the_position_table_is_refused_before_anything_is_traced() -> None:
     with pytest.raises(InvalidWorkload, match="sequence_length is 65; this model has positions for 8 to 64 tokens"):
         trace(LLAMA, Extent(shapes=((1, 65),)))
 
 
-def test_an_unknown_representation_is_refused():
+def test_an_unknown_representation_is_refused() -> None:
     with pytest.raises(InvalidPlan, match="int3, which this profile does not know; known: fp32, bf16, "):
         trace(LLAMA, Extent(representations=("int3",)))

@@ -5,6 +5,9 @@ No Django, no bundled tokenizer's files: these run on a machine with torch, tran
 
 import dataclasses
 import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,21 +38,24 @@ WIDE_WORK = make_workload(sequence_length=256, global_batch_size=8)
 
 
 @pytest.fixture(autouse=True)
-def _prepared():
+def _prepared() -> Iterator[None]:
     with prepared_device(CUDA):
         yield
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def run_steps(name, choices, *, dtype="fp32", num_steps=2, compress="none"):
+def run_steps(
+    name: str, choices: tuple[str, ...], *, dtype: str = "fp32", num_steps: int = 2, compress: str = "none"
+) -> tuple[Any, ...]:
     """Losses, the last gradients and the weights after some steps from the same start."""
     plan, workload = make_plan(*choices, dtype=dtype, accumulation_steps=2), make_workload(global_batch_size=4)
     plan = dataclasses.replace(plan, activations=dataclasses.replace(plan.activations, compress=compress))
     model = build_model(make_spec(name), dtype=torch_dtype(plan.weights), device=CUDA, seed=3)
     trainer = Trainer(model, plan=plan, workload=workload, device=CUDA, meter=Meter(device=CUDA))
     torch.manual_seed(5)
-    losses, gradients = [], {}
+    losses: list[Any] = []
+    gradients: dict[Any, Any] = {}
     for parameter_name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(
             lambda parameter, name=parameter_name: gradients.__setitem__(name, parameter.grad.clone())
@@ -64,7 +70,7 @@ def run_steps(name, choices, *, dtype="fp32", num_steps=2, compress="none"):
 # Twin: test_activations.test_recompute_and_offload_give_the_bits_of_keep
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_recompute_and_offload_give_the_bits_of_keep_on_a_card(name, dtype):
+def test_recompute_and_offload_give_the_bits_of_keep_on_a_card(name: str, dtype: str) -> None:
     losses, gradients, weights, _ = run_steps(name, ("keep",), dtype=dtype)
     for choices in (("keep",), ("recompute",), ("offload",), MIXED):
         other_losses, other_gradients, other_weights, _ = run_steps(name, choices, dtype=dtype)
@@ -76,7 +82,7 @@ def test_recompute_and_offload_give_the_bits_of_keep_on_a_card(name, dtype):
 
 # Twin: test_activations.test_offloading_to_the_disk_and_to_a_remote_store_gives_the_bits_of_keep
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_offloading_to_the_disk_gives_the_bits_of_keep_on_a_card(name):
+def test_offloading_to_the_disk_gives_the_bits_of_keep_on_a_card(name: str) -> None:
     losses, gradients, weights, _ = run_steps(name, ("keep",))
     for choices in (("offload_disk",), ("offload_disk", "recompute", "offload")):
         other_losses, other_gradients, other_weights, trainer = run_steps(name, choices)
@@ -90,7 +96,7 @@ def test_offloading_to_the_disk_gives_the_bits_of_keep_on_a_card(name):
 # Twin: test_activations.test_compressed_trips_leave_the_loss_and_keep_gradients_within_their_bound
 @pytest.mark.parametrize("choice", ["offload", "offload_disk"])
 @pytest.mark.parametrize(("compress", "bound"), [("bf16", 0.01), ("int8", 0.1)])
-def test_compressed_trips_keep_gradients_within_their_bound_on_a_card(choice, compress, bound):
+def test_compressed_trips_keep_gradients_within_their_bound_on_a_card(choice: str, compress: str, bound: float) -> None:
     losses, gradients, _, _ = run_steps("llama", ("keep",), num_steps=1)
     other_losses, other_gradients, _, _ = run_steps("llama", (choice,), num_steps=1, compress=compress)
     assert other_losses == losses
@@ -102,7 +108,7 @@ def test_compressed_trips_keep_gradients_within_their_bound_on_a_card(choice, co
 
 
 # Twin: test_tiers.test_ranges_are_copied_between_device_and_host_without_autograd_seeing_it
-def test_buffers_that_stay_are_pinned_to_the_byte_and_copied_beside_compute(tmp_path):
+def test_buffers_that_stay_are_pinned_to_the_byte_and_copied_beside_compute(tmp_path: Path) -> None:
     tiers = Tiers(device=CUDA, meter=Meter(device=CUDA), scratch=tmp_path)
     home = tiers.host_buffer((1000, 1000), dtype=torch.float32, category="weights")
     other = tiers.host_buffer(10, dtype=torch.bfloat16, category="gradients")
@@ -125,7 +131,7 @@ def test_buffers_that_stay_are_pinned_to_the_byte_and_copied_beside_compute(tmp_
 
 
 # Twin: test_tiers.test_device_tensors_are_saved_to_the_disk_and_loaded_through_staging
-def test_device_tensors_are_saved_to_the_disk_and_loaded_while_the_card_is_kept_busy(tmp_path):
+def test_device_tensors_are_saved_to_the_disk_and_loaded_while_the_card_is_kept_busy(tmp_path: Path) -> None:
     tiers = Tiers(device=CUDA, meter=Meter(device=CUDA), scratch=tmp_path)
     source = torch.randn(10_000_001, device=CUDA)
     buffer = tiers.stored_buffer(4 * source.nbytes, place="disk")
@@ -145,14 +151,14 @@ def test_device_tensors_are_saved_to_the_disk_and_loaded_while_the_card_is_kept_
 
 
 # Twin: test_activations.test_offload_moves_each_storage_out_and_back_once
-def test_offload_moves_each_storage_out_and_back_once_on_a_card():
+def test_offload_moves_each_storage_out_and_back_once_on_a_card() -> None:
     _, _, _, trainer = run_steps("llama", ("offload",), num_steps=3)
     assert trainer.tiers.copied_bytes["device_to_host"] > 0
     assert trainer.tiers.copied_bytes["host_to_device"] == trainer.tiers.copied_bytes["device_to_host"]
 
 
 # Twin: test_tiers.test_an_arena_takes_nothing_more_for_sizes_it_had_before
-def test_pinned_memory_is_counted_as_it_is_taken_and_taken_once():
+def test_pinned_memory_is_counted_as_it_is_taken_and_taken_once() -> None:
     _, _, _, once = run_steps("llama", ("offload",), num_steps=1)
     _, _, _, often = run_steps("llama", ("offload",), num_steps=4)
     assert once.tiers._arena.taken_bytes == often.tiers._arena.taken_bytes
@@ -162,7 +168,7 @@ def test_pinned_memory_is_counted_as_it_is_taken_and_taken_once():
 
 
 # Twin: test_tiers.test_bytes_come_back_as_they_left
-def test_bytes_come_back_as_they_left_while_the_card_is_kept_busy():
+def test_bytes_come_back_as_they_left_while_the_card_is_kept_busy() -> None:
     tiers = Tiers(device=CUDA, meter=None)
     busy = torch.randn(4096, 4096, device=CUDA)
     generator = torch.Generator(CUDA).manual_seed(1)
@@ -187,7 +193,7 @@ def test_bytes_come_back_as_they_left_while_the_card_is_kept_busy():
 # Twin: test_meter.test_the_meter_agrees_with_torch_profiler_at_the_peak_of_a_step
 @pytest.mark.parametrize("choices", [("keep",), ("recompute",), ("offload",), MIXED])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_meter_agrees_with_torch_counters_at_the_peak_of_a_step(choices, dtype):
+def test_the_meter_agrees_with_torch_counters_at_the_peak_of_a_step(choices: tuple[str, ...], dtype: str) -> None:
     plan = make_plan(*choices, dtype=dtype, micro_batch_size=8)
     model = build_model(WIDE, dtype=torch_dtype(plan.weights), device=CUDA)
     meter = Meter(device=CUDA)
@@ -203,7 +209,7 @@ def test_the_meter_agrees_with_torch_counters_at_the_peak_of_a_step(choices, dty
 
 
 # Twin: test_train.test_over_the_budget_the_job_stops_with_the_sizes_by_category
-def test_over_the_cap_the_sizes_by_category_are_named():
+def test_over_the_cap_the_sizes_by_category_are_named() -> None:
     plan = make_plan(micro_batch_size=8)
     plain = measure_step(WIDE, plan=plan, workload=WIDE_WORK, device=CUDA)
     cap_bytes = int(plain.device_peak_bytes * 0.8)
@@ -215,7 +221,7 @@ def test_over_the_cap_the_sizes_by_category_are_named():
 
 
 # Twin: test_train.test_exactly_the_measured_peak_is_budget_enough
-def test_the_measured_peak_is_budget_enough():
+def test_the_measured_peak_is_budget_enough() -> None:
     plan = make_plan("recompute", micro_batch_size=8)
     plain = measure_step(WIDE, plan=plan, workload=WIDE_WORK, device=CUDA)
     # The allocator cuts its blocks by what was freed before.
@@ -225,7 +231,7 @@ def test_the_measured_peak_is_budget_enough():
 
 
 # Twin: test_meter.test_going_over_the_cap_names_the_sizes_and_the_moment
-def test_torchs_refusal_reads_like_the_meters():
+def test_torchs_refusal_reads_like_the_meters() -> None:
     meter = Meter(device=CUDA, cap_bytes=64 * MIB)
     meter.mark("forward")
     # One op far beyond the allocator's own limit, which stands above the cap.
@@ -236,7 +242,7 @@ def test_torchs_refusal_reads_like_the_meters():
 
 
 # No twin: the CPU has no allocator to limit.
-def test_the_limit_on_the_allocator_is_lifted_at_the_end_of_a_run():
+def test_the_limit_on_the_allocator_is_lifted_at_the_end_of_a_run() -> None:
     with prepared_device(CUDA):
         Meter(device=CUDA, cap_bytes=64 * MIB)
         with pytest.raises(torch.OutOfMemoryError):
@@ -245,7 +251,7 @@ def test_the_limit_on_the_allocator_is_lifted_at_the_end_of_a_run():
 
 
 # Twin: test_activations.test_an_offloaded_block_leaves_nothing_of_its_own_on_the_device
-def test_offloading_lowers_the_peak_by_torch_counters():
+def test_offloading_lowers_the_peak_by_torch_counters() -> None:
     peaks = {
         choice: measure_step(
             WIDE, plan=make_plan(choice, micro_batch_size=8), workload=WIDE_WORK, device=CUDA
@@ -259,7 +265,7 @@ def test_offloading_lowers_the_peak_by_torch_counters():
 # Twin: test_train.test_a_job_stopped_and_resumed_ends_with_the_same_bits
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_job_stopped_and_resumed_ends_with_the_same_bits_on_a_card(tmp_path, name, dtype):
+def test_a_job_stopped_and_resumed_ends_with_the_same_bits_on_a_card(tmp_path: Path, name: str, dtype: str) -> None:
     run = TrainingRun(
         spec=make_spec(name),
         plan=make_plan(*MIXED, dtype=dtype),
@@ -276,7 +282,7 @@ def test_a_job_stopped_and_resumed_ends_with_the_same_bits_on_a_card(tmp_path, n
     )
     expected = train(run, report=lambda message: None, should_stop=lambda: False)
     halves = dataclasses.replace(run, job_folder=tmp_path / "halves")
-    messages = []
+    messages: list[Any] = []
     drained = train(
         halves,
         report=messages.append,
@@ -291,7 +297,7 @@ def test_a_job_stopped_and_resumed_ends_with_the_same_bits_on_a_card(tmp_path, n
 
 
 # Twin: test_probe.test_every_rate_is_measured_and_possible
-def test_the_card_is_probed_and_what_belongs_to_no_plan_is_taken_off():
+def test_the_card_is_probed_and_what_belongs_to_no_plan_is_taken_off() -> None:
     machine = probe_machine(device="cuda:0", max_s=2.0)
     assert machine.device.kind == "cuda"
     assert all(rate > 1e9 for rate in machine.rates.matmul_flops_per_s.values())

@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from optimizer.workload import TrainingWorkload
 VOCAB_SIZE = 512
 NUM_BLOCKS = 3
 
-_LLAMA_LIKE = {
+_LLAMA_LIKE: dict[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": NUM_BLOCKS,
     "vocab_size": VOCAB_SIZE,
@@ -27,7 +28,7 @@ _LLAMA_LIKE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
-CONFIGS = {
+CONFIGS: dict[str, Any] = {
     "llama": {"model_type": "llama", **_LLAMA_LIKE},
     "gpt2": {
         "model_type": "gpt2",

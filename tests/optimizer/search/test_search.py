@@ -9,6 +9,8 @@ from benchmarks.search.every import every_plan
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
+from optimizer.hardware.machine import Machine
+from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import price_baselines
 from optimizer.search.core import search
 from optimizer.search.search import largest_micro_batch, search_plans
@@ -27,7 +29,9 @@ OUTSIDE_BLOCKS = ("chunked_loss", "consume_gradients", "offload_gradients", "off
 
 @pytest.mark.parametrize("machine", [MACHINE, HEAVY_OPS, CPU], ids=["slow link", "fast link", "cpu"])
 @pytest.mark.parametrize("forbid", [OUTSIDE_BLOCKS, ("offload", "accumulate")], ids=["blocks", "levers"])
-def test_the_answer_is_that_of_pricing_every_plan_at_nine_budgets(llama_profile, machine, forbid):
+def test_the_answer_is_that_of_pricing_every_plan_at_nine_budgets(
+    llama_profile: Profile, machine: Machine, forbid: tuple[str, ...]
+) -> None:
     """But for half a percent, where plans differ in several levers at once; tried are fewer shares of the state and counts of
     chunks than the search knows, so it may also do better."""
     goal = Goal(device_budget_bytes=1, forbid=forbid)
@@ -49,7 +53,9 @@ def test_the_answer_is_that_of_pricing_every_plan_at_nine_budgets(llama_profile,
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.75, 1.0])
 @pytest.mark.parametrize("machine", [MACHINE, CPU], ids=["cuda", "cpu"])
-def test_the_chosen_plan_is_never_slower_than_a_baseline_that_fits(llama_profile, machine, share):
+def test_the_chosen_plan_is_never_slower_than_a_baseline_that_fits(
+    llama_profile: Profile, machine: Machine, share: float
+) -> None:
     goal = Goal(device_budget_bytes=2**40, allow_lossy=True)
     problem = training_problem(llama_profile, workload=WORKLOAD, goal=goal, machine=machine)
     plain_bytes = price_baselines(problem)["keep_all"].prediction.device_peak_high_bytes
@@ -63,7 +69,7 @@ def test_the_chosen_plan_is_never_slower_than_a_baseline_that_fits(llama_profile
     assert result.chosen.prediction.step_ms <= min(fitting, default=float("inf"))
 
 
-def test_a_machine_without_a_disk_or_a_store_has_no_plans_with_one(llama_profile):
+def test_a_machine_without_a_disk_or_a_store_has_no_plans_with_one(llama_profile: Profile) -> None:
     problem = training_problem(llama_profile, workload=WORKLOAD, goal=Goal(device_budget_bytes=1), machine=MACHINE)
     assert problem.choices == ("keep", "recompute", "selective", "offload")
     assert not problem.allows("disk")
@@ -78,7 +84,7 @@ def test_a_machine_without_a_disk_or_a_store_has_no_plans_with_one(llama_profile
     assert not problem.allows("disk")
 
 
-def test_the_disk_budget_is_the_goals_but_no_more_than_the_machine_has(llama_profile):
+def test_the_disk_budget_is_the_goals_but_no_more_than_the_machine_has(llama_profile: Profile) -> None:
     machine = replace(MACHINE, disk_free_bytes=1000)
     for wanted, granted in ((10, 10), (10**6, 1000), (None, 1000)):
         goal = Goal(device_budget_bytes=1, disk_budget_bytes=wanted)
@@ -86,14 +92,14 @@ def test_the_disk_budget_is_the_goals_but_no_more_than_the_machine_has(llama_pro
         assert problem.disk_budget_bytes == granted
 
 
-def test_number_formats_without_a_rate_are_not_offered(llama_profile):
+def test_number_formats_without_a_rate_are_not_offered(llama_profile: Profile) -> None:
     goal = Goal(device_budget_bytes=1, allow_lossy=True)
     rates = replace(MACHINE.rates, matmul_flops_per_s={"fp32": 1e12})
     problem = training_problem(llama_profile, workload=WORKLOAD, goal=goal, machine=replace(MACHINE, rates=rates))
     assert {(setting.dtype, setting.autocast) for setting in problem.settings()} == {("fp32", "off")}
 
 
-def test_the_largest_micro_batch_is_the_largest_for_which_some_plan_fits(llama_profile):
+def test_the_largest_micro_batch_is_the_largest_for_which_some_plan_fits(llama_profile: Profile) -> None:
     workload = TrainingWorkload(sequence_length=128, global_batch_size=8)
     sizes = []
     for budget_bytes in (2**20, 2**21, 2**22, 2**23, 2**30):
@@ -114,7 +120,7 @@ def test_the_largest_micro_batch_is_the_largest_for_which_some_plan_fits(llama_p
     assert len(set(sizes)) > 1
 
 
-def test_calibration_scales_time_and_leaves_bytes(llama_profile):
+def test_calibration_scales_time_and_leaves_bytes(llama_profile: Profile) -> None:
     goal = Goal(device_budget_bytes=2**30)
     plain = search_plans(llama_profile, workload=WORKLOAD, goal=goal, machine=MACHINE).chosen.prediction
     slowed = search_plans(
@@ -124,7 +130,7 @@ def test_calibration_scales_time_and_leaves_bytes(llama_profile):
     assert slowed.device_peak_bytes == plain.device_peak_bytes
 
 
-def test_the_machines_free_host_memory_is_the_limit_unless_the_goal_says_less(llama_profile):
+def test_the_machines_free_host_memory_is_the_limit_unless_the_goal_says_less(llama_profile: Profile) -> None:
     machine = replace(MACHINE, host_memory_bytes=12345)
     assert (
         training_problem(
@@ -136,7 +142,7 @@ def test_the_machines_free_host_memory_is_the_limit_unless_the_goal_says_less(ll
     assert training_problem(llama_profile, workload=WORKLOAD, goal=goal, machine=machine).host_budget_bytes == 7
 
 
-def test_8_bit_state_is_not_planned_for_a_machine_that_could_not_measure_it(llama_profile):
+def test_8_bit_state_is_not_planned_for_a_machine_that_could_not_measure_it(llama_profile: Profile) -> None:
     rates = replace(MACHINE.rates, optimizer_elements_per_s={"adamw_32": 1e9})
     machine = replace(MACHINE, rates=rates)
     goal = Goal(device_budget_bytes=2**30, allow_lossy=True)
@@ -144,7 +150,7 @@ def test_8_bit_state_is_not_planned_for_a_machine_that_could_not_measure_it(llam
     assert all(point.plan.optimizer_state.bits == 32 for point in result.frontier)
 
 
-def test_the_named_smallest_budget_is_enough(llama_profile):
+def test_the_named_smallest_budget_is_enough(llama_profile: Profile) -> None:
     with pytest.raises(NoFeasiblePlan) as caught:
         search_plans(llama_profile, workload=WORKLOAD, goal=Goal(device_budget_bytes=1), machine=MACHINE)
     smallest = Goal(device_budget_bytes=caught.value.fields["smallest_feasible_bytes"])

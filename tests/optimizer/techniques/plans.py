@@ -2,6 +2,8 @@
 
 
 
+from typing import Any
+
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
@@ -13,7 +15,7 @@ from optimizer.profile.extent import Extent
 from optimizer.workload import TrainingWorkload
 
 NUM_BLOCKS = 3
-LLAMA = {
+LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -27,7 +29,7 @@ LLAMA = {
 EXTENT = Extent(representations=("fp32", "bf16"), shapes=((2, 24), (4, 24)))
 """Extent of the profile for all plans here, and for those of SGD (test_sgd.py)."""
 ON_HOST = {"gradients": GradientsPlan(choice="host"), "optimizer_state": OptimizerStatePlan(place="host")}
-TECHNIQUES = {
+TECHNIQUES: dict[str, Any] = {
     **{choice: {"activations": choice} for choice in ("recompute", "selective", "offload", "offload_disk")},
     "accumulate": {"batch": BatchPlan(micro_batch_size=2, accumulation_steps=2)},
     "chunked loss": {"logits_and_loss": LogitsAndLossPlan(num_chunks=3)},
@@ -41,7 +43,7 @@ TECHNIQUES = {
 }
 
 
-def make_plan(*names):
+def make_plan(*names: str) -> Plan:
     """Make a plan; of two choices for blocks, the first holds for the outer ones and the second for those between."""
     columns = {"batch": BatchPlan(micro_batch_size=4, accumulation_steps=1)}
     for name in names:
@@ -51,6 +53,6 @@ def make_plan(*names):
     return Plan(**columns | {"activations": ActivationsPlan(per_block=per_block)})
 
 
-def make_workload(plan):
+def make_workload(plan: Plan) -> TrainingWorkload:
     clip = None if plan.gradients.choice == "consume" else 1.0
     return TrainingWorkload(sequence_length=24, global_batch_size=4, max_grad_norm=clip)

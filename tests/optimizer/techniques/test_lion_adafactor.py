@@ -1,13 +1,18 @@
 """Lion and Adafactor under every technique alone: the bits of plain training, and the predicted bytes on each tier and link."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.training import estimate_training
 from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.profile import Profile
+from optimizer.runtime.job.measure import StepMeasurement
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.techniques.checks import check_bytes
@@ -16,14 +21,14 @@ from tests.optimizer.techniques.plans import NUM_BLOCKS, TECHNIQUES, make_plan
 MACHINE = make_cpu_machine()
 ON_DEVICE = tuple(name for name in TECHNIQUES if "state" not in name and "weights" not in name)
 CASES = [*(("lion", name) for name in TECHNIQUES), *(("adafactor", name) for name in ON_DEVICE)]
-BELOW_FP32 = {
+BELOW_FP32: dict[str, Any] = {
     "bf16": {"dtype": "bf16"},
     "fp16": {"dtype": "fp16"},
     "bf16 without masters": {"dtype": "bf16", "master": "none"},
 }
 
 
-def make_workload(plan, optimizer):
+def make_workload(plan: Plan, optimizer: str) -> TrainingWorkload:
     return TrainingWorkload(
         sequence_length=24,
         global_batch_size=plan.batch.global_batch_size,
@@ -33,7 +38,9 @@ def make_workload(plan, optimizer):
 
 
 @pytest.mark.parametrize(("optimizer", "name"), CASES)
-def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(profile, measure, optimizer, name):
+def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(
+    profile: Profile, measure: Callable[..., StepMeasurement], optimizer: str, name: str
+) -> None:
     plan = make_plan(name)
     workload = make_workload(plan, optimizer)
     plain = dataclasses.replace(make_plan(), batch=plan.batch, logits_and_loss=plan.logits_and_loss)
@@ -46,7 +53,9 @@ def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(prof
 @pytest.mark.parametrize(
     ("optimizer", "name"), [case for case in CASES if case[1] in ("consume", "gradients on host", "half the state on host")]
 )
-def test_below_fp32_bytes_are_those_predicted(profile, measure, optimizer, name, below):
+def test_below_fp32_bytes_are_those_predicted(
+    profile: Profile, measure: Callable[..., StepMeasurement], optimizer: str, name: str, below: str
+) -> None:
     plan = make_plan(name)
     plan = dataclasses.replace(plan, weights=dataclasses.replace(plan.weights, **BELOW_FP32[below]))
     workload = make_workload(plan, optimizer)
@@ -54,7 +63,7 @@ def test_below_fp32_bytes_are_those_predicted(profile, measure, optimizer, name,
         check_bytes(profile, plan, workload, measure(plan, workload), machine=MACHINE)
 
 
-def test_state_is_a_number_for_each_weight_or_for_each_row_and_column(profile):
+def test_state_is_a_number_for_each_weight_or_for_each_row_and_column(profile: Profile) -> None:
     plan = make_plan()
     lion, adafactor = (
         estimate_training(profile, plan=plan, workload=make_workload(plan, optimizer), machine=MACHINE)
@@ -68,27 +77,27 @@ def test_state_is_a_number_for_each_weight_or_for_each_row_and_column(profile):
 
 
 @pytest.mark.parametrize("optimizer", ["lion", "adafactor"])
-def test_8_bits_are_adamws_alone(optimizer):
+def test_8_bits_are_adamws_alone(optimizer: str) -> None:
     plan = dataclasses.replace(make_plan(), optimizer_state=OptimizerStatePlan(bits=8))
     with pytest.raises(InvalidPlan, match=rf"bits is 8, which is AdamW's state \(workload.optimizer is {optimizer}"):
         plan.check(num_blocks=NUM_BLOCKS, workload=make_workload(plan, optimizer))
 
 
 @pytest.mark.parametrize("name", ["state on host", "state on disk", "weights on host"])
-def test_adafactors_state_stays_on_the_device(name):
+def test_adafactors_state_stays_on_the_device(name: str) -> None:
     plan = make_plan(name)
     with pytest.raises(InvalidPlan, match="Adafactor's state cannot have: its update needs whole tensors, on the device"):
         plan.check(num_blocks=NUM_BLOCKS, workload=make_workload(plan, "adafactor"))
 
 
 @pytest.mark.parametrize("optimizer", ["lion", "adafactor"])
-def test_embeddings_with_sparse_gradients_are_refused(optimizer):
+def test_embeddings_with_sparse_gradients_are_refused(optimizer: str) -> None:
     plan = dataclasses.replace(make_plan(), weights=WeightsPlan())
     with pytest.raises(InvalidPlan, match=rf"workload.optimizer is {optimizer}; .* is updated by AdamW alone"):
         plan.check(num_blocks=NUM_BLOCKS, workload=make_workload(plan, optimizer), has_sparse_gradients=True)
 
 
-def test_an_update_is_priced_by_what_it_moves(profile):
+def test_an_update_is_priced_by_what_it_moves(profile: Profile) -> None:
     plan = make_plan()
     adamw, lion, adafactor = (
         estimate_training(profile, plan=plan, workload=make_workload(plan, optimizer), machine=MACHINE).step_ms

@@ -1,13 +1,17 @@
 """SGD under every technique alone: the bits of plain training, and the predicted bytes on each tier and link."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 
 from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.estimate.training import estimate_training
 from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.profile import Profile
+from optimizer.runtime.job.measure import StepMeasurement
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.techniques.checks import check_bytes
@@ -17,7 +21,7 @@ MACHINE = make_cpu_machine()
 MOMENTA = pytest.mark.parametrize("momentum", [0.0, 0.9])
 
 
-def make_workload(plan, momentum):
+def make_workload(plan: Plan, momentum: float) -> TrainingWorkload:
     return TrainingWorkload(
         sequence_length=24,
         global_batch_size=plan.batch.global_batch_size,
@@ -29,7 +33,9 @@ def make_workload(plan, momentum):
 
 @MOMENTA
 @pytest.mark.parametrize("name", TECHNIQUES)
-def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(profile, measure, name, momentum):
+def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(
+    profile: Profile, measure: Callable[..., StepMeasurement], name: str, momentum: float
+) -> None:
     plan = make_plan(name)
     workload = make_workload(plan, momentum)
     plain = dataclasses.replace(make_plan(), batch=plan.batch, logits_and_loss=plan.logits_and_loss)
@@ -41,14 +47,16 @@ def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(prof
 @MOMENTA
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", ["recompute", "gradients on host", "half the state on host", "weights on disk"])
-def test_below_fp32_bytes_are_those_predicted(profile, measure, name, dtype, momentum):
+def test_below_fp32_bytes_are_those_predicted(
+    profile: Profile, measure: Callable[..., StepMeasurement], name: str, dtype: str, momentum: float
+) -> None:
     plan = make_plan(name)
     plan = dataclasses.replace(plan, weights=dataclasses.replace(plan.weights, dtype=dtype))
     workload = make_workload(plan, momentum)
     check_bytes(profile, plan, workload, measure(plan, workload), machine=MACHINE)
 
 
-def test_plain_sgd_on_fp32_has_no_state(profile, measure):
+def test_plain_sgd_on_fp32_has_no_state(profile: Profile, measure: Callable[..., StepMeasurement]) -> None:
     plan = make_plan()
     predicted = estimate_training(profile, plan=plan, workload=make_workload(plan, 0.0), machine=MACHINE)
     assert predicted.device_bytes_by_category["optimizer_state"] == 0
@@ -56,7 +64,7 @@ def test_plain_sgd_on_fp32_has_no_state(profile, measure):
     assert moments.device_bytes_by_category["optimizer_state"] == 4 * profile.num_parameters
 
 
-def test_what_moves_fewer_bytes_updates_faster(profile):
+def test_what_moves_fewer_bytes_updates_faster(profile: Profile) -> None:
     plan = make_plan()
     adamw = dataclasses.replace(make_workload(plan, 0.9), optimizer="adamw")
     workloads = (make_workload(plan, 0.0), make_workload(plan, 0.9), adamw)
@@ -66,18 +74,18 @@ def test_what_moves_fewer_bytes_updates_faster(profile):
     assert saved_ms == pytest.approx([adamw_update_ms * (1 - 12 / 28), adamw_update_ms * (1 - 20 / 28)])
 
 
-def test_8_bits_are_adamws_alone():
+def test_8_bits_are_adamws_alone() -> None:
     plan = dataclasses.replace(make_plan(), optimizer_state=OptimizerStatePlan(bits=8))
     with pytest.raises(InvalidPlan, match=r"bits is 8, which is AdamW's state \(workload.optimizer is sgd"):
         plan.check(num_blocks=NUM_BLOCKS, workload=make_workload(plan, 0.9))
 
 
-def test_embeddings_with_sparse_gradients_are_refused():
+def test_embeddings_with_sparse_gradients_are_refused() -> None:
     plan = dataclasses.replace(make_plan(), weights=WeightsPlan())
     with pytest.raises(InvalidPlan, match=r"workload.optimizer is sgd; .* is updated by AdamW alone"):
         plan.check(num_blocks=NUM_BLOCKS, workload=make_workload(plan, 0.9), has_sparse_gradients=True)
 
 
-def test_an_unknown_optimizer_is_refused_by_name():
+def test_an_unknown_optimizer_is_refused_by_name() -> None:
     with pytest.raises(InvalidWorkload, match=r"workload.optimizer is 'adam'; allowed: adamw, sgd"):
         TrainingWorkload(optimizer="adam")

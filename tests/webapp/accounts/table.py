@@ -3,9 +3,9 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from django.contrib.auth.models import User
-from django.http import HttpResponse
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils import timezone
@@ -26,7 +26,7 @@ KNOWN_KWARGS = frozenset(OWNED) | PERSONAL | PLAIN
 _KWARG = re.compile(r"<(?:\w+:)?(\w+)>")
 
 
-UPLOADED = {"name": "verse.txt", "num_bytes": 0, "sha256": "0" * 64}
+UPLOADED: dict[str, Any] = {"name": "verse.txt", "num_bytes": 0, "sha256": "0" * 64}
 """A file that was announced, and of which nothing has come."""
 
 
@@ -54,7 +54,7 @@ class Address:
     def is_api(self) -> bool:
         return self.route.startswith(("api/v1/", "v1/", "metrics"))
 
-    def ask(self, client: Client, ids: dict[str, str]) -> HttpResponse:
+    def ask(self, client: Client, ids: dict[str, str]) -> Any:
         path = "/" + _KWARG.sub(lambda match: ids.get(f"{self.route} {match.group(1)}") or ids[match.group(1)], self.route)
         if self.method == "GET":
             return client.get(path)

@@ -1,27 +1,34 @@
 """The audit trail: what is in it, what is not, and that nothing in it changes."""
 
+from collections.abc import Callable
+
 import pytest
 from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
 from django.db import DatabaseError, transaction
 from django.test import AsyncClient, Client
+from pytest_django import Settings
 
 from webapp.accounts.audit import FAILED_LOGINS_PER_MINUTE, record
 from webapp.accounts.models import AuditRecord, Scope
 from webapp.accounts.projects import create_project, set_member
 from webapp.accounts.tokens import create_token
+from webapp.jobs.models import Job
 
 
 @pytest.fixture
-def browser(client, ada):
+def browser(client: Client, ada: User) -> Client:
     client.force_login(ada)
     return client
 
 
-def newest():
+def newest() -> AuditRecord:
     return AuditRecord.objects.order_by("-pk").first()
 
 
-def test_what_somebody_does_is_recorded_with_who_what_where_and_from_where(browser, ada, make_job):
+def test_what_somebody_does_is_recorded_with_who_what_where_and_from_where(
+    browser: Client, ada: User, make_job: Callable[..., Job]
+) -> None:
     job = make_job()
     browser.post(f"/jobs/{job.pk}/cancel/", REMOTE_ADDR="192.0.2.7")
     row = newest()
@@ -29,14 +36,14 @@ def test_what_somebody_does_is_recorded_with_who_what_where_and_from_where(brows
     assert (row.address, row.project_id, row.token_id) == ("192.0.2.7", ada.home_project.pk, "")
 
 
-def test_a_request_by_token_names_the_token(ada, make_job):
+def test_a_request_by_token_names_the_token(ada: User, make_job: Callable[..., Job]) -> None:
     token, text = create_token(user=ada, name="laptop")
     job = make_job()
     Client(headers={"Authorization": f"Bearer {text}"}).post(f"/api/v1/jobs/{job.pk}/pause")
     assert (newest().action, newest().token_id, newest().target) == ("job.pause", token.pk, job.pk)
 
 
-def test_a_refusal_is_recorded_with_its_reason(eve, ada, make_job):
+def test_a_refusal_is_recorded_with_its_reason(eve: User, ada: User, make_job: Callable[..., Job]) -> None:
     project = create_project(ada, name="summaries")
     set_member(project, username="eve", role="viewer")
     job = make_job(project=project)
@@ -48,7 +55,7 @@ def test_a_refusal_is_recorded_with_its_reason(eve, ada, make_job):
     assert row.detail == "this needs the role member in project summaries; you are a viewer"
 
 
-def test_reading_asking_and_what_went_wrong_leave_no_record(browser, make_job):
+def test_reading_asking_and_what_went_wrong_leave_no_record(browser: Client, make_job: Callable[..., Job]) -> None:
     before = AuditRecord.objects.count()
     browser.get("/jobs/")
     browser.post("/api/v1/plans", "{}", content_type="application/json")
@@ -57,7 +64,7 @@ def test_reading_asking_and_what_went_wrong_leave_no_record(browser, make_job):
     assert AuditRecord.objects.count() == before
 
 
-def test_a_new_token_is_recorded_without_its_secret(browser):
+def test_a_new_token_is_recorded_without_its_secret(browser: Client) -> None:
     page = browser.post("/tokens/", {"name": "laptop", "days": 9, "scope": "read", "project": ""}).content.decode()
     secret = page.split('id="new-token" class="mono">')[1].split("<")[0].split("_", 2)[2]
     row = newest()
@@ -65,7 +72,7 @@ def test_a_new_token_is_recorded_without_its_secret(browser):
     assert secret[:20] not in str(AuditRecord.objects.values())
 
 
-def test_log_ins_and_their_failures_are_recorded(ada, client):
+def test_log_ins_and_their_failures_are_recorded(ada: User, client: Client) -> None:
     client.post("/login/", {"username": "ada", "password": "wrong"})
     assert (newest().action, newest().actor, newest().outcome) == ("login", "ada", "refused")
     client.post("/login/", {"username": "ada", "password": "correct horse battery"})
@@ -74,7 +81,7 @@ def test_log_ins_and_their_failures_are_recorded(ada, client):
     assert newest().action == "logout"
 
 
-def test_strangers_cannot_fill_the_trail(db, settings, client):
+def test_strangers_cannot_fill_the_trail(db: None, settings: Settings, client: Client) -> None:
     from django.core.cache import cache
 
     cache.clear()
@@ -84,7 +91,7 @@ def test_strangers_cannot_fill_the_trail(db, settings, client):
     cache.clear()
 
 
-def test_a_record_is_never_changed(db):
+def test_a_record_is_never_changed(db: None) -> None:
     row = record(None, actor="ada", action="job.cancel")
     with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
         AuditRecord.objects.update(actor="eve")
@@ -92,17 +99,19 @@ def test_a_record_is_never_changed(db):
         row.save()
 
 
-def test_a_name_cannot_forge_a_line(db):
+def test_a_name_cannot_forge_a_line(db: None) -> None:
     assert record(None, actor="ada\njob.cancel by eve", action="login").actor == "ada�job.cancel by eve"
 
 
-def test_administrators_read_all_of_it_and_a_projects_own_its_part(ada, admin, make_job):
+def test_administrators_read_all_of_it_and_a_projects_own_its_part(
+    ada: User, admin: User, make_job: Callable[..., Job]
+) -> None:
     project = create_project(ada, name="summaries")
     record(None, actor="ada", action="job.cancel", project_id=project.pk)
     record(None, actor="eve", action="job.pause", project_id="project_other")
     tokens = {person: create_token(user=person, name="t", scope=Scope.ADMIN)[1] for person in (ada, admin)}
 
-    def read(person, path):
+    def read(person: User, path: str) -> int | list[str]:
         answer = Client(headers={"Authorization": f"Bearer {tokens[person]}"}).get(path)
         return [row["action"] for row in answer.json()["results"]] if answer.status_code == 200 else answer.status_code
 
@@ -112,7 +121,7 @@ def test_administrators_read_all_of_it_and_a_projects_own_its_part(ada, admin, m
     assert read(ada, f"/api/v1/projects/{project.pk}/audit") == ["job.cancel"]
 
 
-def test_the_page_shows_it_a_page_at_a_time(admin):
+def test_the_page_shows_it_a_page_at_a_time(admin: User) -> None:
     for number in range(60):
         record(None, actor="ada", action="job.cancel", target=f"target-{number:02}")
     client = Client()
@@ -124,7 +133,7 @@ def test_the_page_shows_it_a_page_at_a_time(admin):
     assert "target-05" in client.get(f"/audit/?{older}").content.decode()
 
 
-async def test_an_asynchronous_server_admits_refuses_and_records_alike(transactional_db):
+async def test_an_asynchronous_server_admits_refuses_and_records_alike(transactional_db: None) -> None:
     ada, job_id = await sync_to_async(_ada_and_her_job)()
     client, stranger = AsyncClient(), AsyncClient()
     await client.aforce_login(ada)
@@ -135,7 +144,7 @@ async def test_an_asynchronous_server_admits_refuses_and_records_alike(transacti
     assert ("job.pause", job_id, "done") in rows
 
 
-def _ada_and_her_job():
+def _ada_and_her_job() -> tuple[User, str]:
     from tests.webapp.pages import rows
 
     ada = rows.make_user("ada")

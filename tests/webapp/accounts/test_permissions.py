@@ -3,14 +3,19 @@
 An address that is not in the permission table fails here, and opens for nobody.
 """
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
+from django.contrib.auth.models import User
 from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
 from tests.webapp.accounts.table import KNOWN_KWARGS, Address, addresses, make_owned, operations, routes
 from tests.webapp.conftest import make_person
-from webapp.accounts.models import ApiToken, Membership, Role, Scope
+from webapp.accounts.models import ApiToken, Membership, Project, Role, Scope
 from webapp.accounts.permissions import TABLE, Rule, methods_of
 from webapp.accounts.projects import create_project, set_account_role, set_member
 from webapp.accounts.tokens import create_token
@@ -24,18 +29,18 @@ page that have their question in the address. Whom they keep out is asked of the
 
 
 @pytest.fixture
-def project(ada):
+def project(ada: User) -> Project:
     return create_project(ada, name="summaries")
 
 
 @pytest.fixture
-def ids(ada, project, headroom_home):
+def ids(ada: User, project: Project, headroom_home: Path) -> dict[str, str]:
     return make_owned(ada, project, headroom_home)
 
 
 @pytest.fixture
-def join(project):
-    def make(name, role):
+def join(project: Project) -> Callable[..., User]:
+    def make(name: str, role: Role) -> User:
         person = make_person(name)
         set_member(project, username=name, role=role)
         return person
@@ -43,24 +48,26 @@ def join(project):
     return make
 
 
-def session(person):
+def session(person: User) -> Client:
     client = Client(raise_request_exception=False)
     client.force_login(person)
     return client
 
 
-def bearer(person, **limits):
+def bearer(person: User, **limits: Any) -> Client:
     _, text = create_token(user=person, name="test", **limits)
     return Client(headers={"Authorization": f"Bearer {text}"}, raise_request_exception=False)
 
 
-def clients(person):
+def clients(person: User) -> Callable[..., Any]:
     """Clients by what an address takes: a token of every right, or a session."""
     token, page = bearer(person, scope=Scope.ADMIN), session(person)
     return lambda address: token if address.route.startswith("v1/") else page
 
 
-def statuses(ids, client_for, wanted=lambda address: True):
+def statuses(
+    ids: dict[str, str], client_for: Callable[..., Any], wanted: Callable[..., Any] = lambda address: True
+) -> dict[Address, int]:
     """Each address that is wanted, and its status; nothing that was asked stays done."""
     found = {}
     for address in filter(wanted, ADDRESSES):
@@ -72,7 +79,7 @@ def statuses(ids, client_for, wanted=lambda address: True):
     return found
 
 
-def differing(found, expected):
+def differing(found: dict[Address, int], expected: Callable[..., Any]) -> dict[str, Any]:
     """List answers that differ; expected: a status, or None for any answer but a refusal."""
     return {
         str(address): status
@@ -82,14 +89,14 @@ def differing(found, expected):
     }
 
 
-def is_closed(address: Address):
+def is_closed(address: Address) -> bool:
     return address.rule.who != "anyone"
 
 
-def as_role(role):
+def as_role(role: Role) -> Callable[..., int | None]:
     """Answers to somebody with a role in ada's project, whose own project they may only look at."""
 
-    def expected(address: Address):
+    def expected(address: Address) -> int | None:
         rule: Rule = address.rule
         if rule.who == "service_admin" or (rule.who == "account" and role == Role.VIEWER):
             return 403
@@ -101,34 +108,34 @@ def as_role(role):
     return expected
 
 
-def test_every_address_is_in_the_table():
+def test_every_address_is_in_the_table() -> None:
     missing = [route for route in routes() if not methods_of(route)] + sorted(operations() - set(TABLE))
     assert not missing, "say in webapp/accounts/permissions.py what these need"
 
 
-def test_the_table_names_no_address_that_is_not_there():
+def test_the_table_names_no_address_that_is_not_there() -> None:
     known = set(routes())
     assert [key for key in TABLE if key.partition(" ")[2] not in known] == []
     api = {key for key in TABLE if key.partition(" ")[2].startswith(("api/v1/", "v1/")) and TABLE[key].who != "anyone"}
     assert sorted(api - operations()) == []
 
 
-def test_every_part_of_an_address_is_known_to_name_a_projects_row_a_persons_or_none():
+def test_every_part_of_an_address_is_known_to_name_a_projects_row_a_persons_or_none() -> None:
     assert {kwarg for address in ADDRESSES for kwarg in address.kwargs} <= KNOWN_KWARGS
 
 
-def test_what_changes_something_needs_more_than_looking_and_is_audited():
+def test_what_changes_something_needs_more_than_looking_and_is_audited() -> None:
     asks = ("plans", "estimates", "price/", "cards", "work-in/", "login/", "logout/", "files/<number>")
     changing = [one for one in ADDRESSES if one.method != "GET" and not any(word in one.route for word in asks)]
     assert [str(one) for one in changing if one.rule.scope == Scope.READ or not one.rule.action] == []
 
 
-def test_a_stranger_gets_in_nowhere(ids):
+def test_a_stranger_gets_in_nowhere(ids: dict[str, str]) -> None:
     nobody = Client(raise_request_exception=False)
     assert differing(statuses(ids, lambda _: nobody, is_closed), lambda _: 401) == {}
 
 
-def test_an_expired_token_is_nobody_even_beside_a_good_session(ids, ada):
+def test_an_expired_token_is_nobody_even_beside_a_good_session(ids: dict[str, str], ada: User) -> None:
     client = bearer(ada)
     ApiToken.objects.update(expires_at=timezone.now())
     client.force_login(ada)
@@ -136,8 +143,8 @@ def test_an_expired_token_is_nobody_even_beside_a_good_session(ids, ada):
     assert differing(found, lambda _: 401) == {}
 
 
-def test_for_someone_else_what_a_project_owns_is_not_there(ids, eve):
-    def expected(address):
+def test_for_someone_else_what_a_project_owns_is_not_there(ids: dict[str, str], eve: User) -> None:
+    def expected(address: Address) -> int | None:
         if address.rule.who == "service_admin":
             return 403
         return 404 if address.names_owned or address.names_personal else None
@@ -146,7 +153,7 @@ def test_for_someone_else_what_a_project_owns_is_not_there(ids, eve):
 
 
 @pytest.mark.parametrize("role", [Role.VIEWER, Role.MEMBER, Role.ADMIN])
-def test_a_role_opens_what_the_table_says(ids, join, role):
+def test_a_role_opens_what_the_table_says(ids: dict[str, str], join: Callable[..., User], role: Role) -> None:
     person = join("mia", role)
     if role == Role.VIEWER:
         set_account_role(person, "viewer")
@@ -155,19 +162,19 @@ def test_a_role_opens_what_the_table_says(ids, join, role):
     assert differing(found, as_role(role)) == {}
 
 
-def test_an_administrator_of_the_service_is_refused_nothing(ids, admin):
-    def expected(address):
+def test_an_administrator_of_the_service_is_refused_nothing(ids: dict[str, str], admin: User) -> None:
+    def expected(address: Address) -> int | None:
         return 404 if address.names_personal else None
 
     assert differing(statuses(ids, clients(admin), is_closed), expected) == {}
 
 
 @pytest.mark.parametrize("scope", [Scope.READ, Scope.WRITE])
-def test_a_token_opens_no_more_than_its_scope(ids, admin, scope):
+def test_a_token_opens_no_more_than_its_scope(ids: dict[str, str], admin: User, scope: Scope) -> None:
     client = bearer(admin, scope=scope)
     order = list(Scope)
 
-    def expected(address):
+    def expected(address: Address) -> int | None:
         too_small = order.index(scope) < order.index(address.rule.scope) or address.rule.session_only
         return 403 if too_small else 404 if address.names_personal else None
 
@@ -175,24 +182,24 @@ def test_a_token_opens_no_more_than_its_scope(ids, admin, scope):
     assert differing(found, expected) == {}
 
 
-def test_for_a_token_of_another_project_nothing_else_is_there(ids, ada):
+def test_for_a_token_of_another_project_nothing_else_is_there(ids: dict[str, str], ada: User) -> None:
     client = bearer(ada, scope=Scope.ADMIN, project=create_project(ada, name="other"))
     found = statuses(ids, lambda _: client, lambda address: address.is_api and address.names_owned)
     assert differing(found, lambda _: 404) == {}
 
 
-def test_a_token_of_one_project_makes_no_other(ada, project):
+def test_a_token_of_one_project_makes_no_other(ada: User, project: Project) -> None:
     client = bearer(ada, scope=Scope.ADMIN, project=project)
     answer = client.post("/api/v1/projects", {"name": "x"}, content_type="application/json")
     assert (answer.status_code, answer.json()["detail"]) == (403, "this token opens one project only")
 
 
-def test_a_method_that_the_table_does_not_know_is_not_allowed(ids, ada):
+def test_a_method_that_the_table_does_not_know_is_not_allowed(ids: dict[str, str], ada: User) -> None:
     answer = session(ada).put("/tokens/")
     assert (answer.status_code, answer["Allow"]) == (405, "GET, POST")
 
 
-def test_a_refusal_says_what_is_missing_and_who_can_allow_it(ids, join):
+def test_a_refusal_says_what_is_missing_and_who_can_allow_it(ids: dict[str, str], join: Callable[..., User]) -> None:
     client = session(join("vera", Role.VIEWER))
     answer = client.post(f"/api/v1/jobs/{ids['job_id']}/cancel", content_type="application/json")
     assert answer.json()["code"] == "forbidden"
@@ -203,7 +210,7 @@ def test_a_refusal_says_what_is_missing_and_who_can_allow_it(ids, join):
     assert "Ask ada." in page
 
 
-def test_a_session_needs_its_csrf_token_to_change_anything_and_none_to_read(ids, ada):
+def test_a_session_needs_its_csrf_token_to_change_anything_and_none_to_read(ids: dict[str, str], ada: User) -> None:
     client = Client(enforce_csrf_checks=True)
     client.force_login(ada)
     assert client.get(f"/api/v1/jobs/{ids['job_id']}").status_code == 200
@@ -215,7 +222,9 @@ def test_a_session_needs_its_csrf_token_to_change_anything_and_none_to_read(ids,
     assert response.status_code == 202
 
 
-def test_who_leaves_a_project_sees_it_no_longer(ids, join, project):
+def test_who_leaves_a_project_sees_it_no_longer(
+    ids: dict[str, str], join: Callable[..., User], project: Project
+) -> None:
     client = session(join("mia", Role.MEMBER))
     assert client.get(f"/jobs/{ids['job_id']}/").status_code == 200
     Membership.objects.filter(project=project, user__username="mia").delete()

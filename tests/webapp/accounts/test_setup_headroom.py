@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from django.contrib.auth import authenticate
@@ -11,14 +12,14 @@ from webapp.accounts.tokens import find_token_user
 from webapp.catalog.models import Dataset, Model
 
 
-def set_up():
+def set_up() -> dict[str, str]:
     out = io.StringIO()
     call_command("setup_headroom", "--json", stdout=out)
     return json.loads(out.getvalue())
 
 
 @pytest.mark.django_db
-def test_the_first_run_prints_the_secrets_and_the_second_none():
+def test_the_first_run_prints_the_secrets_and_the_second_none() -> None:
     made = set_up()
     assert find_token_user(made["token"]).is_superuser
     assert authenticate(username=made["user"], password=made["password"]).get_username() == "admin"
@@ -28,7 +29,7 @@ def test_the_first_run_prints_the_secrets_and_the_second_none():
 
 
 @pytest.mark.django_db
-def test_presets_and_the_shipped_text_belong_to_everyone(headroom_home):
+def test_presets_and_the_shipped_text_belong_to_everyone(headroom_home: Path) -> None:
     set_up()
     preset = Model.objects.get(preset="gpt2")
     assert preset.owner is None

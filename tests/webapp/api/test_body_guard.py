@@ -1,6 +1,7 @@
 """The guard in front of Django: bodies by their real bytes, large ones only from people it knows."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,10 @@ from webapp.live.record import from_database
 class Reader:
     """Stands where Django stands: reads the whole body, then answers 200."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.num_bytes = 0
 
-    async def __call__(self, scope, receive, send):
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         while True:
             message = await receive()
             self.num_bytes += len(message.get("body", b""))
@@ -26,15 +27,15 @@ class Reader:
         await send({"type": "http.response.body", "body": b"{}"})
 
 
-async def ask(path, pieces, *, headers=()):
+async def ask(path: str, pieces: list[bytes], *, headers: Any = ()) -> tuple[int, dict[str, Any], int]:
     """Status, document and how many bytes got through."""
     reader, sent, left = Reader(), [], list(pieces)
 
-    async def receive():
+    async def receive() -> dict[str, Any]:
         piece = left.pop(0) if left else b""
         return {"type": "http.request", "body": piece, "more_body": bool(left)}
 
-    async def send(message):
+    async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
@@ -42,7 +43,7 @@ async def ask(path, pieces, *, headers=()):
     return sent[0]["status"], json.loads(sent[1]["body"]), reader.num_bytes
 
 
-async def test_a_body_that_says_it_is_too_large_is_refused_unread():
+async def test_a_body_that_says_it_is_too_large_is_refused_unread() -> None:
     headers = [(b"content-length", b"99999999")]
     status, document, num_bytes = await ask("/api/v1/jobs", [b"x"], headers=headers)
     assert (status, document["code"], num_bytes) == (413, "body_too_large", 0)
@@ -50,27 +51,27 @@ async def test_a_body_that_says_it_is_too_large_is_refused_unread():
 
 
 @pytest.mark.parametrize("headers", [[], [(b"content-length", b"10")]])
-async def test_a_body_that_lies_about_its_size_is_cut_off_at_the_limit(headers):
+async def test_a_body_that_lies_about_its_size_is_cut_off_at_the_limit(headers: Any) -> None:
     pieces = [b"x" * 2**18] * 100
     status, document, num_bytes = await ask("/api/v1/jobs", pieces, headers=headers)
     assert (status, document["code"]) == (413, "body_too_large")
     assert num_bytes <= SMALL_BODY_BYTES
 
 
-async def test_a_small_body_goes_through():
+async def test_a_small_body_goes_through() -> None:
     assert await ask("/api/v1/jobs", [b"a", b"b"]) == (200, {}, 2)
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("authorization", [b"", b"Bearer hr_wrong", b"Basic YTpi"])
-async def test_a_large_upload_of_nobody_is_refused_before_its_first_byte(authorization):
+async def test_a_large_upload_of_nobody_is_refused_before_its_first_byte(authorization: bytes) -> None:
     headers = [(b"content-length", b"50000000")] + ([(b"authorization", authorization)] if authorization else [])
     status, document, num_bytes = await ask("/api/v1/models", [b"x" * 2**20] * 3, headers=headers)
     assert (status, document["code"], num_bytes) == (401, "unauthorized", 0)
 
 
 @pytest.mark.django_db(transaction=True)
-async def test_a_large_upload_with_a_token_goes_through():
+async def test_a_large_upload_with_a_token_goes_through() -> None:
     token = await from_database(lambda: create_token(user=make_person("ada"), name="t")[1])
     headers = [(b"authorization", f"Bearer {token}".encode())]
     assert await ask("/api/v1/models", [b"x" * 2**20] * 3, headers=headers) == (200, {}, 3 * 2**20)

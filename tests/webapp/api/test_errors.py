@@ -4,10 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, Never
 
 import pytest
+from django.test import Client
 
 from webapp.api.routes import catalog as catalog_routes
+from webapp.catalog.models import Dataset, Model
 from webapp.jobs.models import IdempotencyKey, Job
 
 PROBLEM_KEYS = {"type", "title", "status", "detail", "code", "fields", "hint"}
@@ -24,7 +27,9 @@ PROBLEM_KEYS = {"type", "title", "status", "detail", "code", "fields", "hint"}
         ("POST", "/api/v1/plans", 400, "bad_request"),
     ],
 )
-def test_each_failure_is_a_problem_document(db, as_ada, method, path, status, code):
+def test_each_failure_is_a_problem_document(
+    db: None, as_ada: Client, method: str, path: str, status: int, code: str
+) -> None:
     response = as_ada.generic(method, path, data="not json", content_type="application/json")
     document = response.json()
     assert (response.status_code, document["status"], document["code"]) == (status, status, code)
@@ -43,7 +48,7 @@ def test_each_failure_is_a_problem_document(db, as_ada, method, path, status, co
         ('{"a":', "line 1 column 6"),
     ],
 )
-def test_a_body_that_cannot_be_kept_says_why(db, as_ada, body, reason):
+def test_a_body_that_cannot_be_kept_says_why(db: None, as_ada: Client, body: str, reason: str) -> None:
     response = as_ada.post("/api/v1/plans", data=body, content_type="application/json")
     assert (response.status_code, response.json()["code"]) == (400, "bad_request")
     assert reason in response.json()["detail"]
@@ -64,31 +69,33 @@ def test_a_body_that_cannot_be_kept_says_why(db, as_ada, body, reason):
         ),
     ],
 )
-def test_a_form_that_cannot_be_read_is_the_senders_fault(db, as_ada, kind, body):
+def test_a_form_that_cannot_be_read_is_the_senders_fault(db: None, as_ada: Client, kind: str, body: str) -> None:
     response = as_ada.generic("POST", "/api/v1/models", data=body, content_type=kind)
     assert (response.status_code, response["Content-Type"]) == (400, "application/problem+json")
     assert "the form cannot be read" in response.json()["detail"]
 
 
 @pytest.mark.parametrize("address", ["/api/v1/jobs/%00", "/api/v1/jobs?q=%00", "/api/v1/jobs?cursor=n.%00"])
-def test_a_nul_in_an_address_is_refused_as_a_problem(db, as_ada, address):
+def test_a_nul_in_an_address_is_refused_as_a_problem(db: None, as_ada: Client, address: str) -> None:
     response = as_ada.get(address)
     assert (response.status_code, response["Content-Type"]) == (400, "application/problem+json")
     assert response.json()["detail"] == "the address holds a NUL character"
 
 
-def test_a_page_size_of_many_digits_is_refused(db, as_ada):
+def test_a_page_size_of_many_digits_is_refused(db: None, as_ada: Client) -> None:
     assert as_ada.get("/api/v1/jobs", {"page_size": "9" * 5_000}).status_code == 422
 
 
-def test_a_wrong_method_names_those_that_work(as_ada):
+def test_a_wrong_method_names_those_that_work(as_ada: Client) -> None:
     response = as_ada.delete("/api/v1/jobs")
     assert set(response["Allow"].split(", ")) == {"GET", "POST"}
     assert response.json()["detail"] == f"DELETE is not possible here; allowed: {response['Allow']}"
 
 
-def test_a_fault_of_the_program_reveals_nothing_of_itself(as_ada, monkeypatch, caplog):
-    def broken():
+def test_a_fault_of_the_program_reveals_nothing_of_itself(
+    as_ada: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> Never:
         raise RuntimeError("secret inside")
 
     monkeypatch.setattr(catalog_routes, "program_version", broken)
@@ -127,7 +134,9 @@ def test_a_fault_of_the_program_reveals_nothing_of_itself(as_ada, monkeypatch, c
         ({"name": "x" * 201}, "name", "1 to 200 printable characters"),
     ],
 )
-def test_a_bad_spec_names_the_field_the_value_and_what_is_allowed(as_ada, model, dataset, spec, field, detail):
+def test_a_bad_spec_names_the_field_the_value_and_what_is_allowed(
+    as_ada: Client, model: Model, dataset: Dataset, spec: dict[str, Any], field: str, detail: str
+) -> None:
     good = {
         "model": "tiny",
         "dataset": "text",
@@ -142,7 +151,7 @@ def test_a_bad_spec_names_the_field_the_value_and_what_is_allowed(as_ada, model,
     assert not Job.objects.filter(kind="train").exists()
 
 
-def test_the_description_lists_every_address_and_its_page_is_served_from_here(db, as_nobody):
+def test_the_description_lists_every_address_and_its_page_is_served_from_here(db: None, as_nobody: Client) -> None:
     document = as_nobody.get("/api/v1/openapi.json").json()
     assert "/api/v1/jobs/{job_id}/events" in document["paths"]
     page = as_nobody.get("/api/v1/docs")
@@ -153,21 +162,21 @@ def test_the_description_lists_every_address_and_its_page_is_served_from_here(db
     assert b"<script>" not in page.content
 
 
-def test_health_is_reported_with_and_without_redis(db, as_nobody):
+def test_health_is_reported_with_and_without_redis(db: None, as_nobody: Client) -> None:
     assert as_nobody.get("/healthz").status_code == 200
     response = as_nobody.get("/readyz")
     assert (response.status_code, response.json()["database"]) == (200, "ok")
     assert response.json()["redis"].startswith("unreachable")
 
 
-def send_text(client, content="a word\n", key="k1", name="words"):
+def send_text(client: Client, content: str = "a word\n", key: str = "k1", name: str = "words") -> Any:
     from django.core.files.uploadedfile import SimpleUploadedFile
 
     file = SimpleUploadedFile("words.txt", content.encode())
     return client.post("/api/v1/datasets", data={"name": name, "file": file}, headers={"Idempotency-Key": key})
 
 
-def test_the_same_key_and_request_replay_the_same_answer(as_ada):
+def test_the_same_key_and_request_replay_the_same_answer(as_ada: Client) -> None:
     first, second = send_text(as_ada), send_text(as_ada)
     assert (first.status_code, second.status_code) == (201, 201)
     assert first.json() == second.json()
@@ -175,29 +184,29 @@ def test_the_same_key_and_request_replay_the_same_answer(as_ada):
     assert second["Idempotent-Replayed"] == "true"
 
 
-def test_the_same_key_with_another_request_is_refused(as_ada):
+def test_the_same_key_with_another_request_is_refused(as_ada: Client) -> None:
     send_text(as_ada)
     response = send_text(as_ada, content="another word\n")
     assert (response.status_code, response.json()["code"]) == (422, "idempotency_key_reused")
 
 
-def test_the_same_key_while_the_first_runs_is_a_conflict(as_ada):
+def test_the_same_key_while_the_first_runs_is_a_conflict(as_ada: Client) -> None:
     send_text(as_ada)
     IdempotencyKey.objects.update(status=None)
     response = send_text(as_ada)
     assert (response.status_code, response.json()["code"]) == (409, "idempotency_in_progress")
 
 
-def test_a_refused_request_may_be_sent_again_under_its_key(as_ada):
+def test_a_refused_request_may_be_sent_again_under_its_key(as_ada: Client) -> None:
     assert send_text(as_ada, content="").status_code == 422
     assert send_text(as_ada).status_code == 201
 
 
-def test_keys_of_two_people_do_not_meet(as_ada, as_eve):
+def test_keys_of_two_people_do_not_meet(as_ada: Client, as_eve: Client) -> None:
     assert send_text(as_ada).json()["id"] != send_text(as_eve).json()["id"]
 
 
-def test_the_web_process_never_imports_torch(headroom_home):
+def test_the_web_process_never_imports_torch(headroom_home: Path) -> None:
     code = (
         "import os, sys, django; os.environ['DJANGO_SETTINGS_MODULE'] = 'tests.settings'; import webapp.asgi; "
         "from webapp.planning import pricing; from django.urls import get_resolver; get_resolver().url_patterns; "

@@ -3,15 +3,21 @@ fault of the server, and each is one that the description names, of the media ty
 """
 
 import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import schemathesis
+from django.contrib.auth.models import User
 from django.core.signals import request_finished, request_started
 from django.core.wsgi import get_wsgi_application
 from django.db import close_old_connections, transaction
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
+from schemathesis.generation.case import Case
+from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_headers_conformance,
@@ -38,12 +44,12 @@ CHECKS = [
 
 
 @pytest.fixture
-def ids(admin, headroom_home, db):
+def ids(admin: User, headroom_home: Path, db: None) -> dict[str, str]:
     return make_owned(admin, create_project(admin, name="summaries"), headroom_home)
 
 
 @pytest.fixture(autouse=True)
-def _one_connection():
+def _one_connection() -> Iterator[None]:
     """Keep a request's end from closing the connection that the test's transaction is on, as Django's own test client does."""
     for signal in (request_started, request_finished):
         signal.disconnect(close_old_connections)
@@ -53,14 +59,16 @@ def _one_connection():
 
 
 @pytest.fixture
-def token(admin):
+def token(admin: User) -> str:
     return create_token(user=admin, name="t", scope=Scope.ADMIN)[1]
 
 
-def operations(document):
+def operations(document: dict[str, Any]) -> list[Any]:
     schema = schemathesis.openapi.from_dict(document)
     schema.app = get_wsgi_application()
-    return [pytest.param(found.ok(), id=found.ok().label) for found in schema.get_all_operations()]
+    results: Any = schema.get_all_operations()
+    found = [result.ok() for result in results]
+    return [pytest.param(operation, id=operation.label) for operation in found]
 
 
 OPERATIONS = operations(openapi_document())
@@ -70,17 +78,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consu
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_no_answer_is_a_fault_or_undocumented(operation, ids, token):
+def test_no_answer_is_a_fault_or_undocumented(operation: APIOperation, ids: dict[str, str], token: str) -> None:
     ask_examples(operation, ids, token, checks=CHECKS)
 
 
 @pytest.mark.parametrize("operation", AFTER_OPENAI)
-def test_no_answer_of_the_batch_api_is_a_fault(operation, ids, token):
+def test_no_answer_of_the_batch_api_is_a_fault(operation: APIOperation, ids: dict[str, str], token: str) -> None:
     """OpenAI describes it; here it has no description of its own to be held to."""
     ask_examples(operation, ids, token, checks=[not_a_server_error])
 
 
-def ask_examples(operation, ids, token, *, checks):
+def ask_examples(operation: APIOperation, ids: dict[str, str], token: str, *, checks: list[Callable[..., Any]]) -> None:
     @settings(
         max_examples=EXAMPLES,
         deadline=None,
@@ -90,7 +98,7 @@ def ask_examples(operation, ids, token, *, checks):
         suppress_health_check=list(HealthCheck),
     )
     @given(case=operation.as_strategy(), is_there=st.booleans(), names_project=st.booleans())
-    def check(case, is_there, names_project):
+    def check(case: Case, is_there: bool, names_project: bool) -> None:
         if is_there:  # a drawn id never names a row
             case.path_parameters = {name: ids[name] for name in re.findall(r"{(\w+)}", operation.path)}
         if not names_project:  # nor does a drawn project
@@ -102,7 +110,7 @@ def ask_examples(operation, ids, token, *, checks):
     check()
 
 
-def test_the_description_is_of_openapi_3_1_and_says_what_each_operation_needs():
+def test_the_description_is_of_openapi_3_1_and_says_what_each_operation_needs() -> None:
     document = openapi_document()
     assert document["openapi"].startswith("3.1")
     cancel = document["paths"]["/api/v1/jobs/{job_id}/cancel"]["post"]

@@ -3,9 +3,11 @@
 import json
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.contrib.auth.models import User
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.utils import timezone
@@ -16,62 +18,62 @@ from webapp.attempts.outcome import finish_attempt
 from webapp.batches import actions
 from webapp.batches.actions import advance_batches
 from webapp.batches.models import Batch, BatchFile
-from webapp.catalog.models import Dataset
+from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import record_phase, record_progress, record_started
 from webapp.jobs.claiming import claim_job
-from webapp.jobs.models import Job
+from webapp.jobs.models import Attempt, Job
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def writer(writer_document, ada):
+def writer(writer_document: dict[str, Any], ada: User) -> Model:
     return make_writer(writer_document, owner=ada)
 
 
 @pytest.fixture
-def as_ada(ada):
+def as_ada(ada: User) -> Client:
     return token_client(ada)
 
 
-def upload(client, *lines, purpose="batch", name="in.jsonl"):
+def upload(client: Client, *lines: Any, purpose: str = "batch", name: str = "in.jsonl") -> Any:
     text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
     return client.post("/v1/files", data={"purpose": purpose, "file": SimpleUploadedFile(name, text.encode())})
 
 
-def start(client, file_id, **changes):
+def start(client: Client, file_id: str, **changes: Any) -> Any:
     body = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h", **changes}
     return client.post("/v1/batches", data=json.dumps(body), content_type="application/json")
 
 
-def begin(client, *lines):
+def begin(client: Client, *lines: Any) -> str:
     """A batch whose job is queued."""
     batch = start(client, upload(client, *lines).json()["id"]).json()
     advance_batches()
     return batch["id"]
 
 
-def show(client, batch_id):
+def show(client: Client, batch_id: str) -> dict[str, Any]:
     return client.get(f"/v1/batches/{batch_id}").json()
 
 
-def read(client, file_id):
-    answer = client.get(f"/v1/files/{file_id}/content")
+def read(client: Client, file_id: str) -> bytes:
+    answer: Any = client.get(f"/v1/files/{file_id}/content")
 
-    async def collect():
+    async def collect() -> bytes:
         return b"".join([part async for part in answer.streaming_content])
 
     return async_to_sync(collect)()
 
 
-def run(machine, *, summary=None, step=1):
+def run(machine: Machine, *, summary: dict[str, int] | None = None, step: int = 1) -> Attempt:
     attempt = claim_job(worker="w", machine=machine)
     assert record_started(attempt, pid=1)
     assert record_progress(attempt, step=step, eta_s=None, summary=summary or {})
     return attempt
 
 
-def end(attempt, home, *, outcome="succeeded", errors="", **changes):
+def end(attempt: Attempt, home: Path, *, outcome: str = "succeeded", errors: str = "", **changes: Any) -> str:
     folder = Path(home) / "jobs" / attempt.job_id / "artifacts"
     folder.mkdir(parents=True)
     artifacts = []
@@ -84,7 +86,7 @@ def end(attempt, home, *, outcome="succeeded", errors="", **changes):
     return finish_attempt(attempt, result={**result, "artifacts": artifacts, **changes}, exit_code=0)
 
 
-def test_an_uploaded_file_is_listed_read_back_and_deleted(as_ada):
+def test_an_uploaded_file_is_listed_read_back_and_deleted(as_ada: Client) -> None:
     made = upload(as_ada, request()).json()
     assert (made["object"], made["purpose"], made["filename"]) == ("file", "batch", "in.jsonl")
     assert made["id"].startswith("file-")
@@ -97,7 +99,7 @@ def test_an_uploaded_file_is_listed_read_back_and_deleted(as_ada):
     assert not Dataset.objects.exists()
 
 
-def test_lists_are_paged_newest_first_as_openais_clients_expect(as_ada):
+def test_lists_are_paged_newest_first_as_openais_clients_expect(as_ada: Client) -> None:
     ids = [upload(as_ada, request()).json()["id"] for _ in range(3)]
     first = as_ada.get("/v1/files?limit=2").json()
     assert ([row["id"] for row in first["data"]], first["has_more"]) == ([ids[2], ids[1]], True)
@@ -107,7 +109,9 @@ def test_lists_are_paged_newest_first_as_openais_clients_expect(as_ada):
     assert rising["data"][0]["id"] == ids[0]
 
 
-def test_a_file_of_a_running_batch_may_be_deleted_and_its_lines_stay(as_ada, machine, writer):
+def test_a_file_of_a_running_batch_may_be_deleted_and_its_lines_stay(
+    as_ada: Client, machine: Machine, writer: Model
+) -> None:
     batch = begin(as_ada, request())
     file_id = show(as_ada, batch)["input_file_id"]
     assert as_ada.delete(f"/v1/files/{file_id}").json()["deleted"]
@@ -115,7 +119,9 @@ def test_a_file_of_a_running_batch_may_be_deleted_and_its_lines_stay(as_ada, mac
     assert show(as_ada, batch)["input_file_id"] == file_id
 
 
-def test_a_batch_goes_from_validating_to_completed_with_files_and_counts(as_ada, machine, writer, headroom_home):
+def test_a_batch_goes_from_validating_to_completed_with_files_and_counts(
+    as_ada: Client, machine: Machine, writer: Model, headroom_home: Path
+) -> None:
     made = start(as_ada, upload(as_ada, request("a"), request("b")).json()["id"], metadata={"for": "test"}).json()
     assert (made["status"], made["request_counts"]) == ("validating", {"total": 0, "completed": 0, "failed": 0})
     assert made["expires_at"] - made["created_at"] == 24 * 3600
@@ -142,7 +148,9 @@ def test_a_batch_goes_from_validating_to_completed_with_files_and_counts(as_ada,
     assert advance_batches() == []
 
 
-def test_a_batch_that_nobody_looks_at_is_finished_by_the_reconciler(as_ada, machine, writer, headroom_home):
+def test_a_batch_that_nobody_looks_at_is_finished_by_the_reconciler(
+    as_ada: Client, machine: Machine, writer: Model, headroom_home: Path
+) -> None:
     batch = begin(as_ada, request())
     end(run(machine), headroom_home)
     assert advance_batches() == [batch]
@@ -150,7 +158,7 @@ def test_a_batch_that_nobody_looks_at_is_finished_by_the_reconciler(as_ada, mach
     assert BatchFile.objects.filter(purpose="batch_output").count() == 1
 
 
-def test_a_batch_waits_while_its_model_is_profiled_or_no_machine_is_known(as_ada, ada):
+def test_a_batch_waits_while_its_model_is_profiled_or_no_machine_is_known(as_ada: Client, ada: User) -> None:
     make_writer(owner=ada)
     batch = begin(as_ada, request())
     assert show(as_ada, batch)["status"] == "validating"
@@ -168,7 +176,9 @@ def test_a_batch_waits_while_its_model_is_profiled_or_no_machine_is_known(as_ada
         ([request(body={**request()["body"], "model": "nobody"})], "invalid_input", None),
     ],
 )
-def test_a_file_that_is_no_batch_fails_with_its_lines(as_ada, machine, writer, lines, code, line):
+def test_a_file_that_is_no_batch_fails_with_its_lines(
+    as_ada: Client, machine: Machine, writer: Model, lines: list[Any], code: str, line: int | None
+) -> None:
     batch = show(as_ada, begin(as_ada, *lines))
     assert (batch["status"], batch["errors"]["object"]) == ("failed", "list")
     first = batch["errors"]["data"][0]
@@ -176,7 +186,9 @@ def test_a_file_that_is_no_batch_fails_with_its_lines(as_ada, machine, writer, l
     assert not Job.objects.filter(kind="generate").exists()
 
 
-def test_a_batch_that_is_cancelled_keeps_what_is_finished(as_ada, machine, writer, headroom_home):
+def test_a_batch_that_is_cancelled_keeps_what_is_finished(
+    as_ada: Client, machine: Machine, writer: Model, headroom_home: Path
+) -> None:
     batch = begin(as_ada, request("a"), request("b"))
     attempt = run(machine)
     assert as_ada.post(f"/v1/batches/{batch}/cancel").json()["status"] == "cancelling"
@@ -187,20 +199,22 @@ def test_a_batch_that_is_cancelled_keeps_what_is_finished(as_ada, machine, write
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "wrong_state")
 
 
-def begin_completed(client, machine, home):
+def begin_completed(client: Client, machine: Machine, home: Path) -> str:
     batch = begin(client, request())
     end(run(machine), home)
     assert show(client, batch)["status"] == "completed"
     return batch
 
 
-def test_a_batch_that_has_not_started_is_cancelled_at_once(as_ada, ada):
+def test_a_batch_that_has_not_started_is_cancelled_at_once(as_ada: Client, ada: User) -> None:
     make_writer(owner=ada)
     batch = begin(as_ada, request())
     assert as_ada.post(f"/v1/batches/{batch}/cancel").json()["status"] == "cancelled"
 
 
-def test_after_its_window_a_batch_expires_with_what_is_finished(as_ada, machine, writer, headroom_home):
+def test_after_its_window_a_batch_expires_with_what_is_finished(
+    as_ada: Client, machine: Machine, writer: Model, headroom_home: Path
+) -> None:
     batch = begin(as_ada, request("a"), request("b"))
     attempt = run(machine)
     Batch.objects.update(expires_at=timezone.now() - timedelta(seconds=1))
@@ -211,7 +225,9 @@ def test_after_its_window_a_batch_expires_with_what_is_finished(as_ada, machine,
     assert (ended["status"], bool(ended["output_file_id"])) == ("expired", True)
 
 
-def test_a_job_that_fails_fails_its_batch_with_its_reason(as_ada, machine, writer, headroom_home):
+def test_a_job_that_fails_fails_its_batch_with_its_reason(
+    as_ada: Client, machine: Machine, writer: Model, headroom_home: Path
+) -> None:
     batch = begin(as_ada, request())
     end(run(machine), headroom_home, outcome="failed", reason="out_of_device_memory", message="it ran out")
     ended = show(as_ada, batch)
@@ -221,11 +237,13 @@ def test_a_job_that_fails_fails_its_batch_with_its_reason(as_ada, machine, write
     ]
 
 
-def test_a_batch_on_which_the_program_fails_holds_up_no_other(as_ada, machine, writer, monkeypatch):
+def test_a_batch_on_which_the_program_fails_holds_up_no_other(
+    as_ada: Client, machine: Machine, writer: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = (start(as_ada, upload(as_ada, request()).json()["id"]).json()["id"] for _ in range(2))
     validate = actions._validate
 
-    def fail_once(batch):
+    def fail_once(batch: Batch) -> None:
         if batch.pk == first:
             raise RuntimeError("secret")
         validate(batch)
@@ -238,7 +256,7 @@ def test_a_batch_on_which_the_program_fails_holds_up_no_other(as_ada, machine, w
     assert show(as_ada, second)["status"] == "in_progress"
 
 
-def test_what_is_someone_elses_is_not_there(as_ada, eve, machine, writer):
+def test_what_is_someone_elses_is_not_there(as_ada: Client, eve: User, machine: Machine, writer: Model) -> None:
     batch = begin(as_ada, request())
     file_id = show(as_ada, batch)["input_file_id"]
     stranger = token_client(eve)
@@ -261,7 +279,9 @@ def test_what_is_someone_elses_is_not_there(as_ada, eve, machine, writer):
         ({"colour": "red"}, "colour"),
     ],
 )
-def test_a_request_that_is_wrong_is_refused_in_openais_form(as_ada, changes, param):
+def test_a_request_that_is_wrong_is_refused_in_openais_form(
+    as_ada: Client, changes: dict[str, Any], param: str
+) -> None:
     refused = start(as_ada, changes.pop("input_file_id", upload(as_ada, request()).json()["id"]), **changes)
     assert refused.status_code == 400
     error = refused.json()["error"]
@@ -269,13 +289,13 @@ def test_a_request_that_is_wrong_is_refused_in_openais_form(as_ada, changes, par
     assert param in (error["param"] or "") or "NUL" in error["message"]
 
 
-def test_other_purposes_and_files_that_are_no_text_are_refused(as_ada):
+def test_other_purposes_and_files_that_are_no_text_are_refused(as_ada: Client) -> None:
     assert upload(as_ada, request(), purpose="fine-tune").json()["error"]["param"] == "purpose"
     empty = upload(as_ada)
     assert (empty.status_code, empty.json()["error"]["code"]) == (400, "bad_dataset")
 
 
-def test_only_a_token_opens_this_api(as_ada, ada):
+def test_only_a_token_opens_this_api(as_ada: Client, ada: User) -> None:
     browser = Client(raise_request_exception=False)
     browser.force_login(ada)
     for client in (browser, Client(headers={"Authorization": "Bearer hr_wrong"}, raise_request_exception=False)):
@@ -283,10 +303,10 @@ def test_only_a_token_opens_this_api(as_ada, ada):
         assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
-def test_an_address_that_is_not_there_answers_in_openais_form(as_ada):
+def test_an_address_that_is_not_there_answers_in_openais_form(as_ada: Client) -> None:
     refused = as_ada.get("/v1/embeddings")
     assert (refused.status_code, refused.json()["error"]["type"]) == (404, "invalid_request_error")
 
 
-def test_models_with_weights_are_listed_by_name(as_ada, model, writer):
+def test_models_with_weights_are_listed_by_name(as_ada: Client, model: Model, writer: Model) -> None:
     assert [row["id"] for row in as_ada.get("/v1/models").json()["data"]] == ["writer"]

@@ -2,8 +2,11 @@
 
 import json
 import struct
+from pathlib import Path
+from typing import Any, Never
 
 import pytest
+from django.contrib.auth.models import User
 from django.core.files.uploadedfile import SimpleUploadedFile
 
 from optimizer.base.errors import InvalidDataset, InvalidInput, InvalidModel, UnsupportedModelType
@@ -15,11 +18,11 @@ from webapp.catalog.models import Dataset, Machine, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
 
 
-def upload(name, content):
+def upload(name: str, content: bytes | dict[str, Any]) -> SimpleUploadedFile:
     return SimpleUploadedFile(name, content if isinstance(content, bytes) else json.dumps(content).encode())
 
 
-def safetensors(tensors):
+def safetensors(tensors: dict[str, Any]) -> bytes:
     """A file as the format says: header length, header, data."""
     header, data = {}, b""
     for name, shape in tensors.items():
@@ -32,11 +35,11 @@ def safetensors(tensors):
     return struct.pack("<Q", len(text)) + text + data
 
 
-def leftovers(home):
+def leftovers(home: Path) -> list[Any]:
     return [path for kind in ("spool", "models", "datasets") for path in (home / kind).glob("*")]
 
 
-def test_a_config_alone_makes_a_model_with_a_config_written_afresh(ada, headroom_home):
+def test_a_config_alone_makes_a_model_with_a_config_written_afresh(ada: User, headroom_home: Path) -> None:
     model = create_model(
         owner=ada, name="mine", config=upload("config.json", {**TINY_CONFIG, "auto_map": {"x": "y"}, "_attn_x": 1})
     )
@@ -49,7 +52,7 @@ def test_a_config_alone_makes_a_model_with_a_config_written_afresh(ada, headroom
     assert list((headroom_home / "spool").iterdir()) == []
 
 
-def test_weights_are_checked_and_kept_under_the_standard_name(ada, headroom_home):
+def test_weights_are_checked_and_kept_under_the_standard_name(ada: User, headroom_home: Path) -> None:
     weights = upload("anything.safetensors", safetensors({"wte.weight": [4, 2]}))
     model = create_model(owner=ada, name="mine", config=upload("config.json", TINY_CONFIG), weights=[weights])
     assert model.has_weights
@@ -72,7 +75,9 @@ def test_weights_are_checked_and_kept_under_the_standard_name(ada, headroom_home
         ("model.safetensors", safetensors({"w": [2]})[:-1], "weights file model.safetensors"),
     ],
 )
-def test_bad_weights_are_refused_by_name_and_leave_nothing(ada, headroom_home, name, content, text):
+def test_bad_weights_are_refused_by_name_and_leave_nothing(
+    ada: User, headroom_home: Path, name: str, content: bytes, text: str
+) -> None:
     with pytest.raises(InvalidModel) as refusal:
         create_model(owner=ada, name="mine", config=upload("config.json", TINY_CONFIG), weights=[upload(name, content)])
     assert text in str(refusal.value)
@@ -90,19 +95,21 @@ def test_bad_weights_are_refused_by_name_and_leave_nothing(ada, headroom_home, n
         (json.dumps({**TINY_CONFIG, "n_head": 3}).encode(), "n_embd is 32; allowed: a multiple of n_head (3)"),
     ],
 )
-def test_a_bad_config_is_refused_with_what_is_allowed(ada, headroom_home, content, text):
+def test_a_bad_config_is_refused_with_what_is_allowed(
+    ada: User, headroom_home: Path, content: bytes, text: str
+) -> None:
     with pytest.raises(InvalidModel) as refusal:
         create_model(owner=ada, name="mine", config=upload("config.json", content))
     assert text in str(refusal.value)
     assert leftovers(headroom_home) == []
 
 
-def test_an_unknown_model_type_is_named_with_those_that_work(ada):
+def test_an_unknown_model_type_is_named_with_those_that_work(ada: User) -> None:
     with pytest.raises(UnsupportedModelType, match="model_type 'mamba' is not supported; supported: .*gpt2.*llama"):
         create_model(owner=ada, name="mine", config=upload("config.json", {"model_type": "mamba"}))
 
 
-def test_a_tokenizer_that_fits_is_kept(ada, headroom_home):
+def test_a_tokenizer_that_fits_is_kept(ada: User, headroom_home: Path) -> None:
     config = {**TINY_CONFIG, "vocab_size": 8192}
     tokenizer = upload("tokenizer.json", TOKENIZER_FILE.read_bytes())
     model = create_model(owner=ada, name="mine", config=upload("config.json", config), tokenizer=tokenizer)
@@ -116,7 +123,7 @@ def test_a_tokenizer_that_fits_is_kept(ada, headroom_home):
         (TOKENIZER_FILE.read_bytes(), "the model's vocab_size is 300"),
     ],
 )
-def test_a_tokenizer_that_does_not_fit_is_refused(ada, headroom_home, content, text):
+def test_a_tokenizer_that_does_not_fit_is_refused(ada: User, headroom_home: Path, content: bytes, text: str) -> None:
     with pytest.raises(InvalidModel) as refusal:
         create_model(
             owner=ada,
@@ -128,7 +135,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(ada, headroom_home, content, t
     assert leftovers(headroom_home) == []
 
 
-def test_a_text_is_kept_with_its_facts(ada, headroom_home):
+def test_a_text_is_kept_with_its_facts(ada: User, headroom_home: Path) -> None:
     dataset = create_dataset(owner=ada, name="words", file=upload("words.txt", b"In the beginning.\n"))
     assert (dataset.format, dataset.num_bytes, dataset.num_documents) == ("txt", 18, 1)
     assert dataset.preview.startswith("In the beginning.")
@@ -146,7 +153,9 @@ def test_a_text_is_kept_with_its_facts(ada, headroom_home):
         ("words.parquet", b"PAR1 but not really PAR1", "parquet"),
     ],
 )
-def test_a_bad_dataset_is_refused_and_leaves_nothing(ada, headroom_home, name, content, text):
+def test_a_bad_dataset_is_refused_and_leaves_nothing(
+    ada: User, headroom_home: Path, name: str, content: bytes, text: str
+) -> None:
     with pytest.raises(InvalidDataset) as refusal:
         create_dataset(owner=ada, name="words", file=upload(name, content))
     assert text.lower() in str(refusal.value).lower()
@@ -155,13 +164,15 @@ def test_a_bad_dataset_is_refused_and_leaves_nothing(ada, headroom_home, name, c
 
 
 @pytest.mark.parametrize("name", ["", "   ", "x" * 201, "a\x00b"])
-def test_a_name_must_be_printable_and_short(ada, name):
+def test_a_name_must_be_printable_and_short(ada: User, name: str) -> None:
     with pytest.raises(InvalidInput, match="1 to 200 printable characters"):
         create_dataset(owner=ada, name=name, file=upload("words.txt", b"a"))
 
 
-def test_a_row_that_cannot_be_written_takes_its_folder_with_it(ada, headroom_home, monkeypatch):
-    def refuse(*_, **__):
+def test_a_row_that_cannot_be_written_takes_its_folder_with_it(
+    ada: User, headroom_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Never:
         raise RuntimeError("no database")
 
     monkeypatch.setattr(Dataset, "save", refuse)
@@ -170,7 +181,7 @@ def test_a_row_that_cannot_be_written_takes_its_folder_with_it(ada, headroom_hom
     assert leftovers(headroom_home) == []
 
 
-def test_a_check_that_takes_too_long_is_killed_and_refused(tmp_path):
+def test_a_check_that_takes_too_long_is_killed_and_refused(tmp_path: Path) -> None:
     (tmp_path / "slow").mkdir()
     with pytest.raises(InvalidModel, match="weights is refused: checking it took longer than 1 s"):
         run_limited(
@@ -182,7 +193,7 @@ def test_a_check_that_takes_too_long_is_killed_and_refused(tmp_path):
         )
 
 
-def test_a_check_that_takes_too_much_memory_is_refused():
+def test_a_check_that_takes_too_much_memory_is_refused() -> None:
     with pytest.raises(InvalidModel, match="could not be checked within the limits of memory and time"):
         run_limited(
             "timeit",
@@ -193,13 +204,13 @@ def test_a_check_that_takes_too_much_memory_is_refused():
         )
 
 
-def test_people_see_what_is_theirs_and_what_is_everyones(ada, eve, admin):
+def test_people_see_what_is_theirs_and_what_is_everyones(ada: User, eve: User, admin: User) -> None:
     make_tiny_model(), make_tiny_model(ada), make_text(ada)
     assert [models_visible_to(person).count() for person in (ada, eve, admin)] == [2, 1, 2]
     assert [datasets_visible_to(person).count() for person in (ada, eve, admin)] == [1, 0, 1]
 
 
-def test_a_machine_that_registers_again_keeps_its_calibration(machine):
+def test_a_machine_that_registers_again_keeps_its_calibration(machine: Machine) -> None:
     Machine.objects.update(calibration={"num_runs": 3})
     again = register_machine(name=machine.name, document=machine.document)
     assert (again.pk, again.calibration) == (machine.pk, {"num_runs": 3})

@@ -1,12 +1,17 @@
 """Ends of attempts, and what becomes of their jobs."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from django.utils import timezone
+from pytest_django import Settings
 
 from optimizer.base.serialize import to_json
 from tests.webapp.jobs.attempts import DONE, DRAINED, failed, reread, run
 from webapp.attempts.outcome import finish_attempt
 from webapp.attempts.reconciling import expire_leases
+from webapp.catalog.models import Machine, Model
 from webapp.jobs.actions import (
     record_checkpoint,
     record_phase,
@@ -19,7 +24,7 @@ from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Artifact, Attempt, Job, Sample
 
 
-def test_a_worker_whose_lease_ran_out_loses_the_job(make_job, machine):
+def test_a_worker_whose_lease_ran_out_loses_the_job(make_job: Callable[..., Job], machine: Machine) -> None:
     job = make_job()
     attempt = run(machine, lease_s=-1)
     assert expire_leases() == [job.pk]
@@ -28,20 +33,20 @@ def test_a_worker_whose_lease_ran_out_loses_the_job(make_job, machine):
     assert not renew_lease(attempt).held
 
 
-def test_grace_spares_a_lease_that_has_just_run_out(make_job, machine):
+def test_grace_spares_a_lease_that_has_just_run_out(make_job: Callable[..., Job], machine: Machine) -> None:
     make_job()
     run(machine, lease_s=-1)
     assert expire_leases(grace_s=60) == []
 
 
-def test_a_late_renewal_holds_while_nobody_else_has_claimed(make_job, machine):
+def test_a_late_renewal_holds_while_nobody_else_has_claimed(make_job: Callable[..., Job], machine: Machine) -> None:
     make_job()
     attempt = run(machine, lease_s=-1)
     assert renew_lease(attempt).held
     assert expire_leases() == []
 
 
-def test_a_stale_worker_changes_nothing(make_job, machine, settings):
+def test_a_stale_worker_changes_nothing(make_job: Callable[..., Job], machine: Machine, settings: Settings) -> None:
     settings.HEADROOM_RETRY_BASE_S = 0
     job = make_job()
     stale = run(machine, lease_s=-1)
@@ -65,7 +70,7 @@ def test_a_stale_worker_changes_nothing(make_job, machine, settings):
     assert not Sample.objects.exists()
 
 
-def test_a_drained_attempt_costs_nothing_and_may_start_at_once(make_job, machine):
+def test_a_drained_attempt_costs_nothing_and_may_start_at_once(make_job: Callable[..., Job], machine: Machine) -> None:
     job = make_job()
     assert finish_attempt(run(machine), result=DRAINED, exit_code=75) == "drained"
     job = reread(job)
@@ -74,7 +79,9 @@ def test_a_drained_attempt_costs_nothing_and_may_start_at_once(make_job, machine
 
 
 @pytest.mark.parametrize(("num_failed", "delay_s"), [(0, 10), (1, 20), (2, 40), (3, 80)])
-def test_each_lost_attempt_waits_twice_as_long(make_job, machine, num_failed, delay_s):
+def test_each_lost_attempt_waits_twice_as_long(
+    make_job: Callable[..., Job], machine: Machine, num_failed: int, delay_s: int
+) -> None:
     job = make_job()
     attempt = run(machine)
     Job.objects.filter(pk=job.pk).update(failed_attempts=num_failed)
@@ -83,7 +90,7 @@ def test_each_lost_attempt_waits_twice_as_long(make_job, machine, num_failed, de
     assert delay_s - 5 < wait_s <= delay_s
 
 
-def test_the_fifth_failed_attempt_is_the_last(make_job, machine):
+def test_the_fifth_failed_attempt_is_the_last(make_job: Callable[..., Job], machine: Machine) -> None:
     job = make_job()
     attempt = run(machine)
     Job.objects.filter(pk=job.pk).update(failed_attempts=4)
@@ -93,7 +100,9 @@ def test_the_fifth_failed_attempt_is_the_last(make_job, machine):
     assert job.message == "the job's process was ended by signal 9 and left no result; 5 attempts failed; 5 are allowed"
 
 
-def test_three_quick_deaths_without_a_step_are_a_poisoned_job(make_job, machine, settings):
+def test_three_quick_deaths_without_a_step_are_a_poisoned_job(
+    make_job: Callable[..., Job], machine: Machine, settings: Settings
+) -> None:
     settings.HEADROOM_RETRY_BASE_S = 0
     job = make_job()
     answers = [finish_attempt(run(machine), result=None, exit_code=-9) for _ in range(3)]
@@ -101,7 +110,9 @@ def test_three_quick_deaths_without_a_step_are_a_poisoned_job(make_job, machine,
     assert "3 attempts died within 60 s without a step" in reread(job).message
 
 
-def test_a_death_after_a_step_is_not_a_quick_one(make_job, machine, settings):
+def test_a_death_after_a_step_is_not_a_quick_one(
+    make_job: Callable[..., Job], machine: Machine, settings: Settings
+) -> None:
     settings.HEADROOM_RETRY_BASE_S = 0
     make_job()
     for step in (1, 2, 3):
@@ -112,25 +123,27 @@ def test_a_death_after_a_step_is_not_a_quick_one(make_job, machine, settings):
 
 
 @pytest.mark.parametrize("reason", ["out_of_device_memory", "bad_dataset", "loss_not_finite", "internal"])
-def test_what_the_job_did_to_itself_is_not_retried(make_job, machine, reason):
+def test_what_the_job_did_to_itself_is_not_retried(make_job: Callable[..., Job], machine: Machine, reason: str) -> None:
     job = make_job()
     assert finish_attempt(run(machine), result=failed(reason), exit_code=1) == "failed"
     job = reread(job)
     assert (job.state, job.reason, job.message, job.error) == ("failed", reason, "it broke", {"code": reason})
 
 
-def test_a_full_disk_is_retried(make_job, machine):
+def test_a_full_disk_is_retried(make_job: Callable[..., Job], machine: Machine) -> None:
     make_job()
     assert finish_attempt(run(machine), result=failed("disk_full"), exit_code=1) == "disk_full"
 
 
-def test_an_unknown_reason_is_a_fault_of_the_program(make_job, machine):
+def test_an_unknown_reason_is_a_fault_of_the_program(make_job: Callable[..., Job], machine: Machine) -> None:
     job = make_job()
     finish_attempt(run(machine), result=failed("gremlins"), exit_code=1)
     assert reread(job).reason == "internal"
 
 
-def test_artifacts_are_kept_only_from_inside_the_jobs_folder(make_job, machine, headroom_home):
+def test_artifacts_are_kept_only_from_inside_the_jobs_folder(
+    make_job: Callable[..., Job], machine: Machine, headroom_home: Path
+) -> None:
     job = make_job()
     folder = headroom_home / "jobs" / job.pk / "artifacts"
     folder.mkdir(parents=True)
@@ -151,7 +164,7 @@ def test_artifacts_are_kept_only_from_inside_the_jobs_folder(make_job, machine, 
     assert (kept.name, kept.file) == ("model.safetensors", f"jobs/{job.pk}/artifacts/model.safetensors")
 
 
-def test_a_finished_run_teaches_its_machine(make_job, machine):
+def test_a_finished_run_teaches_its_machine(make_job: Callable[..., Job], machine: Machine) -> None:
     from optimizer.estimate.prediction import Prediction
 
     prediction = Prediction(
@@ -169,7 +182,7 @@ def test_a_finished_run_teaches_its_machine(make_job, machine):
     assert Attempt.objects.get().measured == measured
 
 
-def test_a_profiling_job_leaves_its_profile(model, machine, headroom_home):
+def test_a_profiling_job_leaves_its_profile(model: Model, machine: Machine, headroom_home: Path) -> None:
     from webapp.catalog.models import Profile
     from webapp.planning.search.profile_requests import request_profile
     from webapp.planning.search.profiles import ProfileNeed
@@ -184,7 +197,7 @@ def test_a_profiling_job_leaves_its_profile(model, machine, headroom_home):
     assert Profile.objects.get().document == {"version": 1}
 
 
-def test_a_profiling_job_that_fails_leaves_its_error(model, machine):
+def test_a_profiling_job_that_fails_leaves_its_error(model: Model, machine: Machine) -> None:
     from webapp.catalog.models import Profile
     from webapp.planning.search.profile_requests import request_profile
     from webapp.planning.search.profiles import ProfileNeed

@@ -2,6 +2,8 @@
 
 import threading
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.db import connections
@@ -17,7 +19,7 @@ NUM_JOBS = 12
 NUM_WORKERS = 4
 
 
-def run_workers(work):
+def run_workers(work: Callable[..., Any]) -> None:
     """Run ``work(index)`` in one thread for each worker, all at once, to their ends."""
     threads = [threading.Thread(target=work, args=(index,)) for index in range(NUM_WORKERS)]
     for thread in threads:
@@ -27,7 +29,7 @@ def run_workers(work):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_each_job_is_claimed_once_however_many_workers_ask():
+def test_each_job_is_claimed_once_however_many_workers_ask() -> None:
     owner, model, dataset = make_person("ada"), make_tiny_model(), make_text()
     machines = [make_bench(f"bench {index}") for index in range(NUM_WORKERS)]
     for _ in range(NUM_JOBS):
@@ -38,7 +40,7 @@ def test_each_job_is_claimed_once_however_many_workers_ask():
     claimed, errors = [], []
     together = threading.Barrier(NUM_WORKERS)
 
-    def work(index):
+    def work(index: int) -> None:
         try:
             together.wait()
             while (attempt := claim_job(worker=f"w{index}", machine=machines[index])) is not None:
@@ -61,7 +63,7 @@ def test_each_job_is_claimed_once_however_many_workers_ask():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_machine_asked_twice_at_once_does_not_lend_its_memory_twice():
+def test_one_machine_asked_twice_at_once_does_not_lend_its_memory_twice() -> None:
     owner, model, dataset = make_person("ada"), make_tiny_model(), make_text()
     machine = make_bench(memory_bytes=100)
     for _ in range(4):
@@ -72,7 +74,7 @@ def test_one_machine_asked_twice_at_once_does_not_lend_its_memory_twice():
     claimed = []
     together = threading.Barrier(NUM_WORKERS)
 
-    def work(index):
+    def work(index: int) -> None:
         try:
             together.wait()
             claimed.append(claim_job(worker=f"w{index}", machine=machine))

@@ -14,7 +14,9 @@ FOLDERS = [f"tests/webapp/{name}" for name in ("accounts", "catalog", "jobs", "a
 
 
 @pytest.mark.postgres
-def test_everything_that_touches_the_database_passes_on_postgresql(postgresql_url, short_folder, llama_folder):
+def test_everything_that_touches_the_database_passes_on_postgresql(
+    postgresql_url: str, short_folder: Path, llama_folder: Path
+) -> None:
     home = short_folder / "headroom-tests-postgresql"
     home.mkdir()
     environment = os.environ | {
@@ -38,5 +40,5 @@ def test_everything_that_touches_the_database_passes_on_postgresql(postgresql_ur
     assert " passed" in done.stdout.splitlines()[-1]
 
 
-def test_the_database_under_test_is_the_one_that_was_asked_for(is_postgresql):
+def test_the_database_under_test_is_the_one_that_was_asked_for(is_postgresql: bool) -> None:
     assert is_postgresql is os.environ.get("DATABASE_URL", "").startswith("postgres")

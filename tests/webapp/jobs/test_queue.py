@@ -1,8 +1,10 @@
 """The queue: its order is the claim's, and each job says why it waits."""
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from django.contrib.auth.models import User
 from django.utils import timezone
 
 from optimizer.base.errors import InvalidInput
@@ -12,23 +14,25 @@ from webapp.jobs.actions import pause_job, set_priority
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.errors import JobConflict
 from webapp.jobs.models import Job
-from webapp.jobs.queue import read_queue
+from webapp.jobs.queue import Waiting, read_queue
 
 pytestmark = pytest.mark.django_db
 GIB = 1024**3
 
 
-def need(job, num_bytes, kind="cpu"):
+def need(job: Job, num_bytes: int, kind: str = "cpu") -> Job:
     Job.objects.filter(pk=job.pk).update(need_device_bytes=num_bytes, need_device_kind=kind)
     return job
 
 
-def only(user):
+def only(user: User) -> Waiting:
     (waiting,) = read_queue(user).waiting
     return waiting
 
 
-def test_jobs_stand_in_the_order_in_which_they_are_claimed(ada, machine, make_job):
+def test_jobs_stand_in_the_order_in_which_they_are_claimed(
+    ada: User, machine: Machine, make_job: Callable[..., Job]
+) -> None:
     jobs = [make_job() for _ in range(4)]
     set_priority(jobs[2], 7, actor="test", may_overtake=True)
     set_priority(jobs[0], -1, actor="test", may_overtake=False)
@@ -37,7 +41,9 @@ def test_jobs_stand_in_the_order_in_which_they_are_claimed(ada, machine, make_jo
     assert shown == claimed == [jobs[index].pk for index in (2, 1, 3, 0)]
 
 
-def test_places_count_other_people_s_jobs_and_name_none_of_them(ada, eve, make_job):
+def test_places_count_other_people_s_jobs_and_name_none_of_them(
+    ada: User, eve: User, make_job: Callable[..., Job]
+) -> None:
     make_job(owner=eve)
     mine = make_job()
     queue = read_queue(ada)
@@ -45,30 +51,32 @@ def test_places_count_other_people_s_jobs_and_name_none_of_them(ada, eve, make_j
     assert queue.num_waiting == 2
 
 
-def test_a_job_that_nothing_holds_up_is_next(ada, make_job):
+def test_a_job_that_nothing_holds_up_is_next(ada: User, make_job: Callable[..., Job]) -> None:
     make_job()
     assert (only(ada).reason, only(ada).machines) == ("next", ("bench",))
 
 
-def test_a_paused_job_says_so(ada, make_job):
+def test_a_paused_job_says_so(ada: User, make_job: Callable[..., Job]) -> None:
     pause_job(make_job(), actor="test")
     assert only(ada).reason == "paused"
 
 
-def test_a_failed_attempt_s_wait_is_shown(ada, make_job):
+def test_a_failed_attempt_s_wait_is_shown(ada: User, make_job: Callable[..., Job]) -> None:
     Job.objects.filter(pk=make_job().pk).update(not_before=timezone.now() + timedelta(seconds=90), attempt=1)
     assert only(ada).reason == "not_yet"
     assert "Attempt 1 failed; the next one may start in" in only(ada).sentence
 
 
-def test_what_no_machine_can_hold_names_the_largest_there_is(ada, make_job):
+def test_what_no_machine_can_hold_names_the_largest_there_is(ada: User, make_job: Callable[..., Job]) -> None:
     need(make_job(), 9 * GIB)
     assert only(ada).reason == "no_machine"
     wanted = "It needs a cpu device with 9.00 GiB; no known machine has one (the largest is bench, cpu, 8.00 GiB)"
     assert only(ada).sentence.startswith(wanted)
 
 
-def test_a_machine_that_is_offline_or_drains_is_named(ada, machine, make_job):
+def test_a_machine_that_is_offline_or_drains_is_named(
+    ada: User, machine: Machine, make_job: Callable[..., Job]
+) -> None:
     make_job()
     for change in ({"last_seen_at": timezone.now() - timedelta(hours=1)}, {"last_seen_at": timezone.now(), "draining": True}):
         Machine.objects.filter(pk=machine.pk).update(**change)
@@ -76,7 +84,9 @@ def test_a_machine_that_is_offline_or_drains_is_named(ada, machine, make_job):
         assert "Only bench could hold it" in only(ada).sentence
 
 
-def test_memory_that_running_jobs_hold_is_shown_with_what_is_left(ada, machine, make_job):
+def test_memory_that_running_jobs_hold_is_shown_with_what_is_left(
+    ada: User, machine: Machine, make_job: Callable[..., Job]
+) -> None:
     need(make_job(), 6 * GIB)
     assert claim_job(worker="w", machine=machine) is not None
     need(make_job(), 3 * GIB)
@@ -86,7 +96,7 @@ def test_memory_that_running_jobs_hold_is_shown_with_what_is_left(ada, machine, 
     assert only(ada).reason == "next"
 
 
-def test_only_administrators_go_ahead_of_others(make_job):
+def test_only_administrators_go_ahead_of_others(make_job: Callable[..., Job]) -> None:
     job = make_job()
     with pytest.raises(InvalidInput, match="priority is 1; allowed: -100 to 0"):
         set_priority(job, 1, actor="test", may_overtake=False)
@@ -95,12 +105,12 @@ def test_only_administrators_go_ahead_of_others(make_job):
 
 
 @pytest.mark.parametrize("priority", [-101, 101])
-def test_priorities_have_an_end(make_job, priority):
+def test_priorities_have_an_end(make_job: Callable[..., Job], priority: int) -> None:
     with pytest.raises(InvalidInput, match="allowed: -100 to 100"):
         set_priority(make_job(), priority, actor="test", may_overtake=True)
 
 
-def test_a_job_at_work_is_moved_no_more(machine, make_job):
+def test_a_job_at_work_is_moved_no_more(machine: Machine, make_job: Callable[..., Job]) -> None:
     job = make_job()
     claim_job(worker="w", machine=machine)
     with pytest.raises(JobConflict, match="move"):

@@ -1,17 +1,23 @@
 """Reports of a worker while an attempt runs, and the answer to a worker that reports nothing."""
 
+from collections.abc import Callable
 from datetime import timedelta
 
 from django.utils import timezone
+from pytest_django import Settings
 
+from tests.valkey import Valkey
 from tests.webapp.jobs.attempts import DRAINED, kinds, reread, run
 from webapp.attempts.outcome import finish_attempt
 from webapp.attempts.reconciling import enforce_deadlines, resend_hints
+from webapp.catalog.models import Machine
 from webapp.jobs.actions import record_checkpoint, record_phase, record_progress, record_samples, renew_lease
 from webapp.jobs.models import Job, Outbox, Sample
 
 
-def test_a_sample_that_comes_twice_is_kept_once_and_an_earlier_attempts_keeps_its_number(make_job, machine, settings):
+def test_a_sample_that_comes_twice_is_kept_once_and_an_earlier_attempts_keeps_its_number(
+    make_job: Callable[..., Job], machine: Machine, settings: Settings
+) -> None:
     settings.HEADROOM_RETRY_BASE_S = 0
     make_job()
     finish_attempt(run(machine), result=None, exit_code=-9)
@@ -22,7 +28,7 @@ def test_a_sample_that_comes_twice_is_kept_once_and_an_earlier_attempts_keeps_it
     assert sorted(Sample.objects.values_list("attempt", "step")) == [(1, 3), (2, 3)]
 
 
-def test_a_checkpoint_is_recorded_once(make_job, machine):
+def test_a_checkpoint_is_recorded_once(make_job: Callable[..., Job], machine: Machine) -> None:
     job = make_job()
     attempt = run(machine)
     for _ in range(2):
@@ -31,7 +37,7 @@ def test_a_checkpoint_is_recorded_once(make_job, machine):
     assert kinds(job).count("checkpointed") == 1
 
 
-def test_a_phase_is_an_event_once(make_job, machine):
+def test_a_phase_is_an_event_once(make_job: Callable[..., Job], machine: Machine) -> None:
     job = make_job()
     attempt = run(machine)
     assert record_phase(attempt, "training", "12 blocks")
@@ -40,7 +46,7 @@ def test_a_phase_is_an_event_once(make_job, machine):
     assert job.events.get(kind="phase").message == "training: 12 blocks"
 
 
-def test_progress_merges_its_numbers_into_the_summary(make_job, machine):
+def test_progress_merges_its_numbers_into_the_summary(make_job: Callable[..., Job], machine: Machine) -> None:
     job = make_job()
     attempt = run(machine)
     record_progress(attempt, step=1, eta_s=5.0, summary={"loss": 3.0})
@@ -49,7 +55,7 @@ def test_progress_merges_its_numbers_into_the_summary(make_job, machine):
     assert (job.step, job.eta_s, job.summary) == (2, 4.0, {"loss": 3.0, "tokens_per_s": 10})
 
 
-def test_a_job_over_its_time_saves_and_fails_as_such(make_job, machine):
+def test_a_job_over_its_time_saves_and_fails_as_such(make_job: Callable[..., Job], machine: Machine) -> None:
     job = make_job()
     attempt = run(machine)
     Job.objects.filter(pk=job.pk).update(max_duration_s=60, started_at=timezone.now() - timedelta(seconds=61))
@@ -60,7 +66,7 @@ def test_a_job_over_its_time_saves_and_fails_as_such(make_job, machine):
     assert (job.reason, job.message) == ("max_duration", "the job ran longer than its limit of 60 s")
 
 
-def test_a_job_without_a_step_for_half_an_hour_is_killed(make_job, machine):
+def test_a_job_without_a_step_for_half_an_hour_is_killed(make_job: Callable[..., Job], machine: Machine) -> None:
     job = make_job()
     attempt = run(machine)
     Job.objects.filter(pk=job.pk).update(progress_at=timezone.now() - timedelta(minutes=31))
@@ -70,7 +76,7 @@ def test_a_job_without_a_step_for_half_an_hour_is_killed(make_job, machine):
     assert reread(job).reason == "no_progress"
 
 
-def test_hints_wait_for_a_broker_and_are_sent_again(make_job, valkey):
+def test_hints_wait_for_a_broker_and_are_sent_again(make_job: Callable[..., Job], valkey: Valkey) -> None:
     job = make_job()
     assert Outbox.objects.filter(job=job).exists()
     assert resend_hints() == [job.pk]

@@ -2,16 +2,19 @@
 
 import asyncio
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 
+from tests.valkey import Valkey
 from tests.webapp.conftest import make_bench, make_person, make_spec, make_text, make_tiny_model
 from tests.webapp.jobs.attempts import DONE
 from webapp.attempts.outcome import finish_attempt
 from webapp.jobs.actions import create_job, record_samples, record_started
 from webapp.jobs.claiming import claim_job
-from webapp.jobs.models import Job
+from webapp.jobs.models import Attempt, Job
 from webapp.live import hub as hub_module
 from webapp.live import stream as stream_module
 from webapp.live.record import from_database
@@ -21,12 +24,12 @@ from webapp.wire.publish import publish, publish_all, report_gap, stream_key
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def sample(step, loss=1.0):
+def sample(step: int, loss: float = 1.0) -> dict[str, Any]:
     return {"kind": "step", "attempt": 1, "step": step, "time_s": 0.0, "loss": loss, "device_peak_bytes": 10}
 
 
 @pytest.fixture
-def running(transactional_db):
+def running(transactional_db: None) -> Attempt:
     """A running job of ada's and its attempt."""
     owner, model, dataset, machine = make_person("ada"), make_tiny_model(), make_text(), make_bench()
     create_job(
@@ -42,11 +45,11 @@ def running(transactional_db):
 class Client:
     """Reads one stream as a browser does; ``events`` are (kind, document, id)."""
 
-    def __init__(self, user, job_id, *, last_event_id=""):
-        self._source = job_events(user, job_id, last_event_id=last_event_id)
+    def __init__(self, user: User, job_id: str, *, last_event_id: str = "") -> None:
+        self._source: Any = job_events(user, job_id, last_event_id=last_event_id)
         self._text = ""
 
-    async def next(self, kind=None, *, within_s=15.0):
+    async def next(self, kind: str | None = None, *, within_s: float = 15.0) -> tuple[str, Any, str | None]:
         """The next event, of ``kind`` where one is named."""
         async with asyncio.timeout(within_s):
             while True:
@@ -54,7 +57,7 @@ class Client:
                 if kind is None or event[0] == kind:
                     return event
 
-    async def rest(self):
+    async def rest(self) -> list[tuple[str, dict[str, Any], str]]:
         found = []
         async with asyncio.timeout(15):
             while True:
@@ -63,10 +66,10 @@ class Client:
                 except StopAsyncIteration:
                     return found
 
-    async def close(self):
+    async def close(self) -> None:
         await self._source.aclose()
 
-    async def _next_of_any_kind(self):
+    async def _next_of_any_kind(self) -> tuple[str, dict[str, Any], str]:
         while True:
             while "\n\n" not in self._text:
                 self._text += (await anext(self._source)).decode()
@@ -76,12 +79,14 @@ class Client:
                 return fields["event"], json.loads(fields["data"]), fields.get("id", "")
 
 
-async def owner_of(attempt):
+async def owner_of(attempt: Attempt) -> User:
     # by the program's own helper, which leaves no connection open in another thread
     return await from_database(lambda: User.objects.get(job=attempt.job_id))
 
 
-async def test_a_stream_begins_with_a_snapshot_and_goes_on_with_what_is_published(running, valkey):
+async def test_a_stream_begins_with_a_snapshot_and_goes_on_with_what_is_published(
+    running: Attempt, valkey: Valkey
+) -> None:
     client = Client(await owner_of(running), running.job_id)
     kind, document, _ = await client.next()
     assert kind == "snapshot"
@@ -96,7 +101,7 @@ async def test_a_stream_begins_with_a_snapshot_and_goes_on_with_what_is_publishe
     await client.close()
 
 
-async def test_several_samples_at_once_come_in_their_order(running, valkey):
+async def test_several_samples_at_once_come_in_their_order(running: Attempt, valkey: Valkey) -> None:
     client = Client(await owner_of(running), running.job_id)
     await client.next("snapshot")
     assert await asyncio.to_thread(publish_all, running.job_id, "sample", [sample(step) for step in (2, 3, 4)])
@@ -104,7 +109,7 @@ async def test_several_samples_at_once_come_in_their_order(running, valkey):
     await client.close()
 
 
-async def test_a_resumed_stream_sends_exactly_what_was_missed(running, valkey):
+async def test_a_resumed_stream_sends_exactly_what_was_missed(running: Attempt, valkey: Valkey) -> None:
     owner = await owner_of(running)
     client = Client(owner, running.job_id)
     await client.next("snapshot")
@@ -120,14 +125,16 @@ async def test_a_resumed_stream_sends_exactly_what_was_missed(running, valkey):
 
 
 @pytest.mark.parametrize("last_event_id", ["1-1", "99999999999999999-0", "' OR 1=1", "-"])
-async def test_an_id_that_the_stream_no_longer_has_begins_again_with_a_reset(running, valkey, last_event_id):
+async def test_an_id_that_the_stream_no_longer_has_begins_again_with_a_reset(
+    running: Attempt, valkey: Valkey, last_event_id: str
+) -> None:
     client = Client(await owner_of(running), running.job_id, last_event_id=last_event_id)
     assert (await client.next())[0] == "reset"
     assert (await client.next())[0] == "snapshot"
     await client.close()
 
 
-async def test_the_end_of_the_job_ends_the_stream(running, valkey):
+async def test_the_end_of_the_job_ends_the_stream(running: Attempt, valkey: Valkey) -> None:
     client = Client(await owner_of(running), running.job_id)
     await client.next("snapshot")
     await asyncio.to_thread(finish_in_thread, running)
@@ -135,7 +142,7 @@ async def test_the_end_of_the_job_ends_the_stream(running, valkey):
     assert kinds[-2:] == ["state", "done"]
 
 
-async def test_a_job_that_has_ended_is_a_snapshot_and_done(running, valkey):
+async def test_a_job_that_has_ended_is_a_snapshot_and_done(running: Attempt, valkey: Valkey) -> None:
     await asyncio.to_thread(finish_in_thread, running)
     client = Client(await owner_of(running), running.job_id)
     events = await client.rest()
@@ -143,7 +150,7 @@ async def test_a_job_that_has_ended_is_a_snapshot_and_done(running, valkey):
     assert events[-1][1] == {"state": "succeeded", "reason": "done"}
 
 
-async def test_without_redis_the_same_events_come_from_the_database_without_ids(running):
+async def test_without_redis_the_same_events_come_from_the_database_without_ids(running: Attempt) -> None:
     client = Client(await owner_of(running), running.job_id)
     assert (await client.next())[0] == "snapshot"
     await asyncio.to_thread(in_thread, record_samples, running, [sample(2)])
@@ -153,7 +160,7 @@ async def test_without_redis_the_same_events_come_from_the_database_without_ids(
     assert [(kind, identifier) for kind, _, identifier in await client.rest()] == [("state", ""), ("done", "")]
 
 
-async def test_a_killed_redis_loses_no_point_and_ids_come_back_with_it(running, valkey):
+async def test_a_killed_redis_loses_no_point_and_ids_come_back_with_it(running: Attempt, valkey: Valkey) -> None:
     client = Client(await owner_of(running), running.job_id)
     await client.next("snapshot")
     await asyncio.to_thread(publish, running.job_id, "sample", sample(2))
@@ -176,7 +183,7 @@ async def test_a_killed_redis_loses_no_point_and_ids_come_back_with_it(running, 
     await client.close()
 
 
-async def test_a_publisher_says_that_it_dropped_something(running, valkey):
+async def test_a_publisher_says_that_it_dropped_something(running: Attempt, valkey: Valkey) -> None:
     valkey.kill()
     assert not await asyncio.to_thread(publish_all, running.job_id, "sample", [sample(1), sample(2)])
     await asyncio.to_thread(valkey.start)
@@ -187,7 +194,7 @@ async def test_a_publisher_says_that_it_dropped_something(running, valkey):
     assert entries[0]["data"] == {"num_dropped": 2}
 
 
-async def test_a_gap_is_reported_if_nothing_else_is_sent(running, valkey):
+async def test_a_gap_is_reported_if_nothing_else_is_sent(running: Attempt, valkey: Valkey) -> None:
     assert not await asyncio.to_thread(report_gap, running.job_id)
     valkey.kill()
     assert not await asyncio.to_thread(publish, running.job_id, "sample", sample(2))
@@ -199,7 +206,9 @@ async def test_a_gap_is_reported_if_nothing_else_is_sent(running, valkey):
     assert (entry["type"], entry["data"]) == ("gap", {"num_dropped": 1})
 
 
-async def test_a_client_that_does_not_keep_up_gets_a_gap(running, valkey, monkeypatch):
+async def test_a_client_that_does_not_keep_up_gets_a_gap(
+    running: Attempt, valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hub_module, "QUEUE_LIMIT", 5)
     client = Client(await owner_of(running), running.job_id)
     await client.next("snapshot")
@@ -214,7 +223,7 @@ async def test_a_client_that_does_not_keep_up_gets_a_gap(running, valkey, monkey
     await client.close()
 
 
-async def test_many_clients_share_one_reader(running, valkey):
+async def test_many_clients_share_one_reader(running: Attempt, valkey: Valkey) -> None:
     owner = await owner_of(running)
     clients = [Client(owner, running.job_id) for _ in range(10)]
     for client in clients:
@@ -227,7 +236,7 @@ async def test_many_clients_share_one_reader(running, valkey):
         await client.close()
 
 
-async def test_slots_are_given_back_also_by_clients_that_never_read(running, valkey):
+async def test_slots_are_given_back_also_by_clients_that_never_read(running: Attempt, valkey: Valkey) -> None:
     owner = await owner_of(running)
     for _ in range(3):
         job_events(owner, running.job_id)  # asked for and never started: no slot is taken
@@ -238,7 +247,9 @@ async def test_slots_are_given_back_also_by_clients_that_never_read(running, val
     assert stream_module._open_streams.total() == 0
 
 
-async def test_one_person_has_a_limited_number_of_streams(running, valkey, monkeypatch):
+async def test_one_person_has_a_limited_number_of_streams(
+    running: Attempt, valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stream_module, "MAX_STREAMS_PER_USER", 1)
     owner = await owner_of(running)
     first = Client(owner, running.job_id)
@@ -248,7 +259,9 @@ async def test_one_person_has_a_limited_number_of_streams(running, valkey, monke
     await first.close()
 
 
-async def test_a_person_who_may_no_longer_watch_is_cut_off(running, valkey, monkeypatch):
+async def test_a_person_who_may_no_longer_watch_is_cut_off(
+    running: Attempt, valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stream_module, "RECHECK_S", 0.0)
     monkeypatch.setattr(stream_module, "HEARTBEAT_S", 0.1)
     owner = await owner_of(running)
@@ -258,7 +271,9 @@ async def test_a_person_who_may_no_longer_watch_is_cut_off(running, valkey, monk
     assert all(kind == "state" for kind, *_ in await client.rest())
 
 
-async def test_an_end_whose_entry_was_lost_is_found_with_the_heartbeat(running, valkey, monkeypatch):
+async def test_an_end_whose_entry_was_lost_is_found_with_the_heartbeat(
+    running: Attempt, valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stream_module, "HEARTBEAT_S", 0.2)
     client = Client(await owner_of(running), running.job_id)
     await client.next("snapshot")
@@ -267,7 +282,7 @@ async def test_an_end_whose_entry_was_lost_is_found_with_the_heartbeat(running, 
     assert (await client.rest())[-1][0] == "done"
 
 
-def in_thread(action, *arguments):
+def in_thread(action: Callable[..., Any], *arguments: Any) -> Any:
     from django.db import connections
 
     try:
@@ -276,5 +291,5 @@ def in_thread(action, *arguments):
         connections.close_all()
 
 
-def finish_in_thread(attempt):
+def finish_in_thread(attempt: Attempt) -> str:
     return in_thread(lambda: finish_attempt(attempt, result=DONE, exit_code=0))

@@ -1,16 +1,18 @@
 """A signed-in person, for the tests of pages."""
 
 import pytest
+from django.contrib.auth.models import User
+from django.test import Client
 
 
 @pytest.fixture
-def browser(client, ada):
+def browser(client: Client, ada: User) -> Client:
     client.force_login(ada)
     return client
 
 
 @pytest.fixture
-def typed_work():
+def typed_work() -> dict[str, str]:
     """Every field of the form for a new job but its model, its dataset and its device budget."""
     return {
         "name": "kjv",

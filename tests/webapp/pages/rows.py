@@ -43,7 +43,7 @@ PEAK = {
     "logits_and_loss": 48 * MIB,
     "temporaries": 9 * MIB,
 }
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 4096,
     "hidden_size": 256,

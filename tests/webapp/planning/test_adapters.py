@@ -1,8 +1,11 @@
 """Jobs that train adapters: what a spec may say, and that the model with adapters has a profile of its own."""
 
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.utils import timezone
 
 from optimizer.base.errors import InvalidWorkload
@@ -11,7 +14,7 @@ from optimizer.workload import Adapter, Export
 from tests.webapp.conftest import make_spec
 from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.actions import keep_profile
-from webapp.catalog.models import Profile
+from webapp.catalog.models import Dataset, Machine, Model, Profile
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 from webapp.jobs.specs.training import read_spec
@@ -22,16 +25,16 @@ from worker.run.brief import make_brief
 
 pytestmark = pytest.mark.django_db
 
-ADAPTER = {"rank": 4, "targets": ["q_proj", "v_proj"]}
-WORKLOAD = {"sequence_length": 128, "global_batch_size": 4, "num_steps": 10, "adapter": ADAPTER}
+ADAPTER: dict[str, Any] = {"rank": 4, "targets": ["q_proj", "v_proj"]}
+WORKLOAD: dict[str, Any] = {"sequence_length": 128, "global_batch_size": 4, "num_steps": 10, "adapter": ADAPTER}
 GOAL = {"device_budget_bytes": 2**30}
 
 
-def with_adapters(model, dataset, **changes):
+def with_adapters(model: Model, dataset: Dataset, **changes: Any) -> dict[str, Any]:
     return make_spec(model, dataset, workload={**WORKLOAD, **changes}, goal=GOAL)
 
 
-def test_adapters_and_how_to_save_are_read_with_their_defaults(ada, new_llama, dataset):
+def test_adapters_and_how_to_save_are_read_with_their_defaults(ada: User, new_llama: Model, dataset: Dataset) -> None:
     read = read_spec(ada, with_adapters(new_llama, dataset, export={"dtype": "bf16"}))
     assert read.workload.adapter == Adapter(rank=4, targets=("q_proj", "v_proj"))
     assert read.workload.export == Export(dtype="bf16")
@@ -39,7 +42,7 @@ def test_adapters_and_how_to_save_are_read_with_their_defaults(ada, new_llama, d
     assert read_spec(ada, read.to_json()) == read
 
 
-def test_numbers_and_sizes_may_be_written_as_people_do(ada, new_llama, dataset):
+def test_numbers_and_sizes_may_be_written_as_people_do(ada: User, new_llama: Model, dataset: Dataset) -> None:
     spec = with_adapters(new_llama, dataset, adapter={"alpha": "1e1"}, export={"max_shard_bytes": "2 GB"})
     read = read_spec(ada, spec)
     assert read.workload.adapter.alpha == 10.0
@@ -57,13 +60,17 @@ def test_numbers_and_sizes_may_be_written_as_people_do(ada, new_llama, dataset):
         ({"export": {"max_shard_bytes": "big"}}, "workload.export.max_shard_bytes", "size 'big' is not understood"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_field(ada, new_llama, dataset, changes, field, message):
+def test_what_is_wrong_is_named_by_its_field(
+    ada: User, new_llama: Model, dataset: Dataset, changes: dict[str, Any], field: str, message: str
+) -> None:
     with pytest.raises(InvalidWorkload, match=message) as caught:
         read_spec(ada, with_adapters(new_llama, dataset, **changes))
     assert caught.value.fields["field"] == field
 
 
-def test_the_model_with_adapters_is_profiled_for_itself(ada, machine, profiled_llama, dataset, tmp_path):
+def test_the_model_with_adapters_is_profiled_for_itself(
+    ada: User, machine: Machine, profiled_llama: Model, dataset: Dataset, tmp_path: Path
+) -> None:
     answer = price_spec(ada, with_adapters(profiled_llama, dataset))
     assert answer.to_json() == {"profile": "pending", "waiting_for": "profile"}
     job = Job.objects.get(kind="profile")
@@ -74,8 +81,8 @@ def test_the_model_with_adapters_is_profiled_for_itself(ada, machine, profiled_l
 
 
 def test_what_the_profile_job_leaves_is_found_when_the_spec_is_priced_again(
-    ada, machine, profiled_llama, dataset, llama_document
-):
+    ada: User, machine: Machine, profiled_llama: Model, dataset: Dataset, llama_document: dict[str, Any]
+) -> None:
     price_spec(ada, with_adapters(profiled_llama, dataset))
     adapter = read_spec(ada, with_adapters(profiled_llama, dataset)).workload.adapter
     fingerprint = profile_fingerprint(profiled_llama.fingerprint, adapter)
@@ -87,7 +94,9 @@ def test_what_the_profile_job_leaves_is_found_when_the_spec_is_priced_again(
     assert job.spec["workload"]["adapter"]["rank"] == 4
 
 
-def test_a_trace_that_failed_is_kept_with_the_adapters_it_was_of(ada, machine, profiled_llama, dataset):
+def test_a_trace_that_failed_is_kept_with_the_adapters_it_was_of(
+    ada: User, machine: Machine, profiled_llama: Model, dataset: Dataset
+) -> None:
     price_spec(ada, with_adapters(profiled_llama, dataset))
     attempt = claim_job(worker="w1", machine=machine)
     error = {"code": "bad_model", "message": "the model cannot be traced", "hint": "", "fields": {}}
@@ -98,13 +107,17 @@ def test_a_trace_that_failed_is_kept_with_the_adapters_it_was_of(ada, machine, p
     assert Profile.objects.get(pk=profiled_llama.fingerprint).error is None
 
 
-def test_alpha_alone_asks_for_no_other_profile(ada, machine, profiled_llama, dataset):
+def test_alpha_alone_asks_for_no_other_profile(
+    ada: User, machine: Machine, profiled_llama: Model, dataset: Dataset
+) -> None:
     for alpha in (8, 32):
         price_spec(ada, with_adapters(profiled_llama, dataset, adapter={**ADAPTER, "alpha": alpha}))
     assert Job.objects.filter(kind="profile").count() == 1
 
 
-def test_adapters_that_a_model_cannot_have_are_not_traced_again(ada, machine, profiled_llama, dataset):
+def test_adapters_that_a_model_cannot_have_are_not_traced_again(
+    ada: User, machine: Machine, profiled_llama: Model, dataset: Dataset
+) -> None:
     spec = with_adapters(profiled_llama, dataset)
     price_spec(ada, spec)
     rows = Profile.objects.exclude(pk=profiled_llama.fingerprint)

@@ -1,6 +1,9 @@
 """Specs of generate jobs: priced with a real profile and real token counts, made into jobs, refused by field."""
 
+from typing import Any
+
 import pytest
+from django.contrib.auth.models import User
 
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan, PlanStale
 from optimizer.base.serialize import to_json
@@ -16,7 +19,7 @@ from optimizer.search.generation.baselines import GENERATION_BASELINES
 from optimizer.workload import GenerationRequest
 from tests.webapp.generation import make_generate_spec, make_prompts, make_writer
 from webapp.attempts.outcome import finish_attempt
-from webapp.catalog.models import Profile, PromptTokens
+from webapp.catalog.models import Dataset, Machine, Model, Profile, PromptTokens
 from webapp.jobs.actions import record_progress, record_started, retry_job
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
@@ -27,17 +30,19 @@ from webapp.planning.submitting import submit_job
 pytestmark = pytest.mark.django_db
 
 
-def submit(user, spec, **how):
+def submit(user: User, spec: dict[str, Any], **how: Any) -> Job:
     return submit_job(user, spec=spec, actor=f"user:{user.username}", **how)
 
 
-def test_a_model_that_never_generated_is_profiled_first(ada, machine, prompts):
+def test_a_model_that_never_generated_is_profiled_first(ada: User, machine: Machine, prompts: Dataset) -> None:
     answer = price_spec(ada, make_generate_spec(make_writer(), prompts))
     assert answer.to_json() == {"profile": "pending", "waiting_for": "profile"}
     assert Job.objects.get().spec["generates"]
 
 
-def test_the_best_plan_stands_beside_the_baselines_and_all_fit(ada, machine, writer, prompts):
+def test_the_best_plan_stands_beside_the_baselines_and_all_fit(
+    ada: User, machine: Machine, writer: Model, prompts: Dataset
+) -> None:
     answer = price_spec(ada, make_generate_spec(writer, prompts)).to_json()
     labels = [offer["label"] for offer in answer["offers"]]
     assert labels[0] == "chosen"
@@ -48,7 +53,7 @@ def test_the_best_plan_stands_beside_the_baselines_and_all_fit(ada, machine, wri
     assert chosen["explanation"]
 
 
-def test_plans_are_shown_with_the_price_of_the_lengths_as_they_are(ada, machine, writer):
+def test_plans_are_shown_with_the_price_of_the_lengths_as_they_are(ada: User, machine: Machine, writer: Model) -> None:
     mixed = make_prompts({"prompt": "And"}, {"prompt": "And God said, Let there be light"}, owner=ada)
     spec = make_generate_spec(writer, mixed)
     workload = generation_workload(read_job_spec(ada, spec))
@@ -61,7 +66,9 @@ def test_plans_are_shown_with_the_price_of_the_lengths_as_they_are(ada, machine,
         assert offer.row.prediction["device_peak_bytes"] == exact.device_peak_bytes
 
 
-def test_lines_that_ask_for_fewer_tokens_make_the_predicted_job_shorter_and_need_no_more(ada, machine, writer):
+def test_lines_that_ask_for_fewer_tokens_make_the_predicted_job_shorter_and_need_no_more(
+    ada: User, machine: Machine, writer: Model
+) -> None:
     lines = [{"prompt": "And", "max_new_tokens": 40} for _ in range(4)]
     files = [make_prompts(*given, owner=ada) for given in (lines, [lines[0], *({"prompt": "And", "max_new_tokens": 1},) * 3])]
     most, fewer = (price_spec(ada, make_generate_spec(writer, file)).offers[0].row for file in files)
@@ -70,14 +77,18 @@ def test_lines_that_ask_for_fewer_tokens_make_the_predicted_job_shorter_and_need
     assert fewer.prediction["device_peak_bytes"] <= most.prediction["device_peak_bytes"]
 
 
-def test_tokens_are_counted_once_for_a_model(ada, machine, writer, prompts, monkeypatch):
+def test_tokens_are_counted_once_for_a_model(
+    ada: User, machine: Machine, writer: Model, prompts: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     price_spec(ada, make_generate_spec(writer, prompts))
     monkeypatch.setattr("webapp.catalog.actions.run_limited", None)
     price_spec(ada, make_generate_spec(writer, prompts))
     assert PromptTokens.objects.get().counts[0][2] == 1
 
 
-def test_an_offer_becomes_a_job_that_counts_prompts(ada, machine, writer, prompts):
+def test_an_offer_becomes_a_job_that_counts_prompts(
+    ada: User, machine: Machine, writer: Model, prompts: Dataset
+) -> None:
     spec = make_generate_spec(writer, prompts)
     offer = price_spec(ada, spec).offers[0].row
     job = submit(ada, spec, plan_id=offer.pk)
@@ -86,21 +97,25 @@ def test_an_offer_becomes_a_job_that_counts_prompts(ada, machine, writer, prompt
     assert job.need_device_bytes == offer.prediction["device_peak_high_bytes"]
 
 
-def test_an_offer_for_other_sampling_is_stale(ada, machine, writer, prompts):
+def test_an_offer_for_other_sampling_is_stale(ada: User, machine: Machine, writer: Model, prompts: Dataset) -> None:
     offer = price_spec(ada, make_generate_spec(writer, prompts)).offers[0].row
     changed = make_generate_spec(writer, prompts, workload={"max_new_tokens": 9})
     with pytest.raises(PlanStale, match="priced for another spec"):
         submit(ada, changed, plan_id=offer.pk)
 
 
-def test_where_nothing_fits_the_smallest_budget_is_named(ada, machine, writer, prompts):
+def test_where_nothing_fits_the_smallest_budget_is_named(
+    ada: User, machine: Machine, writer: Model, prompts: Dataset
+) -> None:
     with pytest.raises(NoFeasiblePlan) as caught:
         price_spec(ada, make_generate_spec(writer, prompts, goal={"device_budget_bytes": 1000}))
     assert caught.value.fields["smallest_feasible_bytes"] > 1000
     assert caught.value.fields["offers"]
 
 
-def test_lines_without_room_are_not_priced_and_a_file_of_nothing_else_is_refused(ada, machine, writer):
+def test_lines_without_room_are_not_priced_and_a_file_of_nothing_else_is_refused(
+    ada: User, machine: Machine, writer: Model
+) -> None:
     long = {"prompt": "In the beginning God created the heaven. " * 20}
     some = make_prompts(long, {"prompt": "And"}, owner=ada)
     assert price_spec(ada, make_generate_spec(writer, some)).offers[0].row.plan["batch_size"] == 1
@@ -110,7 +125,7 @@ def test_lines_without_room_are_not_priced_and_a_file_of_nothing_else_is_refused
     assert caught.value.fields["field"] == "prompts"
 
 
-def test_the_price_is_of_each_prompts_length_and_of_the_tokens_that_its_line_asks_for():
+def test_the_price_is_of_each_prompts_length_and_of_the_tokens_that_its_line_asks_for() -> None:
     workload = summed_workload([(4, 8, 3), (20, 2, 1)], max_sequence_length=64)
     assert (workload.prompt_length, workload.num_new_tokens, workload.num_sequences) == (20, 8, 4)
     assert workload.lengths == ((4, 8), (4, 8), (4, 8), (20, 2))
@@ -132,32 +147,38 @@ def test_the_price_is_of_each_prompts_length_and_of_the_tokens_that_its_line_ask
         ({"plan": "keep_all"}, "plan", "resident"),
     ],
 )
-def test_what_is_wrong_is_refused_by_field(ada, writer, prompts, changes, field, words):
+def test_what_is_wrong_is_refused_by_field(
+    ada: User, writer: Model, prompts: Dataset, changes: dict[str, Any], field: str, words: str
+) -> None:
     with pytest.raises(InvalidInput, match=words) as caught:
         read_job_spec(ada, make_generate_spec(writer, prompts, **changes))
     assert caught.value.fields["field"] == field
 
 
-def test_random_weights_and_texts_to_train_on_are_refused(ada, model, writer, prompts, dataset):
+def test_random_weights_and_texts_to_train_on_are_refused(
+    ada: User, model: Model, writer: Model, prompts: Dataset, dataset: Dataset
+) -> None:
     with pytest.raises(InvalidInput, match="has no weights"):
         read_job_spec(ada, make_generate_spec(model, prompts))
     with pytest.raises(InvalidInput, match="prompts .* is not there"):
         read_job_spec(ada, make_generate_spec(writer, dataset))
 
 
-def test_prompts_are_nothing_to_train_on(ada, writer, prompts):
+def test_prompts_are_nothing_to_train_on(ada: User, writer: Model, prompts: Dataset) -> None:
     spec = {"model": writer.pk, "dataset": prompts.pk, "goal": {"device_budget_bytes": 1}}
     with pytest.raises(InvalidInput, match="dataset .* is not there"):
         read_job_spec(ada, spec)
 
 
-def test_a_normalized_spec_reads_back_to_itself(ada, writer, prompts):
+def test_a_normalized_spec_reads_back_to_itself(ada: User, writer: Model, prompts: Dataset) -> None:
     read = read_job_spec(ada, make_generate_spec(writer, prompts))
     assert read_job_spec(ada, read.to_json()) == read
     assert read.workload == GenerationRequest(max_new_tokens=8)
 
 
-def test_a_pass_that_has_finished_no_prompt_yet_is_progress_all_the_same(ada, machine, writer, prompts):
+def test_a_pass_that_has_finished_no_prompt_yet_is_progress_all_the_same(
+    ada: User, machine: Machine, writer: Model, prompts: Dataset
+) -> None:
     job = submit(ada, make_generate_spec(writer, prompts))
     attempt = claim_job(worker="w", machine=machine)
     assert record_started(attempt, pid=1)
@@ -169,8 +190,8 @@ def test_a_pass_that_has_finished_no_prompt_yet_is_progress_all_the_same(ada, ma
 
 
 def test_what_was_measured_is_kept_beside_the_prediction_and_a_retry_is_a_generate_job_again(
-    ada, machine, writer, prompts
-):
+    ada: User, machine: Machine, writer: Model, prompts: Dataset
+) -> None:
     job = submit(ada, make_generate_spec(writer, prompts))
     attempt = claim_job(worker="w", machine=machine)
     assert record_started(attempt, pid=1)
@@ -186,7 +207,9 @@ def test_what_was_measured_is_kept_beside_the_prediction_and_a_retry_is_a_genera
     assert (again.kind, again.num_steps, again.plan) == ("generate", 2, job.plan)
 
 
-def test_a_finished_job_corrects_the_price_of_the_next_and_what_it_ran_is_what_counts(ada, machine, writer, prompts):
+def test_a_finished_job_corrects_the_price_of_the_next_and_what_it_ran_is_what_counts(
+    ada: User, machine: Machine, writer: Model, prompts: Dataset
+) -> None:
     """Its passes took twice their price; that it did half of the prompts after a crash makes no difference."""
     spec = make_generate_spec(writer, prompts)
     before = price_spec(ada, spec).offers[0].row
@@ -210,7 +233,9 @@ def test_a_finished_job_corrects_the_price_of_the_next_and_what_it_ran_is_what_c
     assert after.prediction["total_s"] == pytest.approx(2 * before.prediction["total_s"], rel=0.1)
 
 
-def test_a_job_whose_worker_reported_no_passes_or_wrong_ones_teaches_nothing(ada, machine, writer, prompts):
+def test_a_job_whose_worker_reported_no_passes_or_wrong_ones_teaches_nothing(
+    ada: User, machine: Machine, writer: Model, prompts: Dataset
+) -> None:
     spec = make_generate_spec(writer, prompts)
     for passes in ([], [{"count": 1}]):
         submit(ada, spec, plan_id=price_spec(ada, spec).offers[0].row.pk)

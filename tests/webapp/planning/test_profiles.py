@@ -3,12 +3,13 @@
 from datetime import timedelta
 
 import pytest
+from django.contrib.auth.models import User
 from django.utils import timezone
 
 from optimizer.profile.profile import PROFILE_VERSION
 from tests.webapp.conftest import make_tiny_model
 from webapp.catalog.actions import keep_profile, keep_profile_error
-from webapp.catalog.models import Profile
+from webapp.catalog.models import Model, Profile
 from webapp.catalog.queries import profile_state
 from webapp.jobs.models import Job
 from webapp.planning.search.profile_requests import request_profile
@@ -17,15 +18,15 @@ from webapp.planning.search.profiles import ProfileNeed
 pytestmark = pytest.mark.django_db
 
 
-def num_profile_jobs():
+def num_profile_jobs() -> int:
     return Job.objects.filter(kind="profile").count()
 
 
-def make_older(model):
+def make_older(model: Model) -> None:
     Profile.objects.filter(fingerprint=model.fingerprint).update(updated_at=timezone.now() - timedelta(minutes=5))
 
 
-def test_one_architecture_is_profiled_once(model, ada):
+def test_one_architecture_is_profiled_once(model: Model, ada: User) -> None:
     twin = make_tiny_model(ada)
     assert profile_state(model) == "pending"
     request_profile(ProfileNeed(model=model))
@@ -37,7 +38,7 @@ def test_one_architecture_is_profiled_once(model, ada):
     assert num_profile_jobs() == 1
 
 
-def test_a_profile_of_an_older_version_is_made_again(model):
+def test_a_profile_of_an_older_version_is_made_again(model: Model) -> None:
     request_profile(ProfileNeed(model=model))
     keep_profile(model.fingerprint, {"version": PROFILE_VERSION - 1})
     profile = request_profile(ProfileNeed(model=model))
@@ -46,7 +47,7 @@ def test_a_profile_of_an_older_version_is_made_again(model):
     assert num_profile_jobs() == 2
 
 
-def test_a_model_that_cannot_be_traced_is_not_traced_again(model):
+def test_a_model_that_cannot_be_traced_is_not_traced_again(model: Model) -> None:
     request_profile(ProfileNeed(model=model))
     keep_profile_error(model.fingerprint, {"code": "bad_model", "message": "the model cannot be traced"})
     make_older(model)
@@ -54,7 +55,7 @@ def test_a_model_that_cannot_be_traced_is_not_traced_again(model):
     assert num_profile_jobs() == 1
 
 
-def test_a_trace_that_failed_for_another_reason_is_tried_again_after_a_minute(model):
+def test_a_trace_that_failed_for_another_reason_is_tried_again_after_a_minute(model: Model) -> None:
     request_profile(ProfileNeed(model=model))
     keep_profile_error(model.fingerprint, {"code": "worker_lost", "message": "the worker was lost"})
     assert request_profile(ProfileNeed(model=model)).error["code"] == "worker_lost"

@@ -1,9 +1,11 @@
 """A job spec's budget takes a short road into the search."""
 
 import pytest
+from django.contrib.auth.models import User
 
 from tests.walks import follow
 from tests.webapp.conftest import make_spec
+from webapp.catalog.models import Dataset, Machine, Model
 from webapp.planning.pricing import price_spec
 from webapp.planning.search import training
 
@@ -14,8 +16,8 @@ MAX_FILES = 15
 
 
 def test_a_budget_enters_at_most_fifteen_files_from_the_spec_to_the_first_plan_that_is_priced(
-    ada, machine, profiled_llama, dataset
-):
+    ada: User, machine: Machine, profiled_llama: Model, dataset: Dataset
+) -> None:
     workload = {"sequence_length": 128, "global_batch_size": 4, "num_steps": 10}
     training._search.forget()  # what other tests asked is remembered, and takes a shorter road
     training._memory.forget()

@@ -1,6 +1,9 @@
 """Webhooks may not go to a private address: no spelling of one, and no name that points to one, gets through."""
 
+from collections.abc import Callable
+
 import pytest
+from pytest_django import Settings
 
 from optimizer.base.errors import InvalidInput
 from webapp.webhooks.targets import check_url, find_target, resolve_host
@@ -34,36 +37,36 @@ PRIVATE = [
 SPELLINGS = ["127.1", "0x7f000001", "2130706433", "0177.0.0.1", "localhost", "127.0.0.1."]
 
 
-def resolve_to(*addresses):
+def resolve_to(*addresses: str) -> Callable[[str, int], list[str]]:
     return lambda host, port: list(addresses)
 
 
-def test_a_name_is_called_at_the_address_that_was_checked():
+def test_a_name_is_called_at_the_address_that_was_checked() -> None:
     target = find_target("https://hooks.example.org/in?a=1", resolve=resolve_to(*PUBLIC))
     assert target.connect_url == "https://93.184.215.14:443/in?a=1"
     assert (target.host, target.host_header) == ("hooks.example.org", "hooks.example.org")
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-def test_a_name_that_points_into_a_private_network_is_refused(address):
+def test_a_name_that_points_into_a_private_network_is_refused(address: str) -> None:
     with pytest.raises(InvalidInput, match="not a public address"):
         find_target("https://hooks.example.org/", resolve=resolve_to(address))
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-def test_a_private_address_written_out_is_refused_when_it_is_entered(address):
+def test_a_private_address_written_out_is_refused_when_it_is_entered(address: str) -> None:
     host = f"[{address}]" if ":" in address else address
     with pytest.raises(InvalidInput, match="not a public address"):
         check_url(f"https://{host}/")
 
 
 @pytest.mark.parametrize("host", SPELLINGS)
-def test_other_spellings_of_loopback_are_resolved_and_refused(host):
+def test_other_spellings_of_loopback_are_resolved_and_refused(host: str) -> None:
     with pytest.raises(InvalidInput, match="not a public address|has no address"):
         find_target(f"https://{host}/", resolve=resolve_host)
 
 
-def test_all_of_several_addresses_must_be_public():
+def test_all_of_several_addresses_must_be_public() -> None:
     with pytest.raises(InvalidInput, match="is 10.0.0.1, which is not a public address"):
         find_target("https://hooks.example.org/", resolve=resolve_to(*PUBLIC, "10.0.0.1"))
 
@@ -83,17 +86,17 @@ def test_all_of_several_addresses_must_be_public():
         ("http://example.org/", "HEADROOM_WEBHOOK_NETWORKS"),
     ],
 )
-def test_what_is_no_target_is_refused_with_the_reason(url, why):
+def test_what_is_no_target_is_refused_with_the_reason(url: str, why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
         check_url(url)
 
 
-def test_a_public_address_is_called_by_https_on_its_port_only():
+def test_a_public_address_is_called_by_https_on_its_port_only() -> None:
     with pytest.raises(InvalidInput, match="by https on port 443"):
         find_target("https://hooks.example.org:8443/", resolve=resolve_to(*PUBLIC))
 
 
-def test_an_administrator_can_open_a_private_network_and_nothing_beside_it(settings):
+def test_an_administrator_can_open_a_private_network_and_nothing_beside_it(settings: Settings) -> None:
     settings.HEADROOM_WEBHOOK_NETWORKS = ["10.1.0.0/16"]
     target = find_target("http://ci.internal:8080/in", resolve=resolve_to("10.1.2.3"))
     assert (target.connect_url, target.host_header) == ("http://10.1.2.3:8080/in", "ci.internal:8080")

@@ -2,6 +2,8 @@
 
 import json
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -23,11 +25,11 @@ from tests.webapp.conftest import MACHINE_DOCUMENT
 from worker.attempt import read_result
 from worker.run.child import child_environment, isolated_command
 
-CONFIG = {**SMALL_CONFIGS["llama"], "vocab_size": 512, "num_hidden_layers": 2}
+CONFIG: dict[str, Any] = {**SMALL_CONFIGS["llama"], "vocab_size": 512, "num_hidden_layers": 2}
 ADAPTER = Adapter(rank=2, targets=("q_proj", "down_proj"))
 
 
-def run_in_folder(folder, attempt):
+def run_in_folder(folder: Path, attempt: dict[str, Any]) -> subprocess.CompletedProcess[Any]:
     folder.mkdir()
     (folder / "attempt.json").write_text(json.dumps({"job_id": "job_1", "attempt": 1, "fence": 1, "device": "cpu", **attempt}))
     return subprocess.run(
@@ -41,7 +43,7 @@ def run_in_folder(folder, attempt):
 
 
 @pytest.fixture(scope="module")
-def profile(tmp_path_factory):
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     folder = tmp_path_factory.mktemp("profile") / "attempt"
     file = folder / "profile.json"
     attempt = {"kind": "profile", "config": CONFIG, "adapter": to_json(ADAPTER), "profile_file": str(file)}
@@ -50,12 +52,12 @@ def profile(tmp_path_factory):
     return Profile.from_json(json.loads(file.read_text()))
 
 
-def test_the_model_with_adapters_is_profiled_in_every_form_of_its_frozen_weights(profile):
+def test_the_model_with_adapters_is_profiled_in_every_form_of_its_frozen_weights(profile: Profile) -> None:
     assert set(profile.frozen) == set(profile.regimes)
     assert set(profile.frozen) >= {f"{dtype}{form}" for dtype in ("fp32", "bf16") for form in ("", "/int8", "/nf4")}
 
 
-def test_the_job_trains_within_its_price_and_leaves_adapters_that_can_be_read(profile, tmp_path):
+def test_the_job_trains_within_its_price_and_leaves_adapters_that_can_be_read(profile: Profile, tmp_path: Path) -> None:
     workload = TrainingWorkload(
         sequence_length=32, global_batch_size=2, num_steps=3, sample_tokens=0, eval_batches=1, adapter=ADAPTER
     )
@@ -97,7 +99,7 @@ def test_the_job_trains_within_its_price_and_leaves_adapters_that_can_be_read(pr
     assert len(adapters) == 2 * 2 * 2
 
 
-def test_a_job_file_may_write_the_numbers_of_adapters_as_people_do(tmp_path):
+def test_a_job_file_may_write_the_numbers_of_adapters_as_people_do(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("model: m\nworkload: {learning_rate: 1e-3, adapter: {rank: 4, alpha: 1e1, targets: [q_proj]}}\n")
     workload = read_job_file(file)["workload"]

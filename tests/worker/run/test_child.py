@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,18 +39,18 @@ def command(source: str) -> list[str]:
 
 
 @pytest.fixture
-def reporter(tmp_path):
+def reporter(tmp_path: Path) -> Iterator[Child]:
     child = Child(command(REPORTER), folder=tmp_path)
     yield child
     child.close()
 
 
-def read_facts(child):
+def read_facts(child: Child) -> dict[str, Any]:
     reader = PipeReader(child.pipe_fd)
     return wait_for(lambda: reader.read(timeout_s=1), what="the child's report")[0]
 
 
-def test_the_environment_is_an_allow_list(tmp_path):
+def test_the_environment_is_an_allow_list(tmp_path: Path) -> None:
     secrets = {
         "DATABASE_URL": "x",
         "REDIS_URL": "x",
@@ -63,25 +65,27 @@ def test_the_environment_is_an_allow_list(tmp_path):
     assert environment["HF_HUB_OFFLINE"] == "1"
 
 
-def test_cards_are_counted_as_the_vendors_library_counts_them_unless_set_otherwise(tmp_path):
+def test_cards_are_counted_as_the_vendors_library_counts_them_unless_set_otherwise(tmp_path: Path) -> None:
     assert child_environment({}, folder=tmp_path)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     told = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
     assert child_environment(told, folder=tmp_path)["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
 
-def test_a_jobs_threads_sleep_while_they_wait_unless_set_otherwise(tmp_path):
+def test_a_jobs_threads_sleep_while_they_wait_unless_set_otherwise(tmp_path: Path) -> None:
     assert WAIT_POLICY.items() <= child_environment({}, folder=tmp_path).items()
     told = child_environment({"OMP_WAIT_POLICY": "active"}, folder=tmp_path)
     assert told["OMP_WAIT_POLICY"] == "active"
     assert "GOMP_SPINCOUNT" not in told
 
 
-def test_a_job_inherits_the_environments_heap_settings(tmp_path):
+def test_a_job_inherits_the_environments_heap_settings(tmp_path: Path) -> None:
     told = {"MALLOC_TRIM_THRESHOLD_": "131072"}
     assert told.items() <= child_environment(told, folder=tmp_path).items()
 
 
-def test_the_child_sees_only_allowed_variables_and_its_own_folder(monkeypatch, tmp_path):
+def test_the_child_sees_only_allowed_variables_and_its_own_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("DATABASE_URL", "postgresql://secret")
     monkeypatch.setenv("HEADROOM_SECRET_KEY", "secret")
     child = Child(command(REPORTER), folder=tmp_path)
@@ -95,7 +99,7 @@ def test_the_child_sees_only_allowed_variables_and_its_own_folder(monkeypatch, t
     assert facts["cwd"] == str(tmp_path)
 
 
-def test_the_child_leads_its_own_group_and_inherits_no_other_file(reporter, tmp_path):
+def test_the_child_leads_its_own_group_and_inherits_no_other_file(reporter: Child, tmp_path: Path) -> None:
     facts = read_facts(reporter)
     assert facts["pid"] == facts["pgid"] == reporter.pid
     passed = {int(facts["environment"][name]) for name in ("HEADROOM_PIPE_FD", "HEADROOM_LIFELINE_FD")}
@@ -103,14 +107,14 @@ def test_the_child_leads_its_own_group_and_inherits_no_other_file(reporter, tmp_
     assert len(set(facts["fds"]) - passed - {0, 1, 2}) == listing
 
 
-def test_killing_the_group_ends_grandchildren_too(reporter):
+def test_killing_the_group_ends_grandchildren_too(reporter: Child) -> None:
     facts = read_facts(reporter)
     reporter.kill_group()
     assert reporter.reap() == -signal.SIGKILL
     wait_for(lambda: not is_alive(facts["grandchild"]), what="the grandchild's end")
 
 
-def test_what_the_leader_leaves_behind_is_killed_when_it_is_reaped(tmp_path):
+def test_what_the_leader_leaves_behind_is_killed_when_it_is_reaped(tmp_path: Path) -> None:
     child = Child(command(REPORTER.replace("time.sleep(300)\n", "sys.exit(3)\n", 1)), folder=tmp_path)
     try:
         grandchild = read_facts(child)["grandchild"]
@@ -121,7 +125,7 @@ def test_what_the_leader_leaves_behind_is_killed_when_it_is_reaped(tmp_path):
         child.close()
 
 
-def test_child_and_grandchild_die_with_a_killed_supervisor(tmp_path):
+def test_child_and_grandchild_die_with_a_killed_supervisor(tmp_path: Path) -> None:
     supervisor_source = textwrap.dedent("""
         import sys, threading, time
         from pathlib import Path
@@ -146,7 +150,7 @@ def test_child_and_grandchild_die_with_a_killed_supervisor(tmp_path):
     wait_for(lambda: not is_alive(facts["grandchild"]), what="the grandchild's end")
 
 
-def test_a_child_whose_supervisor_is_gone_before_it_looks_ends_at_once():
+def test_a_child_whose_supervisor_is_gone_before_it_looks_ends_at_once() -> None:
     source = "import os, sys; from worker.run.lifeline import die_with_supervisor; die_with_supervisor(int(sys.argv[1]))"
     read_fd, write_fd = os.pipe()
     os.close(write_fd)
@@ -158,7 +162,7 @@ def test_a_child_whose_supervisor_is_gone_before_it_looks_ends_at_once():
     assert b"the supervisor ended before" in ended.stderr
 
 
-def test_the_device_lock_is_held_until_the_child_is_gone(tmp_path):
+def test_the_device_lock_is_held_until_the_child_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "run" / "device-0.lock"
     lock = DeviceLock(path)
     assert lock.acquire()
@@ -175,7 +179,7 @@ def test_the_device_lock_is_held_until_the_child_is_gone(tmp_path):
         child.close()
 
 
-def test_the_lock_is_free_again_when_no_child_was_started(tmp_path):
+def test_the_lock_is_free_again_when_no_child_was_started(tmp_path: Path) -> None:
     lock = DeviceLock(tmp_path / "device-0.lock")
     assert lock.acquire()
     lock.release()
@@ -183,7 +187,7 @@ def test_the_lock_is_free_again_when_no_child_was_started(tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_output_of_the_child_goes_to_the_log(tmp_path):
+def test_output_of_the_child_goes_to_the_log(tmp_path: Path) -> None:
     child = Child(command("print('hello'); import sys; sys.exit('goodbye')"), folder=tmp_path)
     try:
         wait_for(child.has_ended, what="the child's end")
@@ -193,7 +197,7 @@ def test_output_of_the_child_goes_to_the_log(tmp_path):
     assert (tmp_path / "log.txt").read_text() == "hello\ngoodbye\n"
 
 
-def test_a_module_is_found_without_help_from_the_working_directory(tmp_path):
+def test_a_module_is_found_without_help_from_the_working_directory(tmp_path: Path) -> None:
     ended = subprocess.run(isolated_command("worker.run.runner"), cwd=tmp_path, env={}, capture_output=True, text=True)
     assert "usage" in ended.stderr.lower()
     assert ended.returncode == 2

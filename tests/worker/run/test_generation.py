@@ -4,6 +4,9 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,7 @@ from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes_run import TimedPass
+from optimizer.profile.generation import GenerationProfile
 from optimizer.search.generation.search import search_generation_plans
 from optimizer.workload import GenerationRequest
 from tests.valkey import Valkey
@@ -28,7 +32,7 @@ from worker.run import generation as generating
 from worker.run.reporter import Reporter
 from worker.run.runner import EXIT_DONE, EXIT_DRAINED, EXIT_FAILED, StopFlag, run_attempt
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 4096,
     "hidden_size": 32,
@@ -54,11 +58,11 @@ LINES = (
 class Stop(StopFlag):
     """Says stop once so many lines are on the disk."""
 
-    def __init__(self, folder=None, *, after=0):
+    def __init__(self, folder: Path | None = None, *, after: int = 0) -> None:
         super().__init__()
         self._folder, self._after = folder, after
 
-    def __call__(self):
+    def __call__(self) -> bool:
         if self._folder is None:
             return False
         parts = list((self._folder / "results").glob("part-*.jsonl"))
@@ -66,7 +70,7 @@ class Stop(StopFlag):
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory):
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the weights of a random model, as an upload leaves it."""
     import torch
     from safetensors.torch import save_file
@@ -80,10 +84,17 @@ def weights(tmp_path_factory):
 
 
 @pytest.fixture
-def attempt(weights, tmp_path):
+def attempt(weights: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """``attempt.json`` of a number, with changes."""
 
-    def make(number=1, *, lines=LINES, batch_size=2, workload=None, **changes):
+    def make(
+        number: int = 1,
+        *,
+        lines: list[dict[str, Any]] | tuple[dict[str, str], str, dict[str, Any], dict[str, Any], dict[str, str]] = LINES,
+        batch_size: int = 2,
+        workload: GenerationRequest | None = None,
+        **changes: Any,
+    ) -> dict[str, Any]:
         file = tmp_path / "prompts.jsonl"
         file.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
         return {
@@ -113,8 +124,10 @@ def attempt(weights, tmp_path):
 
 
 @pytest.fixture
-def run(tmp_path):
-    def carry_out(attempt, *, should_stop=None):
+def run(tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any], Path]]:
+    def carry_out(
+        attempt: dict[str, Any], *, should_stop: Callable[..., Any] | Stop | None = None
+    ) -> tuple[int, dict[str, Any], Path]:
         folder = tmp_path / "job" / "attempts" / str(attempt["attempt"])
         folder.mkdir(parents=True)
         code = run_attempt(attempt, reporter=Reporter(folder, pipe=None), should_stop=should_stop or Stop())
@@ -123,15 +136,17 @@ def run(tmp_path):
     return carry_out
 
 
-def records(tmp_path, name="results"):
+def records(tmp_path: Path, name: str = "results") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (tmp_path / "job" / "artifacts" / f"{name}.jsonl").read_text().splitlines()]
 
 
-def text_of(record):
+def text_of(record: dict[str, Any]) -> str:
     return record["text"] if "text" in record else record["response"]["body"]["choices"][0]["message"]["content"]
 
 
-def test_every_line_is_answered_in_the_order_of_the_file_and_wrong_ones_in_the_errors(attempt, run, tmp_path):
+def test_every_line_is_answered_in_the_order_of_the_file_and_wrong_ones_in_the_errors(
+    attempt: Callable[..., dict[str, Any]], run: Callable[..., tuple[int, dict[str, Any], Path]], tmp_path: Path
+) -> None:
     code, result, folder = run(attempt())
     assert (code, result["outcome"], result["step"]) == (EXIT_DONE, "succeeded", 5)
     assert result["message"] == "5 of 5 prompts are done, 2 of them with an error"
@@ -150,13 +165,18 @@ def test_every_line_is_answered_in_the_order_of_the_file_and_wrong_ones_in_the_e
     assert not result["measured"]["draws"]
 
 
-def test_greedy_answers_are_transformers_own(attempt, run, tmp_path, weights):
+def test_greedy_answers_are_transformers_own(
+    attempt: Callable[..., dict[str, Any]],
+    run: Callable[..., tuple[int, dict[str, Any], Path]],
+    tmp_path: Path,
+    weights: Path,
+) -> None:
     import torch
 
     from optimizer.models.build import build_model, load_weights
 
     run(attempt(lines=LINES[:1]))
-    model = build_model(read_model_spec(CONFIG), dtype=torch.float32, device="cpu", seed=0)
+    model: Any = build_model(read_model_spec(CONFIG), dtype=torch.float32, device="cpu", seed=0)
     load_weights(model, weights)
     tokenizer = PromptTokenizer(None, vocab_size=4096)
     ids = torch.tensor([tokenizer.loaded.tokenizer.encode("In the beginning").ids])
@@ -165,7 +185,9 @@ def test_greedy_answers_are_transformers_own(attempt, run, tmp_path, weights):
     assert records(tmp_path)[0]["text"] == tokenizer.decode(made[0, ids.shape[1] :].tolist())
 
 
-def test_a_stop_text_ends_an_answer_before_it(attempt, run, tmp_path):
+def test_a_stop_text_ends_an_answer_before_it(
+    attempt: Callable[..., dict[str, Any]], run: Callable[..., tuple[int, dict[str, Any], Path]], tmp_path: Path
+) -> None:
     run(attempt(lines=LINES[:1]))
     whole = records(tmp_path)[0]["text"]
     stop = whole[2:4]
@@ -175,7 +197,9 @@ def test_a_stop_text_ends_an_answer_before_it(attempt, run, tmp_path):
     assert (cut["text"], cut["finish_reason"]) == (whole[: whole.index(stop)], "stop")
 
 
-def test_a_stop_text_ends_the_work_of_its_sequence_with_the_token_that_completes_it(attempt, run, tmp_path):
+def test_a_stop_text_ends_the_work_of_its_sequence_with_the_token_that_completes_it(
+    attempt: Callable[..., dict[str, Any]], run: Callable[..., tuple[int, dict[str, Any], Path]], tmp_path: Path
+) -> None:
     lines = [{**LINES[0], "max_new_tokens": 40}]
     run(attempt(lines=lines))
     [free] = records(tmp_path)
@@ -188,7 +212,9 @@ def test_a_stop_text_ends_the_work_of_its_sequence_with_the_token_that_completes
     assert cut["completion_tokens"] == result["measured"]["num_new_tokens"] < 40 == free["completion_tokens"]
 
 
-def test_drawn_answers_are_the_same_for_the_same_seed_however_they_are_batched(attempt, run, tmp_path):
+def test_drawn_answers_are_the_same_for_the_same_seed_however_they_are_batched(
+    attempt: Callable[..., dict[str, Any]], run: Callable[..., tuple[int, dict[str, Any], Path]], tmp_path: Path
+) -> None:
     lines = [{"prompt": "In the beginning"}] * 3
     drawn = GenerationRequest(max_new_tokens=6, temperature=1.5, seed=4)
     run(attempt(lines=lines, workload=drawn, batch_size=1))
@@ -199,7 +225,9 @@ def test_drawn_answers_are_the_same_for_the_same_seed_however_they_are_batched(a
     assert len(set(alone)) == 3
 
 
-def test_a_job_that_is_stopped_goes_on_where_it_was_and_answers_as_if_it_had_not(attempt, run, tmp_path):
+def test_a_job_that_is_stopped_goes_on_where_it_was_and_answers_as_if_it_had_not(
+    attempt: Callable[..., dict[str, Any]], run: Callable[..., tuple[int, dict[str, Any], Path]], tmp_path: Path
+) -> None:
     run(attempt())
     expected = [text_of(record) for record in records(tmp_path)]
     (tmp_path / "job").rename(tmp_path / "before")
@@ -215,7 +243,12 @@ def test_a_job_that_is_stopped_goes_on_where_it_was_and_answers_as_if_it_had_not
     assert len(new) == 2
 
 
-def test_a_retried_job_takes_over_what_the_ended_one_had_finished(attempt, run, tmp_path, monkeypatch):
+def test_a_retried_job_takes_over_what_the_ended_one_had_finished(
+    attempt: Callable[..., dict[str, Any]],
+    run: Callable[..., tuple[int, dict[str, Any], Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run(attempt())
     (tmp_path / "job").rename(tmp_path / "ended")
     monkeypatch.setattr(generating, "_Requests", None)  # nothing is left to generate
@@ -224,14 +257,16 @@ def test_a_retried_job_takes_over_what_the_ended_one_had_finished(attempt, run, 
     assert len(records(tmp_path)) == 3
 
 
-def test_a_budget_that_is_too_small_ends_the_job_with_the_sizes(attempt, run):
+def test_a_budget_that_is_too_small_ends_the_job_with_the_sizes(
+    attempt: Callable[..., dict[str, Any]], run: Callable[..., tuple[int, dict[str, Any], Path]]
+) -> None:
     code, result, _ = run(attempt(goal=to_json(GenerationGoal(device_budget_bytes=600_000))))
     assert (code, result["reason"]) == (EXIT_FAILED, "out_of_device_memory")
     assert result["error"]["fields"]["bytes_by_category"]["weights"] > 0
 
 
 @pytest.fixture(scope="module")
-def profile():
+def profile() -> GenerationProfile:
     from optimizer.profile.trace.generation import profile_generation
 
     return profile_generation(read_model_spec(CONFIG), representations=("fp32",))
@@ -260,8 +295,13 @@ run_attempt(json.loads((folder / "attempt.json").read_text()), reporter=Reporter
 """An attempt whose process is killed as soon as so many lines are on the disk."""
 
 
-def test_a_chosen_plan_killed_among_lines_of_mixed_lengths_repeats_none_and_loses_none(attempt, run, profile, tmp_path):
-    lines = [
+def test_a_chosen_plan_killed_among_lines_of_mixed_lengths_repeats_none_and_loses_none(
+    attempt: Callable[..., dict[str, Any]],
+    run: Callable[..., tuple[int, dict[str, Any], Path]],
+    profile: GenerationProfile,
+    tmp_path: Path,
+) -> None:
+    lines: list[dict[str, Any]] = [
         {"prompt": "And God said, " * (1 + index % 3), "max_new_tokens": most, "id": str(index)}
         for index, most in enumerate((3, 17, 9, 2, 17, 5, 12, 1, 9))
     ]
@@ -272,7 +312,7 @@ def test_a_chosen_plan_killed_among_lines_of_mixed_lengths_repeats_none_and_lose
     )
     machine = Machine.from_json(MACHINE_DOCUMENT)
 
-    def choose(budget_bytes):
+    def choose(budget_bytes: int) -> GenerationPlan:
         goal = GenerationGoal(device_budget_bytes=budget_bytes)
         return search_generation_plans(profile, workload=workload, goal=goal, machine=machine).chosen.plan
 
@@ -301,7 +341,12 @@ def test_a_chosen_plan_killed_among_lines_of_mixed_lengths_repeats_none_and_lose
     assert sorted(indices) == list(range(len(lines)))
 
 
-def test_a_remote_store_that_dies_is_the_reason_and_the_next_attempt_goes_on(attempt, run, tmp_path, monkeypatch):
+def test_a_remote_store_that_dies_is_the_reason_and_the_next_attempt_goes_on(
+    attempt: Callable[..., dict[str, Any]],
+    run: Callable[..., tuple[int, dict[str, Any], Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     lines = [{"prompt": f"Line number {index}", "id": str(index)} for index in range(4)]
     run(attempt(lines=lines))
     expected = records(tmp_path)
@@ -311,7 +356,7 @@ def test_a_remote_store_that_dies_is_the_reason_and_the_next_attempt_goes_on(att
     server = Valkey()
     monkeypatch.setenv("HEADROOM_REMOTE_URL", server.url)
 
-    def kill_after_two_lines():
+    def kill_after_two_lines() -> bool:
         if done():
             server.kill()
         return False
@@ -333,7 +378,12 @@ def test_a_remote_store_that_dies_is_the_reason_and_the_next_attempt_goes_on(att
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_the_measured_peak_is_the_predicted_one_to_the_byte(attempt, run, profile, temperature):
+def test_the_measured_peak_is_the_predicted_one_to_the_byte(
+    attempt: Callable[..., dict[str, Any]],
+    run: Callable[..., tuple[int, dict[str, Any], Path]],
+    profile: GenerationProfile,
+    temperature: float,
+) -> None:
     lines = [{"prompt": "And God said, " * repeats} for repeats in (1, 3, 2, 3, 4)]
     tokenizer = PromptTokenizer(None, vocab_size=4096)
     lengths = [len(tokenizer.loaded.tokenizer.encode(line["prompt"]).ids) for line in lines]
@@ -346,5 +396,5 @@ def test_the_measured_peak_is_the_predicted_one_to_the_byte(attempt, run, profil
     assert without_zeros(by_category) == without_zeros(predicted.device_bytes_by_category)
 
 
-def without_zeros(sizes):
+def without_zeros(sizes: dict[str, int]) -> dict[str, int]:
     return {category: num_bytes for category, num_bytes in sizes.items() if num_bytes}

@@ -2,22 +2,24 @@
 
 import hashlib
 import json
+from pathlib import Path
+from typing import Any
 
 from optimizer.data.prompts import LineProblem, PromptLine
 from worker.run.answers import answer, refusal
 from worker.run.results import Result, ResultWriter, read_finished, write_finished
 
 
-def result(index, *, is_error=False, word="x"):
+def result(index: int, *, is_error: bool = False, word: str = "x") -> Result:
     return Result(index=index, record={"id": str(index), "text": word}, is_error=is_error, completion_tokens=2)
 
 
-def add(folder, *results, attempt=1, fence=1):
+def add(folder: Path, *results: Any, attempt: int = 1, fence: int = 1) -> None:
     with ResultWriter(folder, attempt=attempt, fence=fence) as writer:
         writer.add(results)
 
 
-def test_what_was_added_is_read_back_from_all_attempts_and_the_first_of_a_line_holds(tmp_path):
+def test_what_was_added_is_read_back_from_all_attempts_and_the_first_of_a_line_holds(tmp_path: Path) -> None:
     add(tmp_path, result(3), result(1, word="first"))
     add(tmp_path, result(1, word="second"), result(0), attempt=2, fence=5)
     found = read_finished([tmp_path])
@@ -25,20 +27,20 @@ def test_what_was_added_is_read_back_from_all_attempts_and_the_first_of_a_line_h
     assert found[1] == result(1, word="first")
 
 
-def test_a_torn_last_line_is_as_if_it_were_not_there(tmp_path):
+def test_a_torn_last_line_is_as_if_it_were_not_there(tmp_path: Path) -> None:
     add(tmp_path, result(0), result(1))
     [part] = (tmp_path / "results").iterdir()
     part.write_bytes(part.read_bytes()[:-5])
     assert sorted(read_finished([tmp_path])) == [0]
 
 
-def test_jobs_that_were_retried_count_too(tmp_path):
+def test_jobs_that_were_retried_count_too(tmp_path: Path) -> None:
     add(tmp_path / "old", result(0))
     add(tmp_path / "new", result(1))
     assert sorted(read_finished([tmp_path / "new", tmp_path / "old"])) == [0, 1]
 
 
-def test_the_finished_files_are_in_the_order_of_the_input_with_their_hashes(tmp_path):
+def test_the_finished_files_are_in_the_order_of_the_input_with_their_hashes(tmp_path: Path) -> None:
     finished = {index: result(index, is_error=index == 1) for index in (4, 1, 0)}
     results, errors = write_finished(finished, job_folder=tmp_path)
     text = (tmp_path / results.file).read_bytes()
@@ -48,16 +50,16 @@ def test_the_finished_files_are_in_the_order_of_the_input_with_their_hashes(tmp_
     assert json.loads((tmp_path / errors.file).read_text())["id"] == "1"
 
 
-def test_without_errors_there_is_no_file_of_them(tmp_path):
+def test_without_errors_there_is_no_file_of_them(tmp_path: Path) -> None:
     [only] = write_finished({0: result(0)}, job_folder=tmp_path)
     assert only.kind == "results"
 
 
-def finish(line):
+def finish(line: PromptLine) -> dict[str, Any]:
     return answer(line, text="t", finish_reason="length", prompt_tokens=3, completion_tokens=2, job_id="job_7").record
 
 
-def test_a_plain_line_is_answered_flat():
+def test_a_plain_line_is_answered_flat() -> None:
     assert finish(PromptLine(index=0, number=1, id="a", prompt="x")) == {
         "id": "a",
         "line": 1,
@@ -68,7 +70,7 @@ def test_a_plain_line_is_answered_flat():
     }
 
 
-def test_a_batch_line_is_answered_as_openai_does_it():
+def test_a_batch_line_is_answered_as_openai_does_it() -> None:
     line = PromptLine(index=0, number=1, id="a", form="batch", url="/v1/chat/completions", model="m")
     record = finish(line)
     body = record["response"]["body"]
@@ -78,12 +80,12 @@ def test_a_batch_line_is_answered_as_openai_does_it():
     assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 
 
-def test_a_completion_has_its_text_in_the_choice():
+def test_a_completion_has_its_text_in_the_choice() -> None:
     line = PromptLine(index=0, number=1, id="a", form="batch", url="/v1/completions", model="m")
     assert finish(line)["response"]["body"]["choices"][0]["text"] == "t"
 
 
-def test_a_refusal_says_why_in_the_lines_own_form():
+def test_a_refusal_says_why_in_the_lines_own_form() -> None:
     problem = LineProblem(code="invalid_value", message="no", param="stop")
     plain = refusal(PromptLine(index=0, number=1, id="a"), problem, job_id="job_7")
     assert plain.is_error

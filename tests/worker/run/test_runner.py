@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +31,7 @@ from worker.run.reporter import Reporter
 from worker.run.runner import EXIT_DRAINED, EXIT_FAILED, REASONS, failure, reason_of
 
 
-def out_of_device_memory():
+def out_of_device_memory() -> OutOfDeviceMemory:
     return OutOfDeviceMemory(
         requested_bytes=10, in_use_bytes=95, budget_bytes=100, bytes_by_category={"weights": 60, "activations": 35}
     )
@@ -50,39 +52,39 @@ def out_of_device_memory():
         (HeadroomError("x"), "internal"),
     ],
 )
-def test_each_error_has_a_reason_of_the_closed_list(error, reason):
+def test_each_error_has_a_reason_of_the_closed_list(error: HeadroomError, reason: str) -> None:
     assert reason_of(error) == reason
     assert reason in Reason.values
 
 
-def test_codes_taken_over_as_they_are_are_reasons():
+def test_codes_taken_over_as_they_are_are_reasons() -> None:
     assert set(Reason.values) >= REASONS
 
 
-def test_both_ends_mean_the_same_by_the_exit_code_of_a_drained_attempt():
+def test_both_ends_mean_the_same_by_the_exit_code_of_a_drained_attempt() -> None:
     assert SUPERVISOR_EXIT_DRAINED == EXIT_DRAINED
 
 
-def test_a_memory_error_keeps_its_sizes_by_category():
+def test_a_memory_error_keeps_its_sizes_by_category() -> None:
     result = failure(out_of_device_memory(), step=3)
     assert result["reason"] == "out_of_device_memory"
     assert result["step"] == 3
     assert result["error"]["fields"]["bytes_by_category"] == {"weights": 60, "activations": 35}
 
 
-def test_a_full_disk_is_named_whoever_met_it():
+def test_a_full_disk_is_named_whoever_met_it() -> None:
     result = failure(OSError(errno.ENOSPC, "No space left on device", "/secret/place/model.safetensors"), step=0)
     assert result["reason"] == "disk_full"
     assert result["message"] == "the disk is full: no room for model.safetensors"
 
 
-def test_a_fault_of_the_program_does_not_leak_its_text():
+def test_a_fault_of_the_program_does_not_leak_its_text() -> None:
     result = failure(RuntimeError("secret /path"), step=0)
     assert result["reason"] == "internal"
     assert "secret" not in json.dumps(result)
 
 
-def run_in_folder(folder, attempt):
+def run_in_folder(folder: Path, attempt: dict[str, Any]) -> subprocess.CompletedProcess[Any]:
     (folder / "attempt.json").write_text(json.dumps(attempt))
     return subprocess.run(
         isolated_command("worker.run.runner", str(folder)),
@@ -94,7 +96,7 @@ def run_in_folder(folder, attempt):
     )
 
 
-def test_a_model_that_is_not_supported_ends_the_attempt_with_its_name(tmp_path):
+def test_a_model_that_is_not_supported_ends_the_attempt_with_its_name(tmp_path: Path) -> None:
     attempt = {"job_id": "job_1", "attempt": 1, "fence": 1, "kind": "profile", "device": "cpu"}
     config = {"model_type": "mystery"}
     ended = run_in_folder(tmp_path, {**attempt, "config": config, "profile_file": str(tmp_path / "profile.json")})
@@ -105,14 +107,14 @@ def test_a_model_that_is_not_supported_ends_the_attempt_with_its_name(tmp_path):
     assert not (tmp_path / "profile.json").exists()
 
 
-def test_a_kind_of_job_that_is_not_known_is_a_fault_with_its_traceback_in_the_log_only(tmp_path):
+def test_a_kind_of_job_that_is_not_known_is_a_fault_with_its_traceback_in_the_log_only(tmp_path: Path) -> None:
     ended = run_in_folder(tmp_path, {"job_id": "job_1", "attempt": 1, "fence": 1, "kind": "dance"})
     assert ended.returncode == EXIT_FAILED
     assert read_result(tmp_path)["reason"] == "internal"
     assert "KeyError: 'dance'" in ended.stderr
 
 
-def test_called_without_a_folder_it_says_how_it_is_called(tmp_path):
+def test_called_without_a_folder_it_says_how_it_is_called(tmp_path: Path) -> None:
     ended = subprocess.run(
         isolated_command("worker.run.runner"), cwd=tmp_path, env={}, capture_output=True, text=True, check=False
     )
@@ -120,7 +122,7 @@ def test_called_without_a_folder_it_says_how_it_is_called(tmp_path):
     assert ended.stderr == "usage: python -m worker.run.runner ATTEMPT_FOLDER\n"
 
 
-def test_a_record_is_in_the_file_before_the_pipe_mentions_it(tmp_path):
+def test_a_record_is_in_the_file_before_the_pipe_mentions_it(tmp_path: Path) -> None:
     read_fd, write_fd = os.pipe()
     reporter = Reporter(tmp_path, pipe=PipeWriter(write_fd))
     reporter({"type": "sample", "kind": "step", "step": 12, "loss": float("nan")})
@@ -133,12 +135,12 @@ def test_a_record_is_in_the_file_before_the_pipe_mentions_it(tmp_path):
     os.close(write_fd)
 
 
-def test_a_torn_result_counts_as_none(tmp_path):
+def test_a_torn_result_counts_as_none(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"outcome": "succ')
     assert read_result(tmp_path) is None
 
 
-def test_the_worker_process_never_imports_torch():
+def test_the_worker_process_never_imports_torch() -> None:
     program = (
         "import os, sys, django; os.environ['DJANGO_SETTINGS_MODULE'] = 'webapp.settings'; django.setup();"
         "import worker.app, worker.tasks, worker.supervisor, worker.reconciler;"

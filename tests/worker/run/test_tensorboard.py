@@ -6,6 +6,9 @@ TensorBoard 2.x itself was seen to read such a file; it is no dependency.
 import hashlib
 import json
 import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +16,7 @@ from worker.run.event_file import crc32c, frame, masked_crc32c, write_event_file
 from worker.run.tensorboard import leave_event_file
 
 
-def read_frames(data):
+def read_frames(data: bytes) -> Iterator[bytes]:
     """Payloads, each checksum compared."""
     while data:
         [length] = struct.unpack("<Q", data[:8])
@@ -24,7 +27,7 @@ def read_frames(data):
         yield payload
 
 
-def read_varint(data):
+def read_varint(data: bytes) -> tuple[int, bytes]:
     value = shift = 0
     for index, byte in enumerate(data):
         value |= (byte & 0x7F) << shift
@@ -34,9 +37,10 @@ def read_varint(data):
     raise AssertionError("a varint without end")
 
 
-def read_message(data):
+def read_message(data: bytes) -> list[tuple[int, Any]]:
     """Protobuf's wire format: ``[(field, value)]``."""
     fields = []
+    value: Any
     while data:
         key, data = read_varint(data)
         field, wire_type = key >> 3, key & 7
@@ -53,7 +57,7 @@ def read_message(data):
     return fields
 
 
-def read_events(file):
+def read_events(file: Path) -> list[tuple[float, int, dict[str, Any]]]:
     """``(wall time, step, {tag: value})`` of each event after the first."""
     first, *rest = [dict(read_message(payload)) for payload in read_frames(file.read_bytes())]
     assert first[3] == b"brain.Event:2"
@@ -68,32 +72,32 @@ def read_events(file):
     ("data", "expected"),
     [(b"123456789", 0xE3069283), (bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43), (b"", 0)],
 )
-def test_checksums_are_those_of_rfc_3720(data, expected):
+def test_checksums_are_those_of_rfc_3720(data: bytes, expected: int) -> None:
     assert crc32c(data) == expected
 
 
-def test_a_frame_is_as_tensorflow_writes_it():
+def test_a_frame_is_as_tensorflow_writes_it() -> None:
     assert frame(b"") == bytes(8) + struct.pack("<I", masked_crc32c(bytes(8))) + struct.pack("<I", 0xA282EAD8)
 
 
-def test_what_is_written_is_read_back(tmp_path):
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     events = [(1.5e9, 1, {"loss/training": 2.5}), (1.5e9 + 1, 300, {"loss/training": 0.25, "speed/step_ms": 8.0})]
     assert write_event_file(tmp_path / "events", events) == 2
     assert read_events(tmp_path / "events") == events
 
 
-def record(step, *, kind="step", **more):
+def record(step: int, *, kind: str = "step", **more: Any) -> dict[str, Any]:
     return {"kind": kind, "attempt": 1, "step": step, "time_s": 100.0 + step, **more}
 
 
-def write_samples(job_folder, attempt, records, *, torn=""):
+def write_samples(job_folder: Path, attempt: int, records: list[dict[str, Any]], *, torn: str = "") -> Path:
     folder = job_folder / "attempts" / str(attempt)
     folder.mkdir(parents=True)
     (folder / "samples.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records) + torn)
     return folder
 
 
-def test_a_job_leaves_all_its_attempts_the_later_one_where_two_measured_a_step(tmp_path):
+def test_a_job_leaves_all_its_attempts_the_later_one_where_two_measured_a_step(tmp_path: Path) -> None:
     write_samples(tmp_path, 1, [record(1, loss=4.0), record(2, loss=3.5), record(3, loss=9.0)], torn='{"kind": "st')
     folder = write_samples(
         tmp_path,
@@ -119,13 +123,13 @@ def test_a_job_leaves_all_its_attempts_the_later_one_where_two_measured_a_step(t
     ]
 
 
-def test_a_later_attempt_s_file_takes_the_place_of_the_earlier_one_s(tmp_path):
+def test_a_later_attempt_s_file_takes_the_place_of_the_earlier_one_s(tmp_path: Path) -> None:
     leave_event_file(write_samples(tmp_path, 1, [record(1, loss=4.0)]), attempt_number=1)
     leave_event_file(write_samples(tmp_path, 2, [record(2, loss=3.0)]), attempt_number=2)
     [file] = (tmp_path / "artifacts" / "tensorboard").iterdir()
     assert [step for _, step, _ in read_events(file)] == [1, 2]
 
 
-def test_a_job_that_measured_nothing_leaves_no_file(tmp_path):
+def test_a_job_that_measured_nothing_leaves_no_file(tmp_path: Path) -> None:
     assert leave_event_file(write_samples(tmp_path, 1, []), attempt_number=1) == []
     assert not (tmp_path / "artifacts").exists()

@@ -5,7 +5,10 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +19,10 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
-def make_service(tmp_path):
+def make_service(tmp_path: Path) -> Iterator[Callable[..., RunningService]]:
     made = []
 
-    def make(code, *, name="child", stop_s=5.0):
+    def make(code: str, *, name: str = "child", stop_s: float = 5.0) -> RunningService:
         service = Service(name=name, command=[sys.executable, "-c", textwrap.dedent(code)], stop_s=stop_s)
         running = RunningService(
             service=service, environment=dict(os.environ), folder=tmp_path, log_file=tmp_path / f"{name}.log"
@@ -34,14 +37,14 @@ def make_service(tmp_path):
             running.process.wait()
 
 
-def test_what_a_service_prints_goes_to_its_log(make_service):
+def test_what_a_service_prints_goes_to_its_log(make_service: Callable[..., RunningService]) -> None:
     running = make_service("print('hello')")
     assert running.tend(0.0) == "started"
     running.process.wait()
     assert running.log_file.read_text() == "hello\n"
 
 
-def test_a_dead_service_is_started_again_after_its_back_off(make_service):
+def test_a_dead_service_is_started_again_after_its_back_off(make_service: Callable[..., RunningService]) -> None:
     running = make_service("")
     running.tend(100.0)
     running.process.wait()
@@ -52,7 +55,9 @@ def test_a_dead_service_is_started_again_after_its_back_off(make_service):
     assert running.num_restarts == 1
 
 
-def test_the_back_off_doubles_to_its_limit_and_starts_over_after_a_steady_run(make_service):
+def test_the_back_off_doubles_to_its_limit_and_starts_over_after_a_steady_run(
+    make_service: Callable[..., RunningService]
+) -> None:
     running = make_service("")
     now, waits = 0.0, []
     for _ in range(7):
@@ -68,7 +73,7 @@ def test_the_back_off_doubles_to_its_limit_and_starts_over_after_a_steady_run(ma
     assert running.start_again_at == now + 31.0 + FIRST_BACKOFF_S
 
 
-def test_a_service_that_ignores_term_is_killed_at_its_deadline(make_service):
+def test_a_service_that_ignores_term_is_killed_at_its_deadline(make_service: Callable[..., RunningService]) -> None:
     running = make_service(
         """
         import signal, time
@@ -84,7 +89,13 @@ def test_a_service_that_ignores_term_is_killed_at_its_deadline(make_service):
     assert running.process.returncode == -signal.SIGKILL
 
 
-def test_services_end_last_to_first_each_before_the_next_is_asked(make_service, tmp_path):
+def has_printed(running: RunningService) -> bool:
+    return running.log_file.exists() and bool(running.log_file.read_text())
+
+
+def test_services_end_last_to_first_each_before_the_next_is_asked(
+    make_service: Callable[..., RunningService], tmp_path: Path
+) -> None:
     code = """
         import pathlib, signal, sys, time
         def leave(*_):
@@ -98,7 +109,7 @@ def test_services_end_last_to_first_each_before_the_next_is_asked(make_service, 
     services = [make_service(code.replace("{name}", name), name=name) for name in ("first", "second", "third")]
     for running in services:
         running.tend(0.0)
-        wait_for(lambda running=running: running.log_file.exists() and running.log_file.read_text(), what="what it prints")
+        wait_for(partial(has_printed, running), what="what it prints")
     stop_services(services)
     assert (tmp_path / "order").read_text() == "third second first "
 
@@ -125,14 +136,16 @@ run_services(services, on_change=tell)
 
 
 @pytest.fixture
-def supervisor(tmp_path):
+def supervisor(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[Any], Callable[..., Any]]]:
     process = subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(tmp_path)], cwd=ROOT)
     yield process, lambda: [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     process.kill()
     process.wait()
 
 
-def test_no_child_outlives_a_supervisor_that_is_killed(supervisor, tmp_path):
+def test_no_child_outlives_a_supervisor_that_is_killed(
+    supervisor: tuple[subprocess.Popen[Any], Callable[..., Any]], tmp_path: Path
+) -> None:
     process, pids_of = supervisor
     wait_for(lambda: (tmp_path / "pids").exists() and len(pids_of()) == 2, what="its two children")
     children = pids_of()
@@ -141,7 +154,9 @@ def test_no_child_outlives_a_supervisor_that_is_killed(supervisor, tmp_path):
     wait_for(lambda: not any(is_alive(pid) for pid in children), what="the end of its children")
 
 
-def test_term_ends_the_supervisor_and_its_children(supervisor, tmp_path):
+def test_term_ends_the_supervisor_and_its_children(
+    supervisor: tuple[subprocess.Popen[Any], Callable[..., Any]], tmp_path: Path
+) -> None:
     process, pids_of = supervisor
     wait_for(lambda: (tmp_path / "pids").exists() and len(pids_of()) == 2, what="its two children")
     children = pids_of()
@@ -150,7 +165,9 @@ def test_term_ends_the_supervisor_and_its_children(supervisor, tmp_path):
     assert not any(is_alive(pid) for pid in children)
 
 
-def test_a_killed_child_is_replaced_by_another(supervisor, tmp_path):
+def test_a_killed_child_is_replaced_by_another(
+    supervisor: tuple[subprocess.Popen[Any], Callable[..., Any]], tmp_path: Path
+) -> None:
     _, pids_of = supervisor
     wait_for(lambda: (tmp_path / "pids").exists() and len(pids_of()) == 2, what="its two children")
     first, second = pids_of()

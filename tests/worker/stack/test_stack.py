@@ -10,13 +10,14 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.worker.processes import is_alive, wait_for
-from worker.stack import home as stack_home
 from worker.stack import stack
 from worker.stack import supervisor as stack_supervisor
 from worker.stack.home import LONGEST_SOCKET_PATH, Stack, StackError, check_port, prepare_home, write_private
@@ -27,14 +28,14 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
-def free_port():
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 @pytest.fixture
-def place(home, monkeypatch, free_port):
+def place(home: Path, monkeypatch: pytest.MonkeyPatch, free_port: int) -> Stack:
     monkeypatch.setenv("HEADROOM_PORT", str(free_port))
     for name in ("REDIS_URL", "DATABASE_URL"):
         monkeypatch.delenv(name, raising=False)
@@ -42,20 +43,20 @@ def place(home, monkeypatch, free_port):
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "http", "-1"])
-def test_a_port_that_is_none_is_refused_by_name(port, monkeypatch):
+def test_a_port_that_is_none_is_refused_by_name(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADROOM_PORT", port)
     with pytest.raises(StackError, match=f"HEADROOM_PORT is '{port}'; allowed: a number from 1 to 65535"):
         Stack.from_environment()
 
 
-def test_the_home_is_for_its_user_alone(place):
+def test_the_home_is_for_its_user_alone(place: Stack) -> None:
     place.home.chmod(0o755)
     prepare_home(place)
     for folder in (place.home, place.run_folder, place.log_folder):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_busy_port_is_said_in_one_line(place):
+def test_a_busy_port_is_said_in_one_line(place: Stack) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", place.port))
         other.listen()
@@ -64,14 +65,14 @@ def test_a_busy_port_is_said_in_one_line(place):
     assert raised.value.hint == "Set HEADROOM_PORT to a free one, for example 8401."
 
 
-def test_a_full_disk_is_said_in_one_line(place, monkeypatch):
+def test_a_full_disk_is_said_in_one_line(place: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(place.home)._replace(free=10 * 1024**2)
-    monkeypatch.setattr(stack_home.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr("worker.stack.home.shutil.disk_usage", lambda _: usage)
     with pytest.raises(StackError, match=r"only 10.0 MiB of disk are free under .*; at least 1.00 GiB are needed"):
         prepare_home(place)
 
 
-def test_a_path_too_long_for_a_socket_is_said_in_one_line(tmp_path, monkeypatch):
+def test_a_path_too_long_for_a_socket_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REDIS_URL", raising=False)
     long = Stack(home=tmp_path / ("x" * LONGEST_SOCKET_PATH), port=8400)
     with pytest.raises(StackError, match="too long for a socket"):
@@ -79,13 +80,13 @@ def test_a_path_too_long_for_a_socket_is_said_in_one_line(tmp_path, monkeypatch)
     assert not long.home.exists()
 
 
-def test_a_home_that_cannot_be_made_is_said_in_one_line(tmp_path):
+def test_a_home_that_cannot_be_made_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StackError, match="cannot be used: Not a directory"):
         prepare_home(Stack(home=tmp_path / "file" / "home", port=8400))
 
 
-def test_a_stale_state_file_without_its_lock_means_not_running(place):
+def test_a_stale_state_file_without_its_lock_means_not_running(place: Stack) -> None:
     prepare_home(place)
     place.state_file.write_text(json.dumps({"pid": 1, "url": "http://127.0.0.1:1"}))
     place.lock_file.touch()
@@ -93,7 +94,7 @@ def test_a_stale_state_file_without_its_lock_means_not_running(place):
 
 
 @pytest.fixture
-def running_place(place):
+def running_place(place: Stack) -> Iterator[Stack]:
     prepare_home(place)
     place.state_file.write_text(json.dumps({"pid": 4321, "url": "http://127.0.0.1:8399"}))
     with place.lock_file.open("w") as lock:
@@ -101,7 +102,9 @@ def running_place(place):
         yield place
 
 
-def test_a_second_up_says_that_it_is_running_and_where(running_place, capsys):
+def test_a_second_up_says_that_it_is_running_and_where(
+    running_place: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["up"]) == 0
     assert "already running at http://127.0.0.1:8399 (process 4321" in capsys.readouterr().out
     assert main(["up", "--if-needed"]) == 0
@@ -109,7 +112,9 @@ def test_a_second_up_says_that_it_is_running_and_where(running_place, capsys):
 
 
 @pytest.mark.parametrize(("command", "code"), [("up", 1), ("down", 0), ("status", 1)])
-def test_a_file_in_the_place_of_the_home_is_one_line(tmp_path, monkeypatch, capsys, command, code):
+def test_a_file_in_the_place_of_the_home_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, code: int
+) -> None:
     (tmp_path / "home").write_text("not a folder")
     monkeypatch.setenv("HEADROOM_HOME", str(tmp_path / "home"))
     assert main([command]) == code
@@ -117,22 +122,22 @@ def test_a_file_in_the_place_of_the_home_is_one_line(tmp_path, monkeypatch, caps
     assert len((said.out + said.err).splitlines()) == 1
 
 
-def test_a_second_up_in_the_foreground_is_refused(running_place, capsys):
+def test_a_second_up_in_the_foreground_is_refused(running_place: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", "--foreground"]) == 1
     assert "make down" in capsys.readouterr().err
 
 
-def test_down_without_a_stack_says_so_and_succeeds(place, capsys):
+def test_down_without_a_stack_says_so_and_succeeds(place: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["down"]) == 0
     assert capsys.readouterr().out == "Headroom is not running\n"
 
 
-def test_status_without_a_stack_ends_with_one(place, capsys):
+def test_status_without_a_stack_ends_with_one(place: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status"]) == 1
     assert "is not running" in capsys.readouterr().out
 
 
-def test_the_embedded_broker_listens_on_a_private_socket_only(place):
+def test_the_embedded_broker_listens_on_a_private_socket_only(place: Stack) -> None:
     valkey = services_of(place)[0]
     options = dict(zip(valkey.command[1::2], valkey.command[2::2], strict=True))
     assert valkey.name == "valkey"
@@ -142,37 +147,39 @@ def test_the_embedded_broker_listens_on_a_private_socket_only(place):
     assert options["--maxmemory-policy"] == "noeviction"
 
 
-def test_a_broker_named_by_the_environment_is_used_not_started(place, monkeypatch):
+def test_a_broker_named_by_the_environment_is_used_not_started(place: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:6379/0")
     assert [service.name for service in services_of(place)] == ["web", "reconciler", "worker"]
 
 
-def test_the_worker_gets_longer_to_stop_than_its_jobs_get_to_save(place, monkeypatch):
+def test_the_worker_gets_longer_to_stop_than_its_jobs_get_to_save(
+    place: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HEADROOM_GRACE_S", "7")
     worker = services_of(place)[-1]
     assert worker.stop_s == 7 + stack_supervisor.WORKER_SAVE_S
 
 
-def test_secrets_are_written_for_their_user_alone(tmp_path):
+def test_secrets_are_written_for_their_user_alone(tmp_path: Path) -> None:
     write_private(tmp_path / "cli.json", "{}")
     write_private(tmp_path / "cli.json", '{"token": "t"}')
     assert stat.S_IMODE((tmp_path / "cli.json").stat().st_mode) == 0o600
     assert [file.name for file in tmp_path.iterdir()] == ["cli.json"]
 
 
-def test_credentials_are_read_from_the_line_of_json():
+def test_credentials_are_read_from_the_line_of_json() -> None:
     made = {"user": "admin", "password": "p", "token": "t"}
     assert read_credentials("Migrating\n" + json.dumps(made) + "\n") == made
     assert read_credentials("{}\n") == {}
 
 
-def test_a_failed_start_shows_the_end_of_the_log(tmp_path):
+def test_a_failed_start_shows_the_end_of_the_log(tmp_path: Path) -> None:
     (tmp_path / "web.log").write_text("\n".join(str(number) for number in range(100)))
     assert tail(tmp_path / "web.log", num_lines=2) == "98\n99"
     assert tail(tmp_path / "none.log") == ""
 
 
-def test_a_failing_manage_command_is_reported_by_its_last_line(place, monkeypatch):
+def test_a_failing_manage_command_is_reported_by_its_last_line(place: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare_home(place)
     monkeypatch.setenv("DATABASE_URL", f"sqlite:///{place.home}/none/database")
     with pytest.raises(StackError, match="manage.py migrate failed: .*unable to open database file"):
@@ -180,7 +187,7 @@ def test_a_failing_manage_command_is_reported_by_its_last_line(place, monkeypatc
     assert "Traceback" in (place.log_folder / "manage.log").read_text()
 
 
-def run_stack(*arguments, **environment):
+def run_stack(*arguments: Any, **environment: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "worker.stack", *arguments],
         cwd=ROOT,
@@ -192,12 +199,12 @@ def run_stack(*arguments, **environment):
     )
 
 
-def pids_of(place):
+def pids_of(place: Stack) -> dict[str, int]:
     return {row["name"]: row["pid"] for row in place.read_state().get("services", [])}
 
 
 @pytest.fixture
-def started(place):
+def started(place: Stack) -> Iterator[subprocess.CompletedProcess[str]]:
     first = run_stack("up")
     yield first
     pid = place.read_state().get("pid")
@@ -207,7 +214,9 @@ def started(place):
 
 
 @pytest.mark.slow
-def test_a_whole_stack_starts_restarts_what_dies_and_leaves_no_orphan(place, started):
+def test_a_whole_stack_starts_restarts_what_dies_and_leaves_no_orphan(
+    place: Stack, started: subprocess.CompletedProcess[str]
+) -> None:
     assert started.returncode == 0, started.stderr
     assert f"Headroom runs at {place.url}" in started.stdout
     assert "password" in started.stdout
@@ -235,7 +244,7 @@ def test_a_whole_stack_starts_restarts_what_dies_and_leaves_no_orphan(place, sta
 
 
 @pytest.mark.slow
-def test_in_the_foreground_ctrl_c_ends_everything(place):
+def test_in_the_foreground_ctrl_c_ends_everything(place: Stack) -> None:
     process = subprocess.Popen([sys.executable, "-m", "worker.stack", "up", "--foreground"], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: len([pid for pid in pids_of(place).values() if pid]) == 4, what="four processes", timeout_s=90)
@@ -249,7 +258,7 @@ def test_in_the_foreground_ctrl_c_ends_everything(place):
         process.wait()
 
 
-def _answers(place):
+def _answers(place: Stack) -> bool:
     try:
         return httpx.get(f"{place.url}/readyz", trust_env=False).status_code == 200
     except httpx.TransportError:

@@ -1,6 +1,8 @@
 """Allocations spelled out from a schedule are those of a real step, and end in what the step's peak is made of."""
 
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,15 +11,18 @@ from optimizer.base.units import MIB
 from optimizer.estimate.card.allocations import MAX_LATER
 from optimizer.estimate.card.training_memory import list_training_allocations
 from optimizer.estimate.training import estimate_training
+from optimizer.hardware.machine import Machine
+from optimizer.models.spec import ModelSpec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
 
-PLANS = {
+PLANS: dict[str, Any] = {
     "keep": {},
     "accumulate": {"batch": BatchPlan(micro_batch_size=1, accumulation_steps=2)},
     "recompute": {"activations": ActivationsPlan(per_block=("recompute",) * 4)},
@@ -32,7 +37,7 @@ PLANS = {
 }
 
 
-def make_plan(**rows):
+def make_plan(**rows: Any) -> Plan:
     return Plan(**{
         "batch": BatchPlan(micro_batch_size=2, accumulation_steps=1),
         "activations": ActivationsPlan(per_block=("keep",) * 4),
@@ -40,7 +45,7 @@ def make_plan(**rows):
     })  # fmt: skip
 
 
-def make_workload(plan):
+def make_workload(plan: Plan) -> TrainingWorkload:
     return TrainingWorkload(
         sequence_length=24,
         global_batch_size=plan.batch.global_batch_size,
@@ -48,13 +53,15 @@ def make_workload(plan):
     )
 
 
-def sizes_that_come(requests):
+def sizes_that_come(requests: list[tuple[int, int]] | tuple[tuple[int, int], ...]) -> list[int]:
     """Sizes of the requests in order, without numbers and pairs of ids, which a schedule sums up."""
     return [num_bytes for _, num_bytes in requests if num_bytes > 1024]
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_the_same_sizes_come_in_the_same_order_as_in_a_real_step(name, spec, profile, tmp_path):
+def test_the_same_sizes_come_in_the_same_order_as_in_a_real_step(
+    name: str, spec: ModelSpec, profile: Profile, tmp_path: Path
+) -> None:
     plan = make_plan(**PLANS[name])
     real, _ = log_steps(spec, plan=plan, workload=make_workload(plan), scratch=tmp_path)
     predicted = predict_steps(profile, plan=plan, workload=make_workload(plan))
@@ -63,7 +70,9 @@ def test_the_same_sizes_come_in_the_same_order_as_in_a_real_step(name, spec, pro
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_their_peak_is_the_predicted_one_and_is_listed_storage_by_storage(name, profile, machine):
+def test_their_peak_is_the_predicted_one_and_is_listed_storage_by_storage(
+    name: str, profile: Profile, machine: Machine
+) -> None:
     plan = make_plan(**PLANS[name])
     workload = make_workload(plan)
     found = list_training_allocations(profile, plan=plan, workload=workload, machine=machine)
@@ -76,7 +85,9 @@ def test_their_peak_is_the_predicted_one_and_is_listed_storage_by_storage(name, 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_replayed_they_reserve_what_the_real_ones_do(seed, spec, profile, tmp_path):
+def test_replayed_they_reserve_what_the_real_ones_do(
+    seed: int, spec: ModelSpec, profile: Profile, tmp_path: Path
+) -> None:
     plan = draw_plan(random.Random(seed), 4)
     workload = make_workload(plan)
     if plan.find_conflict(workload) is not None:
@@ -91,7 +102,7 @@ def test_replayed_they_reserve_what_the_real_ones_do(seed, spec, profile, tmp_pa
         assert difference <= max(22 * MIB, 0.04 * measured.reserved_peak_bytes)
 
 
-def test_tensors_that_are_freed_were_allocated_before(profile, machine):
+def test_tensors_that_are_freed_were_allocated_before(profile: Profile, machine: Machine) -> None:
     plan = make_plan(**PLANS["mixed"])
     found = list_training_allocations(profile, plan=plan, workload=make_workload(plan), machine=machine)
     live = set()
@@ -104,7 +115,7 @@ def test_tensors_that_are_freed_were_allocated_before(profile, machine):
                 live.remove(key)
 
 
-def test_a_step_leaves_what_was_there_before_it(profile, machine):
+def test_a_step_leaves_what_was_there_before_it(profile: Profile, machine: Machine) -> None:
     plan = make_plan()
     found = list_training_allocations(profile, plan=plan, workload=make_workload(plan), machine=machine)
     balance = {}
@@ -113,7 +124,7 @@ def test_a_step_leaves_what_was_there_before_it(profile, machine):
     assert not any(balance.values())
 
 
-def test_of_many_micro_batches_only_the_first_are_spelled_out(profile, machine):
+def test_of_many_micro_batches_only_the_first_are_spelled_out(profile: Profile, machine: Machine) -> None:
     counts = []
     for steps in (1 + MAX_LATER, 8):
         plan = make_plan(batch=BatchPlan(micro_batch_size=1, accumulation_steps=steps))
@@ -122,7 +133,7 @@ def test_of_many_micro_batches_only_the_first_are_spelled_out(profile, machine):
     assert counts[0] == counts[1]
 
 
-def test_storages_at_the_peak_have_the_name_of_what_made_them(profile, machine):
+def test_storages_at_the_peak_have_the_name_of_what_made_them(profile: Profile, machine: Machine) -> None:
     plan = make_plan()
     found = list_training_allocations(profile, plan=plan, workload=make_workload(plan), machine=machine)
     weights = [held for held in found.at_peak if held.category == "weights"]

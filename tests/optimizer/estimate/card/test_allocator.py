@@ -1,6 +1,7 @@
 """The model of torch's allocator: its rules one by one, and against a plain reference on requests drawn at random."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from optimizer.base.units import MIB
 from optimizer.estimate.card.allocator import AllocatorSettings, CachingAllocator, CapReached, replay
 
 
-def reserve(*sizes, **settings):
+def reserve(*sizes: int, **settings: Any) -> CachingAllocator:
     allocator = CachingAllocator(AllocatorSettings(**settings))
     for index, num_bytes in enumerate(sizes):
         allocator.allocate(index, num_bytes)
@@ -27,21 +28,21 @@ def reserve(*sizes, **settings):
         (33 * MIB, 34 * MIB),
     ],
 )
-def test_segments_have_the_sizes_that_torch_gives_them(num_bytes, segment_bytes):
+def test_segments_have_the_sizes_that_torch_gives_them(num_bytes: int, segment_bytes: int) -> None:
     assert reserve(num_bytes).reserved_bytes == segment_bytes
 
 
-def test_requests_are_rounded_up_to_512_bytes():
+def test_requests_are_rounded_up_to_512_bytes() -> None:
     assert reserve(1, 512, 513).allocated_bytes == 512 + 512 + 1024
 
 
-def test_nothing_is_allocated_for_no_bytes():
+def test_nothing_is_allocated_for_no_bytes() -> None:
     allocator = reserve(0)
     allocator.free(0)
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (0, 0)
 
 
-def test_what_is_left_of_a_large_block_is_cut_off_only_above_one_mib():
+def test_what_is_left_of_a_large_block_is_cut_off_only_above_one_mib() -> None:
     whole = reserve(19 * MIB + 1)
     assert whole.allocated_bytes == 20 * MIB
     cut = reserve(20 * MIB)
@@ -50,14 +51,14 @@ def test_what_is_left_of_a_large_block_is_cut_off_only_above_one_mib():
     assert cut.allocated_bytes == 18 * MIB
 
 
-def test_small_requests_share_a_segment_and_large_ones_do_not_use_it():
+def test_small_requests_share_a_segment_and_large_ones_do_not_use_it() -> None:
     allocator = reserve(MIB, MIB, 512)
     assert allocator.num_segments == 2
     allocator.allocate("large", 2 * MIB)
     assert allocator.reserved_bytes == (2 + 2 + 20) * MIB
 
 
-def test_the_smallest_block_that_is_large_enough_is_taken():
+def test_the_smallest_block_that_is_large_enough_is_taken() -> None:
     allocator = reserve(32 * MIB, 24 * MIB, 40 * MIB)
     for key in range(3):
         allocator.free(key)
@@ -65,7 +66,7 @@ def test_the_smallest_block_that_is_large_enough_is_taken():
     assert sorted(size for _, size, is_free in allocator.fragments if is_free) == [32 * MIB, 40 * MIB]
 
 
-def test_free_neighbours_become_one_block():
+def test_free_neighbours_become_one_block() -> None:
     allocator = reserve(5 * MIB, 5 * MIB, 5 * MIB, 5 * MIB)
     assert allocator.reserved_bytes == 20 * MIB
     for key in (1, 3, 2, 0):
@@ -74,7 +75,7 @@ def test_free_neighbours_become_one_block():
     assert allocator.reserved_bytes == 20 * MIB
 
 
-def test_gaps_between_what_stays_are_fragmentation():
+def test_gaps_between_what_stays_are_fragmentation() -> None:
     allocator = reserve(*[12 * MIB] * 10)
     for key in range(0, 10, 2):
         allocator.free(key)
@@ -85,22 +86,22 @@ def test_gaps_between_what_stays_are_fragmentation():
     assert found.releasable_bytes == 60 * MIB
 
 
-def test_at_the_cap_free_segments_are_given_back_and_the_request_is_met():
-    requests = [("a", 30 * MIB), ("b", 30 * MIB), ("a", 0), ("b", 0), ("c", 50 * MIB)]
+def test_at_the_cap_free_segments_are_given_back_and_the_request_is_met() -> None:
+    requests = [(1, 30 * MIB), (2, 30 * MIB), (1, 0), (2, 0), (3, 50 * MIB)]
     found = replay([requests], settings=AllocatorSettings(cap_bytes=64 * MIB))
     assert (found.num_retries, found.is_over_cap) == (1, False)
     assert found.reserved_peak_bytes == 60 * MIB
 
 
-def test_a_request_beyond_the_cap_is_not_met():
+def test_a_request_beyond_the_cap_is_not_met() -> None:
     allocator = reserve(30 * MIB, cap_bytes=64 * MIB)
     with pytest.raises(CapReached):
         allocator.allocate("too much", 40 * MIB)
-    found = replay([[("a", 30 * MIB), ("b", 40 * MIB)]], settings=AllocatorSettings(cap_bytes=64 * MIB))
+    found = replay([[(1, 30 * MIB), (2, 40 * MIB)]], settings=AllocatorSettings(cap_bytes=64 * MIB))
     assert found.is_over_cap
 
 
-def test_a_block_that_another_stream_uses_is_not_taken_before_that_is_done():
+def test_a_block_that_another_stream_uses_is_not_taken_before_that_is_done() -> None:
     allocator = reserve(30 * MIB)
     allocator.record_stream(0)
     allocator.free(0)
@@ -112,14 +113,14 @@ def test_a_block_that_another_stream_uses_is_not_taken_before_that_is_done():
     assert allocator.reserved_bytes == 60 * MIB
 
 
-def test_streams_do_not_share_blocks():
+def test_streams_do_not_share_blocks() -> None:
     allocator = reserve(30 * MIB)
     allocator.free(0)
     allocator.allocate("side", 30 * MIB, stream=1)
     assert allocator.reserved_bytes == 60 * MIB
 
 
-def test_blocks_above_the_largest_that_is_split_serve_only_requests_of_nearly_their_size():
+def test_blocks_above_the_largest_that_is_split_serve_only_requests_of_nearly_their_size() -> None:
     allocator = reserve(100 * MIB, max_split_bytes=50 * MIB)
     allocator.free(0)
     allocator.allocate("small", 12 * MIB)
@@ -128,7 +129,7 @@ def test_blocks_above_the_largest_that_is_split_serve_only_requests_of_nearly_th
     assert (allocator.reserved_bytes, allocator.allocated_bytes) == (112 * MIB, 112 * MIB)
 
 
-def test_at_the_cap_oversized_blocks_go_back_first():
+def test_at_the_cap_oversized_blocks_go_back_first() -> None:
     allocator = reserve(100 * MIB, 20 * MIB, max_split_bytes=50 * MIB, cap_bytes=160 * MIB)
     allocator.free(0)
     allocator.free(1)
@@ -141,12 +142,12 @@ def test_at_the_cap_oversized_blocks_go_back_first():
     ("num_bytes", "divisions", "rounded"),
     [(5000, 4, 5120), (9 * 1024, 2, 12 * 1024), (8192, 4, 8192), (1200, 4, 1536)],
 )
-def test_requests_are_rounded_to_steps_between_powers_of_two(num_bytes, divisions, rounded):
+def test_requests_are_rounded_to_steps_between_powers_of_two(num_bytes: int, divisions: int, rounded: int) -> None:
     """Small ones, of up to 512 bytes a division, to 512 bytes as ever."""
     assert reserve(num_bytes, roundup_power2_divisions=divisions).allocated_bytes == rounded
 
 
-def test_garbage_is_collected_from_what_was_unused_for_long():
+def test_garbage_is_collected_from_what_was_unused_for_long() -> None:
     allocator = reserve(40 * MIB, 40 * MIB, cap_bytes=200 * MIB, garbage_collection_threshold=0.3)
     allocator.free(0)
     allocator.allocate("larger", 60 * MIB)
@@ -154,7 +155,7 @@ def test_garbage_is_collected_from_what_was_unused_for_long():
     assert allocator.num_retries == 0
 
 
-def test_a_segment_that_grows_has_no_gap_between_what_came_before_and_after():
+def test_a_segment_that_grows_has_no_gap_between_what_came_before_and_after() -> None:
     sizes = [12 * MIB, 15 * MIB, 30 * MIB]
     plain, grown = reserve(*sizes), reserve(*sizes, expandable_segments=True)
     for allocator in (plain, grown):
@@ -165,7 +166,7 @@ def test_a_segment_that_grows_has_no_gap_between_what_came_before_and_after():
     assert grown.reserved_bytes == 60 * MIB
 
 
-def test_a_segment_that_grows_gives_whole_pages_back():
+def test_a_segment_that_grows_gives_whole_pages_back() -> None:
     allocator = reserve(30 * MIB, 30 * MIB, 30 * MIB, expandable_segments=True)
     assert allocator.reserved_bytes == 100 * MIB
     allocator.free(1)
@@ -179,18 +180,18 @@ def test_a_segment_that_grows_gives_whole_pages_back():
 class PlainAllocator:
     """The rules for torch's default settings, by search through lists: slow, and nothing in common with what is tested."""
 
-    def __init__(self):
-        self.segments = []
+    def __init__(self) -> None:
+        self.segments: list[Any] = []
 
     @property
-    def reserved_bytes(self):
+    def reserved_bytes(self) -> int:
         return sum(size for segment in self.segments for _, size in segment["blocks"])
 
     @property
-    def allocated_bytes(self):
+    def allocated_bytes(self) -> int:
         return sum(size for segment in self.segments for key, size in segment["blocks"] if key is not None)
 
-    def allocate(self, key, num_bytes):
+    def allocate(self, key: int, num_bytes: int) -> None:
         size = (num_bytes + 511) // 512 * 512
         is_small = size <= 2**20
         fitting = [
@@ -210,9 +211,9 @@ class PlainAllocator:
         blocks = self.segments[index]["blocks"]
         blocks[place : place + 1] = [(key, size), (None, rest)] if is_cut else [(key, found)]
 
-    def free(self, key):
+    def free(self, key: int) -> None:
         for segment in self.segments:
-            joined = []
+            joined: list[Any] = []
             for owner, size in segment["blocks"]:
                 owner = None if owner == key else owner
                 if joined and owner is None and joined[-1][0] is None:
@@ -221,7 +222,7 @@ class PlainAllocator:
             segment["blocks"] = joined
 
 
-def draw_requests(seed, count):
+def draw_requests(seed: int, count: int) -> list[tuple[int, int]]:
     rng = random.Random(seed)
     live, requests = [], []
     for key in range(count):
@@ -234,7 +235,7 @@ def draw_requests(seed, count):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_it_does_what_a_plain_reference_does(seed):
+def test_it_does_what_a_plain_reference_does(seed: int) -> None:
     fast, plain = CachingAllocator(), PlainAllocator()
     for key, num_bytes in draw_requests(seed, 300):
         for allocator in (fast, plain):
@@ -259,7 +260,7 @@ def test_it_does_what_a_plain_reference_does(seed):
     ids=str,
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_blocks_never_overlap_and_no_byte_is_lost(settings, seed):
+def test_blocks_never_overlap_and_no_byte_is_lost(settings: dict[str, Any], seed: int) -> None:
     allocator = CachingAllocator(AllocatorSettings(**settings))
     cap_bytes = settings.get("cap_bytes", 2**60)
     for index, (key, num_bytes) in enumerate(draw_requests(seed, 200)):
@@ -284,7 +285,7 @@ def test_blocks_never_overlap_and_no_byte_is_lost(settings, seed):
     assert allocator.result().reserved_peak_bytes >= allocator.reserved_bytes
 
 
-def test_all_comes_back_when_all_is_freed():
+def test_all_comes_back_when_all_is_freed() -> None:
     allocator = CachingAllocator()
     live = set()
     for key, num_bytes in draw_requests(9, 200):
@@ -297,7 +298,7 @@ def test_all_comes_back_when_all_is_freed():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("seed", range(3))
-def test_it_reserves_what_torch_does_on_a_card(seed):
+def test_it_reserves_what_torch_does_on_a_card(seed: int) -> None:
     import torch
 
     torch.cuda.empty_cache()

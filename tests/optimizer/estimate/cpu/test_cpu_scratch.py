@@ -1,5 +1,8 @@
 """Predicted scratch of CPU kernels agrees with torch's profiler; and the moments that can be the highest with it."""
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -26,23 +29,28 @@ HAS_WIDE_BLOCKS = torch.backends.cpu.get_cpu_capability() != "AVX2"
 NOT_MODELLED = {"one channel", "16 bits", "blocks not filled", "transposed"} if HAS_WIDE_BLOCKS else set()
 
 
-def processor(num_threads):
+MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+
+
+def processor(num_threads: int) -> Processor:
     """This one."""
     return Processor(num_threads, packs_bf16=has_library_for_bf16(), packs_fp32=True)
 
 
-def constant(value):
+def constant(value: int) -> tuple[int, ...]:
     return (value, *NO_TERMS[1:])
 
 
 class Watching(TorchDispatchMode):
     """Notes what is predicted of the ops that are called."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.predicted = []
+        self.predicted: list[Any] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: tuple[Any, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         result = func(*args, **(kwargs or {}))
         given = (*args, *(kwargs or {}).values())
         inputs = [value for value in given if isinstance(value, torch.Tensor)]
@@ -53,7 +61,7 @@ class Watching(TorchDispatchMode):
         return result
 
 
-def predict(watched, *, num_threads=1):
+def predict(watched: Watching, *, num_threads: int = 1) -> int:
     """Predict the scratch of the last op that holds any."""
     for name, scratch, dtype, form in reversed(watched.predicted):
         if scratch.num_bytes or scratch.sides:
@@ -66,7 +74,7 @@ def predict(watched, *, num_threads=1):
     return 0
 
 
-def measure(run):
+def measure(run: Callable[..., Any]) -> int:
     """Bytes held at most beside what is left, from the profiler's events."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         kept = run()
@@ -79,16 +87,16 @@ def measure(run):
     return highest - level
 
 
-def normal(*shape, dtype=torch.float32):
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-def turned(*shape):
+def turned(*shape: Any) -> torch.Tensor:
     """The same shape, its last two axes laid out the other way round."""
     return normal(*shape).transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def layer_norm_backward():
+def layer_norm_backward() -> Any:
     """Run a layer norm's backward for the input's gradient alone: partial sums of the weight's are not predicted."""
     values = normal(4, 48, 32)
     _, mean, rstd = torch.native_layer_norm(values, (32,), None, None, 1e-5)
@@ -97,7 +105,7 @@ def layer_norm_backward():
 
 
 ids = torch.arange(6 * 40).reshape(6, 40) % 30
-OPS = {
+OPS: dict[str, Any] = {
     "a product of 16 and 32 bits": lambda: normal(40, 64, dtype=BF16) * normal(40, 64),
     "a sum of 16 and 32 bits": lambda: normal(40, 64) + normal(64, dtype=BF16),
     "a cumulative sum in a wider dtype": lambda: torch.cumsum(normal(40, 64, dtype=BF16), dim=0, dtype=torch.float32),
@@ -121,7 +129,7 @@ OPS = {
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -129,26 +137,28 @@ def _one_thread():
 
 
 @pytest.fixture
-def _library_for_fp32():
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+def _library_for_fp32() -> Iterator[None]:
+    MATMUL.fp32_precision = "bf16"
     yield
-    torch.backends.mkldnn.matmul.fp32_precision = "none"
+    MATMUL.fp32_precision = "none"
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_an_op_holds_what_is_predicted_of_it(name):
+def test_an_op_holds_what_is_predicted_of_it(name: str) -> None:
     with Watching() as watched:
         OPS[name]()
     # A few numbers beside: what is multiplied or added by is a tensor of one element for a moment.
     assert predict(watched) == pytest.approx(held_by_last_op(OPS[name]), abs=16)
 
 
-def held_by_last_op(run):
+def held_by_last_op(run: Callable[..., Any]) -> int:
     """Measure the scratch of the last op alone: its arguments are made before the profiler listens."""
     calls = []
 
     class Last(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        def __torch_dispatch__(
+            self, func: Any, types: tuple[Any, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> torch.Tensor:
             calls.append((func, args, kwargs or {}))
             return func(*args, **(kwargs or {}))
 
@@ -158,7 +168,16 @@ def held_by_last_op(run):
     return measure(lambda: func(*args, **kwargs))
 
 
-def convolve(images, weight, *, stride=1, padding=0, groups=1, is_transposed=False, with_bias=True):
+def convolve(
+    images: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    groups: int = 1,
+    is_transposed: bool = False,
+    with_bias: bool = True,
+) -> Iterator[tuple[object, tuple[Any, ...]]]:
     """Forward and both kinds of backward, as calls of what is predicted of each."""
     num_axes = weight.dim() - 2
     spread = ([stride] * num_axes, [padding] * num_axes, [1] * num_axes, is_transposed, [0] * num_axes, groups)
@@ -193,28 +212,29 @@ CONVOLUTIONS = {
 
 
 @pytest.mark.parametrize("name", [name for name in CONVOLUTIONS if name not in NOT_MODELLED])
-def test_a_convolution_and_its_backward_hold_what_is_predicted_of_them(name):
+def test_a_convolution_and_its_backward_hold_what_is_predicted_of_them(name: str) -> None:
     for call, args in CONVOLUTIONS[name]():
         assert predict_convolution(call, args) == measure(lambda call=call, args=args: call(*args))
 
 
 @pytest.mark.parametrize("name", ["colours", "unbiased", "behind a transpose", "one large image", "single pixels of many images"])
-def test_threads_that_divide_the_images_sum_up_a_gradient_of_the_weight_each(name):
+def test_threads_that_divide_the_images_sum_up_a_gradient_of_the_weight_each(name: str) -> None:
     torch.set_num_threads(2)
     for call, args in CONVOLUTIONS[name]():
         measured = measure(lambda call=call, args=args: call(*args))
         assert measured <= predict_convolution(call, args, num_threads=2) <= 1.1 * measured
 
 
-def predict_convolution(call, args, *, num_threads=1):
+def predict_convolution(call: Any, args: tuple[Any, ...], *, num_threads: int = 1) -> int:
     returned = call(*args)
     outputs = [returned] if isinstance(returned, torch.Tensor) else returned
     convolution = Convolution(*read_scratch(f"aten.{call.__name__}.default", (), outputs, args=args).convolution)
     return hold_convolution(convolution, num_threads=num_threads, packs_bf16=has_library_for_bf16())
 
 
-def test_single_pixels_are_the_librarys_on_more_than_one_thread():
+def test_single_pixels_are_the_librarys_on_more_than_one_thread() -> None:
     torch.set_num_threads(2)
+    call: Any
     *_, (call, args) = CONVOLUTIONS["single pixels of a few images"]()
     assert predict_convolution(call, args) == 0
     assert predict_convolution(call, args, num_threads=2) == measure(lambda: call(*args)) > 0
@@ -223,7 +243,9 @@ def test_single_pixels_are_the_librarys_on_more_than_one_thread():
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
 @pytest.mark.parametrize(("length", "head_dim"), [(24, 16), (40, 24), (200, 16), (800, 8)])
-def test_attention_holds_tiles_of_scores_for_each_thread(length, head_dim, dtype, num_threads):
+def test_attention_holds_tiles_of_scores_for_each_thread(
+    length: int, head_dim: int, dtype: torch.dtype, num_threads: int
+) -> None:
     torch.set_num_threads(num_threads)
     for is_backward, call in enumerate(attend(length, head_dim, dtype)):
         with Watching() as watched:
@@ -234,7 +256,7 @@ def test_attention_holds_tiles_of_scores_for_each_thread(length, head_dim, dtype
         assert predict(watched, num_threads=num_threads) == heard
 
 
-def attend(length, head_dim, dtype):
+def attend(length: int, head_dim: int, dtype: torch.dtype) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Forward and backward, with heads for three threads."""
     query, key, value = (normal(2, length, 3, head_dim, dtype=dtype).transpose(1, 2) for _ in range(3))
     forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -247,7 +269,7 @@ def attend(length, head_dim, dtype):
     )
 
 
-def unheard(length, head_dim, dtype, *, is_backward):
+def unheard(length: int, head_dim: int, dtype: torch.dtype, *, is_backward: bool) -> int:
     """Scratch of each thread but the first, which the profiler does not see."""
     rows = min(length, 256 if length >= 768 else 64 if length >= 192 else 32)
     uses_onednn = dtype == BF16 and has_library_for_bf16()
@@ -280,7 +302,7 @@ PRODUCTS = {
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize("form", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_a_product_in_bf16_holds_what_is_predicted_of_it(name, form, num_threads):
+def test_a_product_in_bf16_holds_what_is_predicted_of_it(name: str, form: str, num_threads: int) -> None:
     torch.set_num_threads(num_threads)
     for run, _ in multiply(PRODUCTS[name], form, BF16):
         with Watching() as watched:
@@ -293,7 +315,7 @@ def test_a_product_in_bf16_holds_what_is_predicted_of_it(name, form, num_threads
 @pytest.mark.parametrize("form", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("name_of", PRODUCTS)
 @pytest.mark.usefixtures("_library_for_fp32")
-def test_a_product_in_fp32_holds_what_is_predicted_of_it(name_of, form, num_threads):
+def test_a_product_in_fp32_holds_what_is_predicted_of_it(name_of: str, form: str, num_threads: int) -> None:
     """The runtime leaves no small one to the library, and none of several."""
     torch.set_num_threads(num_threads)
     for run, (count, is_added) in multiply(PRODUCTS[name_of], form, torch.float32):
@@ -307,14 +329,16 @@ def test_a_product_in_fp32_holds_what_is_predicted_of_it(name_of, form, num_thre
             assert predict(watched, num_threads=num_threads) == held * uses_onednn(*sides[1:])
 
 
-def is_held(measured, predicted, *, depth):
+def is_held(measured: int, predicted: int, *, depth: int) -> bool:
     """Return true if the measured scratch is as predicted; at a depth of 1 the layout is unknown, and the prediction an upper
     bound.
     """
     return measured <= predicted if depth == 1 else measured == predicted
 
 
-def multiply(sides, form, dtype):
+def multiply(
+    sides: tuple[int, ...], form: str, dtype: torch.dtype
+) -> Iterator[tuple[Callable[..., Any], tuple[int, bool]]]:
     """One product and several, alone and added, as calls, each with how many and whether it is added."""
     rows, depth, columns = sides
     first = normal(rows, depth, dtype=dtype) if form[0] == "n" else normal(depth, rows, dtype=dtype).t()
@@ -328,19 +352,19 @@ def multiply(sides, form, dtype):
     yield lambda: torch.baddbmm(biases, firsts, seconds), (3, True)
 
 
-def test_a_moment_has_what_came_with_the_op_and_what_goes_after_it():
+def test_a_moment_has_what_came_with_the_op_and_what_goes_after_it() -> None:
     changes = [(("device", 0, 100), 0), (("host", 0, 999), 0), (("device", 1, 50), 1), (("device", 0, -100), 1)]
     assert rise_with_scratch(changes, {1: 7}) == 157
     assert rise_with_scratch(changes, {0: 7}) == 107
     assert rise_with_scratch(changes, {0: 60, 1: 7}) == 160
 
 
-def test_an_op_without_changes_of_its_own_stands_on_what_is_there():
+def test_an_op_without_changes_of_its_own_stands_on_what_is_there() -> None:
     changes = [(("device", 0, 10), 0), (("device", 0, -4), 0)]
     assert rise_with_scratch(changes, {3: 1}) == 7
 
 
-def test_products_in_bf16_hold_nothing_where_no_library_makes_them():
+def test_products_in_bf16_hold_nothing_where_no_library_makes_them() -> None:
     op = Op(
         name="aten.mm.default", kind="matmul", flops=NO_TERMS, read_bytes=NO_TERMS, written_bytes=NO_TERMS,
         sides=tuple(map(constant, (1, 64, 64, 64))), dtype="bf16", form="nn",
@@ -353,7 +377,9 @@ def test_products_in_bf16_hold_nothing_where_no_library_makes_them():
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("sizes", [(40, 24), (24, 40), (128, 64), (64, 320), (600, 64)])
 @pytest.mark.parametrize("num_rows", [1, 24, 100, 300, 700, 2050])
-def test_products_over_experts_hold_no_more_than_is_said_however_tokens_choose(num_rows, sizes, num_threads):
+def test_products_over_experts_hold_no_more_than_is_said_however_tokens_choose(
+    num_rows: int, sizes: tuple[int, int], num_threads: int
+) -> None:
     torch.set_num_threads(num_threads)
     for way, ends, run in multiply_groups(num_rows, sizes, BF16):
         with Watching() as watched:
@@ -366,7 +392,9 @@ def test_products_over_experts_hold_no_more_than_is_said_however_tokens_choose(n
 @pytest.mark.parametrize("sizes", [(40, 24), (128, 64), (64, 320), (64, 512)])
 @pytest.mark.parametrize("num_rows", [1, 24, 300, 2050])
 @pytest.mark.usefixtures("_library_for_fp32")
-def test_products_over_experts_in_fp32_hold_no_more_than_is_said(num_rows, sizes, num_threads):
+def test_products_over_experts_in_fp32_hold_no_more_than_is_said(
+    num_rows: int, sizes: tuple[int, int], num_threads: int
+) -> None:
     torch.set_num_threads(num_threads)
     for way, ends, run in multiply_groups(num_rows, sizes, torch.float32):
         with Watching() as watched:
@@ -381,7 +409,9 @@ def test_products_over_experts_in_fp32_hold_no_more_than_is_said(num_rows, sizes
         assert hold_grouped_product(sides, form=form, dtype="fp32", num_threads=num_threads) >= measure(run), (way, ends)
 
 
-def multiply_groups(num_rows, sizes, dtype):
+def multiply_groups(
+    num_rows: int, sizes: tuple[int, int], dtype: torch.dtype
+) -> Iterator[tuple[str, tuple[float, float, float], Callable[..., Any]]]:
     """Each way, however tokens choose."""
     width, out = sizes
     tokens, weights = normal(num_rows, width, dtype=dtype), normal(4, width, out, dtype=dtype)

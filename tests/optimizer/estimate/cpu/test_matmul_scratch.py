@@ -49,25 +49,27 @@ SEEN_ADDED = [
 
 
 @pytest.mark.parametrize(("sides", "form", "num_threads", "num_bytes"), SEEN)
-def test_a_product_holds_what_was_seen(sides, form, num_threads, num_bytes):
+def test_a_product_holds_what_was_seen(sides: tuple[int, ...], form: str, num_threads: int, num_bytes: int) -> None:
     assert hold_product(sides, form=form, dtype="bf16", num_threads=num_threads) == num_bytes
 
 
 @pytest.mark.parametrize("name", SEEN_IN_FP32)
-def test_a_product_in_fp32_holds_what_was_seen(name):
+def test_a_product_in_fp32_holds_what_was_seen(name: str) -> None:
     sides, form, num_threads, num_bytes = SEEN_IN_FP32[name]
     assert hold_product(sides, form=form, dtype="fp32", num_threads=num_threads) == num_bytes
 
 
 @pytest.mark.parametrize(("sides", "form", "dtype", "num_threads", "num_bytes"), SEEN_ADDED)
-def test_a_product_that_is_added_holds_sums_in_either_dtype(sides, form, dtype, num_threads, num_bytes):
+def test_a_product_that_is_added_holds_sums_in_either_dtype(
+    sides: tuple[int, ...], form: str, dtype: str, num_threads: int, num_bytes: int
+) -> None:
     assert hold_product(sides, form=form, dtype=dtype, num_threads=num_threads, is_added=True) == num_bytes
     alone = hold_product(sides, form=form, dtype=dtype, num_threads=num_threads)
     assert (alone == num_bytes) == (dtype == "bf16" or sides[2] >= 20_000), "threads that divide the depth have sums anyway"
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_small_products_are_torchs_own_and_hold_nothing(dtype):
+def test_small_products_are_torchs_own_and_hold_nothing(dtype: str) -> None:
     held = [hold_product((1, 16, depth, 16), form="nn", dtype=dtype, num_threads=4) for depth in (16, 17)]
     assert held[0] == 0 < held[1]
     for form in ("nt", "tn"):
@@ -81,7 +83,7 @@ GROUPED = [(1, 40, 64, 96), (1, 700, 600, 130), (1, 2500, 64, 300), (1, 900, 210
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("sides", GROUPED)
-def test_no_group_holds_more_than_is_said_of_all(sides, dtype, num_threads):
+def test_no_group_holds_more_than_is_said_of_all(sides: tuple[int, ...], dtype: str, num_threads: int) -> None:
     """Forward groups divide the rows, in the weights' gradient the depth."""
     count, rows, depth, columns = sides
     for form, largest, grouped in (

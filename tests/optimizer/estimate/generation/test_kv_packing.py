@@ -13,7 +13,9 @@ from optimizer.runtime.generation.kv_packing import KvPacker
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
-def test_packing_and_unpacking_run_the_ops_they_are_priced_by_and_allocate_nothing(dtype, weights):
+def test_packing_and_unpacking_run_the_ops_they_are_priced_by_and_allocate_nothing(
+    dtype: str, weights: torch.dtype
+) -> None:
     shape = KvShape(batch_size=2, num_heads=3, key_dim=40, value_dim=24, element_bytes=weights.itemsize)
     layout = KvLayout(shape=shape, dtype=dtype, capacity=1000, window=None)
     ops, num_blocks = Ops(), 11

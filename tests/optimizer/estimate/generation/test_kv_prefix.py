@@ -2,24 +2,30 @@
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from optimizer.base.errors import InvalidPlan
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.generation.process import add_generation_memory, list_generation_allocations
 from optimizer.hardware.devices import table_machine
-from optimizer.models.spec import read_model_spec
+from optimizer.hardware.machine import Machine
+from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.estimate.generation.test_kv_cache import check, workload_of
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
+from tests.valkey import Valkey
 
 MORE = {"max_position_embeddings": 512, "num_key_value_heads": 4}
-MODELS = {
+MODELS: dict[str, Any] = {
     "wide heads": {**SMALL_CONFIGS["qwen3"], **MORE},
     "learned positions": {**SMALL_CONFIGS["opt"], "max_position_embeddings": 512},
     "fused": {**SMALL_CONFIGS["gpt2"], "n_positions": 512},
@@ -43,21 +49,21 @@ CASES = (
 
 
 @cache
-def profiled(name):
+def profiled(name: str) -> tuple[ModelSpec, GenerationProfile]:
     """A model's spec and its profile, traced once for all tests."""
     spec = read_model_spec(MODELS[name])
     return spec, profile_generation(spec, representations=("fp32", "bf16"))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_bytes_and_copies_are_predicted_exactly(name, machine, tmp_path, remote):
+def test_bytes_and_copies_are_predicted_exactly(name: str, machine: Machine, tmp_path: Path, remote: Valkey) -> None:
     spec, profile = profiled(name)
     for kv_cache, weights, (prompt_length, num_new, batch), micro_batches in CASES:
         plan = GenerationPlan(batch_size=batch, num_micro_batches=micro_batches, weights=weights, kv_cache=kv_cache)
         check(spec, profile, machine, tmp_path, plan=plan, workload=workload_of(prompt_length, num_new))
 
 
-def test_prompts_of_several_lengths_are_predicted_exactly(machine, tmp_path):
+def test_prompts_of_several_lengths_are_predicted_exactly(machine: Machine, tmp_path: Path) -> None:
     spec, profile = profiled("wide heads")
     workload = GenerationWorkload.of_prompts((90, 72, 71, 30, 20, 19), num_new_tokens=9)
     plan = GenerationPlan(
@@ -66,13 +72,15 @@ def test_prompts_of_several_lengths_are_predicted_exactly(machine, tmp_path):
     check(spec, profile, machine, tmp_path, plan=plan, workload=workload)
 
 
-def predict(machine, *, name="wide heads", prefix=0, batch=2, **choices):
+def predict(
+    machine: Machine, *, name: str = "wide heads", prefix: int = 0, batch: int = 2, **choices: Any
+) -> GenerationPrediction:
     plan = GenerationPlan(batch_size=batch, kv_cache=KvCachePlan(place="host", prefix_tokens=prefix, **choices))
     _, profile = profiled(name)
     return estimate_generation(profile, plan=plan, workload=workload_of(100, 3, batch), machine=machine)
 
 
-def test_each_token_brings_hidden_states_in_place_of_what_they_make(machine):
+def test_each_token_brings_hidden_states_in_place_of_what_they_make(machine: Machine) -> None:
     kept, again = predict(machine), predict(machine, prefix=60)
     less_by_token = 3 * 2 * (2 * 4 * 12 - 32) * 4
     less = {link: kept.copied_bytes[link] - again.copied_bytes[link] for link in kept.copied_bytes}
@@ -80,7 +88,7 @@ def test_each_token_brings_hidden_states_in_place_of_what_they_make(machine):
     assert kept.host_peak_bytes - again.host_peak_bytes == 60 * less_by_token
 
 
-def test_on_a_slow_link_it_takes_less_time_and_on_a_fast_one_more(machine):
+def test_on_a_slow_link_it_takes_less_time_and_on_a_fast_one_more(machine: Machine) -> None:
     slow, fast = (
         replace(machine, rates=replace(machine.rates, host_to_device_bytes_per_s=rate, device_to_host_bytes_per_s=rate))
         for rate in (1e6, 1e12)
@@ -89,7 +97,7 @@ def test_on_a_slow_link_it_takes_less_time_and_on_a_fast_one_more(machine):
     assert predict(fast, prefix=60).decode_ms > predict(fast).decode_ms
 
 
-def test_on_a_card_it_is_done_while_the_rest_comes():
+def test_on_a_card_it_is_done_while_the_rest_comes() -> None:
     """Copies and compute are each as long as before or longer, and waiting is less than both one after the other."""
     card = table_machine("RTX 4090")
     card = replace(card, rates=replace(card.rates, host_to_device_bytes_per_s=1e8))
@@ -101,7 +109,7 @@ def test_on_a_card_it_is_done_while_the_rest_comes():
 
 
 @pytest.mark.parametrize("prefix", [40, 100])
-def test_single_allocations_reach_the_same_peak(machine, prefix):
+def test_single_allocations_reach_the_same_peak(machine: Machine, prefix: int) -> None:
     _, profile = profiled("wide heads")
     plan = GenerationPlan(
         batch_size=4, num_micro_batches=2, kv_cache=KvCachePlan(place="host", prefetch=2, prefix_tokens=prefix)
@@ -112,7 +120,7 @@ def test_single_allocations_reach_the_same_peak(machine, prefix):
     assert found.peak_bytes == predicted.device_peak_bytes
 
 
-def test_a_deep_models_process_is_worked_out_from_fewer_blocks():
+def test_a_deep_models_process_is_worked_out_from_fewer_blocks() -> None:
     spec = read_model_spec({**MODELS["wide heads"], "num_hidden_layers": 30})
     profile = profile_generation(spec, representations=("fp32",))
     plan = GenerationPlan(batch_size=4, kv_cache=KvCachePlan(place="host", prefix_tokens=50))
@@ -124,7 +132,7 @@ def test_a_deep_models_process_is_worked_out_from_fewer_blocks():
 
 
 @pytest.mark.parametrize(("name", "why"), [("llama", "weighs 128 B"), ("mistral", "all blocks of this model have a sliding")])
-def test_a_model_that_gains_nothing_is_refused(name, why, machine):
+def test_a_model_that_gains_nothing_is_refused(name: str, why: str, machine: Machine) -> None:
     profile = profile_generation(read_model_spec(SMALL_CONFIGS[name]), representations=("fp32",))
     assert profile.rebuild is None
     plan = GenerationPlan(kv_cache=KvCachePlan(place="host", prefix_tokens=4))

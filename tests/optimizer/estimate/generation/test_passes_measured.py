@@ -1,6 +1,7 @@
 """Passes of several micro-batches, of prompts of several lengths, and of sequences that draw are predicted to the byte."""
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -8,11 +9,13 @@ import pytest
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.formats.sampling import Sampling
-from optimizer.models.spec import read_model_spec
+from optimizer.hardware.machine import Machine
+from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
-from optimizer.plan.passes import list_passes, num_steps_of
+from optimizer.plan.passes import list_passes, num_steps_of, passes_of
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.generation.run_requests import Request, open_generator, run_requests
 from optimizer.workload import GenerationWorkload
@@ -26,7 +29,9 @@ REPRESENTATIONS = ("fp32", "bf16/int4", "fp32/int8", "bf16", "fp32/int4", "bf16/
 STREAMED = WeightsPlan(place="host")
 
 
-def draw_plan(random, *, num_sequences, representations, can_cut_prompts):
+def draw_plan(
+    random: Random, *, num_sequences: int, representations: tuple[str, ...], can_cut_prompts: bool
+) -> GenerationPlan:
     dtype, _, form = random.choice(representations).partition("/")
     batch_size = random.randint(1, 4)
     return GenerationPlan(
@@ -43,7 +48,7 @@ def draw_plan(random, *, num_sequences, representations, can_cut_prompts):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_random_plans_are_predicted_to_the_byte(name, machine, tmp_path):
+def test_random_plans_are_predicted_to_the_byte(name: str, machine: Machine, tmp_path: Path) -> None:
     random = Random(name)
     spec = read_model_spec(MODELS[name])
     representations = (REPRESENTATIONS[list(MODELS).index(name) % len(REPRESENTATIONS)],)
@@ -62,28 +67,30 @@ def test_random_plans_are_predicted_to_the_byte(name, machine, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def spec():
+def spec() -> ModelSpec:
     return read_model_spec({**MODELS["mixed layers"], "max_position_embeddings": 4096, "sliding_window": 64})
 
 
 @pytest.fixture(scope="module")
-def profile(spec):
+def profile(spec: ModelSpec) -> GenerationProfile:
     return profile_generation(spec, representations=("fp32",))
 
 
-def test_the_peak_of_few_sequences_that_outlast_the_others_is_predicted_to_the_byte(spec, profile, machine, tmp_path):
+def test_the_peak_of_few_sequences_that_outlast_the_others_is_predicted_to_the_byte(
+    spec: ModelSpec, profile: GenerationProfile, machine: Machine, tmp_path: Path
+) -> None:
     workload = GenerationWorkload.of_prompts((8, 4, 4, 6, 5), num_new_tokens=(56, 58, 3, 2, 5))
     plan = GenerationPlan(batch_size=5, weights=STREAMED)
-    [((shape,), _)] = plan.list_passes(workload)
+    [((shape,), _)] = passes_of(plan, workload)
     assert shape.leaving == ((6, 2),)
     check(spec, profile, machine, tmp_path, plan=plan, workload=workload)
     predicted = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     assert predicted.peak_moment.startswith("decode (token")
     alone = replace(plan, kv_cache=KvCachePlan(place="host"))
-    assert alone.list_passes(workload)[0][0][0].leaving == ()
+    assert passes_of(alone, workload)[0][0][0].leaving == ()
 
 
-def test_micro_batches_share_what_is_copied_in_a_step(profile, machine):
+def test_micro_batches_share_what_is_copied_in_a_step(profile: GenerationProfile, machine: Machine) -> None:
     workload = GenerationWorkload(prompt_length=20, num_new_tokens=5, num_sequences=12)
     block_bytes = sum(profile.weight_bytes("fp32").by_block[kind] for kind in profile.block_kinds)
     for num_micro_batches, num_passes in ((1, 6), (2, 3), (3, 2), (6, 1)):
@@ -93,7 +100,7 @@ def test_micro_batches_share_what_is_copied_in_a_step(profile, machine):
         assert predicted.copied_bytes == {"host_to_device": 5 * num_passes * block_bytes}
 
 
-def test_a_slow_link_is_paid_once_for_all_micro_batches(profile, machine):
+def test_a_slow_link_is_paid_once_for_all_micro_batches(profile: GenerationProfile, machine: Machine) -> None:
     slow = replace(machine, rates=replace(machine.rates, host_to_device_bytes_per_s=1e5))
     workload = GenerationWorkload(prompt_length=20, num_new_tokens=5, num_sequences=12)
     apart, together = (
@@ -109,7 +116,7 @@ def test_a_slow_link_is_paid_once_for_all_micro_batches(profile, machine):
     assert together.kv_cache_bytes == 6 * apart.kv_cache_bytes
 
 
-def test_time_of_prompts_that_differ_is_the_sum_of_their_passes(profile, machine):
+def test_time_of_prompts_that_differ_is_the_sum_of_their_passes(profile: GenerationProfile, machine: Machine) -> None:
     plan = GenerationPlan(batch_size=2, num_micro_batches=2, weights=STREAMED)
     lengths = (100, 95, 90, 70, 68, 65)
     workload = GenerationWorkload.of_prompts(lengths, num_new_tokens=8)
@@ -130,7 +137,9 @@ def test_time_of_prompts_that_differ_is_the_sum_of_their_passes(profile, machine
     assert whole.device_peak_bytes == max(part.device_peak_bytes for part in parts)
 
 
-def test_of_many_lengths_some_passes_are_priced_and_the_rest_lie_between(profile, machine):
+def test_of_many_lengths_some_passes_are_priced_and_the_rest_lie_between(
+    profile: GenerationProfile, machine: Machine
+) -> None:
     random = Random(4)
     lengths = tuple(random.randint(30, 400) for _ in range(300))
     workload = GenerationWorkload.of_prompts(lengths, num_new_tokens=40)
@@ -149,7 +158,9 @@ def test_of_many_lengths_some_passes_are_priced_and_the_rest_lie_between(profile
     assert whole.copied_bytes["host_to_device"] == num_steps * whole.copied_bytes_per_token["host_to_device"]
 
 
-def test_requests_that_generate_fewer_tokens_stay_under_the_predicted_peak(spec, profile, machine):
+def test_requests_that_generate_fewer_tokens_stay_under_the_predicted_peak(
+    spec: ModelSpec, profile: GenerationProfile, machine: Machine
+) -> None:
     random = Random(8)
     lengths = [random.choice((5, 9, 40, 41, 70, 72, 80)) for _ in range(20)]
     plan = GenerationPlan(batch_size=3, num_micro_batches=2, weights=STREAMED)
@@ -165,7 +176,7 @@ def test_requests_that_generate_fewer_tokens_stay_under_the_predicted_peak(spec,
     assert 0.8 * predicted.device_peak_bytes < result.device_peak_bytes <= predicted.device_peak_bytes
 
 
-def test_a_micro_batch_that_would_be_empty_is_refused():
+def test_a_micro_batch_that_would_be_empty_is_refused() -> None:
     workload = GenerationWorkload(prompt_length=20, num_new_tokens=5, num_sequences=4)
     plan = GenerationPlan(batch_size=2, num_micro_batches=3)
     with pytest.raises(InvalidPlan, match="number of micro batches is 3, which times 2 leaves the last one empty"):

@@ -3,6 +3,8 @@
 import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,15 +12,17 @@ from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.estimate.generation.kv_cache import list_kv_bytes
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation
-from optimizer.models.spec import read_model_spec
+from optimizer.hardware.machine import Machine
+from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.job.measure_generation import measure_generation
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
-MODELS = {
+MODELS: dict[str, Any] = {
     "grouped queries": SMALL_CONFIGS["qwen3"],
     "one group, tied embeddings": {**SMALL_CONFIGS["gemma"], "num_key_value_heads": 1},
     "learned positions, narrow embedding": SMALL_CONFIGS["opt"],
@@ -44,24 +48,32 @@ SHAPES = ((16, 12, 3), (24, 9, 1), (32, 1, 2))
 """Prompt length, new tokens, batch, of three sequences; windows are 16 and 12."""
 
 
-def both_weights(name):
+def both_weights(name: str) -> tuple[WeightsPlan, WeightsPlan]:
     return WeightsPlan(), WEIGHTS[list(MODELS).index(name) % len(WEIGHTS)]
 
 
 @cache
-def profiled(name):
+def profiled(name: str) -> tuple[ModelSpec, GenerationProfile]:
     """A model's spec and its profile, traced once for all tests."""
     spec = read_model_spec(MODELS[name])
     return spec, profile_generation(spec, representations=[weights.representation for weights in both_weights(name)])
 
 
-def workload_of(prompt_length, num_new_tokens, num_sequences=3):
+def workload_of(prompt_length: int, num_new_tokens: int, num_sequences: int = 3) -> GenerationWorkload:
     return GenerationWorkload(
         prompt_length=prompt_length, num_new_tokens=num_new_tokens, num_sequences=num_sequences
     )
 
 
-def check(spec, profile, machine, tmp_path, *, plan, workload):
+def check(
+    spec: ModelSpec,
+    profile: GenerationProfile,
+    machine: Machine,
+    tmp_path: Path,
+    *,
+    plan: GenerationPlan,
+    workload: GenerationWorkload,
+) -> None:
     predicted = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     measured = measure_generation(spec, plan=plan, workload=workload, scratch=tmp_path)
     assert predicted.device_peak_bytes == measured.device_peak_bytes, plan
@@ -74,7 +86,7 @@ def check(spec, profile, machine, tmp_path, *, plan, workload):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_generations_are_predicted_to_the_byte(name, machine, tmp_path):
+def test_generations_are_predicted_to_the_byte(name: str, machine: Machine, tmp_path: Path) -> None:
     spec, profile = profiled(name)
     for weights in both_weights(name):
         for prompt_length, num_new, batch in SHAPES:
@@ -83,14 +95,14 @@ def test_generations_are_predicted_to_the_byte(name, machine, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["mixed layers", "sliding window"])
-def test_a_window_is_crossed_to_the_byte(name, machine, tmp_path):
+def test_a_window_is_crossed_to_the_byte(name: str, machine: Machine, tmp_path: Path) -> None:
     spec, profile = profiled(name)
     for prompt_length, num_new in ((2, 30), (14, 3), (15, 2), (16, 2), (17, 2)):
         workload = workload_of(prompt_length, num_new)
         check(spec, profile, machine, tmp_path, plan=GenerationPlan(batch_size=2), workload=workload)
 
 
-def test_a_cache_larger_than_all_else_makes_decoding_the_peak(machine, tmp_path):
+def test_a_cache_larger_than_all_else_makes_decoding_the_peak(machine: Machine, tmp_path: Path) -> None:
     spec = read_model_spec({**SMALL_CONFIGS["gemma2"], "max_position_embeddings": 96})
     profile = profile_generation(spec, representations=("fp32",))
     plan, workload = GenerationPlan(batch_size=2, weights=WeightsPlan(place="host")), workload_of(4, 60, 2)
@@ -103,16 +115,16 @@ def test_a_cache_larger_than_all_else_makes_decoding_the_peak(machine, tmp_path)
 
 
 @pytest.fixture(scope="module")
-def spec():
+def spec() -> ModelSpec:
     return read_model_spec({**SMALL_CONFIGS["gemma2"], "max_position_embeddings": 4096, "sliding_window": 64})
 
 
 @pytest.fixture(scope="module")
-def profile(spec):
+def profile(spec: ModelSpec) -> GenerationProfile:
     return profile_generation(spec, representations=("fp32", "bf16"))
 
 
-def test_time_is_the_sum_of_every_tokens(profile, machine):
+def test_time_is_the_sum_of_every_tokens(profile: GenerationProfile, machine: Machine) -> None:
     workload = workload_of(40, 90, 2)
     plan = GenerationPlan(batch_size=2, weights=WeightsPlan(place="host"))
     whole = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
@@ -126,7 +138,7 @@ def test_time_is_the_sum_of_every_tokens(profile, machine):
     assert len(whole.decode) < 30
 
 
-def test_times_by_kind_and_lane_sum_to_the_pass(profile, machine):
+def test_times_by_kind_and_lane_sum_to_the_pass(profile: GenerationProfile, machine: Machine) -> None:
     plan = GenerationPlan(weights=WeightsPlan(place="disk"))
     predicted = estimate_generation(profile, plan=plan, workload=workload_of(40, 90, 2), machine=machine)
     assert sum(predicted.prefill_by_kind_ms.values()) == pytest.approx(predicted.prefill_ms)
@@ -135,7 +147,7 @@ def test_times_by_kind_and_lane_sum_to_the_pass(profile, machine):
     assert predicted.tokens_per_s == pytest.approx(180 / predicted.total_s)
 
 
-def test_a_last_pass_with_fewer_sequences_takes_its_own_time(profile, machine):
+def test_a_last_pass_with_fewer_sequences_takes_its_own_time(profile: GenerationProfile, machine: Machine) -> None:
     plan = GenerationPlan(batch_size=3)
     seven, six, one = (
         estimate_generation(profile, plan=GenerationPlan(batch_size=size), workload=workload_of(20, 5, number), machine=machine)
@@ -145,7 +157,7 @@ def test_a_last_pass_with_fewer_sequences_takes_its_own_time(profile, machine):
     assert seven.device_peak_bytes == six.device_peak_bytes
 
 
-def test_each_token_brings_the_streamed_weights_once(profile, machine):
+def test_each_token_brings_the_streamed_weights_once(profile: GenerationProfile, machine: Machine) -> None:
     plan = GenerationPlan(batch_size=2, weights=WeightsPlan(dtype="bf16", place="disk"))
     predicted = estimate_generation(profile, plan=plan, workload=workload_of(20, 5, 4), machine=machine)
     num_bytes = sum(profile.weight_bytes("bf16").by_block)
@@ -154,14 +166,14 @@ def test_each_token_brings_the_streamed_weights_once(profile, machine):
     assert predicted.copied_bytes == {"disk_to_host": 10 * num_bytes, "host_to_device": 10 * num_bytes}
 
 
-def test_the_cache_is_heads_times_tokens_within_the_window(profile):
+def test_the_cache_is_heads_times_tokens_within_the_window(profile: GenerationProfile) -> None:
     plan = GenerationPlan(batch_size=5, weights=WeightsPlan(dtype="bf16"))
     by_token = 5 * 2 * 2 * 8 * 2
     by_block = list_kv_bytes(profile, plan, batch_size=5, num_tokens=100)
     assert by_block == (by_token * 64, by_token * 100, by_token * 64)
 
 
-def test_finished_runs_correct_the_time_and_not_the_bytes(profile, machine):
+def test_finished_runs_correct_the_time_and_not_the_bytes(profile: GenerationProfile, machine: Machine) -> None:
     plain, twice = (
         estimate_generation(
             profile, plan=GenerationPlan(), workload=workload_of(20, 5), machine=machine, calibration=calibration
@@ -172,12 +184,12 @@ def test_finished_runs_correct_the_time_and_not_the_bytes(profile, machine):
     assert twice.device_peak_bytes == plain.device_peak_bytes
 
 
-def test_it_survives_json(profile, machine):
+def test_it_survives_json(profile: GenerationProfile, machine: Machine) -> None:
     predicted = estimate_generation(profile, plan=GenerationPlan(), workload=workload_of(20, 50), machine=machine)
     assert GenerationPrediction.from_json(json.loads(json.dumps(predicted.to_json()))) == predicted
 
 
-def test_the_timeline_reaches_the_peak_and_never_goes_beyond(profile, machine):
+def test_the_timeline_reaches_the_peak_and_never_goes_beyond(profile: GenerationProfile, machine: Machine) -> None:
     predicted = estimate_generation(
         profile, plan=GenerationPlan(batch_size=3), workload=workload_of(20, 500), machine=machine
     )
@@ -188,7 +200,7 @@ def test_the_timeline_reaches_the_peak_and_never_goes_beyond(profile, machine):
     assert len(totals) <= 400
 
 
-def test_what_cannot_be_carried_out_is_not_priced(profile, machine):
+def test_what_cannot_be_carried_out_is_not_priced(profile: GenerationProfile, machine: Machine) -> None:
     with pytest.raises(InvalidPlan, match="batch size is 4"):
         estimate_generation(profile, plan=GenerationPlan(batch_size=4), workload=workload_of(20, 5), machine=machine)
     with pytest.raises(InvalidWorkload, match="make 4,097 tokens; this model has positions for 4,096"):
@@ -198,7 +210,9 @@ def test_what_cannot_be_carried_out_is_not_priced(profile, machine):
         estimate_generation(profile, plan=packed, workload=workload_of(20, 5), machine=machine)
 
 
-def test_drawing_a_token_takes_what_was_measured_for_the_vocabulary(profile, machine):
+def test_drawing_a_token_takes_what_was_measured_for_the_vocabulary(
+    profile: GenerationProfile, machine: Machine
+) -> None:
     vocab_size = profile.vocab_size
     told = replace(machine, rates=replace(machine.rates, op_curves={"draw": ((float(vocab_size), vocab_size / 2e-3),)}))
     rest = replace(told, rates=replace(told.rates, op_curves={"draw": ((float(vocab_size), vocab_size / 1e-3),)}))

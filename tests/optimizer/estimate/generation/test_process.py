@@ -5,12 +5,15 @@ from dataclasses import replace
 import pytest
 
 from optimizer.base.units import MIB
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.generation.process import add_generation_memory, list_generation_allocations
 from optimizer.hardware.devices import table_machine
+from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
@@ -20,23 +23,31 @@ PLANS = tuple(GenerationPlan(batch_size=3, weights=WeightsPlan(place=place)) for
 
 
 @pytest.fixture(scope="module")
-def profile():
+def profile() -> GenerationProfile:
     spec = read_model_spec({**SMALL_CONFIGS["llama"], "num_hidden_layers": 40})
     return profile_generation(spec, representations=("fp32",))
 
 
 @pytest.fixture(scope="module")
-def card():
+def card() -> Machine:
     return table_machine("RTX 4090")
 
 
-def with_memory(profile, machine, *, plan=PLANS[0], workload=WORKLOAD):
+def with_memory(
+    profile: GenerationProfile,
+    machine: Machine,
+    *,
+    plan: GenerationPlan = PLANS[0],
+    workload: GenerationWorkload = WORKLOAD,
+) -> GenerationPrediction:
     prediction = estimate_generation(profile, plan=plan, workload=workload, machine=machine)
     return add_generation_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.weights.place)
-def test_single_allocations_rise_to_the_simulated_peak(profile, machine, plan):
+def test_single_allocations_rise_to_the_simulated_peak(
+    profile: GenerationProfile, machine: Machine, plan: GenerationPlan
+) -> None:
     prediction = estimate_generation(profile, plan=plan, workload=WORKLOAD, machine=machine)
     found = list_generation_allocations(profile, plan=plan, workload=WORKLOAD, machine=machine)
     assert found.peak_bytes == prediction.device_peak_bytes
@@ -45,7 +56,7 @@ def test_single_allocations_rise_to_the_simulated_peak(profile, machine, plan):
     assert kv_bytes == prediction.device_bytes_by_category["kv_cache"]
 
 
-def test_a_pass_leaves_nothing_but_the_weights(profile, machine):
+def test_a_pass_leaves_nothing_but_the_weights(profile: GenerationProfile, machine: Machine) -> None:
     found = list_generation_allocations(profile, plan=PLANS[1], workload=WORKLOAD, machine=machine)
     for requests in (found.first_step, found.second_step):
         born = {key for key, num_bytes in requests if num_bytes}
@@ -53,7 +64,7 @@ def test_a_pass_leaves_nothing_but_the_weights(profile, machine):
         assert born == gone
 
 
-def test_the_process_holds_context_workspaces_and_gaps_on_top(profile, card):
+def test_the_process_holds_context_workspaces_and_gaps_on_top(profile: GenerationProfile, card: Machine) -> None:
     memory = with_memory(profile, card).memory
     names = [part.name for part in memory.parts]
     assert names[-2:] == ["library workspaces", "CUDA context"]
@@ -63,7 +74,9 @@ def test_the_process_holds_context_workspaces_and_gaps_on_top(profile, card):
     assert memory.total_bytes > card.device.memory_bytes
 
 
-def test_a_deep_model_is_replayed_at_two_depths_and_carried_on_to_the_byte_of_its_tensors(profile, card):
+def test_a_deep_model_is_replayed_at_two_depths_and_carried_on_to_the_byte_of_its_tensors(
+    profile: GenerationProfile, card: Machine
+) -> None:
     deep = with_memory(profile, card)
     assert deep.memory.allocated.value >= deep.device_peak_bytes
     kv = next(part for part in deep.memory.contributors if part.category == "kv_cache")
@@ -72,20 +85,20 @@ def test_a_deep_model_is_replayed_at_two_depths_and_carried_on_to_the_byte_of_it
     assert kv.made_in == "prefill of blocks 1 to 40 of 40"
 
 
-def test_streamed_weights_are_pinned_where_they_lie(profile, card):
+def test_streamed_weights_are_pinned_where_they_lie(profile: GenerationProfile, card: Machine) -> None:
     found = with_memory(profile, card, plan=PLANS[1])
     assert found.memory.host_pinned.value == found.host_peak_bytes
     assert found.memory.host_pageable.value == 0
     assert found.memory.host_pinned.high > found.memory.host_pinned.value
 
 
-def test_on_the_cpu_device_tensors_are_all_there_is(profile, machine):
+def test_on_the_cpu_device_tensors_are_all_there_is(profile: GenerationProfile, machine: Machine) -> None:
     found = with_memory(profile, machine)
     assert found.memory.process.value == found.device_peak_bytes
     assert found.memory.total_bytes == 0
 
 
-def test_the_verdict_is_the_worst_of_tensors_blocks_and_process(profile, card):
+def test_the_verdict_is_the_worst_of_tensors_blocks_and_process(profile: GenerationProfile, card: Machine) -> None:
     found = with_memory(profile, card)
     roomy = 10 * found.device_peak_bytes
     assert found.verdict(roomy) == "fits"

@@ -9,7 +9,7 @@ from optimizer.workload import GenerationWorkload
 SIZES, NUMBERS = tuple(range(1, 6)), (1, 2, 3, 4)
 
 
-def test_micro_batches_are_those_of_the_plan_also_where_their_number_decides_who_shares_one():
+def test_micro_batches_are_those_of_the_plan_also_where_their_number_decides_who_shares_one() -> None:
     workload = GenerationWorkload.of_prompts(
         (6, 11, 16, 6, 11, 16, 6, 11, 16), num_new_tokens=(3, 17, 9, 2, 17, 5, 12, 1, 9)
     )

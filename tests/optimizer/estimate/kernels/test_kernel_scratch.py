@@ -11,11 +11,12 @@ from optimizer.estimate.kernels.cpu_kernels import CpuKernels, unmeasured_bytes
 from optimizer.estimate.kernels.cuda_attention import count_splits
 from optimizer.estimate.kernels.cuda_kernels import CudaKernels
 from optimizer.estimate.kernels.cuda_rows import ROWS, find_row
-from optimizer.estimate.kernels.held import NOTHING, OpCall
+from optimizer.estimate.kernels.held import NOTHING, Held, OpCall
 from optimizer.estimate.kernels.kernel_scratch import find_kernels
 from optimizer.hardware.cuda_facts import Card, find_workspaces, read_card
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Processor
+from optimizer.profile.profile import Profile
 
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
 FORWARD = "aten._scaled_dot_product_flash_attention_for_cpu.default"
@@ -23,11 +24,21 @@ BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 TORCH = (2, 13)
 
 
-def card_of(capability, num_multiprocessors):
+def card_of(capability: tuple[int, int], num_multiprocessors: int) -> Card:
     return Card(capability, (num_multiprocessors,) * 3, TORCH)
 
 
-def attention(heads, key_heads, length, width, dtype, *, name=BACKWARD, form="", mask_bytes=0):
+def attention(
+    heads: int,
+    key_heads: int,
+    length: int,
+    width: int,
+    dtype: str,
+    *,
+    name: str = BACKWARD,
+    form: str = "",
+    mask_bytes: int = 0,
+) -> OpCall:
     """heads: of all sequences together."""
     query = heads * length * width * SIZES[dtype]
     keys = key_heads * length * width * SIZES[dtype]
@@ -43,16 +54,16 @@ def attention(heads, key_heads, length, width, dtype, *, name=BACKWARD, form="",
     )
 
 
-def hold(call, card, *, num_tokens=1, is_kept=False):
+def hold(call: OpCall, card: Card, *, num_tokens: int = 1, is_kept: bool = False) -> Held:
     return CudaKernels(card).hold_call(call, num_tokens=num_tokens, is_kept=is_kept)
 
 
-def test_the_seam_chooses_by_the_device():
+def test_the_seam_chooses_by_the_device() -> None:
     assert isinstance(find_kernels(Processor(num_threads=2)), CpuKernels)
     assert isinstance(find_kernels(card_of((8, 0), 108)), CudaKernels)
 
 
-def test_the_cpus_numbers_are_those_of_its_frozen_arithmetic(profile):
+def test_the_cpus_numbers_are_those_of_its_frozen_arithmetic(profile: Profile) -> None:
     processor = Processor(num_threads=4, packs_bf16=True, packs_fp32=True)
     shape = (2, 64)
     numbers = [scratch_of(op, shape, is_half=True, processor=processor) for op in profile.ops]
@@ -62,7 +73,7 @@ def test_the_cpus_numbers_are_those_of_its_frozen_arithmetic(profile):
     assert {each.certainty for each in held} == {"exact"}
 
 
-def test_another_torch_keeps_the_cpus_numbers_and_widens_their_interval(profile):
+def test_another_torch_keeps_the_cpus_numbers_and_widens_their_interval(profile: Profile) -> None:
     processor = Processor(num_threads=4)
     op = next(op for op in profile.ops if op.name == BACKWARD)
     measured = CpuKernels(processor).hold(op, (2, 64), compute_dtype="fp32")
@@ -83,7 +94,7 @@ def test_another_torch_keeps_the_cpus_numbers_and_widens_their_interval(profile)
         (attention(32, 32, 512, 64, "fp16"), 132, 20.0625),
     ],
 )
-def test_flash_backward_sums_for_each_split_of_the_card(call, num_multiprocessors, mib):
+def test_flash_backward_sums_for_each_split_of_the_card(call: OpCall, num_multiprocessors: int, mib: float) -> None:
     held = hold(call, card_of((8, 0), num_multiprocessors))
     assert held.scratch == exact_interval(round(mib * MIB))
     assert held.certainty == "exact"
@@ -98,7 +109,7 @@ def test_flash_backward_sums_for_each_split_of_the_card(call, num_multiprocessor
         (attention(64, 64, 1024, 128, "fp16"), (7, 5), 36.28125),
     ],
 )
-def test_efficient_backward_has_a_workspace_of_its_tiles(call, capability, mib):
+def test_efficient_backward_has_a_workspace_of_its_tiles(call: OpCall, capability: tuple[int, int], mib: float) -> None:
     held = hold(call, card_of(capability, 40))
     assert held.scratch.low <= held.scratch.value == held.scratch.high == round(mib * MIB)
 
@@ -112,7 +123,7 @@ def test_efficient_backward_has_a_workspace_of_its_tiles(call, capability, mib):
         (attention(4, 4, 64, 17, "fp32", name=FORWARD), (8, 0)),
     ],
 )
-def test_what_no_fused_kernel_takes_saves_all_its_scores(call, capability):
+def test_what_no_fused_kernel_takes_saves_all_its_scores(call: OpCall, capability: tuple[int, int]) -> None:
     held = hold(call, card_of(capability, 40), is_kept=True)
     width = call.sides[2]
     scores = 4 * 4 * 64 * 64
@@ -120,12 +131,12 @@ def test_what_no_fused_kernel_takes_saves_all_its_scores(call, capability):
     assert (held.scratch.low, held.scratch.high) == (scores, 4 * scores)
 
 
-def test_a_forward_without_a_backward_keeps_nothing():
+def test_a_forward_without_a_backward_keeps_nothing() -> None:
     call = attention(4, 2, 64, 16, "fp32", name=FORWARD)
     assert hold(call, card_of((8, 0), 108)).kept == exact_interval(0)
 
 
-def test_a_mask_keeps_flash_from_running_and_may_be_copied_for_each_layer():
+def test_a_mask_keeps_flash_from_running_and_may_be_copied_for_each_layer() -> None:
     masked = attention(4, 4, 64, 16, "bf16", name=FORWARD, form="whole", mask_bytes=64 * 64 * 2)
     held = hold(masked, card_of((8, 0), 108), is_kept=True)
     assert (held.kept.low, held.kept.value) == (0, 64 * 64 * 2)
@@ -134,7 +145,7 @@ def test_a_mask_keeps_flash_from_running_and_may_be_copied_for_each_layer():
     assert hold(plain, card_of((8, 0), 108), is_kept=True).kept == exact_interval(0)
 
 
-def test_keys_are_split_where_few_rows_would_leave_a_card_idle():
+def test_keys_are_split_where_few_rows_would_leave_a_card_idle() -> None:
     # Eight blocks on 216 places: 16 blocks of keys, each its own split.
     assert count_splits(8, 216, 16) == 16
     assert count_splits(200, 216, 16) == 1
@@ -143,7 +154,7 @@ def test_keys_are_split_where_few_rows_would_leave_a_card_idle():
     assert hold(call, card_of((8, 0), 108)).scratch == exact_interval(4 * 16 * 8 * (1 + 128))
 
 
-def test_a_card_nobody_knows_gets_an_interval_of_all_kernels():
+def test_a_card_nobody_knows_gets_an_interval_of_all_kernels() -> None:
     unknown = read_card(replace(table_machine("T4").device, compute_capability="", num_multiprocessors=None))
     call = attention(32, 8, 512, 64, "bf16")
     wide = hold(call, unknown).scratch
@@ -152,7 +163,7 @@ def test_a_card_nobody_knows_gets_an_interval_of_all_kernels():
         assert wide.low <= known.low <= known.high <= wide.high
 
 
-def test_multiprocessors_come_from_the_table():
+def test_multiprocessors_come_from_the_table() -> None:
     assert read_card(table_machine("T4").device).multiprocessors == (40, 40, 40)
     alike = read_card(replace(table_machine("RTX 4090").device, num_multiprocessors=None)).multiprocessors
     assert alike[0] < 128 <= alike[2]
@@ -162,7 +173,9 @@ def test_multiprocessors_come_from_the_table():
     ("num_tokens", "vocabulary", "width", "sums"),
     [(4096, 32_000, 4096, 4 * 4096 * (409 + 4096)), (16_384, 151_936, 2048, 4 * 2048 * (1638 + 16_384))],
 )
-def test_embeddings_backward_sums_parts_of_rows_in_fp32(num_tokens, vocabulary, width, sums):
+def test_embeddings_backward_sums_parts_of_rows_in_fp32(
+    num_tokens: int, vocabulary: int, width: int, sums: int
+) -> None:
     call = OpCall(
         "aten.embedding_dense_backward.default", "bf16", read_bytes=num_tokens * (2 * width + 8),
         written_bytes=2 * vocabulary * width,
@@ -172,13 +185,13 @@ def test_embeddings_backward_sums_parts_of_rows_in_fp32(num_tokens, vocabulary, 
     assert hold(call, card_of((8, 0), 108), num_tokens=3072) == NOTHING
 
 
-def test_norms_take_a_number_for_each_chunk_of_the_largest_tensor():
+def test_norms_take_a_number_for_each_chunk_of_the_largest_tensor() -> None:
     held = CudaKernels(card_of((8, 0), 108)).hold_norms([525_000_000] + [4096] * 299)
     assert held.scratch == exact_interval(4 * 300 * 8011 + 512 * 300)
     assert CudaKernels(card_of((8, 0), 108)).hold_norms([]) == NOTHING
 
 
-def test_sums_by_index_copy_their_source_and_sort():
+def test_sums_by_index_copy_their_source_and_sort() -> None:
     rows, width = 8192, 1024
     added = rows * (8 + 2 * width)
     call = OpCall("aten.index_add_.default", "bf16", read_bytes=1 << 24 | added, written_bytes=1 << 24)
@@ -189,19 +202,19 @@ def test_sums_by_index_copy_their_source_and_sort():
     assert hold(scattered, card_of((8, 0), 108)).scratch.low == 48_000
 
 
-def test_norm_backward_of_very_many_narrow_rows_sums_in_parts():
+def test_norm_backward_of_very_many_narrow_rows_sums_in_parts() -> None:
     num_tokens, width = 131_072, 1024
     call = OpCall("aten.native_layer_norm_backward.default", "fp32", written_bytes=4 * width * (num_tokens + 2))
     assert hold(call, card_of((8, 0), 108), num_tokens=num_tokens).scratch.high == 8 * MIB
     assert hold(call, card_of((8, 0), 108), num_tokens=1024) == NOTHING
 
 
-def test_a_convolutions_workspace_is_unknown():
+def test_a_convolutions_workspace_is_unknown() -> None:
     held = hold(OpCall("aten.convolution.default", "fp32"), card_of((8, 0), 108))
     assert held.certainty == "unknown"
 
 
-def test_every_row_has_its_source_and_the_longest_beginning_wins():
+def test_every_row_has_its_source_and_the_longest_beginning_wins() -> None:
     assert all(row.source for row in ROWS)
     assert find_row("addmm").begins == "addmm"
     assert find_row("nothing_like_it") is None
@@ -210,6 +223,6 @@ def test_every_row_has_its_source_and_the_longest_beginning_wins():
 @pytest.mark.parametrize(
     ("torch_version", "low_mib", "high_mib"), [("2.11.0", 64, 66), ("2.13.0+cu130", 64, 64), ("2.14.0", 0, 64), ("", 0, 66)]
 )
-def test_workspaces_are_bounded_by_the_version_of_torch(torch_version, low_mib, high_mib):
+def test_workspaces_are_bounded_by_the_version_of_torch(torch_version: str, low_mib: int, high_mib: int) -> None:
     found = find_workspaces(table_machine("T4").device, torch_version=torch_version)
     assert (found.low, found.value, found.high) == (low_mib * MIB, 64 * MIB, high_mib * MIB)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,25 +18,25 @@ from optimizer.hardware.probe.disturbance import NOTABLE_SLOWDOWN, Disturbance, 
 from tests.optimizer.machines import make_cpu_machine
 
 
-def seen(*, pace=1.05, others_cores=0.1, num_cores=2, num_threads=2):
+def seen(*, pace: float = 1.05, others_cores: float = 0.1, num_cores: int = 2, num_threads: int = 2) -> Disturbance:
     return Disturbance(pace=pace, others_cores=others_cores, num_cores=num_cores, num_threads=num_threads)
 
 
-def test_a_machine_left_alone_is_not_spoken_of():
+def test_a_machine_left_alone_is_not_spoken_of() -> None:
     assert seen().slowdown == 1.0
     assert seen().describe() == ""
 
 
-def test_others_on_cores_that_the_probe_does_not_want_do_not_count():
+def test_others_on_cores_that_the_probe_does_not_want_do_not_count() -> None:
     assert seen(others_cores=8.0, num_cores=16, num_threads=4).slowdown == 1.0
 
 
-def test_cores_that_others_took_from_the_probe_slow_it_down_by_their_share():
+def test_cores_that_others_took_from_the_probe_slow_it_down_by_their_share() -> None:
     assert seen(others_cores=1.0).slowdown == 2.0
     assert seen(others_cores=2.0).slowdown == 10.0
 
 
-def test_the_same_work_taking_longer_at_times_counts_by_itself():
+def test_the_same_work_taking_longer_at_times_counts_by_itself() -> None:
     assert seen(pace=2.3).slowdown == 2.3
     assert seen(pace=2.3).describe() == (
         "the machine was busy: other programs kept 0.1 of 2 cores, and the same work took up to 2.3 times its least; times may "
@@ -44,7 +45,7 @@ def test_the_same_work_taking_longer_at_times_counts_by_itself():
 
 
 @pytest.fixture
-def crowd():
+def crowd() -> Iterator[None]:
     """Three busy processes for each core."""
     spin = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     others = [
@@ -58,7 +59,7 @@ def crowd():
         each.communicate()
 
 
-def test_a_crowded_machine_is_noticed(crowd):
+def test_a_crowded_machine_is_noticed(crowd: None) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     watch = Watch(torch.device("cpu"))
@@ -70,7 +71,7 @@ def test_a_crowded_machine_is_noticed(crowd):
     assert found.slowdown >= NOTABLE_SLOWDOWN
 
 
-def test_the_interval_is_wider_both_ways_until_runs_have_finished():
+def test_the_interval_is_wider_both_ways_until_runs_have_finished() -> None:
     rates = make_cpu_machine().rates
     assert time_interval(rates, None) == (0.85, 1.15)
     disturbed = replace(rates, probe_slowdown=2.0)
@@ -79,7 +80,7 @@ def test_the_interval_is_wider_both_ways_until_runs_have_finished():
     assert time_interval(disturbed, told) == (0.75, 1.25)
 
 
-def test_a_machines_record_keeps_it_and_its_report_says_what_to_do():
+def test_a_machines_record_keeps_it_and_its_report_says_what_to_do() -> None:
     machine = make_cpu_machine()
     remark = seen(others_cores=1.0).describe()
     busy = replace(machine, rates=replace(machine.rates, probe_slowdown=2.0), facts={PROBE_DISTURBED_FACT: remark})
@@ -88,13 +89,13 @@ def test_a_machines_record_keeps_it_and_its_report_says_what_to_do():
     assert "Note" not in report_machine(machine)
 
 
-def test_a_record_from_before_it_was_noticed_is_read_as_undisturbed():
+def test_a_record_from_before_it_was_noticed_is_read_as_undisturbed() -> None:
     document = make_cpu_machine().to_json()
     del document["rates"]["probe_slowdown"]
     assert Machine.from_json(document).rates.probe_slowdown == 1.0
 
 
-def test_a_slowdown_that_would_narrow_intervals_is_refused():
+def test_a_slowdown_that_would_narrow_intervals_is_refused() -> None:
     document = make_cpu_machine().to_json()
     document["rates"]["probe_slowdown"] = 0.5
     with pytest.raises(InvalidInput, match=r"machine.rates.probe_slowdown is 0.5; allowed: 1 to 1e\+06"):

@@ -1,6 +1,7 @@
 """A short probe of the real machine: every rate is there, positive and possible."""
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ from optimizer.hardware.probe.rates import decoding, stores
 from optimizer.hardware.probe.rates.stores import faults_of, probe_disk, probe_remote
 from optimizer.hardware.probe.thread_wakeup import alone, probe_wake_s
 from optimizer.runtime.layers.matmul_dispatch import has_quicker_library
+from tests.valkey import Valkey
 
 
 @pytest.fixture(scope="module")
-def machine():
+def machine() -> Machine:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     state = torch.get_rng_state()
@@ -28,7 +30,7 @@ def machine():
     return measured
 
 
-def test_every_rate_is_measured_and_possible(machine):
+def test_every_rate_is_measured_and_possible(machine: Machine) -> None:
     rates = machine.rates
     assert rates.source == "measured"
     assert set(rates.matmul_flops_per_s) == set(rates.attention_flops_per_s) == {"fp32", "bf16"}
@@ -39,7 +41,7 @@ def test_every_rate_is_measured_and_possible(machine):
     assert 1e-8 < rates.op_overhead_s < 0.1
 
 
-def test_curves_dispatch_and_fresh_memory_are_measured_and_possible(machine):
+def test_curves_dispatch_and_fresh_memory_are_measured_and_possible(machine: Machine) -> None:
     rates = machine.rates
     assert {"mm fp32", "mm nt fp32", "bmm tn fp32", "mm bf16", "mm nn fp16"} <= set(rates.matmul_curves)
     assert {"rows nt fp32", "rows nt fp32 cold", "rows nt bf16"} <= set(rates.matmul_curves)
@@ -66,13 +68,13 @@ def test_curves_dispatch_and_fresh_memory_are_measured_and_possible(machine):
     assert set(rates.link_bytes_per_s) == {"device_to_host alone", "host_to_device alone"}
 
 
-def test_attention_on_the_host_is_measured_by_how_many_queries_share_a_key(machine):
+def test_attention_on_the_host_is_measured_by_how_many_queries_share_a_key(machine: Machine) -> None:
     """FLOPs for each byte of keys and values: half of the queries that share a key in fp32, as many in 16 bits."""
     found = {name: tuple(intensity for intensity, _ in curve) for name, curve in machine.rates.host_attention_curves.items()}
     assert found == {"fp32": (0.5, 2.0, 4.0), "bf16": (1.0, 4.0, 8.0), "fp16": (1.0, 4.0, 8.0)}
 
 
-def test_where_a_library_makes_large_products_small_ones_have_curves_of_their_own(machine):
+def test_where_a_library_makes_large_products_small_ones_have_curves_of_their_own(machine: Machine) -> None:
     curves, is_librarys = machine.rates.matmul_curves, has_quicker_library()
     assert machine.packs_fp32 == is_librarys
     assert (machine.rates.library_call_s > 0) == is_librarys
@@ -81,32 +83,32 @@ def test_where_a_library_makes_large_products_small_ones_have_curves_of_their_ow
     assert not any("small" in name and "fp32" not in name for name in curves)
 
 
-def test_points_near_each_other_become_one_of_their_mean_time_and_sizes_rise():
+def test_points_near_each_other_become_one_of_their_mean_time_and_sizes_rise() -> None:
     assert as_curve([(100.0, 8.0), (10.0, 2.0), (10.5, 6.0)]) == ((10.25, 3.0), (100.0, 8.0))
 
 
-def test_the_better_rate_of_two_visits_counts_for_each_point():
+def test_the_better_rate_of_two_visits_counts_for_each_point() -> None:
     first = {"mm": ((1.0, 5.0), (2.0, 9.0)), "bmm": ((1.0, 3.0),)}
     second = {"mm": ((1.0, 7.0), (2.0, 2.0), (4.0, 8.0))}
     assert better_of([first, second]) == {"mm": ((1.0, 7.0), (2.0, 9.0), (4.0, 8.0)), "bmm": ((1.0, 3.0),)}
 
 
-def test_large_tensors_repeat_what_was_drawn():
+def test_large_tensors_repeat_what_was_drawn() -> None:
     drawn = random_tensor((3, 1 << 17), torch.device("cpu"), torch.float32)
     assert torch.equal(drawn[0], drawn[2])
     assert drawn.std() == pytest.approx(1, rel=0.02)
 
 
-def test_8_bit_state_is_measured_where_bitsandbytes_is(machine):
+def test_8_bit_state_is_measured_where_bitsandbytes_is(machine: Machine) -> None:
     has_it = importlib.util.find_spec("bitsandbytes") is not None
     assert set(machine.rates.optimizer_elements_per_s) == ({"adamw_32", "adamw_8"} if has_it else {"adamw_32"})
 
 
-def test_the_cpu_device_takes_half_of_the_memory_and_leaves_half_to_the_host(machine):
+def test_the_cpu_device_takes_half_of_the_memory_and_leaves_half_to_the_host(machine: Machine) -> None:
     assert abs(machine.device.memory_bytes - machine.host_memory_bytes) <= 1
 
 
-def test_threads_are_those_of_the_process_and_facts_name_the_software(machine):
+def test_threads_are_those_of_the_process_and_facts_name_the_software(machine: Machine) -> None:
     assert machine.name == "here"
     assert machine.num_threads == 1
     assert machine.facts["torch"] == torch.__version__
@@ -114,11 +116,11 @@ def test_threads_are_those_of_the_process_and_facts_name_the_software(machine):
     assert machine.facts["instructions"]
 
 
-def test_the_hosts_optimizer_is_the_cpu_devices_own(machine):
+def test_the_hosts_optimizer_is_the_cpu_devices_own(machine: Machine) -> None:
     assert machine.rates.host_optimizer_elements_per_s == machine.rates.optimizer_elements_per_s["adamw_32"]
 
 
-def test_the_disk_of_the_scratch_folder_is_measured_and_left_as_it_was(machine, tmp_path):
+def test_the_disk_of_the_scratch_folder_is_measured_and_left_as_it_was(machine: Machine, tmp_path: Path) -> None:
     assert 1e6 < machine.rates.disk_write_bytes_per_s < 1e12
     assert 1e6 < machine.rates.disk_read_bytes_per_s < 1e12
     assert 1e6 < machine.rates.disk_cached_read_bytes_per_s < 1e12
@@ -127,14 +129,14 @@ def test_the_disk_of_the_scratch_folder_is_measured_and_left_as_it_was(machine, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_used_means_no_disk_tier_and_says_why(tmp_path):
+def test_a_folder_that_cannot_be_used_means_no_disk_tier_and_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     found = probe_disk(tmp_path / "file", max_s=0.01)
     assert (found.free_bytes, found.write_bytes_per_s) == (0, None)
     assert "file" in faults_of(disk=found)["disk"]
 
 
-def test_a_disk_with_little_room_is_a_tier_still(monkeypatch, tmp_path):
+def test_a_disk_with_little_room_is_a_tier_still(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The disk has less room than it takes to measure the page cache."""
     monkeypatch.setattr(stores, "_CACHED_BYTES", 2**62)
     found = probe_disk(tmp_path, max_s=0.01)
@@ -144,7 +146,7 @@ def test_a_disk_with_little_room_is_a_tier_still(monkeypatch, tmp_path):
     assert not found.fault
 
 
-def test_a_remote_store_is_measured_where_one_is_configured(remote):
+def test_a_remote_store_is_measured_where_one_is_configured(remote: Valkey) -> None:
     found = probe_remote(max_s=0.01)
     assert 1e6 < found.write_bytes_per_s < 1e12
     assert 1e6 < found.read_bytes_per_s < 1e12
@@ -153,7 +155,9 @@ def test_a_remote_store_is_measured_where_one_is_configured(remote):
     assert remote.list_keys() == []
 
 
-def test_no_remote_tier_without_a_store_and_one_that_is_gone_is_named(monkeypatch, machine, tmp_path):
+def test_no_remote_tier_without_a_store_and_one_that_is_gone_is_named(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, tmp_path: Path
+) -> None:
     assert (machine.remote_free_bytes, machine.rates.remote_read_bytes_per_s) == (0, None)
     assert "remote" not in machine.facts
     monkeypatch.setenv("HEADROOM_REMOTE_URL", f"unix://{tmp_path}/none.sock")
@@ -162,17 +166,17 @@ def test_no_remote_tier_without_a_store_and_one_that_is_gone_is_named(monkeypatc
     assert "does not answer" in faults_of(remote=found)["remote"]
 
 
-def test_a_probed_machine_crosses_json(machine):
+def test_a_probed_machine_crosses_json(machine: Machine) -> None:
     assert Machine.from_json(machine.to_json()) == machine
 
 
 @pytest.mark.parametrize("device", ["cuda:77", "warp drive", "meta"])
-def test_a_device_that_is_not_there_is_refused_by_name(device):
+def test_a_device_that_is_not_there_is_refused_by_name(device: str) -> None:
     with pytest.raises(InvalidInput, match=rf"device '{device}' is not on this machine; present: cpu"):
         probe_machine(device=device)
 
 
-def test_the_largest_cache_is_that_of_one_processor(tmp_path, monkeypatch):
+def test_the_largest_cache_is_that_of_one_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for index, size in enumerate(("32K", "512K", "32768K")):
         (tmp_path / f"index{index}").mkdir()
         (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
@@ -182,7 +186,7 @@ def test_the_largest_cache_is_that_of_one_processor(tmp_path, monkeypatch):
     assert decoding.find_cache_bytes() is None
 
 
-def test_every_copy_of_an_offloading_step_is_counted():
+def test_every_copy_of_an_offloading_step_is_counted() -> None:
     """The hooks' cost is divided by the copies: an op that copies under another name would make each cost as much as all."""
     device, plans = torch.device("cpu"), steps._list_plans()
     counted, copied = {}, {}
@@ -196,7 +200,7 @@ def test_every_copy_of_an_offloading_step_is_counted():
     assert counted["offload"] - counted["keep"] >= 2 * 2 * 10
 
 
-def test_waking_is_measured_where_there_is_somebody_to_wake():
+def test_waking_is_measured_where_there_is_somebody_to_wake() -> None:
     device, num_threads = torch.device("cpu"), torch.get_num_threads()
     with alone(device):
         assert torch.get_num_threads() == 1

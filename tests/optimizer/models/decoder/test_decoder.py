@@ -2,6 +2,8 @@
 
 import itertools
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from optimizer.models.anatomy import find_anatomy, find_blocks
 from optimizer.models.build import build_model, load_model
 from optimizer.models.files.export import export_model
 from optimizer.models.presets import PRESETS
-from optimizer.models.spec import read_model_spec
+from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
@@ -20,7 +22,7 @@ from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.step.step import Trainer
 from optimizer.workload import Adapter, TrainingWorkload
 
-BASE = {
+BASE: dict[str, Any] = {
     "model_type": "headroom_decoder",
     "vocab_size": 131,
     "hidden_size": 32,
@@ -34,7 +36,7 @@ BASE = {
     "sparse_local_blocks": 2,
 }
 EVERY_KIND = ["full", "local", "block_sparse", "linear"]
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "plain": {},
     "local": {"layer_types": ["local"] * 4},
     "block_sparse": {"layer_types": ["block_sparse"] * 4},
@@ -56,17 +58,17 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def make_spec(name="plain", **changes):
+def make_spec(name: str = "plain", **changes: Any) -> ModelSpec:
     return read_model_spec({**BASE, **OPTIONS[name], **changes})
 
 
-def make_ids(length=40, batch=2):
+def make_ids(length: int = 40, batch: int = 2) -> torch.Tensor:
     return torch.randint(131, (batch, length), generator=torch.Generator().manual_seed(length))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("length", [8, 29, 40])
-def test_a_later_token_changes_nothing_before_it(name, length):
+def test_a_later_token_changes_nothing_before_it(name: str, length: int) -> None:
     model = build_model(make_spec(name), dtype=torch.float64).eval()
     ids = make_ids(length)
     changed = ids.clone()
@@ -79,7 +81,7 @@ def test_a_later_token_changes_nothing_before_it(name, length):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_longer_sequence_gives_the_same_beginning(name):
+def test_a_longer_sequence_gives_the_same_beginning(name: str) -> None:
     model = build_model(make_spec(name), dtype=torch.float64).eval()
     ids = make_ids(40)
     with torch.no_grad():
@@ -87,7 +89,7 @@ def test_a_longer_sequence_gives_the_same_beginning(name):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_backbone_and_logits_give_what_the_model_gives(name):
+def test_backbone_and_logits_give_what_the_model_gives(name: str) -> None:
     model = build_model(make_spec(name)).eval()
     anatomy = find_anatomy(model)
     hidden = anatomy.backbone(input_ids=make_ids(), use_cache=False).last_hidden_state
@@ -96,21 +98,21 @@ def test_backbone_and_logits_give_what_the_model_gives(name):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_form_trains_each_of_its_parameters(name):
+def test_every_form_trains_each_of_its_parameters(name: str) -> None:
     model = build_model(make_spec(name))
     model(make_ids(), labels=make_ids()).loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_the_parameter_count_without_torch_is_the_built_one(name):
+def test_the_parameter_count_without_torch_is_the_built_one(name: str) -> None:
     spec = make_spec(name)
     model = build_model(spec, device="meta")
     assert spec.num_parameters == sum(parameter.numel() for parameter in model.parameters())
     assert len(find_blocks(model)) == spec.num_blocks
 
 
-def test_fused_projections_compute_what_separate_ones_do():
+def test_fused_projections_compute_what_separate_ones_do() -> None:
     fused, separate = (build_model(make_spec(fused_qkv=fused), dtype=torch.float64).eval() for fused in (True, False))
     weights = dict(fused.named_parameters())
     with torch.no_grad():
@@ -125,7 +127,7 @@ def test_fused_projections_compute_what_separate_ones_do():
 
 
 @pytest.mark.parametrize("share_every", [2, 3, 4])
-def test_blocks_of_a_group_are_modules_of_their_own_with_the_same_parameters(share_every):
+def test_blocks_of_a_group_are_modules_of_their_own_with_the_same_parameters(share_every: int) -> None:
     blocks = find_blocks(build_model(make_spec(share_every=share_every)))
     assert len({id(block) for block in blocks}) == 4
     for (left, one), (right, other) in itertools.combinations(enumerate(blocks), 2):
@@ -134,13 +136,13 @@ def test_blocks_of_a_group_are_modules_of_their_own_with_the_same_parameters(sha
         assert all((a is b) == is_shared for a, b in pairs)
 
 
-def test_a_shared_model_computes_what_an_unshared_one_with_equal_weights_does():
+def test_a_shared_model_computes_what_an_unshared_one_with_equal_weights_does() -> None:
     shared, plain = build_model(make_spec("shared by two")).eval(), build_model(make_spec()).eval()
     plain.load_state_dict(shared.state_dict())
     assert torch.equal(shared(make_ids()).logits, plain(make_ids()).logits)
 
 
-def test_positions_matter_where_there_are_any():
+def test_positions_matter_where_there_are_any() -> None:
     ids = torch.full((1, 16), 7)
     for positions, differs in (("rope", False), ("learned", True), ("none", False)):
         # One token repeated: rotary positions alone do not distinguish its places.
@@ -154,7 +156,7 @@ def test_positions_matter_where_there_are_any():
         assert (change > 1e-9) == differs
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
     spec = make_spec("mixture")
     first, second, third = (build_model(spec, seed=seed) for seed in (5, 5, 6))
     weights = list(zip(first.parameters(), second.parameters(), third.parameters(), strict=True))
@@ -162,14 +164,14 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
     assert any(not torch.equal(one, three) for one, _, three in weights)
 
 
-def test_dropout_draws_while_training_only():
+def test_dropout_draws_while_training_only() -> None:
     model = build_model(make_spec("mixture", dropout=0.1, attention_dropout=0.1))
     assert not torch.equal(model(make_ids()).logits, model(make_ids()).logits)
     model.eval()
     assert torch.equal(model(make_ids()).logits, model(make_ids()).logits)
 
 
-def run_step(spec, choices):
+def run_step(spec: ModelSpec, choices: tuple[str, ...]) -> tuple[float, list[torch.nn.Parameter]]:
     """Loss and weights after two optimizer steps from the same start."""
     model = build_model(spec, seed=3)
     plan = Plan(
@@ -186,7 +188,7 @@ def run_step(spec, choices):
 
 
 @pytest.mark.parametrize("name", ["mixture", "shared by all", "post"])
-def test_recompute_and_offload_give_the_bits_of_keep(name):
+def test_recompute_and_offload_give_the_bits_of_keep(name: str) -> None:
     spec = make_spec(name, dropout=0.1, attention_dropout=0.1)
     loss, weights = run_step(spec, ("keep",) * 4)
     for choices in (("recompute",) * 4, ("selective",) * 4, ("offload", "keep", "recompute", "offload")):
@@ -196,7 +198,7 @@ def test_recompute_and_offload_give_the_bits_of_keep(name):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_form_runs_under_autocast_near_what_it_computes_without(name):
+def test_every_form_runs_under_autocast_near_what_it_computes_without(name: str) -> None:
     model = build_model(make_spec(name)).eval()
     plain = model(make_ids(), labels=make_ids()).loss
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -209,7 +211,7 @@ def test_every_form_runs_under_autocast_near_what_it_computes_without(name):
 
 @pytest.mark.parametrize("name", ["mixture", "shared unevenly", "both", "post"])
 @pytest.mark.parametrize("max_shard_bytes", [None, 40_000])
-def test_an_exported_folder_loads_to_the_same_model(tmp_path, name, max_shard_bytes):
+def test_an_exported_folder_loads_to_the_same_model(tmp_path: Path, name: str, max_shard_bytes: int | None) -> None:
     spec = make_spec(name)
     model = build_model(spec, seed=3).eval()
     export_model(model, spec, folder=tmp_path / "model", max_shard_bytes=max_shard_bytes)
@@ -218,14 +220,14 @@ def test_an_exported_folder_loads_to_the_same_model(tmp_path, name, max_shard_by
     assert read_model_spec(json.loads((tmp_path / "model" / "config.json").read_text())).num_blocks == 4
 
 
-def test_an_exported_folder_loads_in_the_dtype_it_was_written_in(tmp_path):
+def test_an_exported_folder_loads_in_the_dtype_it_was_written_in(tmp_path: Path) -> None:
     spec = make_spec()
     export_model(build_model(spec), spec, folder=tmp_path / "model", dtype="bf16")
     assert {p.dtype for p in load_model(tmp_path / "model").parameters()} == {torch.bfloat16}
     assert {p.dtype for p in load_model(tmp_path / "model", dtype=torch.float32).parameters()} == {torch.float32}
 
 
-def test_padding_at_the_end_is_taken_and_padding_at_the_start_refused():
+def test_padding_at_the_end_is_taken_and_padding_at_the_start_refused() -> None:
     model = build_model(make_spec("mixture")).eval()
     ids, mask = make_ids(16), torch.ones(2, 16, dtype=torch.long)
     mask[:, 12:] = 0
@@ -234,13 +236,13 @@ def test_padding_at_the_end_is_taken_and_padding_at_the_start_refused():
         model(ids, attention_mask=mask.flip(1))
 
 
-def test_more_tokens_than_positions_are_refused():
+def test_more_tokens_than_positions_are_refused() -> None:
     with pytest.raises(ValueError, match="65 tokens; the model has positions for 64"):
         build_model(make_spec())(make_ids(65))
 
 
 @pytest.mark.parametrize("fused_qkv", [True, False])
-def test_every_matrix_of_its_blocks_can_have_an_adapter(fused_qkv):
+def test_every_matrix_of_its_blocks_can_have_an_adapter(fused_qkv: bool) -> None:
     model, plain = (build_model(make_spec("mixture", fused_qkv=fused_qkv)).eval() for _ in range(2))
     attach_adapters(model, Adapter(rank=4), seed=1)
     num_matrices = sum(isinstance(module, torch.nn.Linear) for module in find_blocks(plain)[0].modules())
@@ -278,17 +280,17 @@ def test_every_matrix_of_its_blocks_can_have_an_adapter(fused_qkv):
         ({"local_window": 0}, "local_window is 0; allowed: an integer from 1"),
     ],
 )
-def test_what_cannot_be_built_is_refused_by_name(changes, message):
+def test_what_cannot_be_built_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidModel, match=message):
         make_spec(**changes)
 
 
-def test_a_written_config_says_which_blocks_share_and_reads_back_the_same():
+def test_a_written_config_says_which_blocks_share_and_reads_back_the_same() -> None:
     spec = make_spec("shared unevenly")
     assert spec.config["share_groups"] == [3, 1]
     assert read_model_spec(spec.to_config()) == spec
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("headroom-")])
-def test_our_presets_take_the_bundled_vocabulary(name):
+def test_our_presets_take_the_bundled_vocabulary(name: str) -> None:
     assert PRESETS[name].spec.vocab_size == 4_096

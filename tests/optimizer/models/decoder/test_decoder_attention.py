@@ -26,33 +26,36 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def make_inputs(length, *, num_groups=2):
+def make_inputs(length: int, *, num_groups: int = 2) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(length)
-    shapes = [(2, heads, length, 6) for heads in (4, num_groups, num_groups)]
-    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+    def draw(num_heads: int) -> torch.Tensor:
+        return torch.randn((2, num_heads, length, 6), generator=generator, dtype=torch.float64)
+
+    return draw(4), draw(num_groups), draw(num_groups)
 
 
-def repeat(tensor, heads=4):
+def repeat(tensor: torch.Tensor, heads: int = 4) -> torch.Tensor:
     return tensor.repeat_interleave(heads // tensor.shape[1], dim=1)
 
 
-def masked_dense(query, key, value, seen):
+def masked_dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     scores = query @ repeat(key).transpose(2, 3) / math.sqrt(query.shape[-1])
     weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
     return (weights @ repeat(value)).transpose(1, 2).flatten(2)
 
 
-def places(length):
+def places(length: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(length).unsqueeze(1), torch.arange(length).unsqueeze(0)
 
 
-def run_blocked(inputs, pattern):
+def run_blocked(inputs: tuple[torch.Tensor, ...], pattern: Pattern) -> torch.Tensor:
     mask = make_mask(pattern, inputs[0].shape[2], dtype=torch.float64, device=torch.device("cpu"))
     return blocked_attention(*inputs, pattern=pattern, mask=mask)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_full_attention_is_masked_dense(length):
+def test_full_attention_is_masked_dense(length: int) -> None:
     inputs = make_inputs(length)
     query, key = places(length)
     assert (full_attention(*inputs) - masked_dense(*inputs, key <= query)).abs().max() < ROUNDING
@@ -61,7 +64,7 @@ def test_full_attention_is_masked_dense(length):
 @pytest.mark.parametrize("num_groups", [1, 2, 4])
 @pytest.mark.parametrize("window", [1, 7, 8, 9, 20])
 @pytest.mark.parametrize("length", LENGTHS)
-def test_local_attention_is_masked_dense(length, window, num_groups):
+def test_local_attention_is_masked_dense(length: int, window: int, num_groups: int) -> None:
     inputs = make_inputs(length, num_groups=num_groups)
     pattern = Pattern(block=BLOCK, num_local=1 + math.ceil((window - 1) / BLOCK), window=window)
     query, key = places(length)
@@ -71,7 +74,7 @@ def test_local_attention_is_masked_dense(length, window, num_groups):
 
 @pytest.mark.parametrize(("num_local", "num_global"), [(1, 0), (2, 1), (1, 2), (3, 0), (1, 6)])
 @pytest.mark.parametrize("length", LENGTHS)
-def test_block_sparse_attention_is_masked_dense(length, num_local, num_global):
+def test_block_sparse_attention_is_masked_dense(length: int, num_local: int, num_global: int) -> None:
     inputs = make_inputs(length)
     query, key = places(length)
     is_near = query // BLOCK - key // BLOCK < num_local
@@ -83,7 +86,7 @@ def test_block_sparse_attention_is_masked_dense(length, num_local, num_global):
 @pytest.mark.parametrize("feature_map", ["elu", "relu"])
 @pytest.mark.parametrize("num_groups", [1, 2, 4])
 @pytest.mark.parametrize("length", LENGTHS)
-def test_linear_attention_is_its_quadratic_form(length, num_groups, feature_map):
+def test_linear_attention_is_its_quadratic_form(length: int, num_groups: int, feature_map: str) -> None:
     query, key, value = make_inputs(length, num_groups=num_groups)
     mapped = F.relu if feature_map == "relu" else lambda tensor: F.elu(tensor) + 1
     scores = (mapped(query) @ repeat(mapped(key)).transpose(2, 3)).tril()
@@ -93,12 +96,12 @@ def test_linear_attention_is_its_quadratic_form(length, num_groups, feature_map)
 
 
 @pytest.mark.parametrize("kind", ["local", "block_sparse", "linear"])
-def test_what_a_kind_saves_for_backward_grows_with_the_sequence_and_not_with_its_square(kind):
-    def saved_bytes(length):
+def test_what_a_kind_saves_for_backward_grows_with_the_sequence_and_not_with_its_square(kind: str) -> None:
+    def saved_bytes(length: int) -> int:
         inputs = [tensor.requires_grad_() for tensor in make_inputs(length)]
         saved = []
 
-        def pack(tensor):
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
             saved.append(tensor)
             return tensor
 

@@ -1,6 +1,7 @@
 """Every option of the decoder is priced to the byte: the predicted peak is what the runtime's meter counts."""
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from optimizer.base.errors import InvalidModel, InvalidWorkload
 from optimizer.estimate.training import estimate_training
 from optimizer.models.build import build_model
 from optimizer.models.decoder.config import block_kinds, with_block_kinds
-from optimizer.models.spec import read_model_spec
+from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
@@ -18,6 +19,7 @@ from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import Extent
+from optimizer.profile.profile import Profile
 from optimizer.runtime.job.measure import measure_step
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.machines import make_cpu_machine
@@ -27,37 +29,37 @@ from tests.optimizer.profiles import trace
 MACHINE = make_cpu_machine()
 LONG = {"max_position_embeddings": 128}
 """Settings with room for lengths at which sizes differ."""
-WIDE_BLOCKS = {"layer_types": EVERY_KIND, "attention_block": 16}
+WIDE_BLOCKS: dict[str, Any] = {"layer_types": EVERY_KIND, "attention_block": 16}
 """More tokens than an int64 has bytes: one number for each block is then no whole number of bytes for each token."""
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
 @cache
-def spec_of(name):
+def spec_of(name: str) -> ModelSpec:
     changes = WIDE_BLOCKS if name == "wide blocks" else OPTIONS[name]
     return read_model_spec({**BASE, **changes, **LONG})
 
 
-def profile_of(name, *, dtype, micro_batch_size):
+def profile_of(name: str, *, dtype: str, micro_batch_size: int) -> Profile:
     lengths = (48, 96) if name == "wide blocks" else (40, 72)
     extent = Extent(representations=(dtype,), shapes=tuple((min(micro_batch_size, 2), length) for length in lengths))
     return trace(spec_of(name), extent=extent)
 
 
 def compare(
-    name,
-    *choices,
-    dtype="fp32",
-    micro_batch_size=2,
-    accumulation_steps=1,
-    sequence_length=40,
-    max_grad_norm=1.0,
-    **rows,
-):
+    name: str,
+    *choices: str,
+    dtype: str = "fp32",
+    micro_batch_size: int = 2,
+    accumulation_steps: int = 1,
+    sequence_length: int = 40,
+    max_grad_norm: float = 1.0,
+    **rows: Any,
+) -> None:
     plan = Plan(
         batch=BatchPlan(micro_batch_size=micro_batch_size, accumulation_steps=accumulation_steps),
         activations=ActivationsPlan(per_block=choices * (4 // len(choices))),
@@ -78,14 +80,14 @@ def compare(
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_the_peak_of_every_option_is_what_the_meter_counts(name):
+def test_the_peak_of_every_option_is_what_the_meter_counts(name: str) -> None:
     compare(name, "keep")
     compare(name, "recompute", dtype="bf16", micro_batch_size=1, accumulation_steps=2)
     compare(name, "offload", accumulation_steps=2, sequence_length=72)
 
 
 @pytest.mark.parametrize("name", ["mixture", "shared by two", "shared unevenly", "both"])
-def test_the_peak_of_blocks_that_differ_in_choice_is_what_the_meter_counts(name):
+def test_the_peak_of_blocks_that_differ_in_choice_is_what_the_meter_counts(name: str) -> None:
     compare(name, "offload", "keep", "recompute", "selective")
     compare(name, "selective", dtype="bf16", accumulation_steps=3)
 
@@ -106,36 +108,39 @@ def test_the_peak_of_blocks_that_differ_in_choice_is_what_the_meter_counts(name)
     ids=["consumed", "gradients on the host", "state on the host", "streamed", "chunks"],
 )
 @pytest.mark.parametrize("choice", ["keep", "recompute"])
-def test_shared_parameters_are_priced_wherever_gradients_state_and_weights_are(choice, rows):
+def test_shared_parameters_are_priced_wherever_gradients_state_and_weights_are(
+    choice: str, rows: dict[str, Any]
+) -> None:
     compare("shared unevenly", choice, **rows)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_profile_counts_each_parameter_once(name):
+def test_a_profile_counts_each_parameter_once(name: str) -> None:
     profile = trace(spec_of(name), extent=Extent(choices=("keep",), shapes=((2, 40),)))
     assert list(profile.regimes) == ["fp32", "bf16", "fp32+bf16"]
     assert profile.num_parameters == spec_of(name).num_parameters
 
 
-def test_the_peak_of_wide_blocks_is_what_the_meter_counts():
+def test_the_peak_of_wide_blocks_is_what_the_meter_counts() -> None:
     compare("wide blocks", "keep", sequence_length=48)
     compare("wide blocks", "recompute", dtype="bf16", micro_batch_size=1, sequence_length=96)
 
 
-def test_shared_tensors_stand_outside_the_blocks():
+def test_shared_tensors_stand_outside_the_blocks() -> None:
     tensors = profile_of("shared unevenly", dtype="fp32", micro_batch_size=2).tensors
-    num_per_block = len(list(build_model(spec_of("plain"), device="meta").model.layers[0].parameters()))
+    plain: Any = build_model(spec_of("plain"), device="meta")
+    num_per_block = len(list(plain.model.layers[0].parameters()))
     assert [len(tensors.by_block[kind]) for kind in tensors.block_kinds] == [0, 0, 0, num_per_block]
     assert len(tensors.before) == 1 + num_per_block
 
 
-def test_a_length_that_is_no_multiple_of_the_block_is_refused_where_attention_runs_in_blocks():
+def test_a_length_that_is_no_multiple_of_the_block_is_refused_where_attention_runs_in_blocks() -> None:
     compare("plain", "keep", sequence_length=37)
     with pytest.raises(InvalidWorkload, match="sequence_length is 37; .* runs in blocks of 8 tokens: use a multiple"):
         compare("local", "keep", sequence_length=37)
 
 
-def test_a_length_shorter_than_the_global_blocks_is_refused():
+def test_a_length_shorter_than_the_global_blocks_is_refused() -> None:
     spec = read_model_spec(
         {**BASE, **LONG, "layer_types": ["block_sparse"] * 4, "sparse_global_blocks": 3, "num_hidden_layers": 4}
     )
@@ -148,7 +153,7 @@ def test_a_length_shorter_than_the_global_blocks_is_refused():
         estimate_training(trace(spec), plan=plan, workload=workload, machine=MACHINE)
 
 
-def test_too_few_blocks_in_the_longest_sequence_are_refused_by_name():
+def test_too_few_blocks_in_the_longest_sequence_are_refused_by_name() -> None:
     spec = read_model_spec({**BASE, "layer_types": ["local"] * 4, "attention_block": 32})
     with pytest.raises(
         InvalidModel, match="only 2 multiples of 32, its attention's block, lie from 8 to 64; 4 are needed"
@@ -156,7 +161,7 @@ def test_too_few_blocks_in_the_longest_sequence_are_refused_by_name():
         trace(spec)
 
 
-def test_a_short_model_of_the_same_kinds_of_blocks_has_them():
+def test_a_short_model_of_the_same_kinds_of_blocks_has_them() -> None:
     config = read_model_spec({**BASE, "layer_types": EVERY_KIND, "share_every": 3}).config
     kinds = ["full/first", "block_sparse/last", "linear/alone"]
     short = read_model_spec(with_block_kinds(config, kinds))

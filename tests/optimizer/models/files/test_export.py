@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from optimizer.models.files.export import export_model
 from optimizer.models.spec import read_model_spec
 from tests.optimizer.models.small_configs import PUBLISHED_TYPES, SMALL_CONFIGS
 
-DEMO_LIKE = {
+DEMO_LIKE: dict[str, Any] = {
     **SMALL_CONFIGS["llama"],
     "vocab_size": 4096,
     "tie_word_embeddings": True,
@@ -104,7 +105,7 @@ def test_half_precision_on_request_leaves_the_model_as_it_was(
 ) -> None:
     spec = read_model_spec(DEMO_LIKE)
     model = build_model(spec, dtype=torch.float32, device="cpu", seed=1)
-    export_model(model, spec, folder=tmp_path / "out", dtype=dtype)  # type: ignore[arg-type]
+    export_model(model, spec, folder=tmp_path / "out", dtype=dtype)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert {parameter.dtype for parameter in loaded.parameters()} == {expected}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from optimizer.models.spec import read_model_spec
 from tests.optimizer.models.small_configs import PUBLISHED_TYPES, SMALL_CONFIGS
 
 
-def _build(model_type: str, *, seed: int, dtype: torch.dtype = torch.float32, **changes: object) -> nn.Module:
+def _build(model_type: str, *, seed: int, dtype: torch.dtype = torch.float32, **changes: object) -> Any:
     return build_model(read_model_spec({**SMALL_CONFIGS[model_type], **changes}), dtype=dtype, device="cpu", seed=seed)
 
 

@@ -14,11 +14,11 @@ PLAN = Plan(
 )
 
 
-def test_equal_plans_do_not_differ():
+def test_equal_plans_do_not_differ() -> None:
     assert diff_plans(PLAN, Plan.from_json(PLAN.to_json())) == []
 
 
-def test_single_decisions_are_named_by_their_path():
+def test_single_decisions_are_named_by_their_path() -> None:
     other = replace(PLAN, weights=WeightsPlan(dtype="bf16"), batch=BatchPlan(micro_batch_size=4, accumulation_steps=2))
     assert diff_plans(PLAN, other) == [
         Difference(path="batch.micro_batch_size", a=2, b=4),
@@ -27,7 +27,7 @@ def test_single_decisions_are_named_by_their_path():
     ]
 
 
-def test_neighbouring_blocks_are_one_difference():
+def test_neighbouring_blocks_are_one_difference() -> None:
     other = replace(PLAN, activations=ActivationsPlan(per_block=("offload",) * 3 + ("recompute",) * 4 + ("keep",) * 5))
     assert diff_plans(PLAN, other) == [
         Difference(path="activations.per_block[0:3]", a="recompute", b="offload"),
@@ -35,7 +35,7 @@ def test_neighbouring_blocks_are_one_difference():
     ]
 
 
-def test_plans_of_different_depth_differ_in_all_blocks():
+def test_plans_of_different_depth_differ_in_all_blocks() -> None:
     other = replace(PLAN, activations=ActivationsPlan(per_block=("keep",)))
     (difference,) = diff_plans(PLAN, other)
     assert difference.path == "activations.per_block"

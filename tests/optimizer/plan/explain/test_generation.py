@@ -1,6 +1,7 @@
 """Sentences that explain a generation's plan."""
 
 from types import SimpleNamespace
+from typing import Any
 
 from optimizer.base.units import GIB, MIB
 from optimizer.plan.explain.generation import explain_generation_plan
@@ -11,7 +12,7 @@ from optimizer.workload import GenerationWorkload
 WORKLOAD = GenerationWorkload(prompt_length=512, num_new_tokens=128, num_sequences=10)
 
 
-def costs(**changes):
+def costs(**changes: Any) -> SimpleNamespace:
     facts = {
         "device_peak_bytes": 3 * GIB,
         "device_peak_high_bytes": 4 * GIB,
@@ -29,11 +30,11 @@ def costs(**changes):
     return SimpleNamespace(**{**facts, **changes})
 
 
-def explain(prediction=None, workload=WORKLOAD, **choices):
+def explain(prediction: Any = None, workload: GenerationWorkload = WORKLOAD, **choices: Any) -> list[str]:
     return explain_generation_plan(GenerationPlan(**choices), workload=workload, prediction=prediction or costs())
 
 
-def test_a_plain_plan_names_passes_cache_time_and_peak():
+def test_a_plain_plan_names_passes_cache_time_and_peak() -> None:
     assert explain(batch_size=4) == [
         "10 sequences run in 3 passes of 4, the last with 2",
         "the numbers are those of plain fp32",
@@ -43,14 +44,14 @@ def test_a_plain_plan_names_passes_cache_time_and_peak():
     ]
 
 
-def test_lines_that_ask_for_fewer_tokens_are_mentioned():
+def test_lines_that_ask_for_fewer_tokens_are_mentioned() -> None:
     workload = GenerationWorkload.of_prompts([100, 100, 100], num_new_tokens=[8, 128, 8])
     assert explain(batch_size=2, workload=workload)[0] == (
         "3 sequences run in 2 passes of up to 2: 8 to 128 new tokens each, similar numbers together if that saves steps"
     )
 
 
-def test_streamed_weights_say_what_each_token_copies_and_waits_for():
+def test_streamed_weights_say_what_each_token_copies_and_waits_for() -> None:
     prediction = costs(
         host_peak_bytes=12 * GIB, copied_bytes_per_token={"host_to_device": 12 * GIB}, exposed_ms={"copy_in": 70.0}
     )
@@ -64,7 +65,7 @@ def test_streamed_weights_say_what_each_token_copies_and_waits_for():
     ]
 
 
-def test_one_token_has_no_time_between_tokens():
+def test_one_token_has_no_time_between_tokens() -> None:
     one = GenerationWorkload(prompt_length=8, num_new_tokens=1)
     sentences = explain(costs(decode_ms=0.0), workload=one)
     assert sentences[0] == "one sequence runs"

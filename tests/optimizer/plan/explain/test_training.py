@@ -1,6 +1,7 @@
 """Plans in sentences."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -64,11 +65,11 @@ PLAN = Plan(
         ),
     ],
 )
-def test_runs_of_blocks_are_described_from_the_last(per_block, sentence):
+def test_runs_of_blocks_are_described_from_the_last(per_block: tuple[str, ...], sentence: str) -> None:
     assert describe_blocks(per_block) == sentence
 
 
-def test_cost_and_saving_are_against_keep_all():
+def test_cost_and_saving_are_against_keep_all() -> None:
     sentences = explain_plan(
         PLAN,
         prediction=Cost(device_peak_bytes=340 * MIB, step_ms=118.0),
@@ -77,7 +78,7 @@ def test_cost_and_saving_are_against_keep_all():
     assert "costs 18 % of step time against keep-all, saves 310 MiB" in sentences
 
 
-def test_a_faster_plan_that_needs_more_says_so():
+def test_a_faster_plan_that_needs_more_says_so() -> None:
     sentences = explain_plan(
         PLAN,
         prediction=Cost(device_peak_bytes=340 * MIB, step_ms=80.0),
@@ -93,13 +94,13 @@ def test_a_faster_plan_that_needs_more_says_so():
         (90.0, "takes 10 % less step time against keep-all, peaks as high"),
     ],
 )
-def test_a_plan_that_saves_nothing_says_no_bytes(step_ms, sentence):
+def test_a_plan_that_saves_nothing_says_no_bytes(step_ms: float, sentence: str) -> None:
     baseline = Cost(device_peak_bytes=340 * MIB, step_ms=100.0)
     prediction = Cost(device_peak_bytes=340 * MIB, step_ms=step_ms)
     assert sentence in explain_plan(PLAN, prediction=prediction, baseline=baseline)
 
 
-def test_batch_peak_and_representation_each_have_a_sentence():
+def test_batch_peak_and_representation_each_have_a_sentence() -> None:
     sentences = explain_plan(PLAN, prediction=Cost(device_peak_bytes=340 * MIB, step_ms=118.0))
     assert sentences[1:] == [
         "the batch of 8 runs as 4 micro-batches of 2, whose gradients are summed",
@@ -108,7 +109,7 @@ def test_batch_peak_and_representation_each_have_a_sentence():
     ]
 
 
-def test_lossy_choices_are_owned_up_to():
+def test_lossy_choices_are_owned_up_to() -> None:
     plan = Plan(
         batch=BatchPlan(micro_batch_size=8, accumulation_steps=1),
         weights=WeightsPlan(dtype="bf16"),
@@ -123,7 +124,7 @@ def test_lossy_choices_are_owned_up_to():
 @pytest.mark.parametrize(
     ("exposed_ms", "ending"), [(0.0, "the copies hide behind compute"), (2.5, "compute waits 2.5 ms a step for copies")]
 )
-def test_what_other_tiers_hold_and_what_moves_is_named_with_the_wait_it_causes(exposed_ms, ending):
+def test_what_other_tiers_hold_and_what_moves_is_named_with_the_wait_it_causes(exposed_ms: float, ending: str) -> None:
     cost = Cost(
         device_peak_bytes=340 * MIB,
         step_ms=118.0,
@@ -187,12 +188,12 @@ def test_what_other_tiers_hold_and_what_moves_is_named_with_the_wait_it_causes(e
         ),
     ],
 )
-def test_each_decision_has_a_sentence(change, sentence):
+def test_each_decision_has_a_sentence(change: dict[str, Any], sentence: str) -> None:
     sentences = explain_plan(replace(PLAN, **change), prediction=Cost(device_peak_bytes=340 * MIB, step_ms=118.0))
     assert sentence in sentences
 
 
-def test_what_does_not_travel_is_not_said_to_be_compressed():
+def test_what_does_not_travel_is_not_said_to_be_compressed() -> None:
     plan = replace(PLAN, activations=replace(PLAN.activations, compress="int8"))
     sentences = explain_plan(plan, prediction=Cost(device_peak_bytes=340 * MIB, step_ms=118.0))
     assert "the numbers are those of plain fp32 training" in sentences
@@ -207,14 +208,14 @@ def test_what_does_not_travel_is_not_said_to_be_compressed():
         (Cost(device_peak_bytes=340 * MIB, step_ms=100.0), "leaves the peak as it is and costs no time"),
     ],
 )
-def test_a_lever_is_said_to_be_worth_what_the_plan_would_be_without_it(without, ending):
+def test_a_lever_is_said_to_be_worth_what_the_plan_would_be_without_it(without: Cost, ending: str) -> None:
     plan = replace(PLAN, logits_and_loss=LogitsAndLossPlan(num_chunks=4))
     cost = Cost(device_peak_bytes=340 * MIB, step_ms=100.0)
     sentences = explain_plan(plan, prediction=cost, without={"chunked_loss": without})
     assert f"logits and loss are computed in 4 chunks, never all at once; that {ending}" in sentences
 
 
-def test_state_in_8_bits_says_what_it_saves_and_costs():
+def test_state_in_8_bits_says_what_it_saves_and_costs() -> None:
     plan = replace(PLAN, optimizer_state=OptimizerStatePlan(bits=8))
     cost = Cost(device_peak_bytes=340 * MIB, step_ms=100.4)
     without = {"8bit_optimizer": Cost(device_peak_bytes=440 * MIB, step_ms=100.0)}
@@ -224,7 +225,7 @@ def test_state_in_8_bits_says_what_it_saves_and_costs():
 
 
 @pytest.mark.parametrize(("exposed_ms", "ending"), [(0.0, ", hidden behind compute"), (2.0, "")])
-def test_blocks_that_rebuild_and_move_say_what_each_is_worth(exposed_ms, ending):
+def test_blocks_that_rebuild_and_move_say_what_each_is_worth(exposed_ms: float, ending: str) -> None:
     plan = replace(PLAN, activations=ActivationsPlan(per_block=("offload", "recompute", "selective", "keep")))
     cost = Cost(device_peak_bytes=340 * MIB, step_ms=110.0, exposed_copy_ms=exposed_ms)
     without = {
@@ -236,7 +237,7 @@ def test_blocks_that_rebuild_and_move_say_what_each_is_worth(exposed_ms, ending)
     assert f"offloading the activations of 1 block saves 60.0 MiB at the peak and costs no time{ending}" in sentences
 
 
-def test_levers_left_out_are_named_with_their_cost():
+def test_levers_left_out_are_named_with_their_cost() -> None:
     assert describe_left_out("micro-batches of 4 instead of 8", device_change_bytes=63 * MIB, percent=3.0) == (
         "left out: to have micro-batches of 4 instead of 8 would add 63.0 MiB to the peak and cost 3.0 % of step time"
     )

@@ -1,5 +1,8 @@
 """Every field of a generation's plan is a knob: it can be written, read back and changed, alone or with others."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from optimizer.base.errors import InvalidPlan
@@ -24,7 +27,7 @@ PLAN = GenerationPlan(
 )
 
 
-def leaves(document, prefix=""):
+def leaves(document: dict[str, Any], prefix: str = "") -> Iterator[str]:
     for name, value in document.items():
         if isinstance(value, dict):
             yield from leaves(value, f"{prefix}{name}.")
@@ -32,24 +35,24 @@ def leaves(document, prefix=""):
             yield f"{prefix}{name}"
 
 
-def test_every_decision_of_the_plan_is_a_knob():
+def test_every_decision_of_the_plan_is_a_knob() -> None:
     assert set(leaves(PLAN.to_json())) - set(generation_knobs()) == {"version", "weights.autocast", "weights.master"}
 
 
 @pytest.mark.parametrize("plan", [PLAN, GenerationPlan()])
-def test_what_is_written_of_a_plan_makes_any_other_the_same(plan):
+def test_what_is_written_of_a_plan_makes_any_other_the_same(plan: GenerationPlan) -> None:
     texts = [f"{path}={text}" for path, text in written_knobs(plan).items()]
     for other in (GenerationPlan(), PLAN):
         assert change_generation(other, read_generation_change(texts)) == plan
 
 
-def test_a_change_leaves_all_else_as_it_is():
+def test_a_change_leaves_all_else_as_it_is() -> None:
     changed = with_knob(PLAN, "kv_cache.dtype", "same")
     differing = [path for path in generation_knobs() if knob_value(changed, path) != knob_value(PLAN, path)]
     assert differing == ["kv_cache.dtype"]
 
 
-def test_no_limit_is_written_as_all():
+def test_no_limit_is_written_as_all() -> None:
     assert written_knobs(GenerationPlan())["prefill_tokens"] == "all"
     assert read_generation_change(["prefill_tokens=all"]) == {"prefill_tokens": None}
 
@@ -65,13 +68,13 @@ def test_no_limit_is_written_as_all():
         ({"kv_cache": {"prefetch": 9}}, "plan.kv_cache.prefetch"),
     ],
 )
-def test_what_is_no_part_of_a_plan_is_refused_by_its_field(change, field):
+def test_what_is_no_part_of_a_plan_is_refused_by_its_field(change: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidPlan) as caught:
         change_generation(PLAN, change)
     assert caught.value.fields["field"] == field
 
 
 @pytest.mark.parametrize("text", ["wings=2", "batch_size", "=8", "weights.autocast=bf16"])
-def test_a_text_that_names_no_knob_says_which_there_are(text):
+def test_a_text_that_names_no_knob_says_which_there_are(text: str) -> None:
     with pytest.raises(InvalidPlan, match="KNOB=VALUE with one of batch_size, num_micro_batches"):
         read_generation_change([text])

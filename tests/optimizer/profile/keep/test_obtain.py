@@ -5,6 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +17,7 @@ from optimizer.models.spec import read_model_spec
 from optimizer.profile.extent import EVERYTHING, Extent
 from optimizer.profile.keep import kept, obtain
 from optimizer.profile.keep.kept import keep_profile, profiles_folder, read_kept_profile
-from optimizer.profile.keep.obtain import ProfileSource, obtain_profile
+from optimizer.profile.keep.obtain import ProfileSource, _Child, obtain_profile
 from optimizer.profile.profile import Profile
 from optimizer.workload import Adapter
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
@@ -25,19 +28,19 @@ PLAIN = Extent(representations=("fp32",), choices=("keep",), shapes=((1, 40),))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder in which one child has left the plain part of the profile."""
     folder = tmp_path_factory.mktemp("kept")
     obtain_profile(SPEC, extent=PLAIN, folder=folder)
     return folder
 
 
-def only_file(folder):
+def only_file(folder: Path) -> Path:
     (path,) = folder.iterdir()
     return path
 
 
-def list_differences(one, other, where=""):
+def list_differences(one: Any, other: Any, where: str = "") -> list[Any]:
     """The innermost places in which two documents differ."""
     if type(one) is not type(other) or not isinstance(one, dict | list):
         return [] if one == other else [f"{where}: {one!r} and {other!r}"]
@@ -48,14 +51,16 @@ def list_differences(one, other, where=""):
     return missing or [found for name in names for found in list_differences(one[name], other[name], f"{where}.{name}")]
 
 
-def test_a_child_traces_with_little_imported_what_this_process_traces_with_all(profile, tmp_path):
+def test_a_child_traces_with_little_imported_what_this_process_traces_with_all(
+    profile: Profile, tmp_path: Path
+) -> None:
     traced = obtain_profile(SPEC, folder=tmp_path)
     assert list_differences(traced.to_json(), profile.to_json()) == []
     assert traced == profile
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "qwen3_moe"])
-def test_kernels_that_torch_has_in_python_only_are_imported_when_an_op_needs_one(model_type):
+def test_kernels_that_torch_has_in_python_only_are_imported_when_an_op_needs_one(model_type: str) -> None:
     """gpt2 needs none, and experts one to count tokens (``histc``)."""
     from optimizer.profile.trace.trace import profile_model
 
@@ -65,7 +70,7 @@ def test_kernels_that_torch_has_in_python_only_are_imported_when_an_op_needs_one
     assert Profile.from_json(answer["profile"]) == profile_model(spec, extent=PLAIN)
 
 
-def test_adapters_are_traced_in_a_child_too_though_peft_does_not_import_where_little_is(tmp_path):
+def test_adapters_are_traced_in_a_child_too_though_peft_does_not_import_where_little_is(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     adapter = Adapter(rank=2, targets=("q_proj",))
     profile = obtain_profile(SPEC, adapter=adapter, extent=PLAIN, folder=tmp_path)
@@ -73,13 +78,13 @@ def test_adapters_are_traced_in_a_child_too_though_peft_does_not_import_where_li
     assert profile.covers(PLAIN)
 
 
-def test_a_kept_profile_is_found_again_without_a_child(folder, monkeypatch):
+def test_a_kept_profile_is_found_again_without_a_child(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(obtain, "_Child", None)
     with ProfileSource(SPEC, folder=folder) as source:
         assert source.read(PLAIN).covers(PLAIN)
 
 
-def test_what_is_missing_is_traced_and_joined(folder, profile, tmp_path):
+def test_what_is_missing_is_traced_and_joined(folder: Path, profile: Profile, tmp_path: Path) -> None:
     (tmp_path / only_file(folder).name).write_bytes(only_file(folder).read_bytes())
     more = Extent(representations=("bf16",), choices=("keep", "recompute"), shapes=((2, 40),))
     found = obtain_profile(SPEC, extent=more, folder=tmp_path)
@@ -99,7 +104,9 @@ def test_what_is_missing_is_traced_and_joined(folder, profile, tmp_path):
     ],
     ids=["empty", "cut off", "changed", "not text"],
 )
-def test_a_damaged_file_counts_as_none_and_is_written_again(folder, profile, tmp_path, damage):
+def test_a_damaged_file_counts_as_none_and_is_written_again(
+    folder: Path, profile: Profile, tmp_path: Path, damage: Callable[..., Any]
+) -> None:
     path = tmp_path / only_file(folder).name
     path.write_bytes(damage(only_file(folder).read_bytes()))
     assert read_kept_profile(SPEC.fingerprint, folder=tmp_path) is None
@@ -107,18 +114,20 @@ def test_a_damaged_file_counts_as_none_and_is_written_again(folder, profile, tmp
     assert read_kept_profile(SPEC.fingerprint, folder=tmp_path) == profile
 
 
-def test_nothing_but_whole_files_is_left_behind(folder):
+def test_nothing_but_whole_files_is_left_behind(folder: Path) -> None:
     assert [path.suffixes[-2:] for path in folder.iterdir()] == [[".profile", ".json"]]
 
 
-def test_another_version_of_torch_finds_nothing(folder, monkeypatch):
+def test_another_version_of_torch_finds_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"torch": "99.0"}
     real = kept._version_of
     monkeypatch.setattr(kept, "_version_of", lambda package: versions.get(package) or real(package))
     assert read_kept_profile(SPEC.fingerprint, folder=folder) is None
 
 
-def test_the_least_recently_used_go_when_all_are_too_large(profile, tmp_path, monkeypatch):
+def test_the_least_recently_used_go_when_all_are_too_large(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keep_profile(profile, folder=tmp_path)
     size = only_file(tmp_path).stat().st_size
     monkeypatch.setattr(kept, "MAX_KEPT_BYTES", 2 * size + 10)
@@ -130,26 +139,26 @@ def test_the_least_recently_used_go_when_all_are_too_large(profile, tmp_path, mo
     assert sorted(path.name for path in tmp_path.iterdir() if len(path.name) < 20) == ["1.profile.json"]
 
 
-def test_a_folder_that_cannot_be_written_keeps_nothing_and_fails_nothing(profile, tmp_path):
+def test_a_folder_that_cannot_be_written_keeps_nothing_and_fails_nothing(profile: Profile, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     keep_profile(profile, folder=tmp_path / "file" / "below")
     assert read_kept_profile(SPEC.fingerprint, folder=tmp_path / "file" / "below") is None
 
 
-def test_profiles_lie_under_headroom_home_or_in_the_users_cache(home, monkeypatch):
+def test_profiles_lie_under_headroom_home_or_in_the_users_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert profiles_folder() == home / "cache" / "profiles"
     monkeypatch.delenv("HEADROOM_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert str(profiles_folder()) == "/somewhere/headroom/profiles"
 
 
-def test_an_error_of_the_trace_comes_out_of_the_child_as_itself(tmp_path):
+def test_an_error_of_the_trace_comes_out_of_the_child_as_itself(tmp_path: Path) -> None:
     with pytest.raises(InvalidWorkload, match="this model has positions for 8 to 64 tokens") as caught:
         obtain_profile(SPEC, extent=Extent(shapes=((1, 65),)), folder=tmp_path)
     assert caught.value.fields["field"] == "workload.sequence_length"
 
 
-def test_an_error_of_the_child_is_never_taken_for_anothers_of_the_same_code():
+def test_an_error_of_the_child_is_never_taken_for_anothers_of_the_same_code() -> None:
     class OfTheService(HeadroomError):
         code = InvalidModel.code
 
@@ -158,26 +167,29 @@ def test_an_error_of_the_child_is_never_taken_for_anothers_of_the_same_code():
     assert OfTheService.code == document["code"]
 
 
-def test_a_child_that_is_killed_is_an_error_of_the_tree(tmp_path):
+def test_a_child_that_is_killed_is_an_error_of_the_tree(tmp_path: Path) -> None:
     with ProfileSource(SPEC, folder=tmp_path) as source:
         source._child._process.send_signal(signal.SIGKILL)
         with pytest.raises(ProfilingFailed, match="ended by signal 9"):
             source.read(EVERYTHING)
 
 
-def test_a_child_that_is_not_needed_is_ended(tmp_path):
+def test_a_child_that_is_not_needed_is_ended(tmp_path: Path) -> None:
     with ProfileSource(SPEC, folder=tmp_path) as source:
         process = source._child._process
     assert process.returncode == -signal.SIGKILL
 
 
-def test_where_less_imported_does_not_do_the_child_is_asked_again_in_full(folder, tmp_path, monkeypatch):
+def test_where_less_imported_does_not_do_the_child_is_asked_again_in_full(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A version of transformers with other modules leads here."""
     asked = []
     real = obtain._Child.ask
 
-    def ask(child, request):
-        asked.append(child._process.args[-1])
+    def ask(child: _Child, request: dict[str, Any]) -> dict[str, Any]:
+        command: Any = child._process.args
+        asked.append(command[-1])
         if len(asked) > 1:
             return real(child, request)
         child.end()
@@ -188,7 +200,7 @@ def test_where_less_imported_does_not_do_the_child_is_asked_again_in_full(folder
     assert asked == ["--lean", "optimizer.profile.keep.child"]
 
 
-def test_the_module_that_reads_kept_profiles_imports_no_torch(folder):
+def test_the_module_that_reads_kept_profiles_imports_no_torch(folder: Path) -> None:
     code = (
         "import json, sys; from pathlib import Path\n"
         "from optimizer.models.spec import read_model_spec; from optimizer.profile.keep.obtain import obtain_profile\n"
@@ -200,7 +212,7 @@ def test_the_module_that_reads_kept_profiles_imports_no_torch(folder):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_kept_file_holds_the_profile_as_json_below_its_hash(folder):
+def test_a_kept_file_holds_the_profile_as_json_below_its_hash(folder: Path) -> None:
     digest, body = only_file(folder).read_text().split("\n")
     assert len(digest) == 64
     assert Profile.from_json(json.loads(body)).covers(PLAIN)

@@ -1,5 +1,7 @@
 """Ops without data return tensors laid out as the CPU's: dtype, size and strides."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,44 +11,52 @@ ATEN = torch.ops.aten
 FP32, BF16 = torch.float32, torch.bfloat16
 
 
-def heads(dtype, *, length=5, dim=8):
+def heads(dtype: torch.dtype, *, length: int = 5, dim: int = 8) -> torch.Tensor:
     """(batch, head, length, dim) as a projection leaves it, all heads of a token together."""
     return torch.randn(2, length, 4, dim).to(dtype).transpose(1, 2)
 
 
-def attention(dtype):
+def attention(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return (heads(dtype), heads(dtype, length=7), heads(dtype, length=7))
 
 
-def attention_backward(dtype):
+def attention_backward(dtype: torch.dtype) -> tuple[Any, ...]:
     query, key, value = attention(dtype)
     result, sums = ATEN._scaled_dot_product_flash_attention_for_cpu.default(query, key, value)
     return (torch.ones_like(result), query, key, value, result, sums, 0.0, False)
 
 
-def layer_norm(dtype, of_parameters, *, sources=(2, 3, 8)):
+def layer_norm(
+    dtype: torch.dtype, of_parameters: torch.dtype, *, sources: tuple[int, ...] = (2, 3, 8)
+) -> tuple[Any, list[Any], Any, Any]:
     return (torch.randn(sources).to(dtype), [8], torch.ones(8, dtype=of_parameters), torch.zeros(8, dtype=of_parameters))
 
 
-def layer_norm_backward(dtype, *, wanted=(True, True, True), transposed=False):
+def layer_norm_backward(
+    dtype: torch.dtype, *, wanted: tuple[bool, ...] = (True, True, True), transposed: bool = False
+) -> tuple[Any, Any, Any, Any, Any, Any, Any, list[Any]]:
     source, dims, weight, bias = layer_norm(dtype, dtype)
     source = source.transpose(0, 1) if transposed else source
     result, mean, deviation = ATEN.native_layer_norm.default(source, dims, weight, bias, 1e-5)
     return (torch.ones_like(result), source, dims, mean, deviation, weight, bias, list(wanted))
 
 
-def group_norm(dtype, of_parameters, *, format=torch.contiguous_format):
+def group_norm(
+    dtype: torch.dtype, of_parameters: torch.dtype, *, format: torch.memory_format = torch.contiguous_format
+) -> tuple[Any, ...]:
     images = torch.randn(2, 8, 4, 4).to(dtype).contiguous(memory_format=format)
     return (images, torch.ones(8, dtype=of_parameters), torch.zeros(8, dtype=of_parameters), 2, 8, 16, 4, 1e-5)
 
 
-def group_norm_backward(dtype, of_parameters, *, wanted=(True, True, True)):
+def group_norm_backward(
+    dtype: torch.dtype, of_parameters: torch.dtype, *, wanted: tuple[bool, ...] = (True, True, True)
+) -> tuple[Any, Any, Any, Any, Any, Any, list[Any]]:
     images, weight, _, *sizes, _ = args = group_norm(dtype, of_parameters)
     result, mean, deviation = ATEN.native_group_norm.default(*args)
     return (torch.ones_like(result), images, mean, deviation, weight, *sizes, list(wanted))
 
 
-def batch_norm(dtype, *, is_training):
+def batch_norm(dtype: torch.dtype, *, is_training: bool) -> tuple[Any, ...]:
     ones, zeros = torch.ones(3), torch.zeros(3)
     return (torch.randn(2, 3, 4, 4).to(dtype), ones, zeros, zeros, ones, is_training, 0.1, 1e-5)
 
@@ -115,17 +125,17 @@ CASES = {
 }
 
 
-def layouts(results):
+def layouts(results: tuple[torch.Tensor, torch.Tensor]) -> list[tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]]:
     listed = results if isinstance(results, tuple | list) else (results,)
     return [None if result is None else (result.dtype, tuple(result.shape), result.stride()) for result in listed]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_results_without_data_are_laid_out_as_real_ones(name):
+def test_results_without_data_are_laid_out_as_real_ones(name: str) -> None:
     op, args = CASES[name]
     on_meta = [value.to("meta") if isinstance(value, torch.Tensor) else value for value in args]
     assert layouts(run_fresh(op, on_meta, {})) == layouts(op(*args))
 
 
-def test_every_kernel_of_ours_is_held_to_the_real_one():
+def test_every_kernel_of_ours_is_held_to_the_real_one() -> None:
     assert {op for op, _ in CASES.values()} == set(_KERNELS)

@@ -30,15 +30,17 @@ LEFT, RIGHT = torch.ones(4, 6), torch.ones(6, 5)
         ("aten.add.Tensor", (LEFT, LEFT), ""),
     ],
 )
-def test_a_products_form_says_which_operands_lie_transposed(name, inputs, form):
+def test_a_products_form_says_which_operands_lie_transposed(
+    name: str, inputs: tuple[torch.Tensor, ...], form: str
+) -> None:
     assert form_of(name, inputs) == form
 
 
-def test_a_single_row_is_taken_as_it_is():
+def test_a_single_row_is_taken_as_it_is() -> None:
     assert form_of("aten.mm.default", (torch.ones(1, 6), torch.ones(6, 1).expand(6, 1))) == "nn"
 
 
-def test_an_ops_dtype_is_that_of_the_first_floats_it_reads_then_of_packed_numbers_then_of_what_it_writes():
+def test_an_ops_dtype_is_that_of_the_first_floats_it_reads_then_of_packed_numbers_then_of_what_it_writes() -> None:
     ids, half = torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.bfloat16)
     assert dtype_of([ids, half], [LEFT]) == "bf16"
     assert dtype_of([torch.ones(3, dtype=torch.int8)], [LEFT]) == "int8"
@@ -46,7 +48,7 @@ def test_an_ops_dtype_is_that_of_the_first_floats_it_reads_then_of_packed_number
     assert dtype_of([ids], [ids]) == ""
 
 
-def test_a_linear_layer_is_traced_in_its_three_forms_and_autocast_in_its_dtype():
+def test_a_linear_layer_is_traced_in_its_three_forms_and_autocast_in_its_dtype() -> None:
     config = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 64, "n_positions": 32}
     plan = Plan(
         batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
@@ -64,7 +66,7 @@ def test_a_linear_layer_is_traced_in_its_three_forms_and_autocast_in_its_dtype()
     assert any(op.dtype == "fp32" for op in head)
 
 
-def test_attention_says_whether_it_is_causal():
+def test_attention_says_whether_it_is_causal() -> None:
     name, inputs = "aten._scaled_dot_product_flash_attention_for_cpu.default", (torch.ones(1, 2, 4, 8),) * 3
     assert form_of(name, inputs, is_causal=True) == ""
     assert form_of(name, inputs) == "whole"

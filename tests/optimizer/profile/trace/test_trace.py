@@ -1,18 +1,21 @@
 """A trace without data is what the runtime does with data: the peaks priced from it are those that the meter counts."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 
+from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
+from optimizer.hardware.machine import Machine
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.profile.profile import BLOCK_CHOICES
+from optimizer.profile.profile import BLOCK_CHOICES, Profile
 from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
@@ -22,11 +25,20 @@ from tests.optimizer.profile.conftest import LLAMA
 
 
 @pytest.fixture(scope="module")
-def machine():
+def machine() -> Machine:
     return make_cpu_machine()
 
 
-def compare_peaks(profile, machine, config, per_block, *, weights=None, micro_batch_size=2, accumulation_steps=1):
+def compare_peaks(
+    profile: Profile,
+    machine: Machine,
+    config: dict[str, Any],
+    per_block: tuple[str, str],
+    *,
+    weights: WeightsPlan | None = None,
+    micro_batch_size: int = 2,
+    accumulation_steps: int = 1,
+) -> Prediction:
     from optimizer.runtime.job.measure import measure_step
 
     plan = Plan(
@@ -53,17 +65,21 @@ def compare_peaks(profile, machine, config, per_block, *, weights=None, micro_ba
     ids=["fp32", "micro-batch 1", "bf16 accumulated"],
 )
 @pytest.mark.parametrize("per_block", [(choice,) * 2 for choice in BLOCK_CHOICES], ids=BLOCK_CHOICES)
-def test_the_peak_of_each_choice_is_what_the_meter_counts(profile, machine, per_block, batch):
+def test_the_peak_of_each_choice_is_what_the_meter_counts(
+    profile: Profile, machine: Machine, per_block: tuple[str, str], batch: dict[str, Any]
+) -> None:
     compare_peaks(profile, machine, LLAMA, per_block, **batch)
 
 
 @pytest.mark.parametrize("other", [choice for choice in BLOCK_CHOICES if choice != "selective"])
-def test_the_peak_of_a_selective_block_beside_another_is_what_the_meter_counts(profile, machine, other):
+def test_the_peak_of_a_selective_block_beside_another_is_what_the_meter_counts(
+    profile: Profile, machine: Machine, other: str
+) -> None:
     compare_peaks(profile, machine, LLAMA, ("selective", other))
     compare_peaks(profile, machine, LLAMA, (other, "selective"))
 
 
-def test_selective_lies_between_keeping_and_recomputing(profile, machine):
+def test_selective_lies_between_keeping_and_recomputing(profile: Profile, machine: Machine) -> None:
     keep, selective, recompute = (
         compare_peaks(profile, machine, LLAMA, (choice,) * 2) for choice in ("keep", "selective", "recompute")
     )
@@ -74,17 +90,23 @@ def test_selective_lies_between_keeping_and_recomputing(profile, machine):
 class DispatchCounter(Meter):
     """Counts ops by what the runtime is doing."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(device=torch.device("cpu"))
-        self.counts = Counter()
+        self.counts: Counter[Any] = Counter()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        func: object,
+        types: tuple[type[torch.Tensor], ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> bool | torch.Tensor | tuple[torch.Tensor, ...]:
         self.counts[self._phase] += 1
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 @pytest.mark.parametrize("choice", BLOCK_CHOICES)
-def test_every_dispatch_of_a_step_is_in_the_profile_views_included(profile, choice):
+def test_every_dispatch_of_a_step_is_in_the_profile_views_included(profile: Profile, choice: str) -> None:
     shape = (2, 40)
     model = build_model(read_model_spec(LLAMA))
     meter = DispatchCounter()

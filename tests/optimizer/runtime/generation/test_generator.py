@@ -1,5 +1,7 @@
 """Generation gives the tokens of transformers' own, whatever the plan does with the weights."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -19,11 +21,11 @@ PROMPT_LENGTHS = (9, 15, 16, 24)
 """The window of those with one is 16: crossed by the new tokens, just not reached, filled and passed by the prompt."""
 
 
-def prompts_of(length, num_sequences=3):
+def prompts_of(length: int, num_sequences: int = 3) -> torch.Tensor:
     return make_prompts(128, GenerationWorkload(prompt_length=length, num_sequences=num_sequences))
 
 
-def generate(model, prompts, num_new=NUM_NEW, **choices):
+def generate(model: Any, prompts: torch.Tensor, num_new: int = NUM_NEW, **choices: Any) -> torch.Tensor:
     generator = Generator(model, plan=GenerationPlan(**choices), device=CPU)
     try:
         return generator.generate(prompts, num_new_tokens=num_new)
@@ -32,7 +34,7 @@ def generate(model, prompts, num_new=NUM_NEW, **choices):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_tokens_are_those_of_transformers(name):
+def test_tokens_are_those_of_transformers(name: str) -> None:
     model = build(SMALL_CONFIGS[name])
     model.generation_config.eos_token_id = model.generation_config.bos_token_id = None
     model.generation_config.pad_token_id = 0
@@ -56,7 +58,7 @@ def test_tokens_are_those_of_transformers(name):
         {"layer_types": ["full"] * 3, "positions": "learned", "share_every": 2},
     ],
 )
-def test_our_decoders_tokens_are_those_of_the_whole_window_each_time(changes):
+def test_our_decoders_tokens_are_those_of_the_whole_window_each_time(changes: dict[str, Any]) -> None:
     model = build({**SMALL_CONFIGS["headroom_decoder"], **changes})
     prompts = prompts_of(13)
     ids = prompts
@@ -69,14 +71,14 @@ def test_our_decoders_tokens_are_those_of_the_whole_window_each_time(changes):
 @pytest.mark.parametrize(
     "weights", [WeightsPlan(place="host"), WeightsPlan(place="host", prefetch=0), WeightsPlan(place="disk", prefetch=2)]
 )
-def test_streamed_weights_give_the_same_tokens_and_are_the_models_again(weights):
+def test_streamed_weights_give_the_same_tokens_and_are_the_models_again(weights: WeightsPlan) -> None:
     model, prompts = build(SMALL_CONFIGS["llama"]), prompts_of(12)
     expected = generate(model, prompts, batch_size=3)
     assert torch.equal(generate(model, prompts, batch_size=3, weights=weights), expected)
     assert torch.equal(generate(model, prompts, batch_size=3), expected)
 
 
-def test_packed_weights_stream_packed_and_give_the_tokens_they_give_in_place():
+def test_packed_weights_stream_packed_and_give_the_tokens_they_give_in_place() -> None:
     model, prompts = build(SMALL_CONFIGS["mixtral"]), prompts_of(12)
     prepare_for_generation(model, weights=WeightsPlan(frozen="int8"))
     expected = generate(model, prompts, batch_size=3, weights=WeightsPlan(frozen="int8"))
@@ -84,14 +86,14 @@ def test_packed_weights_stream_packed_and_give_the_tokens_they_give_in_place():
     assert torch.equal(streamed, expected)
 
 
-def test_how_prompts_are_split_into_passes_changes_no_token():
+def test_how_prompts_are_split_into_passes_changes_no_token() -> None:
     model, prompts = build(SMALL_CONFIGS["qwen3"]), prompts_of(12, num_sequences=5)
     expected = generate(model, prompts, batch_size=5)
     assert torch.equal(generate(model, prompts, batch_size=1), expected)
     assert torch.equal(generate(model, prompts, batch_size=2), expected)
 
 
-def test_a_single_new_token_needs_no_decode():
+def test_a_single_new_token_needs_no_decode() -> None:
     spec = read_model_spec(SMALL_CONFIGS["llama"])
     workload = GenerationWorkload(prompt_length=8, num_new_tokens=1, num_sequences=2)
     measured = measure_generation(spec, plan=GenerationPlan(batch_size=2), workload=workload)
@@ -99,7 +101,7 @@ def test_a_single_new_token_needs_no_decode():
     assert measured.decode_ms == 0
 
 
-def test_the_cap_names_the_moment_and_the_cache():
+def test_the_cap_names_the_moment_and_the_cache() -> None:
     spec = read_model_spec(SMALL_CONFIGS["llama"])
     workload = GenerationWorkload(prompt_length=8, num_new_tokens=8, num_sequences=2)
     peak_bytes = measure_generation(spec, plan=GenerationPlan(batch_size=2), workload=workload).device_peak_bytes
@@ -109,7 +111,7 @@ def test_the_cap_names_the_moment_and_the_cache():
     assert caught.value.fields["bytes_by_category"]["kv_cache"] == 3 * 2 * 2 * 2 * 15 * 8 * 4
 
 
-def test_nothing_is_left_on_the_device_but_the_weights():
+def test_nothing_is_left_on_the_device_but_the_weights() -> None:
     from optimizer.runtime.meter.meter import Meter
 
     model, meter = build(SMALL_CONFIGS["llama"]), Meter(device=CPU)

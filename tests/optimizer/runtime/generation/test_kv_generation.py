@@ -2,6 +2,8 @@
 
 import copy
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from optimizer.runtime.generation.generator import Generator
 from optimizer.runtime.job.measure_generation import make_prompts
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
+from tests.valkey import Valkey
 
 CPU = torch.device("cpu")
 MODELS = (
@@ -40,8 +43,8 @@ LOSSLESS = [
         batch_size=2,
         num_micro_batches=1 + turn % 2,
         prefill_tokens=(None, 3)[turn % 3 == 1],
-        weights=WeightsPlan(place=weights),  # type: ignore[arg-type]
-        kv_cache=KvCachePlan(place=cache, prefetch=prefetch),  # type: ignore[arg-type]
+        weights=WeightsPlan(place=weights),
+        kv_cache=KvCachePlan(place=cache, prefetch=prefetch),
     )
     for turn, (weights, (cache, prefetch)) in enumerate(
         product(("device", "host", "disk"), (("device", 1), ("host", 0), ("disk", 1), ("host", 2), ("disk", 2)))
@@ -52,7 +55,7 @@ LOSSLESS += [
         batch_size=2,
         num_micro_batches=num_micro_batches,
         prefill_tokens=prefill_tokens,
-        weights=WeightsPlan(place=weights),  # type: ignore[arg-type]
+        weights=WeightsPlan(place=weights),
         kv_cache=KvCachePlan(place="remote", prefetch=prefetch),
     )
     for weights, num_micro_batches, prefill_tokens, prefetch in (("device", 2, 3, 0), ("host", 1, None, 1), ("disk", 2, None, 2))
@@ -62,14 +65,14 @@ LOSSLESS += [
         batch_size=2,
         num_micro_batches=num_micro_batches,
         prefill_tokens=prefill_tokens,
-        weights=WeightsPlan(place=weights),  # type: ignore[arg-type]
+        weights=WeightsPlan(place=weights),
         kv_cache=KvCachePlan(place="host", attention="host"),
     )
     for weights, num_micro_batches, prefill_tokens in (("device", 1, None), ("host", 2, 3), ("disk", 2, None))
 ]
 
 
-def build(config):
+def build(config: dict[str, Any]) -> Any:
     """Build a model with weights large enough that tokens differ from place to place."""
     model = build_model(read_model_spec(config)).eval()
     with torch.no_grad():
@@ -79,11 +82,13 @@ def build(config):
     return model
 
 
-def prompts_of(length, num_sequences=3):
+def prompts_of(length: int, num_sequences: int = 3) -> torch.Tensor:
     return make_prompts(128, GenerationWorkload(prompt_length=length, num_sequences=num_sequences))
 
 
-def generate(model, prompts, plan, *, num_new=NUM_NEW, scratch=None):
+def generate(
+    model: Any, prompts: torch.Tensor, plan: GenerationPlan, *, num_new: int = NUM_NEW, scratch: Path | None = None
+) -> torch.Tensor:
     generator = Generator(model, plan=plan, device=CPU, scratch=scratch)
     try:
         return generator.generate(prompts, num_new_tokens=num_new)
@@ -91,7 +96,7 @@ def generate(model, prompts, plan, *, num_new=NUM_NEW, scratch=None):
         generator.close()
 
 
-def expected_tokens(model, prompts, num_new=NUM_NEW):
+def expected_tokens(model: Any, prompts: torch.Tensor, num_new: int = NUM_NEW) -> torch.Tensor:
     model.generation_config.eos_token_id = model.generation_config.bos_token_id = None
     model.generation_config.pad_token_id = 0
     tokens = model.generate(
@@ -101,7 +106,7 @@ def expected_tokens(model, prompts, num_new=NUM_NEW):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_lossless_plan_gives_the_tokens_of_transformers(name, tmp_path, remote):
+def test_every_lossless_plan_gives_the_tokens_of_transformers(name: str, tmp_path: Path, remote: Valkey) -> None:
     model, prompts = build(SMALL_CONFIGS[name]), prompts_of(LENGTH)
     expected = expected_tokens(model, prompts)
     assert len(expected.unique()) > 2
@@ -115,7 +120,7 @@ def test_every_lossless_plan_gives_the_tokens_of_transformers(name, tmp_path, re
 # Packed.
 
 
-def logits_of(model, prompts, tokens, cache):
+def logits_of(model: Any, prompts: torch.Tensor, tokens: torch.Tensor, cache: KvCachePlan) -> torch.Tensor:
     """[steps, batch, words]: of each step after the prompt, given these tokens."""
     generator = Generator(model, plan=GenerationPlan(batch_size=len(prompts), kv_cache=cache), device=CPU)
     kept = generator.make_cache(capacity=prompts.shape[1] + tokens.shape[1])
@@ -129,7 +134,7 @@ def logits_of(model, prompts, tokens, cache):
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt2", "llama", "mistral", "opt", "qwen3"])
 @pytest.mark.parametrize(("dtype", "bound"), [("int8", 0.02), ("int4", 0.3)])
-def test_packed_caches_change_logits_by_no_more_than_stated(name, dtype, bound):
+def test_packed_caches_change_logits_by_no_more_than_stated(name: str, dtype: str, bound: float) -> None:
     """The change is the root mean square against the spread of the logits; a token changes only if it was as near to another."""
     config = {**SMALL_CONFIGS[name], "max_position_embeddings": 512, "n_positions": 512}
     if name != "gpt2":

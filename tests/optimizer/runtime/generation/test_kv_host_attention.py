@@ -1,5 +1,8 @@
 """Attention on the host: what it makes of keys and values there, what crosses the link, and which models it refuses."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,27 +32,29 @@ QUERY_BYTES = BATCH * HEADS * GROUP * DIM * 4
 
 
 @pytest.fixture
-def tiers():
+def tiers() -> Iterator[Tiers]:
     tiers = Tiers(device=CPU)
     yield tiers
     tiers.close()
 
 
-def make_cache(tiers, windows, *, capacity, meter=None, homes=None):
+def make_cache(tiers: Tiers, windows: list[int | None], *, capacity: int, meter: Any = None, homes: Any = None) -> Any:
     workspace = KvWorkspace(device=CPU, prefetch=PLAN.prefetch, meter=meter)
     return KvCache(
         windows, capacity=capacity, plan=PLAN, workspace=workspace, homes=homes or KvHomes(tiers), meter=meter
     )
 
 
-def states(num_tokens, *, dtype=torch.float32):
+def states(num_tokens: int, *, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values [2, batch, heads, tokens, channels], and queries [batch, heads, tokens, channels]."""
     generator = torch.Generator().manual_seed(0)
     kept = torch.randn(2, BATCH, HEADS, num_tokens, DIM, generator=generator)
     return kept.to(dtype), torch.randn(BATCH, HEADS * GROUP, num_tokens, DIM, generator=generator).to(dtype)
 
 
-def expected_of(tokens, queries, position, window, *, scale, softcap):
+def expected_of(
+    tokens: torch.Tensor, queries: torch.Tensor, position: int, window: int | None, *, scale: float, softcap: float | None
+) -> torch.Tensor:
     """Attention's output by torch's own function, [batch, 1, heads, channels]."""
     first = 0 if window is None else max(0, position + 1 - window)
     keys, values = (part[:, :, first : position + 1].float().repeat_interleave(GROUP, 1) for part in tokens)
@@ -59,12 +64,21 @@ def expected_of(tokens, queries, position, window, *, scale, softcap):
     return (scores.softmax(-1) @ values).transpose(1, 2)
 
 
-def give_prompt(cache, tokens, length):
+def give_prompt(cache: KvCache, tokens: torch.Tensor, length: int) -> None:
     for block in range(len(cache.layers)):
         cache.update(*tokens[:, :, :, :length], block)
 
 
-def attend(cache, tokens, queries, position, *, block=0, scaling=None, softcap=None):
+def attend(
+    cache: KvCache,
+    tokens: torch.Tensor,
+    queries: torch.Tensor,
+    position: int,
+    *,
+    block: int = 0,
+    scaling: Any = None,
+    softcap: Any = None,
+) -> torch.Tensor:
     key, _ = cache.update(*tokens[:, :, :, position : position + 1], block)
     return attend_of(key)(queries[:, :, position : position + 1], scaling=scaling, softcap=softcap)
 
@@ -73,7 +87,15 @@ def attend(cache, tokens, queries, position, *, block=0, scaling=None, softcap=N
 @pytest.mark.parametrize("window", [None, 5, 64])
 @pytest.mark.parametrize("prompt", [1, 4, 5, 70])
 @pytest.mark.parametrize(("scaling", "softcap"), [(None, None), (0.7, 2.0)])
-def test_each_token_sees_what_its_block_keeps(tiers, dtype, window, prompt, scaling, softcap, monkeypatch):
+def test_each_token_sees_what_its_block_keeps(
+    tiers: Tiers,
+    dtype: torch.dtype,
+    window: int | None,
+    prompt: int,
+    scaling: float | None,
+    softcap: float | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In 16 bits the output agrees to within its rounding; slices have 11 tokens, so that sums go over several."""
     monkeypatch.setattr(sizes, "SLICE_BYTES", 11 * BATCH * HEADS * DIM * 4)
     tokens, queries = states(80, dtype=dtype)
@@ -94,7 +116,7 @@ def test_each_token_sees_what_its_block_keeps(tiers, dtype, window, prompt, scal
             assert torch.allclose(made.float(), expected, rtol=BOUNDS[dtype], atol=BOUNDS[dtype]), position
 
 
-def test_each_token_sends_its_record_and_query_and_brings_its_output(tiers):
+def test_each_token_sends_its_record_and_query_and_brings_its_output(tiers: Tiers) -> None:
     tokens, queries = states(20)
     cache = make_cache(tiers, [None, 6], capacity=20)
     give_prompt(cache, tokens, 12)
@@ -107,7 +129,7 @@ def test_each_token_sends_its_record_and_query_and_brings_its_output(tiers):
         assert tiers.copied_bytes["host_to_device"] - before["host_to_device"] == 2 * QUERY_BYTES
 
 
-def test_the_host_holds_records_and_one_room_which_caches_of_later_passes_use_again():
+def test_the_host_holds_records_and_one_room_which_caches_of_later_passes_use_again() -> None:
     meter = Meter(device=CPU)
     tiers = Tiers(device=CPU, meter=meter)
     homes = KvHomes(tiers)
@@ -125,7 +147,7 @@ def test_the_host_holds_records_and_one_room_which_caches_of_later_passes_use_ag
     tiers.close()
 
 
-def test_the_device_keeps_no_more_than_a_prompts_records():
+def test_the_device_keeps_no_more_than_a_prompts_records() -> None:
     meter = Meter(device=CPU)
     tiers = Tiers(device=CPU, meter=meter)
     tokens, queries = states(40)
@@ -138,7 +160,7 @@ def test_the_device_keeps_no_more_than_a_prompts_records():
     tiers.close()
 
 
-def test_a_host_without_room_is_refused_before_anything_is_overwritten():
+def test_a_host_without_room_is_refused_before_anything_is_overwritten() -> None:
     meter = Meter(device=CPU, host_cap_bytes=20 * RECORD_BYTES + 100)
     tiers = Tiers(device=CPU, meter=meter)
     tokens, queries = states(20)
@@ -150,7 +172,7 @@ def test_a_host_without_room_is_refused_before_anything_is_overwritten():
     tiers.close()
 
 
-def test_more_tokens_than_there_is_room_for_are_refused(tiers):
+def test_more_tokens_than_there_is_room_for_are_refused(tiers: Tiers) -> None:
     tokens, queries = states(4)
     cache = make_cache(tiers, [None], capacity=3)
     give_prompt(cache, tokens, 2)
@@ -159,7 +181,7 @@ def test_more_tokens_than_there_is_room_for_are_refused(tiers):
         attend(cache, tokens, queries, 3)
 
 
-def test_caches_that_take_turns_share_the_room(tiers):
+def test_caches_that_take_turns_share_the_room(tiers: Tiers) -> None:
     homes, (tokens, queries) = KvHomes(tiers), states(20)
     workspace = KvWorkspace(device=CPU, prefetch=1, meter=None)
     caches = [
@@ -179,18 +201,22 @@ def test_caches_that_take_turns_share_the_room(tiers):
 class _Names(TorchDispatchMode):
     """Records the names of the ops that run."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.names = []
+        self.names: list[Any] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: tuple[Any, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[torch.Tensor] | torch.Tensor:
         self.names.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(("dtype", "softcap"), [(torch.float32, None), (torch.float32, 3.0), (torch.bfloat16, None)])
 @pytest.mark.parametrize("slice_tokens", [100, 7])
-def test_the_host_is_asked_for_as_many_ops_as_are_priced(tiers, dtype, softcap, slice_tokens, monkeypatch):
+def test_the_host_is_asked_for_as_many_ops_as_are_priced(
+    tiers: Tiers, dtype: torch.dtype, softcap: float | None, slice_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sizes, "SLICE_BYTES", slice_tokens * BATCH * HEADS * DIM * 4)
     tokens, queries = states(22, dtype=dtype)
     cache = make_cache(tiers, [None], capacity=22)
@@ -208,18 +234,20 @@ def test_the_host_is_asked_for_as_many_ops_as_are_priced(tiers, dtype, softcap, 
 # Models.
 
 
-def test_a_model_that_attends_in_code_of_its_own_is_refused():
+def test_a_model_that_attends_in_code_of_its_own_is_refused() -> None:
     model = build_model(read_model_spec(SMALL_CONFIGS["falcon"])).eval()
     with pytest.raises(InvalidModel, match="FalconDecoderLayer attends in code of its own; attention on the host takes"):
         Generator(model, plan=GenerationPlan(kv_cache=PLAN), device=CPU)
 
 
-def test_a_model_that_does_not_ask_for_attention_is_found_as_it_runs(monkeypatch):
-    model = build_model(read_model_spec(SMALL_CONFIGS["llama"])).eval()
+def test_a_model_that_does_not_ask_for_attention_is_found_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = build_model(read_model_spec(SMALL_CONFIGS["llama"])).eval()
     module = model.model.layers[1].self_attn
     own = module.forward
 
-    def attends_itself(hidden_states, past_key_values=None, **others):
+    def attends_itself(
+        hidden_states: torch.Tensor, past_key_values: KvCache | None = None, **others: Any
+    ) -> tuple[torch.Tensor, None]:
         if hidden_states.shape[1] > 1:
             return own(hidden_states, past_key_values=past_key_values, **others)
         key = torch.zeros(1, 2, 1, 8)
@@ -242,20 +270,20 @@ def test_a_model_that_does_not_ask_for_attention_is_found_as_it_runs(monkeypatch
         ({"attention_mask": None, "position_bias": torch.zeros(1), "position_ids": torch.zeros(1)}, "position_bias"),
     ],
 )
-def test_attention_that_wants_more_is_refused_with_what_it_wants(given, names):
+def test_attention_that_wants_more_is_refused_with_what_it_wants(given: dict[str, Any], names: str) -> None:
     key = torch.zeros(1, 2, 1, 8)
     set_attend(key, lambda query, **options: query)
     with pytest.raises(InvalidModel, match=f"Linear gives attention {names}; attention on the host takes"):
         attend_on_host(torch.nn.Linear(1, 1), key, key, key, **given)
 
 
-def test_keys_that_are_not_the_caches_are_refused():
+def test_keys_that_are_not_the_caches_are_refused() -> None:
     key = torch.zeros(1, 2, 1, 8)
     with pytest.raises(InvalidModel, match="keys that are not those of the cache"):
         attend_on_host(torch.nn.Linear(1, 1), key, key, key, None)
 
 
-def test_queries_in_another_dtype_are_refused(tiers):
+def test_queries_in_another_dtype_are_refused(tiers: Tiers) -> None:
     tokens, queries = states(4)
     cache = make_cache(tiers, [None], capacity=4)
     give_prompt(cache, tokens, 2)
@@ -263,7 +291,7 @@ def test_queries_in_another_dtype_are_refused(tiers):
         attend(cache, tokens, queries.double(), 2)
 
 
-def test_a_reset_cache_can_be_used_again(tiers):
+def test_a_reset_cache_can_be_used_again(tiers: Tiers) -> None:
     tokens, queries = states(12)
     cache = make_cache(tiers, [None], capacity=12)
     for _ in range(2):
@@ -273,7 +301,7 @@ def test_a_reset_cache_can_be_used_again(tiers):
         cache.reset()
 
 
-def test_scores_of_one_token_are_one(tiers):
+def test_scores_of_one_token_are_one(tiers: Tiers) -> None:
     tokens, queries = states(3)
     cache = make_cache(tiers, [1], capacity=3)
     give_prompt(cache, tokens, 1)

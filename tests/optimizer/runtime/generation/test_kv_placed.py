@@ -1,5 +1,9 @@
 """Caches that are packed or off the device: what attention sees, what is moved, and that what is packed stays as it is."""
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +15,7 @@ from optimizer.runtime.generation.kv_cache import KvCache, chain
 from optimizer.runtime.generation.kv_workspace import KvHomes, KvWorkspace
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.tiers.tiers import Tiers
+from tests.valkey import Valkey
 
 CPU = torch.device("cpu")
 BATCH, HEADS, DIM = 2, 2, 8
@@ -19,13 +24,15 @@ AWAY = [(dtype, place) for dtype in ("same", "int8", "int4") for place in ("devi
 
 
 @pytest.fixture
-def tiers(tmp_path, remote):
+def tiers(tmp_path: Path, remote: Valkey) -> Iterator[Tiers]:
     tiers = Tiers(device=CPU, scratch=tmp_path)
     yield tiers
     tiers.close()
 
 
-def make_cache(tiers, windows, *, capacity, meter=None, workspace=None, **choices):
+def make_cache(
+    tiers: Tiers, windows: list[int | None], *, capacity: int, meter: Any = None, workspace: Any = None, **choices: Any
+) -> Any:
     plan = KvCachePlan(**choices)
     workspace = workspace or KvWorkspace(device=CPU, prefetch=plan.prefetch, meter=meter)
     return KvCache(
@@ -33,13 +40,15 @@ def make_cache(tiers, windows, *, capacity, meter=None, workspace=None, **choice
     )
 
 
-def states(num_tokens, seed=0):
+def states(num_tokens: int, seed: int = 0) -> torch.Tensor:
     """Keys, then values: [batch, heads, tokens, channels]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(2, BATCH, HEADS, num_tokens, DIM, generator=generator)
 
 
-def give(cache, tokens, first, last, *, block=0):
+def give(
+    cache: KvCache, tokens: torch.Tensor, first: int, last: int, *, block: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     return cache.update(tokens[0, :, :, first:last], tokens[1, :, :, first:last], block)
 
 
@@ -49,7 +58,7 @@ def give(cache, tokens, first, last, *, block=0):
 @pytest.mark.parametrize("place", ["host", "disk", "remote"])
 @pytest.mark.parametrize("window", [None, 5, 64, 100])
 @pytest.mark.parametrize("prompt", [1, 4, 5, 63, 130])
-def test_a_place_changes_no_bit(tiers, place, window, prompt):
+def test_a_place_changes_no_bit(tiers: Tiers, place: str, window: int | None, prompt: int) -> None:
     tokens = states(140)
     plain = KvCache([window, None], capacity=140)
     moved = make_cache(tiers, [window, None], capacity=140, place=place)
@@ -63,7 +72,9 @@ def test_a_place_changes_no_bit(tiers, place, window, prompt):
 @pytest.mark.parametrize(("dtype", "place"), AWAY)
 @pytest.mark.parametrize("window", [None, 2, 65, 100])
 @pytest.mark.parametrize("prompt", [1, 64, 129])
-def test_the_tokens_of_the_window_are_seen_in_order(tiers, dtype, place, window, prompt):
+def test_the_tokens_of_the_window_are_seen_in_order(
+    tiers: Tiers, dtype: str, place: str, window: int | None, prompt: int
+) -> None:
     """Keys are the positions, which int4 holds to 2: there are 15 steps in 64."""
     last = 200
     positions = torch.arange(float(last)).view(1, 1, -1, 1).expand(1, 1, last, DIM).contiguous()
@@ -81,7 +92,7 @@ def test_the_tokens_of_the_window_are_seen_in_order(tiers, dtype, place, window,
         assert (values - expected).abs().max() <= 2.2
 
 
-def test_the_newest_tokens_are_seen_as_they_are(tiers):
+def test_the_newest_tokens_are_seen_as_they_are(tiers: Tiers) -> None:
     tokens = states(200)
     cache = make_cache(tiers, [None], capacity=200, dtype="int4")
     give(cache, tokens, 0, 130)
@@ -91,7 +102,7 @@ def test_the_newest_tokens_are_seen_as_they_are(tiers):
         assert torch.equal(keys[:, :, -num_waiting:], tokens[0, :, :, at + 1 - num_waiting : at + 1])
 
 
-def test_a_prompt_is_seen_as_it_is(tiers):
+def test_a_prompt_is_seen_as_it_is(tiers: Tiers) -> None:
     tokens = states(150)
     cache = make_cache(tiers, [None, 100], capacity=200, dtype="int4", place="host")
     for block in (0, 1):
@@ -101,7 +112,7 @@ def test_a_prompt_is_seen_as_it_is(tiers):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_attention_is_off_by_no_more_than_scores_and_values_are(tiers, dtype):
+def test_attention_is_off_by_no_more_than_scores_and_values_are(tiers: Tiers, dtype: str) -> None:
     """Scores off by d or less change each weight by a factor between exp(-2 d) and exp(2 d)."""
     tokens = states(300)
     cache = make_cache(tiers, [None], capacity=300, dtype=dtype)
@@ -122,7 +133,7 @@ def test_attention_is_off_by_no_more_than_scores_and_values_are(tiers, dtype):
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize("place", ["device", "host", "disk", "remote"])
-def test_over_2000_tokens_the_prompts_records_stay_byte_for_byte(tiers, dtype, place):
+def test_over_2000_tokens_the_prompts_records_stay_byte_for_byte(tiers: Tiers, dtype: str, place: str) -> None:
     prompt, last = 256, 2256
     tokens = states(last)
     cache = make_cache(tiers, [None], capacity=last, dtype=dtype, place=place)
@@ -145,7 +156,7 @@ def test_over_2000_tokens_the_prompts_records_stay_byte_for_byte(tiers, dtype, p
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 @pytest.mark.parametrize("place", ["host", "disk", "remote"])
-def test_a_token_is_sent_once_and_those_before_it_are_brought(tiers, place, prefetch):
+def test_a_token_is_sent_once_and_those_before_it_are_brought(tiers: Tiers, place: str, prefetch: int) -> None:
     tokens = states(20)
     cache = make_cache(tiers, [None, 6, None], capacity=20, place=place, prefetch=prefetch)
     for block in range(3):
@@ -156,7 +167,7 @@ def test_a_token_is_sent_once_and_those_before_it_are_brought(tiers, place, pref
     for at in range(10, 20):
         for block in range(3):
             give(cache, tokens, at, at + 1, block=block)
-        moved = {link: num_bytes - before[link] for link, num_bytes in tiers.copied_bytes.items()}
+        moved: dict[Any, int] = {link: num_bytes - before[link] for link, num_bytes in tiers.copied_bytes.items()}
         before = dict(tiers.copied_bytes)
         assert moved["device_to_host"] == 3 * TOKEN_BYTES
         assert moved["host_to_device"] == TOKEN_BYTES * (at + 6 + at)
@@ -166,7 +177,7 @@ def test_a_token_is_sent_once_and_those_before_it_are_brought(tiers, place, pref
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_packed_tokens_travel_packed_and_go_once(tiers, dtype):
+def test_packed_tokens_travel_packed_and_go_once(tiers: Tiers, dtype: str) -> None:
     tokens = states(260)
     cache = make_cache(tiers, [None], capacity=260, dtype=dtype, place="host")
     give(cache, tokens, 0, 100)
@@ -181,7 +192,7 @@ def test_packed_tokens_travel_packed_and_go_once(tiers, dtype):
     assert brought == [record_bytes * ((at - 1) // KV_BLOCK_TOKENS) for at in range(100, 260)]
 
 
-def test_the_next_blocks_records_come_before_they_are_asked_for(tiers):
+def test_the_next_blocks_records_come_before_they_are_asked_for(tiers: Tiers) -> None:
     tokens = states(12)
     cache = make_cache(tiers, [None] * 3, capacity=12, place="host", prefetch=1)
     for block in range(3):
@@ -194,7 +205,7 @@ def test_the_next_blocks_records_come_before_they_are_asked_for(tiers):
 
 
 @pytest.mark.parametrize("dtype", ["same", "int8"])
-def test_caches_that_take_turns_share_the_workspace(tiers, dtype):
+def test_caches_that_take_turns_share_the_workspace(tiers: Tiers, dtype: str) -> None:
     tokens = [states(140, seed=seed) for seed in (1, 2, 3)]
     plain = [make_cache(tiers, [None, 80], capacity=140, dtype=dtype, place="host", prefetch=0) for _ in tokens]
     workspace = KvWorkspace(device=CPU, prefetch=2, meter=None)
@@ -215,7 +226,7 @@ def test_caches_that_take_turns_share_the_workspace(tiers, dtype):
 
 
 @pytest.mark.parametrize("place", ["disk", "remote"])
-def test_homes_are_used_again_by_the_next_pass(tiers, place):
+def test_homes_are_used_again_by_the_next_pass(tiers: Tiers, place: str) -> None:
     homes, plan = KvHomes(tiers), KvCachePlan(place=place)
     for _ in range(3):
         workspace = KvWorkspace(device=CPU, prefetch=1, meter=None)
@@ -229,7 +240,9 @@ def test_homes_are_used_again_by_the_next_pass(tiers, place):
 
 
 @pytest.mark.parametrize(("window", "records"), [(None, 4), (64, 1), (65, 1), (66, 2), (1000, 4)])
-def test_on_the_device_are_the_records_the_newest_tokens_and_the_workspace(tmp_path, window, records):
+def test_on_the_device_are_the_records_the_newest_tokens_and_the_workspace(
+    tmp_path: Path, window: int | None, records: int
+) -> None:
     meter = Meter(device=CPU)
     tiers = Tiers(device=CPU, meter=meter, scratch=tmp_path)
     with meter:
@@ -243,7 +256,7 @@ def test_on_the_device_are_the_records_the_newest_tokens_and_the_workspace(tmp_p
     assert meter.bytes_by_category()["kv_cache"] == 0
 
 
-def test_off_the_device_nothing_is_held_there_but_the_workspace(tmp_path):
+def test_off_the_device_nothing_is_held_there_but_the_workspace(tmp_path: Path) -> None:
     meter = Meter(device=CPU)
     tiers = Tiers(device=CPU, meter=meter, scratch=tmp_path)
     with meter:
@@ -258,7 +271,7 @@ def test_off_the_device_nothing_is_held_there_but_the_workspace(tmp_path):
 
 
 @pytest.mark.parametrize(("dtype", "place"), AWAY)
-def test_more_tokens_than_there_is_room_for_are_refused(tiers, dtype, place):
+def test_more_tokens_than_there_is_room_for_are_refused(tiers: Tiers, dtype: str, place: str) -> None:
     tokens = states(6)
     cache = make_cache(tiers, [None], capacity=5, dtype=dtype, place=place)
     give(cache, tokens, 0, 4)
@@ -267,6 +280,6 @@ def test_more_tokens_than_there_is_room_for_are_refused(tiers, dtype, place):
         give(cache, tokens, 5, 6)
 
 
-def test_a_prefetch_beyond_all_measure_is_refused():
+def test_a_prefetch_beyond_all_measure_is_refused() -> None:
     with pytest.raises(InvalidPlan, match=r"plan\.kv_cache\.prefetch is 9; allowed: 0 to 8"):
         KvCachePlan(prefetch=9)

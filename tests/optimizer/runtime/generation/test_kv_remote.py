@@ -1,5 +1,8 @@
 """Keys and values in a remote store that is lost, full or left behind: named, and nothing that was finished is lost."""
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,7 +12,7 @@ from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.runtime.generation.generator import Generator
-from optimizer.runtime.generation.run_requests import Request, open_generator, run_requests
+from optimizer.runtime.generation.run_requests import Finished, Request, open_generator, run_requests
 from optimizer.runtime.tiers.remote import EXPIRY_S
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.generation.test_kv_generation import CPU, build, expected_tokens, generate, prompts_of
@@ -21,7 +24,7 @@ PLAN = GenerationPlan(batch_size=2, kv_cache=CACHE)
 
 
 @pytest.fixture
-def mortal(monkeypatch):
+def mortal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Valkey]:
     """A store of the test's own, which the remote tier is configured for and the test may kill, empty or fill."""
     server = Valkey()
     monkeypatch.setenv("HEADROOM_REMOTE_URL", server.url)
@@ -29,7 +32,7 @@ def mortal(monkeypatch):
     server.close()
 
 
-def make_requests():
+def make_requests() -> list[Request]:
     generator = torch.Generator().manual_seed(7)
     ids = torch.randint(SPEC.vocab_size, (4, 12), generator=generator)
     return [
@@ -38,11 +41,17 @@ def make_requests():
     ]
 
 
-def run(requests, *, plan=PLAN, on_finished=lambda finished: None, should_stop=lambda: False):
+def run(
+    requests: list[Request],
+    *,
+    plan: GenerationPlan = PLAN,
+    on_finished: Callable[..., Any] = lambda finished: None,
+    should_stop: Callable[..., Any] = lambda: False,
+) -> dict[str, Any]:
     """Run the requests and return their answers by id, as they were reported."""
     told = {}
 
-    def tell(finished):
+    def tell(finished: Finished) -> None:
         told[finished.id] = finished.token_ids
         on_finished(finished)
 
@@ -53,7 +62,7 @@ def run(requests, *, plan=PLAN, on_finished=lambda finished: None, should_stop=l
 
 @pytest.mark.parametrize("name", ["gpt2", "mistral", "qwen3"])
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_packed_tokens_are_those_of_the_same_cache_on_the_device(name, dtype, remote):
+def test_packed_tokens_are_those_of_the_same_cache_on_the_device(name: str, dtype: str, remote: Valkey) -> None:
     model = build({**SMALL_CONFIGS[name], "max_position_embeddings": 256, **({"n_positions": 256} if name == "gpt2" else {})})
     prompts = prompts_of(120)
     here, away = (
@@ -64,7 +73,7 @@ def test_packed_tokens_are_those_of_the_same_cache_on_the_device(name, dtype, re
     assert len(here.unique()) > 2
 
 
-def test_the_store_holds_the_cache_and_nothing_of_it_afterwards(remote):
+def test_the_store_holds_the_cache_and_nothing_of_it_afterwards(remote: Valkey) -> None:
     model, prompts = build(SMALL_CONFIGS["llama"]), prompts_of(12, 2)
     generator = Generator(model, plan=PLAN, device=CPU)
     generator.generate(prompts, num_new_tokens=4)
@@ -77,12 +86,12 @@ def test_the_store_holds_the_cache_and_nothing_of_it_afterwards(remote):
     assert remote.list_keys() == []
 
 
-def test_what_was_finished_before_the_store_died_stays_and_the_rest_is_done_by_the_next_run(mortal):
+def test_what_was_finished_before_the_store_died_stays_and_the_rest_is_done_by_the_next_run(mortal: Valkey) -> None:
     requests = make_requests()
     expected = run(requests, plan=GenerationPlan(batch_size=2))
     told = {}
 
-    def kill_after_the_first_pass(finished):
+    def kill_after_the_first_pass(finished: Finished) -> None:
         told[finished.id] = finished.token_ids
         if len(told) == 2:
             mortal.kill()
@@ -96,11 +105,11 @@ def test_what_was_finished_before_the_store_died_stays_and_the_rest_is_done_by_t
 
 
 @pytest.mark.parametrize("dtype", ["same", "int8"])
-def test_a_store_that_forgets_in_the_middle_of_a_pass_stops_it(mortal, dtype):
+def test_a_store_that_forgets_in_the_middle_of_a_pass_stops_it(mortal: Valkey, dtype: str) -> None:
     """However it forgot, no token is made of zeros."""
-    asked = []
+    asked: list[Any] = []
 
-    def forget_after_a_few_tokens():
+    def forget_after_a_few_tokens() -> bool:
         asked.append(None)
         if len(asked) == 4:
             with mortal.client() as client:
@@ -110,13 +119,13 @@ def test_a_store_that_forgets_in_the_middle_of_a_pass_stops_it(mortal, dtype):
     plan = GenerationPlan(kv_cache=KvCachePlan(place="remote", dtype=dtype, prefetch=2))
     spec = read_model_spec({**SMALL_CONFIGS["llama"], "max_position_embeddings": 512})
     request = Request(id="long", token_ids=(5,) * 200, sampling=Sampling(max_new_tokens=20))
-    told = []
+    told: list[Any] = []
     with open_generator(spec, plan=plan) as generator, pytest.raises(RemoteStoreLost, match="no longer holds"):
         run_requests(generator, [request], on_finished=told.append, should_stop=forget_after_a_few_tokens)
     assert told == []
 
 
-def test_a_full_store_is_named_and_what_was_written_is_removed(mortal):
+def test_a_full_store_is_named_and_what_was_written_is_removed(mortal: Valkey) -> None:
     with mortal.client() as client:
         client.config_set("maxmemory", client.info("memory")["used_memory"] + 20_000)
     with pytest.raises(RemoteStoreFull, match="is full") as caught:
@@ -125,20 +134,20 @@ def test_a_full_store_is_named_and_what_was_written_is_removed(mortal):
     assert mortal.list_keys() == []
 
 
-def test_a_store_that_is_away_is_named_before_anything_is_loaded_onto_the_device(mortal):
+def test_a_store_that_is_away_is_named_before_anything_is_loaded_onto_the_device(mortal: Valkey) -> None:
     mortal.kill()
     model = build(SMALL_CONFIGS["llama"])
     with pytest.raises(RemoteStoreLost, match="does not answer"):
         Generator(model, plan=PLAN, device=CPU)
 
 
-def test_without_an_address_the_variable_is_named(monkeypatch):
+def test_without_an_address_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADROOM_REMOTE_URL", raising=False)
     with pytest.raises(RemoteStoreLost, match="HEADROOM_REMOTE_URL is not set"):
         Generator(build(SMALL_CONFIGS["llama"]), plan=PLAN, device=CPU)
 
 
-def test_two_runs_share_a_store(remote):
+def test_two_runs_share_a_store(remote: Valkey) -> None:
     model, prompts = build(SMALL_CONFIGS["llama"]), prompts_of(12, 2)
     expected = expected_tokens(model, prompts, 4)
     first, second = (Generator(build(SMALL_CONFIGS["llama"]), plan=PLAN, device=CPU) for _ in range(2))

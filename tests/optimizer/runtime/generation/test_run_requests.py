@@ -1,7 +1,9 @@
 """Requests of all lengths, run under a plan: each gets the tokens it gets alone."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.passes import arrange_passes
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.generation.generator import Generator
-from optimizer.runtime.generation.run_requests import Request, open_generator, run_requests
+from optimizer.runtime.generation.run_requests import Finished, Request, open_generator, run_requests
 from optimizer.runtime.meter.meter import Meter
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.generation.test_generator import MODELS, build
@@ -25,7 +27,7 @@ LENGTHS = (3, 9, 20, 9, 5, 12, 30, 1, 17)
 NUM_NEW = (6, 9, 4, 12, 8, 5, 7, 10, 14)
 
 
-def requests_of(**sampling):
+def requests_of(**sampling: Any) -> list[Request]:
     random = torch.Generator().manual_seed(5)
     return [
         Request(
@@ -37,10 +39,10 @@ def requests_of(**sampling):
     ]
 
 
-def run(model, requests, *, meter=None, **choices):
+def run(model: Any, requests: list[Request], *, meter: Any = None, **choices: Any) -> dict[str, Finished]:
     """Run the requests and return their answers by id."""
     generator = Generator(model, plan=GenerationPlan(**choices), device=CPU, meter=meter)
-    finished = []
+    finished: list[Any] = []
     try:
         result = run_requests(generator, requests, on_finished=finished.append)
     finally:
@@ -50,7 +52,7 @@ def run(model, requests, *, meter=None, **choices):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_greedy_tokens_are_those_of_transformers_for_each_prompt_alone(name):
+def test_greedy_tokens_are_those_of_transformers_for_each_prompt_alone(name: str) -> None:
     model = build(SMALL_CONFIGS[name])
     model.generation_config.eos_token_id = model.generation_config.bos_token_id = None
     model.generation_config.pad_token_id = 0
@@ -67,11 +69,11 @@ def test_greedy_tokens_are_those_of_transformers_for_each_prompt_alone(name):
 
 
 @pytest.fixture(scope="module")
-def model():
+def model() -> Any:
     return build(SMALL_CONFIGS["llama"])
 
 
-def test_what_is_drawn_depends_on_the_seed_and_not_on_the_company(model):
+def test_what_is_drawn_depends_on_the_seed_and_not_on_the_company(model: Any) -> None:
     requests = requests_of(temperature=0.9, top_p=0.95)
     expected = run(model, requests, batch_size=9)
     assert run(model, requests, batch_size=1) == expected
@@ -83,7 +85,7 @@ def test_what_is_drawn_depends_on_the_seed_and_not_on_the_company(model):
     assert all(greedy[name].token_ids != each.token_ids for name, each in expected.items())
 
 
-def test_a_stop_token_ends_its_own_sequence_alone(model):
+def test_a_stop_token_ends_its_own_sequence_alone(model: Any) -> None:
     free = run(model, requests_of(), batch_size=4)
     stops = tuple({each.token_ids[len(each.token_ids) // 2] for each in free.values()})
     stopped = run(model, requests_of(stop_token_ids=stops), batch_size=4, num_micro_batches=2)
@@ -97,7 +99,7 @@ def test_a_stop_token_ends_its_own_sequence_alone(model):
     assert "stop" in reasons
 
 
-def test_a_pass_ends_with_its_last_sequence(model):
+def test_a_pass_ends_with_its_last_sequence(model: Any) -> None:
     ids = (5, 6, 7, 8)
     first = run(model, [Request(id="free", token_ids=ids, sampling=Sampling(max_new_tokens=30))], batch_size=1)
     stop = first["free"].token_ids[2]
@@ -112,12 +114,12 @@ def test_a_pass_ends_with_its_last_sequence(model):
     assert (result.num_steps, result.num_new_tokens) == (end, 2 * end)
 
 
-def test_a_watch_ends_its_own_sequence_alone_and_sees_its_new_tokens_in_order(model):
+def test_a_watch_ends_its_own_sequence_alone_and_sees_its_new_tokens_in_order(model: Any) -> None:
     free = run(model, requests_of(), batch_size=4)
-    seen = {request.id: [] for request in requests_of()}
+    seen: dict[str, Any] = {request.id: [] for request in requests_of()}
 
-    def watching(name):
-        def watch(token):
+    def watching(name: str) -> Callable[..., bool]:
+        def watch(token: int) -> bool:
             seen[name].append(token)
             return len(seen[name]) == 3
 
@@ -136,7 +138,7 @@ def test_a_watch_ends_its_own_sequence_alone_and_sees_its_new_tokens_in_order(mo
         assert tuple(seen[name]) == (each.token_ids[:3] if number % 2 else ())
 
 
-def test_a_sequence_that_is_over_leaves_and_the_others_go_on_with_the_tokens_they_get_alone(model):
+def test_a_sequence_that_is_over_leaves_and_the_others_go_on_with_the_tokens_they_get_alone(model: Any) -> None:
     requests = [
         Request(id=str(index), token_ids=(5, 6, index), sampling=Sampling(max_new_tokens=num_new, temperature=0.8, seed=index))
         for index, num_new in enumerate((30, 2, 4, 30, 9, 1))
@@ -157,7 +159,7 @@ def test_a_sequence_that_is_over_leaves_and_the_others_go_on_with_the_tokens_the
         handle.remove()
 
 
-def test_a_stopped_sequence_leaves_too(model):
+def test_a_stopped_sequence_leaves_too(model: Any) -> None:
     requests = [
         Request(
             id=str(index),
@@ -179,7 +181,7 @@ def test_a_stopped_sequence_leaves_too(model):
     assert [len(finished[str(index)].token_ids) for index in range(4)] == [1, 40, 1, 40]
 
 
-def test_streamed_weights_come_once_a_step_for_all_micro_batches(model):
+def test_streamed_weights_come_once_a_step_for_all_micro_batches(model: Any) -> None:
     meter = Meter(device=CPU)
     plan = GenerationPlan(batch_size=1, num_micro_batches=4, weights=WeightsPlan(place="host"))
     requests = [
@@ -196,8 +198,9 @@ def test_streamed_weights_come_once_a_step_for_all_micro_batches(model):
     assert result.copied_bytes == {"host_to_device": 10 * block_bytes}
 
 
-def test_samples_report_progress(model):
-    samples, finished = [], []
+def test_samples_report_progress(model: Any) -> None:
+    samples: list[Any] = []
+    finished: list[Any] = []
     generator = Generator(model, plan=GenerationPlan(batch_size=3), device=CPU, meter=Meter(device=CPU))
     try:
         run_requests(
@@ -220,14 +223,14 @@ def test_samples_report_progress(model):
     assert sum(last["device_bytes"].values()) < last["device_peak_bytes"]
 
 
-def test_a_sequence_is_handed_over_as_it_ends(model):
+def test_a_sequence_is_handed_over_as_it_ends(model: Any) -> None:
     events = []
     generator = Generator(model, plan=GenerationPlan(batch_size=3), device=CPU)
     requests = [
         Request(id=str(num_new), token_ids=(4, 5, 6), sampling=Sampling(max_new_tokens=num_new)) for num_new in (3, 9, 6)
     ]
 
-    def step():
+    def step() -> bool:
         events.append("step")
         return False
 
@@ -239,7 +242,7 @@ def test_a_sequence_is_handed_over_as_it_ends(model):
     assert events == ["step"] * 3 + ["3", "step", "step", "step", "6", "step", "step", "step", "9"]
 
 
-def test_steps_that_are_not_counted_change_neither_the_peak_nor_what_is_left(model):
+def test_steps_that_are_not_counted_change_neither_the_peak_nor_what_is_left(model: Any) -> None:
     plan = GenerationPlan(batch_size=2, num_micro_batches=2, weights=WeightsPlan(place="host"))
     meter = Meter(device=CPU)
     generator = Generator(model, plan=plan, device=CPU, meter=meter)
@@ -263,11 +266,12 @@ def test_steps_that_are_not_counted_change_neither_the_peak_nor_what_is_left(mod
     assert (result.device_peak_bytes, result.peak_moment) == (meter.peak().device_bytes, meter.peak().moment)
 
 
-def test_it_stops_between_two_steps_and_goes_on_without_what_has_finished(model):
+def test_it_stops_between_two_steps_and_goes_on_without_what_has_finished(model: Any) -> None:
     requests = requests_of(temperature=0.7)
     expected = run(model, requests, batch_size=2)
     generator = Generator(model, plan=GenerationPlan(batch_size=2), device=CPU)
-    finished, asked = [], iter(range(1000))
+    asked = iter(range(1000))
+    finished: list[Any] = []
     try:
         result = run_requests(
             generator, requests, on_finished=finished.append, should_stop=lambda: next(asked) >= 30
@@ -283,7 +287,7 @@ def test_it_stops_between_two_steps_and_goes_on_without_what_has_finished(model)
     assert {each.id: each for each in finished} == expected
 
 
-def test_an_error_of_one_micro_batch_leaves_nothing_of_the_others():
+def test_an_error_of_one_micro_batch_leaves_nothing_of_the_others() -> None:
     spec = read_model_spec(SMALL_CONFIGS["llama"])
     plan = GenerationPlan(batch_size=2, num_micro_batches=3, weights=WeightsPlan(place="host"))
     requests = [
@@ -307,10 +311,10 @@ def test_an_error_of_one_micro_batch_leaves_nothing_of_the_others():
         (Request(id="b", token_ids=(1,), sampling=Sampling(max_new_tokens=3)), "its id is given twice"),
     ],
 )
-def test_what_the_model_cannot_take_is_refused_before_anything_runs(model, request_, why):
+def test_what_the_model_cannot_take_is_refused_before_anything_runs(model: Any, request_: Request, why: str) -> None:
     good = Request(id="b", token_ids=(1, 2), sampling=Sampling(max_new_tokens=3))
     generator = Generator(model, plan=GenerationPlan(), device=CPU)
-    finished = []
+    finished: list[Any] = []
     with pytest.raises(InvalidWorkload, match=why):
         run_requests(generator, [good, request_], on_finished=finished.append)
     generator.close()

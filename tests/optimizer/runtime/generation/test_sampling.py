@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,9 @@ FAR = 4 / math.sqrt(NUM_DRAWS)
 """Four standard deviations of a share, at the most: one of sixteen thousand runs of another seed would be off by more."""
 
 
-def shares_of(sampling, num_draws=NUM_DRAWS):
+def shares_of(sampling: Sampling, num_draws: int = NUM_DRAWS) -> dict[int, Any]:
     chooser, into = Chooser(sampling), torch.zeros((), dtype=torch.long)
-    counts = Counter()
+    counts: Counter[Any] = Counter()
     for _ in range(num_draws):
         chooser.draw(LOGITS, into=into)
         counts[int(into)] += 1
@@ -37,7 +38,7 @@ def shares_of(sampling, num_draws=NUM_DRAWS):
         (Sampling(temperature=1.0, top_p=0.9, top_k=2), (1, 3)),
     ],
 )
-def test_what_is_drawn_follows_the_probabilities_of_what_may_be(sampling, tokens):
+def test_what_is_drawn_follows_the_probabilities_of_what_may_be(sampling: Sampling, tokens: tuple[int, ...]) -> None:
     expected = dict(zip(tokens, (LOGITS[list(tokens)] / sampling.temperature).softmax(dim=0).tolist(), strict=True))
     shares = shares_of(sampling)
     assert shares.keys() <= expected.keys()
@@ -45,16 +46,16 @@ def test_what_is_drawn_follows_the_probabilities_of_what_may_be(sampling, tokens
         assert shares.get(token, 0) == pytest.approx(share, abs=FAR)
 
 
-def test_the_likeliest_is_always_among_those_that_may_be_drawn():
+def test_the_likeliest_is_always_among_those_that_may_be_drawn() -> None:
     assert shares_of(Sampling(temperature=1.0, top_p=0.01), 50) == {1: 1.0}
     assert shares_of(Sampling(temperature=5.0, top_k=1), 50) == {1: 1.0}
 
 
-def test_a_seed_draws_the_same_in_any_company():
+def test_a_seed_draws_the_same_in_any_company() -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     sampling = Sampling(temperature=1.5, seed=11)
 
-    def draws(row, company):
+    def draws(row: int, company: list[Sampling | Sampling | None]) -> list[int]:
         into = torch.zeros(len(company), dtype=torch.long)
         choosers = [Chooser(each) if each is not None else None for each in company]
         tokens = []
@@ -69,14 +70,14 @@ def test_a_seed_draws_the_same_in_any_company():
     assert draws(0, [Sampling(temperature=1.5, seed=12)]) != alone
 
 
-def test_a_request_that_does_not_draw_gets_the_likeliest_token():
+def test_a_request_that_does_not_draw_gets_the_likeliest_token() -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     into = torch.zeros(3, dtype=torch.long)
     choose_tokens(logits, into=into, choosers=(None, Chooser(Sampling(temperature=1.0))))
     assert into[[0, 2]].tolist() == logits.argmax(dim=-1)[[0, 2]].tolist()
 
 
-def test_drawing_takes_sixteen_bytes_for_each_token_of_the_vocabulary():
+def test_drawing_takes_sixteen_bytes_for_each_token_of_the_vocabulary() -> None:
     logits, into = torch.randn(2, 5000), torch.zeros(2, dtype=torch.long)
     choosers = [Chooser(Sampling(temperature=1.0, top_p=0.5, top_k=9))] * 2
     meter = Meter(device=torch.device("cpu"))

@@ -1,14 +1,18 @@
 """A plan around someone's own loop gives the bits of the program's own, and leaves the model as it was."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from optimizer.base.errors import InvalidPlan, LossNotFinite, OutOfDeviceMemory
 from optimizer.models.build import build_model
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
+from optimizer.plan.plan import Plan
 from optimizer.runtime.job.apply import apply
 from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.step.step import Trainer
+from optimizer.workload import TrainingWorkload
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload
 
 CPU = torch.device("cpu")
@@ -26,7 +30,9 @@ PLANS = {
 }
 
 
-def own_loop(plan, workload, *, budget_bytes=None):
+def own_loop(
+    plan: Plan, workload: TrainingWorkload, *, budget_bytes: Any = None
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     model = build_model(make_spec(), seed=0)
     losses = []
     with apply(model, plan, workload=workload, budget_bytes=budget_bytes) as run:
@@ -38,7 +44,7 @@ def own_loop(plan, workload, *, budget_bytes=None):
     return losses, {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def programs_loop(plan, workload):
+def programs_loop(plan: Plan, workload: TrainingWorkload) -> tuple[list[float], dict[str, torch.Tensor]]:
     model = build_model(make_spec(), seed=0)
     trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=None)
     losses = []
@@ -50,7 +56,7 @@ def programs_loop(plan, workload):
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_loop_of_ones_own_ends_with_the_bits_of_the_programs(name):
+def test_a_loop_of_ones_own_ends_with_the_bits_of_the_programs(name: str) -> None:
     workload = make_workload()
     losses, weights = own_loop(PLANS[name], workload)
     expected_losses, expected = programs_loop(PLANS[name], workload)
@@ -58,14 +64,14 @@ def test_a_loop_of_ones_own_ends_with_the_bits_of_the_programs(name):
     assert all(torch.equal(weights[key], expected[key]) for key in expected)
 
 
-def test_gradients_consumed_in_backward_use_the_rate_of_the_loop():
+def test_gradients_consumed_in_backward_use_the_rate_of_the_loop() -> None:
     workload = make_workload(max_grad_norm=None)
     _, weights = own_loop(make_plan(gradients="consume"), workload)
     _, expected = programs_loop(make_plan(), workload)
     assert all(torch.equal(weights[key], expected[key]) for key in expected)
 
 
-def test_the_models_own_forward_with_labels_makes_the_planned_loss():
+def test_the_models_own_forward_with_labels_makes_the_planned_loss() -> None:
     model, workload = build_model(make_spec(), seed=0), make_workload()
     ids = torch.randint(512, (2, 16))
     expected = model(input_ids=ids, labels=ids).loss
@@ -77,7 +83,7 @@ def test_the_models_own_forward_with_labels_makes_the_planned_loss():
         assert model(input_ids=ids).logits.shape == (2, 16, 512)
 
 
-def test_padded_sequences_are_masked_and_a_whole_steps_tokens_divide_the_loss():
+def test_padded_sequences_are_masked_and_a_whole_steps_tokens_divide_the_loss() -> None:
     model, workload = build_model(make_spec(), seed=0), make_workload()
     ids = torch.randint(512, (2, 16))
     mask = torch.ones_like(ids)
@@ -89,7 +95,7 @@ def test_padded_sequences_are_masked_and_a_whole_steps_tokens_divide_the_loss():
     assert torch.allclose(found, expected, rtol=1e-6)
 
 
-def test_the_budget_counts_and_stops_the_loop():
+def test_the_budget_counts_and_stops_the_loop() -> None:
     workload = make_workload()
     plan = make_plan()
     model = build_model(make_spec(), seed=0)
@@ -105,7 +111,7 @@ def test_the_budget_counts_and_stops_the_loop():
             loss.backward()
 
 
-def test_afterwards_the_model_is_as_it_was_but_for_its_weights():
+def test_afterwards_the_model_is_as_it_was_but_for_its_weights() -> None:
     model, workload = build_model(make_spec(), seed=0), make_workload()
     plan = make_plan("recompute", gradients="host", state_place="host", weights_place="host")
     before = {name for name, value in vars(model).items()}
@@ -119,7 +125,7 @@ def test_afterwards_the_model_is_as_it_was_but_for_its_weights():
     assert model(input_ids=ids, labels=ids).logits is not None
 
 
-def test_one_micro_batch_too_many_is_refused():
+def test_one_micro_batch_too_many_is_refused() -> None:
     model, workload = build_model(make_spec(), seed=0), make_workload()
     ids = torch.randint(512, (2, 16))
     with apply(model, make_plan(), workload=workload) as run:
@@ -128,8 +134,9 @@ def test_one_micro_batch_too_many_is_refused():
             run.compute_loss(ids, ids)
 
 
-def test_a_loss_that_is_not_finite_leaves_the_weights_untouched():
-    model, workload = build_model(make_spec(), seed=0), make_workload()
+def test_a_loss_that_is_not_finite_leaves_the_weights_untouched() -> None:
+    model: Any = build_model(make_spec(), seed=0)
+    workload = make_workload()
     ids = torch.randint(512, (2, 16))
     with torch.no_grad():
         model.lm_head.weight[0, 0] = float("nan")
@@ -141,7 +148,7 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_untouched():
     assert all(torch.equal(p, b) or p.isnan().sum() == 1 for p, b in zip(model.parameters(), before, strict=True))
 
 
-def test_chunked_loss_in_ones_own_loop_lowers_the_peak():
+def test_chunked_loss_in_ones_own_loop_lowers_the_peak() -> None:
     workload = make_workload()
     whole = make_plan()
     chunked = type(whole).from_json({**whole.to_json(), "logits_and_loss": {"num_chunks": 8}})

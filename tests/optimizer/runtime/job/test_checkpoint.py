@@ -1,16 +1,24 @@
 import errno
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Never
 
 import pytest
 import torch
 
 from optimizer.base.errors import CheckpointInvalid, DiskFull
-from optimizer.runtime.job.checkpoint import find_resumable, list_checkpoints, read_checkpoint, write_checkpoint
+from optimizer.runtime.job.checkpoint import (
+    WrittenCheckpoint,
+    find_resumable,
+    list_checkpoints,
+    read_checkpoint,
+    write_checkpoint,
+)
 
 
-def write(job_folder, step, *, fence=1, value=0.0):
+def write(job_folder: Path, step: int, *, fence: int = 1, value: float = 0.0) -> WrittenCheckpoint | None:
     return write_checkpoint(
         job_folder,
         step=step,
@@ -25,7 +33,7 @@ class Crash(BaseException):
     """Stands for a killed process: nothing of the program may catch it as a failure and go on."""
 
 
-def test_what_was_written_is_read_back(tmp_path):
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     written = write(tmp_path, 50, fence=12, value=3.0)
     checkpoint = find_resumable(tmp_path)
     assert written.folder == "checkpoints/step-000050-f12"
@@ -37,16 +45,16 @@ def test_what_was_written_is_read_back(tmp_path):
     assert written.num_bytes == sum(file.stat().st_size for file in checkpoint.folder.iterdir())
 
 
-def test_only_safetensors_and_json_are_on_disk(tmp_path):
+def test_only_safetensors_and_json_are_on_disk(tmp_path: Path) -> None:
     folder = tmp_path / write(tmp_path, 1).folder
     assert {file.suffix for file in folder.iterdir()} == {".safetensors", ".json"}
 
 
-def test_a_job_without_checkpoints_has_nothing_to_resume(tmp_path):
+def test_a_job_without_checkpoints_has_nothing_to_resume(tmp_path: Path) -> None:
     assert find_resumable(tmp_path) is None
 
 
-def test_the_newest_three_are_kept(tmp_path):
+def test_the_newest_three_are_kept(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40, 50):
         write(tmp_path, step)
     assert [folder.name for folder in list_checkpoints(tmp_path)] == [
@@ -57,14 +65,14 @@ def test_the_newest_three_are_kept(tmp_path):
     assert len(list((tmp_path / "checkpoints").iterdir())) == 3
 
 
-def test_newest_is_by_step_and_then_by_fence(tmp_path):
+def test_newest_is_by_step_and_then_by_fence(tmp_path: Path) -> None:
     write(tmp_path, 1_000_000, fence=2)
     write(tmp_path, 999_999, fence=30)
     write(tmp_path, 1_000_000, fence=11)
     assert find_resumable(tmp_path).folder.name == "step-1000000-f11"
 
 
-def test_a_flipped_bit_is_noticed_and_the_one_before_is_used(tmp_path):
+def test_a_flipped_bit_is_noticed_and_the_one_before_is_used(tmp_path: Path) -> None:
     write(tmp_path, 10)
     newest = tmp_path / write(tmp_path, 20).folder
     flip_bit(newest / "model.safetensors")
@@ -74,34 +82,34 @@ def test_a_flipped_bit_is_noticed_and_the_one_before_is_used(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["optimizer.safetensors", "facts.json", "manifest.json"])
-def test_a_missing_file_is_noticed(tmp_path, file):
+def test_a_missing_file_is_noticed(tmp_path: Path, file: str) -> None:
     write(tmp_path, 10)
     newest = tmp_path / write(tmp_path, 20).folder
     (newest / file).unlink()
     assert find_resumable(tmp_path).manifest.step == 10
 
 
-def test_when_every_checkpoint_is_damaged_the_newest_fault_is_raised(tmp_path):
+def test_when_every_checkpoint_is_damaged_the_newest_fault_is_raised(tmp_path: Path) -> None:
     for step in (10, 20):
         flip_bit(tmp_path / write(tmp_path, step).folder / "model.safetensors")
     with pytest.raises(CheckpointInvalid, match="step-000020-f1"):
         find_resumable(tmp_path)
 
 
-def count_calls(tmp_path, monkeypatch):
+def count_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Count how many times one write syncs or renames."""
     counts = crash_at(monkeypatch, None)
     write(tmp_path / "counted", 1)
     return counts[0]
 
 
-def crash_at(monkeypatch, moment):
+def crash_at(monkeypatch: pytest.MonkeyPatch, moment: int | None) -> list[int]:
     """Stop at the n-th sync or rename, before it is done; returns a counter of them."""
     counts = [0]
     sync, rename = os.fsync, Path.rename
 
-    def counted(original):
-        def call(*args):
+    def counted(original: Callable[..., Any]) -> Callable[..., Path | None]:
+        def call(*args: Any) -> Path | None:
             counts[0] += 1
             if counts[0] == moment:
                 raise Crash
@@ -114,7 +122,9 @@ def crash_at(monkeypatch, moment):
     return counts
 
 
-def test_a_crash_at_any_write_step_leaves_a_checkpoint_to_resume_from(tmp_path, monkeypatch):
+def test_a_crash_at_any_write_step_leaves_a_checkpoint_to_resume_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         num_moments = count_calls(tmp_path, patch)
     assert num_moments == 7  # three files and the manifest, the staged folder, the rename, the parent
@@ -136,7 +146,7 @@ def test_a_crash_at_any_write_step_leaves_a_checkpoint_to_resume_from(tmp_path, 
         assert not list((folder / "checkpoints").glob(".tmp-*"))
 
 
-def test_a_full_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+def test_a_full_disk_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, 10)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
@@ -145,10 +155,12 @@ def test_a_full_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["step-000010-f1"]
 
 
-def test_a_disk_that_fills_during_the_write_leaves_nothing_half_written(tmp_path, monkeypatch):
+def test_a_disk_that_fills_during_the_write_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, 10)
 
-    def full(descriptor):
+    def full(descriptor: int) -> Never:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
@@ -157,7 +169,7 @@ def test_a_disk_that_fills_during_the_write_leaves_nothing_half_written(tmp_path
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["step-000010-f1"]
 
 
-def flip_bit(file):
+def flip_bit(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)

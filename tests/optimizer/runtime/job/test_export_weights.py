@@ -2,6 +2,9 @@
 
 import json
 import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,14 +13,14 @@ from transformers import AutoModelForCausalLM
 
 from optimizer.models.adapters import base_name
 from optimizer.models.build import build_model
-from optimizer.models.spec import read_model_spec
+from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.runtime.job.artifacts import leave_artifacts
+from optimizer.runtime.job.artifacts import Artifact, leave_artifacts
 from optimizer.runtime.job.export_weights import FinalWeights
 from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.job.prepare import build_prepared
@@ -31,18 +34,18 @@ CPU = torch.device("cpu")
 AWAY = {"gradients": GradientsPlan(choice="host"), "optimizer_state": OptimizerStatePlan(place="host")}
 
 
-def make_plan(*, weights=WeightsPlan(), **changes):  # noqa: B008 (a value)
+def make_plan(*, weights: WeightsPlan = WeightsPlan(), **changes: Any) -> Plan:  # noqa: B008 (a value)
     batch, activations = BatchPlan(micro_batch_size=2, accumulation_steps=1), ActivationsPlan(per_block=("keep",) * NUM_BLOCKS)
     return Plan(batch=batch, activations=activations, weights=weights, **changes)
 
 
 @pytest.fixture
-def trained(tmp_path):
+def trained(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
     """A function: a trainer that has taken two steps."""
     trainers = []
 
-    def make(spec, *, plan, **workload):
-        workload = make_workload(sample_tokens=0, learning_rate=0.05, **workload)
+    def make(spec: ModelSpec, *, plan: Plan, **changes: Any) -> Trainer:
+        workload = make_workload(sample_tokens=0, learning_rate=0.05, **changes)
         model = build_prepared(spec, weights=plan.weights, workload=workload, device=CPU)
         trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=None, scratch=tmp_path / "scratch")
         trainers.append(trainer)
@@ -55,12 +58,12 @@ def trained(tmp_path):
         trainer.close()
 
 
-def step(trainer):
+def step(trainer: Trainer) -> None:
     batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
     trainer.step(batches, learning_rate=trainer.workload.learning_rate)
 
 
-def save(trainer, spec, folder):
+def save(trainer: Trainer, spec: ModelSpec, folder: Path) -> tuple[dict[tuple[str, str], Artifact], str]:
     tokenizer = folder / "tokenizer.json"
     folder.mkdir()
     artifacts, digest = leave_artifacts(
@@ -74,12 +77,12 @@ def save(trainer, spec, folder):
     return {(artifact.kind, artifact.name): artifact for artifact in artifacts}, digest
 
 
-def logits_of(model):
+def logits_of(model: Any) -> torch.Tensor:
     with torch.no_grad():
         return model.eval()(input_ids=torch.arange(12)[None]).logits
 
 
-def load_with_peft(base, folder):
+def load_with_peft(base: Any, folder: Path) -> torch.nn.Module:
     from peft import PeftModel
 
     with warnings.catch_warnings():
@@ -89,14 +92,17 @@ def load_with_peft(base, folder):
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "phi3", "opt", "mixtral"])
-def test_saved_adapters_are_read_by_peft_and_the_merged_model_by_transformers(model_type, trained, tmp_path):
+def test_saved_adapters_are_read_by_peft_and_the_merged_model_by_transformers(
+    model_type: str, trained: Callable[..., Trainer], tmp_path: Path
+) -> None:
     spec = read_model_spec({**SMALL_CONFIGS[model_type], "vocab_size": 512})
     trainer = trained(spec, plan=make_plan(), adapter=Adapter(rank=4))
     save(trainer, spec, tmp_path / "job")
     expected = logits_of(trainer.model)
     loaded = load_with_peft(build_model(spec, seed=0), tmp_path / "job" / "artifacts" / "adapter")
     assert torch.equal(logits_of(loaded), expected)
-    merged, info = AutoModelForCausalLM.from_pretrained(tmp_path / "job" / "artifacts" / "model", output_loading_info=True)
+    read: Any = AutoModelForCausalLM.from_pretrained
+    merged, info = read(tmp_path / "job" / "artifacts" / "model", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     # One product with the sum instead of the sum of two products.
@@ -105,7 +111,9 @@ def test_saved_adapters_are_read_by_peft_and_the_merged_model_by_transformers(mo
 
 
 @pytest.mark.parametrize(("model_type", "form"), [("llama", "nf4"), ("gpt2", "int8"), ("phi3", "nf4"), ("mixtral", "int8")])
-def test_merging_adds_the_adapter_to_exactly_the_weights_that_were_computed_with(model_type, form, trained):
+def test_merging_adds_the_adapter_to_exactly_the_weights_that_were_computed_with(
+    model_type: str, form: str, trained: Callable[..., Trainer]
+) -> None:
     spec = read_model_spec({**SMALL_CONFIGS[model_type], "vocab_size": 512})
     trainer = trained(spec, plan=make_plan(weights=WeightsPlan(frozen=form)), adapter=Adapter(rank=4, alpha=8))
     parameters = dict(trainer.model.named_parameters())
@@ -128,7 +136,7 @@ def test_merging_adds_the_adapter_to_exactly_the_weights_that_were_computed_with
     assert num_adapted >= 3 * 4
 
 
-def test_only_what_was_asked_for_is_saved(trained, tmp_path):
+def test_only_what_was_asked_for_is_saved(trained: Callable[..., Trainer], tmp_path: Path) -> None:
     names = {}
     for which in ("alone", "merged", "both"):
         trainer = trained(make_spec(), plan=make_plan(), adapter=Adapter(rank=4), export=Export(adapter=which))
@@ -141,7 +149,9 @@ def test_only_what_was_asked_for_is_saved(trained, tmp_path):
     ]
 
 
-def test_bf16_training_saves_its_fp32_masters_when_fp32_is_asked_for(trained, tmp_path):
+def test_bf16_training_saves_its_fp32_masters_when_fp32_is_asked_for(
+    trained: Callable[..., Trainer], tmp_path: Path
+) -> None:
     trainer = trained(make_spec(), plan=make_plan(weights=WeightsPlan(dtype="bf16")), export=Export(dtype="fp32"))
     save(trainer, make_spec(), tmp_path / "job")
     saved = load_file(tmp_path / "job" / "artifacts" / "model" / "model.safetensors")
@@ -155,9 +165,11 @@ def test_bf16_training_saves_its_fp32_masters_when_fp32_is_asked_for(trained, tm
 
 @pytest.mark.parametrize("place", ["host", "disk"])
 @pytest.mark.parametrize("adapter", [None, Adapter(rank=4)], ids=["full", "adapters"])
-def test_streamed_weights_are_saved_to_the_same_bytes_and_training_goes_on(adapter, place, trained, tmp_path):
+def test_streamed_weights_are_saved_to_the_same_bytes_and_training_goes_on(
+    adapter: Adapter | None, place: str, trained: Callable[..., Trainer], tmp_path: Path
+) -> None:
     elsewhere = {**AWAY, "weights": WeightsPlan(place=place)}
-    digests = {}
+    digests: dict[str, Any] = {}
     for name, changes in {"resident": {}, "streamed": elsewhere}.items():
         trainer = trained(make_spec(), plan=make_plan(**changes), adapter=adapter)
         artifacts, digests[name] = save(trainer, make_spec(), tmp_path / name)
@@ -167,7 +179,7 @@ def test_streamed_weights_are_saved_to_the_same_bytes_and_training_goes_on(adapt
     assert digests["resident files"] == digests["streamed files"]
 
 
-def test_shards_load_as_one_model_and_every_file_has_its_hash(trained, tmp_path):
+def test_shards_load_as_one_model_and_every_file_has_its_hash(trained: Callable[..., Trainer], tmp_path: Path) -> None:
     spec = read_model_spec({**SMALL_CONFIGS["llama"], "vocab_size": 512, "hidden_size": 128, "intermediate_size": 512})
     trainer = trained(spec, plan=make_plan(), export=Export(max_shard_bytes=1_000_000, dtype="fp32"))
     artifacts, digest = save(trainer, spec, tmp_path / "job")
@@ -184,7 +196,9 @@ def test_shards_load_as_one_model_and_every_file_has_its_hash(trained, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_half_precision_rounds_what_was_trained_once(dtype, trained, tmp_path):
+def test_half_precision_rounds_what_was_trained_once(
+    dtype: str, trained: Callable[..., Trainer], tmp_path: Path
+) -> None:
     trainer = trained(make_spec(), plan=make_plan(), adapter=Adapter(rank=4), export=Export(dtype=dtype))
     save(trainer, make_spec(), tmp_path / "job")
     target = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]

@@ -1,6 +1,7 @@
 """transformers' own Trainer under a plan, and without: the same loss."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": self._ids[index], "labels": self._ids[index]}
 
 
-def arguments(folder: Path, **changed) -> TrainingArguments:
+def arguments(folder: Path, **changed: Any) -> TrainingArguments:
     settings = {
         "output_dir": str(folder),
         "per_device_train_batch_size": 2,
@@ -56,7 +57,7 @@ def losses_of(trainer: Trainer) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def test_the_trainer_learns_under_a_plan_as_it_does_without(tmp_path):
+def test_the_trainer_learns_under_a_plan_as_it_does_without(tmp_path: Path) -> None:
     plain = Trainer(build_model(make_spec(), seed=0), arguments(tmp_path, max_grad_norm=1.0), train_dataset=Rows())
     expected = losses_of(plain)
     model = build_model(make_spec(), seed=0)
@@ -74,7 +75,7 @@ def test_the_trainer_learns_under_a_plan_as_it_does_without(tmp_path):
     assert all(entry["device_peak_bytes"] > 0 and entry["host_peak_bytes"] > 0 for entry in steps)
 
 
-def test_the_trainer_resumes_a_plan_from_its_own_checkpoint(tmp_path):
+def test_the_trainer_resumes_a_plan_from_its_own_checkpoint(tmp_path: Path) -> None:
     def train(folder: Path, *, resume: bool, max_steps: int) -> list[torch.Tensor]:
         model = build_model(make_spec(), seed=0)
         with apply(model, PLAN, workload=WORKLOAD) as run:
@@ -103,7 +104,7 @@ def test_the_trainer_resumes_a_plan_from_its_own_checkpoint(tmp_path):
         ({"activation_checkpointing": True}, "gradient_checkpointing is True; under this plan it must be False"),
     ],
 )
-def test_arguments_that_contradict_the_plan_are_refused(tmp_path, changed, message):
+def test_arguments_that_contradict_the_plan_are_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     model = build_model(make_spec(), seed=0)
     with apply(model, PLAN, workload=WORKLOAD) as run:
         trainer = Trainer(
@@ -117,7 +118,7 @@ def test_arguments_that_contradict_the_plan_are_refused(tmp_path, changed, messa
             trainer.train()
 
 
-def test_the_trainer_may_not_save_a_model_whose_weights_are_elsewhere(tmp_path):
+def test_the_trainer_may_not_save_a_model_whose_weights_are_elsewhere(tmp_path: Path) -> None:
     model = build_model(make_spec(), seed=0)
     plan = make_plan(gradients="host", state_place="host", weights_place="host", accumulation_steps=2)
     with apply(model, plan, workload=WORKLOAD) as run:

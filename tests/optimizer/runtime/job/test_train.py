@@ -5,6 +5,9 @@ import multiprocessing
 import os
 import signal
 import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Never
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from safetensors.torch import load_file
 
 from optimizer.base.errors import DiskFull, LossNotFinite, OutOfDeviceMemory
 from optimizer.goal import Goal
+from optimizer.plan.plan import Plan
 from optimizer.runtime.job.checkpoint import find_resumable
 from optimizer.runtime.job.train import TrainingRun, train
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload, write_token_file, write_tokenizer
@@ -22,11 +26,13 @@ def never() -> bool:
 
 
 @pytest.fixture
-def make_run(tmp_path):
+def make_run(tmp_path: Path) -> Callable[..., TrainingRun]:
     tokens = write_token_file(tmp_path / "tokens")
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
 
-    def make(name="llama", *, folder="job", plan=None, budget_bytes=2**40, **changes):
+    def make(
+        name: str = "llama", *, folder: str = "job", plan: Plan | None = None, budget_bytes: int = 2**40, **changes: Any
+    ) -> TrainingRun:
         return TrainingRun(
             spec=make_spec(name),
             plan=plan or make_plan(),
@@ -45,17 +51,17 @@ def make_run(tmp_path):
     return make
 
 
-def stop_after(messages, step):
+def stop_after(messages: list[Any], step: int) -> Callable[..., Any]:
     """True once the record of this step was reported."""
     return lambda: any(m.get("kind") == "step" and m["step"] >= step for m in messages)
 
 
-def weights_of(run):
+def weights_of(run: TrainingRun) -> dict[str, torch.Tensor]:
     return load_file(run.job_folder / "artifacts" / "model" / "model.safetensors")
 
 
-def test_a_job_trains_and_leaves_weights_a_sample_and_its_measurements(make_run):
-    messages = []
+def test_a_job_trains_and_leaves_weights_a_sample_and_its_measurements(make_run: Callable[..., TrainingRun]) -> None:
+    messages: list[Any] = []
     run = make_run(checkpoint_every_steps=3)
     result = train(run, report=messages.append, should_stop=never)
     assert result.outcome == "succeeded"
@@ -69,8 +75,8 @@ def test_a_job_trains_and_leaves_weights_a_sample_and_its_measurements(make_run)
     json.dumps(result.to_json(), allow_nan=False)
 
 
-def test_what_is_reported_follows_the_contract(make_run):
-    messages = []
+def test_what_is_reported_follows_the_contract(make_run: Callable[..., TrainingRun]) -> None:
+    messages: list[Any] = []
     train(make_run(checkpoint_every_steps=3), report=messages.append, should_stop=never)
     steps = [m for m in messages if m.get("kind") == "step"]
     assert [m["step"] for m in steps] == [1, 2, 3, 4, 5, 6]
@@ -95,8 +101,8 @@ def test_what_is_reported_follows_the_contract(make_run):
     assert phases[-2:] == ["saving", "sampling"]
 
 
-def test_a_run_reports_the_time_and_bytes_of_its_lanes(make_run):
-    messages = []
+def test_a_run_reports_the_time_and_bytes_of_its_lanes(make_run: Callable[..., TrainingRun]) -> None:
+    messages: list[Any] = []
     train(make_run(plan=make_plan("offload", **ON_DISK)), report=messages.append, should_stop=never)
     steps = [m for m in messages if m.get("kind") == "step"]
     for step in steps:
@@ -110,8 +116,10 @@ def test_a_run_reports_the_time_and_bytes_of_its_lanes(make_run):
     assert all(0 <= begin <= end for _, begin, end, _ in timeline["spans"])
 
 
-def test_between_timelines_only_the_first_steps_are_counted_and_the_bytes_stay_those_of_the_last(make_run):
-    messages = []
+def test_between_timelines_only_the_first_steps_are_counted_and_the_bytes_stay_those_of_the_last(
+    make_run: Callable[..., TrainingRun]
+) -> None:
+    messages: list[Any] = []
     run = dataclasses.replace(make_run(), timeline_every_s=1e6)
     result = train(run, report=messages.append, should_stop=never)
     steps = [m for m in messages if m.get("kind") == "step"]
@@ -123,12 +131,14 @@ def test_between_timelines_only_the_first_steps_are_counted_and_the_bytes_stay_t
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.parametrize(("dtype", "bits"), [("fp32", 32), ("fp32", 8), ("bf16", 32), ("bf16", 8)])
-def test_a_job_stopped_and_resumed_ends_with_the_same_bits(make_run, name, dtype, bits):
+def test_a_job_stopped_and_resumed_ends_with_the_same_bits(
+    make_run: Callable[..., TrainingRun], name: str, dtype: str, bits: int
+) -> None:
     plan = make_plan("keep", "recompute", "offload", dtype=dtype, bits=bits)
     whole = make_run(name, folder="whole", plan=plan)
     expected = train(whole, report=lambda message: None, should_stop=never)
     halves = make_run(name, folder="halves", plan=plan)
-    messages = []
+    messages: list[Any] = []
     drained = train(halves, report=messages.append, should_stop=stop_after(messages, 4))
     assert (drained.outcome, drained.step) == ("drained", 4)
     torch.manual_seed(999)
@@ -150,7 +160,9 @@ ON_DISK = {"gradients": "host", "state_place": "disk", "weights_place": "disk"}
 
 @pytest.mark.parametrize("places", [ON_HOST, ON_DISK], ids=["host", "disk"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_job_whose_states_are_elsewhere_ends_with_the_weights_of_plain_training(make_run, places, dtype):
+def test_a_job_whose_states_are_elsewhere_ends_with_the_weights_of_plain_training(
+    make_run: Callable[..., TrainingRun], places: dict[str, str], dtype: str
+) -> None:
     """Weights, validation, checkpoints, export and the sample."""
     plain = train(make_run(folder="plain", plan=make_plan(dtype=dtype)), report=lambda message: None, should_stop=never)
     run = make_run(folder="placed", plan=make_plan("recompute", dtype=dtype, **places), checkpoint_every_steps=3)
@@ -165,7 +177,7 @@ def test_a_job_whose_states_are_elsewhere_ends_with_the_weights_of_plain_trainin
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_checkpoint_is_the_same_whatever_the_places(make_run, dtype):
+def test_a_checkpoint_is_the_same_whatever_the_places(make_run: Callable[..., TrainingRun], dtype: str) -> None:
     folders = []
     for index, places in enumerate(({}, ON_HOST, ON_DISK)):
         run = make_run(folder=str(index), plan=make_plan(dtype=dtype, **places), checkpoint_every_steps=2, num_steps=2)
@@ -176,9 +188,12 @@ def test_a_checkpoint_is_the_same_whatever_the_places(make_run, dtype):
 
 
 @pytest.mark.parametrize(("before", "after"), [({}, ON_DISK), (ON_HOST, {}), (ON_DISK, ON_HOST)])
-def test_a_job_may_go_on_with_its_states_in_other_places(make_run, before, after):
+def test_a_job_may_go_on_with_its_states_in_other_places(
+    make_run: Callable[..., TrainingRun], before: dict[str, str], after: dict[str, str]
+) -> None:
     whole = train(make_run(folder="whole"), report=lambda message: None, should_stop=never)
-    stopped, messages = make_run(folder="job", plan=make_plan(**before)), []
+    stopped = make_run(folder="job", plan=make_plan(**before))
+    messages: list[Any] = []
     train(stopped, report=messages.append, should_stop=stop_after(messages, 3))
     second = make_run(folder="job", plan=make_plan("recompute", **after))
     result = train(
@@ -190,27 +205,30 @@ def test_a_job_may_go_on_with_its_states_in_other_places(make_run, before, after
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_sgd_stopped_and_resumed_with_its_state_on_the_disk_ends_with_the_same_bits(make_run, momentum):
+def test_sgd_stopped_and_resumed_with_its_state_on_the_disk_ends_with_the_same_bits(
+    make_run: Callable[..., TrainingRun], momentum: float
+) -> None:
     sgd = {"optimizer": "sgd", "momentum": momentum}
     whole = train(make_run(folder="whole", **sgd), report=lambda message: None, should_stop=never)
-    run, messages = make_run(folder="halves", plan=make_plan("recompute", **ON_DISK), **sgd), []
+    run = make_run(folder="halves", plan=make_plan("recompute", **ON_DISK), **sgd)
+    messages: list[Any] = []
     train(run, report=messages.append, should_stop=stop_after(messages, 4))
     second = dataclasses.replace(run, resume_from="newest", attempt=2, fence=8)
     result = train(second, report=lambda message: None, should_stop=never)
     assert result.summary["weights_sha256"] == whole.summary["weights_sha256"]
 
 
-def train_until_killed(run, step):
+def train_until_killed(run: TrainingRun, step: int) -> None:
     """Train in a process of its own, which is killed once the record of this step was reported."""
 
-    def report(message):
+    def report(message: dict[str, Any]) -> None:
         if message.get("kind") == "step" and message["step"] == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
     train(run, report=report, should_stop=never)
 
 
-def test_a_killed_job_goes_on_from_its_checkpoint_to_the_same_bits(make_run):
+def test_a_killed_job_goes_on_from_its_checkpoint_to_the_same_bits(make_run: Callable[..., TrainingRun]) -> None:
     plan = make_plan("offload", **ON_DISK)
     whole = train(make_run(folder="whole", plan=plan), report=lambda message: None, should_stop=never)
     run = make_run(folder="killed", plan=plan, checkpoint_every_steps=2)
@@ -220,7 +238,7 @@ def test_a_killed_job_goes_on_from_its_checkpoint_to_the_same_bits(make_run):
     assert process.exitcode == -signal.SIGKILL
     # Nothing of the scratch file is left, though nobody could remove it.
     assert list((run.job_folder / "scratch").glob("*")) == []
-    messages = []
+    messages: list[Any] = []
     result = train(
         dataclasses.replace(run, resume_from="newest", attempt=2, fence=8), report=messages.append, should_stop=never
     )
@@ -228,22 +246,27 @@ def test_a_killed_job_goes_on_from_its_checkpoint_to_the_same_bits(make_run):
     assert result.summary["weights_sha256"] == whole.summary["weights_sha256"]
 
 
-def test_a_disk_too_small_for_the_states_is_refused_before_the_first_step(make_run, monkeypatch):
-    def refuse(descriptor, offset, length):
+def test_a_disk_too_small_for_the_states_is_refused_before_the_first_step(
+    make_run: Callable[..., TrainingRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, offset: int, length: int) -> Never:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("os.posix_fallocate", refuse)
-    messages = []
+    messages: list[Any] = []
     with pytest.raises(DiskFull, match="the disk of the scratch folder .* is full"):
         train(make_run(plan=make_plan(**ON_DISK)), report=messages.append, should_stop=never)
     assert not any(message.get("kind") == "step" for message in messages)
 
 
-def test_a_consumed_gradient_that_is_not_finite_leaves_the_last_checkpoint_as_it_was(make_run):
+def test_a_consumed_gradient_that_is_not_finite_leaves_the_last_checkpoint_as_it_was(
+    make_run: Callable[..., TrainingRun]
+) -> None:
     plan = make_plan(gradients="consume")
     # No clipping and a huge rate: each weight moves by about 1 a step.
     wild = {"learning_rate": 1.0, "max_grad_norm": None, "num_steps": 40, "epsilon": 1e-30, "beta2": 0.0}
-    run, messages = make_run(plan=plan, checkpoint_every_steps=1, **wild), []
+    run = make_run(plan=plan, checkpoint_every_steps=1, **wild)
+    messages: list[Any] = []
     with pytest.raises(LossNotFinite):
         train(run, report=messages.append, should_stop=never)
     checkpoint = find_resumable(run.job_folder)
@@ -251,7 +274,7 @@ def test_a_consumed_gradient_that_is_not_finite_leaves_the_last_checkpoint_as_it
     assert all(bool(tensor.isfinite().all()) for tensor in checkpoint.load("model").values())
 
 
-def test_two_runs_of_one_job_end_with_the_same_bits(make_run):
+def test_two_runs_of_one_job_end_with_the_same_bits(make_run: Callable[..., TrainingRun]) -> None:
     results = [
         train(make_run("gpt2", folder=folder), report=lambda message: None, should_stop=never)
         for folder in ("first", "second")
@@ -259,7 +282,7 @@ def test_two_runs_of_one_job_end_with_the_same_bits(make_run):
     assert results[0].summary["weights_sha256"] == results[1].summary["weights_sha256"]
 
 
-def test_a_lossless_plan_ends_with_the_weights_of_plain_training(make_run):
+def test_a_lossless_plan_ends_with_the_weights_of_plain_training(make_run: Callable[..., TrainingRun]) -> None:
     plain = train(make_run("gpt2", folder="plain"), report=lambda message: None, should_stop=never)
     plan = make_plan("recompute", "offload", "recompute")
     planned = train(make_run("gpt2", folder="planned", plan=plan), report=lambda message: None, should_stop=never)
@@ -268,27 +291,28 @@ def test_a_lossless_plan_ends_with_the_weights_of_plain_training(make_run):
     assert planned.measured.host_peak_bytes > 0
 
 
-def test_a_retried_job_goes_on_from_the_checkpoint_of_the_one_it_retries(make_run):
+def test_a_retried_job_goes_on_from_the_checkpoint_of_the_one_it_retries(make_run: Callable[..., TrainingRun]) -> None:
     whole = train(make_run(folder="whole"), report=lambda message: None, should_stop=never)
-    stopped, messages = make_run(folder="stopped"), []
+    stopped = make_run(folder="stopped")
+    messages: list[Any] = []
     train(stopped, report=messages.append, should_stop=stop_after(messages, 2))
     retried = dataclasses.replace(
         make_run(folder="retried"), resume_from="newest", earlier_job_folders=(stopped.job_folder,), fence=8
     )
-    told = []
+    told: list[Any] = []
     result = train(retried, report=told.append, should_stop=never)
     assert next(m["resumed_from_step"] for m in told if m["type"] == "started") == 2
     assert result.summary["weights_sha256"] == whole.summary["weights_sha256"]
 
 
-def test_resuming_a_job_that_never_saved_starts_afresh(make_run):
+def test_resuming_a_job_that_never_saved_starts_afresh(make_run: Callable[..., TrainingRun]) -> None:
     run = dataclasses.replace(make_run(), resume_from="newest")
-    messages = []
+    messages: list[Any] = []
     assert train(run, report=messages.append, should_stop=never).outcome == "succeeded"
     assert {"type": "started", "resumed_from_step": 0} in messages
 
 
-def test_over_the_budget_the_job_stops_with_the_sizes_by_category(make_run):
+def test_over_the_budget_the_job_stops_with_the_sizes_by_category(make_run: Callable[..., TrainingRun]) -> None:
     plain = train(make_run(folder="plain"), report=lambda message: None, should_stop=never)
     budget_bytes = plain.measured.device_peak_bytes - 1
     with pytest.raises(OutOfDeviceMemory, match=r"device memory ran out in .*: .* more were needed") as caught:
@@ -297,7 +321,7 @@ def test_over_the_budget_the_job_stops_with_the_sizes_by_category(make_run):
     assert caught.value.fields["bytes_by_category"]["weights"] > 0
 
 
-def test_exactly_the_measured_peak_is_budget_enough(make_run):
+def test_exactly_the_measured_peak_is_budget_enough(make_run: Callable[..., TrainingRun]) -> None:
     plain = train(make_run(folder="plain"), report=lambda message: None, should_stop=never)
     budget_bytes = plain.measured.device_peak_bytes
     capped = make_run(folder="capped", budget_bytes=budget_bytes)
@@ -305,7 +329,7 @@ def test_exactly_the_measured_peak_is_budget_enough(make_run):
     assert result.measured.device_peak_bytes == budget_bytes
 
 
-def test_a_loss_that_is_not_finite_ends_the_job(make_run):
+def test_a_loss_that_is_not_finite_ends_the_job(make_run: Callable[..., TrainingRun]) -> None:
     # No clipping and a huge rate: each weight moves by about 1 a step.
     run = make_run(learning_rate=1.0, max_grad_norm=None, num_steps=40, epsilon=1e-30, beta2=0.0)
     with pytest.raises(LossNotFinite, match=r"the (loss|gradient norm) became (nan|inf)"):

@@ -2,8 +2,12 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from optimizer.base.errors import CheckpointInvalid
@@ -12,17 +16,25 @@ from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.job.checkpoint import read_checkpoint
-from optimizer.runtime.job.train import TrainingRun, train
+from optimizer.runtime.job.train import TrainingResult, TrainingRun, train
 from optimizer.workload import Adapter
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload, write_token_file, write_tokenizer
 
 
 @pytest.fixture
-def make_run(tmp_path):
+def make_run(tmp_path: Path) -> Callable[..., TrainingRun]:
     tokens = write_token_file(tmp_path / "tokens")
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
 
-    def make(*, folder="job", form="nf4", place="device", plan_changes=None, resume_from=None, **changes):
+    def make(
+        *,
+        folder: str = "job",
+        form: str = "nf4",
+        place: str = "device",
+        plan_changes: dict[str, Any] | None = None,
+        resume_from: Any = None,
+        **changes: Any,
+    ) -> TrainingRun:
         plan = dataclasses.replace(
             make_plan("recompute", "offload", "keep"), weights=WeightsPlan(frozen=form, place=place), **(plan_changes or {})
         )
@@ -45,17 +57,17 @@ def make_run(tmp_path):
     return make
 
 
-def carry_out(run):
-    messages = []
+def carry_out(run: TrainingRun) -> tuple[TrainingResult, list[dict[str, Any]]]:
+    messages: list[Any] = []
     result = train(run, report=messages.append, should_stop=lambda: False)
     return result, messages
 
 
-def adapters_of(run):
+def adapters_of(run: TrainingRun) -> dict[str, torch.Tensor]:
     return load_file(run.job_folder / "artifacts" / "adapter" / "adapter_model.safetensors")
 
 
-def test_a_job_leaves_its_adapters_and_the_merged_model(make_run):
+def test_a_job_leaves_its_adapters_and_the_merged_model(make_run: Callable[..., TrainingRun]) -> None:
     run = make_run()
     result, _ = carry_out(run)
     assert result.outcome == "succeeded"
@@ -66,7 +78,7 @@ def test_a_job_leaves_its_adapters_and_the_merged_model(make_run):
     json.dumps(result.to_json(), allow_nan=False)
 
 
-def test_checkpoints_hold_adapters_alone_and_name_the_frozen_weights(make_run):
+def test_checkpoints_hold_adapters_alone_and_name_the_frozen_weights(make_run: Callable[..., TrainingRun]) -> None:
     run = make_run()
     _, messages = carry_out(run)
     folder = next(m["folder"] for m in messages if m["type"] == "checkpoint")
@@ -76,7 +88,9 @@ def test_checkpoints_hold_adapters_alone_and_name_the_frozen_weights(make_run):
 
 
 @pytest.mark.parametrize("place", ["device", "host"])
-def test_a_job_resumed_from_its_checkpoint_ends_with_the_same_bits(make_run, place):
+def test_a_job_resumed_from_its_checkpoint_ends_with_the_same_bits(
+    make_run: Callable[..., TrainingRun], place: str
+) -> None:
     through = make_run(folder="through", place=place)
     _, messages = carry_out(through)
     first = through.job_folder / next(m["folder"] for m in messages if m["type"] == "checkpoint")
@@ -88,7 +102,7 @@ def test_a_job_resumed_from_its_checkpoint_ends_with_the_same_bits(make_run, pla
         assert tensor.equal(expected[name]), name
 
 
-def test_a_checkpoint_of_other_frozen_weights_is_refused(make_run):
+def test_a_checkpoint_of_other_frozen_weights_is_refused(make_run: Callable[..., TrainingRun]) -> None:
     through = make_run(folder="through")
     _, messages = carry_out(through)
     first = through.job_folder / next(m["folder"] for m in messages if m["type"] == "checkpoint")
@@ -96,7 +110,7 @@ def test_a_checkpoint_of_other_frozen_weights_is_refused(make_run):
         carry_out(make_run(folder="other", form="int8", resume_from=str(first)))
 
 
-def test_adapters_train_with_their_state_off_the_device(make_run):
+def test_adapters_train_with_their_state_off_the_device(make_run: Callable[..., TrainingRun]) -> None:
     away = {"gradients": GradientsPlan(choice="host"), "optimizer_state": OptimizerStatePlan(place="host")}
     here, there = make_run(folder="here"), make_run(folder="there", place="disk", plan_changes=away)
     carry_out(here)

@@ -1,5 +1,7 @@
 """Attention with capped scores as one node of the graph: as exact as transformers' chain, and less that is saved."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -15,7 +17,7 @@ STEEP = 20.0
 """Times what queries are drawn with: scores come near the cap."""
 
 
-def build(dtype: torch.dtype) -> nn.Module:
+def build(dtype: torch.dtype) -> Any:
     model = build_model(make_spec("gemma2"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -41,7 +43,7 @@ def error_of(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> 
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
-def test_it_is_as_exact_as_the_models_own_and_saves_less(dtype, most):
+def test_it_is_as_exact_as_the_models_own_and_saves_less(dtype: torch.dtype, most: float) -> None:
     exact, _ = run_step(build(dtype).double())
     model = build(dtype)
     plain, plain_bytes = run_step(model)
@@ -54,7 +56,7 @@ def test_it_is_as_exact_as_the_models_own_and_saves_less(dtype, most):
     assert light_bytes < plain_bytes
 
 
-def test_under_autocast_and_without_autograd_the_models_own_runs():
+def test_under_autocast_and_without_autograd_the_models_own_runs() -> None:
     model = build(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         plain, _ = run_step(model)
@@ -68,7 +70,7 @@ def test_under_autocast_and_without_autograd_the_models_own_runs():
         assert torch.equal(model(input_ids=IDS).logits, without)
 
 
-def test_models_that_cap_nothing_are_left_alone():
-    model = build_model(make_spec("llama"))
+def test_models_that_cap_nothing_are_left_alone() -> None:
+    model: Any = build_model(make_spec("llama"))
     replace_capped_attention(model)
     assert model.config._attn_implementation == "sdpa"

@@ -1,6 +1,8 @@
 """Large products in fp32 are oneDNN's where that is quicker, and nothing else is."""
 
+from collections.abc import Iterator
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +13,14 @@ from optimizer.formats.matmul_dispatch import LEAST_FLOPS, uses_onednn
 from optimizer.runtime.layers import matmul_dispatch as products
 from optimizer.runtime.layers.matmul_dispatch import interrupting, making_products, watch_products
 
+MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 SIDE = 128
 """Three of it are large enough."""
 needs_library = pytest.mark.skipif(not products.has_quicker_library(), reason="a processor on which torch's own is quick")
 
 
 def is_on() -> bool:
-    return torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+    return MATMUL.fp32_precision == "bf16"
 
 
 class Noting(nn.Module):
@@ -36,7 +39,7 @@ class Noting(nn.Module):
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Pretend a processor of the kind, whatever this one is, and list the values that the switch was set to, in order."""
     monkeypatch.setattr(products, "has_quicker_library", lambda: True)
     settings: list[bool] = []
@@ -50,7 +53,7 @@ def asked(monkeypatch):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(SIDE, SIDE), (2, SIDE // 2, SIDE)])
-def test_a_layer_asks_in_forward_and_in_backward(asked, bias, shape):
+def test_a_layer_asks_in_forward_and_in_backward(asked: list[Any], bias: bool, shape: tuple[int, ...]) -> None:
     layer = nn.Linear(SIDE, SIDE, bias=bias)
     undo = watch_products(layer)
     layer(torch.randn(shape)).sum().backward()
@@ -68,7 +71,7 @@ class Own(nn.Linear):
         return hidden @ self.weight.T + self.bias
 
 
-def test_a_layer_of_a_models_own_class_asks_too(asked):
+def test_a_layer_of_a_models_own_class_asks_too(asked: list[Any]) -> None:
     layer = Own(SIDE, SIDE)
     undo = watch_products(layer)
     layer(torch.randn(2, SIDE, SIDE)).sum().backward()
@@ -76,14 +79,14 @@ def test_a_layer_of_a_models_own_class_asks_too(asked):
     assert asked == [True, False, True, False, False]
 
 
-def test_a_layer_whose_matrix_is_packed_does_not(asked):
+def test_a_layer_whose_matrix_is_packed_does_not(asked: list[Any]) -> None:
     layer = nn.Linear(SIDE, SIDE)
     layer.weight = nn.Parameter(torch.zeros(SIDE * SIDE // 2, 1))
     watch_products(layer)()
     assert "forward" not in vars(layer)
 
 
-def test_what_is_small_or_no_layers_is_torchs_own(asked):
+def test_what_is_small_or_no_layers_is_torchs_own(asked: list[Any]) -> None:
     seen: list[tuple[str, bool]] = []
     model = nn.Sequential(nn.Linear(SIDE, SIDE), Noting(seen), nn.Linear(SIDE, 8), nn.Linear(8, 8))
     undo = watch_products(model)
@@ -93,7 +96,7 @@ def test_what_is_small_or_no_layers_is_torchs_own(asked):
     assert asked == [True, False, True, False, False]
 
 
-def test_one_row_is_torchs_own(asked):
+def test_one_row_is_torchs_own(asked: list[Any]) -> None:
     layer = nn.Linear(2048, 2048)
     undo = watch_products(layer)
     layer(torch.randn(1, 2048))
@@ -103,7 +106,7 @@ def test_one_row_is_torchs_own(asked):
     assert asked == [True, False, False]
 
 
-def test_what_is_run_again_from_within_a_product_gives_the_switch_back(asked):
+def test_what_is_run_again_from_within_a_product_gives_the_switch_back(asked: list[Any]) -> None:
     """The last layer waits for what it saved: its two products come after the second run's, and are still the library's."""
     seen: list[tuple[str, bool]] = []
     block = nn.Sequential(nn.Linear(SIDE, SIDE), Noting(seen), nn.Linear(SIDE, SIDE))
@@ -125,7 +128,7 @@ def test_what_is_run_again_from_within_a_product_gives_the_switch_back(asked):
     assert torch.equal(again.grad, hidden.grad)
 
 
-def test_an_error_leaves_the_switch_off(asked):
+def test_an_error_leaves_the_switch_off(asked: list[Any]) -> None:
     layer = nn.Linear(SIDE, SIDE)
     undo = watch_products(layer)
     with pytest.raises(RuntimeError):
@@ -136,38 +139,38 @@ def test_an_error_leaves_the_switch_off(asked):
     undo()
 
 
-def test_a_choice_made_for_the_whole_process_is_kept(asked):
+def test_a_choice_made_for_the_whole_process_is_kept(asked: list[Any]) -> None:
     layer = nn.Linear(SIDE, SIDE)
-    torch.backends.mkldnn.matmul.fp32_precision = "tf32"
+    MATMUL.fp32_precision = "tf32"
     try:
         watch_products(layer)()
         with making_products(SIDE, SIDE, SIDE, of=torch.ones(1)):
-            assert torch.backends.mkldnn.matmul.fp32_precision == "tf32"
+            assert MATMUL.fp32_precision == "tf32"
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = "none"
+        MATMUL.fp32_precision = "none"
     assert not asked
 
 
 @pytest.mark.parametrize("found", ["none", "ieee"])
-def test_the_switch_goes_back_to_what_it_was(asked, found):
-    torch.backends.mkldnn.matmul.fp32_precision = found
+def test_the_switch_goes_back_to_what_it_was(asked: list[Any], found: str) -> None:
+    MATMUL.fp32_precision = found
     try:
         layer = nn.Linear(SIDE, SIDE)
         undo = watch_products(layer)
         layer(torch.randn(SIDE, SIDE))
         undo()
         assert asked[0]
-        assert torch.backends.mkldnn.matmul.fp32_precision == found
+        assert MATMUL.fp32_precision == found
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = "none"
+        MATMUL.fp32_precision = "none"
 
 
-def test_all_can_be_left_to_torch(monkeypatch):
+def test_all_can_be_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADROOM_FP32_PRODUCTS", "torch")
     assert not products.has_quicker_library.__wrapped__()
 
 
-def test_the_rule_is_the_same_whichever_way_round():
+def test_the_rule_is_the_same_whichever_way_round() -> None:
     sides = (16, 300, 512)
     assert all(uses_onednn(*turned) for turned in permutations(sides))
     assert not uses_onednn(1, 4096, 4096)
@@ -176,7 +179,7 @@ def test_the_rule_is_the_same_whichever_way_round():
 
 @needs_library
 @pytest.mark.parametrize("sides", [(64, 64, 512), (384, 192, 576), (40, 3000, 700), (512, 16, 512)])
-def test_sums_are_those_of_fp32(sides):
+def test_sums_are_those_of_fp32(sides: tuple[int, ...]) -> None:
     rows, depth, columns = sides
     generator = torch.Generator().manual_seed(1)
     left = torch.randn(rows, depth, generator=generator)

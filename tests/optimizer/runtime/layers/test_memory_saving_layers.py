@@ -1,5 +1,10 @@
 """Memory-saving layers replace the models' own, unless a setting leaves all as they are."""
 
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 from optimizer.formats.stock_layers import stock_layers, uses_memory_saving_layers
 from optimizer.models.build import build_model
 from optimizer.profile.keep.kept import keep_profile, read_kept_profile
@@ -8,8 +13,8 @@ from optimizer.runtime.layers.memory_saving_layers import use_memory_saving_laye
 from tests.optimizer.runtime.tiny import make_spec
 
 
-def test_norms_and_capped_attention_run_lighter_until_undone():
-    model = build_model(make_spec("gemma2"))
+def test_norms_and_capped_attention_run_lighter_until_undone() -> None:
+    model: Any = build_model(make_spec("gemma2"))
     undo = use_memory_saving_layers(model)
     assert [name for name, module in model.named_modules() if "forward" in vars(module)]
     assert model.config._attn_implementation != "eager"
@@ -18,7 +23,7 @@ def test_norms_and_capped_attention_run_lighter_until_undone():
     assert model.config._attn_implementation == "eager"
 
 
-def test_the_setting_leaves_models_as_they_are(monkeypatch):
+def test_the_setting_leaves_models_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_model(make_spec("gemma2"))
     with stock_layers():
         assert not uses_memory_saving_layers()
@@ -31,7 +36,7 @@ def test_the_setting_leaves_models_as_they_are(monkeypatch):
     assert not uses_memory_saving_layers()
 
 
-def test_profiles_are_kept_apart_by_it(tmp_path):
+def test_profiles_are_kept_apart_by_it(tmp_path: Path) -> None:
     spec = make_spec("gemma2")
     light = profile_model(spec)
     keep_profile(light, folder=tmp_path)

@@ -1,6 +1,7 @@
 """RMS norms with one node of the graph each: the same bits, and less that is saved."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -43,7 +44,10 @@ def build(name: str, dtype: torch.dtype, *, device: str = "cpu") -> nn.Module:
     return model.to(device)
 
 
-def assert_equal(found, expected) -> None:
+def assert_equal(
+    found: tuple[torch.Tensor, dict[str, torch.Tensor], int],
+    expected: tuple[torch.Tensor, dict[str, torch.Tensor], int],
+) -> None:
     assert torch.equal(found[0], expected[0])
     assert found[1].keys() == expected[1].keys()
     for name, gradient in expected[1].items():
@@ -52,7 +56,7 @@ def assert_equal(found, expected) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", WITH_NORMS)
-def test_results_and_gradients_have_the_same_bits_and_less_is_saved(name, dtype):
+def test_results_and_gradients_have_the_same_bits_and_less_is_saved(name: str, dtype: torch.dtype) -> None:
     model = build(name, dtype)
     plain = run_step(model)
     undo = replace_norms(model)
@@ -66,7 +70,7 @@ def test_results_and_gradients_have_the_same_bits_and_less_is_saved(name, dtype)
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "olmo2"])
-def test_on_a_card_they_do_too(name, dtype):
+def test_on_a_card_they_do_too(name: str, dtype: torch.dtype) -> None:
     with prepared_device(torch.device("cuda:0")):
         model = build(name, dtype, device="cuda:0")
         plain = run_step(model)
@@ -76,7 +80,7 @@ def test_on_a_card_they_do_too(name, dtype):
     assert light[2] < plain[2]
 
 
-def test_rows_in_16_bits_are_saved_once_and_not_in_fp32():
+def test_rows_in_16_bits_are_saved_once_and_not_in_fp32() -> None:
     norm = LlamaRMSNorm(64).to(torch.bfloat16)
     rows = torch.randn(32, 64, dtype=torch.bfloat16, requires_grad=True)
     with counting_saved() as plain:
@@ -91,7 +95,7 @@ def test_rows_in_16_bits_are_saved_once_and_not_in_fp32():
 
 
 @pytest.mark.parametrize(("of_rows", "of_weight"), [(True, False), (False, True)])
-def test_only_what_needs_a_gradient_is_given_one(of_rows, of_weight):
+def test_only_what_needs_a_gradient_is_given_one(of_rows: bool, of_weight: bool) -> None:
     norm = LlamaRMSNorm(16)
     norm.weight.requires_grad_(of_weight)
     rows = torch.randn(3, 16, requires_grad=of_rows)
@@ -105,7 +109,7 @@ def test_only_what_needs_a_gradient_is_given_one(of_rows, of_weight):
         assert expected is None or torch.equal(found, expected)
 
 
-def test_without_autograd_the_models_own_norm_runs(monkeypatch):
+def test_without_autograd_the_models_own_norm_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     forward = LlamaRMSNorm.forward
     monkeypatch.setattr(LlamaRMSNorm, "forward", lambda *args: (calls.append(True), forward(*args))[1])
@@ -134,7 +138,7 @@ class SquaredRMSNorm(nn.Module):
 class ConfiguredRMSNorm(nn.Module):
     """Made from a configuration."""
 
-    def __init__(self, config: object, eps: float = 1e-6) -> None:
+    def __init__(self, config: Any, eps: float = 1e-6) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(config.width))
         self.eps = eps
@@ -149,7 +153,7 @@ class NamedOnlyRMSNorm(nn.Module):
         self.eps = 1e-6
 
 
-def test_norms_of_no_known_form_are_left_alone():
+def test_norms_of_no_known_form_are_left_alone() -> None:
     own = [SquaredRMSNorm(8), ConfiguredRMSNorm(SimpleNamespace(width=8)), NamedOnlyRMSNorm(size=8, flavour="own")]
     model = nn.ModuleList([*own, nn.RMSNorm(8), nn.LayerNorm(8)])
     replace_norms(model)

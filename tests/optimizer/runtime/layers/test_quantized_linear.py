@@ -1,6 +1,8 @@
 """Packed weights give, bit for bit, the results and the gradients of the same weights unpacked, wherever they live."""
 
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,14 +43,14 @@ PRECISIONS = {
 }
 
 
-def make_model(model_type, weights, *, adapter=ADAPTER, device=CPU):
+def make_model(model_type: str, weights: WeightsPlan, *, adapter: Adapter = ADAPTER, device: torch.device = CPU) -> Any:
     spec = read_model_spec(SMALL_CONFIGS[model_type])
     model = build_prepared(spec, weights=weights, workload=make_workload(adapter=adapter), device=device)
     give_values(model)
     return model
 
 
-def give_values(model):
+def give_values(model: Any) -> None:
     """Adapters that were trained: their second matrices are no longer zero."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -57,7 +59,7 @@ def give_values(model):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
 
 
-def unpacked_twin(model, model_type, weights):
+def unpacked_twin(model: Any, model_type: str, weights: WeightsPlan) -> Any:
     """The same model in peft's own modules, its frozen weights unpacked."""
     device = next(model.parameters()).device
     twin = build_model(read_model_spec(SMALL_CONFIGS[model_type]), dtype=torch_dtype(weights), device=device)
@@ -74,7 +76,7 @@ def unpacked_twin(model, model_type, weights):
     return twin
 
 
-def run(model, weights):
+def run(model: Any, weights: WeightsPlan) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Logits, and the gradients of the adapters and of the embedding, which show those of every block's input."""
     embedding = model.get_input_embeddings().weight
     embedding.requires_grad_(True)
@@ -91,7 +93,9 @@ def run(model, weights):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("form", ["int8", "int4", "nf4"])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "phi3", "mixtral"])
-def test_results_and_all_gradients_are_those_of_the_unpacked_weights(model_type, form, precision):
+def test_results_and_all_gradients_are_those_of_the_unpacked_weights(
+    model_type: str, form: str, precision: str
+) -> None:
     base = PRECISIONS[precision]
     weights = WeightsPlan(dtype=base.dtype, autocast=base.autocast, frozen=form)
     model = make_model(model_type, weights)
@@ -107,7 +111,9 @@ def test_results_and_all_gradients_are_those_of_the_unpacked_weights(model_type,
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("form", ["int8", "int4", "nf4"])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
-def test_results_and_all_gradients_on_a_card_are_those_of_the_unpacked_weights(model_type, form, precision):
+def test_results_and_all_gradients_on_a_card_are_those_of_the_unpacked_weights(
+    model_type: str, form: str, precision: str
+) -> None:
     base = PRECISIONS[precision]
     weights = WeightsPlan(dtype=base.dtype, autocast=base.autocast, frozen=form)
     with prepared_device(CUDA):
@@ -119,7 +125,7 @@ def test_results_and_all_gradients_on_a_card_are_those_of_the_unpacked_weights(m
 
 
 @pytest.mark.parametrize("targets", [(), ("q_proj",)])
-def test_experts_that_are_run_again_are_those_of_peft(targets):
+def test_experts_that_are_run_again_are_those_of_peft(targets: tuple[str, ...]) -> None:
     adapter = Adapter(rank=4, targets=targets)
     model = make_model("mixtral", WeightsPlan(), adapter=adapter)
     twin = build_model(read_model_spec(SMALL_CONFIGS["mixtral"]))
@@ -132,7 +138,7 @@ def test_experts_that_are_run_again_are_those_of_peft(targets):
 
 
 @pytest.mark.parametrize("form", ["int8", "int4", "nf4"])
-def test_every_frozen_matrix_in_the_blocks_is_packed_and_nothing_else(form):
+def test_every_frozen_matrix_in_the_blocks_is_packed_and_nothing_else(form: str) -> None:
     model = make_model("llama", WeightsPlan(frozen=form), adapter=Adapter(rank=4, targets=("q_proj",)))
     assert sum(isinstance(module, PackedLinear) for module in model.modules()) == NUM_BLOCKS * 7
     small = [p for block in find_blocks(model) for p in block.parameters() if not p.requires_grad and p.dim() < 2]
@@ -142,7 +148,7 @@ def test_every_frozen_matrix_in_the_blocks_is_packed_and_nothing_else(form):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_int8_is_off_by_half_a_step_at_most_and_keeps_rows_of_zeros(dtype):
+def test_int8_is_off_by_half_a_step_at_most_and_keeps_rows_of_zeros(dtype: torch.dtype) -> None:
     weight = torch.randn(6, 40).to(dtype)
     weight[2] = 0
     packed, scales, form = pack(weight, "int8")
@@ -155,7 +161,9 @@ def test_int8_is_off_by_half_a_step_at_most_and_keeps_rows_of_zeros(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(64, 64), (3, 5), (7, 100), (4, 6, 10)])
-def test_int4_is_off_by_half_a_step_of_its_group_and_packs_what_it_unpacked_to_the_same(shape, dtype):
+def test_int4_is_off_by_half_a_step_of_its_group_and_packs_what_it_unpacked_to_the_same(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     weight = torch.randn(shape).to(dtype)
     packed, scales, form = pack(weight, "int4")
     num_groups = -(-weight.numel() // 64)
@@ -173,14 +181,14 @@ def test_int4_is_off_by_half_a_step_of_its_group_and_packs_what_it_unpacked_to_t
         assert torch.equal(unpack(again, scales, form), unpacked)
 
 
-def test_int4_keeps_groups_of_one_value():
+def test_int4_keeps_groups_of_one_value() -> None:
     weight = torch.zeros(2, 64)
     weight[1] = 0.5
     assert torch.equal(unpack(*pack(weight, "int4")), weight)
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (3, 5), (7, 100), (4, 6, 10)])
-def test_nf4_takes_half_a_byte_an_element_and_packs_what_it_unpacked_to_the_same(shape):
+def test_nf4_takes_half_a_byte_an_element_and_packs_what_it_unpacked_to_the_same(shape: tuple[int, ...]) -> None:
     weight = torch.randn(shape)
     packed, scales, form = pack(weight, "nf4")
     num_blocks = -(-weight.numel() // 64)
@@ -195,7 +203,7 @@ def test_nf4_takes_half_a_byte_an_element_and_packs_what_it_unpacked_to_the_same
 
 
 @pytest.mark.parametrize("form", ["int8", "int4", "nf4"])
-def test_the_product_saves_references_to_packed_weights_and_nothing_else(form):
+def test_the_product_saves_references_to_packed_weights_and_nothing_else(form: str) -> None:
     layer = PackedLinear(nn.Linear(8, 16).requires_grad_(False), form)
     saved = []
     with saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
@@ -209,7 +217,9 @@ PLAIN = Plan(
 )
 
 
-def train_two_steps(model_type, plan, tmp_path, *, device=CPU):
+def train_two_steps(
+    model_type: str, plan: Plan, tmp_path: Path, *, device: torch.device = CPU
+) -> tuple[list[tuple[float, float]], dict[str, torch.Tensor]]:
     workload = make_workload(
         adapter=Adapter(rank=4), global_batch_size=plan.batch.global_batch_size, max_grad_norm=None
     )
@@ -227,7 +237,7 @@ def train_two_steps(model_type, plan, tmp_path, *, device=CPU):
     return [(result.loss, result.grad_norm) for result in results], trained
 
 
-ELSEWHERE = {
+ELSEWHERE: dict[str, Any] = {
     "recompute": {"activations": ActivationsPlan(per_block=("recompute",) * NUM_BLOCKS)},
     "selective": {"activations": ActivationsPlan(per_block=("selective",) * NUM_BLOCKS)},
     "offload": {"activations": ActivationsPlan(per_block=("offload",) * NUM_BLOCKS)},
@@ -246,7 +256,9 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("elsewhere", ELSEWHERE)
 @pytest.mark.parametrize(("model_type", "form"), [("llama", "nf4"), ("gpt2", "int8"), ("mixtral", "nf4")])
-def test_training_ends_with_the_same_bits_wherever_things_live(model_type, form, elsewhere, tmp_path):
+def test_training_ends_with_the_same_bits_wherever_things_live(
+    model_type: str, form: str, elsewhere: str, tmp_path: Path
+) -> None:
     changes = dict(ELSEWHERE[elsewhere])
     place = changes.pop("place", "device")
     plain = Plan(**{**vars(PLAIN), "weights": WeightsPlan(frozen=form)})
@@ -256,7 +268,7 @@ def test_training_ends_with_the_same_bits_wherever_things_live(model_type, form,
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("elsewhere", ELSEWHERE)
-def test_training_on_a_card_ends_with_the_same_bits_wherever_things_live(elsewhere, tmp_path):
+def test_training_on_a_card_ends_with_the_same_bits_wherever_things_live(elsewhere: str, tmp_path: Path) -> None:
     changes = dict(ELSEWHERE[elsewhere])
     place = changes.pop("place", "device")
     plain = Plan(**{**vars(PLAIN), "weights": WeightsPlan(frozen="nf4")})
@@ -270,14 +282,17 @@ def test_training_on_a_card_ends_with_the_same_bits_wherever_things_live(elsewhe
             assert_same(ours, train_two_steps("llama", plain, tmp_path, device=CUDA))
 
 
-def assert_same(ours, theirs):
+def assert_same(
+    ours: tuple[list[tuple[float, float]], dict[str, torch.Tensor]],
+    theirs: tuple[list[tuple[float, float]], dict[str, torch.Tensor]],
+) -> None:
     assert ours[0] == theirs[0]
     assert ours[1].keys() == theirs[1].keys()
     for name, tensor in ours[1].items():
         assert torch.equal(tensor, theirs[1][name]), name
 
 
-def test_the_hash_distinguishes_frozen_weights_and_does_not_see_adapters():
+def test_the_hash_distinguishes_frozen_weights_and_does_not_see_adapters() -> None:
     hashes = {
         hash_frozen(make_model("llama", WeightsPlan(dtype=dtype, frozen=form)))
         for dtype in ("fp32", "bf16")
@@ -292,14 +307,14 @@ def test_the_hash_distinguishes_frozen_weights_and_does_not_see_adapters():
     assert hash_frozen(build_model(read_model_spec(SMALL_CONFIGS["llama"]))) == ""
 
 
-def test_without_adapters_nothing_is_done_to_the_model():
+def test_without_adapters_nothing_is_done_to_the_model() -> None:
     model = build_model(read_model_spec(SMALL_CONFIGS["llama"]))
     names = [name for name, _ in model.named_modules()]
     prepare_model(model, weights=WeightsPlan(), workload=make_workload())
     assert [name for name, _ in model.named_modules()] == names
 
 
-def test_without_bitsandbytes_nf4_names_the_extra(monkeypatch):
+def test_without_bitsandbytes_nf4_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(MissingExtra, match="frozen weights in nf4 needs the package 'bitsandbytes'"):
         make_model("llama", WeightsPlan(frozen="nf4"))

@@ -1,4 +1,6 @@
 import gc
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +17,11 @@ from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload
 CPU = torch.device("cpu")
 
 
-def make_meter(**options):
+def make_meter(**options: Any) -> Meter:
     return Meter(device=CPU, **options)
 
 
-def test_a_new_tensor_counts_its_storage_once_until_it_goes():
+def test_a_new_tensor_counts_its_storage_once_until_it_goes() -> None:
     meter = make_meter()
     with meter:
         tensor = torch.empty(1000)
@@ -33,7 +35,7 @@ def test_a_new_tensor_counts_its_storage_once_until_it_goes():
     assert meter.device_bytes == 0
 
 
-def test_tensors_freed_after_the_meter_was_left_are_still_taken_off():
+def test_tensors_freed_after_the_meter_was_left_are_still_taken_off() -> None:
     meter = make_meter()
     with meter:
         tensor = torch.empty(1000)
@@ -42,7 +44,7 @@ def test_tensors_freed_after_the_meter_was_left_are_still_taken_off():
     assert meter.device_bytes == 0
 
 
-def test_several_results_of_one_op_count_each_storage_once():
+def test_several_results_of_one_op_count_each_storage_once() -> None:
     meter = make_meter()
     with meter:
         values, indices = torch.topk(torch.arange(100.0), 10)
@@ -52,7 +54,7 @@ def test_several_results_of_one_op_count_each_storage_once():
         del halves
 
 
-def test_each_region_gives_its_category_and_restores_the_one_before():
+def test_each_region_gives_its_category_and_restores_the_one_before() -> None:
     meter = make_meter()
     with meter:
         with meter.region("activations"):
@@ -66,7 +68,7 @@ def test_each_region_gives_its_category_and_restores_the_one_before():
     assert counted["temporaries"] == outside.nbytes
 
 
-def test_the_host_tier_is_counted_apart():
+def test_the_host_tier_is_counted_apart() -> None:
     meter = make_meter()
     with meter, meter.region("activations", tier="host"):
         moved = torch.empty(8)
@@ -75,7 +77,7 @@ def test_the_host_tier_is_counted_apart():
     assert meter.peak().host_bytes == moved.nbytes
 
 
-def test_gradients_move_to_their_category_when_they_have_accumulated():
+def test_gradients_move_to_their_category_when_they_have_accumulated() -> None:
     meter = make_meter()
     layer = torch.nn.Linear(16, 16, bias=False)
     meter.assign_module(layer)
@@ -90,7 +92,7 @@ def test_gradients_move_to_their_category_when_they_have_accumulated():
     assert meter.bytes_by_category()["gradients"] == 0
 
 
-def test_the_peak_holds_its_categories_and_starts_anew_after_a_reset():
+def test_the_peak_holds_its_categories_and_starts_anew_after_a_reset() -> None:
     meter = make_meter()
     with meter:
         kept = torch.empty(10)
@@ -102,7 +104,7 @@ def test_the_peak_holds_its_categories_and_starts_anew_after_a_reset():
         assert meter.peak().device_bytes == kept.nbytes
 
 
-def test_going_over_the_cap_names_the_sizes_and_the_moment():
+def test_going_over_the_cap_names_the_sizes_and_the_moment() -> None:
     meter = make_meter(cap_bytes=10_000)
     weights = torch.empty(1000)
     meter.assign(weights, "weights")
@@ -118,7 +120,7 @@ def test_going_over_the_cap_names_the_sizes_and_the_moment():
     assert caught.value.fields["bytes_by_category"]["activations"] == first.nbytes
 
 
-def test_after_going_over_the_cap_the_counts_are_right_again():
+def test_after_going_over_the_cap_the_counts_are_right_again() -> None:
     meter = make_meter(cap_bytes=10_000)
     with meter:
         kept = torch.empty(2000)
@@ -130,18 +132,18 @@ def test_after_going_over_the_cap_the_counts_are_right_again():
         assert torch.empty(400).nbytes == 1600
 
 
-def test_exactly_the_cap_is_allowed():
+def test_exactly_the_cap_is_allowed() -> None:
     meter = make_meter(cap_bytes=4000)
     with meter:
         assert torch.empty(1000).nbytes == 4000
 
 
-def test_weights_alone_over_the_cap_are_refused():
+def test_weights_alone_over_the_cap_are_refused() -> None:
     with pytest.raises(OutOfDeviceMemory, match="in loading"):
         make_meter(cap_bytes=100).assign(torch.empty(1000), "weights")
 
 
-def test_going_over_the_host_cap_is_another_error():
+def test_going_over_the_host_cap_is_another_error() -> None:
     meter = make_meter(host_cap_bytes=100)
     with (
         meter,
@@ -151,7 +153,7 @@ def test_going_over_the_host_cap_is_another_error():
         torch.empty(1000)
 
 
-def test_running_out_in_backward_names_the_block():
+def test_running_out_in_backward_names_the_block() -> None:
     model = build_model(make_spec())
     plan, workload = make_plan("recompute"), make_workload()
     peak = measure_step(model, plan=plan, workload=workload)
@@ -162,7 +164,7 @@ def test_running_out_in_backward_names_the_block():
 
 
 @pytest.mark.parametrize("choice", ["keep", "recompute", "selective", "offload"])
-def test_a_step_that_ran_out_leaves_a_trainer_that_can_be_dropped_to_nothing(choice):
+def test_a_step_that_ran_out_leaves_a_trainer_that_can_be_dropped_to_nothing(choice: str) -> None:
     meter = make_meter()
     model = build_model(make_spec())
     plan, workload = make_plan(choice), make_workload()
@@ -182,7 +184,7 @@ def test_a_step_that_ran_out_leaves_a_trainer_that_can_be_dropped_to_nothing(cho
     assert meter.device_bytes == 0
 
 
-def test_the_timeline_is_short_ordered_and_holds_the_peak():
+def test_the_timeline_is_short_ordered_and_holds_the_peak() -> None:
     measured = measure_step(make_spec(), plan=make_plan("keep", "recompute", "offload"), workload=make_workload())
     offsets = [offset_ms for offset_ms, _ in measured.timeline]
     assert offsets == sorted(offsets)
@@ -202,7 +204,9 @@ def test_the_timeline_is_short_ordered_and_holds_the_peak():
         (("keep",), "bf16", 8),
     ],
 )
-def test_the_meter_agrees_with_torch_profiler_at_the_peak_of_a_step(name, choices, dtype, bits):
+def test_the_meter_agrees_with_torch_profiler_at_the_peak_of_a_step(
+    name: str, choices: tuple[str, ...], dtype: str, bits: int
+) -> None:
     plan, workload = make_plan(*choices, dtype=dtype, bits=bits), make_workload(sequence_length=64)
     meter = make_meter()
     model = build_model(make_spec(name), dtype=torch_dtype(plan.weights))
@@ -224,7 +228,7 @@ def test_the_meter_agrees_with_torch_profiler_at_the_peak_of_a_step(name, choice
     assert counted_bytes + base_bytes == pytest.approx(profiled_bytes + base_bytes, rel=0.01)
 
 
-def highest_sum(deltas):
+def highest_sum(deltas: Iterator[Any]) -> int:
     highest = current = 0
     for delta in deltas:
         current += delta
@@ -232,7 +236,7 @@ def highest_sum(deltas):
     return highest
 
 
-def test_a_storage_that_was_resized_is_counted_anew():
+def test_a_storage_that_was_resized_is_counted_anew() -> None:
     meter = Meter(device=CPU, cap_bytes=10_000)
     with meter:
         tensor = torch.zeros(1000)
@@ -247,7 +251,7 @@ def test_a_storage_that_was_resized_is_counted_anew():
     assert meter.device_bytes == 0
 
 
-def test_a_storage_that_grows_over_the_cap_is_refused():
+def test_a_storage_that_grows_over_the_cap_is_refused() -> None:
     meter = Meter(device=CPU, cap_bytes=5000)
     with meter:
         tensor = torch.zeros(1000)

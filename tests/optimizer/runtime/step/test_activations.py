@@ -1,5 +1,6 @@
 import dataclasses
 import gc
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +23,9 @@ CPU = torch.device("cpu")
 MIXED = ("offload", "keep", "recompute")
 
 
-def run_steps(name, choices, *, num_steps=2, compress="none"):
+def run_steps(
+    name: str, choices: tuple[str, ...], *, num_steps: int = 2, compress: str = "none"
+) -> tuple[list[float], dict[str, torch.Tensor], dict[str, torch.Tensor], Trainer]:
     """Losses, the last gradients and the weights after some steps from the same start."""
     model = build_model(make_spec(name), seed=3)
     plan, workload = make_plan(*choices, accumulation_steps=2), make_workload(global_batch_size=4)
@@ -32,7 +35,7 @@ def run_steps(name, choices, *, num_steps=2, compress="none"):
     torch.manual_seed(5)
     losses = []
     gradients = {}
-    trainer.optimizer.zero_grad = lambda: None
+    trainer.optimizer.zero_grad = lambda: None  # type: ignore[method-assign]
     for _ in range(num_steps):
         for parameter in model.parameters():
             parameter.grad = None
@@ -44,7 +47,7 @@ def run_steps(name, choices, *, num_steps=2, compress="none"):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
-def test_recompute_and_offload_give_the_bits_of_keep(name):
+def test_recompute_and_offload_give_the_bits_of_keep(name: str) -> None:
     losses, gradients, weights, _ = run_steps(name, ("keep",))
     for choices in (("recompute",), ("offload",), MIXED):
         other_losses, other_gradients, other_weights, _ = run_steps(name, choices)
@@ -55,7 +58,7 @@ def test_recompute_and_offload_give_the_bits_of_keep(name):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
-def test_offloading_to_the_disk_and_to_a_remote_store_gives_the_bits_of_keep(remote, name):
+def test_offloading_to_the_disk_and_to_a_remote_store_gives_the_bits_of_keep(remote: Valkey, name: str) -> None:
     losses, gradients, weights, _ = run_steps(name, ("keep",))
     for choices in (("offload_disk",), ("offload_remote",), ("offload_disk", "offload", "offload_remote")):
         other_losses, other_gradients, other_weights, trainer = run_steps(name, choices)
@@ -76,7 +79,7 @@ def test_offloading_to_the_disk_and_to_a_remote_store_gives_the_bits_of_keep(rem
     ],
     ids="-".join,
 )
-def test_places_mix_with_keeping_and_recomputing(remote, choices):
+def test_places_mix_with_keeping_and_recomputing(remote: Valkey, choices: tuple[str, ...]) -> None:
     losses, gradients, _, _ = run_steps("gpt2", ("keep",))
     other_losses, other_gradients, _, _ = run_steps("gpt2", choices)
     assert other_losses == losses
@@ -86,7 +89,9 @@ def test_places_mix_with_keeping_and_recomputing(remote, choices):
 @pytest.mark.parametrize("choice", ["offload", "offload_disk", "offload_remote"])
 @pytest.mark.parametrize(("compress", "bound"), [("bf16", 0.01), ("int8", 0.1)])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
-def test_compressed_trips_leave_the_loss_and_keep_gradients_within_their_bound(remote, name, choice, compress, bound):
+def test_compressed_trips_leave_the_loss_and_keep_gradients_within_their_bound(
+    remote: Valkey, name: str, choice: str, compress: str, bound: float
+) -> None:
     losses, gradients, _, _ = run_steps(name, ("keep",), num_steps=1)
     other_losses, other_gradients, _, _ = run_steps(name, (choice,), num_steps=1, compress=compress)
     assert other_losses == losses
@@ -99,7 +104,7 @@ def test_compressed_trips_leave_the_loss_and_keep_gradients_within_their_bound(r
 
 @pytest.mark.parametrize("compress", ["none", "bf16", "int8"])
 @pytest.mark.parametrize("choice", ["offload", "offload_disk", "offload_remote"])
-def test_what_goes_out_comes_back_over_every_link(remote, choice, compress):
+def test_what_goes_out_comes_back_over_every_link(remote: Valkey, choice: str, compress: str) -> None:
     _, _, _, trainer = run_steps("gpt2", (choice,), num_steps=1, compress=compress)
     copied = trainer.tiers.copied_bytes
     assert copied["device_to_host"] == copied["host_to_device"] > 0
@@ -109,13 +114,13 @@ def test_what_goes_out_comes_back_over_every_link(remote, choice, compress):
     assert stored == (0 if choice == "offload" else copied["device_to_host"])
 
 
-def test_after_backward_the_stores_hold_nothing_and_after_closing_no_trace_is_left(remote):
+def test_after_backward_the_stores_hold_nothing_and_after_closing_no_trace_is_left(remote: Valkey) -> None:
     _, _, _, trainer = run_steps("llama", ("offload_disk", "offload_remote", "offload"))
     assert remote.list_keys() == []
     assert (trainer.tiers.disk_bytes, trainer.tiers.remote_bytes) == (0, 0)
 
 
-def test_the_order_of_backward_is_learnt_in_the_first_step(monkeypatch, tmp_path):
+def test_the_order_of_backward_is_learnt_in_the_first_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = []
     monkeypatch.setattr(Tiers, "prefetch", lambda self, copies: asked.append(list(copies)))
     fetched = []
@@ -131,7 +136,7 @@ def test_the_order_of_backward_is_learnt_in_the_first_step(monkeypatch, tmp_path
     assert asked[0] != fetched[: len(fetched) // 2]
 
 
-def test_a_full_disk_stops_a_step_by_its_name_and_leaves_nothing_behind(tmp_path):
+def test_a_full_disk_stops_a_step_by_its_name_and_leaves_nothing_behind(tmp_path: Path) -> None:
     model = build_model(make_spec(), seed=3)
     plan, workload = make_plan("offload_disk"), make_workload()
     trainer = Trainer(
@@ -146,7 +151,7 @@ def test_a_full_disk_stops_a_step_by_its_name_and_leaves_nothing_behind(tmp_path
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), before, strict=True))
 
 
-def test_a_full_store_stops_a_step_by_its_name_and_is_left_as_it_was(monkeypatch):
+def test_a_full_store_stops_a_step_by_its_name_and_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Valkey()
     with server.client() as client:
         client.config_set("maxmemory", client.info("memory")["used_memory"] + 100 * KIB)
@@ -162,7 +167,7 @@ def test_a_full_store_stops_a_step_by_its_name_and_is_left_as_it_was(monkeypatch
     server.close()
 
 
-def test_a_missing_store_is_named_before_the_run(monkeypatch):
+def test_a_missing_store_is_named_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADROOM_REMOTE_URL", raising=False)
     model = build_model(make_spec())
     plan = make_plan("offload_remote", "keep", "keep")
@@ -170,33 +175,33 @@ def test_a_missing_store_is_named_before_the_run(monkeypatch):
         Trainer(model, plan=plan, workload=make_workload(), device=CPU, meter=None)
 
 
-def test_dropout_is_on_in_the_comparison():
+def test_dropout_is_on_in_the_comparison() -> None:
     torch.manual_seed(0)
     model = build_model(make_spec("gpt2"))
     ids = torch.zeros(1, 8, dtype=torch.long)
     assert not torch.equal(model(ids).logits, model(ids).logits)
 
 
-def test_offload_moves_each_storage_out_and_back_once():
+def test_offload_moves_each_storage_out_and_back_once() -> None:
     _, _, _, trainer = run_steps("llama", ("offload",), num_steps=1)
     assert trainer.tiers.copied_bytes["device_to_host"] > 0
     assert trainer.tiers.copied_bytes["host_to_device"] == trainer.tiers.copied_bytes["device_to_host"]
 
 
-def test_after_backward_nothing_is_left_on_the_host():
+def test_after_backward_nothing_is_left_on_the_host() -> None:
     _, _, _, trainer = run_steps("gpt2", MIXED)
     gc.collect()
     assert trainer.meter.host_bytes == 0
 
 
-def test_an_offloaded_block_leaves_nothing_of_its_own_on_the_device():
+def test_an_offloaded_block_leaves_nothing_of_its_own_on_the_device() -> None:
     kept, offloaded = (_activation_bytes_after_forward(choice) for choice in ("keep", "offload"))
     assert offloaded["host"] > 0
     # The host holds the bytes that left the device.
     assert kept["device"] - offloaded["device"] == offloaded["host"]
 
 
-def test_a_recomputed_block_leaves_only_its_input():
+def test_a_recomputed_block_leaves_only_its_input() -> None:
     left = _activation_bytes_after_forward("recompute")
     hidden_bytes = 2 * 32 * 64 * 4
     inputs_bytes = NUM_BLOCKS * hidden_bytes
@@ -205,7 +210,7 @@ def test_a_recomputed_block_leaves_only_its_input():
     assert 0 < rest_bytes < 4 * hidden_bytes
 
 
-def test_a_storage_saved_through_several_views_is_copied_once():
+def test_a_storage_saved_through_several_views_is_copied_once() -> None:
     block = _Views()
     tiers = Tiers(device=CPU, meter=None)
     undo = apply_activations([block], ActivationsPlan(per_block=("offload",)), tiers)
@@ -218,7 +223,7 @@ def test_a_storage_saved_through_several_views_is_copied_once():
     assert tiers.copied_bytes["device_to_host"] == product_bytes
 
 
-def test_a_tensor_written_to_after_it_was_saved_is_copied_as_it_was():
+def test_a_tensor_written_to_after_it_was_saved_is_copied_as_it_was() -> None:
     block = _InPlace()
     tiers = Tiers(device=CPU, meter=None)
     apply_activations([block], ActivationsPlan(per_block=("offload",)), tiers)
@@ -228,7 +233,7 @@ def test_a_tensor_written_to_after_it_was_saved_is_copied_as_it_was():
     assert torch.allclose(hidden.grad, torch.exp(torch.ones(4)) * 5)
 
 
-def test_without_gradients_nothing_is_moved_or_recomputed():
+def test_without_gradients_nothing_is_moved_or_recomputed() -> None:
     model = build_model(make_spec())
     tiers = Tiers(device=CPU, meter=None)
     apply_activations(find_blocks(model), ActivationsPlan(per_block=MIXED), tiers)
@@ -237,7 +242,7 @@ def test_without_gradients_nothing_is_moved_or_recomputed():
     assert tiers.copied_bytes["device_to_host"] == 0
 
 
-def test_keep_wraps_nothing_and_undo_leaves_the_blocks_as_they_were():
+def test_keep_wraps_nothing_and_undo_leaves_the_blocks_as_they_were() -> None:
     blocks = find_blocks(build_model(make_spec()))
     apply_activations(blocks, make_plan("keep").activations, Tiers(device=CPU))
     assert all("forward" not in vars(block) for block in blocks)
@@ -247,13 +252,13 @@ def test_keep_wraps_nothing_and_undo_leaves_the_blocks_as_they_were():
     assert all("forward" not in vars(block) for block in blocks)
 
 
-def test_a_plan_of_another_depth_is_refused():
+def test_a_plan_of_another_depth_is_refused() -> None:
     blocks = find_blocks(build_model(make_spec()))
     with pytest.raises(InvalidPlan, match="names 2 blocks; the model has 3"):
         apply_activations(blocks, ActivationsPlan(per_block=("keep", "keep")), Tiers(device=CPU))
 
 
-def _activation_bytes_after_forward(choice):
+def _activation_bytes_after_forward(choice: str) -> dict[str, int]:
     model = build_model(make_spec())
     meter = Meter(device=CPU)
     plan, workload = make_plan(choice), make_workload()
@@ -270,14 +275,14 @@ def _activation_bytes_after_forward(choice):
 
 
 class _Views(torch.nn.Module):
-    def forward(self, hidden):
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         doubled = hidden * 2
         left, right = doubled.chunk(2, dim=1)
         return left * right
 
 
 class _InPlace(torch.nn.Module):
-    def forward(self, hidden):
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         grown = torch.exp(hidden)
         first = grown * hidden
         with torch.no_grad():

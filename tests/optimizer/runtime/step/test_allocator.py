@@ -1,5 +1,6 @@
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,17 +18,17 @@ class Loop:
 
 
 @pytest.fixture(autouse=True)
-def thawed():
+def thawed() -> Iterator[None]:
     yield
     gc.unfreeze()
 
 
-def test_the_cpu_device_has_no_settings_to_apply():
+def test_the_cpu_device_has_no_settings_to_apply() -> None:
     apply_allocator(AllocatorPlan(expandable_segments=True), CPU)
     assert not torch.cuda.is_initialized()
 
 
-def test_between_phases_garbage_goes_and_what_lives_on_is_left_out_of_later_collections():
+def test_between_phases_garbage_goes_and_what_lives_on_is_left_out_of_later_collections() -> None:
     loop = Loop()
     loop.itself = loop
     # An address would prove nothing: another object may have it by then.
@@ -41,7 +42,7 @@ def test_between_phases_garbage_goes_and_what_lives_on_is_left_out_of_later_coll
 
 
 @pytest.mark.gpu
-def test_expandable_segments_are_switched_on_for_a_card():
+def test_expandable_segments_are_switched_on_for_a_card() -> None:
     device = torch.device("cuda:0")
     apply_allocator(AllocatorPlan(expandable_segments=True), device)
     held = torch.zeros(64 * 2**20, dtype=torch.uint8, device=device)

@@ -1,6 +1,7 @@
 """Reading ahead changes when batches are read, never which."""
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def batches(tmp_path: Path) -> Batches:
 
 
 @pytest.fixture
-def reader(batches: Batches):
+def reader(batches: Batches) -> Iterator[BatchReader]:
     reader = BatchReader(batches, plan=PLAN, num_steps=5, device=CPU)
     yield reader
     reader.close()

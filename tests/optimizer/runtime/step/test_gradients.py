@@ -1,3 +1,6 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -11,7 +14,7 @@ from tests.optimizer.runtime.states import CPU, make_trainer
 from tests.optimizer.runtime.tiny import make_plan
 
 
-def make_named(dtype=torch.float32):
+def make_named(dtype: torch.dtype = torch.float32) -> dict[str, torch.nn.Parameter]:
     torch.manual_seed(0)
     return {
         "matrix": torch.nn.Parameter(torch.randn(8, 4, dtype=dtype)),
@@ -20,16 +23,20 @@ def make_named(dtype=torch.float32):
     }
 
 
-def compute_loss(named, hidden, *, uses_spare=False):
+def compute_loss(
+    named: dict[str, torch.nn.Parameter], hidden: torch.Tensor, *, uses_spare: bool = False
+) -> torch.Tensor:
     loss = (hidden @ named["matrix"] * named["vector"]).square().sum()
     return loss + named["spare"].sum() if uses_spare else loss
 
 
 @pytest.fixture(params=[False, True], ids=["at once", "on a thread"])
-def make_on_host(request):
+def make_on_host(request: pytest.FixtureRequest) -> Iterator[Callable[..., HostGradients]]:
     workers = []
 
-    def make(named, *, meter=None, accumulates=True):
+    def make(
+        named: dict[str, torch.nn.Parameter], *, meter: Meter | None = None, accumulates: bool = True
+    ) -> HostGradients:
         workers.append(BackgroundThread(name="test", device=CPU, is_threaded=request.param))
         return HostGradients(
             named,
@@ -46,7 +53,9 @@ def make_on_host(request):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("max_norm", [0.5, None])
-def test_sums_on_the_host_are_those_of_the_device(make_on_host, dtype, max_norm):
+def test_sums_on_the_host_are_those_of_the_device(
+    make_on_host: Callable[..., HostGradients], dtype: torch.dtype, max_norm: float | None
+) -> None:
     kept, moved = make_named(dtype), make_named(dtype)
     on_host = make_on_host(moved)
     handles = on_host.watch()
@@ -69,7 +78,7 @@ def test_sums_on_the_host_are_those_of_the_device(make_on_host, dtype, max_norm)
         handle.remove()
 
 
-def test_a_gradient_of_an_earlier_micro_batch_alone_counts(make_on_host):
+def test_a_gradient_of_an_earlier_micro_batch_alone_counts(make_on_host: Callable[..., HostGradients]) -> None:
     kept, moved = make_named(), make_named()
     on_host = make_on_host(moved)
     on_host.watch()
@@ -82,7 +91,7 @@ def test_a_gradient_of_an_earlier_micro_batch_alone_counts(make_on_host):
     assert on_host.arrived() == set(moved)
 
 
-def test_a_step_begins_from_nothing(make_on_host):
+def test_a_step_begins_from_nothing(make_on_host: Callable[..., HostGradients]) -> None:
     named = make_named()
     on_host = make_on_host(named)
     on_host.watch()
@@ -96,7 +105,7 @@ def test_a_step_begins_from_nothing(make_on_host):
     assert on_host.arrived() == set()
 
 
-def test_fp16_gradients_are_scaled_once_they_are_wide(make_on_host):
+def test_fp16_gradients_are_scaled_once_they_are_wide(make_on_host: Callable[..., HostGradients]) -> None:
     named = make_named(torch.float16)
     on_host = make_on_host(named)
     on_host.watch()
@@ -109,7 +118,7 @@ def test_fp16_gradients_are_scaled_once_they_are_wide(make_on_host):
         assert torch.equal(named["matrix"].grad, before)
 
 
-def test_its_memory_on_the_host_is_allocated_once(make_on_host):
+def test_its_memory_on_the_host_is_allocated_once(make_on_host: Callable[..., HostGradients]) -> None:
     named = make_named()
     meter = Meter(device=CPU)
     on_host = make_on_host(named, meter=meter)
@@ -125,7 +134,7 @@ def test_its_memory_on_the_host_is_allocated_once(make_on_host):
     assert meter.bytes_by_category(tier="host")["gradients"] == taken_bytes
 
 
-def test_an_error_while_adding_reaches_whoever_clips_and_stops_nobody_before():
+def test_an_error_while_adding_reaches_whoever_clips_and_stops_nobody_before() -> None:
     named = make_named()
     worker = BackgroundThread(name="test", device=CPU, is_threaded=True)
     on_host = HostGradients(named, tiers=Tiers(device=CPU), worker=worker, accumulates=True, wait=lambda name: None)
@@ -140,7 +149,7 @@ def test_an_error_while_adding_reaches_whoever_clips_and_stops_nobody_before():
     worker.close()
 
 
-def test_gradients_on_the_host_never_stand_together_on_the_device(tmp_path):
+def test_gradients_on_the_host_never_stand_together_on_the_device(tmp_path: Path) -> None:
     trainer = make_trainer(plan=make_plan(gradients="host", accumulation_steps=2))
     batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
     trainer.step(batches, learning_rate=1e-3)
@@ -156,7 +165,7 @@ def test_gradients_on_the_host_never_stand_together_on_the_device(tmp_path):
     trainer.close()
 
 
-def test_a_step_that_overflowed_leaves_nothing_behind_for_the_next():
+def test_a_step_that_overflowed_leaves_nothing_behind_for_the_next() -> None:
     losses = []
     for places in ({}, {"gradients": "host", "state_place": "host", "weights_place": "host"}):
         trainer = make_trainer(plan=make_plan(dtype="fp16", **places))

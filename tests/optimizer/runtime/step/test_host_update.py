@@ -1,3 +1,7 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,7 +16,7 @@ from tests.optimizer.runtime.tiny import make_workload
 CPU = torch.device("cpu")
 
 
-def make_named(dtype=torch.float32):
+def make_named(dtype: torch.dtype = torch.float32) -> dict[str, torch.nn.Parameter]:
     torch.manual_seed(0)
     return {
         "matrix": torch.nn.Parameter(torch.randn(64, 48).to(dtype)),
@@ -21,10 +25,10 @@ def make_named(dtype=torch.float32):
 
 
 @pytest.fixture
-def make_state(tmp_path):
+def make_state(tmp_path: Path) -> Iterator[Callable[..., tuple[HostState, Tiers]]]:
     made = []
 
-    def make(named, place, **workload):
+    def make(named: dict[str, torch.nn.Parameter], place: str, **workload: Any) -> tuple[HostState, Tiers]:
         made.append(Tiers(device=CPU, meter=Meter(device=CPU), scratch=tmp_path))
         return HostState(
             named,
@@ -39,7 +43,13 @@ def make_state(tmp_path):
         tiers.close()
 
 
-def update(state, gradients, *, learning_rate=0.01, factor=None):
+def update(
+    state: HostState,
+    gradients: dict[str, torch.Tensor],
+    *,
+    learning_rate: float = 0.01,
+    factor: torch.Tensor | None = None,
+) -> None:
     state.begin(list(gradients))
     facts = UpdateFacts(learning_rate=learning_rate, grad_factor=factor)
     state.run(list(gradients), gradients.__getitem__, facts)
@@ -47,7 +57,9 @@ def update(state, gradients, *, learning_rate=0.01, factor=None):
 
 @pytest.mark.parametrize("place", ["host", "disk"])
 @pytest.mark.parametrize("piece_elements", [1 << 20, 64])
-def test_it_is_fused_adamw_with_decay_on_matrices_only(make_state, monkeypatch, place, piece_elements):
+def test_it_is_fused_adamw_with_decay_on_matrices_only(
+    make_state: Callable[..., tuple[HostState, Tiers]], monkeypatch: pytest.MonkeyPatch, place: str, piece_elements: int
+) -> None:
     for module in (homes, host_update):
         monkeypatch.setattr(module, "PIECE_ELEMENTS", piece_elements)
     named, expected = make_named(), make_named()
@@ -72,13 +84,13 @@ def test_it_is_fused_adamw_with_decay_on_matrices_only(make_state, monkeypatch, 
         update(state, gradients, learning_rate=0.01 * (step + 1), factor=torch.tensor(0.5))
     for name in named:
         assert torch.equal(named[name], expected[name])
-        exported = state.export(name)
+        exported: Any = state.export(name)
         assert set(exported) == {"exp_avg", "exp_avg_sq", "step"}
         assert float(exported["step"]) == 3
         assert torch.equal(exported["exp_avg"].load(), adamw.state[expected[name]]["exp_avg"])
 
 
-def test_a_tensor_without_a_gradient_is_left_alone(make_state):
+def test_a_tensor_without_a_gradient_is_left_alone(make_state: Callable[..., tuple[HostState, Tiers]]) -> None:
     named = make_named()
     state, _ = make_state(named, "host")
     before = named["vector"].detach().clone()
@@ -96,7 +108,9 @@ def test_a_tensor_without_a_gradient_is_left_alone(make_state):
         ("host", torch.bfloat16, 12, 0),
     ],
 )
-def test_it_takes_the_bytes_that_it_reports(make_state, place, dtype, host_bytes, disk_bytes):
+def test_it_takes_the_bytes_that_it_reports(
+    make_state: Callable[..., tuple[HostState, Tiers]], place: str, dtype: torch.dtype, host_bytes: int, disk_bytes: int
+) -> None:
     named = make_named(dtype)
     state, tiers = make_state(named, place)
     num_elements = sum(p.numel() for p in named.values())
@@ -116,7 +130,9 @@ def test_it_takes_the_bytes_that_it_reports(make_state, place, dtype, host_bytes
     assert tiers.meter.peak().device_bytes == 0
 
 
-def test_waiting_for_a_tensor_raises_the_error_of_its_update(make_state):
+def test_waiting_for_a_tensor_raises_the_error_of_its_update(
+    make_state: Callable[..., tuple[HostState, Tiers]]
+) -> None:
     named = make_named()
     state, tiers = make_state(named, "disk")
     tiers.close()

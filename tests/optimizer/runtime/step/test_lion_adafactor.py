@@ -1,5 +1,7 @@
 """Lion has the bits of its definition, Adafactor those of torch's, both after a resume too."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,18 +10,26 @@ from optimizer.runtime.step.optimizer_state import Optimizer
 from tests.optimizer.runtime.tiny import make_workload
 
 
-def make_model():
+def make_model() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(50, 48), torch.nn.LayerNorm(48), torch.nn.Conv2d(4, 6, 3))
 
 
-def fill_gradients(model, *, seed):
+def fill_gradients(model: torch.nn.Module, *, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
 
 
-def step_lion(model, moments, *, learning_rate, decay, beta1=0.9, beta2=0.95):
+def step_lion(
+    model: torch.nn.Module,
+    moments: dict[str, torch.Tensor],
+    *,
+    learning_rate: float,
+    decay: float,
+    beta1: float = 0.9,
+    beta2: float = 0.95,
+) -> None:
     """Plainly, as the paper has it."""
     for name, parameter in model.named_parameters():
         moment, gradient = moments.setdefault(name, torch.zeros_like(parameter)), parameter.grad
@@ -29,12 +39,13 @@ def step_lion(model, moments, *, learning_rate, decay, beta1=0.9, beta2=0.95):
         moments[name] = torch.lerp(moment, gradient, 1 - beta2)
 
 
-def same(left, right):
+def same(left: torch.nn.Module, right: torch.nn.Module) -> bool:
     return all(torch.equal(ours, theirs) for ours, theirs in zip(left.parameters(), right.parameters(), strict=True))
 
 
-def test_lion_has_the_bits_of_its_definition():
-    model, reference, moments = make_model(), make_model(), {}
+def test_lion_has_the_bits_of_its_definition() -> None:
+    model, reference = make_model(), make_model()
+    moments: dict[Any, Any] = {}
     workload = make_workload(optimizer="lion", weight_decay=0.3)
     optimizer = Optimizer(model, plan=OptimizerStatePlan(), workload=workload)
     for seed in range(4):
@@ -46,7 +57,7 @@ def test_lion_has_the_bits_of_its_definition():
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_adafactor_has_the_bits_of_torchs(one_by_one):
+def test_adafactor_has_the_bits_of_torchs(one_by_one: bool) -> None:
     model, reference = make_model(), make_model()
     optimizer = Optimizer(model, plan=OptimizerStatePlan(), workload=make_workload(optimizer="adafactor", weight_decay=0.3))
     groups = [
@@ -70,7 +81,7 @@ def test_adafactor_has_the_bits_of_torchs(one_by_one):
 
 
 @pytest.mark.parametrize("name", ["lion", "adafactor"])
-def test_a_resumed_run_goes_on_with_the_same_bits(name):
+def test_a_resumed_run_goes_on_with_the_same_bits(name: str) -> None:
     workload = make_workload(optimizer=name)
     whole, model = make_model(), make_model()
     straight, first = (Optimizer(m, plan=OptimizerStatePlan(), workload=workload) for m in (whole, model))
@@ -79,7 +90,8 @@ def test_a_resumed_run_goes_on_with_the_same_bits(name):
         fill_gradients(model, seed=seed)
         straight.step(0.01)
         first.step(0.01)
-    tensors, scalars = first.export_state()
+    exported: Any = first.export_state()
+    tensors, scalars = exported
     kept = {key: tensor.clone() for key, tensor in tensors.items()}
     second = Optimizer(model, plan=OptimizerStatePlan(), workload=workload)
     second.import_state(kept, scalars)

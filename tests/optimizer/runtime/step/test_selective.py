@@ -1,6 +1,8 @@
 """Selective recomputation gives the bits of keeping, runs no product twice, and keeps nothing that it does not need."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -28,17 +30,21 @@ HIDDEN_BYTES = 2 * 32 * 64 * 4
 class Counting(TorchDispatchMode):
     """Counts how many times each kind of op really runs."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.counts = {}
+        self.counts: dict[Any, Any] = {}
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: tuple[Any, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> bool | torch.Tensor | tuple[torch.Tensor, ...]:
         kind = classify_op(str(func))
         self.counts[kind] = self.counts.get(kind, 0) + 1
         return func(*args, **(kwargs or {}))
 
 
-def run_step(name, choices, *, dtype="fp32"):
+def run_step(
+    name: str, choices: tuple[str, ...], *, dtype: str = "fp32"
+) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, int], torch.Tensor]:
     """Loss, gradients and weights after two micro-batches, and the ops that ran."""
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
     model = build_model(make_spec(name), seed=3, dtype=dtypes[dtype])
@@ -55,7 +61,7 @@ def run_step(name, choices, *, dtype="fp32"):
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
-def test_the_bits_are_those_of_keeping(name, dtype):
+def test_the_bits_are_those_of_keeping(name: str, dtype: str) -> None:
     loss, gradients, _, random_state = run_step(name, ("keep",), dtype=dtype)
     for choices in (("selective",), ("selective", "offload", "keep"), ("recompute", "selective", "selective")):
         other_loss, other_gradients, _, other_random_state = run_step(name, choices, dtype=dtype)
@@ -65,7 +71,7 @@ def test_the_bits_are_those_of_keeping(name, dtype):
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
-def test_no_product_and_no_attention_runs_twice(name):
+def test_no_product_and_no_attention_runs_twice(name: str) -> None:
     kept, selective, recomputed = (run_step(name, (choice,))[2] for choice in ("keep", "selective", "recompute"))
     for kind in ("matmul", "attention"):
         assert selective.get(kind) == kept.get(kind)
@@ -73,14 +79,14 @@ def test_no_product_and_no_attention_runs_twice(name):
     assert selective["memory"] > kept["memory"]
 
 
-def test_less_is_kept_than_by_torchs_own_contexts_by_each_blocks_last_product():
+def test_less_is_kept_than_by_torchs_own_contexts_by_each_blocks_last_product() -> None:
     costly = [torch.ops.aten.mm.default, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default]
     torchs_own = functools.partial(create_selective_checkpoint_contexts, costly)
     ours, theirs = (activation_bytes_after_forward(contexts) for contexts in (make_selective_contexts, torchs_own))
     assert theirs - ours == NUM_BLOCKS * HIDDEN_BYTES
 
 
-def test_after_backward_nothing_is_kept():
+def test_after_backward_nothing_is_kept() -> None:
     model = build_model(make_spec())
     meter = Meter(device=CPU)
     plan, workload = make_plan("selective"), make_workload()
@@ -90,7 +96,7 @@ def test_after_backward_nothing_is_kept():
     assert meter.bytes_by_category()["activations"] == 0
 
 
-def test_a_result_that_was_written_to_is_made_anew():
+def test_a_result_that_was_written_to_is_made_anew() -> None:
     block = _WritesToItsProduct()
     hidden = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
     expected = _gradient_of(block, hidden)
@@ -99,7 +105,7 @@ def test_a_result_that_was_written_to_is_made_anew():
     undo()
 
 
-def test_attention_with_dropout_runs_again_so_that_later_draws_are_the_same():
+def test_attention_with_dropout_runs_again_so_that_later_draws_are_the_same() -> None:
     attention = torch.ops.aten._scaled_dot_product_flash_attention.default
     for dropout, num_runs in ((0.0, 1), (0.1, 2)):
         query = torch.empty(1, 2, 8, 16, device="meta", dtype=torch.bfloat16, requires_grad=True)
@@ -116,7 +122,7 @@ def test_attention_with_dropout_runs_again_so_that_later_draws_are_the_same():
         assert counting.counts["attention"] == num_runs
 
 
-def test_a_block_that_does_something_else_on_its_second_run_is_named():
+def test_a_block_that_does_something_else_on_its_second_run_is_named() -> None:
     block = _Fickle()
     apply_activations([block], ActivationsPlan(per_block=("selective",)), Tiers(device=CPU))
     total = block(torch.randn(4, 4, requires_grad=True)).sum()
@@ -124,7 +130,7 @@ def test_a_block_that_does_something_else_on_its_second_run_is_named():
         total.backward()
 
 
-def test_without_gradients_nothing_is_wrapped():
+def test_without_gradients_nothing_is_wrapped() -> None:
     model = build_model(make_spec()).eval()
     ids = torch.zeros(1, 8, dtype=torch.long)
     with torch.no_grad():
@@ -133,7 +139,7 @@ def test_without_gradients_nothing_is_wrapped():
         assert torch.equal(model(ids).logits, expected)
 
 
-def activation_bytes_after_forward(contexts):
+def activation_bytes_after_forward(contexts: Callable[..., Any]) -> int:
     model = build_model(make_spec())
     for block in find_blocks(model):
         forward = block.forward
@@ -148,18 +154,20 @@ def activation_bytes_after_forward(contexts):
     return num_bytes
 
 
-def _checkpointed(forward, contexts, hidden, **kwargs):
+def _checkpointed(
+    forward: Callable[..., Any], contexts: Callable[..., Any], hidden: torch.Tensor, **kwargs: Any
+) -> torch.Tensor:
     return checkpoint(forward, hidden, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
-def _gradient_of(block, hidden):
+def _gradient_of(block: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
     hidden = hidden.clone().requires_grad_()
     block(hidden).sum().backward()
     return hidden.grad
 
 
 class _WritesToItsProduct(nn.Module):
-    def forward(self, hidden):
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         product = hidden @ hidden
         grown = product * 2
         product.add_(1)
@@ -167,11 +175,11 @@ class _WritesToItsProduct(nn.Module):
 
 
 class _Fickle(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.num_runs = 0
 
-    def forward(self, hidden):
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor | None:
         self.num_runs += 1
         if self.num_runs == 1:
             return torch.exp(torch.exp(hidden @ hidden))

@@ -1,6 +1,7 @@
 """Sparse gradients of embeddings: the dense ones' rows, lazily updated, and resumed to the same bits."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 from optimizer.base.errors import CheckpointInvalid, InvalidModel, InvalidPlan
 from optimizer.models.build import build_model
-from optimizer.models.spec import read_model_spec
+from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
@@ -22,7 +23,7 @@ from optimizer.workload import TrainingWorkload
 
 CPU = torch.device("cpu")
 TABLE = "model.embed_tokens.weight"
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "headroom_decoder",
     "vocab_size": 997,
     "hidden_size": 32,
@@ -51,11 +52,11 @@ REFUSED = [
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def make_plan(accumulation_steps=1, *, choice="keep", **rows):
+def make_plan(accumulation_steps: int = 1, *, choice: str = "keep", **rows: Any) -> Plan:
     micro_batch_size = 4 // accumulation_steps
     return Plan(
         batch=BatchPlan(micro_batch_size=micro_batch_size, accumulation_steps=accumulation_steps),
@@ -64,16 +65,20 @@ def make_plan(accumulation_steps=1, *, choice="keep", **rows):
     )
 
 
-def make_model(spec=SPEC):
+def make_model(spec: ModelSpec = SPEC) -> nn.Module:
     torch.manual_seed(3)
     return build_model(spec)
 
 
-def make_trainer(model, plan=None, *, workload=WORKLOAD, meter=None):
+def make_trainer(
+    model: nn.Module, plan: Plan | None = None, *, workload: TrainingWorkload = WORKLOAD, meter: Any = None
+) -> Trainer | None:
     return Trainer(model, plan=plan or make_plan(), workload=workload, device=CPU, meter=meter)
 
 
-def make_batches(accumulation_steps=1, *, seed=0, num_tokens=40):
+def make_batches(
+    accumulation_steps: int = 1, *, seed: int = 0, num_tokens: int = 40
+) -> list[tuple[torch.Tensor, ...]]:
     """Make batches of few tokens, so that rows repeat within and between micro-batches, and most rows are not touched."""
     generator = torch.Generator().manual_seed(seed)
     shape = (4 // accumulation_steps, WORKLOAD.sequence_length)
@@ -83,7 +88,7 @@ def make_batches(accumulation_steps=1, *, seed=0, num_tokens=40):
     ]
 
 
-def clipped_gradient(spec, accumulation_steps):
+def clipped_gradient(spec: ModelSpec, accumulation_steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     model = make_model(spec)
     trainer = make_trainer(model, make_plan(accumulation_steps))
     trainer.accumulate(make_batches(accumulation_steps))
@@ -92,7 +97,7 @@ def clipped_gradient(spec, accumulation_steps):
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 2, 4])
-def test_the_gradient_and_the_global_norm_are_the_dense_ones(accumulation_steps):
+def test_the_gradient_and_the_global_norm_are_the_dense_ones(accumulation_steps: int) -> None:
     sparse, sparse_norm = clipped_gradient(SPEC, accumulation_steps)
     dense, dense_norm = clipped_gradient(DENSE_SPEC, accumulation_steps)
     assert sparse.is_sparse
@@ -103,7 +108,9 @@ def test_the_gradient_and_the_global_norm_are_the_dense_ones(accumulation_steps)
     assert float(sparse_norm) > WORKLOAD.max_grad_norm
 
 
-def lazy_adamw(weight, mean, square, gradient, *, step):
+def lazy_adamw(
+    weight: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, gradient: torch.Tensor, *, step: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute lazy AdamW by hand, in fp64."""
     w = WORKLOAD
     weight = weight * (1 - w.learning_rate * w.weight_decay)
@@ -113,7 +120,7 @@ def lazy_adamw(weight, mean, square, gradient, *, step):
     return weight - w.learning_rate * (mean / (1 - w.beta1**step)) / divisor, mean, square
 
 
-def test_steps_are_lazy_adamw_by_hand_and_untouched_rows_keep_their_bits():
+def test_steps_are_lazy_adamw_by_hand_and_untouched_rows_keep_their_bits() -> None:
     model = make_model()
     trainer = make_trainer(model)
     table = model.get_parameter(TABLE)
@@ -121,7 +128,8 @@ def test_steps_are_lazy_adamw_by_hand_and_untouched_rows_keep_their_bits():
     mean, square = torch.zeros_like(weight), torch.zeros_like(weight)
     for step in (1, 2, 3):
         batches, before = make_batches(seed=step, num_tokens=20 * step), table.detach().clone()
-        moments = {key: value.clone() for key, value in trainer.optimizer.export_state()[0].items() if TABLE in key}
+        state: dict[str, Any] = trainer.optimizer.export_state()[0]
+        moments = {key: value.clone() for key, value in state.items() if TABLE in key}
         trainer.accumulate(batches)
         trainer.gradients.clip_(WORKLOAD.max_grad_norm)
         gradient = table.grad.to_dense().to(torch.float64)
@@ -131,7 +139,7 @@ def test_steps_are_lazy_adamw_by_hand_and_untouched_rows_keep_their_bits():
         news = lazy_adamw(weight[touched], mean[touched], square[touched], gradient[touched], step=step)
         for whole, rows in zip((weight, mean, square), news, strict=True):
             whole[touched] = rows
-        after = trainer.optimizer.export_state()[0]
+        after: dict[str, Any] = trainer.optimizer.export_state()[0]
         torch.testing.assert_close(table.detach().to(torch.float64), weight, rtol=1e-5, atol=1e-7)
         torch.testing.assert_close(after[f"{TABLE}//exp_avg"].to(torch.float64), mean, rtol=1e-5, atol=1e-9)
         rest = torch.ones(997, dtype=torch.bool).index_fill(0, touched, False)
@@ -140,7 +148,7 @@ def test_steps_are_lazy_adamw_by_hand_and_untouched_rows_keep_their_bits():
             assert torch.equal(after[f"{TABLE}//{key}"][rest], moments[f"{TABLE}//{key}"][rest])
 
 
-def test_where_every_row_is_touched_it_is_adamw_to_the_bit():
+def test_where_every_row_is_touched_it_is_adamw_to_the_bit() -> None:
     torch.manual_seed(0)
     every = torch.arange(7)
     tables = [nn.Embedding(7, 16, sparse=sparse) for sparse in (True, False)]
@@ -156,13 +164,14 @@ def test_where_every_row_is_touched_it_is_adamw_to_the_bit():
     assert torch.equal(tables[0].weight, tables[1].weight)
 
 
-def test_a_step_from_stored_state_gives_the_same_bits():
+def test_a_step_from_stored_state_gives_the_same_bits() -> None:
     model = make_model()
     trainer = make_trainer(model, make_plan(2))
     trainer.step(make_batches(2, seed=1), learning_rate=0.01)
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    tensors, scalars = trainer.optimizer.export_state()
-    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    exported: Any = trainer.optimizer.export_state()
+    stored, scalars = exported
+    tensors = {name: tensor.clone() for name, tensor in stored.items()}
     assert tensors[f"{TABLE}//exp_avg"].shape == (997, 32)
     assert tensors[f"{TABLE}//exp_avg"].layout == torch.strided
     trainer.step(make_batches(2, seed=2), learning_rate=0.01)
@@ -176,26 +185,26 @@ def test_a_step_from_stored_state_gives_the_same_bits():
         assert torch.equal(parameter, again.get_parameter(name)), name
 
 
-def test_state_of_another_kind_is_refused():
+def test_state_of_another_kind_is_refused() -> None:
     trainer = make_trainer(make_model())
     with pytest.raises(CheckpointInvalid, match=f"{TABLE}//state1"):
         trainer.optimizer.import_state({f"{TABLE}//state1": torch.zeros(997, 32)}, {})
 
 
 @pytest.mark.parametrize(("field", "rows"), REFUSED)
-def test_what_cannot_be_combined_is_refused_at_setup(field, rows):
+def test_what_cannot_be_combined_is_refused_at_setup(field: str, rows: dict[str, Any]) -> None:
     plan, workload = make_plan(**rows), replace(WORKLOAD, max_grad_norm=None)
     with pytest.raises(InvalidPlan, match="sparse_embedding_gradients") as refused:
         make_trainer(make_model(), plan, workload=workload)
     assert refused.value.fields["field"] == f"plan.{field}"
 
 
-def test_tied_embeddings_are_refused():
+def test_tied_embeddings_are_refused() -> None:
     with pytest.raises(InvalidModel, match="sparse_embedding_gradients"):
         read_model_spec({**CONFIG, "tie_word_embeddings": True})
 
 
-def test_the_meter_counts_indices_and_values_as_gradients():
+def test_the_meter_counts_indices_and_values_as_gradients() -> None:
     table = nn.Embedding(50, 8, sparse=True)
     meter = Meter(device=CPU)
     meter.assign_module(table)

@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+from pathlib import Path
+from typing import Any, Never
 
 import pytest
 import torch
@@ -19,10 +21,11 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.job.measure import make_synthetic_batches, measure_step
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step import host_update
-from tests.optimizer.runtime.states import CPU, assert_same_bits, make_trainer, run_steps
+from optimizer.runtime.step.step import Trainer
+from tests.optimizer.runtime.states import CPU, Ran, assert_same_bits, make_trainer, run_steps
 from tests.optimizer.runtime.tiny import CONFIGS, VOCAB_SIZE, make_plan, make_workload
 
-PLACES = {
+PLACES: dict[str, Any] = {
     "gradients on the host": {"gradients": "host"},
     "half the state on the host": {"gradients": "host", "state_place": "host", "fraction": 0.5},
     "half the state on the disk": {"gradients": "host", "state_place": "disk", "fraction": 0.5},
@@ -39,7 +42,7 @@ WEIGHTS_BYTES = 4 * sum(p.numel() for p in build_model(read_model_spec(CONFIGS["
 
 
 @functools.cache
-def run_plain(name, dtype, accumulation_steps, max_grad_norm):
+def run_plain(name: str, dtype: str, accumulation_steps: int, max_grad_norm: float) -> Ran:
     plan = make_plan(dtype=dtype, accumulation_steps=accumulation_steps)
     trainer = make_trainer(name, plan=plan, max_grad_norm=max_grad_norm)
     try:
@@ -48,7 +51,14 @@ def run_plain(name, dtype, accumulation_steps, max_grad_norm):
         trainer.close()
 
 
-def run_placed(tmp_path, name="llama", *choices, thread=None, max_grad_norm=1.0, **places):
+def run_placed(
+    tmp_path: Path,
+    name: str = "llama",
+    *choices: Any,
+    thread: bool | None = None,
+    max_grad_norm: float = 1.0,
+    **places: Any,
+) -> Ran:
     trainer = make_trainer(
         name,
         plan=make_plan(*choices, **places),
@@ -68,14 +78,18 @@ def run_placed(tmp_path, name="llama", *choices, thread=None, max_grad_norm=1.0,
     ids=["at once", "beside the next forward", "beside backward"],
 )
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
-def test_every_place_gives_the_bits_of_the_device(tmp_path, places, max_grad_norm, thread):
+def test_every_place_gives_the_bits_of_the_device(
+    tmp_path: Path, places: dict[str, Any], max_grad_norm: float | None, thread: bool
+) -> None:
     ran = run_placed(tmp_path, max_grad_norm=max_grad_norm, thread=thread, accumulation_steps=2, **places)
     assert_same_bits(ran, run_plain("llama", "fp32", 2, max_grad_norm))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
-def test_weights_below_fp32_follow_the_same_masters_everywhere(tmp_path, places, dtype):
+def test_weights_below_fp32_follow_the_same_masters_everywhere(
+    tmp_path: Path, places: dict[str, Any], dtype: str
+) -> None:
     ran = run_placed(tmp_path, dtype=dtype, **places)
     assert_same_bits(ran, run_plain("llama", dtype, 1, 1.0))
 
@@ -83,19 +97,21 @@ def test_weights_below_fp32_follow_the_same_masters_everywhere(tmp_path, places,
 @pytest.mark.parametrize("name", ["gpt2", "mixtral"])
 @pytest.mark.parametrize("choices", [("recompute",), ("offload",), ("offload_disk", "selective", "keep")])
 @pytest.mark.parametrize("places", [PLACES["all on the host"], PLACES["all on the disk"]], ids=["host", "disk"])
-def test_places_go_together_with_what_becomes_of_activations(tmp_path, name, choices, places):
+def test_places_go_together_with_what_becomes_of_activations(
+    tmp_path: Path, name: str, choices: tuple[str, ...], places: dict[str, Any]
+) -> None:
     ran = run_placed(tmp_path, name, *choices, accumulation_steps=2, **places)
     assert_same_bits(ran, run_plain(name, "fp32", 2, 1.0))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_consumed_gradients_give_the_bits_of_kept_ones(tmp_path, name, dtype):
+def test_consumed_gradients_give_the_bits_of_kept_ones(tmp_path: Path, name: str, dtype: str) -> None:
     ran = run_placed(tmp_path, name, "recompute", "keep", "offload", dtype=dtype, gradients="consume", max_grad_norm=None)
     assert_same_bits(ran, run_plain(name, dtype, 1, None))
 
 
-def test_consumed_gradients_never_stand_together():
+def test_consumed_gradients_never_stand_together() -> None:
     highest_bytes = {}
     for choice in ("keep", "consume"):
         trainer = make_trainer(plan=make_plan(gradients=choice), max_grad_norm=None)
@@ -110,7 +126,9 @@ def test_consumed_gradients_never_stand_together():
     assert highest_bytes == {"keep": WEIGHTS_BYTES, "consume": largest_bytes}
 
 
-def test_a_tensor_is_updated_in_pieces_with_the_bits_of_the_whole(tmp_path, monkeypatch):
+def test_a_tensor_is_updated_in_pieces_with_the_bits_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places = PLACES["state on the disk"]
     whole = run_placed(tmp_path, **places)
     monkeypatch.setattr("optimizer.runtime.tiers.homes.PIECE_ELEMENTS", 1 << 10)
@@ -120,7 +138,7 @@ def test_a_tensor_is_updated_in_pieces_with_the_bits_of_the_whole(tmp_path, monk
     assert cut.peak.host_bytes < whole.peak.host_bytes
 
 
-def test_a_steady_step_allocates_nothing_on_the_host_for_its_update(tmp_path):
+def test_a_steady_step_allocates_nothing_on_the_host_for_its_update(tmp_path: Path) -> None:
     for places in PLACES.values():
         trainer = make_trainer(plan=make_plan(accumulation_steps=2, **places), scratch=tmp_path)
         run_steps(trainer, num_steps=2)
@@ -139,12 +157,12 @@ def test_a_steady_step_allocates_nothing_on_the_host_for_its_update(tmp_path):
         ("state on the disk", {"device_to_host": 2, "host_to_device": 1, "disk_to_host": 3, "host_to_disk": 3}),
     ],
 )
-def test_each_copy_of_a_step_is_counted_once_on_its_link(tmp_path, name, expected):
+def test_each_copy_of_a_step_is_counted_once_on_its_link(tmp_path: Path, name: str, expected: dict[str, int]) -> None:
     ran = run_placed(tmp_path, accumulation_steps=2, **PLACES[name])
     assert ran.copied_bytes == {link: times * WEIGHTS_BYTES for link, times in expected.items()}
 
 
-def test_streamed_blocks_are_fetched_once_forward_and_once_backward_of_each_micro_batch(tmp_path):
+def test_streamed_blocks_are_fetched_once_forward_and_once_backward_of_each_micro_batch(tmp_path: Path) -> None:
     ran = run_placed(tmp_path, accumulation_steps=2, **PLACES["all on the disk"])
     block_bytes = sum(tensor.nbytes for key, tensor in ran.weights.items() if ".layers." in key)
     rest_bytes = WEIGHTS_BYTES - block_bytes
@@ -175,7 +193,7 @@ DEEP = read_model_spec(
 )
 
 
-def deep_plan(place, choice="recompute"):
+def deep_plan(place: str, choice: str = "recompute") -> Plan:
     return Plan(
         batch=BatchPlan(micro_batch_size=1, accumulation_steps=2),
         weights=WeightsPlan(place=place),
@@ -186,7 +204,7 @@ def deep_plan(place, choice="recompute"):
 
 
 @pytest.mark.parametrize("place", ["host", "disk"])
-def test_a_model_of_more_than_four_times_the_device_trains_to_the_same_bits(tmp_path, place):
+def test_a_model_of_more_than_four_times_the_device_trains_to_the_same_bits(tmp_path: Path, place: str) -> None:
     workload = make_workload(sequence_length=16)
     num_elements = sum(p.numel() for p in build_model(DEEP, device="meta").parameters())
     states_bytes = (4 + 4 + 8) * num_elements
@@ -207,7 +225,7 @@ def test_a_model_of_more_than_four_times_the_device_trains_to_the_same_bits(tmp_
     assert (placed.disk_peak_bytes > 8 * num_elements) == (place == "disk")
 
 
-def test_without_room_for_the_blocks_that_must_be_there_the_device_is_full(tmp_path):
+def test_without_room_for_the_blocks_that_must_be_there_the_device_is_full(tmp_path: Path) -> None:
     block_bytes = 4 * sum(p.numel() for name, p in build_model(DEEP).named_parameters() if ".layers.0." in name)
     with pytest.raises(OutOfDeviceMemory, match="block"):
         measure_step(
@@ -215,14 +233,14 @@ def test_without_room_for_the_blocks_that_must_be_there_the_device_is_full(tmp_p
         )
 
 
-def test_a_full_host_is_refused_before_the_first_step():
+def test_a_full_host_is_refused_before_the_first_step() -> None:
     meter = Meter(device=CPU, host_cap_bytes=WEIGHTS_BYTES)
     with pytest.raises(OutOfHostMemory):
         make_trainer(plan=make_plan(**PLACES["all on the host"]), meter=meter)
 
 
-def test_a_full_disk_is_refused_before_the_first_step(tmp_path, monkeypatch):
-    def refuse(descriptor, offset, length):
+def test_a_full_disk_is_refused_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, offset: int, length: int) -> Never:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", refuse)
@@ -235,7 +253,9 @@ def test_a_full_disk_is_refused_before_the_first_step(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["state on the host", "all on the disk"])
 @pytest.mark.parametrize("thread", [False, True])
-def test_gradients_that_stand_together_are_checked_before_any_weight_is_touched(tmp_path, name, thread):
+def test_gradients_that_stand_together_are_checked_before_any_weight_is_touched(
+    tmp_path: Path, name: str, thread: bool
+) -> None:
     trainer = make_trainer(plan=make_plan(**PLACES[name]), scratch=tmp_path, updates_on_thread=thread)
     run_steps(trainer, num_steps=1)
     before = {key: trainer.read_weight(key).clone() for key in trainer.named_weights()}
@@ -248,7 +268,7 @@ def test_gradients_that_stand_together_are_checked_before_any_weight_is_touched(
     trainer.close()
 
 
-def test_a_loss_that_is_not_finite_is_found_before_gradients_are_consumed():
+def test_a_loss_that_is_not_finite_is_found_before_gradients_are_consumed() -> None:
     trainer = make_trainer(plan=make_plan(gradients="consume"), max_grad_norm=None)
     with torch.no_grad():
         trainer.model.get_parameter("model.norm.weight").fill_(float("inf"))
@@ -261,7 +281,7 @@ def test_a_loss_that_is_not_finite_is_found_before_gradients_are_consumed():
     trainer.close()
 
 
-def test_a_consumed_gradient_that_is_not_finite_is_named_and_its_tensor_left_as_it_was():
+def test_a_consumed_gradient_that_is_not_finite_is_named_and_its_tensor_left_as_it_was() -> None:
     name = "model.layers.1.mlp.down_proj.weight"
     trainer = make_trainer(plan=make_plan(gradients="consume"), max_grad_norm=None)
     before = trainer.read_weight(name).clone()
@@ -274,7 +294,7 @@ def test_a_consumed_gradient_that_is_not_finite_is_named_and_its_tensor_left_as_
     trainer.close()
 
 
-def test_an_update_during_backward_names_the_tensor_whose_gradient_is_not_finite():
+def test_an_update_during_backward_names_the_tensor_whose_gradient_is_not_finite() -> None:
     name = "model.layers.1.mlp.down_proj.weight"
     places = PLACES["state on the host"]
     trainer = make_trainer(plan=make_plan(**places), updates_on_thread=True, max_grad_norm=None)
@@ -287,13 +307,15 @@ def test_an_update_during_backward_names_the_tensor_whose_gradient_is_not_finite
     trainer.close(keep_weights=False)
 
 
-def spoil(trainer, name):
+def spoil(trainer: Trainer, name: str) -> None:
     """The parameter's gradient becomes NaN, and no other."""
     trainer.model.get_parameter(name).register_hook(lambda gradient: gradient * float("nan"))
 
 
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES.keys())
-def test_a_step_counted_after_uncounted_ones_has_the_peak_of_the_one_before(tmp_path, places):
+def test_a_step_counted_after_uncounted_ones_has_the_peak_of_the_one_before(
+    tmp_path: Path, places: dict[str, Any]
+) -> None:
     trainer = make_trainer("llama", plan=make_plan("offload", **places), scratch=tmp_path)
     peaks = []
     try:
@@ -306,7 +328,7 @@ def test_a_step_counted_after_uncounted_ones_has_the_peak_of_the_one_before(tmp_
     assert peaks[1] == peaks[2] == peaks[4] == peaks[5]
 
 
-def test_uncounted_steps_change_no_bit(tmp_path):
+def test_uncounted_steps_change_no_bit(tmp_path: Path) -> None:
     weights = []
     for is_counted in (True, False):
         trainer = make_trainer("llama", plan=make_plan(gradients="host", state_place="host"), scratch=tmp_path)

@@ -5,11 +5,15 @@ The host's AdamW is another kernel than the card's, so state on the host is comp
 
 import dataclasses
 import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from optimizer.models.build import build_model
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.job.prepare import build_prepared
 from optimizer.runtime.meter.device import prepared_device
@@ -17,7 +21,7 @@ from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
 from optimizer.workload import Adapter
-from tests.optimizer.runtime.states import assert_same_bits, run_steps
+from tests.optimizer.runtime.states import Ran, assert_same_bits, run_steps
 from tests.optimizer.runtime.step.test_step import PLACES
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload
 
@@ -28,14 +32,21 @@ ADAPTER = Adapter(rank=4)
 
 
 @pytest.fixture(autouse=True)
-def _prepared():
+def _prepared() -> Iterator[None]:
     with prepared_device(CUDA):
         yield
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def run_placed(scratch, plan, *, thread=None, model=None, **workload):
+def run_placed(
+    scratch: Path | None,
+    plan: Plan,
+    *,
+    thread: bool | None = None,
+    model: torch.nn.Module | None = None,
+    **workload: Any,
+) -> Ran:
     if model is None:
         device = CUDA if plan.weights.place == "device" else "cpu"
         model = build_model(make_spec(), dtype=torch_dtype(plan.weights), device=device, seed=3)
@@ -55,7 +66,7 @@ def run_placed(scratch, plan, *, thread=None, model=None, **workload):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_gradients_on_the_host_give_the_bits_of_the_device(tmp_path, dtype):
+def test_gradients_on_the_host_give_the_bits_of_the_device(tmp_path: Path, dtype: str) -> None:
     runs = [
         run_placed(tmp_path, make_plan(dtype=dtype, accumulation_steps=1, gradients=choice), max_grad_norm=None)
         for choice in ("keep", "host")
@@ -67,7 +78,9 @@ def test_gradients_on_the_host_give_the_bits_of_the_device(tmp_path, dtype):
 @pytest.mark.parametrize("max_grad_norm", [0.1, None])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
-def test_updates_beside_compute_give_the_bits_of_updates_in_turn(tmp_path, places, dtype, max_grad_norm):
+def test_updates_beside_compute_give_the_bits_of_updates_in_turn(
+    tmp_path: Path, places: dict[str, Any], dtype: str, max_grad_norm: float
+) -> None:
     plan = make_plan("offload", "keep", "recompute", dtype=dtype, accumulation_steps=2, **places)
     at_once, beside = (
         run_placed(tmp_path, plan, thread=thread, max_grad_norm=max_grad_norm) for thread in (False, True)
@@ -76,7 +89,7 @@ def test_updates_beside_compute_give_the_bits_of_updates_in_turn(tmp_path, place
 
 
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
-def test_state_on_the_host_trains_as_state_on_the_card_does(tmp_path, places):
+def test_state_on_the_host_trains_as_state_on_the_card_does(tmp_path: Path, places: dict[str, Any]) -> None:
     on_card = run_placed(tmp_path, make_plan())
     elsewhere = run_placed(tmp_path, make_plan(**places))
     # Adam's first steps have the size of the learning rate whatever the gradient; kernels differ in the last bits.
@@ -86,7 +99,9 @@ def test_state_on_the_host_trains_as_state_on_the_card_does(tmp_path, places):
 
 @pytest.mark.parametrize("frozen", ["same", "int8", "nf4"])
 @pytest.mark.parametrize("place", ["host", "disk"])
-def test_frozen_weights_stream_under_adapters_with_the_bits_of_resident_ones(tmp_path, frozen, place):
+def test_frozen_weights_stream_under_adapters_with_the_bits_of_resident_ones(
+    tmp_path: Path, frozen: str, place: str
+) -> None:
     runs = []
     for weights in (WeightsPlan(frozen=frozen), WeightsPlan(frozen=frozen, place=place)):
         model = build_prepared(make_spec(), weights=weights, workload=make_workload(adapter=ADAPTER), device=CUDA)

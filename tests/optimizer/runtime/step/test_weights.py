@@ -1,5 +1,7 @@
 import copy
 import dataclasses
+from pathlib import Path
+from typing import Any, Never
 
 import pytest
 import torch
@@ -7,9 +9,11 @@ import torch
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.job.prepare import build_prepared
+from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import list_streamed
 from optimizer.workload import Adapter
 from tests.optimizer.runtime.states import CPU, assert_same_bits, make_trainer, run_steps
@@ -19,27 +23,27 @@ ADAPTER = Adapter(rank=4)
 PLACES = ("host", "disk")
 
 
-def streaming_plan(*choices, place="host", prefetch=1, **changes):
+def streaming_plan(*choices: Any, place: str = "host", prefetch: int = 1, **changes: Any) -> Plan:
     return make_plan(
         *choices,
         **{"gradients": "host", "state_place": "host", "weights_place": place, "prefetch": prefetch, **changes},
     )
 
 
-def batches_of(trainer):
+def batches_of(trainer: Trainer) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
 
 
-def bytes_of(block):
+def bytes_of(block: Any) -> int:
     return sum(parameter.untyped_storage().nbytes() for parameter in block.parameters())
 
 
-def watch_presence(trainer):
+def watch_presence(trainer: Trainer) -> list[Any]:
     """Record the blocks with bytes on the device as each runs forward and as its backward begins."""
     blocks = find_blocks(trainer.model)
     seen = []
 
-    def look(index, phase):
+    def look(index: int, phase: str) -> None:
         seen.append((phase, index, [number for number, block in enumerate(blocks) if bytes_of(block)]))
 
     for index, block in enumerate(blocks):
@@ -54,7 +58,7 @@ def watch_presence(trainer):
 
 
 @pytest.mark.parametrize(("prefetch", "ahead"), [(0, 1), (1, 2), (2, 3)])
-def test_only_the_block_that_computes_and_those_ahead_are_on_the_device(prefetch, ahead):
+def test_only_the_block_that_computes_and_those_ahead_are_on_the_device(prefetch: int, ahead: int) -> None:
     trainer = make_trainer(plan=streaming_plan(prefetch=prefetch))
     seen = watch_presence(trainer)
     trainer.step(batches_of(trainer), learning_rate=1e-3)
@@ -67,14 +71,14 @@ def test_only_the_block_that_computes_and_those_ahead_are_on_the_device(prefetch
     trainer.close()
 
 
-def test_evaluation_leaves_no_block_on_the_device():
+def test_evaluation_leaves_no_block_on_the_device() -> None:
     trainer = make_trainer(plan=streaming_plan())
     trainer.evaluate(batches_of(trainer))
     assert not any(bytes_of(block) for block in find_blocks(trainer.model))
     trainer.close()
 
 
-def test_the_meter_counts_weights_as_they_come_and_go():
+def test_the_meter_counts_weights_as_they_come_and_go() -> None:
     plain = make_trainer(plan=make_plan())
     trainer = make_trainer(plan=streaming_plan(prefetch=0))
     block_bytes = [4 * sum(p.numel() for p in block.parameters()) for block in find_blocks(plain.model)]
@@ -93,7 +97,7 @@ def test_the_meter_counts_weights_as_they_come_and_go():
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_closing_leaves_the_model_whole_with_its_trained_weights(tmp_path, place):
+def test_closing_leaves_the_model_whole_with_its_trained_weights(tmp_path: Path, place: str) -> None:
     trainer = make_trainer(plan=streaming_plan(place=place), scratch=tmp_path)
     ran = run_steps(trainer)
     trainer.close()
@@ -105,7 +109,7 @@ def test_closing_leaves_the_model_whole_with_its_trained_weights(tmp_path, place
     assert trainer.model(ids).logits.isfinite().all()
 
 
-def test_weights_are_replaced_wherever_they_live(tmp_path):
+def test_weights_are_replaced_wherever_they_live(tmp_path: Path) -> None:
     wanted = {name: torch.randn_like(p) for name, p in build_model(make_spec()).named_parameters()}
     losses = set()
     for plan in (make_plan(), streaming_plan(), streaming_plan(place="disk", state_place="disk")):
@@ -118,9 +122,10 @@ def test_weights_are_replaced_wherever_they_live(tmp_path):
     assert len(losses) == 1
 
 
-def test_what_blocks_share_stays_on_the_device():
+def test_what_blocks_share_stays_on_the_device() -> None:
     model = build_model(make_spec())
-    first, second, _ = find_blocks(model)
+    blocks: Any = find_blocks(model)
+    first, second, _ = blocks
     second.mlp.up_proj.weight = first.mlp.up_proj.weight
     streamed = list_streamed(model, find_blocks(model), trains_all=True)
     assert [len(named) for named in streamed] == [8, 8, 9]
@@ -133,7 +138,7 @@ def test_what_blocks_share_stays_on_the_device():
     plain.close()
 
 
-def test_a_tied_head_stays_on_the_device():
+def test_a_tied_head_stays_on_the_device() -> None:
     spec = read_model_spec({**CONFIGS["llama"], "tie_word_embeddings": True})
     trainer = make_trainer(plan=streaming_plan(), model=build_model(spec, seed=3))
     plain = make_trainer(plan=make_plan(), model=build_model(spec, seed=3))
@@ -144,7 +149,7 @@ def test_a_tied_head_stays_on_the_device():
 
 @pytest.mark.parametrize("frozen", ["same", "int8", "int4", "nf4"])
 @pytest.mark.parametrize("place", PLACES)
-def test_frozen_weights_stream_under_adapters_and_adapters_stay(tmp_path, frozen, place):
+def test_frozen_weights_stream_under_adapters_and_adapters_stay(tmp_path: Path, frozen: str, place: str) -> None:
     runs = []
     for weights in (WeightsPlan(frozen=frozen), WeightsPlan(frozen=frozen, place=place)):
         plan = dataclasses.replace(make_plan("recompute", "keep", "offload"), weights=weights)
@@ -161,11 +166,13 @@ def test_frozen_weights_stream_under_adapters_and_adapters_stay(tmp_path, frozen
     assert streamed.peak.device_bytes < plain.peak.device_bytes
 
 
-def test_every_parameter_is_at_its_place_when_a_trainer_fails_to_be_made(tmp_path, monkeypatch):
+def test_every_parameter_is_at_its_place_when_a_trainer_fails_to_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = build_model(make_spec(), seed=3)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
-    def refuse(*args, **kwargs):
+    def refuse(*args: Any, **kwargs: Any) -> Never:
         raise RuntimeError("no more")
 
     monkeypatch.setattr("optimizer.runtime.step.step.HostGradients", refuse)

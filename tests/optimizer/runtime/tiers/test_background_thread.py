@@ -1,4 +1,6 @@
 import threading
+from functools import partial
+from typing import Never
 
 import pytest
 import torch
@@ -8,11 +10,11 @@ from optimizer.runtime.tiers.background_thread import BackgroundThread
 CPU = torch.device("cpu")
 
 
-def raise_error():
+def raise_error() -> Never:
     raise ValueError("no")
 
 
-def test_without_a_thread_a_job_is_done_at_once_and_its_error_comes_from_submit():
+def test_without_a_thread_a_job_is_done_at_once_and_its_error_comes_from_submit() -> None:
     worker = BackgroundThread(name="test", device=CPU, is_threaded=False)
     done = []
     worker.submit(lambda: done.append(threading.current_thread()))
@@ -22,11 +24,15 @@ def test_without_a_thread_a_job_is_done_at_once_and_its_error_comes_from_submit(
     worker.join()
 
 
-def test_jobs_run_on_one_thread_in_order():
+def test_jobs_run_on_one_thread_in_order() -> None:
     worker = BackgroundThread(name="test", device=CPU, is_threaded=True)
     done = []
+
+    def note(index: int) -> None:
+        done.append((index, threading.current_thread().name))
+
     for index in range(20):
-        worker.submit(lambda index=index: done.append((index, threading.current_thread().name)))
+        worker.submit(partial(note, index))
     worker.join()
     assert [index for index, _ in done] == list(range(20))
     assert len({name for _, name in done}) == 1
@@ -34,7 +40,7 @@ def test_jobs_run_on_one_thread_in_order():
     worker.close()
 
 
-def test_the_first_error_is_raised_once_where_the_jobs_are_joined():
+def test_the_first_error_is_raised_once_where_the_jobs_are_joined() -> None:
     worker = BackgroundThread(name="test", device=CPU, is_threaded=True)
     done = []
     worker.submit(raise_error)
@@ -46,7 +52,7 @@ def test_the_first_error_is_raised_once_where_the_jobs_are_joined():
 
 
 @pytest.mark.parametrize("is_threaded", [False, True])
-def test_gradient_mode_is_off_inside_a_job(is_threaded):
+def test_gradient_mode_is_off_inside_a_job(is_threaded: bool) -> None:
     worker = BackgroundThread(name="test", device=CPU, is_threaded=is_threaded)
     modes = []
     worker.submit(lambda: modes.append(torch.is_grad_enabled()))
@@ -55,7 +61,7 @@ def test_gradient_mode_is_off_inside_a_job(is_threaded):
     worker.close()
 
 
-def test_closing_drops_what_has_not_begun():
+def test_closing_drops_what_has_not_begun() -> None:
     worker = BackgroundThread(name="test", device=CPU, is_threaded=True)
     may_go_on, done = threading.Event(), []
     worker.submit(lambda: may_go_on.wait() and None)

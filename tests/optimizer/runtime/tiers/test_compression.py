@@ -1,5 +1,7 @@
 """Packing for a trip: what comes back, how far off it is, and that its sizes are those that the estimate uses."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,7 +16,7 @@ INT8_BOUND = 1 / 253
 """Half a step of a 127th, and the rounding of the scale itself."""
 
 
-def travel(tensor, compress):
+def travel(tensor: torch.Tensor, compress: str) -> tuple[torch.Tensor, int]:
     """Out and back, through two pieces on the host."""
     scratch = Scratch(compress, device=CPU)
     packing = Packing(tensor.nbytes, dtype=tensor.dtype, compress=compress, scratch=scratch)
@@ -28,7 +30,7 @@ def travel(tensor, compress):
 
 
 @pytest.mark.parametrize("num_elements", SIZES)
-def test_bf16_rounds_each_value_once(num_elements):
+def test_bf16_rounds_each_value_once(num_elements: int) -> None:
     values = torch.randn(num_elements) * 100
     back, num_bytes = travel(values, "bf16")
     assert torch.equal(back, values.bfloat16().float())
@@ -37,7 +39,7 @@ def test_bf16_rounds_each_value_once(num_elements):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_elements", [257, 65_537])
-def test_int8_is_off_by_half_a_step_of_its_blocks_largest(num_elements, dtype):
+def test_int8_is_off_by_half_a_step_of_its_blocks_largest(num_elements: int, dtype: torch.dtype) -> None:
     values = (torch.randn(num_elements) * torch.linspace(0.01, 10, num_elements)).to(dtype)
     back, num_bytes = travel(values, "int8")
     padded = torch.nn.functional.pad(values.double(), (0, -num_elements % 256)).view(-1, 256)
@@ -48,7 +50,7 @@ def test_int8_is_off_by_half_a_step_of_its_blocks_largest(num_elements, dtype):
 
 
 @pytest.mark.parametrize("compress", ["bf16", "int8"])
-def test_zeros_stay_zeros_and_what_is_no_number_stays_so(compress):
+def test_zeros_stay_zeros_and_what_is_no_number_stays_so(compress: str) -> None:
     values = torch.zeros(1024)
     values[300] = float("nan")
     back, _ = travel(values, compress)
@@ -58,26 +60,26 @@ def test_zeros_stay_zeros_and_what_is_no_number_stays_so(compress):
 
 @pytest.mark.parametrize("lowest", [float("-inf"), torch.finfo(torch.float32).min])
 @pytest.mark.parametrize("compress", ["bf16", "int8"])
-def test_a_mask_still_masks_and_lets_through_what_it_let_through(compress, lowest):
+def test_a_mask_still_masks_and_lets_through_what_it_let_through(compress: str, lowest: float) -> None:
     mask = torch.zeros(1024).masked_fill(torch.arange(1024) % 3 == 0, lowest)
     back, _ = travel(mask, compress)
     assert torch.equal(back.softmax(0), mask.softmax(0))
 
 
-def test_a_row_that_is_masked_throughout_stays_finite_in_int8():
+def test_a_row_that_is_masked_throughout_stays_finite_in_int8() -> None:
     back, _ = travel(torch.full((512,), torch.finfo(torch.float32).min), "int8")
     assert back.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8])
-def test_what_is_no_floating_point_number_travels_as_it_is(dtype):
+def test_what_is_no_floating_point_number_travels_as_it_is(dtype: torch.dtype) -> None:
     values = torch.randint(0, 2, (5000,)).to(dtype)
     back, num_bytes = travel(values, "int8")
     assert torch.equal(back, values)
     assert num_bytes == values.nbytes
 
 
-def test_what_would_not_become_smaller_travels_as_it_is():
+def test_what_would_not_become_smaller_travels_as_it_is() -> None:
     values = torch.randn(1000).bfloat16()
     back, _ = travel(values, "bf16")
     assert torch.equal(back, values)
@@ -85,7 +87,7 @@ def test_what_would_not_become_smaller_travels_as_it_is():
     assert torch.equal(travel(lone, "int8")[0], lone)
 
 
-def test_a_storage_is_cut_only_between_chunks():
+def test_a_storage_is_cut_only_between_chunks() -> None:
     scratch = Scratch("int8", device=CPU)
     packing = Packing(40_000_004, dtype=torch.float32, compress="int8", scratch=scratch)
     units = packing.units(SLAB_BYTES)
@@ -98,7 +100,7 @@ def test_a_storage_is_cut_only_between_chunks():
 
 @pytest.mark.parametrize("device_kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("compress", ["bf16", "int8"])
-def test_a_packed_chunk_fits_a_slab(compress, device_kind):
+def test_a_packed_chunk_fits_a_slab(compress: str, device_kind: str) -> None:
     num_elements = chunk_elements(device_kind)
     assert packed_bytes(4 * num_elements, dtype="float32", compress=compress) <= SLAB_BYTES
     assert packed_bytes(8 * num_elements, dtype="float64", compress=compress) <= SLAB_BYTES
@@ -107,17 +109,23 @@ def test_a_packed_chunk_fits_a_slab(compress, device_kind):
 class Counter(TorchDispatchMode):
     """Counts the ops that write."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.num_writes = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: tuple[type[torch.Tensor], ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         self.num_writes += func._schema.is_mutable
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("compress", ["bf16", "int8"])
-def test_a_chunk_takes_as_many_ops_as_the_estimate_counts(compress):
+def test_a_chunk_takes_as_many_ops_as_the_estimate_counts(compress: str) -> None:
     num_elements = chunk_elements("cpu") + 1
     packing = Packing(4 * num_elements, dtype=torch.float32, compress=compress, scratch=Scratch(compress, device=CPU))
     host = (torch.empty(packing.packed_bytes, dtype=torch.uint8),)
@@ -131,6 +139,6 @@ def test_a_chunk_takes_as_many_ops_as_the_estimate_counts(compress):
 
 
 @pytest.mark.parametrize("compress", ["bf16", "int8"])
-def test_the_scratch_is_what_the_estimate_counts(compress):
+def test_the_scratch_is_what_the_estimate_counts(compress: str) -> None:
     scratch = Scratch(compress, device=CPU)
     assert scratch.packed.nbytes + scratch.wide.nbytes == scratch_bytes(compress, device_kind="cpu")

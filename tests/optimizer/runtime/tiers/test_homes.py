@@ -1,6 +1,10 @@
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 
+from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.tiers import homes
 from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes, pieces
@@ -10,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def tiers(tmp_path):
+def tiers(tmp_path: Path) -> Iterator[Tiers]:
     made = Tiers(device=CPU, meter=Meter(device=CPU), scratch=tmp_path)
     yield made
     made.close()
@@ -18,7 +22,9 @@ def tiers(tmp_path):
 
 @pytest.mark.parametrize("place", ["host", "disk"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_numbers_go_home_in_pieces_and_come_back(tiers, monkeypatch, place, dtype):
+def test_numbers_go_home_in_pieces_and_come_back(
+    tiers: Tiers, monkeypatch: pytest.MonkeyPatch, place: str, dtype: torch.dtype
+) -> None:
     monkeypatch.setattr(homes, "PIECE_ELEMENTS", 16)
     source = torch.randn(7, 11)
     home = OffDeviceBytes(tiers, source.numel() * dtype.itemsize, place=place, category="weights")
@@ -29,7 +35,7 @@ def test_numbers_go_home_in_pieces_and_come_back(tiers, monkeypatch, place, dtyp
     assert torch.equal(target, source.to(dtype))
 
 
-def test_a_home_counts_where_it_is(tiers):
+def test_a_home_counts_where_it_is(tiers: Tiers) -> None:
     meter = tiers.meter
     on_host = OffDeviceBytes(tiers, 1000, place="host", category="optimizer_state")
     assert (meter.host_bytes, tiers.disk_bytes) == (1000, 0)
@@ -40,13 +46,13 @@ def test_a_home_counts_where_it_is(tiers):
     assert on_host.num_bytes + on_disk.num_bytes == 4000
 
 
-def test_a_new_home_on_the_disk_reads_as_zeros(tiers):
+def test_a_new_home_on_the_disk_reads_as_zeros(tiers: Tiers) -> None:
     home = OffDeviceBytes(tiers, 400, place="disk", category="optimizer_state")
     assert torch.equal(home.read(), torch.zeros(400, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("place", ["host", "disk"])
-def test_what_was_sent_home_can_still_be_resized(tiers, place):
+def test_what_was_sent_home_can_still_be_resized(tiers: Tiers, place: str) -> None:
     parameter = torch.nn.Parameter(torch.randn(8))
     home = OffDeviceBytes(tiers, parameter.nbytes, place=place, category="weights")
     home.write(parameter, dtype=torch.float32)
@@ -54,7 +60,7 @@ def test_what_was_sent_home_can_still_be_resized(tiers, place):
     assert parameter.untyped_storage().nbytes() == 0
 
 
-def test_only_whole_copies_count_on_links(tiers):
+def test_only_whole_copies_count_on_links(tiers: Tiers) -> None:
     home = OffDeviceBytes(tiers, 64, place="host", category="weights")
     home.write(torch.randn(16), dtype=torch.float32)
     home.read()
@@ -63,8 +69,8 @@ def test_only_whole_copies_count_on_links(tiers):
     assert tiers.copied_bytes["host_to_device"] == 64
 
 
-def test_pieces_cover_everything_once():
-    size = homes.PIECE_ELEMENTS
+def test_pieces_cover_everything_once() -> None:
+    size = PIECE_ELEMENTS
     assert list(pieces(2 * size + 3)) == [(0, size), (size, 2 * size), (2 * size, 2 * size + 3)]
     assert list(pieces(0)) == []
     assert size % 16 == 0

@@ -1,4 +1,6 @@
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,6 +8,7 @@ import torch
 from optimizer.base.errors import InvalidInput, MissingExtra, RemoteStoreFull, RemoteStoreLost
 from optimizer.base.units import MIB
 from optimizer.runtime.tiers.remote import EXPIRY_S, VALUE_BYTES, RemoteStore
+from optimizer.runtime.tiers.stores import Place
 from optimizer.runtime.tiers.tiers import Tiers
 from tests.valkey import Valkey
 
@@ -13,27 +16,27 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def store(remote):
+def store(remote: Valkey) -> Iterator[RemoteStore]:
     opened = RemoteStore(remote.url, run_id="test")
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def mortal():
+def mortal() -> Iterator[Valkey]:
     """A store of the test's own, which it may kill or fill."""
     server = Valkey()
     yield server
     server.close()
 
 
-def read(store, place, num_bytes, *, offset=0):
+def read(store: RemoteStore, place: Place, num_bytes: int, *, offset: int = 0) -> bytes:
     into = bytearray(num_bytes)
     store.read(place, memoryview(into), offset=offset)
     return bytes(into)
 
 
-def test_bytes_come_back_through_values_of_limited_size(remote, store):
+def test_bytes_come_back_through_values_of_limited_size(remote: Valkey, store: RemoteStore) -> None:
     data = torch.randint(256, (2 * VALUE_BYTES + 1000,), dtype=torch.uint8).numpy().tobytes()
     place = store.take(len(data))
     store.write(place, memoryview(data), offset=0)
@@ -43,14 +46,14 @@ def test_bytes_come_back_through_values_of_limited_size(remote, store):
         assert max(client.strlen(key) for key in client.scan_iter()) == VALUE_BYTES
 
 
-def test_ranges_across_values_are_written_and_read(store):
+def test_ranges_across_values_are_written_and_read(store: RemoteStore) -> None:
     place = store.take(2 * VALUE_BYTES)
     store.write(place, memoryview(b"a" * 2 * VALUE_BYTES), offset=0)
     store.write(place, memoryview(b"b" * 100), offset=VALUE_BYTES - 50)
     assert read(store, place, 120, offset=VALUE_BYTES - 60) == b"a" * 10 + b"b" * 100 + b"a" * 10
 
 
-def test_keys_are_the_runs_own_and_expire(remote, store):
+def test_keys_are_the_runs_own_and_expire(remote: Valkey, store: RemoteStore) -> None:
     store.write(store.take(10), memoryview(bytes(10)), offset=0)
     (key,) = remote.list_keys()
     assert key.startswith(b"headroom:test:")
@@ -58,7 +61,7 @@ def test_keys_are_the_runs_own_and_expire(remote, store):
         assert 0 < client.ttl(key) <= EXPIRY_S
 
 
-def test_what_is_given_back_is_deleted_by_the_next_write(remote, store):
+def test_what_is_given_back_is_deleted_by_the_next_write(remote: Valkey, store: RemoteStore) -> None:
     first, second = store.take(10), store.take(10)
     store.write(first, memoryview(bytes(10)), offset=0)
     store.give_back(first)
@@ -67,7 +70,7 @@ def test_what_is_given_back_is_deleted_by_the_next_write(remote, store):
     assert len(remote.list_keys()) == 1
 
 
-def test_closing_deletes_this_runs_keys_and_no_others(remote):
+def test_closing_deletes_this_runs_keys_and_no_others(remote: Valkey) -> None:
     first, second = RemoteStore(remote.url), RemoteStore(remote.url)
     for opened in (first, second):
         opened.write(opened.take(3 * VALUE_BYTES), memoryview(bytes(3 * VALUE_BYTES)), offset=0)
@@ -78,7 +81,7 @@ def test_closing_deletes_this_runs_keys_and_no_others(remote):
     assert remote.list_keys() == []
 
 
-def test_a_full_store_is_named_with_what_was_needed(mortal):
+def test_a_full_store_is_named_with_what_was_needed(mortal: Valkey) -> None:
     store = RemoteStore(mortal.url)
     with mortal.client() as client:
         client.config_set("maxmemory", client.info("memory")["used_memory"] + 3 * MIB)
@@ -92,7 +95,7 @@ def test_a_full_store_is_named_with_what_was_needed(mortal):
     assert mortal.list_keys() == []
 
 
-def test_free_room_is_the_stores_limit_less_what_it_uses(mortal):
+def test_free_room_is_the_stores_limit_less_what_it_uses(mortal: Valkey) -> None:
     store = RemoteStore(mortal.url)
     with mortal.client() as client:
         client.config_set("maxmemory", 64 * MIB)
@@ -100,7 +103,7 @@ def test_free_room_is_the_stores_limit_less_what_it_uses(mortal):
     store.close()
 
 
-def test_a_store_that_is_killed_is_named_and_closing_still_works(mortal):
+def test_a_store_that_is_killed_is_named_and_closing_still_works(mortal: Valkey) -> None:
     store = RemoteStore(mortal.url, timeout_s=1)
     place = store.take(100)
     store.write(place, memoryview(bytes(100)), offset=0)
@@ -111,7 +114,7 @@ def test_a_store_that_is_killed_is_named_and_closing_still_works(mortal):
     store.close()
 
 
-def test_a_store_that_forgot_is_named(remote, store):
+def test_a_store_that_forgot_is_named(remote: Valkey, store: RemoteStore) -> None:
     place = store.take(100)
     store.write(place, memoryview(bytes(100)), offset=0)
     with remote.client() as client:
@@ -120,7 +123,7 @@ def test_a_store_that_forgot_is_named(remote, store):
         read(store, place, 100)
 
 
-def test_a_part_that_follows_what_the_store_forgot_is_refused(remote, store):
+def test_a_part_that_follows_what_the_store_forgot_is_refused(remote: Valkey, store: RemoteStore) -> None:
     """Otherwise it would stand behind zeros, which look like bytes that were written."""
     place = store.take(100)
     store.write(place, memoryview(b"a" * 60), offset=0)
@@ -133,14 +136,16 @@ def test_a_part_that_follows_what_the_store_forgot_is_refused(remote, store):
         read(store, place, 100)
 
 
-def test_what_was_never_written_is_zeros(store):
+def test_what_was_never_written_is_zeros(store: RemoteStore) -> None:
     place = store.take(VALUE_BYTES + 100)
     store.write(place, memoryview(b"a" * 50), offset=10)
     assert read(store, place, 100) == bytes(10) + b"a" * 50 + bytes(40)
     assert read(store, place, 100, offset=VALUE_BYTES) == bytes(100)
 
 
-def test_room_that_is_made_at_once_takes_its_bytes_once_however_it_is_filled(remote, store):
+def test_room_that_is_made_at_once_takes_its_bytes_once_however_it_is_filled(
+    remote: Valkey, store: RemoteStore
+) -> None:
     """Redis gives a value that grows up to twice what it holds."""
     num_bytes = VALUE_BYTES + 500_000
     place = store.take(num_bytes, is_made=True)
@@ -154,7 +159,7 @@ def test_room_that_is_made_at_once_takes_its_bytes_once_however_it_is_filled(rem
     assert num_bytes <= held_bytes < 1.01 * num_bytes
 
 
-def test_room_that_is_made_at_once_and_is_not_there_is_refused_and_given_back(mortal):
+def test_room_that_is_made_at_once_and_is_not_there_is_refused_and_given_back(mortal: Valkey) -> None:
     store = RemoteStore(mortal.url)
     with mortal.client() as client:
         client.config_set("maxmemory", client.info("memory")["used_memory"] + 3 * MIB)
@@ -165,7 +170,7 @@ def test_room_that_is_made_at_once_and_is_not_there_is_refused_and_given_back(mo
     assert mortal.list_keys() == []
 
 
-def test_a_run_that_goes_on_renews_all_that_it_keeps(remote):
+def test_a_run_that_goes_on_renews_all_that_it_keeps(remote: Valkey) -> None:
     store = RemoteStore(remote.url, renewal_s=0)
     kept, other = store.take(10), store.take(10)
     for place in (kept, other):
@@ -180,7 +185,7 @@ def test_a_run_that_goes_on_renews_all_that_it_keeps(remote):
     store.close()
 
 
-def test_a_part_of_a_value_that_finds_no_room_is_named_as_plainly_as_a_whole_one(mortal):
+def test_a_part_of_a_value_that_finds_no_room_is_named_as_plainly_as_a_whole_one(mortal: Valkey) -> None:
     store = RemoteStore(mortal.url)
     place = store.take(VALUE_BYTES)
     with mortal.client() as client:
@@ -191,7 +196,7 @@ def test_a_part_of_a_value_that_finds_no_room_is_named_as_plainly_as_a_whole_one
     store.close()
 
 
-def test_a_store_that_is_lost_in_the_middle_of_a_step_stops_it(mortal):
+def test_a_store_that_is_lost_in_the_middle_of_a_step_stops_it(mortal: Valkey) -> None:
     tiers = Tiers(device=CPU, remote_url=mortal.url)
     copy = tiers.offload(torch.ones(1000).untyped_storage(), category="activations", place="remote")
     tiers.fetch(copy, category="activations").wait()
@@ -201,25 +206,25 @@ def test_a_store_that_is_lost_in_the_middle_of_a_step_stops_it(mortal):
     tiers.close()
 
 
-def test_without_an_address_the_variable_is_named(monkeypatch):
+def test_without_an_address_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HEADROOM_REMOTE_URL", raising=False)
     with pytest.raises(RemoteStoreLost, match="HEADROOM_REMOTE_URL is not set"):
         Tiers(device=CPU).open_store("remote")
 
 
-def test_an_address_that_is_none_is_refused_without_its_password():
+def test_an_address_that_is_none_is_refused_without_its_password() -> None:
     with pytest.raises(InvalidInput, match="no address of a store") as caught:
         RemoteStore("http://user:secret@host:1/0")
     assert "secret" not in caught.value.message
     assert "secret" not in str(caught.value.fields)
 
 
-def test_nothing_that_answers_is_named_before_the_run(tmp_path):
+def test_nothing_that_answers_is_named_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(RemoteStoreLost, match="does not answer"):
         RemoteStore(f"unix://{tmp_path}/none.sock", timeout_s=1)
 
 
-def test_a_missing_package_is_named(monkeypatch):
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(MissingExtra, match="the remote tier needs the package 'redis'") as caught:
         RemoteStore("redis://127.0.0.1:1/0")

@@ -1,5 +1,8 @@
 import contextlib
 import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,15 +20,16 @@ from optimizer.runtime.tiers.opened import OpenStores
 from optimizer.runtime.tiers.tiers import Tiers
 from tests.optimizer.runtime.tiers.test_disk import largest_file
 from tests.optimizer.runtime.tiny import make_spec
+from tests.valkey import Valkey
 
 CPU = torch.device("cpu")
 
 
-def make_arena():
+def make_arena() -> HostArena:
     return HostArena(slab_bytes=4096, pinned=False)
 
 
-def test_buffers_are_cut_one_after_another_across_slabs():
+def test_buffers_are_cut_one_after_another_across_slabs() -> None:
     arena = make_arena()
     sizes = [1000, 3000, 10_000, 1, 0]
     buffers = [arena.take(size) for size in sizes]
@@ -34,7 +38,7 @@ def test_buffers_are_cut_one_after_another_across_slabs():
     assert arena.taken_bytes == 4 * 4096
 
 
-def test_buffers_do_not_overlap():
+def test_buffers_do_not_overlap() -> None:
     arena = make_arena()
     buffers = [arena.take(size) for size in (700, 5000, 4096, 300)]
     for index, buffer in enumerate(buffers):
@@ -43,7 +47,7 @@ def test_buffers_do_not_overlap():
     assert all((piece == index).all() for index, buffer in enumerate(buffers) for piece in buffer)
 
 
-def test_an_arena_takes_nothing_more_for_sizes_it_had_before():
+def test_an_arena_takes_nothing_more_for_sizes_it_had_before() -> None:
     arena = make_arena()
     for _ in range(3):
         buffers = {size: arena.take(size) for size in (100, 9000, 2000)}
@@ -52,7 +56,7 @@ def test_an_arena_takes_nothing_more_for_sizes_it_had_before():
     assert arena.taken_bytes == 3 * 4096
 
 
-def test_the_meter_counts_what_an_arena_takes_as_whole_slabs():
+def test_the_meter_counts_what_an_arena_takes_as_whole_slabs() -> None:
     meter = Meter(device=CPU)
     with meter, meter.region("activations", tier="host"):
         arena = make_arena()
@@ -60,7 +64,7 @@ def test_the_meter_counts_what_an_arena_takes_as_whole_slabs():
     assert meter.host_bytes == arena.taken_bytes == 8192
 
 
-def test_bytes_come_back_as_they_left():
+def test_bytes_come_back_as_they_left() -> None:
     tiers = Tiers(device=CPU)
     source = torch.randn(1000)
     copy = tiers.offload(source.untyped_storage(), category="activations")
@@ -70,7 +74,7 @@ def test_bytes_come_back_as_they_left():
 
 
 @pytest.mark.parametrize("size", [(30, 20), (800, 400)], ids=["alone", "shared among threads"])
-def test_a_whole_that_is_transposed_comes_back_as_it_lay(size):
+def test_a_whole_that_is_transposed_comes_back_as_it_lay(size: tuple[int, int]) -> None:
     tiers = Tiers(device=CPU)
     whole = torch.randn(size).T
     copies = tiers.plain_copies("activations")
@@ -84,7 +88,7 @@ def test_a_whole_that_is_transposed_comes_back_as_it_lay(size):
 
 @pytest.mark.parametrize("num_elements", [100, 200_000], ids=["alone", "shared among threads"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
-def test_ranges_of_another_dtype_are_copied_by_their_bytes(tiers, num_elements, dtype):
+def test_ranges_of_another_dtype_are_copied_by_their_bytes(tiers: Tiers, num_elements: int, dtype: torch.dtype) -> None:
     source = torch.arange(num_elements, dtype=dtype)
     home = tiers.host_buffer(source.nbytes, dtype=torch.uint8, category="weights")
     tiers.copy_to_host(source, home).finish()
@@ -95,7 +99,7 @@ def test_ranges_of_another_dtype_are_copied_by_their_bytes(tiers, num_elements, 
 
 
 @pytest.fixture
-def tiers(tmp_path):
+def tiers(tmp_path: Path) -> Iterator[Tiers]:
     opened = Tiers(device=CPU, meter=Meter(device=CPU), scratch=tmp_path)
     yield opened
     opened.close()
@@ -103,14 +107,14 @@ def tiers(tmp_path):
 
 @pytest.mark.parametrize("place", ["host", "disk", "remote"])
 @pytest.mark.parametrize("num_elements", [0, 1, 1000, 3_000_001])
-def test_bytes_come_back_from_every_place(remote, tiers, place, num_elements):
+def test_bytes_come_back_from_every_place(remote: Valkey, tiers: Tiers, place: str, num_elements: int) -> None:
     source = torch.randn(num_elements)
     copy = tiers.offload(source.untyped_storage(), category="activations", dtype=source.dtype, place=place)
     fetched = tiers.fetch(copy, category="activations").wait()
     assert torch.equal(fetched.view(torch.float32), source)
 
 
-def test_each_link_of_the_way_counts(remote, tiers):
+def test_each_link_of_the_way_counts(remote: Valkey, tiers: Tiers) -> None:
     storage = torch.randn(1000).untyped_storage()
     for place in ("host", "disk", "remote"):
         copy = tiers.offload(storage, category="activations", dtype=torch.float32, place=place, compress="bf16")
@@ -126,7 +130,7 @@ def test_each_link_of_the_way_counts(remote, tiers):
 
 
 @pytest.mark.parametrize("place", ["disk", "remote"])
-def test_a_store_holds_what_is_offloaded_as_long_as_its_copy_lives(remote, tiers, place):
+def test_a_store_holds_what_is_offloaded_as_long_as_its_copy_lives(remote: Valkey, tiers: Tiers, place: str) -> None:
     copies = [
         tiers.offload(torch.ones(size).untyped_storage(), category="activations", place=place) for size in (10, 20)
     ]
@@ -141,7 +145,7 @@ def test_a_store_holds_what_is_offloaded_as_long_as_its_copy_lives(remote, tiers
     assert used() == 0
 
 
-def test_the_host_holds_only_the_staging_buffers_however_much_passes(tiers):
+def test_the_host_holds_only_the_staging_buffers_however_much_passes(tiers: Tiers) -> None:
     with tiers.meter:
         copies = []
         for _ in range(5):
@@ -155,7 +159,9 @@ def test_the_host_holds_only_the_staging_buffers_however_much_passes(tiers):
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
-def test_reading_ahead_more_than_fits_or_in_another_order_changes_no_bytes(tiers, order):
+def test_reading_ahead_more_than_fits_or_in_another_order_changes_no_bytes(
+    tiers: Tiers, order: tuple[int, ...]
+) -> None:
     sources = [torch.randn(MIB + index) for index in range(4)]
     copies = [
         tiers.offload(source.untyped_storage(), category="activations", dtype=source.dtype, place="disk")
@@ -169,7 +175,9 @@ def test_reading_ahead_more_than_fits_or_in_another_order_changes_no_bytes(tiers
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_order_of_offloading_reading_ahead_fetching_and_dropping_changes_a_byte(remote, tiers, seed):
+def test_no_order_of_offloading_reading_ahead_fetching_and_dropping_changes_a_byte(
+    remote: Valkey, tiers: Tiers, seed: int
+) -> None:
     rng = random.Random(seed)
     held = []
     for _ in range(250):
@@ -194,7 +202,7 @@ def test_no_order_of_offloading_reading_ahead_fetching_and_dropping_changes_a_by
     assert remote.list_keys() == []
 
 
-def test_what_was_read_ahead_and_dropped_gives_its_slabs_back(tiers):
+def test_what_was_read_ahead_and_dropped_gives_its_slabs_back(tiers: Tiers) -> None:
     for _ in range(3):
         copies = [
             tiers.offload(torch.ones(MIB).untyped_storage(), category="activations", place="disk") for _ in range(3)
@@ -206,7 +214,7 @@ def test_what_was_read_ahead_and_dropped_gives_its_slabs_back(tiers):
     assert torch.equal(tiers.fetch(copy, category="activations").wait().view(torch.float32), source)
 
 
-def test_a_host_buffer_counts_on_the_host_as_long_as_it_lives(tiers):
+def test_a_host_buffer_counts_on_the_host_as_long_as_it_lives(tiers: Tiers) -> None:
     buffer = tiers.host_buffer((10, 3), dtype=torch.bfloat16, category="gradients")
     assert (buffer.shape, buffer.dtype) == ((10, 3), torch.bfloat16)
     assert tiers.meter.bytes_by_category(tier="host")["gradients"] == 60
@@ -215,7 +223,7 @@ def test_a_host_buffer_counts_on_the_host_as_long_as_it_lives(tiers):
     assert tiers.meter.host_bytes == 0
 
 
-def test_ranges_are_copied_between_device_and_host_without_autograd_seeing_it(tiers):
+def test_ranges_are_copied_between_device_and_host_without_autograd_seeing_it(tiers: Tiers) -> None:
     parameter = torch.nn.Parameter(torch.randn(6, 4))
     home = tiers.host_buffer(100, dtype=torch.float32, category="weights")
     version = parameter._version
@@ -228,13 +236,13 @@ def test_ranges_are_copied_between_device_and_host_without_autograd_seeing_it(ti
     assert tiers.copied_bytes["device_to_host"] == tiers.copied_bytes["host_to_device"] == 96
 
 
-def test_only_contiguous_tensors_are_copied_by_range(tiers):
+def test_only_contiguous_tensors_are_copied_by_range(tiers: Tiers) -> None:
     home = tiers.host_buffer(24, dtype=torch.float32, category="weights")
     with pytest.raises(ValueError, match=r"strides \(1, 6\)"):
         tiers.copy_to_host(torch.ones(4, 6).T, home)
 
 
-def test_a_disk_buffer_is_written_and_read_by_ranges_in_the_order_asked_for(tiers):
+def test_a_disk_buffer_is_written_and_read_by_ranges_in_the_order_asked_for(tiers: Tiers) -> None:
     buffer = tiers.stored_buffer(4 * 1000, place="disk")
     assert tiers.disk_bytes == buffer.num_bytes == 4000
     expected = torch.zeros(1000)
@@ -251,7 +259,7 @@ def test_a_disk_buffer_is_written_and_read_by_ranges_in_the_order_asked_for(tier
     assert tiers.copied_bytes["disk_to_host"] == 937 * 4
 
 
-def test_reads_and_writes_that_overlap_happen_in_the_order_in_which_they_were_begun(tiers):
+def test_reads_and_writes_that_overlap_happen_in_the_order_in_which_they_were_begun(tiers: Tiers) -> None:
     buffer = tiers.stored_buffer(4 * MIB, place="disk")
     found = [torch.empty(MIB) for _ in range(20)]
     transfers = []
@@ -263,13 +271,13 @@ def test_reads_and_writes_that_overlap_happen_in_the_order_in_which_they_were_be
     assert all(bool((into == value).all()) for value, into in enumerate(found))
 
 
-def test_a_disk_buffer_has_an_end(tiers):
+def test_a_disk_buffer_has_an_end(tiers: Tiers) -> None:
     buffer = tiers.stored_buffer(100, place="disk")
     with pytest.raises(ValueError, match="bytes 80 to 120 of a buffer of 100"):
         buffer.write(torch.ones(10), offset_bytes=80)
 
 
-def test_device_tensors_are_saved_to_the_disk_and_loaded_through_staging(tiers):
+def test_device_tensors_are_saved_to_the_disk_and_loaded_through_staging(tiers: Tiers) -> None:
     source = torch.randn(3 * MIB + 1)
     buffer = tiers.stored_buffer(4 * source.nbytes, place="disk")
     for index in range(4):
@@ -286,7 +294,7 @@ def test_device_tensors_are_saved_to_the_disk_and_loaded_through_staging(tiers):
     assert (tiers.copied_bytes["disk_to_host"], tiers.copied_bytes["host_to_device"]) == (moved_in, moved_in)
 
 
-def test_the_packers_buffers_count_once_and_stay(tiers):
+def test_the_packers_buffers_count_once_and_stay(tiers: Tiers) -> None:
     storage = torch.ones(100_000).untyped_storage()
     with tiers.meter:
         for _ in range(3):
@@ -298,48 +306,48 @@ def test_the_packers_buffers_count_once_and_stay(tiers):
 class Event(str):
     __slots__ = ()
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         """The copies of this stream are done when they return."""
 
 
 class Stream:
     """Stands for the two streams of a card where there is none: copies run at once, and what waits for what is noted."""
 
-    def __init__(self):
-        self.notes = []
+    def __init__(self) -> None:
+        self.notes: list[Any] = []
 
-    def wait_stream(self, other):
+    def wait_stream(self, other: "Stream") -> None:
         self.notes.append("copies wait for compute")
 
-    def wait_event(self, event):
+    def wait_event(self, event: Event) -> None:
         self.notes.append(f"compute waits for {event}")
 
-    def record_event(self):
+    def record_event(self) -> Event:
         self.notes.append("copy")
         return Event(f"copy {self.notes.count('copy')}")
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         """Do nothing; closing calls it."""
 
 
 @pytest.fixture
-def stream(monkeypatch):
+def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
     noted = Stream()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: noted)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     return noted
 
 
-def make_asynchronous_tiers(stream, meter=None):
+def make_asynchronous_tiers(stream: Stream, meter: Meter | None = None) -> Tiers:
     tiers = Tiers(device=CPU, meter=meter)
-    tiers._copy_stream = stream
+    tiers._copy_stream = stream  # type: ignore[assignment]
     tiers._arena = make_arena()
     # Without a card nothing can be pinned.
     tiers._threads().staging = Staging(torch.empty(STAGING_BYTES, dtype=torch.uint8))
     return tiers
 
 
-def test_what_is_offloaded_stays_until_compute_waits_for_its_copy(stream):
+def test_what_is_offloaded_stays_until_compute_waits_for_its_copy(stream: Stream) -> None:
     meter = Meter(device=CPU)
     tiers = make_asynchronous_tiers(stream, meter)
     with meter:
@@ -355,7 +363,7 @@ def test_what_is_offloaded_stays_until_compute_waits_for_its_copy(stream):
         assert stream.notes[-1] == "compute waits for copy 3"
 
 
-def test_a_fetched_copy_that_nobody_used_is_waited_for_before_it_goes(stream):
+def test_a_fetched_copy_that_nobody_used_is_waited_for_before_it_goes(stream: Stream) -> None:
     tiers = make_asynchronous_tiers(stream)
     copy = tiers.offload(torch.ones(1000).untyped_storage(), category="activations")
     fetched = tiers.fetch(copy, category="activations")
@@ -365,7 +373,9 @@ def test_a_fetched_copy_that_nobody_used_is_waited_for_before_it_goes(stream):
 
 
 @pytest.mark.parametrize("place", ["disk", "remote"])
-def test_what_is_fetched_from_a_store_comes_in_the_background_and_is_waited_for(remote, stream, place):
+def test_what_is_fetched_from_a_store_comes_in_the_background_and_is_waited_for(
+    remote: Valkey, stream: Stream, place: str
+) -> None:
     tiers = make_asynchronous_tiers(stream)
     sources = [torch.randn(MIB + index) for index in range(6)]
     copies = [
@@ -383,7 +393,7 @@ def test_what_is_fetched_from_a_store_comes_in_the_background_and_is_waited_for(
     tiers.close()
 
 
-def test_a_store_that_fails_in_the_background_is_named_where_its_bytes_are_used(stream, tmp_path):
+def test_a_store_that_fails_in_the_background_is_named_where_its_bytes_are_used(stream: Stream, tmp_path: Path) -> None:
     tiers = make_asynchronous_tiers(stream)
     tiers._stores = OpenStores(scratch=tmp_path, url=None)
     copy = tiers.offload(torch.ones(MIB).untyped_storage(), category="activations", place="disk")
@@ -396,7 +406,7 @@ def test_a_store_that_fails_in_the_background_is_named_where_its_bytes_are_used(
     tiers.close()
 
 
-def test_saving_and_loading_beside_compute_keep_to_the_order_they_were_asked_in(stream, tmp_path):
+def test_saving_and_loading_beside_compute_keep_to_the_order_they_were_asked_in(stream: Stream, tmp_path: Path) -> None:
     tiers = make_asynchronous_tiers(stream)
     tiers._stores = OpenStores(scratch=tmp_path, url=None)
     buffer = tiers.stored_buffer(4 * 3 * MIB, place="disk")
@@ -408,7 +418,7 @@ def test_saving_and_loading_beside_compute_keep_to_the_order_they_were_asked_in(
     tiers.close()
 
 
-def test_the_sources_of_copies_to_the_host_are_kept_for_a_few_copies_only(stream):
+def test_the_sources_of_copies_to_the_host_are_kept_for_a_few_copies_only(stream: Stream) -> None:
     meter = Meter(device=CPU)
     tiers = make_asynchronous_tiers(stream, meter)
     home = torch.empty(1000)
@@ -420,8 +430,10 @@ def test_the_sources_of_copies_to_the_host_are_kept_for_a_few_copies_only(stream
 
 
 @pytest.mark.parametrize("choice", ["offload", "offload_disk", "offload_remote"])
-def test_offloading_beside_compute_gives_the_bits_of_keeping_and_uses_its_buffers_again(remote, stream, choice):
-    def gradients(choice, steps=3):
+def test_offloading_beside_compute_gives_the_bits_of_keeping_and_uses_its_buffers_again(
+    remote: Valkey, stream: Stream, choice: str
+) -> None:
+    def gradients(choice: str, steps: int = 3) -> tuple[list[torch.Tensor], list[int], Tiers]:
         model = build_model(make_spec("gpt2"), seed=3)
         blocks = find_blocks(model)
         tiers = make_asynchronous_tiers(stream)
@@ -446,7 +458,7 @@ def test_offloading_beside_compute_gives_the_bits_of_keeping_and_uses_its_buffer
     assert tiers.copied_bytes["device_to_host"] == tiers.copied_bytes["host_to_device"]
 
 
-def test_at_most_two_offloaded_blocks_are_back_at_once(stream):
+def test_at_most_two_offloaded_blocks_are_back_at_once(stream: Stream) -> None:
     model = build_model(make_spec("llama"), seed=3)
     blocks = find_blocks(model)
     tiers = make_asynchronous_tiers(stream)
@@ -454,8 +466,9 @@ def test_at_most_two_offloaded_blocks_are_back_at_once(stream):
     loss = model(torch.arange(64).view(2, 32)).logits.square().mean()
     per_block_bytes = tiers.copied_bytes["device_to_host"] // len(blocks)
     fetched_when = []
-    for block in blocks:
-        block.input_layernorm.weight.register_post_accumulate_grad_hook(
+    norms: list[Any] = [block.input_layernorm for block in blocks]
+    for norm in norms:
+        norm.weight.register_post_accumulate_grad_hook(
             lambda _: fetched_when.append(tiers.copied_bytes["host_to_device"] // per_block_bytes)
         )
     loss.backward()

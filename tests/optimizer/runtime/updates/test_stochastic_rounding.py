@@ -13,7 +13,7 @@ UNIT = 2.0**-7
 """Of the last place of a bf16 number from 1 to 2."""
 
 
-def round_all(value, *, seed=0, name="w", times=1):
+def round_all(value: float, *, seed: int = 0, name: str = "w", times: int = 1) -> torch.Tensor:
     rounding = StochasticRounding(seed=seed, device=torch.device("cpu"))
     wide = torch.full((NUM_DRAWS,), value)
     for _ in range(times):
@@ -25,7 +25,7 @@ def round_all(value, *, seed=0, name="w", times=1):
 
 @pytest.mark.parametrize("fraction", [2**-16, 0.1, 0.25, 0.5, 0.9, 1 - 2**-16])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_mean_is_the_number_itself(fraction, sign):
+def test_the_mean_is_the_number_itself(fraction: float, sign: int) -> None:
     """Ups are binomial: their share is within five of its standard deviations, which one run in two million is not."""
     value = sign * torch.tensor(1 + fraction * UNIT).item()
     exact = (abs(value) - 1) / UNIT
@@ -35,7 +35,7 @@ def test_the_mean_is_the_number_itself(fraction, sign):
     assert abs(share - exact) <= 5 * math.sqrt(exact * (1 - exact) / NUM_DRAWS)
 
 
-def test_numbers_that_bf16_has_stay():
+def test_numbers_that_bf16_has_stay() -> None:
     wide = torch.randn(10_000).to(torch.bfloat16).to(torch.float32)
     rounding = StochasticRounding(seed=3, device=torch.device("cpu"))
     rounding.begin("w")
@@ -44,7 +44,7 @@ def test_numbers_that_bf16_has_stay():
     assert torch.equal(rounded, wide)
 
 
-def test_what_is_rounded_is_a_neighbour_in_bf16():
+def test_what_is_rounded_is_a_neighbour_in_bf16() -> None:
     torch.manual_seed(0)
     wide = torch.randn(100_000) * torch.logspace(-20, 20, 100_000)
     rounding = StochasticRounding(seed=3, device=torch.device("cpu"))
@@ -55,7 +55,7 @@ def test_what_is_rounded_is_a_neighbour_in_bf16():
     assert ((rounded - wide).abs() <= wide.abs() * UNIT).all()
 
 
-def test_numbers_that_are_not_finite_stay():
+def test_numbers_that_are_not_finite_stay() -> None:
     wide = torch.tensor([float("inf"), float("-inf"), float("nan"), 0.0, -0.0])
     rounding = StochasticRounding(seed=3, device=torch.device("cpu"))
     rounding.begin("w")
@@ -65,7 +65,7 @@ def test_numbers_that_are_not_finite_stay():
     assert wide[3:].tolist() == [0.0, 0.0]
 
 
-def test_other_steps_tensors_and_seeds_draw_other_bits():
+def test_other_steps_tensors_and_seeds_draw_other_bits() -> None:
     plain = round_all(1 + UNIT / 2)
     assert torch.equal(plain, round_all(1 + UNIT / 2))
     for other in (round_all(1 + UNIT / 2, times=2), round_all(1 + UNIT / 2, name="v"), round_all(1 + UNIT / 2, seed=1)):
@@ -73,7 +73,7 @@ def test_other_steps_tensors_and_seeds_draw_other_bits():
         assert abs(share - 0.5) <= 5 * math.sqrt(0.25 / NUM_DRAWS)
 
 
-def test_pieces_have_the_bits_of_the_whole():
+def test_pieces_have_the_bits_of_the_whole() -> None:
     size = ROUNDING_PIECE_ELEMENTS + 1001
     wide = torch.rand(size)
     whole, parts = (StochasticRounding(seed=5, device=torch.device("cpu")) for _ in range(2))
@@ -87,7 +87,7 @@ def test_pieces_have_the_bits_of_the_whole():
     assert torch.equal(rounded, pieced)
 
 
-def test_updates_that_rounding_to_nearest_loses_arrive_on_average():
+def test_updates_that_rounding_to_nearest_loses_arrive_on_average() -> None:
     """A hundred updates of a hundredth of a unit: nearest stays at 1, at random the mean has moved by one unit."""
     torch.manual_seed(0)
     rounding = StochasticRounding(seed=0, device=torch.device("cpu"))

@@ -7,8 +7,10 @@ from optimizer.hardware.devices import table_machine
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.answer.knobs import list_knobs
+from optimizer.search.problem import SearchProblem
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
@@ -16,18 +18,18 @@ MACHINE = table_machine("RTX 4090")
 
 
 @pytest.fixture(scope="module")
-def problem(llama_profile):
+def problem(llama_profile: Profile) -> SearchProblem:
     workload = TrainingWorkload(sequence_length=128, global_batch_size=8)
     return training_problem(llama_profile, workload=workload, goal=Goal(device_budget_bytes=2**30), machine=MACHINE)
 
 
-def plan_of(problem, label):
+def plan_of(problem: SearchProblem, label: str) -> Plan:
     setting, per_block = BASELINES[label](problem)
     return setting.plan(per_block)
 
 
 @pytest.mark.parametrize("label", ["keep_all", "recompute_all", "offload_all", "offload_optimizer", "stream_all"])
-def test_each_knob_is_the_difference_of_two_prices(problem, label):
+def test_each_knob_is_the_difference_of_two_prices(problem: SearchProblem, label: str) -> None:
     plan = plan_of(problem, label)
     here = problem.price(plan)
     knobs = list_knobs(problem, plan)
@@ -41,7 +43,7 @@ def test_each_knob_is_the_difference_of_two_prices(problem, label):
         assert problem.find_conflict(knob.plan) is None
 
 
-def test_the_largest_saving_comes_first_and_no_plan_twice(problem):
+def test_the_largest_saving_comes_first_and_no_plan_twice(problem: SearchProblem) -> None:
     plan = plan_of(problem, "keep_all")
     knobs = list_knobs(problem, plan)
     changes = [knob.device_change_bytes for knob in knobs]
@@ -51,7 +53,7 @@ def test_the_largest_saving_comes_first_and_no_plan_twice(problem):
     assert plan not in plans
 
 
-def test_plain_training_is_offered_every_technique_that_needs_no_other_workload(problem):
+def test_plain_training_is_offered_every_technique_that_needs_no_other_workload(problem: SearchProblem) -> None:
     offered = {knob.technique for knob in list_knobs(problem, plan_of(problem, "keep_all"))}
     assert offered >= {"recompute", "offload", "accumulate", "bf16", "fp16", "autocast", "8bit_optimizer"}
     assert offered >= {"offload_gradients", "offload_optimizer", "stream_weights"}
@@ -59,27 +61,27 @@ def test_plain_training_is_offered_every_technique_that_needs_no_other_workload(
     assert "consume_gradients" not in offered
 
 
-def test_without_clipping_gradients_may_be_consumed(llama_profile):
+def test_without_clipping_gradients_may_be_consumed(llama_profile: Profile) -> None:
     workload = TrainingWorkload(sequence_length=128, global_batch_size=8, max_grad_norm=None)
     goal = Goal(device_budget_bytes=2**30)
     problem = training_problem(llama_profile, workload=workload, goal=goal, machine=MACHINE)
     assert "consume_gradients" in {knob.technique for knob in list_knobs(problem, plan_of(problem, "keep_all"))}
 
 
-def test_what_is_forbidden_is_not_offered(llama_profile):
+def test_what_is_forbidden_is_not_offered(llama_profile: Profile) -> None:
     workload = TrainingWorkload(sequence_length=128, global_batch_size=8)
     goal = Goal(device_budget_bytes=2**30, forbid=("recompute", "bf16"))
     problem = training_problem(llama_profile, workload=workload, goal=goal, machine=MACHINE)
     assert not {"recompute", "bf16"} & {knob.technique for knob in list_knobs(problem, plan_of(problem, "keep_all"))}
 
 
-def test_what_changes_the_numbers_is_marked(problem):
+def test_what_changes_the_numbers_is_marked(problem: SearchProblem) -> None:
     marked = {knob.change: knob.is_lossless for knob in list_knobs(problem, plan_of(problem, "keep_all"))}
     assert marked["recompute every block"]
     assert not marked["bf16 weights"]
 
 
-def test_a_mixed_plan_is_offered_each_of_its_choices_for_all_blocks(problem):
+def test_a_mixed_plan_is_offered_each_of_its_choices_for_all_blocks(problem: SearchProblem) -> None:
     plan = Plan(
         batch=BatchPlan(micro_batch_size=4, accumulation_steps=2),
         activations=ActivationsPlan(per_block=("keep", "recompute", "offload", "keep")),

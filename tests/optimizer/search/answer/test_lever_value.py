@@ -8,7 +8,7 @@ from optimizer.search.core import search
 from optimizer.search.problem import OuterPlan
 
 
-def test_a_plan_without_a_lever_is_the_same_plan_but_for_it():
+def test_a_plan_without_a_lever_is_the_same_plan_but_for_it() -> None:
     problem = synthetic_problem(budget_mib=10_000, allow_lossy=True)
     setting = OuterPlan(micro_batch_size=1, accumulation_steps=2, bits=8)
     plan = setting.plan(("recompute", "offload", "keep", "keep"))
@@ -18,7 +18,7 @@ def test_a_plan_without_a_lever_is_the_same_plan_but_for_it():
     assert without["recompute"] == problem.price(setting.plan(("keep", "offload", "keep", "keep")))
 
 
-def test_what_only_costs_is_named_and_stays_out():
+def test_what_only_costs_is_named_and_stays_out() -> None:
     problem = synthetic_problem(budget_mib=900, num_blocks=12, global_batch_size=4)
     found = search(problem)
     assert found.left_out
@@ -28,13 +28,13 @@ def test_what_only_costs_is_named_and_stays_out():
         assert left_out.device_change_bytes > 0 or left_out.step_change_ms > 0
 
 
-def test_what_the_goal_rules_out_is_not_said_to_be_left_out():
+def test_what_the_goal_rules_out_is_not_said_to_be_left_out() -> None:
     problem = synthetic_problem(budget_mib=10_000, forbid=("accumulate", "chunked_loss"))
     techniques = {left_out.technique for left_out in search(problem).left_out}
     assert not techniques & {"accumulate", "chunked_loss", "bf16", "8bit_optimizer"}
 
 
-def test_what_would_save_memory_is_not_warned_of():
+def test_what_would_save_memory_is_not_warned_of() -> None:
     problem = synthetic_problem(budget_mib=10_000)
     plan = OuterPlan(micro_batch_size=2, accumulation_steps=1).plan(("keep",) * 4)
     warned = {left_out.technique for left_out in list_left_out(problem, plan, problem.price(plan))}

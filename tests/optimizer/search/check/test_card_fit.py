@@ -1,6 +1,8 @@
 """Room for a whole process is found by trying smaller budgets for its tensors, few of them and none in vain."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from optimizer.base.intervals import ByteInterval
 from optimizer.estimate.prediction import CardMemory, Verdict
@@ -21,7 +23,7 @@ class Chosen:
     verdict: Verdict
 
 
-def plan_of(tensor_bytes, process_bytes):
+def plan_of(tensor_bytes: int, process_bytes: int) -> CardFit:
     memory = CardMemory(
         allocated=whole(tensor_bytes),
         reserved=whole(process_bytes),
@@ -34,15 +36,15 @@ def plan_of(tensor_bytes, process_bytes):
     return CardFit(chosen=Chosen(prediction, "fits" if process_bytes <= CARD_BYTES else "tight"), source=tensor_bytes)
 
 
-def whole(num_bytes):
+def whole(num_bytes: int) -> ByteInterval:
     return ByteInterval(low=num_bytes, value=num_bytes, high=num_bytes)
 
 
-def look(process_of, *, least_bytes=0):
+def look(process_of: Callable[..., Any], *, least_bytes: int = 0) -> tuple[CardFit | None, list[Any]]:
     """The plan found, whose tensors take all of a budget, and the budgets that were tried for it."""
     tried = []
 
-    def within(budget_bytes):
+    def within(budget_bytes: int) -> Any:
         tried.append(budget_bytes)
         return plan_of(budget_bytes, process_of(budget_bytes)) if budget_bytes >= least_bytes else None
 
@@ -50,30 +52,30 @@ def look(process_of, *, least_bytes=0):
     return find_room(first, budget_bytes=CARD_BYTES, within=within), tried
 
 
-def test_a_plan_that_has_room_is_taken_as_it_is():
+def test_a_plan_that_has_room_is_taken_as_it_is() -> None:
     found, tried = look(lambda tensor_bytes: tensor_bytes)
     assert found.source == CARD_BYTES
     assert not tried
 
 
-def test_gaps_that_grow_with_the_tensors_leave_the_largest_budget_but_for_two_hundredths():
+def test_gaps_that_grow_with_the_tensors_leave_the_largest_budget_but_for_two_hundredths() -> None:
     found, tried = look(lambda tensor_bytes: 500 + 2 * tensor_bytes)
     assert 4750 * 0.97 <= found.source <= 4750
     assert len(tried) <= 8
 
 
-def test_a_process_that_comes_in_steps_is_found_room_for_too():
+def test_a_process_that_comes_in_steps_is_found_room_for_too() -> None:
     found, _ = look(lambda tensor_bytes: 300 + -(-tensor_bytes // 2000) * 2500)
     assert 6000 * 0.97 <= found.source <= 6000
 
 
-def test_where_no_smaller_plan_is_there_none_is_found():
+def test_where_no_smaller_plan_is_there_none_is_found() -> None:
     found, tried = look(lambda tensor_bytes: tensor_bytes + 5000, least_bytes=7000)
     assert found is None
     assert len(tried) == 1
 
 
-def test_what_comes_with_the_tensors_and_fills_the_card_alone_leaves_room_for_none():
+def test_what_comes_with_the_tensors_and_fills_the_card_alone_leaves_room_for_none() -> None:
     found, tried = look(lambda tensor_bytes: tensor_bytes + CARD_BYTES)
     assert found is None
     assert len(tried) <= 8

@@ -9,6 +9,7 @@ from benchmarks.search.profiles import with_depth
 from benchmarks.search.small import draw_machine
 from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
+from optimizer.profile.profile import Profile
 from optimizer.search.check.ledger import audit_plan, follows
 from optimizer.search.check.verify import VerificationFailed
 from optimizer.search.core import search
@@ -18,7 +19,9 @@ from optimizer.workload import TrainingWorkload
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_estimates_of_plans_drawn_by_chance_are_those_of_the_ledger_to_the_byte(llama_profile, seed):
+def test_estimates_of_plans_drawn_by_chance_are_those_of_the_ledger_to_the_byte(
+    llama_profile: Profile, seed: int
+) -> None:
     draw = random.Random(f"ledger {seed}")
     profile = with_depth(llama_profile, draw.randint(2, 6))
     _, machine = draw_machine(draw)
@@ -36,7 +39,7 @@ def test_estimates_of_plans_drawn_by_chance_are_those_of_the_ledger_to_the_byte(
         assert found == ()
 
 
-def test_a_wrong_byte_and_an_impossible_time_are_found(llama_profile):
+def test_a_wrong_byte_and_an_impossible_time_are_found(llama_profile: Profile) -> None:
     workload, machine = TrainingWorkload(sequence_length=64, global_batch_size=2), table_machine("RTX 3060 12GB")
     problem = training_problem(llama_profile, workload=workload, goal=Goal(device_budget_bytes=1), machine=machine)
     plan = OuterPlan(micro_batch_size=2, accumulation_steps=1).plan(("keep",) * llama_profile.num_blocks)
@@ -47,7 +50,7 @@ def test_a_wrong_byte_and_an_impossible_time_are_found(llama_profile):
     assert ["ms of work on compute" in found[0], "at the peak, not" in found[1], "of the host" in found[2]] == [True] * 3
 
 
-def test_the_ledger_says_what_it_does_not_follow(llama_profile):
+def test_the_ledger_says_what_it_does_not_follow(llama_profile: Profile) -> None:
     blocks = ("keep",) * llama_profile.num_blocks
     plain = OuterPlan(micro_batch_size=2, accumulation_steps=1)
     assert follows(llama_profile, plain.plan(blocks))
@@ -55,7 +58,7 @@ def test_the_ledger_says_what_it_does_not_follow(llama_profile):
         assert not follows(llama_profile, changed.plan(blocks))
 
 
-def test_a_search_whose_plans_the_ledger_contradicts_says_so(llama_profile):
+def test_a_search_whose_plans_the_ledger_contradicts_says_so(llama_profile: Profile) -> None:
     workload, machine = TrainingWorkload(sequence_length=64, global_batch_size=1), table_machine("RTX 3060 12GB")
     goal = Goal(device_budget_bytes=2**30, forbid=("chunked_loss", "offload_gradients"))
     problem = training_problem(llama_profile, workload=workload, goal=goal, machine=machine)

@@ -1,6 +1,7 @@
 """Pinned decisions: kept by every plan that is found, the best of those that keep them, and refused where none can."""
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -11,9 +12,10 @@ from optimizer.goal import Goal
 from optimizer.plan.pins.training import Pins, list_knobs_to_pin, read_pins
 from optimizer.plan.plan import Plan
 from optimizer.search.core import search
+from optimizer.search.problem import SearchProblem
 
 
-def pinned_problem(*pins: str, budget_mib: int = 260, **more):
+def pinned_problem(*pins: str, budget_mib: int = 260, **more: Any) -> SearchProblem:
     problem = synthetic_problem(budget_mib=budget_mib, allow_lossy=True, **more)
     return replace(problem, goal=replace(problem.goal, pins=read_pins(pins)))
 
@@ -38,7 +40,7 @@ PINNED = [
 
 
 @pytest.mark.parametrize("pins", PINNED, ids=" ".join)
-def test_every_plan_that_is_shown_keeps_what_is_pinned(pins):
+def test_every_plan_that_is_shown_keeps_what_is_pinned(pins: list[str]) -> None:
     problem = pinned_problem(*pins)
     found = search(problem)
     kept = [problem.goal.pins.broken_by(point.plan) for point in (found.chosen, *found.frontier)]
@@ -58,7 +60,7 @@ def test_every_plan_that_is_shown_keeps_what_is_pinned(pins):
     ],
     ids=" ".join,
 )
-def test_no_plan_that_keeps_the_pins_is_faster(pins):
+def test_no_plan_that_keeps_the_pins_is_faster(pins: list[str]) -> None:
     problem = pinned_problem(*pins, num_blocks=2, budget_mib=100, forbid=("autocast", "fp16"))
     candidates = every_plan(problem, chunks=(1, 3), fractions=(0.5, 1.0), per_block=problem.pinned_blocks)
     plans = [plan for plan in candidates if problem.permits(plan)]
@@ -66,7 +68,7 @@ def test_no_plan_that_keeps_the_pins_is_faster(pins):
     assert search(problem).chosen.prediction.step_ms <= fastest_ms * 1.005
 
 
-def test_every_knob_of_a_plan_can_be_pinned():
+def test_every_knob_of_a_plan_can_be_pinned() -> None:
     plan = Plan.from_json({"batch": {"micro_batch_size": 1, "accumulation_steps": 1}, "activations": {"per_block": []}})
     knobs = [
         f"{category.name}.{knob.name}"
@@ -77,7 +79,7 @@ def test_every_knob_of_a_plan_can_be_pinned():
     assert sorted(list_knobs_to_pin()) == sorted(knobs)
 
 
-def test_the_smallest_budget_under_pins_is_enough_for_them():
+def test_the_smallest_budget_under_pins_is_enough_for_them() -> None:
     problem = pinned_problem("activations.per_block=keep", "optimizer_state.place=device", budget_mib=1)
     with pytest.raises(NoFeasiblePlan) as caught:
         search(problem)
@@ -85,7 +87,7 @@ def test_the_smallest_budget_under_pins_is_enough_for_them():
     assert problem.goal.pins.broken_by(chosen.plan) is None
 
 
-def test_pins_are_read_from_text_and_from_json_alike():
+def test_pins_are_read_from_text_and_from_json_alike() -> None:
     pins = read_pins(["optimizer_state.bits=8", "activations.per_block=recompute*2,keep"])
     assert pins.to_json() == {
         "optimizer_state": {"bits": 8},
@@ -107,7 +109,7 @@ def test_pins_are_read_from_text_and_from_json_alike():
         ("activations.per_block=kept", "goal.pins.activations.per_block[0] is 'kept'; allowed: keep, recompute"),
     ],
 )
-def test_a_pin_that_is_no_knob_or_no_value_is_refused_by_name(text, words):
+def test_a_pin_that_is_no_knob_or_no_value_is_refused_by_name(text: str, words: str) -> None:
     with pytest.raises(InvalidWorkload) as caught:
         read_pins([text])
     assert words in caught.value.message
@@ -121,7 +123,7 @@ def test_a_pin_that_is_no_knob_or_no_value_is_refused_by_name(text, words):
         ("optimizer_state.place=disk", {"forbid": ("disk",)}, "needs 'disk', and goal.forbid names that"),
     ],
 )
-def test_a_pin_against_the_rest_of_the_goal_is_refused(pins, goal, words):
+def test_a_pin_against_the_rest_of_the_goal_is_refused(pins: str, goal: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidWorkload) as caught:
         Goal(device_budget_bytes=1, pins=read_pins([pins]), **goal)
     assert words in caught.value.message
@@ -139,19 +141,19 @@ def test_a_pin_against_the_rest_of_the_goal_is_refused(pins, goal, words):
         (["batch.micro_batch_size=2", "batch.accumulation_steps=2"], "no plan keeps every pin"),
     ],
 )
-def test_pins_that_no_plan_can_keep_are_refused_with_the_reason(pins, words):
+def test_pins_that_no_plan_can_keep_are_refused_with_the_reason(pins: list[str], words: str) -> None:
     with pytest.raises(InvalidPlan) as caught:
         search(pinned_problem(*pins))
     assert words in caught.value.message
 
 
-def test_pins_that_need_more_of_the_host_than_there_is_say_so():
+def test_pins_that_need_more_of_the_host_than_there_is_say_so() -> None:
     with pytest.raises(InvalidPlan) as caught:
         search(pinned_problem("optimizer_state.place=host", "optimizer_state.fraction=1", host_budget_mib=1))
     assert "needs more than 1.00 MiB on the host" in caught.value.message
 
 
-def test_a_goal_says_how_far_its_loss_of_quality_may_go():
+def test_a_goal_says_how_far_its_loss_of_quality_may_go() -> None:
     problem = synthetic_problem(budget_mib=60, num_blocks=8, allow_lossy=True)
     rounding = replace(problem, goal=replace(problem.goal, most_loss="rounding"))
     names = ("compress", "bf16", "fp16", "autocast", "8bit_optimizer")
@@ -160,7 +162,7 @@ def test_a_goal_says_how_far_its_loss_of_quality_may_go():
     assert all(found.plan.activations.compress == "none" for found in search(rounding).frontier)
 
 
-def test_a_pin_beyond_the_loss_that_is_allowed_is_refused():
+def test_a_pin_beyond_the_loss_that_is_allowed_is_refused() -> None:
     with pytest.raises(InvalidWorkload) as caught:
         Goal(device_budget_bytes=1, allow_lossy=True, most_loss="rounding", pins=read_pins(["weights.frozen=int8"]))
     assert "goal.most_loss is rounding" in caught.value.message

@@ -1,6 +1,7 @@
 """Random small problems: peaks and times that grow with the batch as the estimator's do, dips of measured curves included."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -9,6 +10,8 @@ import numpy as np
 from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.goal import GenerationGoal
+from optimizer.plan.generation import GenerationPlan
+from optimizer.plan.passes import passes_of
 from optimizer.search.generation.levers import list_arrangements, list_families
 from optimizer.search.generation.problem import GenerationProblem
 from optimizer.search.generation.solve import largest_of
@@ -51,7 +54,7 @@ _KV = {"same": 1.0, "int8": 0.5, "int4": 0.3}
 _WEIGHT = {"same": 1.0, "int8": 0.5, "int4": 0.3, "nf4": 0.3}
 
 
-def make_problem(seed, *, num_sequences=None, has_dips=True):
+def make_problem(seed: int, *, num_sequences: int | None = None, has_dips: bool = True) -> GenerationProblem:
     """Make a problem with a random goal; some have no plan that fits."""
     draw = random.Random(seed)
     workload = GenerationWorkload(
@@ -68,11 +71,11 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
     hidden = [draw.uniform(0, 1) for _ in range(9)]
     dips = [draw.uniform(0.9, 1.0) if has_dips else 1.0 for _ in range(workload.num_sequences + 1)]
 
-    def held_bytes(plan):
+    def held_bytes(plan: GenerationPlan) -> int:
         size = 1.0 if plan.weights.dtype == "fp32" else 0.5
         return int(weights_bytes * size * _WEIGHT[plan.weights.frozen])
 
-    def pass_ms(plan, sizes):
+    def pass_ms(plan: GenerationPlan, sizes: list[int]) -> float:
         """Time of a pass with micro-batches of these sizes."""
         weights = plan.weights
         compute_ms = 0.0
@@ -85,11 +88,11 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
             compute_ms += size * (kv_unpacking[cache.dtype] + on_link)
         return compute_ms + link_ms[weights.place] * _WEIGHT[weights.frozen] * hidden[weights.prefetch]
 
-    def price(plan):
+    def price(plan: GenerationPlan) -> GenerationPrediction:
         held = held_bytes(plan)
         is_here = plan.weights.place == "device"
         here = held if is_here else held * (1 + plan.weights.prefetch) // 10
-        shapes = plan.list_passes(workload)
+        shapes = passes_of(plan, workload)
         passes = [([each.batch_size for each in shape], shape[0].num_steps, count) for shape, count in shapes]
         prefill = shapes[0][0][0].prompt_length / workload.prompt_length
         kv_here = int(kv_bytes * _KV[plan.kv_cache.dtype])
@@ -115,7 +118,7 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
 
     slack, chance = draw.choice([0.0, 0.02, 0.5]), random.Random(seed)
 
-    def floors(plan, sizes, micro_batches):
+    def floors(plan: GenerationPlan, sizes: Sequence[int], micro_batches: Sequence[int]) -> Floors:
         """Up to so much less than the price of each; of micro-batches that would be empty nothing is asked."""
         found = np.zeros((7, len(micro_batches), len(sizes)))
         for row, number in enumerate(micro_batches):
@@ -154,7 +157,7 @@ def make_problem(seed, *, num_sequences=None, has_dips=True):
     return _with_few_plans(problem, draw)
 
 
-def _with_few_plans(problem, draw):
+def _with_few_plans(problem: GenerationProblem, draw: random.Random) -> GenerationProblem:
     """Forbid so many techniques that trying all plans takes milliseconds."""
     others = draw.sample(_TECHNIQUES, k=len(_TECHNIQUES))
     while len(list_families(problem)) > MAX_FAMILIES:
@@ -162,7 +165,7 @@ def _with_few_plans(problem, draw):
     return problem
 
 
-def list_every_plan(problem):
+def list_every_plan(problem: GenerationProblem) -> list[GenerationPlan]:
     """All that the goal allows, of every batch."""
     return [
         replace(plan, batch_size=size)

@@ -1,5 +1,7 @@
 """A knob of a generation's plan is one change, priced as the plan with that change is; comparisons and edits price alike."""
 
+from typing import Any
+
 import pytest
 
 from optimizer.api.plan_generation import (
@@ -10,13 +12,16 @@ from optimizer.api.plan_generation import (
 from optimizer.base.errors import InvalidInput, InvalidPlan, NoFeasiblePlan
 from optimizer.goal import GenerationGoal
 from optimizer.hardware.devices import table_machine
+from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.search.generation.compare import reprice_generation
 from optimizer.search.generation.knobs import list_generation_knobs
+from optimizer.search.generation.problem import GenerationProblem
 from optimizer.search.generation.search import find_best_generation, generation_problem, search_generation
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
@@ -25,25 +30,31 @@ CARD = table_machine("RTX 4090")
 WORKLOAD = GenerationWorkload(prompt_length=12, num_new_tokens=8, num_sequences=6)
 GOAL = GenerationGoal(device_budget_bytes=CARD.device.memory_bytes)
 STREAMED = GenerationPlan(batch_size=2, weights=WeightsPlan(place="host"), kv_cache=KvCachePlan(place="host"))
-PLANS = {"plain": GenerationPlan(), "several": GenerationPlan(batch_size=3), "streamed": STREAMED}
+PLANS: dict[str, Any] = {"plain": GenerationPlan(), "several": GenerationPlan(batch_size=3), "streamed": STREAMED}
 
 
 @pytest.fixture(scope="module")
-def profile():
+def profile() -> GenerationProfile:
     return profile_generation(read_model_spec(SMALL_CONFIGS["llama"]), representations=("fp32", "bf16", "fp32/int8"))
 
 
-def pose(profile, *, goal=GOAL, machine=CARD, workload=WORKLOAD):
+def pose(
+    profile: GenerationProfile,
+    *,
+    goal: GenerationGoal = GOAL,
+    machine: Machine = CARD,
+    workload: GenerationWorkload = WORKLOAD,
+) -> GenerationProblem:
     return generation_problem(profile, workload=workload, goal=goal, machine=machine)
 
 
 @pytest.fixture(scope="module")
-def problem(profile):
+def problem(profile: GenerationProfile) -> GenerationProblem:
     return pose(profile)
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_each_knob_is_the_difference_of_two_prices(problem, name):
+def test_each_knob_is_the_difference_of_two_prices(problem: GenerationProblem, name: str) -> None:
     plan = PLANS[name]
     here = problem.price(plan)
     knobs = list_generation_knobs(problem, plan)
@@ -57,7 +68,7 @@ def test_each_knob_is_the_difference_of_two_prices(problem, name):
         assert problem.find_conflict(knob.plan) is None
 
 
-def test_the_largest_saving_comes_first_and_no_plan_twice(problem):
+def test_the_largest_saving_comes_first_and_no_plan_twice(problem: GenerationProblem) -> None:
     knobs = list_generation_knobs(problem, STREAMED)
     changes = [knob.device_change_bytes for knob in knobs]
     assert changes == sorted(changes)
@@ -66,13 +77,13 @@ def test_the_largest_saving_comes_first_and_no_plan_twice(problem):
     assert STREAMED not in plans
 
 
-def test_every_decision_has_a_neighbour(problem):
+def test_every_decision_has_a_neighbour(problem: GenerationProblem) -> None:
     offered = {knob.knob for knob in list_generation_knobs(problem, STREAMED)}
     assert offered >= {"batch_size", "prefill_tokens", "weights.dtype", "weights.place", "weights.prefetch", "weights.frozen"}
     assert offered >= {"num_micro_batches", "kv_cache.dtype", "kv_cache.place", "kv_cache.prefetch"}
 
 
-def test_what_the_goal_forbids_is_left_out_and_what_changes_the_numbers_is_marked(profile):
+def test_what_the_goal_forbids_is_left_out_and_what_changes_the_numbers_is_marked(profile: GenerationProfile) -> None:
     goal = GenerationGoal(device_budget_bytes=GOAL.device_budget_bytes, forbid=("quantize_kv", "stream_weights"))
     knobs = list_generation_knobs(pose(profile, goal=goal), GenerationPlan())
     used = {name for knob in knobs for name in knob.plan.techniques}
@@ -80,7 +91,7 @@ def test_what_the_goal_forbids_is_left_out_and_what_changes_the_numbers_is_marke
     assert {knob.is_lossless for knob in knobs if knob.knob == "weights.dtype"} == {False}
 
 
-def test_words_of_a_change_say_what_is_then_so(problem):
+def test_words_of_a_change_say_what_is_then_so(problem: GenerationProblem) -> None:
     words = {knob.change for knob in list_generation_knobs(problem, GenerationPlan(batch_size=2))}
     assert words >= {
         "4 sequences at once instead of 2",
@@ -90,7 +101,7 @@ def test_words_of_a_change_say_what_is_then_so(problem):
     }
 
 
-def test_an_edit_is_priced_against_what_the_plan_was(problem):
+def test_an_edit_is_priced_against_what_the_plan_was(problem: GenerationProblem) -> None:
     found = reprice_generation(problem, GenerationPlan(batch_size=2), change={"kv_cache": {"place": "host"}})
     before, after = (problem.price(plan) for plan in (GenerationPlan(batch_size=2), found.priced.plan))
     assert found.device_change_bytes == after.device_peak_high_bytes - before.device_peak_high_bytes
@@ -108,19 +119,21 @@ def test_an_edit_is_priced_against_what_the_plan_was(problem):
         ({"weights": {"place": "disk"}}, "not to be had on this machine"),
     ],
 )
-def test_an_edit_that_cannot_be_carried_out_says_why(problem, change, words):
+def test_an_edit_that_cannot_be_carried_out_says_why(
+    problem: GenerationProblem, change: dict[str, Any], words: str
+) -> None:
     with pytest.raises(InvalidPlan, match=words):
         reprice_generation(problem, GenerationPlan(), change=change)
 
 
-def test_an_edit_may_be_written_as_people_write_knobs(profile):
+def test_an_edit_may_be_written_as_people_write_knobs(profile: GenerationProfile) -> None:
     found = reprice_generation_profiled(
         profile, GenerationPlan(), change=["batch_size=2"], machine=CARD, workload=WORKLOAD, goal=GOAL
     )
     assert found.priced.plan.batch_size == 2
 
 
-def test_plans_side_by_side_show_only_what_differs(profile, problem):
+def test_plans_side_by_side_show_only_what_differs(profile: GenerationProfile, problem: GenerationProblem) -> None:
     found = compare_generations_profiled(
         profile,
         {"best": "best", "one": "one_at_a_time", "mine": STREAMED},
@@ -137,22 +150,26 @@ def test_plans_side_by_side_show_only_what_differs(profile, problem):
 
 
 @pytest.mark.parametrize("plans", [{"a": "best"}, {"a": "best", "b": "keep_all"}])
-def test_a_comparison_of_one_plan_or_of_no_plan_at_all_is_refused(profile, plans):
+def test_a_comparison_of_one_plan_or_of_no_plan_at_all_is_refused(
+    profile: GenerationProfile, plans: dict[str, str]
+) -> None:
     with pytest.raises(InvalidInput):
         compare_generations_profiled(profile, plans, machine=CARD, workload=WORKLOAD, goal=GOAL)
 
 
-def test_the_best_plan_alone_is_that_of_the_whole_search(problem, profile):
+def test_the_best_plan_alone_is_that_of_the_whole_search(
+    problem: GenerationProblem, profile: GenerationProfile
+) -> None:
     assert find_best_generation(problem) == search_generation(problem, profile=profile, machine=CARD).chosen
 
 
-def test_where_nothing_fits_the_best_plan_alone_says_what_would(profile):
+def test_where_nothing_fits_the_best_plan_alone_says_what_would(profile: GenerationProfile) -> None:
     with pytest.raises(NoFeasiblePlan) as caught:
         find_best_generation(pose(profile, goal=GenerationGoal(device_budget_bytes=1000)))
     assert caught.value.fields["smallest_feasible_bytes"] > 1000
 
 
-def test_cards_are_ranked_by_speed_each_with_its_best_plan(profile):
+def test_cards_are_ranked_by_speed_each_with_its_best_plan(profile: GenerationProfile) -> None:
     lengths = (12, 12, 5, 5, 5, 5)
     workload = GenerationWorkload.of_prompts(lengths, num_new_tokens=8)
     found = rank_cards_to_generate(profile, ["T4", "RTX 4090"], workload=workload, goal=GOAL)
@@ -163,7 +180,7 @@ def test_cards_are_ranked_by_speed_each_with_its_best_plan(profile):
     assert best.tokens_per_s == exact.prediction.tokens_per_s
 
 
-def test_a_card_on_which_nothing_fits_says_what_is_needed(profile):
+def test_a_card_on_which_nothing_fits_says_what_is_needed(profile: GenerationProfile) -> None:
     (found,) = rank_cards_to_generate(
         profile, ["T4"], workload=WORKLOAD, goal=GenerationGoal(device_budget_bytes=1000)
     )
@@ -171,7 +188,7 @@ def test_a_card_on_which_nothing_fits_says_what_is_needed(profile):
     assert found.what.startswith("needs ")
 
 
-def test_what_would_change_nothing_is_left_out(problem):
+def test_what_would_change_nothing_is_left_out(problem: GenerationProblem) -> None:
     """A cache of so few tokens is never packed."""
     for name in ("int8", "int4"):
         packed = GenerationPlan(kv_cache=KvCachePlan(dtype=name))
@@ -181,7 +198,7 @@ def test_what_would_change_nothing_is_left_out(problem):
     assert all(knob.device_change_bytes or knob.host_change_bytes or knob.total_change_s for knob in offered)
 
 
-def test_making_keys_and_values_again_is_a_knob_where_the_model_can(problem):
+def test_making_keys_and_values_again_is_a_knob_where_the_model_can(problem: GenerationProblem) -> None:
     path = "kv_cache.prefix_tokens"
     assert not any(knob.knob == path for knob in list_generation_knobs(problem, STREAMED))
     again = GenerationPlan(kv_cache=KvCachePlan(place="host", prefix_tokens=4))

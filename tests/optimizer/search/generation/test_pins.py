@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.goal import GenerationGoal
 from optimizer.hardware.devices import table_machine
+from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
@@ -23,9 +25,11 @@ from optimizer.plan.pins.generation_knobs import (
 )
 from optimizer.plan.pins.table import kinds_of_pins
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.search.generation.levers import list_arrangements
 from optimizer.search.generation.pins import check_generation_pins
+from optimizer.search.generation.problem import GenerationProblem
 from optimizer.search.generation.search import find_best_generation, generation_problem, search_generation
 from optimizer.search.generation.solve import Book, solve, value_of
 from optimizer.workload import GenerationWorkload
@@ -53,11 +57,11 @@ TRIED = {
 """Some values of each knob that a search without pins tries."""
 
 
-def pinned(problem, *pins):
+def pinned(problem: GenerationProblem, *pins: str) -> GenerationProblem | None:
     return replace(problem, goal=replace(problem.goal, pins=read_generation_pins(pins)))
 
 
-def can_be_pinned(problem, path, value):
+def can_be_pinned(problem: GenerationProblem, path: str, value: bool | int | str | None) -> GenerationProblem | None:
     """The problem with the pin; None where it is refused, as a lossy one where nothing may be lost."""
     try:
         asked = pinned(problem, f"{path}={written_value(value)}")
@@ -67,16 +71,16 @@ def can_be_pinned(problem, path, value):
     return asked
 
 
-def best_value(problem, plan):
+def best_value(problem: GenerationProblem, plan: GenerationPlan) -> float:
     return value_of(problem, plan, problem.price(plan))[0]
 
 
-def test_every_knob_of_a_plan_can_be_pinned():
+def test_every_knob_of_a_plan_can_be_pinned() -> None:
     assert list(kinds_of_pins(GenerationPins)) == list(generation_knobs()) == list(TRIED)
 
 
 @pytest.mark.parametrize("start", range(0, 120, 40))
-def test_in_small_problems_a_pinned_search_is_as_good_as_enumeration_and_no_better_than_a_free_one(start):
+def test_in_small_problems_a_pinned_search_is_as_good_as_enumeration_and_no_better_than_a_free_one(start: int) -> None:
     num_same = 0
     for seed in range(start, start + 40):
         problem = make_problem(seed)
@@ -110,7 +114,7 @@ def test_in_small_problems_a_pinned_search_is_as_good_as_enumeration_and_no_bett
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
-def profile(request):
+def profile(request: pytest.FixtureRequest) -> GenerationProfile:
     forms = ("fp32", "bf16", "fp32/int8")
     return profile_generation(read_model_spec(SMALL_CONFIGS[request.param]), representations=forms)
 
@@ -118,7 +122,7 @@ def profile(request):
 WORKLOAD = GenerationWorkload(prompt_length=12, num_new_tokens=8, num_sequences=6)
 
 
-def make_machine(kind):
+def make_machine(kind: str) -> Machine:
     if kind == "cuda":
         return replace(table_machine("T4"), host_memory_bytes=64 * GIB)
     machine = make_cpu_machine()
@@ -127,12 +131,12 @@ def make_machine(kind):
     )
 
 
-def pose(profile, machine, budget_bytes, **goal):
+def pose(profile: GenerationProfile, machine: Machine, budget_bytes: int, **goal: Any) -> GenerationProblem:
     asked = GenerationGoal(device_budget_bytes=budget_bytes, **goal)
     return generation_problem(profile, workload=WORKLOAD, goal=asked, machine=machine)
 
 
-def a_tight_budget(profile, machine, **goal):
+def a_tight_budget(profile: GenerationProfile, machine: Machine, **goal: Any) -> int:
     """Midway between the smallest peak and what the best plan would take."""
     with pytest.raises(NoFeasiblePlan) as caught:
         find_best_generation(pose(profile, machine, 1000, **goal))
@@ -143,8 +147,8 @@ def a_tight_budget(profile, machine, **goal):
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("objective", ["throughput", "largest_batch"])
 def test_a_pinned_search_of_real_models_is_no_better_than_a_free_one_and_as_good_where_that_chose_the_same(
-    profile, kind, objective
-):
+    profile: GenerationProfile, kind: str, objective: str
+) -> None:
     machine = make_machine(kind)
     goal = {"objective": objective, "allow_lossy": objective == "largest_batch", "forbid": ("fp16",)}
     problem = pose(profile, machine, a_tight_budget(profile, machine, **goal), **goal)
@@ -181,7 +185,7 @@ UNTRIED = [
 
 
 @pytest.mark.parametrize("pins", UNTRIED, ids=" ".join)
-def test_what_is_shown_keeps_pins_that_no_search_would_choose(profile, pins):
+def test_what_is_shown_keeps_pins_that_no_search_would_choose(profile: GenerationProfile, pins: list[str]) -> None:
     machine = make_machine("cuda")
     held = read_generation_pins(pins)
     problem = pose(profile, machine, GIB, allow_lossy=True, pins=held)
@@ -195,7 +199,7 @@ def test_what_is_shown_keeps_pins_that_no_search_would_choose(profile, pins):
     assert held.broken_by(enough.plan) is None
 
 
-def test_no_floor_of_a_held_prefix_is_above_its_price(profile):
+def test_no_floor_of_a_held_prefix_is_above_its_price(profile: GenerationProfile) -> None:
     machine = make_machine("cuda")
     problem = pose(profile, machine, GIB, pins=read_generation_pins(["kv_cache.place=host", "kv_cache.prefix_tokens=7"]))
     if not problem.longest_prefix:
@@ -205,14 +209,14 @@ def test_no_floor_of_a_held_prefix_is_above_its_price(profile):
     plans = list_arrangements(problem)
     assert {plan.kv_cache.prefix_tokens for plan in plans} == {7}
     for plan in plans[::3]:
-        floors = problem.floors(plan, [2], [plan.num_micro_batches])
+        floors: Any = problem.floors(plan, [2], [plan.num_micro_batches])
         priced = problem.price(replace(plan, batch_size=2))
         assert floors.prefix_tokens[0, 0] == 7
         assert floors.total_s[0, 0] <= priced.total_s * 1.001
         assert floors.host_bytes[0, 0] <= priced.host_peak_bytes
 
 
-def test_where_nothing_fits_it_says_which_pin_to_leave_out(profile):
+def test_where_nothing_fits_it_says_which_pin_to_leave_out(profile: GenerationProfile) -> None:
     machine = make_machine("cuda")
     held = {"allow_lossy": True, "pins": read_generation_pins(["weights.place=device", "batch_size=6"])}
     with pytest.raises(NoFeasiblePlan) as caught:
@@ -221,7 +225,7 @@ def test_where_nothing_fits_it_says_which_pin_to_leave_out(profile):
     assert "leave out the pin of batch_size to 6" in caught.value.hint
 
 
-def test_what_runs_beside_a_held_batch_is_not_said_to_be_no_better(profile):
+def test_what_runs_beside_a_held_batch_is_not_said_to_be_no_better(profile: GenerationProfile) -> None:
     found = search_generation(pose(profile, make_machine("cuda"), GIB, pins=read_generation_pins(["batch_size=2"])))
     assert found.chosen.plan.batch_size == 2
     assert not any("would not be better" in sentence for sentence in found.explanation)
@@ -239,7 +243,7 @@ def test_what_runs_beside_a_held_batch_is_not_said_to_be_no_better(profile):
         ("kv_cache.prefix_tokens=1", "goal.pins.kv_cache.prefix_tokens is 1; allowed: 0, or 2 or more"),
     ],
 )
-def test_a_pin_that_no_plan_may_have_is_refused_by_name(text, words):
+def test_a_pin_that_no_plan_may_have_is_refused_by_name(text: str, words: str) -> None:
     with pytest.raises(InvalidWorkload, match="^[^;]*") as caught:
         read_generation_pins([text])
     assert words in caught.value.message
@@ -255,7 +259,7 @@ def test_a_pin_that_no_plan_may_have_is_refused_by_name(text, words):
         ("kv_cache.prefix_tokens=4", {"forbid": ("rebuild_kv",)}, "which needs 'rebuild_kv'"),
     ],
 )
-def test_a_pin_against_the_rest_of_the_goal_is_refused_with_it(pin, goal, words):
+def test_a_pin_against_the_rest_of_the_goal_is_refused_with_it(pin: str, goal: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidWorkload) as caught:
         GenerationGoal(device_budget_bytes=1, pins=read_generation_pins([pin]), **goal)
     assert words in caught.value.message
@@ -274,7 +278,9 @@ def test_a_pin_against_the_rest_of_the_goal_is_refused_with_it(pin, goal, words)
         (["kv_cache.attention=host"], {"forbid": ("offload_kv",)}, "no plan keeps every pin (kv_cache.attention host)"),
     ],
 )
-def test_pins_that_no_plan_can_keep_are_refused_before_a_search(profile, pins, goal, words):
+def test_pins_that_no_plan_can_keep_are_refused_before_a_search(
+    profile: GenerationProfile, pins: list[str], goal: dict[str, Any], words: str
+) -> None:
     machine = table_machine("T4", host_memory_bytes=8 * GIB)
     with pytest.raises(InvalidPlan) as caught:
         find_best_generation(pose(profile, machine, GIB, pins=read_generation_pins(pins), **goal))
@@ -282,13 +288,13 @@ def test_pins_that_no_plan_can_keep_are_refused_before_a_search(profile, pins, g
     assert caught.value.fields["field"].startswith("goal.pins")
 
 
-def test_where_pins_ask_for_more_of_another_tier_than_there_is_that_is_said(profile):
+def test_where_pins_ask_for_more_of_another_tier_than_there_is_that_is_said(profile: GenerationProfile) -> None:
     held = {"host_budget_bytes": 100, "pins": read_generation_pins(["weights.place=host"])}
     with pytest.raises(InvalidPlan, match=r"what is pinned \(weights.place host\) needs more than 100 B on the host"):
         find_best_generation(pose(profile, make_machine("cuda"), GIB, **held))
 
 
-def test_pins_come_back_from_json_and_none_is_free():
+def test_pins_come_back_from_json_and_none_is_free() -> None:
     pins = GenerationPins(prefill_tokens="all", kv_cache=KvCachePins(place="host", prefix_tokens=0))
     assert pins.to_json() == {"prefill_tokens": "all", "kv_cache": {"place": "host", "prefix_tokens": 0}}
     assert from_json(GenerationPins, pins.to_json()) == from_json(GenerationPins, to_json(pins)) == pins
@@ -297,14 +303,14 @@ def test_pins_come_back_from_json_and_none_is_free():
     assert read_generation_pins([]).is_empty
 
 
-def test_a_pin_of_what_comes_ahead_holds_where_nothing_comes():
+def test_a_pin_of_what_comes_ahead_holds_where_nothing_comes() -> None:
     assert read_generation_pins(["weights.prefetch=4", "kv_cache.prefetch=3"]).broken_by(GenerationPlan()) is None
     there = GenerationPlan(weights=WeightsPlan(place="host"), kv_cache=KvCachePlan(place="host"))
     assert read_generation_pins(["weights.prefetch=4"]).broken_by(there) == "weights.prefetch"
     assert read_generation_pins(["kv_cache.prefetch=3"]).broken_by(there) == "kv_cache.prefetch"
 
 
-def test_the_pins_that_make_one_plan_another_are_their_differences():
+def test_the_pins_that_make_one_plan_another_are_their_differences() -> None:
     before = GenerationPlan(prefill_tokens=8, kv_cache=KvCachePlan(place="host"))
     after = GenerationPlan(batch_size=4)
     assert pins_of_generation_change(before, after).to_json() == {
@@ -314,7 +320,7 @@ def test_the_pins_that_make_one_plan_another_are_their_differences():
     }
 
 
-def test_plans_of_a_held_batch_are_priced_as_any(profile):
+def test_plans_of_a_held_batch_are_priced_as_any(profile: GenerationProfile) -> None:
     machine = make_machine("cuda")
     found = find_best_generation(pose(profile, machine, GIB, pins=read_generation_pins(["batch_size=4"])))
     again = estimate_generation(profile, plan=found.plan, workload=WORKLOAD, machine=machine)

@@ -1,23 +1,26 @@
 """Keys and values are made again where that pays, of as many tokens as balance link and compute, and nowhere else."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from optimizer.estimate.bounds.kv_prefix_floor import list_prefix_lengths
 from optimizer.goal import GenerationGoal
 from optimizer.hardware.devices import table_machine
+from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.kv_cache import KvCachePlan
+from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.search.generation.levers import list_families
-from optimizer.search.generation.search import generation_problem, search_generation_plans
+from optimizer.search.generation.search import GenerationSearchResult, generation_problem, search_generation_plans
 from optimizer.search.generation.solve import ROUGH, largest_of
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
-LARGE = {
+LARGE: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 32000,
     "hidden_size": 4096,
@@ -30,26 +33,28 @@ WORKLOAD = GenerationWorkload(prompt_length=512, num_new_tokens=32, num_sequence
 GOAL = GenerationGoal(device_budget_bytes=8 * 2**30, allow_lossy=True, forbid=("quantize_kv", "quantize_frozen"))
 
 
-def large_profile(num_groups):
+def large_profile(num_groups: int) -> GenerationProfile:
     return profile_generation(read_model_spec({**LARGE, "num_key_value_heads": num_groups}), representations=("fp32", "bf16"))
 
 
 @pytest.fixture(scope="module")
-def large():
+def large() -> GenerationProfile:
     """A model with as many heads of keys as of queries."""
     return large_profile(32)
 
 
-def find(profile, machine, **goal):
+def find(profile: GenerationProfile, machine: Machine, **goal: Any) -> GenerationSearchResult:
     return search_generation_plans(profile, workload=WORKLOAD, goal=replace(GOAL, **goal), machine=machine)
 
 
 @pytest.fixture(scope="module")
-def card():
+def card() -> Machine:
     return replace(table_machine("RTX 4090"), host_memory_bytes=256 * 2**30)
 
 
-def test_where_keys_and_values_cross_a_slow_link_it_wins_and_link_and_compute_balance(large, card):
+def test_where_keys_and_values_cross_a_slow_link_it_wins_and_link_and_compute_balance(
+    large: GenerationProfile, card: Machine
+) -> None:
     kept = find(large, card, forbid=(*GOAL.forbid, "rebuild_kv"))
     found = find(large, card)
     cache = found.chosen.plan.kv_cache
@@ -62,7 +67,7 @@ def test_where_keys_and_values_cross_a_slow_link_it_wins_and_link_and_compute_ba
     assert any("hidden states are kept and copied instead" in sentence for sentence in found.explanation)
 
 
-def test_neither_fewer_nor_more_tokens_take_less_time(large, card):
+def test_neither_fewer_nor_more_tokens_take_less_time(large: GenerationProfile, card: Machine) -> None:
     plan = find(large, card).chosen.plan
     problem = generation_problem(large, workload=WORKLOAD, goal=GOAL, machine=card)
     prices = {
@@ -72,7 +77,7 @@ def test_neither_fewer_nor_more_tokens_take_less_time(large, card):
     assert prices[plan.kv_cache.prefix_tokens] <= 1.01 * min(prices.values())
 
 
-def test_with_grouped_queries_it_is_never_a_choice(card):
+def test_with_grouped_queries_it_is_never_a_choice(card: Machine) -> None:
     profile = large_profile(8)
     problem = generation_problem(profile, workload=WORKLOAD, goal=GOAL, machine=card)
     assert problem.longest_prefix == 0
@@ -80,7 +85,9 @@ def test_with_grouped_queries_it_is_never_a_choice(card):
     assert any("would not pay anywhere" in sentence for sentence in find(profile, card).explanation)
 
 
-def test_where_the_link_is_fast_all_are_kept_and_it_says_what_it_would_cost(large, card):
+def test_where_the_link_is_fast_all_are_kept_and_it_says_what_it_would_cost(
+    large: GenerationProfile, card: Machine
+) -> None:
     rates = replace(card.rates, host_to_device_bytes_per_s=1e12, device_to_host_bytes_per_s=1e12)
     found = find(large, replace(card, rates=rates))
     assert (found.chosen.plan.kv_cache.place, found.chosen.plan.kv_cache.prefix_tokens) == ("host", 0)
@@ -88,7 +95,7 @@ def test_where_the_link_is_fast_all_are_kept_and_it_says_what_it_would_cost(larg
 
 
 @pytest.fixture(scope="module")
-def small():
+def small() -> GenerationProfile:
     return profile_generation(
         read_model_spec({**SMALL_CONFIGS["qwen3"], "num_key_value_heads": 4}), representations=("fp32",)
     )
@@ -103,7 +110,9 @@ def small():
     ],
     ids=["even", "mixed"],
 )
-def test_no_number_of_tokens_takes_less_than_the_floor_of_all(small, gpu, workload):
+def test_no_number_of_tokens_takes_less_than_the_floor_of_all(
+    small: GenerationProfile, gpu: str | None, workload: GenerationWorkload
+) -> None:
     machine = table_machine(gpu) if gpu else make_cpu_machine()
     rates = replace(machine.rates, host_to_device_bytes_per_s=2e6)
     problem = generation_problem(
@@ -114,7 +123,7 @@ def test_no_number_of_tokens_takes_less_than_the_floor_of_all(small, gpu, worklo
     chosen = set()
     for family in families[::4]:
         sizes = range(1, workload.num_sequences + 1)
-        floors = problem.floors(family.plan, sizes, family.micro_batches)
+        floors: Any = problem.floors(family.plan, sizes, family.micro_batches)
         for row, number in enumerate(family.micro_batches):
             plan = replace(family.plan, num_micro_batches=number)
             for column, size in enumerate(range(1, largest_of(plan, workload.num_sequences) + 1)):
@@ -132,13 +141,13 @@ def test_no_number_of_tokens_takes_less_than_the_floor_of_all(small, gpu, worklo
     assert max(chosen) > 0
 
 
-def test_lengths_are_even_parts_of_the_longest():
+def test_lengths_are_even_parts_of_the_longest() -> None:
     assert list_prefix_lengths(512) == tuple(range(32, 513, 32))
     assert list_prefix_lengths(5) == (2, 3, 4, 5)
     assert list_prefix_lengths(1) == ()
 
 
-def test_a_goal_may_forbid_it(small):
+def test_a_goal_may_forbid_it(small: GenerationProfile) -> None:
     goal = GenerationGoal(device_budget_bytes=2**33, forbid=("rebuild_kv",))
     workload = GenerationWorkload(prompt_length=20, num_new_tokens=8, num_sequences=5)
     problem = generation_problem(small, workload=workload, goal=goal, machine=table_machine("RTX 4090"))

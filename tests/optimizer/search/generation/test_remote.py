@@ -1,17 +1,22 @@
 """Keys and values go to a remote store where no other tier has room for them, and where there is one."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from optimizer.base.errors import InvalidPlan
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.goal import GenerationGoal
 from optimizer.hardware.devices import table_machine
+from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
+from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.job.measure_generation import measure_generation
 from optimizer.search.generation.compare import reprice_generation
@@ -23,6 +28,7 @@ from optimizer.search.generation.solve import ROUGH, largest_of
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
+from tests.valkey import Valkey
 
 SPEC = read_model_spec(
     {
@@ -38,7 +44,7 @@ WORKLOAD = GenerationWorkload(prompt_length=250, num_new_tokens=12, num_sequence
 AWAY = GenerationPlan(batch_size=6, kv_cache=KvCachePlan(place="remote", prefetch=0))
 
 
-def with_store(machine, *, free_bytes=2**30, rate=1e9):
+def with_store(machine: Machine, *, free_bytes: int = 2**30, rate: float = 1e9) -> Machine:
     rates = replace(
         machine.rates, remote_write_bytes_per_s=rate, remote_read_bytes_per_s=rate, remote_round_trip_s=1e-4
     )
@@ -46,23 +52,23 @@ def with_store(machine, *, free_bytes=2**30, rate=1e9):
 
 
 @pytest.fixture(scope="module")
-def profile():
+def profile() -> GenerationProfile:
     return profile_generation(SPEC, representations=("fp32",))
 
 
 @pytest.fixture(scope="module")
-def machine():
+def machine() -> Machine:
     return with_store(make_cpu_machine())
 
 
 @pytest.fixture(scope="module")
-def away(profile, machine):
+def away(profile: GenerationProfile, machine: Machine) -> GenerationPrediction:
     """The answer for six sequences at once, whose keys and values are in the store."""
     return estimate_generation(profile, plan=AWAY, workload=WORKLOAD, machine=machine)
 
 
 @pytest.fixture(scope="module")
-def goal(away):
+def goal(away: GenerationPrediction) -> GenerationGoal:
     """Room on the device for what is left there, on the host for the staging alone, none on the disk."""
     return GenerationGoal(
         device_budget_bytes=away.device_peak_high_bytes,
@@ -74,8 +80,8 @@ def goal(away):
 
 
 def test_where_no_other_tier_has_room_the_store_is_chosen_and_carried_out_to_the_byte(
-    profile, machine, goal, tmp_path, remote
-):
+    profile: GenerationProfile, machine: Machine, goal: GenerationGoal, tmp_path: Path, remote: Valkey
+) -> None:
     found = search_generation_plans(profile, workload=WORKLOAD, goal=goal, machine=machine)
     chosen = found.chosen
     assert (chosen.plan.kv_cache.place, chosen.plan.batch_size) == ("remote", 6)
@@ -97,7 +103,9 @@ def test_where_no_other_tier_has_room_the_store_is_chosen_and_carried_out_to_the
     assert remote.list_keys() == []
 
 
-def test_where_it_is_forbidden_or_there_is_none_fewer_run_at_once(profile, machine, goal):
+def test_where_it_is_forbidden_or_there_is_none_fewer_run_at_once(
+    profile: GenerationProfile, machine: Machine, goal: GenerationGoal
+) -> None:
     without = (
         (machine, replace(goal, forbid=(*goal.forbid, "remote"))),
         (machine, replace(goal, forbid=(*goal.forbid, "offload_kv"))),
@@ -110,7 +118,9 @@ def test_where_it_is_forbidden_or_there_is_none_fewer_run_at_once(profile, machi
         assert plan.batch_size < 6
 
 
-def test_the_stores_room_binds(profile, machine, goal, away):
+def test_the_stores_room_binds(
+    profile: GenerationProfile, machine: Machine, goal: GenerationGoal, away: GenerationPrediction
+) -> None:
     for free_bytes, batch_size in ((away.remote_peak_bytes, 6), (away.remote_peak_bytes - 1, 5)):
         less = replace(machine, remote_free_bytes=free_bytes)
         chosen = search_generation_plans(profile, workload=WORKLOAD, goal=goal, machine=less).chosen
@@ -120,14 +130,16 @@ def test_the_stores_room_binds(profile, machine, goal, away):
     assert problem.verdict(problem.price(AWAY)) == "does_not_fit"
 
 
-def test_a_machine_without_a_store_says_so_of_a_plan_that_needs_one(profile):
+def test_a_machine_without_a_store_says_so_of_a_plan_that_needs_one(profile: GenerationProfile) -> None:
     goal = GenerationGoal(device_budget_bytes=2**30)
     problem = generation_problem(profile, workload=WORKLOAD, goal=goal, machine=make_cpu_machine())
     with pytest.raises(InvalidPlan, match="needs 'anything in a remote store', which is not to be had on this machine"):
         problem.check(AWAY)
 
 
-def test_a_knob_and_an_edit_show_what_the_store_would_hold(profile, machine, away):
+def test_a_knob_and_an_edit_show_what_the_store_would_hold(
+    profile: GenerationProfile, machine: Machine, away: GenerationPrediction
+) -> None:
     problem = generation_problem(
         profile, workload=WORKLOAD, goal=GenerationGoal(device_budget_bytes=2**30), machine=machine
     )
@@ -148,7 +160,7 @@ def test_a_knob_and_an_edit_show_what_the_store_would_hold(profile, machine, awa
         ({"place": "disk", "prefix_tokens": 40}, "6 at once, keys and values from disk, of 40 tokens made again"),
     ],
 )
-def test_a_few_words_say_where_keys_and_values_are(choices, words):
+def test_a_few_words_say_where_keys_and_values_are(choices: dict[str, Any], words: str) -> None:
     assert generation_label(GenerationPlan(batch_size=6, kv_cache=KvCachePlan(**choices))) == words
 
 
@@ -157,7 +169,9 @@ WORKLOADS = (WORKLOAD, GenerationWorkload.of_prompts((12, 9, 11, 12, 7), num_new
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["even", "uneven"])
 @pytest.mark.parametrize("gpu", [None, "RTX 4090"])
-def test_no_plan_takes_less_than_its_floor(profile, gpu, workload):
+def test_no_plan_takes_less_than_its_floor(
+    profile: GenerationProfile, gpu: str | None, workload: GenerationWorkload
+) -> None:
     machine = with_store(make_cpu_machine() if gpu is None else table_machine(gpu), rate=1e7)
     problem = generation_problem(
         profile, workload=workload, goal=GenerationGoal(device_budget_bytes=2**33, allow_lossy=True), machine=machine
@@ -167,7 +181,7 @@ def test_no_plan_takes_less_than_its_floor(profile, gpu, workload):
     assert any(family.plan.kv_cache.prefix_tokens for family in families)
     sizes = range(1, workload.num_sequences + 1)
     for family in [*families[::9], *(each for each in families if each.plan.kv_cache.prefix_tokens)][:24]:
-        floors = problem.floors(family.plan, sizes, family.micro_batches)
+        floors: Any = problem.floors(family.plan, sizes, family.micro_batches)
         for row, number in enumerate(family.micro_batches):
             plan = replace(family.plan, num_micro_batches=number)
             for size in range(1, largest_of(plan, workload.num_sequences) + 1):
@@ -183,7 +197,7 @@ def test_no_plan_takes_less_than_its_floor(profile, gpu, workload):
                 assert price.remote_peak_bytes >= floors.remote_bytes[row, column] > 0 or plan.kv_cache.dtype != "same"
 
 
-def test_a_slow_link_makes_keys_and_values_again_of_hidden_states(profile):
+def test_a_slow_link_makes_keys_and_values_again_of_hidden_states(profile: GenerationProfile) -> None:
     """The machine is a card, where compute has nothing else to do meanwhile."""
     card = with_store(table_machine("RTX 4090"), rate=1e6)
     goal = GenerationGoal(device_budget_bytes=2**33)

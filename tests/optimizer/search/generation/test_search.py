@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,15 +11,17 @@ from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.goal import GenerationGoal
 from optimizer.hardware.devices import table_machine
+from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.job.measure_generation import measure_generation
 from optimizer.search.generation.levers import list_families
 from optimizer.search.generation.reasons import explain_choice
-from optimizer.search.generation.search import generation_problem, search_generation_plans
+from optimizer.search.generation.search import GenerationSearchResult, generation_problem, search_generation_plans
 from optimizer.search.generation.solve import ROUGH, Book, find_largest_batch, largest_of
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.machines import make_cpu_machine
@@ -28,12 +32,12 @@ WORKLOAD = GenerationWorkload(prompt_length=12, num_new_tokens=8, num_sequences=
 
 
 @pytest.fixture(scope="module")
-def profile():
+def profile() -> GenerationProfile:
     return profile_generation(SPEC, representations=("fp32", "bf16", "fp32/int8"))
 
 
 @pytest.fixture(scope="module")
-def disk_machine():
+def disk_machine() -> Machine:
     machine = make_cpu_machine()
     rates = replace(
         machine.rates, disk_write_bytes_per_s=1e8, disk_read_bytes_per_s=2e8, disk_cached_read_bytes_per_s=5e8
@@ -41,7 +45,7 @@ def disk_machine():
     return replace(machine, rates=rates, disk_free_bytes=2**30)
 
 
-def find(profile, machine, budget_bytes, **goal):
+def find(profile: GenerationProfile, machine: Machine, budget_bytes: int, **goal: Any) -> GenerationSearchResult | None:
     return search_generation_plans(
         profile,
         workload=WORKLOAD,
@@ -51,7 +55,7 @@ def find(profile, machine, budget_bytes, **goal):
 
 
 @pytest.fixture(scope="module")
-def smallest(profile, disk_machine):
+def smallest(profile: GenerationProfile, disk_machine: Machine) -> int:
     with pytest.raises(NoFeasiblePlan) as caught:
         find(profile, disk_machine, 1000)
     return caught.value.fields["smallest_feasible_bytes"]
@@ -68,8 +72,14 @@ def smallest(profile, disk_machine):
     ],
 )
 def test_a_chosen_plan_is_carried_out_under_its_budget_to_the_byte(
-    profile, disk_machine, smallest, tmp_path, more_bytes, goal, place
-):
+    profile: GenerationProfile,
+    disk_machine: Machine,
+    smallest: int,
+    tmp_path: Path,
+    more_bytes: int,
+    goal: dict[str, Any],
+    place: str | None,
+) -> None:
     budget_bytes = smallest + more_bytes
     try:
         chosen = find(profile, disk_machine, budget_bytes, **goal).chosen
@@ -85,7 +95,9 @@ def test_a_chosen_plan_is_carried_out_under_its_budget_to_the_byte(
     assert measured.disk_peak_bytes == chosen.prediction.disk_peak_bytes
 
 
-def test_it_is_never_behind_a_baseline_that_fits(profile, disk_machine, smallest):
+def test_it_is_never_behind_a_baseline_that_fits(
+    profile: GenerationProfile, disk_machine: Machine, smallest: int
+) -> None:
     for budget_bytes in range(smallest, smallest + 200_000, 25_000):
         result = find(profile, disk_machine, budget_bytes)
         fitting = [each.prediction.total_s for each in result.baselines.values() if each.verdict == "fits"]
@@ -94,7 +106,9 @@ def test_it_is_never_behind_a_baseline_that_fits(profile, disk_machine, smallest
         assert result.gap == 0
 
 
-def test_where_the_link_is_slow_micro_batches_share_each_pass_over_the_weights(profile, disk_machine, smallest, tmp_path):
+def test_where_the_link_is_slow_micro_batches_share_each_pass_over_the_weights(
+    profile: GenerationProfile, disk_machine: Machine, smallest: int, tmp_path: Path
+) -> None:
     """A batch needs room for its activations, a further micro-batch only for its keys and values and hidden states."""
     slow = replace(disk_machine, rates=replace(disk_machine.rates, host_to_device_bytes_per_s=1e6))
     budget_bytes = smallest + 42_000
@@ -109,7 +123,9 @@ def test_where_the_link_is_slow_micro_batches_share_each_pass_over_the_weights(p
     assert measured.copied_bytes == found.chosen.prediction.copied_bytes
 
 
-def test_a_plan_for_prompts_that_differ_and_draw_is_carried_out_to_the_byte(profile, disk_machine, smallest, tmp_path):
+def test_a_plan_for_prompts_that_differ_and_draw_is_carried_out_to_the_byte(
+    profile: GenerationProfile, disk_machine: Machine, smallest: int, tmp_path: Path
+) -> None:
     workload = GenerationWorkload.of_prompts((12, 9, 11, 12, 4, 7, 10), num_new_tokens=6, draws=True)
     budget_bytes = smallest + 42_000
     found = search_generation_plans(
@@ -122,7 +138,9 @@ def test_a_plan_for_prompts_that_differ_and_draw_is_carried_out_to_the_byte(prof
     assert any("prompts of 4 to 12 tokens, sorted by length" in sentence for sentence in found.explanation)
 
 
-def test_many_lengths_are_searched_with_few_and_shown_with_their_own(profile, disk_machine, smallest):
+def test_many_lengths_are_searched_with_few_and_shown_with_their_own(
+    profile: GenerationProfile, disk_machine: Machine, smallest: int
+) -> None:
     workload = GenerationWorkload.of_prompts([5 + place % 9 for place in range(30)], num_new_tokens=6)
     goal = GenerationGoal(device_budget_bytes=smallest + 60_000)
     problem = generation_problem(profile, workload=workload, goal=goal, machine=disk_machine)
@@ -134,7 +152,7 @@ def test_many_lengths_are_searched_with_few_and_shown_with_their_own(profile, di
     assert coarse.total_s == pytest.approx(exact.total_s, rel=0.25)
 
 
-def explain(profile, machine, plan):
+def explain(profile: GenerationProfile, machine: Machine, plan: GenerationPlan) -> str:
     """Why a plan was chosen whose peak is all of the budget."""
     goal = GenerationGoal(device_budget_bytes=2**30)
     problem = generation_problem(profile, workload=WORKLOAD, goal=goal, machine=machine)
@@ -142,7 +160,7 @@ def explain(profile, machine, plan):
     return "\n".join(explain_choice(tight, tight.priced("chosen", plan), profile=profile, machine=machine))
 
 
-def test_it_says_what_it_did_and_what_it_left_out(profile, disk_machine):
+def test_it_says_what_it_did_and_what_it_left_out(profile: GenerationProfile, disk_machine: Machine) -> None:
     text = explain(profile, disk_machine, GenerationPlan(weights=WeightsPlan(place="host")))
     assert "streaming the weights saves" in text
     assert "one sequence more at once could take" in text
@@ -151,7 +169,7 @@ def test_it_says_what_it_did_and_what_it_left_out(profile, disk_machine):
     assert "would not pay anywhere" in text
 
 
-def test_it_says_what_moving_keys_and_values_saves(profile, disk_machine):
+def test_it_says_what_moving_keys_and_values_saves(profile: GenerationProfile, disk_machine: Machine) -> None:
     text = explain(profile, disk_machine, GenerationPlan(kv_cache=KvCachePlan(place="host")))
     assert "moving keys and values saves" in text
     assert "keys and values stay on the device" not in text
@@ -164,7 +182,7 @@ WORKLOADS = (
 )
 
 
-def with_decoding(machine):
+def with_decoding(machine: Machine) -> Machine:
     """A machine whose tokens were measured by themselves."""
     rates = replace(
         machine.rates,
@@ -177,14 +195,16 @@ def with_decoding(machine):
     return replace(machine, rates=rates)
 
 
-def with_little_memory(machine):
+def with_little_memory(machine: Machine) -> Machine:
     """A machine whose page cache holds what some batches keep on the disk."""
     return replace(machine, host_memory_bytes=60_000)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["even", "mixed", "uneven"])
 @pytest.mark.parametrize("gpu", [None, "decoding", "little memory", "RTX 4090"])
-def test_the_estimator_is_as_the_solver_takes_it_to_be(profile, disk_machine, gpu, workload):
+def test_the_estimator_is_as_the_solver_takes_it_to_be(
+    profile: GenerationProfile, disk_machine: Machine, gpu: str | None, workload: GenerationWorkload
+) -> None:
     known = {"decoding": with_decoding(disk_machine), "little memory": with_little_memory(disk_machine)}
     machine = disk_machine if gpu is None else known.get(gpu)
     machine = machine or replace(table_machine(gpu), disk_free_bytes=2**30)
@@ -211,7 +231,9 @@ def test_the_estimator_is_as_the_solver_takes_it_to_be(profile, disk_machine, gp
                 assert price.remote_peak_bytes >= floors.remote_bytes[row, column]
 
 
-def test_where_a_card_lacks_room_for_the_process_the_plan_is_smaller_than_its_tensors_allow(profile):
+def test_where_a_card_lacks_room_for_the_process_the_plan_is_smaller_than_its_tensors_allow(
+    profile: GenerationProfile
+) -> None:
     card = table_machine("RTX 4090")
     roomy = find(profile, card, card.device.memory_bytes).chosen
     tight = replace(card, device=replace(card.device, total_bytes=roomy.prediction.memory.process.high - 2**20))
@@ -223,14 +245,14 @@ def test_where_a_card_lacks_room_for_the_process_the_plan_is_smaller_than_its_te
     assert found.prediction.memory.process.high <= tight.device.total_bytes
 
 
-def test_a_workload_beyond_the_positions_is_refused(profile, disk_machine):
+def test_a_workload_beyond_the_positions_is_refused(profile: GenerationProfile, disk_machine: Machine) -> None:
     long = replace(WORKLOAD, num_new_tokens=60)
     goal = GenerationGoal(device_budget_bytes=2**30)
     with pytest.raises(InvalidWorkload, match="this model has positions for 64"):
         search_generation_plans(profile, workload=long, goal=goal, machine=disk_machine)
 
 
-def test_half_precision_of_both_kinds_is_found_where_it_has_a_rate(profile):
+def test_half_precision_of_both_kinds_is_found_where_it_has_a_rate(profile: GenerationProfile) -> None:
     card = table_machine("RTX 4090")
     goal = GenerationGoal(device_budget_bytes=2**33, allow_lossy=True)
     problem = generation_problem(profile, workload=WORKLOAD, goal=goal, machine=card)
@@ -238,7 +260,7 @@ def test_half_precision_of_both_kinds_is_found_where_it_has_a_rate(profile):
     assert problem.permits(GenerationPlan(weights=WeightsPlan(dtype="fp16")))
 
 
-def test_where_prompts_differ_the_largest_batch_is_found_though_a_smaller_one_peaks_higher():
+def test_where_prompts_differ_the_largest_batch_is_found_though_a_smaller_one_peaks_higher() -> None:
     """Seven at once run with a prompt of 28 tokens among six of 44, so that less of each runs at once."""
     lengths = [44] * 6 + [28] * 2 + [12] * 2 + [2] * 8
     workload = GenerationWorkload.of_prompts(lengths, num_new_tokens=[18] * len(lengths))
@@ -254,7 +276,9 @@ def test_where_prompts_differ_the_largest_batch_is_found_though_a_smaller_one_pe
         assert found == max((size for size, peak in peaks.items() if peak <= budget_bytes), default=0)
 
 
-def test_where_the_link_is_slow_attention_is_computed_where_keys_and_values_are(profile, disk_machine, tmp_path):
+def test_where_the_link_is_slow_attention_is_computed_where_keys_and_values_are(
+    profile: GenerationProfile, disk_machine: Machine, tmp_path: Path
+) -> None:
     """Without room for them on the device, and with a host that reads them ten times as fast as they would come."""
     rates = replace(disk_machine.rates, host_to_device_bytes_per_s=1e8, host_optimizer_elements_per_s=1e8)
     slow = replace(disk_machine, rates=rates)
@@ -279,7 +303,9 @@ def test_where_the_link_is_slow_attention_is_computed_where_keys_and_values_are(
     assert without.chosen.prediction.total_s > found.chosen.prediction.total_s
 
 
-def test_a_model_that_attends_in_code_of_its_own_is_searched_without_attention_on_the_host(profile, disk_machine):
+def test_a_model_that_attends_in_code_of_its_own_is_searched_without_attention_on_the_host(
+    profile: GenerationProfile, disk_machine: Machine
+) -> None:
     problem = generation_problem(
         replace(profile, on_host=None),
         workload=WORKLOAD,

@@ -1,14 +1,18 @@
 """The solver finds what enumeration finds, whatever the goal, and more memory is never worse."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
 
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.estimate.bounds.lower_bounds import Floors
+from optimizer.plan.generation import GenerationPlan
 from optimizer.search.generation.candidates import MAX_EVERY, list_batches
+from optimizer.search.generation.problem import GenerationProblem
 from optimizer.search.generation.search import search_generation
 from optimizer.search.generation.smallest import explain_nothing_fits
 from optimizer.search.generation.solve import SETTLED, Book, solve, spread_evenly, value_of
@@ -18,13 +22,13 @@ NUM_PROBLEMS = 300
 WITHOUT_END = 10**9
 
 
-def best_of_all(problem):
+def best_of_all(problem: GenerationProblem) -> float | None:
     fitting = [plan for plan in list_every_plan(problem) if problem.fits(problem.price(plan))]
     return min((value_of(problem, plan, problem.price(plan))[0] for plan in fitting), default=None)
 
 
 @pytest.mark.parametrize("start", range(0, NUM_PROBLEMS, 50))
-def test_it_is_as_good_as_enumeration(start):
+def test_it_is_as_good_as_enumeration(start: int) -> None:
     seen = set()
     for seed in range(start, start + 50):
         problem = make_problem(seed)
@@ -41,7 +45,7 @@ def test_it_is_as_good_as_enumeration(start):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_one_that_ends_early_is_nearly_as_good_and_says_how_nearly(seed):
+def test_one_that_ends_early_is_nearly_as_good_and_says_how_nearly(seed: int) -> None:
     problem = make_problem(seed)
     problem = replace(problem, goal=replace(problem.goal, objective="throughput"))
     best = best_of_all(problem)
@@ -52,7 +56,7 @@ def test_one_that_ends_early_is_nearly_as_good_and_says_how_nearly(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_of_many_sequences_no_even_split_is_better_and_the_bound_holds_for_all(seed):
+def test_of_many_sequences_no_even_split_is_better_and_the_bound_holds_for_all(seed: int) -> None:
     problem = make_problem(seed, num_sequences=150, has_dips=False)
     problem = replace(problem, goal=replace(problem.goal, objective="throughput", device_budget_bytes=9_000))
     found = solve(Book(problem=problem))
@@ -69,7 +73,7 @@ def test_of_many_sequences_no_even_split_is_better_and_the_bound_holds_for_all(s
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("seed", range(6))
-def test_more_memory_is_never_worse(seed, objective):
+def test_more_memory_is_never_worse(seed: int, objective: str) -> None:
     problem = make_problem(seed)
     problem = replace(problem, goal=replace(problem.goal, objective=objective))
     values = []
@@ -84,16 +88,16 @@ def test_more_memory_is_never_worse(seed, objective):
 @pytest.mark.parametrize(
     ("gain", "at_most", "size"), [(1e-6, inf, 24), (1e-3, inf, 24), (1e-3, 1 - 31e-3, 31), (1e-2, inf, 31)]
 )
-def test_sequences_are_spread_evenly_where_little_is_lost(gain, at_most, size):
+def test_sequences_are_spread_evenly_where_little_is_lost(gain: float, at_most: float, size: int) -> None:
     problem = make_problem(0, num_sequences=48)
 
-    def price(plan):
+    def price(plan: GenerationPlan) -> Any:
         bytes_ = 10 * plan.batch_size
         return replace(
             problem.price(plan), total_s=1 - gain * plan.batch_size, device_peak_bytes=bytes_, device_peak_high_bytes=bytes_
         )
 
-    def floors(plan, sizes, micro_batches):
+    def floors(plan: GenerationPlan, sizes: Sequence[int], micro_batches: Sequence[int]) -> Floors:
         return Floors(*np.zeros((7, len(micro_batches), len(sizes))))
 
     goal = replace(problem.goal, objective="throughput", device_budget_bytes=310)
@@ -106,11 +110,11 @@ def test_sequences_are_spread_evenly_where_little_is_lost(gain, at_most, size):
     assert spread_evenly(pinned, found.plan).batch_size == 31
 
 
-def test_the_same_problem_gives_the_same_plan():
+def test_the_same_problem_gives_the_same_plan() -> None:
     assert solve(Book(problem=make_problem(3))) == solve(Book(problem=make_problem(3)))
 
 
-def test_far_fewer_plans_are_priced_than_there_are():
+def test_far_fewer_plans_are_priced_than_there_are() -> None:
     problem = make_problem(0, num_sequences=MAX_EVERY)
     problem = replace(problem, goal=replace(problem.goal, allow_lossy=True, forbid=(), device_budget_bytes=9_000))
     book = Book(problem=problem)
@@ -118,14 +122,14 @@ def test_far_fewer_plans_are_priced_than_there_are():
     assert len(book.predictions) < len(list_every_plan(problem)) / 10
 
 
-def test_even_splits_are_all_counts_of_passes():
+def test_even_splits_are_all_counts_of_passes() -> None:
     assert list_batches(10) == list(range(1, 11))
     sizes = list_batches(1000)
     assert sizes == sorted({-(-1000 // passes) for passes in range(1, 1001)})
 
 
 @pytest.mark.parametrize("seed", [seed for seed in range(40) if best_of_all(make_problem(seed)) is None][:6])
-def test_where_nothing_fits_the_smallest_budget_is_enough_and_a_byte_less_is_not(seed):
+def test_where_nothing_fits_the_smallest_budget_is_enough_and_a_byte_less_is_not(seed: int) -> None:
     problem = make_problem(seed)
     with pytest.raises(NoFeasiblePlan, match="smallest feasible") as caught:
         search_generation(problem)
@@ -135,13 +139,13 @@ def test_where_nothing_fits_the_smallest_budget_is_enough_and_a_byte_less_is_not
     assert "Raise the budget to" in caught.value.hint
 
 
-def test_ways_out_that_are_named_were_priced():
+def test_ways_out_that_are_named_were_priced() -> None:
     problem = next(p for p in map(make_problem, range(99)) if "stream_weights" in p.goal.forbid and p.host_budget_bytes > 5000)
     error = explain_nothing_fits(problem.with_budget(1))
     assert "permit 'stream weights block by block' (smallest peak then" in error.hint
 
 
-def test_the_frontier_is_smaller_at_one_end_and_faster_at_the_other():
+def test_the_frontier_is_smaller_at_one_end_and_faster_at_the_other() -> None:
     problem = make_problem(11, num_sequences=40)
     problem = replace(problem, goal=replace(problem.goal, device_budget_bytes=50_000, allow_lossy=True), host_budget_bytes=10_000)
     points = search_generation(problem).frontier

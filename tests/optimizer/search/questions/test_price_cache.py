@@ -1,13 +1,15 @@
 """Prices that outlive a search are those that a new search would find."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.plan.plan import Plan
-from optimizer.search.questions.objectives import answer_goal
+from optimizer.profile.profile import Profile
+from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
 from optimizer.search.questions.price_cache import MAX_WORKLOADS, PriceMemory, priced_part
 from optimizer.search.training import training_problem
 from optimizer.workload import Adapter, Export, TrainingWorkload
@@ -20,8 +22,10 @@ PLAIN = Plan.from_json(
 )
 
 
-def ask(profile, *, goal=GOAL, workload=WORK, memory=None):
-    def pose(profile, workload):
+def ask(
+    profile: Profile, *, goal: Goal = GOAL, workload: TrainingWorkload = WORK, memory: PriceMemory | None = None
+) -> ObjectiveAnswer:
+    def pose(profile: Profile, workload: TrainingWorkload) -> Any:
         problem = training_problem(profile, workload=workload, goal=goal, machine=table_machine("T4"))
         return problem if memory is None else memory.bind(problem)
 
@@ -36,18 +40,20 @@ def ask(profile, *, goal=GOAL, workload=WORK, memory=None):
         (replace(GOAL, allow_lossy=True), replace(WORK, learning_rate=1e-2)),
     ],
 )
-def test_an_answer_from_memory_is_the_answer_of_a_new_search(llama_profile, goal, workload):
+def test_an_answer_from_memory_is_the_answer_of_a_new_search(
+    llama_profile: Profile, goal: Goal, workload: TrainingWorkload
+) -> None:
     memory = PriceMemory()
     ask(llama_profile, memory=memory)
     remembered = ask(llama_profile, goal=goal, workload=workload, memory=memory)
     assert remembered.to_json() == ask(llama_profile, goal=goal, workload=workload).to_json()
 
 
-def test_what_was_priced_is_not_priced_again(llama_profile):
+def test_what_was_priced_is_not_priced_again(llama_profile: Profile) -> None:
     memory, asked = PriceMemory(), []
     problem = training_problem(llama_profile, workload=WORK, goal=GOAL, machine=table_machine("T4"))
 
-    def price(plan):
+    def price(plan: Plan) -> Any:
         asked.append(plan)
         return problem.price(plan)
 
@@ -56,11 +62,11 @@ def test_what_was_priced_is_not_priced_again(llama_profile):
     assert asked == [PLAIN]
 
 
-def test_only_the_newest_of_many_workloads_are_kept(llama_profile):
+def test_only_the_newest_of_many_workloads_are_kept(llama_profile: Profile) -> None:
     memory, asked = PriceMemory(), []
     machine = table_machine("T4")
 
-    def bound(length):
+    def bound(length: int) -> Any:
         problem = training_problem(llama_profile, workload=replace(WORK, sequence_length=length), goal=GOAL, machine=machine)
         return memory.bind(replace(problem, price=lambda plan: asked.append(length) or problem.price(plan)))
 
@@ -83,7 +89,7 @@ def test_only_the_newest_of_many_workloads_are_kept(llama_profile):
         {"adapter": Adapter()},
     ],
 )
-def test_what_a_price_reads_is_kept_apart(change):
+def test_what_a_price_reads_is_kept_apart(change: dict[str, Any]) -> None:
     assert priced_part(replace(WORK, **change)) != priced_part(WORK)
 
 
@@ -95,7 +101,7 @@ def test_what_a_price_reads_is_kept_apart(change):
         {"beta1": 0.5, "beta2": 0.5, "epsilon": 1e-6, "export": Export(dtype="bf16")},
     ],
 )
-def test_facts_that_no_price_reads_are_not_asked_about(llama_profile, change):
+def test_facts_that_no_price_reads_are_not_asked_about(llama_profile: Profile, change: dict[str, Any]) -> None:
     other = replace(WORK, **change)
     assert priced_part(other) == priced_part(WORK)
     machine = table_machine("T4")
@@ -106,7 +112,7 @@ def test_facts_that_no_price_reads_are_not_asked_about(llama_profile, change):
     assert prices[0] == prices[1]
 
 
-def test_an_answer_for_a_longer_run_takes_longer_and_is_else_the_same(llama_profile):
+def test_an_answer_for_a_longer_run_takes_longer_and_is_else_the_same(llama_profile: Profile) -> None:
     answer = ask(llama_profile)
     longer = answer.for_run(replace(WORK, num_steps=1000))
     assert longer.to_json() == ask(llama_profile, workload=replace(WORK, num_steps=1000)).to_json()

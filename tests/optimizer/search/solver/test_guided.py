@@ -12,6 +12,7 @@ from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.techniques import Technique
 from optimizer.profile.extent import Extent
+from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.search.solver.guided import solve_guided
 from optimizer.search.solver.pricebook import PriceBook
@@ -33,13 +34,13 @@ WORKLOAD = TrainingWorkload(sequence_length=256, global_batch_size=4)
 
 
 @cache
-def _profile():
+def _profile() -> Profile:
     extent = Extent(representations=("fp32",), shapes=((WORKLOAD.global_batch_size, WORKLOAD.sequence_length),))
     return profile_model(read_model_spec(TINY["gemma3_text"]), extent=extent)
 
 
 @pytest.mark.parametrize("slowness", [1.0, 1e-3])
-def test_the_bound_holds_for_blocks_of_two_kinds_and_the_answer_is_near_the_best(slowness):
+def test_the_bound_holds_for_blocks_of_two_kinds_and_the_answer_is_near_the_best(slowness: float) -> None:
     """It is the best but for rounding, also in four blocks, of which lines are coarse; such models are searched otherwise."""
     machine = table_machine("RTX 3060 12GB")
     rates = replace(machine.rates, memory_bytes_per_s=machine.rates.memory_bytes_per_s * slowness)

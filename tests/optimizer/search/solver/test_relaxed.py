@@ -65,7 +65,7 @@ def draw_setting(draw: random.Random, problem: SearchProblem) -> OuterPlan:
 
 
 @pytest.mark.parametrize("name", list(REPRESENTATIONS))
-def test_no_plan_is_faster_than_its_settings_bound(name):
+def test_no_plan_is_faster_than_its_settings_bound(name: str) -> None:
     draw = random.Random(f"relaxed {name}")
     profile = traced(name)
     problem = draw_problem(draw, profile, LENGTHS[name])

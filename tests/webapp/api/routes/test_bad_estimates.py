@@ -4,11 +4,13 @@ import json
 from typing import Any
 
 import pytest
+from django.test import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from optimizer.search.answer.baselines import BASELINES
 from tests.fuzzing import JUNK, junk, with_changes
+from webapp.catalog.models import Model
 
 BODY: dict[str, Any] = {
     "model": "llama",
@@ -41,11 +43,11 @@ def check_answer(client: Any, body: Any) -> None:
 
 
 @pytest.fixture
-def body(profiled_llama):
+def body(profiled_llama: Model) -> dict[str, Any]:
     return {**BODY, "model": profiled_llama.pk}
 
 
-def test_a_body_with_anything_changed(as_ada, body):
+def test_a_body_with_anything_changed(as_ada: Client, body: dict[str, Any]) -> None:
     @fuzzed
     @given(with_changes(body))
     def check(changed: Any) -> None:
@@ -54,7 +56,7 @@ def test_a_body_with_anything_changed(as_ada, body):
     check()
 
 
-def test_a_field_of_any_kind(as_ada, body):
+def test_a_field_of_any_kind(as_ada: Client, body: dict[str, Any]) -> None:
     @fuzzed
     @given(st.sampled_from([*BODY, "color"]), st.one_of(junk, st.sampled_from([*BASELINES, "best"])))
     def check(field: str, value: Any) -> None:
@@ -67,5 +69,5 @@ NO_BODIES = (b"", b"{", b"[" * 50_000, b"\xff\xfe", b"null", b"NaN", b"9" * 5_00
 
 
 @pytest.mark.parametrize("body", [*NO_BODIES, *JUNK[:12]], ids=lambda body: repr(body)[:20])
-def test_a_request_with_a_bad_body_is_refused(as_ada, body):
+def test_a_request_with_a_bad_body_is_refused(as_ada: Client, body: Any) -> None:
     check_answer(as_ada, body)

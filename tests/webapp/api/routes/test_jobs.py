@@ -1,13 +1,17 @@
 """Jobs over the API: lists, moves, files, errors."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
-from django.test import AsyncClient
+from django.test import AsyncClient, Client
 
 from tests.webapp.conftest import make_spec
 from webapp.accounts.tokens import create_token
 from webapp.attempts.outcome import finish_attempt
+from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import record_samples, record_started
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Artifact, Job
@@ -16,18 +20,18 @@ JOB_KEYS = """id name kind state phase reason message error is_terminal cancel_r
 eta_s summary project spec plan prediction machine created_at started_at finished_at links"""
 
 
-def post(client, path, body=None, **headers):
+def post(client: Client, path: str, body: dict[str, str] | None = None, **headers: Any) -> Any:
     return client.post(f"/api/v1/{path}", data=json.dumps(body or {}), content_type="application/json", headers=headers)
 
 
-def test_a_job_shows_exactly_what_the_contract_lists(as_ada, make_job):
+def test_a_job_shows_exactly_what_the_contract_lists(as_ada: Client, make_job: Callable[..., Job]) -> None:
     document = as_ada.get(f"/api/v1/jobs/{make_job().pk}").json()
     assert sorted(document) == sorted(JOB_KEYS.split())
     assert document["machine"] == "bench"
     assert document["created_at"].endswith("Z")
 
 
-def test_pages_follow_each_other_by_cursor_without_loss(as_ada, make_job):
+def test_pages_follow_each_other_by_cursor_without_loss(as_ada: Client, make_job: Callable[..., Job]) -> None:
     made = [make_job().pk for _ in range(5)]
     page = as_ada.get("/api/v1/jobs?page_size=2").json()
     seen = [row["id"] for row in page["results"]]
@@ -44,13 +48,15 @@ def test_pages_follow_each_other_by_cursor_without_loss(as_ada, make_job):
     ("query", "field"),
     [("page_size=0", "page_size"), ("page_size=x", "page_size"), ("cursor=zzz", "cursor"), ("state=odd", "state")],
 )
-def test_a_bad_list_parameter_is_named(as_ada, query, field):
+def test_a_bad_list_parameter_is_named(as_ada: Client, query: str, field: str) -> None:
     response = as_ada.get(f"/api/v1/jobs?{query}")
     assert (response.status_code, response["Content-Type"]) == (422, "application/problem+json")
     assert response.json()["fields"][0]["field"] == field
 
 
-def test_jobs_are_found_by_state_and_name(as_ada, make_job, model, dataset):
+def test_jobs_are_found_by_state_and_name(
+    as_ada: Client, make_job: Callable[..., Job], model: Model, dataset: Dataset
+) -> None:
     make_job()
     other = make_job(spec=make_spec(model, dataset, name="needle"))
     post(as_ada, f"jobs/{other.pk}/cancel")
@@ -58,7 +64,7 @@ def test_jobs_are_found_by_state_and_name(as_ada, make_job, model, dataset):
     assert [row["id"] for row in as_ada.get("/api/v1/jobs?q=NEED").json()["results"]] == [other.pk]
 
 
-def test_cancel_is_202_then_200_then_409(as_ada, make_job, machine):
+def test_cancel_is_202_then_200_then_409(as_ada: Client, make_job: Callable[..., Job], machine: Machine) -> None:
     job = make_job()
     attempt = claim_job(worker="w", machine=machine)
     assert post(as_ada, f"jobs/{job.pk}/cancel", {"mode": "save"}).status_code == 202
@@ -72,7 +78,7 @@ def test_cancel_is_202_then_200_then_409(as_ada, make_job, machine):
     )
 
 
-def test_an_unknown_cancel_mode_is_refused_by_name(as_ada, make_job):
+def test_an_unknown_cancel_mode_is_refused_by_name(as_ada: Client, make_job: Callable[..., Job]) -> None:
     response = post(as_ada, f"jobs/{make_job().pk}/cancel", {"mode": "maybe"})
     assert response.status_code == 422
     field = response.json()["fields"][0]
@@ -80,7 +86,9 @@ def test_an_unknown_cancel_mode_is_refused_by_name(as_ada, make_job):
     assert "save" in field["message"]
 
 
-def test_pause_resume_and_retry_answer_202_and_409_in_the_wrong_state(as_ada, make_job):
+def test_pause_resume_and_retry_answer_202_and_409_in_the_wrong_state(
+    as_ada: Client, make_job: Callable[..., Job]
+) -> None:
     job = make_job()
     statuses = [
         post(as_ada, f"jobs/{job.pk}/{move}").status_code
@@ -92,7 +100,9 @@ def test_pause_resume_and_retry_answer_202_and_409_in_the_wrong_state(as_ada, ma
     assert retried.json()["id"] != job.pk
 
 
-def test_metrics_hold_the_latest_attempts_points_and_the_highest_peaks(as_ada, make_job, machine):
+def test_metrics_hold_the_latest_attempts_points_and_the_highest_peaks(
+    as_ada: Client, make_job: Callable[..., Job], machine: Machine
+) -> None:
     job = make_job()
     attempt = claim_job(worker="w", machine=machine)
     peaks = {step: 1000 if step == 57 else 10 for step in range(1, 201)}
@@ -116,7 +126,7 @@ def test_metrics_hold_the_latest_attempts_points_and_the_highest_peaks(as_ada, m
 
 
 @pytest.mark.django_db(transaction=True)
-def test_events_list_every_move_in_order(as_ada, make_job, machine):
+def test_events_list_every_move_in_order(as_ada: Client, make_job: Callable[..., Job], machine: Machine) -> None:
     job = make_job()
     record_started(claim_job(worker="w", machine=machine), pid=1)
     rows = as_ada.get(f"/api/v1/jobs/{job.pk}/events").json()["results"]
@@ -128,14 +138,14 @@ def test_events_list_every_move_in_order(as_ada, make_job, machine):
 
 
 @pytest.mark.django_db(transaction=True)
-async def test_files_come_as_attachments_with_safe_names(headroom_home):
+async def test_files_come_as_attachments_with_safe_names(headroom_home: Path) -> None:
     from asgiref.sync import sync_to_async
 
     from tests.webapp.conftest import make_bench, make_person, make_text, make_tiny_model
     from webapp.jobs.actions import create_job
     from webapp.live.record import from_database
 
-    def prepare():
+    def prepare() -> tuple[str, Job, Artifact, Artifact]:
         ada, model, dataset, machine = make_person("ada"), make_tiny_model(), make_text(), make_bench()
         job = create_job(
             owner=ada, spec=make_spec(model, dataset), model=model, dataset=dataset,
@@ -163,7 +173,7 @@ async def test_files_come_as_attachments_with_safe_names(headroom_home):
 
     token, job, good, bad = await from_database(prepare)
     client, signed_in = AsyncClient(), {"Authorization": f"Bearer {token}"}
-    response = await client.get(f"/api/v1/artifacts/{good.pk}/download", headers=signed_in)
+    response: Any = await client.get(f"/api/v1/artifacts/{good.pk}/download", headers=signed_in)
     assert response.status_code == 200, response.content
     body = b"".join([part async for part in response.streaming_content])
     assert body == b"w" * 200_000
@@ -174,12 +184,12 @@ async def test_files_come_as_attachments_with_safe_names(headroom_home):
     assert "/" not in response["Content-Disposition"].replace("utf-8''", "")
     assert "\n" not in response["Content-Disposition"]
     assert (await client.get(f"/api/v1/artifacts/{bad.pk}/download", headers=signed_in)).status_code == 404
-    logs = await client.get(f"/api/v1/jobs/{job.pk}/logs", headers=signed_in)
+    logs: Any = await client.get(f"/api/v1/jobs/{job.pk}/logs", headers=signed_in)
     assert b"".join([part async for part in logs.streaming_content]) == b"log of 1\nlog of 2\n"
     await sync_to_async(close_connections)()
 
 
-def close_connections():
+def close_connections() -> None:
     from django.db import connections
 
     connections.close_all()

@@ -1,10 +1,14 @@
 """Questions about plans over the API: answered with a model's real profile, nothing kept, and refused by field."""
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from django.test import Client
 
 from webapp.catalog.actions import keep_profile
+from webapp.catalog.models import Model
 from webapp.jobs.models import Job, PlanOffer
 
 WORKLOAD = {"sequence_length": 128, "global_batch_size": 4}
@@ -13,15 +17,15 @@ QUICK = {"forbid": ["offload", "offload_optimizer", "offload_gradients", "stream
 
 
 @pytest.fixture
-def ask(as_ada, profiled_llama):
-    def post(path, **changes):
+def ask(as_ada: Client, profiled_llama: Model) -> Callable[..., Any]:
+    def post(path: str, **changes: Any) -> Any:
         body = {"model": profiled_llama.pk, "workload": WORKLOAD, **changes}
         return as_ada.post(f"/api/v1/plans/{path}", data=json.dumps(body), content_type="application/json")
 
     return post
 
 
-def test_the_longest_sequence_is_answered_with_the_limit_that_binds(ask):
+def test_the_longest_sequence_is_answered_with_the_limit_that_binds(ask: Callable[..., Any]) -> None:
     goal = {"device_budget_bytes": "4.5 MiB", "objective": "longest_sequence", **QUICK}
     answer = ask("best", gpu="T4", goal=goal)
     assert answer.status_code == 200, answer.content
@@ -33,18 +37,18 @@ def test_the_longest_sequence_is_answered_with_the_limit_that_binds(ask):
     assert not Job.objects.exists()
 
 
-def test_pins_are_kept(ask):
+def test_pins_are_kept(ask: Callable[..., Any]) -> None:
     goal = {"device_budget_bytes": "1 GiB", "pins": {"batch": {"micro_batch_size": 2}}, **QUICK}
     document = ask("best", gpu="T4", goal=goal).json()
     assert document["chosen"]["plan"]["batch"] == {"micro_batch_size": 2, "accumulation_steps": 2}
 
 
-def test_a_pin_that_is_none_is_422_with_its_name(ask):
+def test_a_pin_that_is_none_is_422_with_its_name(ask: Callable[..., Any]) -> None:
     refused = ask("best", gpu="T4", goal={"device_budget_bytes": "1 GiB", "pins": {"weights": {"dtype": "fp8"}}})
     assert (refused.status_code, refused.json()["fields"][0]["field"]) == (422, "goal.pins.weights.dtype")
 
 
-def test_where_nothing_fits_the_problem_carries_what_would(ask):
+def test_where_nothing_fits_the_problem_carries_what_would(ask: Callable[..., Any]) -> None:
     goal = {"device_budget_bytes": "4.2 MiB", **QUICK}
     refused = ask("best", gpu="T4", goal=goal, workload={**WORKLOAD, "sequence_length": 256})
     document = refused.json()
@@ -53,7 +57,7 @@ def test_where_nothing_fits_the_problem_carries_what_would(ask):
     assert document["extra"]["largest_part"] in document["extra"]["bytes_by_category"]
 
 
-def test_plans_are_compared_by_what_differs(ask):
+def test_plans_are_compared_by_what_differs(ask: Callable[..., Any]) -> None:
     document = ask("compare", gpu="T4", plans={"plain": "keep_all", "rebuilt": "recompute_all"}).json()
     assert [plan["label"] for plan in document["plans"]] == ["plain", "rebuilt"]
     assert document["cells"] == [
@@ -62,7 +66,7 @@ def test_plans_are_compared_by_what_differs(ask):
     assert all(len(set(row["values"])) > 1 for row in document["bytes_at_peak"])
 
 
-def test_cards_are_ranked(ask):
+def test_cards_are_ranked(ask: Callable[..., Any]) -> None:
     goal = {"device_budget_bytes": "1 GiB", **QUICK}
     document = ask("cards", cards=["T4", "RTX 4090"], goal=goal).json()
     assert [card["card"] for card in document["cards"]] == ["RTX 4090", "T4"]
@@ -70,12 +74,12 @@ def test_cards_are_ranked(ask):
     assert {cost["price_date"] for card in document["cards"] for cost in card["costs"]}
 
 
-def test_an_unknown_card_is_422(ask):
+def test_an_unknown_card_is_422(ask: Callable[..., Any]) -> None:
     refused = ask("cards", cards=["Abacus"])
     assert (refused.status_code, refused.json()["fields"][0]["field"]) == (422, "gpu")
 
 
-def test_a_plan_is_priced_after_one_edit(ask):
+def test_a_plan_is_priced_after_one_edit(ask: Callable[..., Any]) -> None:
     plan = ask("compare", gpu="T4", plans={"a": "keep_all", "b": "recompute_all"}).json()["plans"][0]["plan"]
     document = ask("price", gpu="T4", plan=plan, change={"activations": {"per_block": ["recompute"]}}).json()
     assert document["differences"] == [{"path": "activations.per_block[0:4]", "a": "keep", "b": "recompute"}]
@@ -93,7 +97,7 @@ def test_a_plan_is_priced_after_one_edit(ask):
         ("price", {"gpu": "T4", "plan": {}, "change": {}}),
     ],
 )
-def test_a_new_model_is_202_while_profiled(as_ada, new_llama, path, body):
+def test_a_new_model_is_202_while_profiled(as_ada: Client, new_llama: Model, path: str, body: dict[str, Any]) -> None:
     plan = {"batch": {"micro_batch_size": 4, "accumulation_steps": 1}, "activations": {"per_block": ["keep"] * 4}}
     document = {"model": new_llama.pk, "workload": WORKLOAD, **body}
     if "plan" in body:
@@ -103,7 +107,9 @@ def test_a_new_model_is_202_while_profiled(as_ada, new_llama, path, body):
     assert Job.objects.get().kind == "profile"
 
 
-def test_the_adapters_way_out_needs_their_profile(ask, new_llama, llama_document):
+def test_the_adapters_way_out_needs_their_profile(
+    ask: Callable[..., Any], new_llama: Model, llama_document: dict[str, Any]
+) -> None:
     keep_profile(new_llama.fingerprint, llama_document)
     refused = ask("best", gpu="T4", goal={"device_budget_bytes": 100_000}).json()
     assert "adapters" not in {way["kind"] for way in refused["extra"]["ways_out"]}

@@ -2,8 +2,11 @@
 
 import json
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from django.contrib.auth.models import User
+from django.test import Client
 from django.utils import timezone
 
 from tests.webapp.conftest import make_text, make_tiny_model
@@ -17,13 +20,13 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def api(client, ada):
+def api(client: Client, ada: User) -> Client:
     client.force_login(ada)
     return client
 
 
 @pytest.fixture
-def mine(ada, headroom_home):
+def mine(ada: User, headroom_home: Path) -> Model:
     model = make_tiny_model(ada)
     Model.objects.filter(pk=model.pk).update(folder=f"models/{model.pk}")
     folder = headroom_home / "models" / model.pk
@@ -32,11 +35,11 @@ def mine(ada, headroom_home):
     return model
 
 
-def long_ago(row):
+def long_ago(row: Model) -> None:
     type(row).objects.filter(pk=row.pk).update(deleted_at=timezone.now() - KEPT - timedelta(hours=1))
 
 
-def test_a_deleted_model_is_out_of_sight_and_can_be_had_back(api, mine):
+def test_a_deleted_model_is_out_of_sight_and_can_be_had_back(api: Client, mine: Model) -> None:
     answer = api.delete(f"/api/v1/models/{mine.pk}").json()
     assert answer["restorable_until"] > answer["deleted_at"]
     assert api.get(f"/api/v1/models/{mine.pk}").status_code == 404
@@ -45,13 +48,13 @@ def test_a_deleted_model_is_out_of_sight_and_can_be_had_back(api, mine):
     assert api.get(f"/api/v1/models/{mine.pk}").status_code == 200
 
 
-def test_a_deleted_dataset_is_out_of_sight(api, ada):
+def test_a_deleted_dataset_is_out_of_sight(api: Client, ada: User) -> None:
     dataset = make_text(ada)
     assert api.delete(f"/api/v1/datasets/{dataset.pk}").status_code == 200
     assert api.get("/api/v1/datasets").json()["results"] == []
 
 
-def test_what_ships_with_the_program_stays(api, admin):
+def test_what_ships_with_the_program_stays(api: Client, admin: User) -> None:
     path = f"/api/v1/models/{make_tiny_model().pk}"
     assert api.delete(path).status_code == 403
     api.force_login(admin)
@@ -60,13 +63,13 @@ def test_what_ships_with_the_program_stays(api, admin):
     assert "ships with the program" in answer.json()["detail"]
 
 
-def test_someone_else_s_is_not_there(client, eve, mine):
+def test_someone_else_s_is_not_there(client: Client, eve: User, mine: Model) -> None:
     client.force_login(eve)
     assert client.delete(f"/api/v1/models/{mine.pk}").status_code == 404
     assert client.post(f"/api/v1/models/{mine.pk}/restore").status_code == 404
 
 
-def test_after_some_days_it_is_gone_with_its_files(api, mine, headroom_home):
+def test_after_some_days_it_is_gone_with_its_files(api: Client, mine: Model, headroom_home: Path) -> None:
     api.delete(f"/api/v1/models/{mine.pk}")
     assert purge_deleted() == []
     long_ago(mine)
@@ -75,7 +78,9 @@ def test_after_some_days_it_is_gone_with_its_files(api, mine, headroom_home):
     assert not Model.objects.filter(pk=mine.pk).exists()
 
 
-def test_rows_named_by_an_ended_job_lose_only_their_files(api, ada, mine, headroom_home):
+def test_rows_named_by_an_ended_job_lose_only_their_files(
+    api: Client, ada: User, mine: Model, headroom_home: Path
+) -> None:
     dataset = Dataset.objects.create(owner=ada, name="d", format="txt", file="x", sha256="0" * 64, num_bytes=1)
     job = rows.make_job(ada)
     Job.objects.filter(pk=job.pk).update(model=mine, dataset=dataset)

@@ -3,8 +3,12 @@
 import hashlib
 import json
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
+from django.test import Client
 from django.utils import timezone
 
 from tests.webapp.conftest import TINY_CONFIG
@@ -17,30 +21,30 @@ TEXT = b"In the beginning God created the heaven and the earth.\n" * 40
 
 
 @pytest.fixture
-def api(client, ada):
+def api(client: Client, ada: User) -> Client:
     client.force_login(ada)
     return client
 
 
-def announced(name, content):
+def announced(name: str, content: bytes) -> dict[str, Any]:
     return {"name": name, "num_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def begin(api, *files, kind="dataset", **more):
+def begin(api: Client, *files: Any, kind: str = "dataset", **more: Any) -> Any:
     body = {"kind": kind, "name": "mine", "files": list(files), **more}
     return api.post("/api/v1/uploads", json.dumps(body), content_type="application/json")
 
 
-def put(api, upload_id, piece, *, offset, number=0, **headers):
+def put(api: Client, upload_id: str, piece: bytes, *, offset: int, number: int = 0, **headers: Any) -> Any:
     path = f"/api/v1/uploads/{upload_id}/files/{number}?offset={offset}"
     return api.put(path, piece, content_type="application/octet-stream", headers=headers)
 
 
-def finish(api, upload_id):
+def finish(api: Client, upload_id: str) -> Any:
     return api.post(f"/api/v1/uploads/{upload_id}/finish")
 
 
-def test_a_dataset_arrives_in_pieces(api, ada, headroom_home):
+def test_a_dataset_arrives_in_pieces(api: Client, ada: User, headroom_home: Path) -> None:
     upload = begin(api, announced("verse.txt", TEXT)).json()
     assert put(api, upload["id"], TEXT[:1000], offset=0).json()["received_bytes"] == 1000
     assert put(api, upload["id"], TEXT[1000:], offset=1000).json()["received_bytes"] == len(TEXT)
@@ -53,7 +57,7 @@ def test_a_dataset_arrives_in_pieces(api, ada, headroom_home):
     assert list((headroom_home / "uploads").iterdir()) == []
 
 
-def test_a_model_arrives_with_its_files(api, headroom_home):
+def test_a_model_arrives_with_its_files(api: Client, headroom_home: Path) -> None:
     config = json.dumps(TINY_CONFIG).encode()
     upload = begin(api, announced("config.json", config), kind="model").json()
     put(api, upload["id"], config, offset=0)
@@ -62,7 +66,7 @@ def test_a_model_arrives_with_its_files(api, headroom_home):
     assert Model.objects.get(pk=answer.json()["id"]).model_type == "gpt2"
 
 
-def test_after_a_cut_the_server_says_where_to_go_on(api):
+def test_after_a_cut_the_server_says_where_to_go_on(api: Client) -> None:
     upload = begin(api, announced("verse.txt", TEXT)).json()
     put(api, upload["id"], TEXT[:700], offset=0)
     [listed] = api.get("/api/v1/uploads").json()["results"]
@@ -73,7 +77,7 @@ def test_after_a_cut_the_server_says_where_to_go_on(api):
     assert put(api, upload["id"], TEXT[700:], offset=700).status_code == 200
 
 
-def test_a_piece_that_is_not_what_was_sent_leaves_nothing(api):
+def test_a_piece_that_is_not_what_was_sent_leaves_nothing(api: Client) -> None:
     upload = begin(api, announced("verse.txt", TEXT)).json()
     answer = put(api, upload["id"], TEXT[:500], offset=0, **{"X-Piece-SHA256": "0" * 64})
     assert answer.status_code == 422
@@ -81,13 +85,13 @@ def test_a_piece_that_is_not_what_was_sent_leaves_nothing(api):
     assert api.get(f"/api/v1/uploads/{upload['id']}").json()["files"][0]["received_bytes"] == 0
 
 
-def test_more_than_was_announced_is_refused(api):
+def test_more_than_was_announced_is_refused(api: Client) -> None:
     upload = begin(api, announced("verse.txt", TEXT)).json()
     assert put(api, upload["id"], TEXT + b"x", offset=0).status_code == 422
     assert put(api, upload["id"], TEXT, offset=0).status_code == 200
 
 
-def test_a_file_with_another_hash_is_refused_and_must_be_sent_again(api):
+def test_a_file_with_another_hash_is_refused_and_must_be_sent_again(api: Client) -> None:
     upload = begin(api, announced("verse.txt", TEXT)).json()
     put(api, upload["id"], TEXT[::-1], offset=0)
     answer = finish(api, upload["id"])
@@ -98,7 +102,7 @@ def test_a_file_with_another_hash_is_refused_and_must_be_sent_again(api):
     assert finish(api, upload["id"]).status_code == 201
 
 
-def test_an_incomplete_upload_is_not_finished(api):
+def test_an_incomplete_upload_is_not_finished(api: Client) -> None:
     upload = begin(api, announced("verse.txt", TEXT)).json()
     put(api, upload["id"], TEXT[:10], offset=0)
     answer = finish(api, upload["id"])
@@ -117,19 +121,21 @@ def test_an_incomplete_upload_is_not_finished(api):
         ([], "allowed: one file"),
     ],
 )
-def test_what_cannot_be_taken_is_refused_before_a_byte_is_sent(api, files, said):
+def test_what_cannot_be_taken_is_refused_before_a_byte_is_sent(
+    api: Client, files: list[dict[str, Any]], said: str
+) -> None:
     answer = begin(api, *files)
     assert answer.status_code == 422
     assert said in answer.json()["detail"]
     assert not Upload.objects.exists()
 
 
-def test_a_model_without_a_config_is_refused(api):
+def test_a_model_without_a_config_is_refused(api: Client) -> None:
     answer = begin(api, announced("model.safetensors", b"x"), kind="model")
     assert "config.json among them" in answer.json()["detail"]
 
 
-def test_nobody_else_can_see_or_send_it(api, client, eve):
+def test_nobody_else_can_see_or_send_it(api: Client, client: Client, eve: User) -> None:
     upload = begin(api, announced("verse.txt", TEXT)).json()
     client.force_login(eve)
     assert client.get("/api/v1/uploads").json()["results"] == []
@@ -138,13 +144,13 @@ def test_nobody_else_can_see_or_send_it(api, client, eve):
     assert finish(client, upload["id"]).status_code == 404
 
 
-def test_an_upload_can_be_given_up(api, headroom_home):
+def test_an_upload_can_be_given_up(api: Client, headroom_home: Path) -> None:
     upload = begin(api, announced("verse.txt", TEXT)).json()
     assert api.delete(f"/api/v1/uploads/{upload['id']}").status_code == 204
     assert not (headroom_home / "uploads" / upload["id"]).exists()
 
 
-def test_only_what_nothing_came_for_in_a_day_is_removed(api, headroom_home):
+def test_only_what_nothing_came_for_in_a_day_is_removed(api: Client, headroom_home: Path) -> None:
     old, new = (begin(api, announced("verse.txt", TEXT)).json()["id"] for _ in range(2))
     put(api, old, TEXT[:10], offset=0)
     Upload.objects.filter(pk=old).update(updated_at=timezone.now() - uploads.KEPT - timedelta(minutes=1))
@@ -152,7 +158,7 @@ def test_only_what_nothing_came_for_in_a_day_is_removed(api, headroom_home):
     assert [path.name for path in (headroom_home / "uploads").iterdir()] == [new]
 
 
-def test_twenty_open_uploads_are_enough(api):
+def test_twenty_open_uploads_are_enough(api: Client) -> None:
     for _ in range(uploads.MAX_OPEN):
         assert begin(api, announced("verse.txt", TEXT)).status_code == 201
     assert begin(api, announced("verse.txt", TEXT)).status_code == 409

@@ -2,30 +2,33 @@
 
 import json
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headroom.commands.submit import read_job_file
 from tests.webapp.conftest import make_spec
+from webapp.catalog.models import Dataset, Model
 from webapp.jobs.specs.copying import as_curl, as_yaml, copies_of
 
 URL = "http://127.0.0.1:8400"
 
 
 @pytest.fixture
-def spec(model, dataset):
+def spec(model: Model, dataset: Dataset) -> dict[str, Any]:
     return {**make_spec(model, dataset), "name": 'it\'s "HEADROOM": $HOME `x`'}
 
 
 @pytest.mark.django_db
-def test_the_yaml_reads_back_as_the_same_spec(spec, tmp_path):
+def test_the_yaml_reads_back_as_the_same_spec(spec: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(as_yaml(spec))
     assert read_job_file(file) == spec
 
 
 @pytest.mark.django_db
-def test_a_shell_hands_the_curl_body_over_untouched(spec):
+def test_a_shell_hands_the_curl_body_over_untouched(spec: dict[str, Any]) -> None:
     script = as_curl(spec, url=URL).replace("curl --fail-with-body", "show", 1)
     program = 'show() { printf "%s\\n" "$@" >&2; cat; }\n' + script
     done = subprocess.run(["sh", "-c", program], capture_output=True, text=True, check=True, env={"HEADROOM_TOKEN": "hr_secret"})
@@ -35,7 +38,7 @@ def test_a_shell_hands_the_curl_body_over_untouched(spec):
 
 
 @pytest.mark.django_db
-def test_a_shell_hands_the_command_the_same_yaml(spec):
+def test_a_shell_hands_the_command_the_same_yaml(spec: dict[str, Any]) -> None:
     command = next(copy.text for copy in copies_of(spec, url=URL) if copy.key == "cli")
     program = 'headroom() { printf "%s\\n" "$@" >&2; cat; }\n' + command
     done = subprocess.run(["sh", "-c", program], capture_output=True, text=True, check=True)

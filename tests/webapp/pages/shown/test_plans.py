@@ -1,18 +1,24 @@
 """The page Plans: an answer as points and tables, edits, cards, and an address that says it all."""
 
 import re
+from collections.abc import Callable
 from html import unescape
+from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 import pytest
+from django.contrib.auth.models import User
+from django.test import Client
 from django.urls import reverse
 
 from optimizer.hardware.devices import table_machine
 from tests.webapp.pages import rows
 from webapp.catalog.actions import register_machine
+from webapp.catalog.models import Dataset, Model
 from webapp.jobs.models import Job, PlanOffer
 from webapp.pages.forms.training import JobForm
 from webapp.pages.forms.work import typed_of
+from webapp.pages.shown.plans import ComparedRow
 from webapp.planning import cards
 
 pytestmark = pytest.mark.django_db
@@ -21,10 +27,10 @@ QUICK = ["offload", "offload_optimizer", "offload_gradients", "stream_weights"]
 
 
 @pytest.fixture
-def look(browser, profiled_llama):
+def look(browser: Client, profiled_llama: Model) -> Callable[..., Any]:
     """The page for a model whose profile is known, on a card of the table."""
 
-    def get(path="plans", **parameters):
+    def get(path: str = "plans", **parameters: Any) -> Any:
         asked = {
             "model": profiled_llama.pk,
             "sequence_length": "128",
@@ -35,19 +41,19 @@ def look(browser, profiled_llama):
             "forbid": QUICK,
             "on": "gpu:T4",
         }
-        answer = browser.get(reverse(path), asked | parameters)
+        answer: Any = browser.get(reverse(path), asked | parameters)
         answer.words = " ".join(unescape(re.sub(r"<[^>]+>", " ", answer.content.decode())).split())
         return answer
 
     return get
 
 
-def line_of(answer, category, name):
+def line_of(answer: Any, category: str, name: str) -> ComparedRow:
     group = next(group for group in answer.context["groups"] if group.label == category)
     return next(line for line in group.lines if line.name == name)
 
 
-def test_every_plan_is_a_point_once_with_the_chosen_one_first(look):
+def test_every_plan_is_a_point_once_with_the_chosen_one_first(look: Callable[..., Any]) -> None:
     answer = look()
     points = answer.context["points"]
     assert answer.status_code == 200
@@ -57,7 +63,7 @@ def test_every_plan_is_a_point_once_with_the_chosen_one_first(look):
     assert [drawn["key"] for drawn in answer.context["facts"]["points"]] == [point.key for point in points]
 
 
-def test_the_chosen_plan_stands_beside_plain_training_until_others_are_asked_for(look):
+def test_the_chosen_plan_stands_beside_plain_training_until_others_are_asked_for(look: Callable[..., Any]) -> None:
     assert next(point.key for point in look().context["compared"]) == "chosen"
     answer = look(**{"with": ["chosen", "recompute_all"]})
     assert [point.key for point in answer.context["compared"]] == ["chosen", "recompute_all"]
@@ -65,20 +71,20 @@ def test_the_chosen_plan_stands_beside_plain_training_until_others_are_asked_for
     assert [(value.text, value.differs) for value in values] == [("4 kept blocks", False), ("4 recomputed blocks", True)]
 
 
-def test_bytes_of_a_category_are_those_of_the_prediction(look):
+def test_bytes_of_a_category_are_those_of_the_prediction(look: Callable[..., Any]) -> None:
     answer = look(**{"with": ["chosen", "recompute_all"]})
     shown = [value.num_bytes for value in line_of(answer, "activations", "bytes at the peak").values]
     compared = answer.context["compared"]
     assert shown == [point.priced.prediction.device_bytes_by_category.get("activations", 0) for point in compared]
 
 
-def test_the_sentences_of_the_search_say_why(look):
+def test_the_sentences_of_the_search_say_why(look: Callable[..., Any]) -> None:
     answer = look()
     for sentence in answer.context["found"].explanation:
         assert sentence[1:] in answer.words
 
 
-def test_an_edit_of_the_chosen_plan_is_priced_beside_it(look):
+def test_an_edit_of_the_chosen_plan_is_priced_beside_it(look: Callable[..., Any]) -> None:
     answer = look(**{"try-pin_activations_per_block": "recompute"})
     chosen, yours = answer.context["compared"][:2]
     assert (yours.key, set(yours.priced.plan.activations.per_block)) == ("yours", {"recompute"})
@@ -86,14 +92,14 @@ def test_an_edit_of_the_chosen_plan_is_priced_beside_it(look):
     assert "Yours: activations per block[0:4]: keep → recompute." in answer.words
 
 
-def test_an_edit_that_cannot_be_carried_out_says_why_and_keeps_what_was_typed(look):
+def test_an_edit_that_cannot_be_carried_out_says_why_and_keeps_what_was_typed(look: Callable[..., Any]) -> None:
     answer = look(**{"try-pin_batch_micro_batch_size": "3"})
     assert answer.status_code == 200
     assert "plan.batch makes 3 sequences per step" in answer.words
     assert 'value="3"' in answer.content.decode()
 
 
-def test_a_change_can_be_tried_or_held_by_its_address(look, browser):
+def test_a_change_can_be_tried_or_held_by_its_address(look: Callable[..., Any], browser: Client) -> None:
     answer = look("plans_knobs")
     row = next(row for row in answer.context["rows"] if row["knob"].change == "recompute every block")
     tried = browser.get(row["try"])
@@ -102,25 +108,27 @@ def test_a_change_can_be_tried_or_held_by_its_address(look, browser):
     assert set(held.context["found"].chosen.plan.activations.per_block) == {"recompute"}
 
 
-def test_what_does_not_fit_offers_what_would(look):
+def test_what_does_not_fit_offers_what_would(look: Callable[..., Any]) -> None:
     answer = look(device_budget="100 KiB")
     assert "does not fit" in answer.words
     assert "What would fit" in answer.words
     assert 'hx-get="/plans/cards/?' in answer.content.decode()
 
 
-def test_an_address_that_is_no_form_says_which_field_is_wrong(look):
+def test_an_address_that_is_no_form_says_which_field_is_wrong(look: Callable[..., Any]) -> None:
     answer = look(num_steps="many")
     assert answer.status_code == 422
     assert "Steps: Enter a whole number." in answer.words
 
 
-def test_an_unknown_place_is_refused(look):
+def test_an_unknown_place_is_refused(look: Callable[..., Any]) -> None:
     assert look(on="gpu:Abacus").status_code == 422
     assert look(on="mach_nowhere").status_code == 422
 
 
-def test_a_model_that_is_not_profiled_is_waited_for(look, new_llama, browser):
+def test_a_model_that_is_not_profiled_is_waited_for(
+    look: Callable[..., Any], new_llama: Model, browser: Client
+) -> None:
     other = rows.make_model(name="other")
     answer = look(model=other.pk)
     assert "unknown : being profiled" in answer.words
@@ -129,19 +137,21 @@ def test_a_model_that_is_not_profiled_is_waited_for(look, new_llama, browser):
     assert look(waits="yes")["HX-Refresh"] == "true"
 
 
-def test_nothing_is_kept(look):
+def test_nothing_is_kept(look: Callable[..., Any]) -> None:
     look()
     assert not PlanOffer.objects.exists()
 
 
-def test_the_step_behind_a_chart_is_a_table_of_its_moments(look):
+def test_the_step_behind_a_chart_is_a_table_of_its_moments(look: Callable[..., Any]) -> None:
     answer = look("plans_step", plan="chosen")
     timeline = look().context["found"].chosen.prediction.timeline
     assert len(answer.context["table"].rows) == len(timeline)
     assert look("plans_step", plan="no such plan").status_code == 404
 
 
-def test_cards_come_a_few_at_a_time_until_all_are_ranked(look, monkeypatch):
+def test_cards_come_a_few_at_a_time_until_all_are_ranked(
+    look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cards, "card_names", lambda: ["T4", "RTX 4090"])
     monkeypatch.setattr(cards, "LOOK_FOR_S", 0.0)
     first = look("plans_cards")
@@ -154,18 +164,20 @@ def test_cards_come_a_few_at_a_time_until_all_are_ranked(look, monkeypatch):
     assert by_money.context["found"].cheapest is not None
 
 
-def test_a_page_without_a_machine_looks_at_a_card(browser, profiled_llama):
+def test_a_page_without_a_machine_looks_at_a_card(browser: Client, profiled_llama: Model) -> None:
     answer = browser.get(reverse("plans"), {"model": profiled_llama.pk, "sequence_length": "128", "forbid": QUICK})
     assert answer.context["on"] == "gpu:RTX 4090"
 
 
-def test_a_machine_of_ones_own_comes_before_cards(look, browser, profiled_llama):
+def test_a_machine_of_ones_own_comes_before_cards(
+    look: Callable[..., Any], browser: Client, profiled_llama: Model
+) -> None:
     machine = register_machine(name="bench", document=table_machine("T4").to_json())
     answer = browser.get(reverse("plans"), {"model": profiled_llama.pk, "sequence_length": "128", "forbid": QUICK})
     assert answer.context["on"] == machine.pk
 
 
-def test_the_way_back_to_the_form_keeps_what_was_asked(look, browser):
+def test_the_way_back_to_the_form_keeps_what_was_asked(look: Callable[..., Any], browser: Client) -> None:
     answer = look(pin_optimizer_state_bits="32")
     form = browser.get(f"{reverse('job_new')}?{answer.context['query']}").context["form"]
     assert form["sequence_length"].value() == "128"
@@ -173,7 +185,7 @@ def test_the_way_back_to_the_form_keeps_what_was_asked(look, browser):
     assert form["pin_optimizer_state_bits"].value() == "32"
 
 
-def test_a_job_leads_to_the_address_of_what_it_asked_for(browser, ada):
+def test_a_job_leads_to_the_address_of_what_it_asked_for(browser: Client, ada: User) -> None:
     job = rows.make_job(ada)
     answer = browser.get(reverse("plans"), {"from": job.pk})
     assert answer.status_code == 302
@@ -181,11 +193,11 @@ def test_a_job_leads_to_the_address_of_what_it_asked_for(browser, ada):
     assert (asked["num_steps"], asked["device_budget"], asked["on"]) == (["120"], ["480 MiB"], [job.machine_id])
 
 
-def test_anothers_job_leads_nowhere(browser, eve):
+def test_anothers_job_leads_nowhere(browser: Client, eve: User) -> None:
     assert browser.get(reverse("plans"), {"from": rows.make_job(eve).pk}).status_code == 404
 
 
-def test_a_list_from_which_nothing_was_chosen_stands_on_its_first_line(model, dataset):
+def test_a_list_from_which_nothing_was_chosen_stands_on_its_first_line(model: Model, dataset: Dataset) -> None:
     typed = typed_of(JobForm(models=[model], datasets=[dataset]))
     assert (typed["model"], typed["dataset"], typed["schedule"]) == (model.pk, dataset.pk, "cosine")
     assert "forbid" not in typed

@@ -3,7 +3,10 @@
 import re
 
 import pytest
+from django.contrib.auth.models import User
+from django.test import Client
 from django.urls import reverse
+from pytest_django import Settings
 
 from tests.webapp.pages import rows
 from webapp.accounts.access import project_for_new
@@ -24,30 +27,30 @@ JOB_READS = (
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_sends_a_stranger_to_the_login(client, name):
+def test_a_page_sends_a_stranger_to_the_login(client: Client, name: str) -> None:
     answer = client.get(reverse(name))
     assert answer.status_code == 302
     assert answer["Location"] == f"/login/?next={reverse(name)}"
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_opens_for_a_person(browser, name):
+def test_a_page_opens_for_a_person(browser: Client, name: str) -> None:
     assert browser.get(reverse(name)).status_code == 200
 
 
-def test_the_root_leads_to_the_jobs(browser):
+def test_the_root_leads_to_the_jobs(browser: Client) -> None:
     assert browser.get("/")["Location"] == "/jobs/"
 
 
 @pytest.mark.parametrize(("name", "rest"), JOB_READS)
-def test_anothers_job_is_not_there(browser, eve, name, rest):
+def test_anothers_job_is_not_there(browser: Client, eve: User, name: str, rest: tuple[str, ...]) -> None:
     job = rows.make_job(eve)
     answer = browser.get(reverse(name, args=[job.pk, *rest]), headers={"HX-Request": "true"})
     assert answer.status_code == 404
 
 
 @pytest.mark.parametrize("name", ["job_cancel", "job_pause", "job_resume", "job_retry"])
-def test_anothers_job_is_not_moved(browser, eve, name):
+def test_anothers_job_is_not_moved(browser: Client, eve: User, name: str) -> None:
     job = rows.make_job(eve)
     assert browser.post(reverse(name, args=[job.pk])).status_code == 404
     job.refresh_from_db()
@@ -55,25 +58,25 @@ def test_anothers_job_is_not_moved(browser, eve, name):
 
 
 @pytest.mark.parametrize("name", ["job_cancel", "job_pause", "job_resume", "job_retry"])
-def test_a_job_is_not_moved_by_reading(browser, ada, name):
+def test_a_job_is_not_moved_by_reading(browser: Client, ada: User, name: str) -> None:
     job = rows.make_job(ada)
     assert browser.get(reverse(name, args=[job.pk])).status_code == 405
 
 
-def test_anothers_job_is_not_cloned(browser, eve):
+def test_anothers_job_is_not_cloned(browser: Client, eve: User) -> None:
     job = rows.make_job(eve, name="secret plans")
     answer = browser.get(f"/jobs/new/?from={job.pk}")
     assert b"secret plans" not in answer.content
     assert b"not there" in answer.content
 
 
-def test_anothers_token_is_not_revoked(browser, eve):
+def test_anothers_token_is_not_revoked(browser: Client, eve: User) -> None:
     token, _ = create_token(user=eve, name="hers")
     assert browser.post(reverse("token_revoke", args=[token.pk])).status_code == 404
     assert ApiToken.objects.get(pk=token.pk).revoked_at is None
 
 
-def test_a_write_needs_the_token_against_forgery(ada, settings):
+def test_a_write_needs_the_token_against_forgery(ada: User, settings: Settings) -> None:
     from django.test import Client
 
     strict = Client(enforce_csrf_checks=True)
@@ -84,7 +87,7 @@ def test_a_write_needs_the_token_against_forgery(ada, settings):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_no_page_carries_inline_scripts_styles_or_other_hosts(browser, name):
+def test_no_page_carries_inline_scripts_styles_or_other_hosts(browser: Client, name: str) -> None:
     text = browser.get(reverse(name)).content.decode()
     assert " style=" not in text
     assert "<style" not in text
@@ -97,7 +100,7 @@ def test_no_page_carries_inline_scripts_styles_or_other_hosts(browser, name):
 
 
 @pytest.fixture
-def watcher(client, ada, eve):
+def watcher(client: Client, ada: User, eve: User) -> Client:
     """Somebody whose account only looks, signed in; ada's project lets them in."""
     set_account_role(eve, role="viewer")
     set_member(project_for_new(ada), username="eve", role="viewer")
@@ -106,19 +109,19 @@ def watcher(client, ada, eve):
 
 
 @pytest.mark.parametrize("name", ["models", "datasets"])
-def test_who_may_only_look_reads_why_instead_of_a_form_to_upload(watcher, name):
+def test_who_may_only_look_reads_why_instead_of_a_form_to_upload(watcher: Client, name: str) -> None:
     text = watcher.get(reverse(name)).content.decode()
     assert "Nothing can be uploaded here." in text
     assert "multipart/form-data" not in text
 
 
-def test_people_who_may_only_look_see_before_the_form_that_they_cannot_start(watcher):
+def test_people_who_may_only_look_see_before_the_form_that_they_cannot_start(watcher: Client) -> None:
     text = watcher.get(reverse("job_new")).content.decode()
     assert "This needs the role member in a project. Ask an administrator of one to give it to you." in text
     assert 'name="submit" value="yes" disabled aria-describedby="start-refused">Start the job' in text
 
 
-def test_who_may_only_look_reads_who_can_help_in_the_place_of_buttons(watcher, ada):
+def test_who_may_only_look_reads_who_can_help_in_the_place_of_buttons(watcher: Client, ada: User) -> None:
     job = rows.make_job(ada)
     model, dataset = rows.make_model(ada, name="own"), rows.make_dataset(ada, name="own")
     assert {job.project_id, model.project_id, dataset.project_id} == {project_for_new(ada).pk}
@@ -128,7 +131,7 @@ def test_who_may_only_look_reads_who_can_help_in_the_place_of_buttons(watcher, a
         assert not re.search("<button[^>]*>(Delete|Later|Pause)</button>", text)
 
 
-def test_who_cannot_be_removed_has_no_button_for_it(browser, ada, eve):
+def test_who_cannot_be_removed_has_no_button_for_it(browser: Client, ada: User, eve: User) -> None:
     project = create_project(ada, name="alone")
     text = browser.get(reverse("project", args=[project.pk])).content.decode()
     assert 'aria-label="Remove ada"' not in text
@@ -140,7 +143,7 @@ def test_who_cannot_be_removed_has_no_button_for_it(browser, ada, eve):
     assert "Nobody else belongs to it yet" not in text
 
 
-def test_a_generate_jobs_page_opens_where_its_prompts_cannot_be_read_any_more(browser, ada):
+def test_a_generate_jobs_page_opens_where_its_prompts_cannot_be_read_any_more(browser: Client, ada: User) -> None:
     job = rows.make_generate_job(ada)  # whose files were never there
     answer = browser.get(reverse("job", args=[job.pk]))
     assert answer.status_code == 200

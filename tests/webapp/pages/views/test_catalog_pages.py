@@ -1,8 +1,11 @@
 """The pages of models and datasets."""
 
 import json
+from pathlib import Path
 
 import pytest
+from django.contrib.auth.models import User
+from django.test import Client
 
 from tests.webapp.conftest import make_text, make_tiny_model
 from tests.webapp.pages import rows
@@ -12,13 +15,13 @@ from webapp.jobs.models import Job
 pytestmark = pytest.mark.django_db
 
 
-def text_of(browser, path):
+def text_of(browser: Client, path: str) -> str:
     answer = browser.get(path)
     assert answer.status_code == 200
     return answer.content.decode()
 
 
-def test_a_model_s_page_shows_its_parts_with_repeated_blocks_folded(browser):
+def test_a_model_s_page_shows_its_parts_with_repeated_blocks_folded(browser: Client) -> None:
     model = rows.make_model()
     text = text_of(browser, f"/models/{model.pk}/")
     assert "blocks 1 to 12" in text
@@ -28,7 +31,7 @@ def test_a_model_s_page_shows_its_parts_with_repeated_blocks_folded(browser):
     assert f'hx-get="/models/{model.pk}/cards/"' in text
 
 
-def test_a_model_that_nobody_profiled_offers_to_work_out_its_cards(browser, new_llama):
+def test_a_model_that_nobody_profiled_offers_to_work_out_its_cards(browser: Client, new_llama: Model) -> None:
     path = f"/models/{new_llama.pk}/cards/"
     text = text_of(browser, path)
     assert "not worked out yet" in text
@@ -39,7 +42,7 @@ def test_a_model_that_nobody_profiled_offers_to_work_out_its_cards(browser, new_
     assert Job.objects.filter(kind="profile").count() == 3
 
 
-def test_a_profiled_model_says_what_each_card_can_do(browser, profiled_llama):
+def test_a_profiled_model_says_what_each_card_can_do(browser: Client, profiled_llama: Model) -> None:
     document = browser.get(f"/api/v1/models/{profiled_llama.pk}/cards").json()
     full = document["methods"][0]
     assert (full["name"], full["state"]) == ("full", "ready")
@@ -49,7 +52,7 @@ def test_a_profiled_model_says_what_each_card_can_do(browser, profiled_llama):
     assert 'verdict-fits">fits<' in text_of(browser, f"/models/{profiled_llama.pk}/cards/")
 
 
-def test_a_dataset_s_page_shows_its_first_records_and_how_long_they_are(browser, ada):
+def test_a_dataset_s_page_shows_its_first_records_and_how_long_they_are(browser: Client, ada: User) -> None:
     dataset = make_text(ada)
     facts = {"num_characters": 8, "records": ["first one", "second"], "lengths": [[8, 3], [1024, 1]]}
     Dataset.objects.filter(pk=dataset.pk).update(facts=facts)
@@ -60,7 +63,9 @@ def test_a_dataset_s_page_shows_its_first_records_and_how_long_they_are(browser,
     assert json.dumps("512 to 1,023") in text
 
 
-def test_a_dataset_of_an_earlier_version_can_be_looked_into_again(browser, ada, headroom_home):
+def test_a_dataset_of_an_earlier_version_can_be_looked_into_again(
+    browser: Client, ada: User, headroom_home: Path
+) -> None:
     folder = headroom_home / "datasets" / "text"
     folder.mkdir(parents=True)
     (folder / "data.txt").write_text("one\n\n\nthree")
@@ -71,7 +76,7 @@ def test_a_dataset_of_an_earlier_version_can_be_looked_into_again(browser, ada, 
     assert Dataset.objects.get().facts["records"] == ["one", "three"]
 
 
-def test_a_deletion_is_undone_by_one_button(browser, ada, headroom_home):
+def test_a_deletion_is_undone_by_one_button(browser: Client, ada: User, headroom_home: Path) -> None:
     model = make_tiny_model(ada)
     (headroom_home / "models" / model.pk).mkdir(parents=True)
     answer = browser.post(f"/models/{model.pk}/delete/", follow=True)
@@ -84,7 +89,7 @@ def test_a_deletion_is_undone_by_one_button(browser, ada, headroom_home):
     assert Model.objects.get().deleted_at is None
 
 
-def test_what_ships_with_the_program_has_no_button_to_delete_it(browser, admin):
+def test_what_ships_with_the_program_has_no_button_to_delete_it(browser: Client, admin: User) -> None:
     model, dataset = rows.make_model(), rows.make_dataset()
     assert "/delete/" not in text_of(browser, f"/models/{model.pk}/")
     assert "/delete/" not in text_of(browser, f"/datasets/{dataset.pk}/")
@@ -94,7 +99,7 @@ def test_what_ships_with_the_program_has_no_button_to_delete_it(browser, admin):
     assert "ships with the program and stays" in answer.content.decode()
 
 
-def test_someone_else_s_model_and_dataset_are_not_there(browser, eve):
+def test_someone_else_s_model_and_dataset_are_not_there(browser: Client, eve: User) -> None:
     model, dataset = make_tiny_model(eve), make_text(eve)
     for path in (f"/models/{model.pk}/", f"/models/{model.pk}/cards/", f"/datasets/{dataset.pk}/"):
         assert browser.get(path).status_code == 404
@@ -102,7 +107,7 @@ def test_someone_else_s_model_and_dataset_are_not_there(browser, eve):
         assert browser.post(path).status_code == 404
 
 
-def test_the_jobs_of_a_model_are_listed(browser, ada, eve):
+def test_the_jobs_of_a_model_are_listed(browser: Client, ada: User, eve: User) -> None:
     job = rows.make_job(ada, name="mine")
     rows.make_job(eve, name="hers")
     for path in (f"/models/{job.model_id}/", f"/datasets/{job.dataset_id}/"):

@@ -2,9 +2,15 @@
 
 import csv
 import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
+from django.test import Client
 from django.urls import reverse
+from pytest_django import Settings
 
 from optimizer.base.errors import OutOfDeviceMemory
 from optimizer.base.units import MIB
@@ -18,17 +24,17 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def job(ada):
+def job(ada: User) -> Job:
     return rows.make_job(ada)
 
 
-def page_of(browser, job, **query):
+def page_of(browser: Client, job: Job, **query: Any) -> str:
     answer = browser.get(reverse("job", args=[job.pk]), query)
     assert answer.status_code == 200
     return answer.content.decode()
 
 
-def fail_for_memory(job):
+def fail_for_memory(job: Job) -> None:
     attempt = rows.start(job)
     record_checkpoint(attempt, step=1, folder="checkpoints/step-000001-f1", manifest_sha256="c" * 64, num_bytes=10)
     error = OutOfDeviceMemory(
@@ -51,11 +57,11 @@ def fail_for_memory(job):
     assert finish_attempt(attempt, result=result, exit_code=1) == "failed"
 
 
-def test_a_queued_job_says_what_it_waits_for(browser, job):
+def test_a_queued_job_says_what_it_waits_for(browser: Client, job: Job) -> None:
     assert "Waiting for a worker, for" in page_of(browser, job)
 
 
-def test_a_running_job_shows_its_step_and_the_time_left(browser, job):
+def test_a_running_job_shows_its_step_and_the_time_left(browser: Client, job: Job) -> None:
     attempt = rows.start(job)
     record_progress(attempt, step=80, eta_s=360.0, summary={"loss": 3.914, "device_peak_bytes": 412 * MIB})
     text = page_of(browser, job)
@@ -65,13 +71,13 @@ def test_a_running_job_shows_its_step_and_the_time_left(browser, job):
     assert "480 MiB" in text
 
 
-def test_the_prediction_error_is_signed_from_the_prediction(browser, job):
+def test_the_prediction_error_is_signed_from_the_prediction(browser: Client, job: Job) -> None:
     attempt = rows.start(job)
     record_progress(attempt, step=1, eta_s=None, summary={"device_peak_bytes": sum(rows.PEAK.values()) * 2})
     assert "−50.0 %" in page_of(browser, job)
 
 
-def test_the_charts_get_prediction_and_budget_as_data(browser, job):
+def test_the_charts_get_prediction_and_budget_as_data(browser: Client, job: Job) -> None:
     facts = browser.get(reverse("job", args=[job.pk])).context["facts"]
     assert facts["budget_bytes"] == 480 * MIB
     assert facts["job"]["prediction"]["device_peak_bytes"] == sum(rows.PEAK.values())
@@ -83,19 +89,19 @@ def test_the_charts_get_prediction_and_budget_as_data(browser, job):
     ]
 
 
-def test_each_block_of_the_plan_has_its_letter(browser, job):
+def test_each_block_of_the_plan_has_its_letter(browser: Client, job: Job) -> None:
     text = page_of(browser, job)
     assert [text.count(f">{letter}</b>") for letter in "KRO"] == [2, 6, 4]
 
 
-def test_a_name_is_shown_as_text_never_as_markup(browser, ada):
+def test_a_name_is_shown_as_text_never_as_markup(browser: Client, ada: User) -> None:
     job = rows.make_job(ada, name="<script>alert(1)</script>")
     text = page_of(browser, job)
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
 
 
-def test_a_failed_job_opens_on_its_cause_sizes_and_next_step(browser, job):
+def test_a_failed_job_opens_on_its_cause_sizes_and_next_step(browser: Client, job: Job) -> None:
     fail_for_memory(job)
     text = page_of(browser, job)
     assert "Device memory ran out at step 3: 96.0 MiB more were needed" in text
@@ -106,7 +112,7 @@ def test_a_failed_job_opens_on_its_cause_sizes_and_next_step(browser, job):
     assert text.index("Device memory ran out") < text.index("chart-memory")
 
 
-def test_stop_now_names_what_would_be_lost(browser, job):
+def test_stop_now_names_what_would_be_lost(browser: Client, job: Job) -> None:
     attempt = rows.start(job)
     record_progress(attempt, step=58, eta_s=None, summary={})
     record_checkpoint(attempt, step=50, folder="checkpoints/step-000050-f1", manifest_sha256="c" * 64, num_bytes=10)
@@ -114,7 +120,7 @@ def test_stop_now_names_what_would_be_lost(browser, job):
 
 
 @pytest.mark.parametrize(("mode", "kept"), [("save", "save"), ("discard", "discard")])
-def test_stopping_a_running_job_asks_its_worker(browser, job, mode, kept):
+def test_stopping_a_running_job_asks_its_worker(browser: Client, job: Job, mode: str, kept: str) -> None:
     rows.start(job)
     browser.post(reverse("job_cancel", args=[job.pk]), {"mode": mode})
     job.refresh_from_db()
@@ -122,7 +128,7 @@ def test_stopping_a_running_job_asks_its_worker(browser, job, mode, kept):
     assert ">stopping<" in page_of(browser, job)
 
 
-def test_a_queued_job_is_paused_and_resumed(browser, job):
+def test_a_queued_job_is_paused_and_resumed(browser: Client, job: Job) -> None:
     browser.post(reverse("job_pause", args=[job.pk]))
     text = page_of(browser, job)
     assert ">paused<" in text
@@ -132,7 +138,7 @@ def test_a_queued_job_is_paused_and_resumed(browser, job):
     assert "action-pause" in page_of(browser, job)
 
 
-def test_a_pause_and_a_resume_are_taken_back_by_one_button(browser, job):
+def test_a_pause_and_a_resume_are_taken_back_by_one_button(browser: Client, job: Job) -> None:
     for did, button in (("job_pause", "job_resume"), ("job_resume", "job_pause")):
         text = browser.post(reverse(did, args=[job.pk]), follow=True).content.decode()
         undo = f'<form method="post" action="{reverse(button, args=[job.pk])}" class="inline">'
@@ -141,19 +147,19 @@ def test_a_pause_and_a_resume_are_taken_back_by_one_button(browser, job):
         assert ">Undo</button>" in text
 
 
-def test_a_job_that_was_stopped_before_it_began_can_be_put_back(browser, job):
+def test_a_job_that_was_stopped_before_it_began_can_be_put_back(browser: Client, job: Job) -> None:
     text = browser.post(reverse("job_cancel", args=[job.pk]), {"mode": "save"}, follow=True).content.decode()
     assert "Stopped before it began." in text
     assert ">Put it back in the queue</button>" in text
 
 
-def test_stopping_a_job_at_work_offers_no_undo(browser, job):
+def test_stopping_a_job_at_work_offers_no_undo(browser: Client, job: Job) -> None:
     rows.start(job)
     text = browser.post(reverse("job_cancel", args=[job.pk]), {"mode": "save"}, follow=True).content.decode()
     assert "Put it back" not in text
 
 
-def test_who_may_only_look_gets_no_buttons_that_would_be_refused(client, job, eve):
+def test_who_may_only_look_gets_no_buttons_that_would_be_refused(client: Client, job: Job, eve: User) -> None:
     rows.start(job)
     set_member(job.project, username="eve", role="viewer")
     client.force_login(eve)
@@ -163,7 +169,7 @@ def test_who_may_only_look_gets_no_buttons_that_would_be_refused(client, job, ev
     assert "action-clone" in text
 
 
-def test_a_retry_leads_to_the_new_job(browser, job):
+def test_a_retry_leads_to_the_new_job(browser: Client, job: Job) -> None:
     fail_for_memory(job)
     answer = browser.post(reverse("job_retry", args=[job.pk]))
     retry = Job.objects.exclude(pk=job.pk).get()
@@ -171,24 +177,24 @@ def test_a_retry_leads_to_the_new_job(browser, job):
     assert retry.plan == job.plan
 
 
-def test_a_request_that_the_state_forbids_is_explained(browser, job):
+def test_a_request_that_the_state_forbids_is_explained(browser: Client, job: Job) -> None:
     answer = browser.post(reverse("job_resume", args=[job.pk]), follow=True)
     assert f"cannot resume job {job.pk}: it is queued; allowed: paused" in answer.content.decode()
 
 
 @pytest.mark.parametrize("tab", ["plan", "checkpoints", "samples", "logs", "events", "files"])
-def test_a_tab_has_an_address(browser, job, tab):
+def test_a_tab_has_an_address(browser: Client, job: Job, tab: str) -> None:
     answer = browser.get(reverse("job", args=[job.pk]), {"tab": tab})
     assert answer.context["tab"] == tab
     assert f'id="tab-{tab}"' in answer.content.decode()
 
 
-def test_a_tab_without_javascript_leads_to_the_whole_page(browser, job):
+def test_a_tab_without_javascript_leads_to_the_whole_page(browser: Client, job: Job) -> None:
     answer = browser.get(reverse("job_tab", args=[job.pk, "events"]))
     assert answer["Location"] == f"/jobs/{job.pk}/?tab=events"
 
 
-def test_the_plan_tab_sets_predicted_beside_measured(browser, job):
+def test_the_plan_tab_sets_predicted_beside_measured(browser: Client, job: Job) -> None:
     attempt = rows.start(job)
     record_samples(attempt, [rows.step_record(attempt, step) for step in range(1, 10)])
     shown = {row.category: row for row in browser.get(reverse("job", args=[job.pk])).context["rows"]}
@@ -201,10 +207,10 @@ def test_the_plan_tab_sets_predicted_beside_measured(browser, job):
 
 
 @pytest.fixture
-def write_log(job, settings):
+def write_log(job: Job, settings: Settings) -> Callable[..., None]:
     """Append to an attempt's log."""
 
-    def write(text, *, attempt=1):
+    def write(text: str, *, attempt: int = 1) -> None:
         folder = settings.HEADROOM_HOME / "jobs" / job.pk / "attempts" / str(attempt)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log.txt").open("a") as file:
@@ -213,13 +219,15 @@ def write_log(job, settings):
     return write
 
 
-def log_after(browser, job, *, attempt, end):
+def log_after(browser: Client, job: Job, *, attempt: int, end: int) -> str:
     answer = browser.get(reverse("job_log", args=[job.pk]), {"attempt": attempt, "end": end})
     assert answer.status_code == 200
     return answer.content.decode()
 
 
-def test_the_log_tab_shows_the_log_and_asks_for_what_follows(browser, job, write_log):
+def test_the_log_tab_shows_the_log_and_asks_for_what_follows(
+    browser: Client, job: Job, write_log: Callable[..., None]
+) -> None:
     rows.start(job)
     write_log("step 1 of 120\n")
     text = page_of(browser, job, tab="logs")
@@ -227,7 +235,9 @@ def test_the_log_tab_shows_the_log_and_asks_for_what_follows(browser, job, write
     assert f'hx-get="{reverse("job_log", args=[job.pk])}?attempt=1&amp;end=14" hx-trigger="every 2s"' in text
 
 
-def test_what_follows_a_log_is_whole_lines_and_the_next_question(browser, job, write_log):
+def test_what_follows_a_log_is_whole_lines_and_the_next_question(
+    browser: Client, job: Job, write_log: Callable[..., None]
+) -> None:
     rows.start(job)
     write_log("one\ntwo\nthr")
     assert log_after(browser, job, attempt=1, end=4).startswith("two\n<span hx-get=")
@@ -236,7 +246,7 @@ def test_what_follows_a_log_is_whole_lines_and_the_next_question(browser, job, w
     assert log_after(browser, job, attempt=1, end=8).startswith("three\n<span")
 
 
-def test_a_log_goes_on_with_the_next_attempts(browser, job, write_log):
+def test_a_log_goes_on_with_the_next_attempts(browser: Client, job: Job, write_log: Callable[..., None]) -> None:
     write_log("first\n")
     write_log("second\n", attempt=2)
     Job.objects.filter(pk=job.pk).update(attempt=2)
@@ -245,7 +255,7 @@ def test_a_log_goes_on_with_the_next_attempts(browser, job, write_log):
     assert "attempt=2&amp;end=7" in text
 
 
-def test_the_log_of_an_ended_job_asks_no_more(browser, job, write_log):
+def test_the_log_of_an_ended_job_asks_no_more(browser: Client, job: Job, write_log: Callable[..., None]) -> None:
     fail_for_memory(job)
     write_log("the end\n")
     assert "hx-trigger=\"every 2s\"" not in page_of(browser, job, tab="logs")
@@ -253,7 +263,9 @@ def test_the_log_of_an_ended_job_asks_no_more(browser, job, write_log):
     assert "hx-get" not in log_after(browser, job, attempt=1, end=8)
 
 
-def test_a_log_is_searched_in_any_case_and_through_all_attempts(browser, job, write_log):
+def test_a_log_is_searched_in_any_case_and_through_all_attempts(
+    browser: Client, job: Job, write_log: Callable[..., None]
+) -> None:
     write_log("loading\nWarning: slow\n")
     write_log("a warning <b>again</b>\n", attempt=2)
     Job.objects.filter(pk=job.pk).update(attempt=2)
@@ -264,7 +276,9 @@ def test_a_log_is_searched_in_any_case_and_through_all_attempts(browser, job, wr
     assert "loading</pre>" not in text
 
 
-def test_a_log_that_leads_out_of_the_home_is_not_shown(browser, job, settings, tmp_path):
+def test_a_log_that_leads_out_of_the_home_is_not_shown(
+    browser: Client, job: Job, settings: Settings, tmp_path: Path
+) -> None:
     attempt = rows.start(job)
     folder = settings.HEADROOM_HOME / "jobs" / job.pk / "attempts" / str(attempt.number)
     folder.mkdir(parents=True)
@@ -273,7 +287,7 @@ def test_a_log_that_leads_out_of_the_home_is_not_shown(browser, job, settings, t
     assert "the key" not in page_of(browser, job, tab="logs")
 
 
-def test_the_csv_of_a_chart_holds_every_step_exactly(browser, job):
+def test_the_csv_of_a_chart_holds_every_step_exactly(browser: Client, job: Job) -> None:
     attempt = rows.start(job)
     records = [rows.step_record(attempt, step) for step in range(1, 700)]
     record_samples(attempt, records)
@@ -284,7 +298,7 @@ def test_the_csv_of_a_chart_holds_every_step_exactly(browser, job):
     assert [int(line[1]) for line in lines[1:]] == [record["device_peak_bytes"] for record in records]
 
 
-def test_the_table_of_a_chart_says_how_many_rows_it_leaves_out(browser, job):
+def test_the_table_of_a_chart_says_how_many_rows_it_leaves_out(browser: Client, job: Job) -> None:
     attempt = rows.start(job)
     record_samples(attempt, [rows.step_record(attempt, step) for step in range(1, 511)])
     text = browser.get(reverse("job_table", args=[job.pk, "speed"])).content.decode()
@@ -292,7 +306,7 @@ def test_the_table_of_a_chart_says_how_many_rows_it_leaves_out(browser, job):
     assert text.count("<tr>") == 501
 
 
-def test_the_later_attempt_counts_for_a_step_measured_twice(browser, job):
+def test_the_later_attempt_counts_for_a_step_measured_twice(browser: Client, job: Job) -> None:
     first = rows.start(job)
     record_samples(first, [dict(rows.step_record(first, 1), loss=9.0)])
     drained = {"outcome": "drained", "step": 1, "measured": None, "summary": {}, "artifacts": []}
@@ -303,11 +317,11 @@ def test_the_later_attempt_counts_for_a_step_measured_twice(browser, job):
     assert text.splitlines()[1] == "1,5.0,,0.001"
 
 
-def test_an_unknown_chart_is_not_there(browser, job):
+def test_an_unknown_chart_is_not_there(browser: Client, job: Job) -> None:
     assert browser.get(reverse("job_csv", args=[job.pk, "everything"])).status_code == 404
 
 
-def test_the_lanes_table_sets_what_was_predicted_above_what_was_measured(browser, job):
+def test_the_lanes_table_sets_what_was_predicted_above_what_was_measured(browser: Client, job: Job) -> None:
     attempt = rows.start(job)
     measured = {"lane_ms": {"compute": 1500.0, "copy_out": 80.0}, "stall_ms": {"copy_out": 80.0}, "data_wait_ms": 2.0}
     record_samples(attempt, [dict(rows.step_record(attempt, 1), **measured)])
@@ -319,7 +333,7 @@ def test_the_lanes_table_sets_what_was_predicted_above_what_was_measured(browser
     assert dict(zip(heads, first, strict=True))["waits for data (ms)"] == "2.0"
 
 
-def test_the_cards_own_meters_have_a_table(browser, job):
+def test_the_cards_own_meters_have_a_table(browser: Client, job: Job) -> None:
     attempt = rows.start(job)
     card = {"use_percent": 87, "power_w": 141.5, "temperature_c": 61, "free_bytes": 5}
     record_samples(attempt, [rows.step_record(attempt, 1), dict(rows.step_record(attempt, 2), gpu=card)])
@@ -327,7 +341,7 @@ def test_the_cards_own_meters_have_a_table(browser, job):
     assert text.splitlines() == ["step,use (%),power (W),temperature (°C),free (bytes)", "2,87,141.5,61,5"]
 
 
-def test_a_job_can_be_copied_in_three_forms(browser, job):
+def test_a_job_can_be_copied_in_three_forms(browser: Client, job: Job) -> None:
     text = page_of(browser, job)
     for form in ("yaml", "cli", "curl"):
         assert f'id="copy-{form}"' in text

@@ -3,6 +3,8 @@
 from datetime import timedelta
 
 import pytest
+from django.contrib.auth.models import User
+from django.test import Client
 from django.utils import timezone
 
 from optimizer.hardware.machine import PROBE_DISTURBED_FACT
@@ -11,12 +13,13 @@ from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.models import Machine
 from webapp.jobs.actions import record_samples
 from webapp.jobs.fleet import Within
+from webapp.jobs.models import Job
 from webapp.pages.shown.device_bar import within_words
 
 pytestmark = pytest.mark.django_db
 
 
-def run_to_the_end(owner, *, name="kjv-demo", peak_bytes, step_ms=1650.0):
+def run_to_the_end(owner: User, *, name: str = "kjv-demo", peak_bytes: int, step_ms: float = 1650.0) -> Job:
     attempt = rows.start(rows.make_job(owner, name=name))
     measured = {"device_peak_bytes": peak_bytes, "step_ms": step_ms, "num_steps": rows.NUM_STEPS}
     result = {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 120, "measured": measured}
@@ -24,17 +27,17 @@ def run_to_the_end(owner, *, name="kjv-demo", peak_bytes, step_ms=1650.0):
     return attempt.job
 
 
-def text_of(browser, path):
+def text_of(browser: Client, path: str) -> str:
     answer = browser.get(path)
     assert answer.status_code == 200
     return answer.content.decode()
 
 
-def test_without_a_machine_the_page_says_where_one_comes_from(browser):
+def test_without_a_machine_the_page_says_where_one_comes_from(browser: Client) -> None:
     assert "No machine yet" in text_of(browser, "/machines/")
 
 
-def test_a_machine_says_what_it_is_and_whether_it_is_there(browser):
+def test_a_machine_says_what_it_is_and_whether_it_is_there(browser: Client) -> None:
     machine = rows.make_machine()
     Machine.objects.filter(pk=machine.pk).update(last_seen_at=timezone.now() - timedelta(hours=1))
     text = text_of(browser, "/machines/")
@@ -44,7 +47,7 @@ def test_a_machine_says_what_it_is_and_whether_it_is_there(browser):
     assert "90 GFLOP/s" in text_of(browser, f"/machines/{machine.pk}/")
 
 
-def test_a_job_at_work_is_drawn_where_it_holds_memory(browser, ada):
+def test_a_job_at_work_is_drawn_where_it_holds_memory(browser: Client, ada: User) -> None:
     attempt = rows.start(rows.make_job(ada))
     machine = attempt.machine
     assert "not measured yet" in text_of(browser, f"/machines/{machine.pk}/")
@@ -57,7 +60,7 @@ def test_a_job_at_work_is_drawn_where_it_holds_memory(browser, ada):
     assert memory["free_bytes"] == memory["memory_bytes"] - attempt.job.need_device_bytes
 
 
-def test_someone_else_s_job_shows_its_bytes_and_not_its_name(browser, eve):
+def test_someone_else_s_job_shows_its_bytes_and_not_its_name(browser: Client, eve: User) -> None:
     attempt = rows.start(rows.make_job(eve, name="secret"))
     record_samples(attempt, [rows.step_record(attempt, 1)])
     run_to_the_end(eve, name="secret too", peak_bytes=400 * 1024**2)
@@ -68,7 +71,7 @@ def test_someone_else_s_job_shows_its_bytes_and_not_its_name(browser, eve):
     assert "someone else&#x27;s job" in text_of(browser, f"/machines/{attempt.machine_id}/")
 
 
-def test_finished_runs_say_how_well_they_were_predicted(browser, ada):
+def test_finished_runs_say_how_well_they_were_predicted(browser: Client, ada: User) -> None:
     predicted_bytes = sum(rows.PEAK.values())
     run_to_the_end(ada, peak_bytes=predicted_bytes)
     job = run_to_the_end(ada, name="off", peak_bytes=round(predicted_bytes / 1.02), step_ms=1500.0)
@@ -83,23 +86,23 @@ def test_finished_runs_say_how_well_they_were_predicted(browser, ada):
     assert f'<a href="/jobs/{job.pk}/">off</a>' in page
 
 
-def test_many_runs_are_summed_up_by_nine_in_ten_and_the_worst():
+def test_many_runs_are_summed_up_by_nine_in_ten_and_the_worst() -> None:
     found = Within(num_runs=37, nine_of_ten=0.0123, worst=0.2)
     assert within_words(found) == "within 1.2 % in nine of ten over 37 runs (at worst 20 %)"
 
 
-def test_an_unknown_machine_is_not_there(browser):
+def test_an_unknown_machine_is_not_there(browser: Client) -> None:
     assert browser.get("/machines/none/").status_code == 404
     assert browser.get("/api/v1/machines/none").status_code == 404
 
 
-def test_a_refresh_sends_the_live_part_alone(browser):
+def test_a_refresh_sends_the_live_part_alone(browser: Client) -> None:
     machine = rows.make_machine()
     for path in ("/machines/", f"/machines/{machine.pk}/"):
         assert "<html" not in browser.get(path, headers={"HX-Request": "true"}).content.decode()
 
 
-def test_a_machine_that_others_used_while_it_was_measured_says_that_its_rates_are_uncertain(browser):
+def test_a_machine_that_others_used_while_it_was_measured_says_that_its_rates_are_uncertain(browser: Client) -> None:
     machine = rows.make_machine()
     path = f"/machines/{machine.pk}/"
     assert "Uncertain" not in text_of(browser, path)
@@ -108,7 +111,7 @@ def test_a_machine_that_others_used_while_it_was_measured_says_that_its_rates_ar
     assert f"<b>Uncertain:</b> {told}." in text_of(browser, path)
 
 
-def test_what_generations_taught_is_shown_beside_what_training_did(browser):
+def test_what_generations_taught_is_shown_beside_what_training_did(browser: Client) -> None:
     machine = rows.make_machine()
     taught = {"num_runs": 3, "time_factors": {"attention": 1.234}}
     Machine.objects.filter(pk=machine.pk).update(calibration={"generations": taught})

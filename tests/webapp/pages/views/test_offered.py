@@ -4,11 +4,15 @@ Every form that can be sent, every part that htmx asks for and every link is ask
 whom is held beside it, so that nothing is hidden from those who may.
 """
 
+from collections.abc import Callable
 from html.parser import HTMLParser
 from http.cookies import SimpleCookie
+from pathlib import Path
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import transaction
 from django.test import Client
 from django.urls import resolve
@@ -30,14 +34,17 @@ pytestmark = pytest.mark.django_db
 class Offers(HTMLParser):
     """Requests that one page can send: POSTs that no disabled button stands before, and GETs."""
 
-    def __init__(self, text):
+    def __init__(self, text: str) -> None:
         super().__init__()
-        self.gets, self.posts = set(), set()
-        self._form, self._forms, self._enabled = None, {}, set()
+        self.gets: set[Any] = set()
+        self.posts: set[Any] = set()
+        self._form: str | None = None
+        self._forms: dict[Any, Any] = {}
+        self._enabled: set[Any] = set()
         self.feed(text)
         self.posts |= {action for key, action in self._forms.items() if key in self._enabled}
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, tag: str, attrs: list[Any]) -> None:
         found = dict(attrs)
         if tag == "form":
             self._form = found.get("id") or f"form {len(self._forms)}"
@@ -52,12 +59,12 @@ class Offers(HTMLParser):
         if found.get("hx-post"):
             self.posts.add(found["hx-post"])
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag: str) -> None:
         if tag == "form":
             self._form = None
 
 
-def in_every_state(ada, home):
+def in_every_state(ada: User, home: Path) -> None:
     """Jobs as their pages differ by them."""
     made = {name: rows.make_job(ada, name=name) for name in ("queued", "paused", "running", "failed", "cancelled", "held")}
     pause_job(made["paused"], actor="user:ada")
@@ -74,7 +81,7 @@ def in_every_state(ada, home):
 
 
 @pytest.fixture
-def ids(ada, headroom_home):
+def ids(ada: User, headroom_home: Path) -> dict[str, str]:
     project = create_project(ada, name="summaries")
     owned = make_owned(ada, project, headroom_home)
     make_person("bob")
@@ -84,10 +91,10 @@ def ids(ada, headroom_home):
 
 
 @pytest.fixture
-def sign_in(ada, ids):
+def sign_in(ada: User, ids: dict[str, str]) -> Callable[..., Client]:
     """Somebody in all of ada's projects, with a token and rows of their own to look at."""
 
-    def make(role, *, is_admin=False):
+    def make(role: Role, *, is_admin: bool = False) -> Client:
         person = make_person("mia", is_admin=is_admin)
         if role is not None:
             for row in Membership.objects.filter(user=ada).select_related("project"):
@@ -105,20 +112,22 @@ def sign_in(ada, ids):
 class Walk:
     """All that can be reached from the jobs, and what was refused on the way."""
 
-    def __init__(self, client, *, starts):
+    def __init__(self, client: Client, *, starts: list[str]) -> None:
         self._client = client
-        self.refused, self.posts, self.seen = [], set(), {}
+        self.refused: list[Any] = []
+        self.posts: set[Any] = set()
+        self.seen: dict[Any, Any] = {}
         left = [(start, "the start") for start in starts]
         while left:
             path, origin = left.pop()
             if self._key(path) not in self.seen:
                 left += [(urljoin(path, found), path) for found in self._look(path, origin)]
 
-    def _key(self, path):
+    def _key(self, path: str) -> str:
         parts = urlsplit(path)
         return path if parts.path == "/plans/" or "deleted=" in parts.query else parts.path
 
-    def _look(self, path, origin):
+    def _look(self, path: str, origin: str) -> list[str]:
         self.seen[self._key(path)] = resolve(urlsplit(path).path).route
         answer = self._get(path)
         if answer.status_code in (403, 500) or (answer.status_code == 404 and not path.startswith(("/api/", "/plans/"))):
@@ -130,13 +139,13 @@ class Walk:
             self._press(urljoin(path, action), path)
         return [found for found in offers.gets if not found.startswith(("#", "http"))]
 
-    def _get(self, path):
+    def _get(self, path: str) -> Any:
         with transaction.atomic():
             answer = self._client.get(path, follow=False)
             transaction.set_rollback(True)
         return answer
 
-    def _press(self, action, page):
+    def _press(self, action: str, page: str) -> None:
         """Nothing that was pressed stays done."""
         route = resolve(urlsplit(action).path).route
         if (route, urlsplit(page).path) in self.posts:
@@ -151,15 +160,15 @@ class Walk:
             self.refused.append(f"POST {action} on {page}")
 
     @property
-    def routes(self):
+    def routes(self) -> set[str]:
         return set(self.seen.values())
 
     @property
-    def pressed(self):
+    def pressed(self) -> set[str]:
         return {route for route, _ in self.posts}
 
 
-def walk(client, ids):
+def walk(client: Client, ids: dict[str, str]) -> Walk:
     gone = (ids["models/<slug:model_id>/restore/ model_id"], ids["datasets/<slug:dataset_id>/restore/ dataset_id"])
     return Walk(client, starts=["/jobs/", f"/models/?deleted={gone[0]}", f"/datasets/?deleted={gone[1]}", "/password/"])
 
@@ -220,7 +229,9 @@ SERVICE = {"people/", "people/change/"}
     ("role", "offered"),
     [(Role.VIEWER, ANYONE), (Role.MEMBER, ANYONE | MEMBERS | ADMINS), (Role.ADMIN, ANYONE | MEMBERS | ADMINS)],
 )
-def test_a_page_offers_what_a_role_may_press_and_nothing_else(ids, sign_in, role, offered):
+def test_a_page_offers_what_a_role_may_press_and_nothing_else(
+    ids: dict[str, str], sign_in: Callable[..., Client], role: Role, offered: set[str]
+) -> None:
     found = walk(sign_in(role), ids)
     assert found.refused == []
     assert found.routes >= PAGES
@@ -229,7 +240,9 @@ def test_a_page_offers_what_a_role_may_press_and_nothing_else(ids, sign_in, role
     assert own <= found.pressed <= offered
 
 
-def test_an_administrator_of_the_service_is_offered_everything(ids, sign_in):
+def test_an_administrator_of_the_service_is_offered_everything(
+    ids: dict[str, str], sign_in: Callable[..., Client]
+) -> None:
     found = walk(sign_in(None, is_admin=True), ids)
     assert found.refused == []
     assert found.pressed == ANYONE | MEMBERS | ADMINS | SERVICE

@@ -1,6 +1,8 @@
 """The queue as a page."""
 
 import pytest
+from django.contrib.auth.models import User
+from django.test import Client
 
 from tests.webapp.pages import rows
 from webapp.jobs.models import Job
@@ -8,13 +10,13 @@ from webapp.jobs.models import Job
 pytestmark = pytest.mark.django_db
 
 
-def test_an_empty_queue_says_so(browser):
+def test_an_empty_queue_says_so(browser: Client) -> None:
     text = browser.get("/queue/").content.decode()
     assert "Nothing of yours waits" in text
     assert "No job of yours is at work" in text
 
 
-def test_a_waiting_job_says_why_and_can_be_moved(browser, ada):
+def test_a_waiting_job_says_why_and_can_be_moved(browser: Client, ada: User) -> None:
     job = rows.make_job(ada)
     text = browser.get("/queue/").content.decode()
     assert "It starts as soon as a worker is free" in text
@@ -24,14 +26,14 @@ def test_a_waiting_job_says_why_and_can_be_moved(browser, ada):
     assert f"Move {job.name} sooner" in answer.content.decode()
 
 
-def test_a_move_that_is_not_allowed_says_so_and_changes_nothing(browser, ada):
+def test_a_move_that_is_not_allowed_says_so_and_changes_nothing(browser: Client, ada: User) -> None:
     job = rows.make_job(ada)
     answer = browser.post(f"/jobs/{job.pk}/move/", {"to": "sooner"}, follow=True)
     assert "Only administrators move jobs ahead of others" in answer.content.decode()
     assert Job.objects.get(pk=job.pk).priority == 0
 
 
-def test_a_move_on_the_page_is_answered_with_the_rows_and_what_was_refused(browser, ada):
+def test_a_move_on_the_page_is_answered_with_the_rows_and_what_was_refused(browser: Client, ada: User) -> None:
     job = rows.make_job(ada)
     for to, said in (("later", f'id="sooner-{job.pk}"'), ("sooner", "Move"), ("sooner", "Only administrators move jobs")):
         answer = browser.post(f"/jobs/{job.pk}/move/", {"to": to}, headers={"HX-Request": "true"})
@@ -42,7 +44,7 @@ def test_a_move_on_the_page_is_answered_with_the_rows_and_what_was_refused(brows
     assert text.index('role="alert">') < text.index("Only administrators move jobs") < text.index("</p>")
 
 
-def test_a_waiting_job_is_paused_and_resumed_where_it_stands(browser, ada):
+def test_a_waiting_job_is_paused_and_resumed_where_it_stands(browser: Client, ada: User) -> None:
     job = rows.make_job(ada)
     text = browser.post(f"/jobs/{job.pk}/move/", {"to": "pause"}, follow=True).content.decode()
     assert "Paused: it may not start until it is resumed." in text
@@ -52,10 +54,10 @@ def test_a_waiting_job_is_paused_and_resumed_where_it_stands(browser, ada):
     assert Job.objects.get(pk=job.pk).pause_requested_at is None
 
 
-def test_someone_else_s_job_is_not_there(browser, eve):
+def test_someone_else_s_job_is_not_there(browser: Client, eve: User) -> None:
     assert browser.post(f"/jobs/{rows.make_job(eve).pk}/move/", {"to": "later"}).status_code == 404
 
 
-def test_a_refresh_sends_the_rows_alone(browser, ada):
+def test_a_refresh_sends_the_rows_alone(browser: Client, ada: User) -> None:
     rows.make_job(ada)
     assert "<html" not in browser.get("/queue/", headers={"HX-Request": "true"}).content.decode()

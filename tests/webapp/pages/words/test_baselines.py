@@ -5,5 +5,5 @@ from optimizer.search.generation.baselines import GENERATION_BASELINES
 from webapp.pages.words.baselines import BASELINE_WORDS
 
 
-def test_every_plan_written_by_hand_has_words_and_no_other_has():
+def test_every_plan_written_by_hand_has_words_and_no_other_has() -> None:
     assert set(BASELINE_WORDS) == set(BASELINES) | set(GENERATION_BASELINES)

@@ -1,16 +1,22 @@
 """The form against real prices: levers, ways out, objectives, decisions that are held, and the form as an address."""
 
 import re
+from collections.abc import Callable
 from html import unescape
+from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 import pytest
+from django.contrib.auth.models import User
 from django.http import QueryDict
+from django.test import Client
 from django.urls import reverse
 
 from optimizer.hardware.devices import table_machine
 from tests.webapp.pages import rows
 from webapp.catalog.actions import register_machine
+from webapp.catalog.models import Dataset, Model
 from webapp.jobs.models import Job
 from webapp.pages.forms.training import JobForm, initial_from_spec
 from webapp.pages.forms.work import form_query, initial_from_query
@@ -21,26 +27,26 @@ QUICK = ["offload", "offload_optimizer", "offload_gradients", "stream_weights"]
 
 
 @pytest.fixture
-def price(browser, typed_work, profiled_llama, dataset):
+def price(browser: Client, typed_work: dict[str, str], profiled_llama: Model, dataset: Dataset) -> Callable[..., Any]:
     register_machine(name="bench", document=table_machine("T4").to_json())
     rows_named = {"model": profiled_llama.pk, "dataset": dataset.pk}
     typed = typed_work | rows_named | {"sequence_length": "128", "device_budget": "1 GiB", "forbid": QUICK}
 
-    def post(address="job_price", **changes):
-        answer = browser.post(reverse(address), typed | changes)
+    def post(address: str = "job_price", **changes: Any) -> Any:
+        answer: Any = browser.post(reverse(address), typed | changes)
         answer.words = " ".join(unescape(re.sub(r"<[^>]+>", " ", answer.content.decode())).split())
         return answer
 
     return post
 
 
-def suggested(answer):
+def suggested(answer: Any) -> dict[str, Any]:
     """Buttons: their words, and the fields that they fill."""
     found = re.findall(r'<a class="button" href="([^"]+)" data-fill="[^"]+">([^<]+)</a>', answer.content.decode())
     return {unescape(words): parse_qs(urlparse(unescape(href)).query) for href, words in found}
 
 
-def test_the_largest_part_comes_first_with_its_lever(price):
+def test_the_largest_part_comes_first_with_its_lever(price: Callable[..., Any]) -> None:
     pricing = price().context["pricing"]
     sizes = pricing.best.bytes_by_category
     first = pricing.suggestions[0]
@@ -48,7 +54,7 @@ def test_the_largest_part_comes_first_with_its_lever(price):
     assert re.fullmatch(r"−[\d.]+ .iB, (\+\d+ %|no more) time", first.gained)
 
 
-def test_a_lever_that_is_pulled_holds_its_decision(price):
+def test_a_lever_that_is_pulled_holds_its_decision(price: Callable[..., Any]) -> None:
     lever = price().context["pricing"].suggestions[0]
     after = price(**lever.changes).context["pricing"]
     for name, text in lever.changes.items():
@@ -56,24 +62,24 @@ def test_a_lever_that_is_pulled_holds_its_decision(price):
     assert after.kind == "priced"
 
 
-def test_a_decision_that_is_held_is_kept_by_the_plan(price):
+def test_a_decision_that_is_held_is_kept_by_the_plan(price: Callable[..., Any]) -> None:
     answer = price(pin_activations_per_block="recompute")
     assert answer.context["pricing"].best.blocks == "R4"
 
 
-def test_a_decision_that_contradicts_the_rest_is_named_beside_its_field(price):
+def test_a_decision_that_contradicts_the_rest_is_named_beside_its_field(price: Callable[..., Any]) -> None:
     answer = price(pin_weights_dtype="bf16")
     beside = answer.content.decode().partition('id="id_pin_weights_dtype_error"')[2].partition("</ul>")[0]
     assert "goal.allow_lossy is false" in beside
 
 
-def test_a_decision_that_is_not_understood_is_named_beside_its_field(price):
+def test_a_decision_that_is_not_understood_is_named_beside_its_field(price: Callable[..., Any]) -> None:
     answer = price(pin_activations_per_block="compute again")
     beside = answer.content.decode().partition('id="id_pin_activations_per_block_error"')[2].partition("</ul>")[0]
     assert "goal.pins.activations.per_block" in beside
 
 
-def test_what_does_not_fit_offers_the_smallest_budget_and_what_else_would(price):
+def test_what_does_not_fit_offers_the_smallest_budget_and_what_else_would(price: Callable[..., Any]) -> None:
     answer = price(device_budget="4.2 MiB", sequence_length="256")
     assert answer.context["pricing"].kind == "does_not_fit"
     found = suggested(answer)
@@ -84,7 +90,7 @@ def test_what_does_not_fit_offers_the_smallest_budget_and_what_else_would(price)
     assert parse_qs(urlparse(unescape(card[1])).query)["device_budget"] != ["4.2 MiB"]
 
 
-def test_the_most_that_fits_is_found_and_asked_for_by_a_button(price):
+def test_the_most_that_fits_is_found_and_asked_for_by_a_button(price: Callable[..., Any]) -> None:
     answer = price(objective="longest_sequence", device_budget="4.5 MiB")
     assert answer.context["pricing"].kind == "largest"
     (fields,) = suggested(answer).values()
@@ -93,13 +99,15 @@ def test_the_most_that_fits_is_found_and_asked_for_by_a_button(price):
     assert "128 tokens on bench" in answer.words
 
 
-def test_a_job_cannot_start_before_its_size_is_taken(price):
+def test_a_job_cannot_start_before_its_size_is_taken(price: Callable[..., Any]) -> None:
     answer = price("job_new", objective="longest_sequence", device_budget="4.5 MiB")
     assert "which changes the work" in answer.words
     assert not Job.objects.filter(kind="train").exists()
 
 
-def test_money_is_said_with_the_date_of_its_price_where_one_is_known(price, monkeypatch, tmp_path):
+def test_money_is_said_with_the_date_of_its_price_where_one_is_known(
+    price: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     prices = tmp_path / "prices.toml"
     prices.write_text(
         '[[rentals]]\ndevice = "T4"\nprovider = "P"\nprice_per_hour = 360.0\n'
@@ -109,18 +117,18 @@ def test_money_is_said_with_the_date_of_its_price_where_one_is_known(price, monk
     assert re.search(r"USD [\d.]+ to rent \(price of 2025-06-01\)", price().words)
 
 
-def test_without_javascript_the_form_is_priced_by_its_own_button(price):
+def test_without_javascript_the_form_is_priced_by_its_own_button(price: Callable[..., Any]) -> None:
     answer = price("job_new", look="yes")
     assert answer.context["pricing"].kind == "priced"
     assert not Job.objects.filter(kind="train").exists()
 
 
-def test_a_form_written_as_an_address_fills_the_same_form(ada):
+def test_a_form_written_as_an_address_fills_the_same_form(ada: User) -> None:
     job = rows.make_job(ada)
     goal = {**job.spec["goal"], "allow_lossy": True, "forbid": ["disk", "remote"], "pins": {"weights": {"dtype": "bf16"}}}
     initial = initial_from_spec({**job.spec, "goal": goal, "workload": {**job.spec["workload"], "warmup_steps": 0}})
 
-    def form(initial):
+    def form(initial: dict[str, Any]) -> JobForm:
         return JobForm(initial=initial, models=[job.model], datasets=[job.dataset])
 
     query = form_query(form(initial), {"num_steps": "7"})
@@ -131,7 +139,7 @@ def test_a_form_written_as_an_address_fills_the_same_form(ada):
     assert again["warmup_steps"].value() in ("0", 0)
 
 
-def test_a_search_is_preceded_by_a_first_answer_that_asks_for_it(price):
+def test_a_search_is_preceded_by_a_first_answer_that_asks_for_it(price: Callable[..., Any]) -> None:
     first = price(glance="yes", device_budget="901 MiB")
     assert first.context["pricing"].kind == "glance"
     assert "fits in 901 MiB : keep all needs" in first.words
@@ -142,6 +150,6 @@ def test_a_search_is_preceded_by_a_first_answer_that_asks_for_it(price):
     assert price(glance="yes", device_budget="901 MiB").context["pricing"].kind == "priced"
 
 
-def test_a_first_answer_says_where_nothing_written_by_hand_fits(price):
+def test_a_first_answer_says_where_nothing_written_by_hand_fits(price: Callable[..., Any]) -> None:
     first = price(glance="yes", device_budget="10 KiB")
     assert "unknown : no plan that people write by hand fits in 10.0 KiB" in first.words

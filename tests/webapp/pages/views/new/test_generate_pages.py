@@ -3,14 +3,17 @@
 import json
 import re
 from html import unescape
+from pathlib import Path
 
 import pytest
+from django.contrib.auth.models import User
 from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import Client
 from django.urls import reverse
 
 from tests.webapp.generation import make_generate_spec
 from webapp.attempts.outcome import finish_attempt
-from webapp.catalog.models import Dataset, Profile
+from webapp.catalog.models import Dataset, Machine, Model, Profile
 from webapp.jobs.actions import record_progress, record_samples, record_started
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
@@ -21,7 +24,7 @@ MIB = 1024**2
 
 
 @pytest.fixture
-def typed(writer, prompts):
+def typed(writer: Model, prompts: Dataset) -> dict[str, str]:
     return {
         "name": "verses",
         "model": writer.pk,
@@ -39,7 +42,9 @@ def typed(writer, prompts):
     }
 
 
-def test_the_form_offers_models_with_weights_and_prompts_only(browser, model, writer, prompts, dataset):
+def test_the_form_offers_models_with_weights_and_prompts_only(
+    browser: Client, model: Model, writer: Model, prompts: Dataset, dataset: Dataset
+) -> None:
     text = browser.get(reverse("generate_new")).content.decode()
     assert f'value="{writer.pk}"' in text
     assert f'value="{model.pk}"' not in text
@@ -49,7 +54,7 @@ def test_the_form_offers_models_with_weights_and_prompts_only(browser, model, wr
     assert f'value="{prompts.pk}"' not in training
 
 
-def test_a_form_is_priced_in_tokens_and_prompts(browser, machine, typed):
+def test_a_form_is_priced_in_tokens_and_prompts(browser: Client, machine: Machine, typed: dict[str, str]) -> None:
     text = browser.post(reverse("generate_price"), typed).content.decode()
     assert ">fits</span>" in text
     assert "first token" in text
@@ -58,14 +63,18 @@ def test_a_form_is_priced_in_tokens_and_prompts(browser, machine, typed):
     assert "on the device" in text
 
 
-def test_while_the_model_is_profiled_the_same_form_asks_again(browser, machine, typed):
+def test_while_the_model_is_profiled_the_same_form_asks_again(
+    browser: Client, machine: Machine, typed: dict[str, str]
+) -> None:
     Profile.objects.all().delete()
     text = browser.post(reverse("generate_price"), typed).content.decode()
     assert ">unknown</span>: being profiled" in text
     assert f'hx-post="{reverse("generate_price")}"' in text
 
 
-def test_a_form_starts_the_job_that_its_clone_shows_again(browser, machine, typed):
+def test_a_form_starts_the_job_that_its_clone_shows_again(
+    browser: Client, machine: Machine, typed: dict[str, str]
+) -> None:
     answer = browser.post(reverse("generate_new"), typed)
     job = Job.objects.get()
     assert answer["Location"] == reverse("job", args=[job.pk])
@@ -76,7 +85,9 @@ def test_a_form_starts_the_job_that_its_clone_shows_again(browser, machine, type
     assert 'value="100 MiB"' in clone
 
 
-def test_decisions_that_are_held_are_kept_by_the_job_and_its_clone(browser, machine, typed):
+def test_decisions_that_are_held_are_kept_by_the_job_and_its_clone(
+    browser: Client, machine: Machine, typed: dict[str, str]
+) -> None:
     held = {"pin_batch_size": "2", "pin_prefill_tokens": "all", "pin_kv_cache_place": "host"}
     browser.post(reverse("generate_new"), typed | held)
     job = Job.objects.get()
@@ -94,19 +105,21 @@ def test_decisions_that_are_held_are_kept_by_the_job_and_its_clone(browser, mach
         ("pin_weights_dtype", "bf16", "which changes the numbers, and goal.allow_lossy is false"),
     ],
 )
-def test_what_is_wrong_with_a_held_decision_stands_beside_it(browser, machine, typed, field, value, words):
+def test_what_is_wrong_with_a_held_decision_stands_beside_it(
+    browser: Client, machine: Machine, typed: dict[str, str], field: str, value: str, words: str
+) -> None:
     text = browser.post(reverse("generate_price"), {**typed, field: value}).content.decode()
     assert words in text.partition(f'id="id_{field}_error"')[2].partition("</ul>")[0]
 
 
-def test_what_is_wrong_stands_beside_its_field(browser, machine, typed):
+def test_what_is_wrong_stands_beside_its_field(browser: Client, machine: Machine, typed: dict[str, str]) -> None:
     text = browser.post(reverse("generate_new"), {**typed, "top_p": "2"}).content.decode()
     beside = text.partition('id="id_top_p_error"')[2].partition("</ul>")[0]
     assert "allowed: a number above 0 to 1" in beside
     assert not Job.objects.exists()
 
 
-def test_prompts_are_uploaded_beside_the_form_and_selected(browser, writer):
+def test_prompts_are_uploaded_beside_the_form_and_selected(browser: Client, writer: Model) -> None:
     file = SimpleUploadedFile("more.jsonl", json.dumps({"prompt": "x"}).encode() + b"\n")
     answer = browser.post(reverse("generate_prompts"), {"name": "more", "file": file})
     made = Dataset.objects.get(name="more")
@@ -117,7 +130,7 @@ def test_prompts_are_uploaded_beside_the_form_and_selected(browser, writer):
 
 
 @pytest.fixture
-def job(ada, machine, writer, prompts):
+def job(ada: User, machine: Machine, writer: Model, prompts: Dataset) -> Job:
     job = submit_job(ada, spec=make_generate_spec(writer, prompts), actor="user:ada")
     attempt = claim_job(worker="w", machine=machine)
     assert record_started(attempt, pid=1)
@@ -138,7 +151,7 @@ def job(ada, machine, writer, prompts):
     return job
 
 
-def test_the_page_of_a_job_counts_prompts_and_has_no_loss(browser, job):
+def test_the_page_of_a_job_counts_prompts_and_has_no_loss(browser: Client, job: Job) -> None:
     text = browser.get(reverse("job", args=[job.pk])).content.decode()
     assert 'prompt <span class="num" data-live="step">1</span> of <span class="num">2</span>' in text
     assert 'id="chart-memory"' in text
@@ -148,14 +161,14 @@ def test_the_page_of_a_job_counts_prompts_and_has_no_loss(browser, job):
     assert "first token of a pass" in text
 
 
-def test_the_tables_behind_its_charts_hold_what_was_measured(browser, job):
+def test_the_tables_behind_its_charts_hold_what_was_measured(browser: Client, job: Job) -> None:
     table = browser.get(reverse("job_csv", args=[job.pk, "memory"])).content.decode()
     assert table.splitlines()[1].startswith(f"5,{3 * MIB},{2 * MIB}")
     metrics = browser.get(f"/api/v1/jobs/{job.pk}/metrics").json()
     assert [sample["step"] for sample in metrics["generated"]] == [5]
 
 
-def test_predictions_stand_beside_what_a_finished_job_measured(browser, job):
+def test_predictions_stand_beside_what_a_finished_job_measured(browser: Client, job: Job) -> None:
     times = {"prefill_ms": 4.0, "decode_ms": 2.0}
     measured = {"device_peak_bytes": 3 * MIB, "device_bytes_by_category": {"weights": 3 * MIB}, **times}
     result = {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 2, "measured": measured}
@@ -166,7 +179,7 @@ def test_predictions_stand_beside_what_a_finished_job_measured(browser, job):
     assert "3.00 MiB" in rows
 
 
-def test_what_is_done_so_far_can_be_read(browser, job, headroom_home):
+def test_what_is_done_so_far_can_be_read(browser: Client, job: Job, headroom_home: Path) -> None:
     folder = headroom_home / "jobs" / job.pk / "results"
     folder.mkdir(parents=True)
     (folder / "part-001-f1.jsonl").write_text('{"index": 0}\n')
@@ -175,7 +188,9 @@ def test_what_is_done_so_far_can_be_read(browser, job, headroom_home):
     assert answer["Content-Type"].startswith("application/jsonl")
 
 
-def test_two_generations_are_compared_by_their_own_decisions_and_priced(browser, job, prompts, writer):
+def test_two_generations_are_compared_by_their_own_decisions_and_priced(
+    browser: Client, job: Job, prompts: Dataset, writer: Model
+) -> None:
     other = submit_job(job.owner, spec=make_generate_spec(writer, prompts), actor="user:ada")
     other.plan = {**other.plan, "kv_cache": {**other.plan["kv_cache"], "dtype": "int8"}}
     other.save()
@@ -188,7 +203,7 @@ def test_two_generations_are_compared_by_their_own_decisions_and_priced(browser,
     assert 'id="compare-loss"' not in text
 
 
-def test_the_newest_answers_are_shown_as_text(browser, job, headroom_home):
+def test_the_newest_answers_are_shown_as_text(browser: Client, job: Job, headroom_home: Path) -> None:
     folder = headroom_home / "jobs" / job.pk / "results"
     folder.mkdir(parents=True)
     plain = {"id": "a", "line": 1, "text": "was the <b>Word</b>", "finish_reason": "stop"}
@@ -207,14 +222,14 @@ def test_the_newest_answers_are_shown_as_text(browser, job, headroom_home):
     assert text.index("Line 3: c") < text.index("Line 2: q2") < text.index("Line 1: a")
 
 
-def test_the_page_shows_where_weights_and_cache_are_block_by_block(browser, job):
+def test_the_page_shows_where_weights_and_cache_are_block_by_block(browser: Client, job: Job) -> None:
     text = browser.get(reverse("job", args=[job.pk])).content.decode()
     assert 'aria-label="KV cache by block"' in text
     assert 'id="chart-lanes"' in text
     assert 'id="chart-links"' in text
 
 
-def test_the_links_table_shows_what_was_moved(browser, job):
+def test_the_links_table_shows_what_was_moved(browser: Client, job: Job) -> None:
     attempt = job.attempts.get()
     moved = {"kind": "generate", "step": 9, "run_ms": 1000.0, "copied_bytes": {"host_to_device": 4096}}
     assert record_samples(attempt, [moved])
@@ -223,7 +238,7 @@ def test_the_links_table_shows_what_was_moved(browser, job):
     assert lines[1].startswith("9,,4096")
 
 
-def test_plans_of_a_generation_stand_side_by_side(browser, machine, typed):
+def test_plans_of_a_generation_stand_side_by_side(browser: Client, machine: Machine, typed: dict[str, str]) -> None:
     text = browser.post(reverse("generate_price"), typed).content.decode()
     address = unescape(re.search(r'href="(/plans/[^"]+)"', text)[1])
     answer = browser.get(address)  # what the form was just priced with is at hand
@@ -238,7 +253,9 @@ def test_plans_of_a_generation_stand_side_by_side(browser, machine, typed):
     assert len(step.context["table"].rows) == len(points[0].priced.prediction.timeline)
 
 
-def test_a_generation_that_fits_nowhere_has_no_plans_but_says_what_it_needs(browser, machine, typed):
+def test_a_generation_that_fits_nowhere_has_no_plans_but_says_what_it_needs(
+    browser: Client, machine: Machine, typed: dict[str, str]
+) -> None:
     asked = {"kind": "generate", "model": typed["model"], "prompts": typed["prompts"], "device_budget": "1 KiB"}
     answer = browser.get(reverse("plans"), asked | {"whole": "yes"})
     assert "smallest feasible peak" in answer.content.decode()
