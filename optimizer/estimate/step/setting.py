@@ -105,13 +105,13 @@ def _make_setting(
     device = single("weights", estimate_weight_bytes(profile, plan.weights) - streamed_bytes)
     device += single("optimizer_state", state.device_bytes)
     device += single("gradients", gradients.device)
-    lay = partial(
+    lay_out_step = partial(
         StepLayout, profile, compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state
     )
-    first_layout = lay(is_first=True) if plan.gradients.choice == "consume" else None
+    first = lay_out_step(is_first=True).schedule if plan.gradients.choice == "consume" else None
     home_bytes = {"device": 0, "host": 0, "disk": 0, plan.weights.place: streamed_bytes}
     return PreparedStep(
-        layout=lay(),
+        layout=lay_out_step(),
         stages=Stages(
             profile,
             compiled,
@@ -120,7 +120,7 @@ def _make_setting(
             machine=machine,
             tensors=tensors,
             state=state,
-            schedule_first=None if first_layout is None else first_layout.schedule,
+            schedule_first=first,
         ),
         tensors=tensors,
         device_kind=machine.device.kind,
