@@ -19,12 +19,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.common.machines import make_cpu_machine
 from benchmarks.common.record import GoalEntry, Record, describe_machine, goal
 from optimizer.estimate.card.allocations import Allocations
 from optimizer.estimate.card.allocator import AllocatorSettings, Replay, Request, replay
 from optimizer.estimate.card.training_memory import list_training_allocations
-from optimizer.hardware.machine import Device, Machine
-from optimizer.hardware.rates import Rates
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
@@ -129,7 +128,7 @@ def log_steps(
 
 
 def predict_steps(profile: Profile, *, plan: Plan, workload: TrainingWorkload) -> Allocations:
-    return list_training_allocations(profile, plan=plan, workload=workload, machine=_any_machine())
+    return list_training_allocations(profile, plan=plan, workload=workload, machine=make_cpu_machine())
 
 
 def replay_scaled(
@@ -217,22 +216,6 @@ def main() -> int:
         for row in run(2 if arguments.quick else 10, Path(scratch)):
             record.add(row)
     return record.finish(summarize(record.rows))
-
-
-def _any_machine() -> Machine:
-    """A machine for questions of bytes, which do not depend on its rates."""
-    rates = Rates(
-        matmul_flops_per_s={"fp32": 5e10, "bf16": 5e10},
-        attention_flops_per_s={"fp32": 3e10, "bf16": 3e10},
-        memory_bytes_per_s=8e9,
-        op_overhead_s=5e-6,
-        device_to_host_bytes_per_s=5e9,
-        host_to_device_bytes_per_s=5e9,
-        optimizer_elements_per_s={"adamw_32": 3e8},
-        source="table",
-    )
-    device = Device(kind="cpu", name="any", memory_bytes=2**34)
-    return Machine(name="any", device=device, host_memory_bytes=2**34, rates=rates)
 
 
 if __name__ == "__main__":

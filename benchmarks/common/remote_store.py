@@ -3,21 +3,24 @@
 The private one ends with the thread that started it, which is to be the benchmark's main one: also when that is killed.
 """
 
+import ctypes
 import importlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from optimizer.runtime.tiers.remote import URL_VARIABLE
-from worker.stack.services import die_with_parent
 
 START_S = 20.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
 """Loaded ahead: between fork and exec no lock may be taken."""
 
 
@@ -39,7 +42,7 @@ def remote_store() -> Iterator[None]:
     options = {"unixsocket": socket, "port": 0, "save": "", "appendonly": "no", "dir": folder}
     command = [str(binary.get_binary_path()), *(str(part) for pair in options.items() for part in _option(*pair))]
     server = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent(os.getpid())
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=_die_with_parent(os.getpid())
     )
     try:
         deadline_s = time.monotonic() + START_S
@@ -57,3 +60,12 @@ def remote_store() -> Iterator[None]:
 
 def _option(name: str, value: object) -> tuple[str, object]:
     return f"--{name}", value
+
+
+def _die_with_parent(parent_pid: int) -> Callable[[], None]:
+    def in_child() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:  # it died before the line above
+            os._exit(1)
+
+    return in_child

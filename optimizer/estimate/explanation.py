@@ -18,9 +18,9 @@ class CategoryAtPeak:
 
     category: Category
     peak_bytes: int
-    """At the moment when all together are highest."""
+    """Bytes at the moment when all categories together are highest."""
     highest_bytes: int
-    """At the category's own highest moment, as far as the timeline's points show it."""
+    """Bytes at the category's own highest moment, as far as the timeline's points show it."""
     reason: str
     """The category in words, and why it is there at the peak."""
 
@@ -32,7 +32,7 @@ class LaneUse:
     lane: str
     busy_ms: float
     hidden_ms: float
-    """Behind compute."""
+    """Milliseconds hidden behind compute."""
     exposed_ms: float
     """While compute stands still; of compute itself all it does."""
 
@@ -43,7 +43,7 @@ class Explanation:
 
     peak_moment: str
     categories: tuple[CategoryAtPeak, ...]
-    """Those that hold anything at any moment, in the order of CATEGORIES."""
+    """Categories that hold anything at any moment, in the order of CATEGORIES."""
     lanes: tuple[LaneUse, ...]
 
     def to_json(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
 
 _MASK_BYTES = 8
-"""Per token."""
+"""Bytes of the mask per token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +71,9 @@ def estimate_padded(
     pad_to_multiple: int = 1,
     keeps_last: bool = True,
 ) -> PaddedPrediction:
-    """padded_profile: ``profile_model(spec, is_padded=True)``. lengths: of all sequences, cut to ``workload.sequence_length``.
-    The order is that of ``epoch_order`` with the workload's seed, over ``workload.num_steps`` steps.
+    """Price a run over padded batches. padded_profile: ``profile_model(spec, is_padded=True)``. lengths: of all
+    sequences, cut to ``workload.sequence_length``. The order is that of ``epoch_order`` with the workload's seed, over
+    ``workload.num_steps`` steps.
 
     *Not modelled*: evaluations, whose batches are the caller's. Raises as ``estimate_training`` and ``list_batches`` do.
     """

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from optimizer.base.categories import LANES as LANES
 from optimizer.base.categories import Category
@@ -23,7 +23,7 @@ class TimelinePoint:
     """Bytes on the device at one moment of a steady step."""
 
     offset_ms: float
-    """Since the step began."""
+    """Time since the step began."""
     phase: str
     """forward, backward or optimizer."""
     bytes_by_category: dict[str, int]
@@ -39,9 +39,9 @@ class StagePeak:
     stage: Stage
     device_peak_bytes: int
     device_bytes_by_category: dict[str, int]
-    """At the peak moment; sums to ``device_peak_bytes``."""
+    """Bytes by category at the peak moment; sums to ``device_peak_bytes``."""
     moment: str
-    """For people, as ``Prediction.peak_moment``."""
+    """Name of the moment, for people, as ``Prediction.peak_moment``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class MemoryPart:
     """One line of what a process takes of the device at its highest moment."""
 
     name: str
-    """For people: ``weights``, ``allocator: rounding and gaps``, ``CUDA context``."""
+    """Name of the part, for people: ``weights``, ``allocator: rounding and gaps``, ``CUDA context``."""
     num_bytes: int
 
 
@@ -64,6 +64,13 @@ class Contributor:
     """The op that made them; empty where it is not known."""
     num_storages: int
     num_bytes: int
+
+
+class HostMemory(NamedTuple):
+    """Memory of the host that a plan takes: what cannot be swapped, and the rest."""
+
+    pinned: ByteInterval
+    pageable: ByteInterval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +94,7 @@ class CardMemory:
     gives them back."""
     num_segments: int = 0
     parts: tuple[MemoryPart, ...] = ()
-    """Sum to ``process.value``."""
+    """Parts that sum to ``process.value``."""
     contributors: tuple[Contributor, ...] = ()
     """Storages that are in memory at the peak, largest first."""
     total_bytes: int = 0
@@ -110,7 +117,7 @@ class Prediction:
     device_peak_high_bytes: int
     """Interval that covers the measurement, of whichever stage is the highest; the verdict compares ``high`` with the budget."""
     device_bytes_by_category: dict[str, int]
-    """At the peak moment; sums to ``device_peak_bytes``."""
+    """Bytes by category at the peak moment; sums to ``device_peak_bytes``."""
     host_peak_bytes: int
     """Bytes on the host tier at their most: what was offloaded and what always lives there."""
     peak_moment: str
@@ -125,7 +132,7 @@ class Prediction:
     """Time per step that compute waits for copies, to and from whatever place."""
     tokens_per_s: float
     total_s: float
-    """All steps of the workload, without evaluation and checkpoints."""
+    """Time of all steps of the workload, without evaluation and checkpoints."""
     timeline: tuple[TimelinePoint, ...]
     """Device bytes within one step, in order, at most 400 points, the peak moment always among them."""
     time_source: Literal["measured", "table"]
@@ -158,11 +165,12 @@ class Prediction:
     profile has none). All fields above are of the steady step."""
 
     unmetered_bytes: int = 0
-    """By which torch's own peak is higher on the CPU device: what kernels hold while they run, and random states. A budget there
-    is about ``device_peak_bytes``, which the meter enforces; the interval reaches above both. 0 on CUDA: see ``memory``."""
+    """Bytes by which torch's own peak is higher on the CPU device: what kernels hold while they run, and random states.
+    A budget there is about ``device_peak_bytes``, which the meter enforces; the interval reaches above both. 0 on CUDA:
+    see ``memory``."""
 
     memory: CardMemory | None = None
-    """From tensors to a card; None where it was not worked out."""
+    """Memory from tensors to a card; None where it was not worked out."""
 
     def detailed_later(self, work_out: Mapping[str, Callable[[], Any]]) -> "Prediction":
         """The same prediction, whose details are worked out when they are first read.

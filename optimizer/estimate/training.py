@@ -41,7 +41,8 @@ def estimate_training(
     machine: Machine,
     calibration: Mapping[str, Any] | None = None,
 ) -> Prediction:
-    """calibration: what finished runs taught of this machine's time (``hardware/calibration.py``).
+    """Price one training plan. calibration: what finished runs taught of this machine's time
+    (``hardware/calibration.py``).
 
     Raises InvalidPlan where the plan does not match the model or workload, InvalidWorkload beyond the position table.
     """
@@ -68,7 +69,9 @@ def estimate_training(
 
 
 def _allocated_bytes(laid: LaidOut, plan: Plan, machine: Machine) -> int:
-    """0 on CUDA, where torch counts nothing that is not simulated but what ``card/on_cuda.py`` adds."""
+    """Most bytes that torch has; 0 on CUDA, where torch counts nothing that is not simulated but what
+    ``card/on_cuda.py`` adds.
+    """
     if machine.device.kind != "cpu":
         return 0
     processor = machine.processor_for(in_fp16=plan.weights.computes_in_fp16)
@@ -85,8 +88,8 @@ def _predict(
     spread: Spread | None,
     allocated_bytes: int,
 ) -> Prediction:
-    """allocated_bytes: what torch itself has at most. A stage that is higher than the steady step raises the interval's upper end
-    by as much.
+    """The prediction of a simulated step. allocated_bytes: what torch itself has at most. A stage that is higher than
+    the steady step raises the interval's upper end by as much.
     """
     peak_bytes = simulation.device_peak_bytes
     margin_bytes = math.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind])

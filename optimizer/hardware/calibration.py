@@ -34,7 +34,7 @@ MAX_RUNS = 64
 FACTOR_LIMITS = (0.1, 10.0)
 """A run measured further from its prediction was suspended or mis-measured; it teaches nothing."""
 MIN_SPREAD_RUNS = 8
-"""From so many runs on the interval's width is theirs."""
+"""Number of finished runs from which on the interval's width is theirs."""
 _KIND_LIMITS = (0.25, 4.0)
 """Limits of a kind's factor over the common one."""
 _COMMON_PRIOR_RUNS = 0.1
@@ -71,12 +71,12 @@ class TimedRun:
     """One finished run's step time."""
 
     predicted_ms: Mapping[str, float]
-    """By kind, what the step was to wait for, without any calibration."""
+    """Milliseconds by kind that the step was to wait for, without any calibration."""
     measured_ms: float
 
     @classmethod
     def from_prediction(cls, prediction: PredictedRun, *, measured_ms: float, common_factor: float = 1.0) -> "TimedRun":
-        """common_factor: inside a prediction that names no kinds."""
+        """The run of a prediction and its measured time. common_factor: inside a prediction that names no kinds."""
         placed = prediction.exposed_by_kind_ms or {_UNPLACED: prediction.step_ms / common_factor}
         factors = prediction.time_factors
         bare = {kind: kind_ms / factors.get(kind, 1.0) for kind, kind_ms in placed.items()}
@@ -188,7 +188,7 @@ def step_time_factor(calibration: Mapping[str, Any] | None) -> float:
 
 
 def read_time_factors(calibration: Mapping[str, Any] | None) -> dict[TimeKind, float]:
-    """By kind, all of KINDS; empty where nothing is corrected."""
+    """Factors of time by kind, all of KINDS; empty where nothing is corrected."""
     common = step_time_factor(calibration)
     by_kind = by_present_names((calibration or {}).get("time_factors", {}))
     if not by_kind and common == 1.0:
@@ -197,7 +197,7 @@ def read_time_factors(calibration: Mapping[str, Any] | None) -> dict[TimeKind, f
 
 
 def read_spread(calibration: Mapping[str, Any] | None) -> Spread | None:
-    """None where too few runs have finished."""
+    """The spread of finished runs; None where too few runs have finished."""
     stored = calibration or {}
     if "step_time_spread" not in stored:
         return None

@@ -57,11 +57,13 @@ CONTEXT_SIZES: dict[str, ContextSize] = {
     "10.0": ContextSize(num_bytes=_mib(400, 550, 800), source="assumed from Hopper"),
     "12.0": ContextSize(num_bytes=_mib(300, 450, 700), source="assumed from Ada"),
 }
-"""By compute capability."""
+"""Sizes of contexts by compute capability."""
 
 
 def find_context(device: Device) -> ContextSize | None:
-    """Measured on the card where a probe has been there, else from the table; None for a card of unknown kind."""
+    """The context as measured on the card where a probe has been there, else from the table; None for a card of unknown
+    kind.
+    """
     if device.context_bytes is not None:
         return ContextSize(num_bytes=_near(device.context_bytes), source="measured by the probe")
     return CONTEXT_SIZES.get(device.compute_capability)
@@ -71,7 +73,7 @@ class Card(NamedTuple):
     """Facts of a card that decide, beside a plan, how much memory its kernels hold."""
 
     capability: tuple[int, int] | None
-    """None where it is not known."""
+    """Compute capability; None where it is not known."""
     multiprocessors: tuple[int, int, int]
     """Fewest, likely and most: the same where they are known."""
     torch_version: tuple[int, int] | None = None

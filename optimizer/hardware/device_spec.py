@@ -54,9 +54,10 @@ class DeviceSpec:
     tensor_mhz: int
     """Clock of the tensor cores: ``boost_mhz`` but on Hopper and its successors."""
     flops_per_sm_and_clock: Mapping[str, float]
-    """By dtype; the dtypes that the card has units for. Products accumulate in fp32 (int32 for int8)."""
+    """FLOPs per multiprocessor and clock by dtype; the dtypes that the card has units for. Products accumulate in fp32
+    (int32 for int8)."""
     printed_flops_per_s: Mapping[str, float]
-    """By dtype, what the maker prints; dtypes left out follow from the fields above."""
+    """FLOPs per second by dtype that the maker prints; dtypes left out follow from the fields above."""
     memory_bytes: int
     """Memory that nvidia-smi shows."""
     cuda_memory_bytes: int | None = None
@@ -67,33 +68,33 @@ class DeviceSpec:
     link_bytes_per_s: float
     """Peak of one direction between host and device."""
     pcie_generation: int | None
-    """None with a link of another kind (NVLink-C2C)."""
+    """Generation of the PCIe link; None with a link of another kind (NVLink-C2C)."""
     pcie_lanes: int | None
     source: str
     also_called: tuple[str, ...] = ()
     efficiency: Mapping[str, Efficiency] = field(default_factory=dict)
-    """By kind: tensor_products, fp32_products, attention, memory, link."""
+    """Efficiencies by kind: tensor_products, fp32_products, attention, memory, link."""
 
     @property
     def flops_per_s(self) -> dict[str, float]:
-        """By dtype: as printed, or as it follows where the maker prints nothing."""
+        """FLOPs per second by dtype: as printed, or as it follows where the maker prints nothing."""
         return {dtype: self.derived_flops_per_s(dtype) for dtype in self.flops_per_sm_and_clock} | dict(
             self.printed_flops_per_s
         )
 
     def derived_flops_per_s(self, dtype: str) -> float:
-        """From multiprocessors, clock and architecture. Raises KeyError for a dtype without units."""
+        """FLOPs per second from multiprocessors, clock and architecture. Raises KeyError for a dtype without units."""
         mhz = self.tensor_mhz if dtype in TENSOR_DTYPES else self.boost_mhz
         return self.num_sms * mhz * 1e6 * self.flops_per_sm_and_clock[dtype]
 
     @property
     def has_bf16_units(self) -> bool:
-        """Without them bf16 is emulated in fp32, and runs at that rate at best."""
+        """True where the card has units for bf16; without them bf16 is emulated in fp32, and runs at that rate at best."""
         return "bf16" in self.flops_per_sm_and_clock
 
     @property
     def fp32_flops_per_s(self) -> float:
-        """Without TF32, torch's default."""
+        """FLOPs per second in fp32 without TF32, torch's default."""
         return self.flops_per_s["fp32"]
 
     @property

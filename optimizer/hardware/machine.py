@@ -62,7 +62,8 @@ class Machine:
     """True where products in bf16 are a library's on the CPU device, which lays matrices out in blocks first: with
     AVX-512."""
     packs_fp32: bool = False
-    """The same of large products in fp32 (``formats/matmul_dispatch.py``): with AVX-512 on processors that are not Intel's."""
+    """True where large products in fp32 are such a library's, too (``formats/matmul_dispatch.py``): with AVX-512 on
+    processors that are not Intel's."""
     facts: dict[str, str] = field(default_factory=dict)
     """Processor, driver and library versions; for people and records, never for decisions."""
 

@@ -48,9 +48,9 @@ class Rates:
     """Attained rates, not peaks. Floating-point operations count a multiply-add as two."""
 
     matmul_flops_per_s: dict[str, float]
-    """By dtype (fp32, bf16): large matrix products."""
+    """FLOPs per second of large matrix products, by dtype (fp32, bf16)."""
     attention_flops_per_s: dict[str, float]
-    """By dtype: fused attention kernels."""
+    """FLOPs per second of fused attention kernels, by dtype."""
     memory_bytes_per_s: float
     """Element-wise kernels: bytes read plus written, per second."""
     op_overhead_s: float
@@ -65,11 +65,11 @@ class Rates:
     disk_write_bytes_per_s: float | None = None
     """Sequential, of the disk that holds the scratch folder; None where unknown, as are the next four."""
     disk_read_bytes_per_s: float | None = None
-    """Past the system's page cache."""
+    """Rate of reading past the system's page cache."""
     disk_cached_read_bytes_per_s: float | None = None
     """Rate of reading what the page cache holds."""
     remote_write_bytes_per_s: float | None = None
-    """To the store of the remote tier."""
+    """Rate of writing to the store of the remote tier."""
     remote_read_bytes_per_s: float | None = None
     remote_round_trip_s: float | None = None
     """Time of a read of a few bytes there; None where unknown. What is as large as a staging buffer has it in its rate."""
@@ -81,9 +81,9 @@ class Rates:
     library_call_s: float = 0.0
     """Seconds that each product of that library takes beside its rate."""
     attention_curves: dict[str, Curve] = field(default_factory=dict)
-    """The same under ``forward fp32``, ``backward fp32``, causal, and ``forward whole fp32``, not causal
-    (``formats.op_costs.WHOLE``); longer sequences have more FLOPs for each byte. Under ``token fp32``,
-    of a generation's tokens, bytes per second by bytes moved for each that is written."""
+    """Rates of attention likewise, under ``forward fp32``, ``backward fp32``, causal, and ``forward whole fp32``, not
+    causal (``formats.op_costs.WHOLE``); longer sequences have more FLOPs for each byte. Under ``token fp32``, of a
+    generation's tokens, bytes per second by bytes moved for each that is written."""
     op_curves: dict[str, Curve] = field(default_factory=dict)
     """Bytes read and written per second by their number, under an op's name (``tanh``), and with its dtype where it is not
     fp32 (``tanh bf16``). An op that is not there takes that of its kind (``elementwise``), else the flat rate. Under ``draw``
@@ -99,7 +99,8 @@ class Rates:
     was not measured: each op that moves bytes then costs ``op_overhead_s``."""
     backward_dispatch_s: float | None = None
     pass_dispatch_s: float | None = None
-    """The same in a generation, which notes nothing for a backward; as forward in a step where it was not measured."""
+    """Seconds that an op costs beside its kernel in a generation, which notes nothing for a backward; as forward in a
+    step where it was not measured."""
     python_s: dict[PythonWork, float] = field(default_factory=dict)
     """Work beside ops: ``recompute op`` and ``selective op`` for an op that runs forward in such a block, the first time or
     again, ``offload`` for a copy, ``step`` once, ``micro-batch`` and ``token`` (of a generation) for a run through the model,
@@ -129,12 +130,12 @@ class Rates:
 
     @cached_property
     def with_cold_weights(self) -> "Rates":
-        """The same for passes whose weights come from memory each time."""
+        """These rates for passes whose weights come from memory each time."""
         return replace(self, matmul_curves=with_cold_in_place(self.matmul_curves))
 
     @cached_property
     def with_page_cache(self) -> "Rates":
-        """The same for what is read from the disk's page cache."""
+        """These rates for what is read from the disk's page cache."""
         return replace(self, disk_read_bytes_per_s=self.disk_cached_read_bytes_per_s or self.disk_read_bytes_per_s)
 
     def time_factor(self, kind: TimeKind) -> float:
@@ -149,7 +150,7 @@ class Rates:
         return self.python_s.get(work, 0.0)
 
     def matmul_curve(self, sort: MatmulSort, *, dtype: str, form: str = "") -> Curve | None:
-        """None where it was not measured, as for the next three."""
+        """The curve of a product; None where it was not measured, as for the next three."""
         return self.matmul_curves.get(matmul_curve_name(sort, dtype=dtype, form=form))
 
     def attention_curve(self, way: AttentionWay, *, dtype: str, form: str = "") -> Curve | None:

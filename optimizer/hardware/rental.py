@@ -97,10 +97,10 @@ class Cost:
     """The price of a run in one way of having the device."""
 
     kind: Literal["rented", "energy"]
-    """energy: of a card one owns, at the power its board may draw; an upper bound."""
+    """Way of having the device; ``energy`` is of a card one owns, at the power its board may draw, and an upper bound."""
     amount: float
     per_million_tokens: float | None
-    """None without tokens to count."""
+    """Price of a million tokens; None without tokens to count."""
     currency: str
     price: float
     """Price of an hour, or of a kWh."""
@@ -187,7 +187,7 @@ def price_run(prices: PriceList, *, device: str, total_s: float, num_tokens: int
 
 
 def describe_costs(costs: tuple[Cost, ...], *, device: str) -> list[str]:
-    """For people; says so where nothing is known."""
+    """Describe the costs for people; says so where nothing is known."""
     if not costs:
         return [f"no price of {device} is known, so no cost is given; docs/devices.md says how to add one"]
     return [cost.describe() for cost in costs]

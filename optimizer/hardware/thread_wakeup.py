@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 ASLEEP_S: Final = 40e-6
-"""After so long all are asleep and waking costs all it costs: they look for 20 us (``optimizer/base/threads.py``)."""
+"""Time after which all are asleep and waking costs all it costs: they look for 20 us (``optimizer/base/threads.py``)."""
 AWAKE_S: Final = 5e-6
 """Time for which nobody is asleep; between the two in proportion, for what a mean says of gaps that scatter."""
 BESIDE_KERNELS: Final = 2.0

@@ -43,7 +43,7 @@ def with_depth(profile: Profile, num_blocks: int) -> Profile:
 
 
 def take_blocks(profile: Profile, taken: Sequence[int]) -> Profile:
-    """With these of its blocks alone, in this order; a block may come more than once."""
+    """The profile with these of its blocks alone, in this order; a block may come more than once."""
     kinds = profile.tensors.block_kinds
     return replace(
         profile,
@@ -59,7 +59,7 @@ def take_blocks(profile: Profile, taken: Sequence[int]) -> Profile:
 
 
 def _inner_kinds(profile: Profile) -> Sequence[tuple[int, ...]]:
-    """For each block but the first and the last, what sets it apart from others in weights and in every regime."""
+    """A mark of each block but the first and the last that sets it apart from others in weights and in every regime."""
     of_blocks = [profile.tensors.block_kinds, *(regime.block_templates for found in profile.regimes.values() for regime in found)]
     return list(zip(*of_blocks, strict=True))[1:-1]
 

@@ -16,7 +16,7 @@ class Began(NamedTuple):
 
     phase: str
     block: int
-    """-1 outside the blocks."""
+    """Number of the block; -1 outside the blocks."""
 
 
 class Ran(NamedTuple):
@@ -50,7 +50,7 @@ class Allocated(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """From now on it counts as another category."""
+    """A storage that from now on counts as another category."""
 
     storage: int
     category: Category

@@ -13,7 +13,7 @@ from optimizer.profile.sizes import Shape
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """None, of each: everything."""
+    """The extent of a question; None, of each, is everything."""
 
     representations: tuple[str, ...] | None = None
     """Representations of the weights (``WeightsPlan.representation``); fp16 has the sizes of bf16, and is written so."""

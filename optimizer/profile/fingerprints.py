@@ -7,7 +7,7 @@ from optimizer.workload import Adapter
 
 
 def profile_fingerprint(model_fingerprint: str, adapter: Adapter | None) -> str:
-    """Under which name the profile of a model, or of a model with adapters, is kept: 64 hex digits.
+    """Name under which the profile of a model, or of a model with adapters, is kept: 64 hex digits.
 
     Without adapters the model's own. Not of ``alpha``, which changes numbers but no size.
     """
@@ -18,7 +18,7 @@ def profile_fingerprint(model_fingerprint: str, adapter: Adapter | None) -> str:
 
 
 def generation_fingerprint(model_fingerprint: str) -> str:
-    """Under which name the profile of a model that generates is kept: 64 hex digits, beside that of training it."""
+    """Name under which the profile of a model that generates is kept: 64 hex digits, beside that of training it."""
     return hashlib.sha256(f"{model_fingerprint} generates".encode()).hexdigest()
 
 

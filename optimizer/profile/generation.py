@@ -50,7 +50,7 @@ class KvTensors:
         return self.elements_per_token // self.num_heads - self.key_dim
 
     def num_elements(self, num_tokens: int) -> int:
-        """Kept of so many tokens, for each sequence."""
+        """Elements kept of so many tokens, for each sequence."""
         kept = num_tokens if self.window is None else min(num_tokens, self.window)
         return self.elements_per_token * kept
 
@@ -78,7 +78,7 @@ class ForwardRegime(Regime):
     """A range of batches and lengths (in the fields of ``Regime``) over which a phase's ops are the same."""
 
     kv_after: tuple[int, ...]
-    """For each distinct block: after which op of its part its keys and values come, where they are not there yet."""
+    """Op of each distinct block's part after which its keys and values come, where they are not there yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class Phase:
     changes: tuple[Change, ...]
     parts: tuple[Part, ...]
     regimes: dict[str, tuple[ForwardRegime, ...]]
-    """By representation of the weights (``WeightsPlan.representation``)."""
+    """Regimes by representation of the weights (``WeightsPlan.representation``)."""
     length_multiple: int = 1
     """Lengths are multiples of this: the block of attention that runs in blocks."""
 
@@ -129,9 +129,9 @@ class HostAttended:
     decode: Phase
     """The part that runs on the device: its sizes do not depend on the tokens that are seen."""
     num_query_heads: tuple[int, ...]
-    """By distinct block."""
+    """Heads of queries, by distinct block."""
     caps_scores: tuple[bool, ...]
-    """The same: whether there is a soft cap on scores."""
+    """Flags by distinct block: whether there is a soft cap on scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +147,11 @@ class GenerationProfile:
     max_sequence_length: int
     torch_version: str
     block_kinds: tuple[int, ...]
-    """For each block of the model, which of the distinct ones it is."""
+    """Number of the distinct block that each block of the model is."""
     kv: tuple[KvTensors, ...]
-    """By distinct block."""
+    """Keys and values by distinct block."""
     weights: dict[str, WeightBytes]
-    """By representation; read it with ``weight_bytes``, which knows that fp16 weighs what bf16 does."""
+    """Bytes of weights by representation; read it with ``weight_bytes``, which knows that fp16 weighs what bf16 does."""
     prefill: Phase
     decode: Phase
     rebuild: Phase | None = None
@@ -159,7 +159,7 @@ class GenerationProfile:
     number of these tokens. Of its parts the embedding makes the copies of positions, which stay; the head, and blocks
     that cannot do it, do nothing. None where no block can."""
     on_host: HostAttended | None = None
-    """None where the model attends in code of its own."""
+    """Decoding with attention on the host; None where the model attends in code of its own."""
 
     def decode_with(self, attention: AttentionPlace) -> Phase:
         """Raises InvalidPlan for attention on the host where the model has none."""

@@ -62,12 +62,12 @@ class Part:
     ops: tuple[int, ...]
     changes: tuple[int, ...]
     changes_at: tuple[int, ...]
-    """For each change the number of the op in this part. Bytes come with the op and go after it; -1 is before the first."""
+    """Number of the op in this part for each change. Bytes come with the op and go after it; -1 is before the first."""
     num_views: int = 0
     """Ops beside those listed that move no bytes; each costs its dispatch."""
     storages: tuple[int, ...] = ()
-    """For each change which of the storages born in this part it is of, by order of birth; -1: one that was there before.
-    Empty in profiles that did not note it."""
+    """Storage born in this part that each change is of, by order of birth; -1: one that was there before. Empty in
+    profiles that did not note it."""
 
 
 @cache

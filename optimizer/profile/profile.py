@@ -28,7 +28,8 @@ from optimizer.profile.trained import FrozenBytes, Tensors
 
 PROFILE_VERSION: Literal[11] = 11
 BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
-"""Those traced; the other ways of offloading are priced from ``offload``: only where the bytes go differs."""
+"""Choices of blocks that are traced; the other ways of offloading are priced from ``offload``: only where the bytes go
+differs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class BlockTemplate:
     forward the final norm."""
 
     forward: int
-    """This and the next two: indices in the profile's ``parts``."""
+    """Index in the profile's ``parts`` of the forward; the next two are indices there, too."""
     backward_first: int
     """The part where the parameters have no gradient yet."""
     backward_accumulate: int
@@ -79,7 +80,7 @@ class Evaluation:
 
     prologue: int
     blocks: tuple[int, ...]
-    """By template, as ``Regime.block_templates`` counts them."""
+    """Parts of blocks by template, as ``Regime.block_templates`` counts them."""
     head: int
 
 
@@ -95,11 +96,11 @@ class Regime:
     """All that is not a block (see PART_NAMES), as indices in the profile's ``parts``."""
     shared: tuple[Shared, ...]
     templates: dict[str, tuple[BlockTemplate, ...]]
-    """By choice (BLOCK_CHOICES)."""
+    """Templates by choice (BLOCK_CHOICES)."""
     block_templates: tuple[int, ...]
-    """For each block of the model, first to last, its template."""
+    """Template of each block of the model, first to last."""
     evaluation: Evaluation | None = None
-    """None where it was not traced."""
+    """The evaluation's parts; None where it was not traced."""
 
     def templates_of(self, choice: BlockChoice) -> tuple[BlockTemplate, ...]:
         """Raises NotProfiled where the choice was not traced."""
@@ -171,15 +172,16 @@ class Profile:
     torch_version: str
     tensors: Tensors
     buffer_bytes: dict[str, int]
-    """By dtype; rotary tables and the like, which count as weights."""
+    """Bytes of buffers by dtype: rotary tables and the like, which count as weights."""
     frozen: dict[str, FrozenBytes] = field(default_factory=dict)
-    """By representation, as ``regimes``; read it with ``frozen_bytes``, which knows that fp16 weighs what bf16 does."""
+    """Frozen bytes by representation, as ``regimes``; read it with ``frozen_bytes``, which knows that fp16 weighs what
+    bf16 does."""
     ops: tuple[Op, ...]
     """Distinct ones, as are the next two."""
     changes: tuple[Change, ...]
     parts: tuple[Part, ...]
     regimes: dict[str, tuple[Regime, ...]]
-    """By representation of the weights (``WeightsPlan.representation``)."""
+    """Regimes by representation of the weights (``WeightsPlan.representation``)."""
 
     @cached_property
     def has_sparse_gradients(self) -> bool:
@@ -192,7 +194,9 @@ class Profile:
         return sum(tensor.num_elements for tensor in self.tensors.in_order())
 
     def frozen_bytes(self, representation: str) -> FrozenBytes:
-        """All zero where every weight is trained. Raises InvalidPlan for a representation that was not profiled."""
+        """Bytes of the weights that are not trained; all zero where every weight is trained. Raises InvalidPlan for a
+        representation that was not profiled.
+        """
         if not self.frozen:
             return FrozenBytes(outside=0, by_block=(0,) * len(self.tensors.by_block))
         name = traced_representation(representation)

@@ -19,9 +19,9 @@ ComputeKind = Literal[
     "hooks",
     "optimizer",
 ]
-"""On the compute lane. ``half_precision`` is products and attention in 16 bits: another unit of the processor, or none, does
-them, so that what is learnt of fp32 says nothing of them. ``dispatch`` is what ops cost beside their kernels; ``hooks`` is the
-techniques' own Python: entering a block again, packing and unpacking what goes away."""
+"""Kinds of time on the compute lane. ``half_precision`` is products and attention in 16 bits: another unit of the
+processor, or none, does them, so that what is learnt of fp32 says nothing of them. ``dispatch`` is what ops cost beside
+their kernels; ``hooks`` is the techniques' own Python: entering a block again, packing and unpacking what goes away."""
 COMPUTE_KINDS: tuple[ComputeKind, ...] = get_args(ComputeKind)
 TimeKind = Literal[ComputeKind, "allocation", "copy_in", "copy_out", "host", "disk", "network"]
 """All kinds; ``allocation`` is memory touched for the first time, the rest are the other lanes (``categories.Lane``)."""

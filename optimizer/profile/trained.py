@@ -30,7 +30,7 @@ class Tensors:
     by_block: tuple[tuple[TensorSize, ...], ...]
     """Distinct blocks."""
     block_kinds: tuple[int, ...]
-    """For each block of the model, which of ``by_block``."""
+    """Index in ``by_block`` of each block of the model."""
     after: tuple[TensorSize, ...]
     between: tuple[TensorSize, ...] = ()
     num_before_between: int = 0

@@ -94,7 +94,7 @@ class RunningService:
                 stderr=subprocess.STDOUT,
                 # Its own session, so that Ctrl-C reaches the supervisor alone and children end in order.
                 start_new_session=True,
-                preexec_fn=die_with_parent(os.getpid()),
+                preexec_fn=_die_with_parent(os.getpid()),
             )
         self.started_at = now
 
@@ -160,7 +160,7 @@ def _stop_signals() -> Iterator[_Stop]:
         os.close(writer)
 
 
-def die_with_parent(parent_pid: int) -> Callable[[], None]:
+def _die_with_parent(parent_pid: int) -> Callable[[], None]:
     """A function to run in a new child, which then ends when this process does, even if that is killed."""
 
     def in_child() -> None:

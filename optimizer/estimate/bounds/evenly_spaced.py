@@ -12,7 +12,9 @@ def evenly_spaced(low: int, high: int, count: int) -> list[int]:
 
 
 def sum_shares(places: Sequence[int]) -> list[tuple[int, float]]:
-    """For how many whole numbers each place counts in the sum over all, where values lie on straight lines between places."""
+    """The number of whole numbers for which each place counts in the sum over all, where values lie on straight lines
+    between places.
+    """
     shares = dict.fromkeys(places, 0.0)
     for low, high in pairwise(places):
         shares[low] += (high - low + 1) / 2

@@ -68,7 +68,7 @@ class GenerationFloors:
         self._prefix = cache(self._make_prefix)
 
     def floors_of(self, plan: GenerationPlan) -> Floors:
-        """plan: its batch size and number of micro-batches are not looked at."""
+        """Lower bounds of a plan. plan: its batch size and number of micro-batches are not looked at."""
         weights = WeightsPlan(dtype=plan.weights.dtype, frozen=plan.weights.frozen)
         way = Way(plan.prefill_tokens, plan.drops_ended)
         are_cold = are_weights_cold(self._profile, plan.weights, self._machine)
@@ -220,7 +220,9 @@ class GenerationFloors:
     # Bytes.
 
     def _device_bytes(self, plan: GenerationPlan, split: Splits, model: "_Model", kept: KvFloor) -> Floats:
-        """At the blocks where a step mostly is highest: the last with all weights ahead, the last of all, and the head."""
+        """Device bytes at the blocks where a step mostly is highest: the last with all weights ahead, the last of all,
+        and the head.
+        """
         profile = self._profile
         held = profile.weight_bytes(plan.weights.representation)
         kinds, num_blocks = profile.block_kinds, profile.num_blocks
@@ -248,7 +250,7 @@ class GenerationFloors:
         return peak + np.ceil(peak * MEMORY_MARGIN[self._machine.device.kind])
 
     def _elsewhere(self, plan: GenerationPlan, split: Splits, kept: KvFloor) -> tuple[Floats, Floats, Floats]:
-        """On the host, on the disk and in the remote store."""
+        """Bytes on the host, on the disk and in the remote store."""
         found = {place: np.zeros_like(split.num_passes) for place in TIERS}
         held = self._profile.weight_bytes(plan.weights.representation)
         found[plan.weights.place] += sum(held.by_block[kind] for kind in self._profile.block_kinds)

@@ -44,15 +44,15 @@ class KvFloor:
     """Lower bounds for keys and values, by shape."""
 
     own: Floats
-    """[distinct block, shape]: device bytes of its own."""
+    """Device bytes of a block's own, as [distinct block, shape]."""
     shared: Floats
     """Device bytes that blocks share while a prompt runs."""
     slots: Floats
-    """For each block that comes ahead, so much more while tokens are decoded."""
+    """Bytes of each further block that comes ahead while tokens are decoded."""
     homes: Floats
-    """Off the device, of all blocks."""
+    """Bytes of all blocks' keys and values off the device."""
     room: Floats
-    """On the host, what attention there works in."""
+    """Bytes on the host that attention there works in."""
     prefill: LaneTimes
     decode: LaneTimes
 
@@ -68,7 +68,9 @@ class KvFloors:
         self._packing = cache(self._make_packing)
 
     def floor_of(self, dtype: WeightsDtype, plan: KvCachePlan) -> KvFloor:
-        """dtype: of the weights. plan: as if it came as it is needed and all of it were kept."""
+        """The lower bounds of one placing. dtype: of the weights. plan: as if it came as it is needed and all of it
+        were kept.
+        """
         return self._of(dtype, replace(plan, prefetch=0, prefix_tokens=0))
 
     def _make(self, dtype: WeightsDtype, cache: KvCachePlan) -> KvFloor:
@@ -85,8 +87,8 @@ class KvFloors:
         )
 
     def _moves_python(self, dtype: WeightsDtype, cache: KvCachePlan) -> tuple[Floats, Floats]:
-        """The same of the Python of coming and going, in every step of each block that has a home. That of attention on the host
-        is counted with it.
+        """Time of the Python of coming and going, in every step of each block that has a home. That of attention on the
+        host is counted with it.
         """
         if cache.place == "device" or cache.attention == "host":
             return np.zeros(len(self._shapes)), np.zeros(len(self._shapes))
@@ -181,7 +183,9 @@ class KvFloors:
     def _along_batches(
         self, measure: Callable[[Sequence[MicroBatchShape]], list[tuple[float, ...]]], *, num_batches: int
     ) -> Floats:
-        """[what, shape]: of shapes that differ in their batch alone few are measured, and others lie between them."""
+        """Spread few measured shapes to all, as [what, shape]: of shapes that differ in their batch alone few are
+        measured, and others lie between them.
+        """
         shapes = self._shapes
         groups: dict[tuple[int, int], list[int]] = {}
         for index in sorted(range(len(shapes)), key=lambda index: shapes[index].batch_size):

@@ -21,23 +21,23 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
 
 NUM_LENGTHS: Final = 16
-"""That are looked at, evenly up to the longest. The best of them is within a thirty-second of the best of all, and, as a hidden
-state weighs half of keys and values, within a sixty-fourth of the moves' time."""
+"""Lengths that are looked at, evenly up to the longest. The best of them is within a thirty-second of the best of all,
+and, as a hidden state weighs half of keys and values, within a sixty-fourth of the moves' time."""
 Lanes = tuple[Floats, Floats, Floats, Floats]
 """Milliseconds of compute, of copies, of the disk and of the network, each by number of micro-batches and by batch size."""
 
 
 class BestPrefix(NamedTuple):
-    """By number of micro-batches and by batch size."""
+    """The best prefix by number of micro-batches and by batch size."""
 
     total_s: Floats
     num_tokens: Floats
-    """0 where making none again takes the least time."""
+    """Length of the best prefix; 0 where making none again takes the least time."""
     home_less_bytes: Floats
     sent_less_ms: Floats
-    """At most, of all lengths: of a prompt's copies to the home."""
+    """Most time, of all lengths, that is saved of a prompt's copies to the home."""
     saved_between_s: Floats
-    """At most: what batches between this one and the next could save of what is added."""
+    """Most time that batches between this one and the next could save of what is added."""
 
 
 def list_prefix_lengths(longest: int) -> tuple[int, ...]:

@@ -25,27 +25,28 @@ class Relaxation:
     """
 
     num_of_kind: Numbers
-    """[kind]: blocks but the last."""
+    """Number of blocks but the last, by kind."""
     kind_bytes: Numbers
-    """[kind, form]: what such a block holds when forward ends."""
+    """Bytes that such a block holds when forward ends, as [kind, form]."""
     kind_ms: Numbers
-    """[sum, kind, form]"""
+    """Milliseconds of such a block, as [sum, kind, form]."""
     last_bytes: Numbers
-    """[chunks, form]: of the last block, with the highest of what comes on top of all blocks until its backward ends."""
+    """Bytes of the last block, with the highest of what comes on top of all blocks until its backward ends, as [chunks,
+    form]."""
     last_ms: Numbers
-    """[sum, form]"""
+    """Milliseconds of the last block, as [sum, form]."""
     fixed_bytes: float
-    """With all of the state on the device."""
+    """Bytes that are always there, with all of the state on the device."""
     end_bytes: Numbers
-    """[chunks]: at the end of backward, whatever the blocks do; above ``fixed_bytes``."""
+    """Bytes at the end of backward, whatever the blocks do, above ``fixed_bytes``; by number of chunks."""
     fixed_ms: Numbers
-    """[sum, chunks]"""
+    """Milliseconds of all but the blocks, as [sum, chunks]."""
     state_bytes: float
-    """That go from the device where all of the state leaves that may."""
+    """Bytes that go from the device where all of the state leaves that may."""
     state_ms: Numbers
-    """[sum]: more, or less, where it does."""
+    """Milliseconds more, or less, where all of the state leaves; by sum."""
     host_bytes: int
-    """On the host between steps, where it does."""
+    """Bytes on the host between steps, where all of the state leaves."""
     disk_bytes: int
     margin: float
     """Share of a peak that the budget must have room for beside it."""

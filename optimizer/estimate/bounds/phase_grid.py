@@ -31,7 +31,7 @@ class ManyShapes:
         count = len(shapes)
         num_blocks = len(next(iter(phase.regimes.values()))[0].block_templates)
         self.compute_ms: Floats = np.zeros(count)
-        """By shape: of a micro-batch that runs through all of the model."""
+        """Milliseconds, by shape, of a micro-batch that runs through all of the model."""
         self.blocks_ms: Floats = np.zeros(count)
         """The part of ``compute_ms`` that the blocks take."""
         self.before: Ints = np.zeros((num_blocks + 1, count), dtype=np.int64)
@@ -102,7 +102,7 @@ class _ManySizes(OpSizes):
     """All ops of a profile, by shape in the second place."""
 
     def __init__(self, phase: Phase, shapes: Sequence[Shape], values: Floats, *, element_bytes: int) -> None:
-        """values: of monomials, by shape in the second place."""
+        """Evaluate the ops. values: of monomials, by shape in the second place."""
         terms = list_terms(phase)
         self._flops = terms.flops @ values
         self._written_bytes = terms.written_bytes @ values

@@ -83,8 +83,9 @@ def relax(
     chunk_counts: Sequence[int],
     state_is_free: bool,
 ) -> Relaxation:
-    """plan: of which blocks, chunks and blocks fetched ahead are not looked at. state_is_free: any share of the state may leave.
+    """Relax a setting's plans.
 
+    plan: of which blocks, chunks and blocks fetched ahead are not looked at. state_is_free: any share of the state may leave.
     Raises as ``estimate_training`` does.
     """
     return _Relaxer(profile, plan, workload, machine, forms=tuple(forms), chunk_counts=chunk_counts).relax(
@@ -179,7 +180,7 @@ class _Relaxer:
     # Bytes.
 
     def _resident(self) -> tuple[int, int, int]:
-        """On the device, the host and the disk between steps."""
+        """Bytes on the device, the host and the disk between steps."""
         plan, state = self._plan, self._state
         streamed_bytes = sum(self._streamed)
         gradients = estimate_gradient_bytes(self._tensors, plan, device_kind=self._machine.device.kind)
@@ -194,7 +195,7 @@ class _Relaxer:
         return each_bytes * self._tensors.total_elements
 
     def _highest_bytes(self, outside: RelaxedOutside) -> Numbers:
-        """[form of the last block]: the highest level until its backward ends, above what all blocks hold."""
+        """The highest level until the last block's backward ends, above what all blocks hold; by form of the last block."""
         blocks, last = self._blocks, self._templates[-1]
         weights_bytes = self._streamed[-1] if self._streamed else 0
         forward = blocks.forward_rise[last] - blocks.held[last] + weights_bytes
@@ -207,7 +208,7 @@ class _Relaxer:
         return over
 
     def _entered(self, outside: RelaxedOutside) -> Numbers:
-        """Before the first block, without what blocks share."""
+        """Bytes before the first block, without what blocks share."""
         shared_bytes = sum(self._compiled.shared_bytes(index)[0] for index in range(len(self._compiled.regime.shared)))
         return outside.entered + (self._input_bytes - shared_bytes)
 
@@ -217,7 +218,7 @@ class _Relaxer:
         return outside.gradients + (inputs_bytes + float(self._blocks.gradients.min(axis=1)[self._templates].sum()))
 
     def _end_bytes(self, outside: RelaxedOutside) -> float:
-        """At the highest point of the first block's backward in the first micro-batch."""
+        """Bytes at the highest point of the first block's backward in the first micro-batch."""
         blocks, (first, *others) = self._blocks, self._templates
         around = float((self._entered(outside) + outside.first_left).min())
         own = float((blocks.held[first] + blocks.first_rise[first]).min()) + (self._streamed[0] if self._streamed else 0)
@@ -226,7 +227,9 @@ class _Relaxer:
     # Time.
 
     def _list_sums(self, *, state_is_free: bool) -> tuple[Numbers, Numbers, Numbers]:
-        """[sum, template, form] of each block, [sum, chunks] of all else, [sum] where all of the state leaves that may."""
+        """Milliseconds as [sum, template, form] of each block, [sum, chunks] of all else, [sum] where all of the state
+        leaves that may.
+        """
         blocks = self._blocks
         weights_ms = self._weights_ms()
         head_ms = np.array([outside.head_ms for outside in self._outside])
@@ -245,7 +248,7 @@ class _Relaxer:
         return tuple(np.array(column) for column in zip(*rows, strict=True))  # type: ignore[return-value]
 
     def _weights_ms(self) -> Numbers:
-        """By lane: forward brings each block's once, and so does backward."""
+        """Milliseconds of moving weights by lane: forward brings each block's once, and so does backward."""
         plan, trains_all = self._plan.weights, self._workload.adapter is None
         if not self._streamed:
             return np.zeros(len(LANES))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from optimizer.base.categories import CATEGORIES, LANES
 from optimizer.estimate.bounds.lower_bounds import Form
 from optimizer.estimate.categories.activations import TRACED_TRIP, trip_of
+from optimizer.estimate.shape.compiled import PartRequest
 from optimizer.estimate.step.part_prices import PartPrices
 from optimizer.estimate.tasks.change import PartName
 from optimizer.profile.extent import traced_choice
@@ -19,14 +20,14 @@ _GRADIENTS = CATEGORIES.index("gradients")
 
 @dataclass(frozen=True, kw_only=True)
 class RelaxedBlocks:
-    """[template, form], and of milliseconds [template, form, lane]."""
+    """Bytes of blocks as [template, form], and milliseconds as [template, form, lane]."""
 
     held: Numbers
     forward_rise: Numbers
     first_rise: Numbers
     later_rise: Numbers
     left: Numbers
-    """After backward."""
+    """Bytes that are left after backward."""
     gradients: Numbers
     """The part of ``left`` that is gradients."""
     forward_ms: Numbers
@@ -58,14 +59,14 @@ def _list_block(prices: PartPrices, template: int, form: Form) -> dict[str, floa
         lanes_ms = list(prices.time((choice, template, which), trip=trip).by_lane)
         if prices.leaves_gradients and which != "forward":
             part = traced_part(which)
-            num_bytes = int(compiled.part_bytes(part, trip=traced).net[_GRADIENTS])
+            num_bytes = int(compiled.part_bytes(PartRequest(part, trip=traced)).net[_GRADIENTS])
             num_shared = compiled.num_shared_gradients(part)
             for lane, lane_ms in prices.gradients_legs(num_bytes, num_shared=num_shared, is_first=is_first):
                 lanes_ms[LANES.index(lane)] += lane_ms
         return lanes_ms
 
     forward, first, again = (
-        compiled.part_bytes(traced_part(which), trip=traced, dropped=prices.dropped)
+        compiled.part_bytes(PartRequest(traced_part(which), trip=traced, dropped=prices.dropped))
         for which in ("forward", "backward_first", later)
     )
     return {

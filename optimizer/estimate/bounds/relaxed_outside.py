@@ -20,12 +20,14 @@ _GRADIENTS = CATEGORIES.index("gradients")
 
 @dataclass(frozen=True, kw_only=True)
 class RelaxedOutside:
-    """For one count of chunks. [choice of the last block]; of milliseconds [lane], the least of all choices."""
+    """Bytes and milliseconds around the blocks for one count of chunks. Bytes by the last block's choice; milliseconds
+    by lane, the least of all choices.
+    """
 
     entered: Numbers
-    """Before the first block."""
+    """Bytes that are there before the first block."""
     first_high: Numbers
-    """From the head to the last block's backward in the first micro-batch: the highest point above the start."""
+    """The highest point above the start from the head to the last block's backward, in the first micro-batch."""
     later_high: Numbers
     first_left: Numbers
     """Bytes of ``first_high`` that are left after the last block's backward."""
@@ -41,7 +43,9 @@ class RelaxedOutside:
 def list_relaxed_outside(
     profile: Profile, prices: PartPrices, *, plan: Plan, choices: Sequence[BlockChoice]
 ) -> RelaxedOutside:
-    """plan: of which only the number of chunks is looked at. choices: that the last block may take."""
+    """Relax what is around the blocks. plan: of which only the number of chunks is looked at. choices: that the last
+    block may take.
+    """
     if set(prices.compiled.regime.parts).issubset(PART_NAMES):
         # What follows the last block depends on its choice in plain modules only.
         return _list(OutsideTasks.find(profile, prices, plan=plan), prices, ["keep"], places=[0] * len(choices))
@@ -52,7 +56,7 @@ def list_relaxed_outside(
 def _list(
     tasks: OutsideTasks, prices: PartPrices, choices: Sequence[BlockChoice], *, places: Sequence[int]
 ) -> RelaxedOutside:
-    """places: in ``choices`` of each that is listed."""
+    """Price each distinct choice. places: in ``choices`` of each that is listed."""
     accumulates = "accumulate" if prices.dropped is None else "first"
 
     def parts(*names: str, is_first: bool = True) -> list[tuple[Task, ...]]:

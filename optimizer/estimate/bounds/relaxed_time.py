@@ -29,12 +29,12 @@ class MicroBatchTimes:
     num_later: int
 
     def forward_ms(self, lane: int) -> Numbers:
-        """In the first micro-batch."""
+        """Milliseconds of forward in the first micro-batch."""
         found: Numbers = self.forward[..., lane]
         return found
 
     def rest_ms(self, lane: int) -> Numbers:
-        """After the first micro-batch's forward."""
+        """Milliseconds after the first micro-batch's forward."""
         found: Numbers = self.first[..., lane] + self.num_later * (self.forward[..., lane] + self.later[..., lane])
         return found
 
@@ -80,12 +80,12 @@ class Update:
 
     @property
     def host_ms(self) -> float:
-        """Before the next forward is over: the busier of the host and the disk."""
+        """Milliseconds of the host's work before the next forward is over: the busier of the host and the disk."""
         return float(max(self.lanes[_HOST], self.lanes[_DISK])) if self.is_away else 0.0
 
 
 Sum = tuple[Numbers, Numbers, float]
-"""[template, form] of each block, [chunks] of all else, and where all of the state leaves that may."""
+"""Milliseconds as [template, form] of each block, [chunks] of all else, and where all of the state leaves that may."""
 
 
 def sums_on_cpu(inside: MicroBatchTimes, around: MicroBatchTimes, update: Update, *, head_ms: Numbers) -> list[Sum]:

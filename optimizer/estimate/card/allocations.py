@@ -40,7 +40,7 @@ class HeldAllocation:
     made_in: str
     """``forward`` or ``backward`` of a block, else the part of the step; ``between steps`` for what is always there."""
     block: int
-    """-1 outside the blocks."""
+    """Number of the block; -1 outside the blocks."""
     op: str
     """Op that made it; empty where it is not known."""
 
@@ -56,7 +56,7 @@ class Allocations:
     """Highest sum in the second step, of bytes as they were asked for."""
     peak_low_bytes: int
     peak_high_bytes: int
-    """The same with the least and the most that kernels may hold beside their tensors."""
+    """The peak with the most that kernels may hold beside their tensors; ``peak_low_bytes`` is with the least."""
     not_modelled: tuple[str, ...]
     """Kernels of which no source gives a number."""
     peak_in: str
@@ -72,8 +72,8 @@ class Allocations:
 def list_allocations(
     schedule: Schedule, *, resident: Resident, tensors: TensorList, plan: Plan, kept: KeptState, on_cuda: CudaMoves | None
 ) -> Allocations:
-    """resident: on the device between steps, by category. kept: what the optimizer keeps of each tensor. on_cuda: None
-    on the CPU device.
+    """List the allocations of a training plan. resident: on the device between steps, by category. kept: what the
+    optimizer keeps of each tensor. on_cuda: None on the CPU device.
     """
     writer = _Writer(on_cuda=on_cuda)
     device_kind = "cpu" if on_cuda is None else "cuda"
@@ -90,17 +90,7 @@ def list_allocations(
     writer.begin_phase()
     writer.write_step(schedule, None)
     writer.settle({**stays, _STATE: int(resident.device[_STATE])})
-    return Allocations(
-        loading=tuple(loading),
-        first_step=tuple(first_step),
-        second_step=tuple(writer.requests),
-        peak_bytes=writer.peak_bytes,
-        peak_low_bytes=writer.peak_low_bytes,
-        peak_high_bytes=writer.peak_high_bytes,
-        not_modelled=on_cuda.not_modelled if on_cuda is not None else (),
-        peak_in=_name_of(writer.peak_task)[0],
-        at_peak=tuple(writer.list_held()),
-    )
+    return _make_allocations(writer, loading, first_step, writer.requests)
 
 
 def list_pass_allocations(
@@ -122,14 +112,21 @@ def list_pass_allocations(
         writer.settle({_WEIGHTS: sum(loaded)})
         requests += writer.requests
     # One phase: what stays reserved after the first pass is free as the second begins, and says nothing about what was needed.
+    return _make_allocations(writer, loading, [], requests)
+
+
+def _make_allocations(
+    writer: "_Writer", loading: list[Request], first_step: list[Request], second_step: list[Request]
+) -> Allocations:
+    """The requests of all phases, with the peak of the last one written."""
     return Allocations(
         loading=tuple(loading),
-        first_step=(),
-        second_step=tuple(requests),
+        first_step=tuple(first_step),
+        second_step=tuple(second_step),
         peak_bytes=writer.peak_bytes,
         peak_low_bytes=writer.peak_low_bytes,
         peak_high_bytes=writer.peak_high_bytes,
-        not_modelled=on_cuda.not_modelled if on_cuda is not None else (),
+        not_modelled=writer.on_cuda.not_modelled if writer.on_cuda is not None else (),
         peak_in=_name_of(writer.peak_task)[0],
         at_peak=tuple(writer.list_held()),
     )
@@ -174,9 +171,9 @@ class _Moments:
         self.come_one_by_one = plan.weights.widens_updates or plan.gradients.choice != "keep"
         self._left = int(resident.device[_STATE]) - master_bytes * tensors.total_elements
         self._waiting: dict[int, list[int]] = {}
-        """By bytes of the gradient, in the order of the update: tensors."""
+        """Tensors by the bytes of their gradient, in the order of the update."""
         self._storages: dict[int, list[int]] = {}
-        """By tensor, in that order."""
+        """Bytes of each storage of a tensor's state, by tensor, in that order."""
         sizes = [*(t for t in tensors.sizes if t.is_matrix), *(t for t in tensors.sizes if not t.is_matrix)]
         for index, tensor in enumerate(sizes):
             num_bytes = estimate_state_bytes([tensor], plan, kept=kept) - master_bytes * tensor.num_elements
@@ -187,13 +184,13 @@ class _Moments:
             self._storages[index] = [little, *moments]
 
     def come(self, writer: "_Writer", gradient_bytes: int) -> None:
-        """Those of the tensor whose gradient goes."""
+        """Bring the state of the tensor whose gradient goes."""
         waiting = self._waiting.get(gradient_bytes)
         if waiting:
             self._come(writer, waiting.pop(0))
 
     def come_all(self, writer: "_Writer") -> None:
-        """Those that are still to come."""
+        """Bring the state that is still to come."""
         for index in list(self._storages):
             self._come(writer, index)
         if self._left > 0:
@@ -234,7 +231,7 @@ class _Writer:
     moments: _Moments | None = None
     """Moments that come to be as gradients go, in the first step."""
     unmatched_bytes: int = 0
-    """That went without a storage to take them from: 0 where a schedule is consistent."""
+    """Bytes that went without a storage to take them from: 0 where a schedule is consistent."""
     _num_made: int = 0
     _num_loaded: int = 0
     _num_before_run: int = 0
@@ -244,15 +241,15 @@ class _Writer:
     """Bytes by which there may be less and more than the total, of what kernels hold."""
     _peak_at: int = 0
     _live: list[dict[int, dict[int, None]]] = field(default_factory=lambda: [{} for _ in CATEGORIES])
-    """By category and size: storages, in order of birth."""
+    """Storages by category and size, in order of birth."""
     _alive_before: list[int] = field(default_factory=list)
     _births: dict[int, tuple[int, int, Task | None, str]] = field(default_factory=dict)
     """Category, bytes, task and op of what lives and of what came in this phase."""
     _moved: list[tuple[int, int, int]] = field(default_factory=list)
-    """In this phase: after how many requests which storage came to count as what."""
+    """Storages that came to count as another category in this phase: after how many requests, which storage, as what."""
     on_cuda: CudaMoves | None = None
     _moves: dict[int, list[Sequence[Move]]] = field(default_factory=dict)
-    """By the id of a row of tasks, which the schedule holds; alike blocks have the same."""
+    """Moves by the id of a row of tasks, which the schedule holds; alike blocks have the same."""
     _programs: dict[int, tuple[Sequence[Move], list[_Instruction], bool]] = field(default_factory=dict)
 
     def begin_phase(self) -> None:
@@ -286,7 +283,7 @@ class _Writer:
         self.moments = None
 
     def settle(self, stays: dict[int, int]) -> None:
-        """At the end of a step its gradients go, and whatever else is not there between steps."""
+        """Let gradients go at the end of a step, and whatever else is not there between steps."""
         for slot in range(len(CATEGORIES)):
             self.go_down_to(slot, stays.get(slot, 0))
 
@@ -343,7 +340,7 @@ class _Writer:
         return key
 
     def go(self, slot: int, num_bytes: int, key: int | None) -> None:
-        """key: None where no storage of that category and size is known to be there."""
+        """Remove a storage. key: None where no storage of that category and size is known to be there."""
         if slot == _GRADIENTS and self.moments is not None:
             self.moments.come(self, num_bytes)
         if key is not None:
@@ -382,7 +379,7 @@ class _Writer:
         self._total_bytes -= num_bytes
 
     def _pick(self, slot: int, num_bytes: int, newest: int, *, from_prologue: bool) -> int | None:
-        """newest: the number of the last storage that it may be."""
+        """Choose the storage that goes. newest: the number of the last storage that it may be."""
         keys = self._live[slot].get(num_bytes, {})
         if from_prologue:
             return next((key for key in keys if key > self._num_before_run), None)

@@ -52,7 +52,7 @@ class AllocatorSettings:
     garbage_collection_threshold: float = 0.0
     """Share of the cap above which free segments that were not used for long are given back; 0 never does."""
     large_segment_bytes: int = 20 * MIB
-    """From which requests of 1 to 10 MiB are cut, and by which expandable segments grow."""
+    """Size of segments from which requests of 1 to 10 MiB are cut, and by which expandable segments grow."""
     cap_bytes: int | None = None
     """Most that may be reserved: the card's memory, or what ``set_per_process_memory_fraction`` allows."""
 
@@ -77,7 +77,7 @@ class Replay:
     """The part of the reserved bytes at their peak that is in segments that were wholly free, which a retry at the cap
     would give back."""
     num_segments: int
-    """At the end; those that grow count once."""
+    """Segments at the end; those that grow count once."""
     num_retries: int
     """Requests that were met only after free segments were given back."""
     is_over_cap: bool
@@ -134,7 +134,7 @@ class CachingAllocator:
         )
 
     def run(self, requests: Iterable[Request]) -> None:
-        """All on compute's stream. Raises CapReached."""
+        """Run all requests on compute's stream. Raises CapReached."""
         allocate, free = self.allocate, self.free
         for key, num_bytes in requests:
             if num_bytes:
@@ -143,7 +143,7 @@ class CachingAllocator:
                 free(key)
 
     def allocate(self, key: Hashable, num_bytes: int, *, stream: int = 0) -> None:
-        """key: names the storage until it is freed. Raises CapReached."""
+        """Find room for a storage. key: names the storage until it is freed. Raises CapReached."""
         if num_bytes <= 0:
             return
         size = self._round(num_bytes)
@@ -305,7 +305,9 @@ class CachingAllocator:
         self.num_segments -= 1
 
     def _release_oversized(self, pool: Pool, size: int) -> bool:
-        """Only where blocks are not cut: one that is large enough, else as many of the largest as make up for it."""
+        """Give back free segments for a request, only where blocks are not cut: one that is large enough, else as many
+        of the largest as make up for it.
+        """
         limit = self._settings.max_split_bytes
         if limit is None or self._settings.expandable_segments:
             return False

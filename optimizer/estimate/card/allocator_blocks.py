@@ -18,7 +18,7 @@ class Block:
     after: "Block | None" = None
     is_free: bool = True
     is_mapped: bool = True
-    """Has memory behind it; only a segment that grows has blocks without."""
+    """True where memory is behind it; only a segment that grows has blocks without."""
     num_uses: int = 0
     """Uses by other streams, by which it is still used."""
     born_at: int = 0
@@ -30,7 +30,7 @@ class Block:
 
     @property
     def rank(self) -> int:
-        """By size, then by address."""
+        """Order of free blocks: by size, then by address."""
         return self.size << ADDRESS_BITS | self.address
 
 
@@ -44,7 +44,7 @@ class Pool:
     ranks: list[int] = field(default_factory=list)
     """Ranks of the free blocks, ascending."""
     blocks: dict[int, Block] = field(default_factory=dict)
-    """By rank."""
+    """Free blocks by rank."""
     unmapped: list[Block] = field(default_factory=list)
     """Blocks without memory of the segment that grows, by address; the last is the rest of the address space."""
     base_address: int = 0

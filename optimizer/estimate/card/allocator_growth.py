@@ -10,13 +10,15 @@ ADDRESS_SPACE_BYTES: Final = 1 << 50
 
 
 def open_segment(pool: Pool, address: int) -> None:
-    """Without memory yet."""
+    """Reserve a segment's addresses, without memory yet."""
     pool.base_address = address
     pool.unmapped.append(Block(ADDRESS_SPACE_BYTES, address, pool, is_mapped=False))
 
 
 def find_start(pool: Pool, size: int) -> Block:
-    """At the lowest address where so much fits behind or in what has no memory yet; a free block before it is used."""
+    """Find the block at the lowest address where so much fits behind or in what has no memory yet; a free block before
+    it is used.
+    """
     for hole in pool.unmapped:
         before = hole.before
         start = before if before is not None and before.is_free and before.is_mapped else hole

@@ -53,7 +53,7 @@ def list_alike(kinds: Sequence[object]) -> list[list[int]]:
 
 
 def carry_on(shorter: int, longer: int, *, lengths: tuple[int, int], num_blocks: int) -> int:
-    """From two lengths to the whole, in a straight line."""
+    """Carry two lengths on to the whole, in a straight line."""
     slope = (longer - shorter) / (lengths[1] - lengths[0])
     return round(longer + slope * (num_blocks - lengths[1]))
 

@@ -9,7 +9,7 @@ up to a power of two; slabs and staging are powers of two already. On the CPU de
 
 from optimizer.base.intervals import ByteInterval, exact_interval
 from optimizer.estimate.categories.tensors import TensorList
-from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.prediction import HostMemory, Prediction
 from optimizer.estimate.step.simulate import Resident
 from optimizer.formats.transfer_sizes import ARENA_SLAB_BYTES
 from optimizer.hardware.machine import Machine
@@ -29,11 +29,11 @@ def estimate_host_memory(
     plan: Plan,
     workload: TrainingWorkload,
     machine: Machine,
-) -> tuple[ByteInterval, ByteInterval]:
-    """Pinned and pageable; together at least ``prediction.host_peak_bytes``."""
+) -> HostMemory:
+    """Memory of the host, pinned and pageable: together at least ``prediction.host_peak_bytes``."""
     total_bytes = prediction.host_peak_bytes
     if machine.device.kind == "cpu":
-        return exact_interval(0), exact_interval(total_bytes)
+        return HostMemory(exact_interval(0), exact_interval(total_bytes))
     pageable_bytes = _pageable_bytes(tensors, plan, workload)
     staying_bytes = max(0, resident.host - pageable_bytes)
     passing_bytes = max(0, total_bytes - resident.host)
@@ -45,7 +45,7 @@ def estimate_host_memory(
         # A page for the end of each buffer; and slabs of which buffers of other sizes use the rest again only by exact size.
         high=staying_bytes + num_buffers * PAGE_BYTES * bool(staying_bytes) + 2 * slabs_bytes,
     )
-    return pinned, exact_interval(pageable_bytes)
+    return HostMemory(pinned, exact_interval(pageable_bytes))
 
 
 def _pageable_bytes(tensors: TensorList, plan: Plan, workload: TrainingWorkload) -> int:

@@ -27,10 +27,12 @@ _COPY = "copy."
 
 
 class CudaMoves:
-    """The same object for alike tasks, so that each is worked out once."""
+    """Changes of bytes on a card, the same object for alike tasks, so that each is worked out once."""
 
     def __init__(self, kernels: CudaKernels, *, num_tokens: int, norm_elements: Sequence[int] = ()) -> None:
-        """num_tokens: of a micro-batch. norm_elements: of each gradient whose norm is taken before the update."""
+        """Prepare for one plan's tasks. num_tokens: of a micro-batch. norm_elements: of each gradient whose norm is
+        taken before the update.
+        """
         self._kernels = kernels
         self._num_tokens = num_tokens
         self._norm_elements = norm_elements
@@ -81,7 +83,9 @@ class CudaMoves:
     def _with(
         self, moves: Sequence[Move], before: tuple[Move, ...], kept: tuple[ByteInterval, ...]
     ) -> tuple[tuple[Move, ...], tuple[ByteInterval, ...]]:
-        """With what is kept after it. kept: by forward kernels whose backward is to come, the next last."""
+        """One task's moves, with what is kept after it. kept: by forward kernels whose backward is to come, the next
+        last.
+        """
         key = (id(moves), before, kept)
         known = self._known.get(key)
         if known is None:
@@ -91,7 +95,7 @@ class CudaMoves:
         return known[1], known[2]
 
     def _work_out(self, moves: Sequence[Move], kept: list[ByteInterval]) -> Iterator[Move]:
-        """Without what leaves later and was fetched before; with what kernels hold."""
+        """Work out one task's moves: without what leaves later and was fetched before; with what kernels hold."""
         later = _indices_of_sources(moves)
         early = {move.storage for move in moves if _is_fetch(move)}
         for op, at_op in groupby(enumerate(moves), key=lambda pair: pair[1].op):

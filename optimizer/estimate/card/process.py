@@ -17,7 +17,7 @@ from optimizer.base.units import MIB
 from optimizer.estimate.card.allocations import Allocations, HeldAllocation
 from optimizer.estimate.card.allocator import AllocatorSettings, Replay, replay
 from optimizer.estimate.card.depth import carry_on
-from optimizer.estimate.prediction import CardMemory, Contributor, MemoryPart
+from optimizer.estimate.prediction import CardMemory, Contributor, HostMemory, MemoryPart
 from optimizer.hardware.cuda_facts import ContextSize, find_context, find_workspaces
 from optimizer.hardware.machine import Device
 from optimizer.plan.allocator import AllocatorPlan
@@ -27,7 +27,7 @@ REPLAY_SHARE = 0.03
 0.1 % and at the worst by about this (``docs/experiments.md``): which of two storages of one size goes first is not
 always known."""
 REPLAY_SEGMENT_BYTES = 20 * MIB
-"""And one segment, which is all of the difference in small models."""
+"""One segment beside that share, which is all of the difference in small models."""
 MAX_CONTRIBUTORS = 12
 UNKNOWN_CONTEXT = ByteInterval(low=130 * MIB, value=450 * MIB, high=1024 * MIB)
 """Context of a card of unknown kind: from the smallest that is in the table to what contexts took before kernels were
@@ -48,13 +48,7 @@ class Peaked(Protocol):
 
 
 def card_memory(
-    prediction: Peaked,
-    found: "Replayed",
-    *,
-    host_pinned: ByteInterval,
-    host_pageable: ByteInterval,
-    device: Device,
-    torch_version: str,
+    prediction: Peaked, found: "Replayed", *, host: HostMemory, device: Device, torch_version: str
 ) -> CardMemory:
     """Memory that a prediction's tensors come to on a device. found: what the allocator makes of them."""
     tensors = ByteInterval(
@@ -66,8 +60,8 @@ def card_memory(
         allocated=tensors,
         reserved=tensors,
         process=tensors,
-        host_pinned=host_pinned,
-        host_pageable=host_pageable,
+        host_pinned=host.pinned,
+        host_pageable=host.pageable,
         parts=tuple(category_parts(prediction.device_bytes_by_category)),
         contributors=found.contributors,
     )
@@ -75,7 +69,7 @@ def card_memory(
 
 
 def on_a_card(memory: CardMemory, found: "Replayed", *, device: Device, torch_version: str) -> CardMemory:
-    """memory: of tensors alone. found: what the allocator makes of them."""
+    """Memory of a process on a card. memory: of tensors alone. found: what the allocator makes of them."""
     workspaces = find_workspaces(device, torch_version=torch_version)
     context = find_context(device)
     tensors = memory.allocated
@@ -121,7 +115,7 @@ def _list_not_modelled(device: Device, context: ContextSize | None) -> Iterator[
 
 
 def category_parts(bytes_by_category: Mapping[str, int]) -> Iterator[MemoryPart]:
-    """Those that hold anything, in order."""
+    """Parts by category, in order, of those that hold anything."""
     for category in CATEGORIES:
         num_bytes = bytes_by_category.get(category, 0)
         if num_bytes:
@@ -145,7 +139,7 @@ class _Group:
 
 
 _Groups = dict[tuple[Category, str, str], _Group]
-"""By category, part of the step, op."""
+"""Storages by category, part of the step, and op."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +160,7 @@ class Replayed:
 
 
 def allocator_settings(plan: AllocatorPlan, device: Device) -> AllocatorSettings | None:
-    """None where no allocator keeps what it was given."""
+    """Settings of the allocator; None where no allocator keeps what it was given."""
     return AllocatorSettings(expandable_segments=plan.expandable_segments) if device.kind == "cuda" else None
 
 
@@ -182,8 +176,8 @@ class CardLayout:
 def replay_layouts(
     whole: CardLayout, *, cuts: tuple[CardLayout, CardLayout] | None, settings: AllocatorSettings | None, peak_in: str
 ) -> Replayed:
-    """cuts: a deep model at two shorter depths, which are replayed in its place; None for one that is not. settings: None on the
-    CPU device, of which only what is there at the peak is reported.
+    """Replay a plan's allocations. cuts: a deep model at two shorter depths, which are replayed in its place; None for
+    one that is not. settings: None on the CPU device, of which only what is there at the peak is reported.
 
     peak_in: the part of the step in which the whole model's peak is; cuts whose peak is elsewhere cannot report it.
     """

@@ -33,17 +33,10 @@ def add_memory(
         peak_in=prediction.peak_moment.partition(" of block ")[0],
     )
     laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
-    host_pinned, host_pageable = estimate_host_memory(
+    host = estimate_host_memory(
         prediction, resident=laid.resident, tensors=laid.tensors, plan=plan, workload=workload, machine=machine
     )
-    memory = card_memory(
-        prediction,
-        replayed,
-        host_pinned=host_pinned,
-        host_pageable=host_pageable,
-        device=machine.device,
-        torch_version=profile.torch_version,
-    )
+    memory = card_memory(prediction, replayed, host=host, device=machine.device, torch_version=profile.torch_version)
     return replace(prediction, memory=memory)
 
 
@@ -80,7 +73,7 @@ def _cuda_moves(
 def _replay_plan(
     profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine, peak_in: str
 ) -> Replayed:
-    """peak_in: the part of the step in which the whole model's peak is."""
+    """Replay one plan. peak_in: the part of the step in which the whole model's peak is."""
 
     def layout_of(cut: Cut) -> CardLayout:
         return CardLayout(

@@ -46,7 +46,7 @@ class Trip:
 
     @property
     def links(self) -> tuple[tuple[Link, ...], tuple[Link, ...]]:
-        """On the way out, and on the way back."""
+        """Links on the way out, and on the way back."""
         if self.place in STORE_LINKS:
             out, back = STORE_LINKS[self.place]
             return ("device_to_host", out), (back, "host_to_device")
@@ -84,7 +84,7 @@ class TripTime:
 
 
 def trip_of(choice: BlockChoice, compress: Compression) -> Trip | None:
-    """None where the block's saved tensors do not leave the device."""
+    """The trip of a block's saved tensors; None where they do not leave the device."""
     place = _PLACES.get(choice)
     return None if place is None else Trip(place=place, compress=compress)
 
@@ -115,7 +115,7 @@ def redirect_changes(
 
 
 def count_copied_bytes(copies: Iterable[TracedCopy], *, trip: Trip) -> dict[Link, int]:
-    """By link, what the runtime counts for a part with these copies."""
+    """Bytes by link that the runtime counts for a part with these copies."""
     counted: dict[Link, int] = {}
     out, back = trip.links
     for copy in copies:
@@ -154,13 +154,15 @@ def estimate_packing_bytes(plan: ActivationsPlan, *, device_kind: str) -> int:
 
 
 def estimate_staging_bytes(activations: ActivationsPlan, weights: WeightsPlan) -> int:
-    """On the host, as long as the run, where bytes go between the device and a store; one staging area serves all that do."""
+    """Bytes on the host, as long as the run, where bytes go between the device and a store; one staging area serves all
+    that do.
+    """
     uses_store = activations.count("offload_disk", "offload_remote") > 0 or weights.place == "disk"
     return STAGING_BYTES if uses_store else 0
 
 
 class _PackedSizes:
-    """From the bytes of a storage to its bytes when packed.
+    """Sizes of packed storages by their bytes.
 
     Two storages of one size may pack differently (fp32 and int64). They come in the order of the copies, and go in another; which
     of two goes first shows in no peak, since within a block's backward nothing comes.

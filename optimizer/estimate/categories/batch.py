@@ -16,5 +16,7 @@ def estimate_input_bytes(profile: Profile, plan: BatchPlan, *, sequence_length: 
 
 
 def inputs_pile_up(device: Device) -> bool:
-    """On the CPU device a step's batches are on the device already, and each is counted from its first use to the step's end."""
+    """True on the CPU device, where a step's batches are on the device already, and each is counted from its first use
+    to the step's end.
+    """
     return device.kind == "cpu"

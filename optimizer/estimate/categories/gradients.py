@@ -87,12 +87,12 @@ def estimate_clipped_bytes(plan: Plan) -> int:
 
 
 def gradient_python_s(rates: Rates) -> float:
-    """Between two ops on a gradient that is on the host."""
+    """Seconds of Python between two ops on a gradient that is on the host."""
     return rates.python_work_s("gradients") / _OPS_OF_ONE
 
 
 def estimate_clip_ms(tensors: TensorList, plan: Plan, rates: Rates, *, scales: bool) -> float:
-    """On the device. One read for the norm; one read and one write where gradients are scaled."""
+    """Time of clipping on the device: one read for the norm; one read and one write where gradients are scaled."""
     if plan.gradients.choice == "host":
         return 0.0
     num_passes = 3 if scales else 1

@@ -34,15 +34,16 @@ _PIECE_ELEMENTS = 1 << 20
 _NUM_SLOTS = 2
 _FP32_BYTES = 4
 _CONVERTED_BYTES = 12
-"""Per element below fp32: its gradient read and widened, its new weight read and narrowed."""
+"""Bytes per element below fp32: its gradient read and widened, its new weight read and narrowed."""
 _ROUNDED_BYTES = 40
-"""Per element that is rounded at random: the weight widened (6), 16 random bits (2), three passes over the copy (26), and it
-narrowed (6). A processor draws bits more slowly than it moves them: there an update takes longer than this says."""
+"""Bytes per element that is rounded at random: the weight widened (6), 16 random bits (2), three passes over the copy
+(26), and it narrowed (6). A processor draws bits more slowly than it moves them: there an update takes longer than this
+says."""
 _COSTS: Final[Table[tuple[OptimizerStatePlan, WeightsPlan, GradientsPlan, bool, KeptState, str], "StateCosts"]] = Table()
 
 
 def estimate_state_bytes(tensors: Sequence[TensorSize], plan: Plan, *, kept: KeptState) -> int:
-    """On the device, of these tensors: what lives between steps, fp32 master weights of bf16 training included."""
+    """Bytes on the device, of these tensors, of what lives between steps, fp32 master weights of bf16 training included."""
     moments = moments_of(tensors, bits=plan.optimizer_state.bits, kept=kept)
     sizes = Counter(tensor.num_elements for tensor in tensors)
     return estimate_early_state_bytes(tensors, plan) + sum(count * moments.num_bytes(size) for size, count in sizes.items())
@@ -56,7 +57,7 @@ def estimate_early_state_bytes(tensors: Sequence[TensorSize], plan: Plan) -> int
 
 
 Rows = NDArray[np.int64]
-"""[change, (temporaries, gradients, optimizer state)]: bytes that come or go on the device, in order."""
+"""Bytes that come or go on the device, in order, as [change, (temporaries, gradients, optimizer state)]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ class StateCosts:
     host_bytes: int = 0
     disk_bytes: int = 0
     copied_bytes: dict[Link, int] = field(default_factory=dict)
-    """By the updates of one step."""
+    """Bytes that the updates of one step copy, by link."""
     num_staying: int
     """Elements whose state is on the device."""
     num_tensors_staying: int
@@ -77,14 +78,14 @@ class StateCosts:
 
     @cached_property
     def changes(self) -> Rows:
-        """On the device during the update."""
+        """Changes of bytes on the device during the update."""
         return self.list_changes()
 
 
 def estimate_state(
     tensors: TensorList, plan: Plan, *, workload: TrainingWorkload, device_kind: str = "cuda"
 ) -> StateCosts:
-    """Made once for all shapes."""
+    """The costs of a plan's optimizer state, made once for all shapes."""
     kept, trains_all = workload.kept_state, workload.adapter is None
     key = (plan.optimizer_state, plan.weights, plan.gradients, trains_all, kept, device_kind)
     return _COSTS.obtain(

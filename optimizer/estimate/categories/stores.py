@@ -16,7 +16,7 @@ STORE_LINKS: Final[Mapping[str, tuple[Link, Link]]] = {
     "disk": ("host_to_disk", "disk_to_host"),
     "remote": ("host_to_remote", "remote_to_host"),
 }
-"""By place, on the way out from the host and on the way back there."""
+"""Links by place, on the way out from the host and on the way back there."""
 
 
 def read_ms(num_bytes: float, rates: Rates, *, place: str) -> float:

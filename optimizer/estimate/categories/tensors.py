@@ -28,7 +28,7 @@ class TensorList:
 
     @cached_property
     def sparse(self) -> tuple[TensorSize, ...]:
-        """Those whose gradients hold some rows only."""
+        """Tensors whose gradients hold some rows only."""
         return tuple(size for size in self.sizes if size.row_elements)
 
     @cached_property
@@ -36,12 +36,12 @@ class TensorList:
         return sum(0 <= block < self.num_blocks for block in self.blocks)
 
     def list_leaving(self, plan: OptimizerStatePlan) -> list[bool]:
-        """For each tensor, true where its state leaves the device."""
+        """Flags of the tensors: true where a tensor's state leaves the device."""
         fraction = 0.0 if plan.place == "device" else plan.fraction
         return self._leaving.obtain(fraction, lambda: split_state(plan, self.num_elements))
 
     def list_staying(self, plan: OptimizerStatePlan) -> list[TensorSize]:
-        """Those whose state is on the device."""
+        """Tensors whose state is on the device."""
         return [size for size, is_away in zip(self.sizes, self.list_leaving(plan), strict=True) if not is_away]
 
 
@@ -49,7 +49,7 @@ _tensors: dict[int, TensorList] = {}
 
 
 def list_tensors(profile: Profile) -> TensorList:
-    """Made once for each profile, and kept while it lives."""
+    """A profile's trained tensors, made once for each profile and kept while it lives."""
     if id(profile) not in _tensors:
         tensors = profile.tensors
         sizes = tensors.placed()

@@ -20,7 +20,7 @@ def estimate_weight_bytes(profile: Profile, plan: WeightsPlan) -> int:
 
 
 def list_streamed_bytes(profile: Profile, plan: WeightsPlan, *, trains_all: bool) -> tuple[int, ...]:
-    """By block, what comes and goes with it; nothing where all stay on the device.
+    """Bytes that come and go with each block; nothing where all stay on the device.
 
     trains_all: False under adapters, where what is trained stays.
     """
@@ -35,7 +35,9 @@ def list_streamed_bytes(profile: Profile, plan: WeightsPlan, *, trains_all: bool
 
 
 def list_streamed_tensors(profile: Profile, plan: WeightsPlan, *, trains_all: bool) -> tuple[tuple[int, ...], ...]:
-    """The same by tensor, as far as a profile knows them: those that are not trained as one."""
+    """Bytes that come and go with each block by tensor, as far as a profile knows them: those that are not trained as
+    one.
+    """
     if not trains_all:
         return tuple((num_bytes,) for num_bytes in list_streamed_bytes(profile, plan, trains_all=False))
     tensors = profile.tensors
@@ -44,18 +46,18 @@ def list_streamed_tensors(profile: Profile, plan: WeightsPlan, *, trains_all: bo
 
 
 def is_streamed(tensors: TensorList, plan: WeightsPlan, *, trains_all: bool) -> Iterator[bool]:
-    """For each trained tensor, in the model's order, true where it has a home of its own."""
+    """Flags of the trained tensors, in the model's order: true where a tensor has a home of its own."""
     for block in tensors.blocks:
         yield plan.place != "device" and trains_all and 0 <= block < tensors.num_blocks
 
 
 def list_forward_moves(by_block: tuple[int, ...], *, prefetch: int) -> list[tuple[int, range]]:
-    """For each block as its forward begins: bytes that go, and the blocks that come. Bytes that are left go afterwards."""
+    """Moves as each block's forward begins: bytes that go, and the blocks that come. Bytes that are left go afterwards."""
     return _moves(by_block, order=range(len(by_block)), prefetch=prefetch)
 
 
 def list_backward_moves(by_block: tuple[int, ...], *, prefetch: int) -> list[tuple[int, range]]:
-    """The same as backward begins; in the order of the blocks, though the last comes first."""
+    """Moves as each block's backward begins; in the order of the blocks, though the last comes first."""
     return _moves(by_block, order=range(len(by_block) - 1, -1, -1), prefetch=prefetch)[::-1]
 
 

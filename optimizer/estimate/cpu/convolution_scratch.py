@@ -23,11 +23,11 @@ _COLOURS = 3
 """Channels that the weight's gradient is made of without blocks."""
 _FP32_BYTES = 4
 _MANY_IMAGES = 16
-"""From which on even single pixels are oneDNN's on one thread."""
+"""Number of images from which on even single pixels are oneDNN's on one thread."""
 _MANY_ELEMENTS = 20_480
-"""Above which one image alone is oneDNN's."""
+"""Number of elements above which one image alone is oneDNN's."""
 _GUARD_BYTES = 128
-"""Beside what the library asks for itself."""
+"""Bytes beside what the library asks for itself."""
 _SUMS_GUARD_BYTES, _BIAS_SUMS_BYTES = 8_832, 12_416
 """Most bytes beside the gradients that threads sum up: for the weight's, and for the bias's."""
 
@@ -52,7 +52,7 @@ def _is_librarys(convolution: Convolution, num_threads: int) -> bool:
 
 
 def _columns_bytes(convolution: Convolution) -> int:
-    """For every pixel of the side that is read by patches, each input of its kernel."""
+    """Bytes of each input of the kernel, for every pixel of the side that is read by patches."""
     is_read = convolution.gives_weight_gradient or not convolution.is_backward
     if not is_read or (convolution.is_pointwise and not convolution.is_strided):
         return 0
@@ -88,7 +88,9 @@ class _Library(NamedTuple):
             yield blocked_bytes
 
     def one_pass(self, *, towards_input: bool) -> Iterator[int]:
-        """From one side to the other, the result included. towards_input: as a backward does, and a transposed one forward."""
+        """Bytes held from one side to the other, the result included. towards_input: as a backward does, and a
+        transposed one forward.
+        """
         convolution = self.convolution
         if towards_input:
             is_turned = bool(convolution.is_strided) and not self.is_depthwise
@@ -111,8 +113,8 @@ class _Library(NamedTuple):
         yield blocked_bytes + made_bytes
 
     def with_own(self, num_bytes: int) -> int:
-        """With what the library asks for: of single pixels with a stride those that count, of one image, side by side; and a
-        bias of whole blocks.
+        """Bytes with what the library asks for: of single pixels with a stride those that count, of one image, side by
+        side; and a bias of whole blocks.
         """
         convolution = self.convolution
         if convolution.is_pointwise and convolution.is_strided:

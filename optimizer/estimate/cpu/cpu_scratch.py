@@ -24,7 +24,7 @@ from optimizer.profile.sizes import Shape, evaluate
 RANDOM_STATE_BYTES = 5_056
 """``torch.get_rng_state()``: a Mersenne Twister of 624 words, and what belongs to it."""
 _QUERY_TILES = ((768, 256), (192, 64), (0, 32))
-"""From which length of the query on how many of its rows are taken at once."""
+"""Lengths of the query from which on so many of its rows are taken at once."""
 _KEYS_TILE = 512
 _FP32_BYTES = 4
 _HALF_BYTES = 2
@@ -62,7 +62,7 @@ def made_product_bytes(sides: Sequence[int], form: str, *, dtype: str, is_added:
 
 
 def attention_bytes(sides: Sequence[int], *, is_backward: bool, is_half: bool) -> int:
-    """For each thread. sides: the query's length, the keys' length, the width of a head."""
+    """Bytes of attention for each thread. sides: the query's length, the keys' length, the width of a head."""
     rows, columns, head_dim = _tile(sides)
     scores = rows * columns
     if is_backward:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_WORK: Final = 16**3
-"""Up to so many multiplications torch does it by itself (Matmul.cpp, mkldnn)."""
+"""Most multiplications that torch does by itself (Matmul.cpp, mkldnn)."""
 _FP32_BYTES: Final = 4
 _ELEMENT_BYTES: Final = {"fp32": _FP32_BYTES, "bf16": 2}
 _COLUMNS, _CACHE_LINE_BYTES = 64, 64
@@ -35,26 +35,29 @@ _MOST_WAITING = 16
 """Pieces of columns."""
 _STRETCH, _LONG_STRETCH = 512, 1024
 _DEEP, _MOST_DIVIDING = 2048, 4
-"""From such a depth on so many threads may divide it, each with sums of the whole result; in bf16 if it is a power of two."""
+"""Depth from which on so many threads may divide it, each with sums of the whole result; in bf16 if it is a power of
+two."""
 _MANY_ROWS, _FAR_APART = 1024, 4096
 """Rows of such a length, of a power of two, meet in the cache; where there are as many, they are laid out anew in bf16."""
 _PIECES_PER_THREAD = 3
-"""With fewer, no thread may have one less than the others."""
+"""Pieces per thread; with fewer, no thread may have one less than the others."""
 _NUM_SCORES = 5
-"""That are averaged."""
+"""Scores that are averaged."""
 _GUARD_BYTES, _THREADS_GUARD_BYTES = 128, 640
 """Bytes beside each kind of buffer, of which each thread's list of pieces is one."""
 
 # In fp32 alone.
 _FAR_COLUMNS, _FEW_ROWS = 256, 40
-"""Above so many columns, of a power of two, the second matrix's rows meet; so few rows are not worth laying them out for."""
+"""Limits of laying out the second matrix: above so many columns, of a power of two, its rows meet; so few rows are not
+worth laying them out for."""
 _SMALL_COLUMNS, _SMALL_ROWS, _SMALL_DEPTH, _SMALL_FIRST = 14_528, 768, 128, 49_152
 """Limits of a product whose pieces may have twice the rows; the last counts the first matrix's numbers."""
 _HUGE_DEPTH, _HUGE_SIDE, _STRETCHES_PER_THREAD = 20_000, 512, 5
-"""From such a depth on, of at most such a side, as many threads divide it as have more stretches than that each. Of several
-products oneDNN 3.12 then returns wrong sums (its pull request 5352): they must not be left to it."""
+"""Limits of dividing the depth: from such a depth on, of at most such a side, as many threads divide it as have more
+stretches than that each. Of several products oneDNN 3.12 then returns wrong sums (its pull request 5352): they must not
+be left to it."""
 _HUGE_COLUMNS, _MANY_PIECES_PER_THREAD = 20_000, 10
-"""From there on pieces have the most rows, if these fill them."""
+"""Columns, and pieces per thread, from which on pieces have the most rows, if these fill them."""
 
 
 class _Product(NamedTuple):
@@ -283,7 +286,7 @@ def _count_dividing_huge(product: _Product, num_threads: int) -> int:
 
 
 def _least_factor(number: int) -> int:
-    """Above one, but of one."""
+    """The least factor above one; of one, one."""
     return next((factor for factor in range(2, number) if number % factor == 0), number)
 
 

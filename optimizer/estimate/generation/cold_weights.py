@@ -9,13 +9,13 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
 
 _USUAL_CACHE_BYTES: Final = 32 * MIB
-"""Assumed where the processor does not report it."""
+"""Size of a processor's cache that is assumed where the processor does not report it."""
 _OWN_SHARE: Final = 0.5
 """Share of the cache that weights have, beside activations, keys and values, and whatever else runs on the processor."""
 
 
 def reading_weights(machine: Machine, *, are_cold: bool) -> Machine:
-    """With its curves of products as these weights are read."""
+    """The machine with its curves of products as these weights are read."""
     return replace(machine, rates=machine.rates.with_cold_weights) if are_cold else machine
 
 

@@ -42,11 +42,11 @@ class HostAttentionCosts:
 
     @property
     def room_bytes(self) -> int:
-        """On the host, of what all blocks use one after the other."""
+        """Bytes on the host of what all blocks use one after the other."""
         return max(block.num_bytes for block in self._blocks)
 
     def copied(self, kind: int) -> dict[Link, int]:
-        """For one token."""
+        """Bytes copied for one token, by link."""
         block = self._blocks[kind]
         return {"device_to_host": block.arriving_bytes, "host_to_device": block.leaving_bytes}
 
@@ -58,7 +58,7 @@ class HostAttentionCosts:
         return ("copy_out", out_ms), ("host", self._host_ms(kind, num_tokens)), ("copy_in", in_ms)
 
     def task(self, kind: int, num_tokens: int) -> Task:
-        """Before the block's own, of which it is the middle."""
+        """The task of attention on the host, before the block's own, of which it is the middle."""
         key = kind, num_tokens
         if key not in self._known:
             legs = self.list_legs(kind, num_tokens)

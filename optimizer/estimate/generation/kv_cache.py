@@ -35,7 +35,7 @@ _MEAN_WAITING = (KV_BLOCK_TOKENS + 1) / 2
 def list_kv_bytes(
     profile: GenerationProfile, plan: GenerationPlan, *, batch_size: int, num_tokens: int
 ) -> tuple[int, ...]:
-    """By block, of a pass of so many sequences with room for so many tokens each, wherever they are."""
+    """Bytes by block, of a pass of so many sequences with room for so many tokens each, wherever they are."""
     layouts = list_layouts(profile, plan, batch_size=batch_size, num_tokens=num_tokens)
     by_kind = [layout.store_bytes + layout.residual_bytes for layout in layouts]
     return tuple(by_kind[kind] for kind in profile.block_kinds)
@@ -49,7 +49,7 @@ def list_layouts(
     num_tokens: int,
     prefix: PrefixCosts | None = None,
 ) -> tuple[KvLayout, ...]:
-    """By distinct block. prefix: of what is made again; nothing unless given."""
+    """Layouts by distinct block. prefix: of what is made again; nothing unless given."""
     return tuple(
         KvLayout(
             shape=KvShape(
@@ -115,18 +115,18 @@ class KvCosts:
         return own + sum(self._prefix.positions)
 
     def block_bytes(self, kind: int) -> tuple[int, int]:
-        """On the device, of a block's own as long as it lives: what is packed or plain, and the newest tokens."""
+        """Bytes on the device of a block's own as long as it lives: what is packed or plain, and the newest tokens."""
         layout = self._by_kind[kind]
         return 0 if self._is_away else layout.store_bytes, layout.residual_bytes
 
     @property
     def homes(self) -> tuple[tuple[int, int], ...]:
-        """By distinct block, bytes of its home off the device, and how many blocks there are of it."""
+        """Bytes of a distinct block's home off the device, and how many blocks there are of it."""
         return tuple((self._home_of(self._by_kind[kind]), count) for kind, count in self._counts)
 
     @property
     def room_bytes(self) -> int:
-        """On the host, what attention there works in."""
+        """Bytes on the host that attention there works in."""
         return self._on_host.room_bytes if self._on_host is not None and self._shape.num_steps > 1 else 0
 
     @cached_property
@@ -218,15 +218,11 @@ class KvCosts:
         return Transfer(key=key, legs=legs, holds_up_cpu=True)
 
     def decode_tasks(
-        self,
-        kind: int,
-        *,
-        step: int,
-        arrives: Sequence[Transfer],
-        begins: Sequence[Transfer],
-        was_begun: bool,
+        self, kind: int, *, step: int, arrives: Sequence[Transfer], begins: Sequence[Transfer], was_begun: bool
     ) -> tuple[Task, ...]:
-        """Before the block's own: as ``decode_task``, and where hidden states come, what is made of them first."""
+        """The tasks before the block's own: as ``decode_task``, and where hidden states come, what is made of them
+        first.
+        """
         layout = self._by_kind[kind]
         if not layout.prefix_tokens:
             return (self.decode_task(kind, step=step, arrives=arrives, begins=begins, was_begun=was_begun),)
@@ -237,13 +233,7 @@ class KvCosts:
         return again, self.decode_task(kind, step=step, arrives=(rest,), begins=(), was_begun=True)
 
     def decode_task(
-        self,
-        kind: int,
-        *,
-        step: int,
-        arrives: Sequence[Transfer],
-        begins: Sequence[Transfer],
-        was_begun: bool,
+        self, kind: int, *, step: int, arrives: Sequence[Transfer], begins: Sequence[Transfer], was_begun: bool
     ) -> Task:
         """The task of one token more: what comes, is packed and unpacked, and goes. was_begun: what arrives is on its way
         already.
@@ -278,7 +268,7 @@ class KvCosts:
     # Helpers.
 
     def _sum(self, size_of: Callable[[KvLayout], int]) -> int:
-        """Over all blocks."""
+        """The sum over all blocks."""
         return sum(count * size_of(self._by_kind[kind]) for kind, count in self._counts)
 
     def _home_of(self, layout: KvLayout) -> int:
@@ -296,7 +286,7 @@ class KvCosts:
         return layout.num_brought(self._shape.prompt_length) * layout.record_bytes - layout.saved_bytes
 
     def _out_legs(self, num_bytes: int, *, share: float = 1.0) -> Legs:
-        """share: of the tokens with which so much leaves."""
+        """The way out of keys and values. share: of the tokens with which so much leaves."""
         legs: Legs = (("copy_out", share * num_bytes / self._rates.device_to_host_bytes_per_s * 1000),)
         place = self._plan.place
         if place in STORE_LANES:
@@ -309,7 +299,7 @@ class KvCosts:
         return OpTimes(self._rates, self._dtype, element_dtype=self._dtype, generates=True)
 
     def _time(self, phase: str, kind: int, num_seen: int) -> PartTime:
-        """On compute, beside what is traced."""
+        """Time on compute, beside what is traced."""
         key = (phase, kind, num_seen)
         if key not in self._known:
             layout = self._by_kind[kind]
@@ -362,7 +352,7 @@ def _by_link(place: str, *, brought_bytes: int = 0, sent_bytes: int = 0) -> dict
 
 
 def add_copies(*copied: Mapping[Link, int]) -> dict[Link, int]:
-    """By link; links without traffic left out."""
+    """Sum bytes by link; links without traffic left out."""
     total: dict[Link, int] = {}
     for each in copied:
         for link, num_bytes in each.items():

@@ -6,12 +6,12 @@ a prompt, a few small ops.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 from optimizer.base.categories import Link
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.categories.stores import STORE_LINKS
-from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
+from optimizer.estimate.shape.compiled import CompiledShape, PartRequest, compile_shape
 from optimizer.estimate.tasks.tasks import Task, add_legs
 from optimizer.estimate.tasks.transfers import Legs, Transfer
 from optimizer.formats.kv_packing import KvLayout
@@ -45,7 +45,7 @@ class PrefixCosts:
         self._num_tokens = count_rebuilt(plan.kv_cache.prefix_tokens, prompt_length=shape.prompt_length)
 
     def num_tokens(self, kind: int) -> int:
-        """In a distinct block."""
+        """Tokens of the prefix in a distinct block."""
         return self._num_tokens if self._profile.can_rebuild(kind) else 0
 
     @cached_property
@@ -59,7 +59,7 @@ class PrefixCosts:
         """Bytes on the device as long as the cache lives, one for each copy."""
         if self.first_block < 0:
             return ()
-        return tuple(move.num_bytes for move in self._compiled.part_moves(EMBEDDING) if move.num_bytes > 0)
+        return tuple(move.num_bytes for move in self._compiled.part_moves(PartRequest(EMBEDDING)) if move.num_bytes > 0)
 
     def part_ms(self, kind: int) -> float:
         """Compute time for each token."""
@@ -68,8 +68,11 @@ class PrefixCosts:
     def task(
         self, kind: int, layout: KvLayout, *, states: Transfer, begins: Sequence[Transfer], legs: Sequence[Legs]
     ) -> Task:
-        """states: the hidden states' coming. begins: what begins to come then. legs: all that come of these, for busy lanes."""
+        """The task that makes keys and values of hidden states. states: the hidden states' coming. begins: what begins
+        to come then. legs: all that come of these, for busy lanes.
+        """
         compiled, part = self._compiled, block_part(kind)
+        request = PartRequest(part)
         time = compiled.part_time(part, self._machine, rates_key=self._rates_key)
         for each in legs:
             time = add_legs(time, each)
@@ -80,13 +83,13 @@ class PrefixCosts:
             phase="",
             block=-1,
             name="",
-            bytes=compiled.part_bytes(part),
+            bytes=compiled.part_bytes(request),
             time=time,
             copied=copied,
             arrives=(states,),
             begins=tuple(begins),
-            moves=lambda: compiled.part_moves(part),
-            allocated_rise=lambda processor: compiled.part_rise(part, processor),
+            moves=partial(compiled.part_moves, request),
+            allocated_rise=partial(compiled.part_rise, request),
         )
 
     @cached_property

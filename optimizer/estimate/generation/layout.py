@@ -16,7 +16,7 @@ from optimizer.estimate.generation.cold_weights import are_weights_cold, reading
 from optimizer.estimate.generation.kv_cache import NO_WORKSPACE, KvCosts
 from optimizer.estimate.generation.sampling import draw_bytes, draw_time
 from optimizer.estimate.memo import Table
-from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
+from optimizer.estimate.shape.compiled import CompiledShape, PartRequest, compile_shape
 from optimizer.estimate.step.streaming import make_weights_task
 from optimizer.estimate.tasks.change import Arrival
 from optimizer.estimate.tasks.tasks import Task, move_task, risen_bytes, single
@@ -28,9 +28,9 @@ from optimizer.profile.ops import EMBEDDING, HEAD
 from optimizer.workload import GenerationWorkload
 
 _TASKS: Final[Table[tuple[str, tuple[Arrival, ...], str], Task]] = Table()
-"""By part, what arrives in it, and rates."""
+"""Tasks by part, what arrives in it, and rates."""
 _DRAW_TASKS: Final[Table[str, Task]] = Table()
-"""By rates."""
+"""Tasks of drawing tokens by rates."""
 
 
 class Placed(NamedTuple):
@@ -38,7 +38,7 @@ class Placed(NamedTuple):
 
     task: Task
     block: int = -1
-    """-1 outside the blocks."""
+    """Number of the block; -1 outside the blocks."""
     name: str = ""
     """Name of a task outside the blocks."""
 
@@ -59,7 +59,9 @@ class PassLayout:
         micro_batches: PassShape,
         like: "PassLayout | None" = None,
     ) -> None:
-        """like: of another pass of the same plan on the same machine, whose tasks are taken over where they are the same."""
+        """Lay out one pass. like: of another pass of the same plan on the same machine, whose tasks are taken over
+        where they are the same.
+        """
         machine = reading_weights(machine, are_cold=are_weights_cold(profile, plan.weights, machine))
         self.profile, self.plan, self.workload, self.machine = profile, plan, workload, machine
         self.micro_batches = micro_batches
@@ -120,7 +122,7 @@ class PassLayout:
     def _lay_out(
         self, traced: Phase, shape: MicroBatchShape, *, step: int, arrivals: tuple[tuple[int, ...], ...]
     ) -> "_Layout":
-        """arrivals: of keys and values, by block; empty where all are there."""
+        """Lay out one micro-batch. arrivals: of keys and values, by block; empty where all are there."""
         num_running = shape.num_running(step)
         compiled = compile_shape(traced, self.plan.weights, (num_running, shape.prompt_length + step))
         regime = compiled.regime
@@ -149,21 +151,22 @@ class PassLayout:
 
     def _part(self, compiled: CompiledShape, part: str, *, arrivals: tuple[Arrival, ...] = ()) -> Task:
         def make() -> Task:
+            request = PartRequest(part, arrivals=arrivals)
             return Task(
                 phase="",
                 block=-1,
                 name="",
-                bytes=compiled.part_bytes(part, arrivals=arrivals),
+                bytes=compiled.part_bytes(request),
                 time=compiled.part_time(part, self.machine, rates_key=self._rates_key),
-                moves=partial(compiled.part_moves, part, arrivals=arrivals),
-                allocated_rise=partial(compiled.part_rise, part, arrivals=arrivals),
+                moves=partial(compiled.part_moves, request),
+                allocated_rise=partial(compiled.part_rise, request),
             )
 
         return _TASKS.obtain(compiled, (part, arrivals, self._rates_key), make)
 
     @cached_property
     def weights_tasks(self) -> list[Task]:
-        """By block, of any phase: what comes and goes is the same in all, and in all passes."""
+        """Weights' tasks by block, of any phase: what comes and goes is the same in all, and in all passes."""
         if self._like is not None:
             return self._like.weights_tasks
         kinds = self.profile.block_kinds
@@ -205,8 +208,8 @@ class PassLayout:
 
     @cached_property
     def _kv_arrivals(self) -> list[tuple[tuple[int, ...], ...]]:
-        """By micro-batch and block: what comes to the device as a prompt first runs through it. The workspace comes with those
-        that need it first.
+        """Keys and values, by micro-batch and block, that come to the device as a prompt first runs through it. The
+        workspace comes with those that need it first.
         """
         workspace = NO_WORKSPACE
         arrivals: list[list[tuple[int, ...]]] = [[] for _ in self.micro_batches]
@@ -217,7 +220,8 @@ class PassLayout:
         return list(map(tuple, arrivals))
 
     def _list_kv_tasks(self, running: PassShape, *, step: int) -> Iterator[tuple[Task, ...]]:
-        """In the order in which caches take turns: in each block one after the other. Nothing for plain caches.
+        """List the tasks of keys and values in the order in which caches take turns: in each block one after the other.
+        Nothing for plain caches.
 
         A transfer's key sets it apart from others that are under way with it, of which there are no more than come ahead.
         """
@@ -245,7 +249,7 @@ class PassLayout:
     def _make_kv_tasks(
         self, place: int, kind: int, shape: MicroBatchShape, *, later: list[tuple[int, MicroBatchShape]], step: int
     ) -> tuple[Task, ...]:
-        """later: whose keys and values begin to come then."""
+        """Make the tasks of one cache in one block. later: whose keys and values begin to come then."""
         costs, ahead = self.kv[shape], self.plan.kv_cache.num_ahead
         if not step:
             return (costs.prefill_task(kind),)

@@ -60,8 +60,8 @@ class GenerationPass:
         like: "GenerationPass | None" = None,
         is_rough: bool = False,
     ) -> None:
-        """is_rough: for a search, which wants times to within ``_ROUGHLY_STRAIGHT``; bytes are exact. like: another pass of the
-        same plan on the same machine, whose tasks are taken over where they are the same.
+        """Prepare one pass. is_rough: for a search, which wants times to within ``_ROUGHLY_STRAIGHT``; bytes are exact.
+        like: another pass of the same plan on the same machine, whose tasks are taken over where they are the same.
         """
         self.layout: PassLayout = PassLayout(
             profile, plan, workload, machine, micro_batches=micro_batches, like=None if like is None else like.layout
@@ -85,7 +85,7 @@ class GenerationPass:
 
     @property
     def host_bytes(self) -> int:
-        """Without homes of keys and values, which pass from one pass to the next."""
+        """Bytes on the host without homes of keys and values, which pass from one pass to the next."""
         streamed_bytes = sum(self.layout.streamed) if self.plan.weights.place == "host" else 0
         # A cache that is packed keeps the newest tokens on the device: of few tokens nothing goes to a store.
         has_homes = any(size for homes in self.kv_homes for size, _ in homes)
@@ -94,12 +94,12 @@ class GenerationPass:
 
     @property
     def disk_bytes(self) -> int:
-        """The same."""
+        """Bytes on the disk without homes of keys and values."""
         return sum(self.layout.streamed) if self.plan.weights.place == "disk" else 0
 
     @property
     def kv_homes(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """By micro-batch, as ``KvCosts.homes``."""
+        """Homes of keys and values by micro-batch, as ``KvCosts.homes``."""
         return tuple(self.layout.kv[shape].homes for shape in self.micro_batches)
 
     @property
@@ -116,7 +116,7 @@ class GenerationPass:
 
     @cached_property
     def prefill(self) -> Simulation:
-        """From the first allocation of a pass to its first token."""
+        """The simulation from the first allocation of a pass to its first token."""
         return self._simulate(self.layout.place_prefill(), single("weights", self.layout.weight_bytes), is_end=True)
 
     def decode(self, step: int, *, is_end: bool = False) -> Simulation:
@@ -152,7 +152,7 @@ class GenerationPass:
 
     @cached_property
     def later_tasks(self) -> tuple[Task, ...]:
-        """Between the prefill and the rest: the slots into which keys and values come ahead."""
+        """Tasks between the prefill and the rest: the slots into which keys and values come ahead."""
         slot_bytes = max(each.slot_bytes for each in self.layout.kv.values())
         phase = decode_phase(2)
         later = move_task(phase, phase, single("kv_cache", slot_bytes))
@@ -206,7 +206,7 @@ class GenerationPass:
         return {link: num_steps * num_bytes for link, num_bytes in each.items()}
 
     def _last_alike(self, step: int) -> int:
-        """Up to which step the same sequences run by the same ops."""
+        """The last step up to which the same sequences run by the same ops."""
         running = self.layout.running(step)
         last = min(shape.last_step_alike(step) for shape in running)
         for shape in dict.fromkeys(running):

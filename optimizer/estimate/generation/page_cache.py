@@ -18,7 +18,7 @@ _IN_MEMORY: Final = ("host", "disk")
 
 
 def reading_disk(machine: Machine, *, is_in_memory: bool) -> Machine:
-    """With its rate of the disk as the plan reads it."""
+    """The machine with its rate of the disk as the plan reads it."""
     return replace(machine, rates=machine.rates.with_page_cache) if is_in_memory else machine
 
 

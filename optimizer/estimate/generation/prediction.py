@@ -13,7 +13,7 @@ class DecodePoint:
     """The decode of one token."""
 
     num_tokens: int
-    """That the new token sees, itself included: prompt and what was generated so far."""
+    """Tokens that the new token sees, itself included: prompt and what was generated so far."""
     step_ms: float
     device_peak_bytes: int
 
@@ -28,20 +28,20 @@ class GenerationPrediction:
     device_peak_high_bytes: int
     """Interval that covers the measurement; the verdict compares ``high`` with the budget."""
     device_bytes_by_category: dict[str, int]
-    """At the peak moment; sums to ``device_peak_bytes``."""
+    """Bytes by category at the peak moment; sums to ``device_peak_bytes``."""
     peak_moment: str
-    """For people: ``prefill of block 11 of 12``, ``head of decode (token 40)``."""
+    """Name of the peak moment, for people: ``prefill of block 11 of 12``, ``head of decode (token 40)``."""
     kv_cache_bytes: int
     """Bytes of a pass's keys and values, all of it, wherever it is; without what blocks share on the device."""
     host_peak_bytes: int
     disk_peak_bytes: int
     copied_bytes: dict[str, int]
-    """In all passes by link (``categories.Link``); links without traffic left out, as in the next two."""
+    """Bytes copied in all passes by link (``categories.Link``); links without traffic left out, as in the next two."""
     copied_bytes_per_pass: dict[str, int]
     copied_bytes_per_token: dict[str, int]
-    """For one decoded token of every sequence of a pass; on average where it grows with the cache."""
+    """Bytes copied for one decoded token of every sequence of a pass; on average where it grows with the cache."""
     prefill_ms: float
-    """From a pass's begin to its first token."""
+    """Time from a pass's start to its first token."""
     prefill_low_ms: float
     prefill_high_ms: float
     decode_ms: float
@@ -61,7 +61,7 @@ class GenerationPrediction:
     prefill_by_kind_ms: dict[str, float]
     """Time of a pass's prefill by each kind of work (``time_kinds``), and by each lane that compute waits for."""
     decode_by_kind_ms: dict[str, float]
-    """The same of all later tokens of a pass."""
+    """Time of all later tokens of a pass, by each kind of work and each lane that compute waits for."""
     timeline: tuple[TimelinePoint, ...]
     """Device bytes within one pass, in order, at most 400 points, the peak moment always among them."""
     time_source: Literal["measured", "table"]
@@ -73,7 +73,7 @@ class GenerationPrediction:
     remote_peak_bytes: int = 0
     """Bytes in the remote store at their most."""
     memory: CardMemory | None = None
-    """From tensors to a card (``estimate/generation/process.py``); None where it was not worked out."""
+    """Memory from tensors to a card (``estimate/generation/process.py``); None where it was not worked out."""
 
     def decode_step_ms(self, num_tokens: int) -> float:
         """Time for the token that sees so many, itself included; the nearest priced one beyond the pass's own."""

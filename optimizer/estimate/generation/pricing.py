@@ -44,8 +44,9 @@ def estimate_generation(
     calibration: Mapping[str, Any] | None = None,
     in_detail: bool = True,
 ) -> GenerationPrediction:
-    """calibration: what finished runs taught of this machine's time (``hardware/calibration.py``). in_detail: False leaves out
-    the timeline and the moment of the peak, of which a search makes no use, and has times to within a thousandth.
+    """Price one generation plan. calibration: what finished runs taught of this machine's time
+    (``hardware/calibration.py``). in_detail: False leaves out the timeline and the moment of the peak, of which a
+    search makes no use, and has times to within a thousandth.
 
     Raises InvalidPlan where the plan contradicts itself, the workload or the profile, InvalidWorkload beyond the positions.
     """
@@ -66,7 +67,7 @@ def estimate_generation(
 
 
 def _as_it_reads(machine: Machine, profile: GenerationProfile, plan: GenerationPlan, passes: Sequence[PassShape]) -> Machine:
-    """With its rate of the disk as the plan reads it, if it does."""
+    """The machine with its rate of the disk as the plan reads it, if it does."""
     if "disk" not in (plan.weights.place, plan.kv_cache.place):
         return machine
     return reading_disk(machine, is_in_memory=is_disk_in_memory(profile, plan, machine, passes=passes))
@@ -76,8 +77,8 @@ def _as_it_reads(machine: Machine, profile: GenerationProfile, plan: GenerationP
 
 
 def _choose_passes(shapes: Sequence[PassShape]) -> list[int]:
-    """Those to price, in order: all where there are few; else every one that may have the highest peak, and a spread of others,
-    between which time is a straight line.
+    """Choose the passes to price, in order: all where there are few; else every one that may have the highest peak, and
+    a spread of others, between which time is a straight line.
     """
     last = len(shapes) - 1
     if last < _MAX_PASSES:
@@ -190,7 +191,7 @@ def by_kind(times: NDArray[np.float64]) -> dict[str, float]:
 
 
 def _sum_bytes(copied: Iterable[tuple[Mapping[Link, int], int]]) -> dict[str, int]:
-    """By link, of each so many times."""
+    """Bytes by link, of each so many times."""
     total: dict[str, int] = {}
     for each, times in copied:
         for link, num_bytes in each.items():

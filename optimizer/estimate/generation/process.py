@@ -19,6 +19,7 @@ from optimizer.estimate.card.process import CardLayout, Replayed, allocator_sett
 from optimizer.estimate.generation.one_pass import GenerationPass
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.kernels.kernel_scratch import find_kernels
+from optimizer.estimate.prediction import HostMemory
 from optimizer.hardware.cuda_facts import read_card
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import GenerationPlan
@@ -41,15 +42,8 @@ def add_generation_memory(
     """The prediction of this plan with ``memory`` filled in; for plans that are shown, not for each that a search tries."""
     peak_in = prediction.peak_moment.partition(" of block ")[0]
     replayed = _replay(profile, plan=plan, workload=workload, machine=machine, peak_in=peak_in)
-    host_pinned, host_pageable = _host_memory(prediction, profile, plan=plan, machine=machine)
-    memory = card_memory(
-        prediction,
-        replayed,
-        host_pinned=host_pinned,
-        host_pageable=host_pageable,
-        device=machine.device,
-        torch_version=profile.torch_version,
-    )
+    host = _host_memory(prediction, profile, plan=plan, machine=machine)
+    memory = card_memory(prediction, replayed, host=host, device=machine.device, torch_version=profile.torch_version)
     return replace(prediction, memory=memory)
 
 
@@ -88,7 +82,7 @@ def _replay(
 
 
 def _kinds(profile: GenerationProfile) -> list[object]:
-    """For each block what sets it apart from others."""
+    """A mark of each block that sets it apart from others."""
     regimes = [
         regime for phase in _list_phases(profile) for found in phase.regimes.values() for regime in found
     ]
@@ -149,12 +143,13 @@ def _loaded(profile: GenerationProfile, plan: GenerationPlan) -> list[int]:
 
 def _host_memory(
     prediction: GenerationPrediction, profile: GenerationProfile, *, plan: GenerationPlan, machine: Machine
-) -> tuple[ByteInterval, ByteInterval]:
-    """Pinned and pageable. What streams is pinned where it lies, in whole pages; the staging of disk reads as it is."""
+) -> HostMemory:
+    """Memory of the host: what streams is pinned where it lies, in whole pages; the staging of disk reads as it is."""
     total_bytes = prediction.host_peak_bytes
     if machine.device.kind == "cpu":
-        return exact_interval(0), exact_interval(total_bytes)
+        return HostMemory(exact_interval(0), exact_interval(total_bytes))
     held = profile.weight_bytes(plan.weights.representation)
     num_buffers = sum(len(held.tensors[kind]) for kind in profile.block_kinds) if plan.weights.place == "host" else 0
     num_buffers += profile.num_blocks + 1 if plan.kv_cache.place == "host" else 0
-    return ByteInterval(low=total_bytes, value=total_bytes, high=total_bytes + num_buffers * PAGE_BYTES), exact_interval(0)
+    pinned = ByteInterval(low=total_bytes, value=total_bytes, high=total_bytes + num_buffers * PAGE_BYTES)
+    return HostMemory(pinned, exact_interval(0))

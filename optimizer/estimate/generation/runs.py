@@ -20,7 +20,9 @@ def price_run(
     draws: bool,
     machine: Machine,
 ) -> TimedRun:
-    """By the machine's own rates, whatever else it has learnt. draws: whether some sequence drew its tokens."""
+    """Price a finished run by the machine's own rates, whatever else it has learnt. draws: whether some sequence drew
+    its tokens.
+    """
     workload = GenerationWorkload(draws=draws)
     kinds_ms: dict[str, float] = {}
     like: GenerationPass | None = None

@@ -13,11 +13,11 @@ _BYTES_PER_TOKEN = 16
 _MOVED_BYTES_PER_TOKEN = 100
 """Read and written for one sequence: a copy, a division, a sort by passes over keys and places, a softmax, a running sum."""
 _NUM_OPS = 16
-"""For one sequence."""
+"""Ops for one sequence."""
 
 
 def draw_bytes(vocab_size: int) -> int:
-    """Beside the logits, whatever the batch: one sequence draws after the other."""
+    """Bytes of drawing beside the logits, whatever the batch: one sequence draws after the other."""
     return _BYTES_PER_TOKEN * vocab_size
 
 

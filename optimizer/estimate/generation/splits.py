@@ -31,17 +31,16 @@ class Splits:
 
     shapes: tuple[MicroBatchShape, ...]
     counts: Floats
-    """[number of micro-batches, size, shape]: those of all passes. Where sequences ask for different numbers of tokens, how many
-    share a pass may decide who shares a micro-batch (``arrange_passes``).
-    """
+    """Numbers of micro-batches of all passes, as [number of micro-batches, size, shape]. Where sequences ask for
+    different numbers of tokens, how many share a pass may decide who shares a micro-batch (``arrange_passes``)."""
     first: Floats
-    """The same of the first pass, which keeps most."""
+    """Numbers of micro-batches of the first pass, which keeps most, likewise."""
     leader: NDArray[np.int64]
-    """[number of micro-batches, size]: the shape of the first micro-batch."""
+    """The shape of the first micro-batch, as [number of micro-batches, size]."""
     num_passes: Floats
-    """The same."""
+    """Numbers of passes, likewise."""
     num_steps: Floats
-    """The same: in all passes, prefills among them."""
+    """Numbers of steps, likewise: in all passes, prefills among them."""
     sizes: tuple[int, ...]
     num_sequences: int
     is_even: bool
@@ -90,22 +89,24 @@ class Splits:
         return found
 
     def of_first(self, of_shape: NDArray[np.int64] | Floats) -> Floats:
-        """[number of micro-batches, size]: of the first micro-batch."""
+        """Values of the first micro-batch, as [number of micro-batches, size]."""
         return np.asarray(of_shape, dtype=np.float64)[self.leader]
 
     @cached_property
     def new_ids(self) -> Floats:
-        """By shape, of new tokens."""
+        """Bytes of new tokens' ids, by shape."""
         return np.array([ID_BYTES * shape.batch_size * shape.num_steps for shape in self.shapes], dtype=np.float64)
 
     @cached_property
     def ids(self) -> Floats:
-        """With those of prompts."""
+        """Bytes of ids, with those of prompts."""
         prompts = [ID_BYTES * shape.batch_size * shape.prompt_length for shape in self.shapes]
         return self.new_ids + np.array(prompts, dtype=np.float64)
 
     def saved_between(self, of_shape: Floats) -> Floats:
-        """[size]: how much less than that batch one between it and the next could take, of what a micro-batch takes."""
+        """Amount by which a batch between one size and the next could take less than that of the first, of what a
+        micro-batch takes; by size.
+        """
         saved = np.zeros(len(self.sizes))
         if not self.is_even:
             return saved

@@ -25,7 +25,9 @@ class CpuKernels:
         self._processor = processor
 
     def hold(self, op: Op, shape: Shape, *, compute_dtype: str, torch_version: str = MEASURED_TORCH) -> Held:
-        """torch_version: whose kernels run; another than the measured one makes a bound of the number."""
+        """Memory that one op holds. torch_version: whose kernels run; another than the measured one makes a bound of
+        the number.
+        """
         num_bytes = scratch_of(op, shape, is_half=compute_dtype != "fp32", processor=self._processor)
         above = unmeasured_bytes(num_bytes, torch_version=torch_version)
         low = 0 if above else num_bytes

@@ -21,7 +21,7 @@ _WIDEST_FLASH = 256
 _NARROW_FLASH = ((8, 6), (8, 9), (12, 0))
 """Cards whose flash kernel trains no heads 193 to 224 wide."""
 _ROWS_OF_FLASH, _WIDTHS_OF_FLASH = 128, 32
-"""To which its backward's sums are rounded up."""
+"""Rows, and widths, to whose multiples flash's backward's sums are rounded up."""
 _FILLED = 0.8
 _MOST_SPLITS = 128
 _EFFICIENT_TAKES_GROUPS_SINCE = (2, 14)
@@ -46,7 +46,8 @@ _AMPERE_FP32_TILES: tuple[tuple[int, tuple[_Tile, ...]], ...] = (
     (64, ((64, 64, 64),)),
     (_ANY_WIDTH, ((128, 64, _ANY_WIDTH), (64, 64, _ANY_WIDTH))),
 )
-"""By the width of a head up to which they are taken: all that may be, since no source says which a card's shared memory holds."""
+"""Tiles by the width of a head up to which they are taken: all that may be, since no source says which a card's shared
+memory holds."""
 
 
 class Attention(NamedTuple):

@@ -62,7 +62,7 @@ def hold_index_add(call: OpCall, *, num_tokens: int) -> Held:
 
 
 def hold_scatter_add(call: OpCall) -> Held:
-    """Through a sorted sum, with indices of every axis in either form of the sources."""
+    """Memory of a scatter through a sorted sum, with indices of every axis in either form of the sources."""
     size = _ELEMENT_BYTES.get(call.dtype, _FP32_BYTES)
     count = max(0, call.read_bytes - call.written_bytes) // (_ID_BYTES + size)
     least, most = 48 * count, (64 + _ID_BYTES * _MOST_AXES) * count + _SORT_GUARD_BYTES * (count > 0)
@@ -78,7 +78,7 @@ def hold_sort(call: OpCall) -> Held:
 
 
 def _sorted(least: int, likely: int, most: int) -> ByteInterval:
-    """By how many indices."""
+    """Bytes of sorted indices, by how many there are."""
     each_bytes = _ID_BYTES + _SORTED_BYTES + 2 * _ID_BYTES
     forming_bytes = 2 * _ID_BYTES
     most_bytes = (each_bytes + forming_bytes) * most + _SORT_GUARD_BYTES + most // 8 if most else 0

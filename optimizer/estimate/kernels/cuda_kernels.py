@@ -46,12 +46,14 @@ class CudaKernels:
         self._card = card
 
     def hold(self, op: Op, shape: Shape, *, compute_dtype: str) -> Held:
-        """compute_dtype: a profile has fp16 as bf16, so that the plan decides."""
+        """Memory that one op holds. compute_dtype: a profile has fp16 as bf16, so that the plan decides."""
         call = call_of(op, shape, compute_dtype=compute_dtype)
         return self.hold_call(call, num_tokens=shape[0] * shape[1], is_kept=False)
 
     def hold_call(self, call: OpCall, *, num_tokens: int, is_kept: bool) -> Held:
-        """num_tokens: of a micro-batch, the most indices that embeddings have. is_kept: what forward saves stays."""
+        """Memory that one call holds. num_tokens: of a micro-batch, the most indices that embeddings have. is_kept:
+        what forward saves stays.
+        """
         base = base_name(call.name)
         if base.startswith(_ATTENTION):
             return hold_attention(call, self._card, is_kept=is_kept)

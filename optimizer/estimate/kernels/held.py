@@ -5,7 +5,8 @@ from typing import Literal, NamedTuple
 from optimizer.base.intervals import ByteInterval, exact_interval
 
 Certainty = Literal["exact", "bound", "unknown"]
-"""exact: a formula that a source states. bound: an interval with its reason. unknown: no source gives a number."""
+"""Degree to which a number is known. exact: a formula that a source states. bound: an interval with its reason.
+unknown: no source gives a number."""
 
 
 class OpCall(NamedTuple):
@@ -26,9 +27,9 @@ class Held(NamedTuple):
     """Bytes on the device that no tensor of the trace accounts for."""
 
     scratch: ByteInterval
-    """Between the op's start and its end."""
+    """Bytes held between the op's start and its end."""
     kept: ByteInterval
-    """From the op until its backward; of a backward op nothing."""
+    """Bytes held from the op until its backward; of a backward op nothing."""
     certainty: Certainty = "exact"
     source: str = ""
 
@@ -38,7 +39,7 @@ NOTHING = Held(NO_BYTES, NO_BYTES)
 
 
 def interval_of(*candidates: int, likely: int) -> ByteInterval:
-    """From the least to the most of some candidates, the likely one among them."""
+    """The interval from the least to the most of some candidates, the likely one among them."""
     return ByteInterval(low=min(*candidates, likely), value=likely, high=max(*candidates, likely))
 
 

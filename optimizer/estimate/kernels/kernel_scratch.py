@@ -20,10 +20,10 @@ class KernelScratch(Protocol):
 
     @property
     def random_state_bytes(self) -> int:
-        """Kept on the device by a block that will run forward again."""
+        """Bytes of random state kept on the device by a block that will run forward again."""
 
     def hold(self, op: Op, shape: Shape, *, compute_dtype: str) -> Held:
-        """compute_dtype: ``fp32``, ``bf16`` or ``fp16``, which a profile has as ``bf16``."""
+        """Memory that one op holds. compute_dtype: ``fp32``, ``bf16`` or ``fp16``, which a profile has as ``bf16``."""
 
 
 @overload

@@ -28,7 +28,7 @@ class Experts(NamedTuple):
 
     num_experts: int
     num_chosen: int
-    """By each token."""
+    """Experts chosen by each token."""
 
     def expected_share(self, num_tokens: int) -> float:
         """Share of the experts that any of so many tokens chooses, on average."""
@@ -36,7 +36,8 @@ class Experts(NamedTuple):
 
 
 def find_experts(ops: Sequence[Op], *, element_bytes: int) -> Experts | None:
-    """From the first grouped product in numbers of that many bytes whose rows grow with the shape; None where there is none.
+    """Find the experts from the first grouped product in numbers of that many bytes whose rows grow with the shape;
+    None where there is none.
 
     A profile lists the ops of every dtype it was traced in: with another width the sizes do not come out even.
     """
@@ -62,7 +63,7 @@ def _read_experts(op: Op, element_bytes: int) -> Experts | None:
 
 
 def unread_bytes(ops: Sequence[Op], shape: Shape, *, element_bytes: int) -> NDArray[np.float64]:
-    """For each op, how much less than all experts' weights it is expected to read."""
+    """Bytes by which each op is expected to read less than all experts' weights."""
     unread = np.zeros(len(ops))
     experts = find_experts(ops, element_bytes=element_bytes)
     if experts is None:

@@ -57,8 +57,8 @@ class OpTimes:
 
     @property
     def probed_dispatch_s(self) -> tuple[float, float]:
-        """The same, whatever finished runs say. Of the CPU device between the kernels of a real model
-        (``hardware/thread_wakeup.py``).
+        """Seconds of dispatch as probed, whatever finished runs say. Of the CPU device between the kernels of a real
+        model (``hardware/thread_wakeup.py``).
         """
         rates = self._rates
         slower = BESIDE_KERNELS if rates.cache_bytes is not None and self.counts_views else 1.0
@@ -101,7 +101,7 @@ class OpTimes:
         return seconds * self.factors[self.charged_to(kind, dtype)]
 
     def charged_to(self, kind: ComputeKind, dtype: str = "") -> ComputeKind:
-        """Under which kind the time of an op is shown and corrected. dtype: its own, where it is known."""
+        """The kind under which the time of an op is shown and corrected. dtype: its own, where it is known."""
         is_product = kind == "matmul" or kind == "attention"
         return "half_precision" if is_product and (dtype or self._dtype) in _HALVES else kind
 

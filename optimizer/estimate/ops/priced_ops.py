@@ -61,7 +61,7 @@ _listed: dict[int, ListedTerms] = {}
 
 
 def list_terms(profile: HasOps) -> ListedTerms:
-    """Made once for each profile, and kept while it lives."""
+    """A profile's terms, made once for each profile and kept while it lives."""
     if id(profile) not in _listed:
         alike: dict[Sort, list[int]] = {}
         for index, op in enumerate(profile.ops):
@@ -83,7 +83,7 @@ class OpSizes:
     """All ops of a profile at one shape, as arrays."""
 
     def __init__(self, profile: HasOps, shape: Shape, *, element_bytes: int) -> None:
-        """element_bytes: of what is computed in."""
+        """Evaluate the ops' sizes. element_bytes: of what is computed in."""
         values = np.array(monomials(shape), dtype=np.float64)
         terms = list_terms(profile)
         self._flops = terms.flops @ values

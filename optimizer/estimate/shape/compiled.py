@@ -77,12 +77,12 @@ class PartRequest(NamedTuple):
     """A part of a step, and all that decides what comes and goes in it."""
 
     name: PartName
-    releases: tuple[tuple[int, int], ...]
+    releases: tuple[tuple[int, int], ...] = ()
     """Shared storages that go during the part, as (index, after which op)."""
-    trip: Trip | None
-    dropped: Dropped | None
-    """None keeps gradients."""
-    arrivals: tuple[Arrival, ...]
+    trip: Trip | None = None
+    dropped: Dropped | None = None
+    """Fate of gradients; None keeps them."""
+    arrivals: tuple[Arrival, ...] = ()
 
 
 class PartKernels(NamedTuple):
@@ -129,33 +129,18 @@ class CompiledShape:
         shared = self.regime.shared[index]
         return evaluate(shared.num_bytes, self.shape), shared.category
 
-    def part_bytes(
-        self,
-        name: PartName,
-        *,
-        releases: tuple[tuple[int, int], ...] = (),
-        trip: Trip | None = None,
-        dropped: Dropped | None = None,
-        arrivals: tuple[Arrival, ...] = (),
-    ) -> PartBytes:
-        """Bytes of a part, under all that ``PartRequest`` names."""
-        request = PartRequest(self._alias(name), releases, trip, dropped, arrivals)
+    def part_bytes(self, request: PartRequest) -> PartBytes:
+        """Bytes of a part, the same for parts that are alike."""
+        name = self._alias(request.name)
+        if name != request.name:
+            request = request._replace(name=name)
         return self._bytes.obtain(
             request, lambda: sum_changes([placed.change for placed in self._place_changes(request)])
         )
 
-    def part_moves(
-        self,
-        name: PartName,
-        *,
-        releases: tuple[tuple[int, int], ...] = (),
-        trip: Trip | None = None,
-        dropped: Dropped | None = None,
-        arrivals: tuple[Arrival, ...] = (),
-    ) -> tuple[Move, ...]:
-        """The changes that ``part_bytes`` sums up, one by one; the same object for the same arguments."""
-        request = PartRequest(name, releases, trip, dropped, arrivals)
-        ops = self._part(name).ops
+    def part_moves(self, request: PartRequest) -> tuple[Move, ...]:
+        """The changes that ``part_bytes`` sums up, one by one; the same object for equal requests."""
+        ops = self._part(request.name).ops
 
         def make() -> tuple[Move, ...]:
             moves = [
@@ -180,23 +165,13 @@ class CompiledShape:
         call = self._calls.obtain(op, lambda: call_of(listed, self.shape, compute_dtype=self.compute_dtype))
         return listed.name, storage, call
 
-    def part_rise(
-        self,
-        name: PartName,
-        processor: Processor,
-        *,
-        releases: tuple[tuple[int, int], ...] = (),
-        trip: Trip | None = None,
-        dropped: Dropped | None = None,
-        arrivals: tuple[Arrival, ...] = (),
-    ) -> int:
+    def part_rise(self, request: PartRequest, processor: Processor) -> int:
         """Highest point of what ``part_bytes`` sums up above its start, with what the CPU's kernels hold; 0 if they hold
         nothing.
         """
-        request = PartRequest(name, releases, trip, dropped, arrivals)
 
         def make() -> int:
-            scratch = self._scratch_in(self._part(name), processor)
+            scratch = self._scratch_in(self._part(request.name), processor)
             if not scratch:
                 return 0
             return rise_with_scratch([(placed.change, placed.op) for placed in self._place_changes(request)], scratch)
@@ -214,12 +189,12 @@ class CompiledShape:
         return self._indexed_rises.obtain((index, processor), make)
 
     def _scratch_in(self, part: Part, processor: Processor) -> dict[int, int]:
-        """By the op's number in the part; ops that hold nothing left out."""
+        """Bytes of scratch by the op's number in the part; ops that hold nothing left out."""
         scratch = self._scratch.obtain(processor, lambda: self._list_scratch(processor))
         return {at: scratch[op] for at, op in enumerate(part.ops) if op in scratch}
 
     def _list_scratch(self, processor: Processor) -> dict[int, int]:
-        """By the op's number in the profile."""
+        """Bytes of scratch by the op's number in the profile."""
         kernels = find_kernels(processor)
         found = (kernels.hold(op, self.shape, compute_dtype=self.compute_dtype).scratch.value for op in self._op_list)
         return {index: num_bytes for index, num_bytes in enumerate(found) if num_bytes}
@@ -254,7 +229,7 @@ class CompiledShape:
         )
 
     def count_shared_gradients(self, changes: Iterable[Change]) -> int:
-        """changes: of a part."""
+        """Count the gradients that threads copy together. changes: of a part."""
         size = DTYPE_BYTES[self._element_dtype]
         return count_multithreaded(
             num_bytes // size for tier, slot, num_bytes in changes if tier == "device" and slot == _GRADIENTS
@@ -282,7 +257,7 @@ class CompiledShape:
         return self._aliases[name]
 
     def _parts_behind(self, name: "tuple[BlockChoice, int, str]") -> tuple[object, ...]:
-        """All that bytes and time of a block's part are worked out from."""
+        """Identify all that bytes and time of a block's part are worked out from."""
         choice, template, which = name
         made = self._copies(self._part((choice, template, "forward"))) if choice in OFFLOADING else ()
         kept = self._part(("keep", template, which)) if choice in REBUILDING else None

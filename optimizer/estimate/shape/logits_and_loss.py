@@ -35,7 +35,7 @@ _WIDE_BYTES = 4
 _LABEL_BYTES = _COUNT_BYTES = 8
 _BF16_BYTES = 2
 _SMALL_OPS_PER_CHUNK = 20
-"""On one number per token each, and views: they cost their dispatch."""
+"""Ops on one number per token each, and views: they cost their dispatch."""
 _SMALL_OPS_BACKWARD = 6
 
 
@@ -47,7 +47,7 @@ class Head:
     width: int
     vocabulary: int
     product_bytes: int
-    """Per element of the product's dtype; less than ``hidden_element_bytes`` under autocast."""
+    """Bytes per element of the product's dtype; less than ``hidden_element_bytes`` under autocast."""
     hidden_element_bytes: int
     weight_element_bytes: int
     has_cap: bool
@@ -68,12 +68,12 @@ class Head:
 
     @property
     def wide_bytes(self) -> int:
-        """Per element of sums."""
+        """Bytes per element of sums."""
         return max(_WIDE_BYTES, self.product_bytes)
 
     @property
     def logit_bytes(self) -> int:
-        """Per element of what the softmax works on."""
+        """Bytes per element of what the softmax works on."""
         return self.wide_bytes if self.is_autocast else self.product_bytes
 
     @property
@@ -89,14 +89,14 @@ class Product(NamedTuple):
     """One of a chunk's, at the moment when it is made."""
 
     level_bytes: int
-    """Above the part's start."""
+    """Bytes above the part's start."""
     sides: tuple[int, int, int]
     form: str
     dtype: str
     is_added: bool
 
     def allocated_bytes(self, processor: Processor) -> int:
-        """Above the part's start, with what is held while it is made."""
+        """Bytes above the part's start, with what is held while it is made."""
         sides = (1, *self.sides)
         kernels = CpuKernels(processor)
         return self.level_bytes + kernels.hold_product(sides, self.form, dtype=self.dtype, is_added=self.is_added)
@@ -107,7 +107,7 @@ class ChunkedHead:
     """Prices of the three parts that replace the traced ones of the same names."""
 
     changes: dict[str, tuple[ByteChange, ...]]
-    """By HEAD_PARTS; in order, all on the device."""
+    """Changes of each of HEAD_PARTS; in order, all on the device."""
     products: tuple["Product", ...]
     """Products of the forward, which makes every product."""
     bytes: dict[str, PartBytes]
@@ -156,7 +156,7 @@ def chunk_length(num_tokens: int, num_chunks: int) -> int:
 
 
 def read_head(profile: Profile, compiled: CompiledShape, *, weight_element_bytes: int) -> Head:
-    """From the traced parts, at the shape of ``compiled``."""
+    """Read the head from the traced parts, at the shape of ``compiled``."""
     regime, shape = compiled.regime, compiled.shape
     num_tokens = shape[0] * shape[1]
     forward, first = (profile.parts[regime.parts[name]] for name in ("head", "head_backward_first"))
@@ -216,7 +216,7 @@ class _Ledger:
                 self.changes.append(("logits_and_loss", num_bytes))
 
     def free(self, *names: str) -> None:
-        """Those that were never taken are passed over."""
+        """Let go of buffers; those that were never taken are passed over."""
         for name in names:
             num_bytes = self._live.pop(name, 0)
             if num_bytes:
@@ -349,7 +349,7 @@ def _run_chunk(ledger: _Ledger, head: Head, length: int, *, makes_gradients: boo
 
 
 def list_backward(head: Head, *, adds: bool) -> list[ByteChange]:
-    """adds: the weight has a gradient already."""
+    """List the changes of the head's backward. adds: the weight has a gradient already."""
     wide, size = head.wide_bytes, head.weight_element_bytes
     weight_bytes = head.weight_elements * size * head.trains_weight
     bias_bytes = head.vocabulary * size * head.trains_bias
@@ -408,7 +408,9 @@ class _Clock:
         self._seconds["dispatch"] += num_ops * self._times.dispatch_s[0]
 
     def total(self, *, runs_ahead: bool) -> PartTime:
-        """runs_ahead: the device computes while Python runs ahead, as of the traced parts (``compiled.py``)."""
+        """The time of the part. runs_ahead: the device computes while Python runs ahead, as of the traced parts
+        (``compiled.py``).
+        """
         if runs_ahead and self._times.counts_views:
             kernels_s = sum(seconds for kind, seconds in self._seconds.items() if kind != "dispatch")
             self._seconds["dispatch"] = max(0.0, self._seconds["dispatch"] - kernels_s)

@@ -18,10 +18,10 @@ class SharedPlaces:
     """Places where storages that blocks share go under one plan."""
 
     forward: dict[int, tuple[Release, ...]] = field(default_factory=dict)
-    """By block, in its part of the forward pass."""
+    """Releases by block, in its part of the forward pass."""
     backward: dict[int, tuple[Release, ...]] = field(default_factory=dict)
     freed: list[Move] = field(default_factory=list)
-    """Those that go between the blocks and the head."""
+    """Storages that go between the blocks and the head."""
 
 
 class SharedStorages:
@@ -33,7 +33,7 @@ class SharedStorages:
         self._holds: dict[BlockChoice, list[dict[int, int]]] = {}
 
     def place(self, choices: Sequence[BlockChoice]) -> SharedPlaces:
-        """In the backward of the first block that holds it, or in the forward pass."""
+        """Place each release in the backward of the first block that holds it, or in the forward pass."""
         regime = self._compiled.regime
         waiting = set(range(len(regime.shared)))
         places = SharedPlaces()
@@ -57,7 +57,7 @@ class SharedStorages:
         return places
 
     def _holds_of(self, choice: BlockChoice) -> list[dict[int, int]]:
-        """By template: of each shared storage that such a block holds, until which op of its backward."""
+        """The op of its backward until which a block holds each shared storage that it holds; by template."""
         held = self._holds.get(choice)
         if held is None:
             templates = self._compiled.regime.templates_of(choice)

@@ -11,6 +11,7 @@ from typing import Final
 from optimizer.base.categories import CATEGORIES, Lane, Tier
 from optimizer.estimate.categories.activations import trip_of
 from optimizer.estimate.memo import Table
+from optimizer.estimate.shape.compiled import PartRequest
 from optimizer.estimate.shape.shared import Release
 from optimizer.estimate.step.part_prices import PartPrices, with_gradients
 from optimizer.estimate.step.update import update_key
@@ -43,7 +44,7 @@ class BlockTasks:
         return _BLOCK_TASKS.obtain(prices.compiled, (prices, compress), lambda: cls(prices, compress=compress))
 
     def list_forward(self, choices: Sequence[BlockChoice], released: dict[int, tuple[Release, ...]]) -> list[Task]:
-        """released: by block, storages shared by blocks that go in it."""
+        """List the tasks of forward. released: by block, storages shared by blocks that go in it."""
         tasks: list[Task] = []
         known = self._known(FORWARD, is_first=True)
         for block, choice in enumerate(choices):
@@ -57,7 +58,9 @@ class BlockTasks:
     def list_backward(
         self, choices: Sequence[BlockChoice], released: dict[int, tuple[Release, ...]], which: str, *, is_first: bool
     ) -> list[Task]:
-        """In the order of the blocks, though the last comes first. Each offloaded block begins what the one before it saved."""
+        """List the tasks of backward in the order of the blocks, though the last comes first. Each offloaded block
+        begins what the one before it saved.
+        """
         tasks: list[Task] = []
         known = self._known(which, is_first=is_first)
         ahead, ahead_choice = -1, choices[0]
@@ -99,7 +102,7 @@ class BlockTasks:
         is_first: bool,
         ahead: tuple[int, BlockChoice] | None = None,
     ) -> Task:
-        """ahead: the offloaded block before this one, which comes back next."""
+        """Make the task of a block. ahead: the offloaded block before this one, which comes back next."""
         template = self._templates[block]
         key = (which, template, choice, releases, is_first)
         alike = self._alike.get(key)
@@ -116,7 +119,7 @@ class BlockTasks:
     def _make_alike(
         self, which: str, template: int, choice: BlockChoice, *, releases: tuple[Release, ...], is_first: bool
     ) -> Task:
-        """Without what differs from block to block."""
+        """Make a task without what differs from block to block."""
         prices, compiled = self._prices, self._prices.compiled
         trip = trip_of(choice, self._compress)
         part: PartName = (choice, template, which)
@@ -127,20 +130,21 @@ class BlockTasks:
             leaves.append(_legs(time, "copy_out", _STORES[trip.place]))
         gradient_bytes = num_shared = 0
         if is_backward and prices.leaves_gradients:
-            gradient_bytes = int(compiled.part_bytes(part, releases=releases, trip=trip).net[_GRADIENTS])
+            gradient_bytes = int(compiled.part_bytes(PartRequest(part, releases, trip)).net[_GRADIENTS])
             num_shared = compiled.num_shared_gradients(part)
         gradients = prices.gradients_legs(gradient_bytes, num_shared=num_shared, is_first=is_first)
         leaves.append(gradients)
+        request = PartRequest(part, releases, trip, prices.dropped)
         return Task(
             phase="backward" if is_backward else "forward",
             block=-1,
             name="",
-            bytes=compiled.part_bytes(part, releases=releases, trip=trip, dropped=prices.dropped),
+            bytes=compiled.part_bytes(request),
             time=add_legs(time, gradients),
             copied=with_gradients(compiled.part_copies(part, trip=trip), gradient_bytes),
             leaves=tuple(legs for legs in leaves if legs),
-            moves=partial(compiled.part_moves, part, releases=releases, trip=trip, dropped=prices.dropped),
-            allocated_rise=partial(compiled.part_rise, part, releases=releases, trip=trip, dropped=prices.dropped),
+            moves=partial(compiled.part_moves, request),
+            allocated_rise=partial(compiled.part_rise, request),
             num_random_states=(-1 if is_backward else 1) if choice in REBUILDING else 0,
         )
 

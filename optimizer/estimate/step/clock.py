@@ -29,7 +29,7 @@ class Timing:
 
 
 def time_step(schedule: Schedule, *, device_kind: str) -> Timing:
-    """device_kind: which lanes run beside compute."""
+    """Time a schedule. device_kind: which lanes run beside compute."""
     clock = _Clock(device_kind)
     timing = _run_step(schedule, clock)
     if clock.has_work_left:
@@ -166,7 +166,7 @@ class _Clock:
             self._wait(done_ms, lane)
 
     def _work(self, legs: Legs) -> None:
-        """On compute's own thread."""
+        """Spend time on compute's own thread."""
         for lane, lane_ms in legs:
             self._expose(lane, lane_ms)
             self.now_ms += lane_ms

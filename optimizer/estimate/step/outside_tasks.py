@@ -6,6 +6,7 @@ from typing import Final
 
 from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.memo import Table
+from optimizer.estimate.shape.compiled import PartRequest
 from optimizer.estimate.shape.logits_and_loss import ChunkedHead, Product, estimate_chunked_head
 from optimizer.estimate.step.part_prices import PartPrices, with_gradients
 from optimizer.estimate.step.update import update_key
@@ -31,7 +32,7 @@ _PLACES: Final[Mapping[str, tuple[str, str, int | None]]] = {
 }
 """Phase, name, and below 0 where it waits for the update of what is before the blocks, 0 of what is behind them."""
 _HEADS: Final[Table[tuple[int, str], ChunkedHead | None]] = Table()
-"""By the number of chunks, and rates."""
+"""Chunked heads by the number of chunks, and rates."""
 _OUTSIDE_TASKS: Final[Table[tuple[PartPrices, int], "OutsideTasks"]] = Table()
 
 
@@ -52,7 +53,9 @@ class OutsideTasks:
 
     @classmethod
     def find(cls, profile: Profile, prices: PartPrices, *, plan: Plan) -> "OutsideTasks":
-        """plan: of which only the number of chunks is looked at; its shape and dtypes are those of the prices."""
+        """The tasks outside the blocks. plan: of which only the number of chunks is looked at; its shape and dtypes are
+        those of the prices.
+        """
         key = (prices, plan.logits_and_loss.num_chunks)
         return _OUTSIDE_TASKS.obtain(prices.compiled, key, lambda: cls(profile, prices, plan=plan))
 
@@ -88,11 +91,12 @@ class OutsideTasks:
             allocated_rise = partial(_highest_product, head.products) if part == "head" else None
         else:
             time = prices.time(part)
-            part_bytes = compiled.part_bytes(part, dropped=dropped)
-            kept_net = compiled.part_bytes(part).net
+            request = PartRequest(part, dropped=dropped)
+            part_bytes = compiled.part_bytes(request)
+            kept_net = compiled.part_bytes(PartRequest(part)).net
             num_shared = compiled.num_shared_gradients(part)
-            moves = partial(compiled.part_moves, part, dropped=dropped)
-            allocated_rise = partial(compiled.part_rise, part, dropped=dropped)
+            moves = partial(compiled.part_moves, request)
+            allocated_rise = partial(compiled.part_rise, request)
         gradient_bytes = int(kept_net[_GRADIENTS]) if prices.leaves_gradients and phase == "backward" else 0
         leaving = prices.gradients_legs(gradient_bytes, num_shared=num_shared, is_first=is_first)
         return Task(

@@ -34,8 +34,9 @@ class PartPrices:
     def find(
         cls, compiled: CompiledShape, *, plan: Plan, machine: Machine, moments: Moments, is_first: bool = False
     ) -> "PartPrices":
-        """plan: of which only what becomes of gradients is looked at. is_first: whether updates inside backward make the moments,
-        as in a first step that consumes gradients. The same object for all that differ in nothing else.
+        """Find the prices of a plan's parts. plan: of which only what becomes of gradients is looked at. is_first:
+        whether updates inside backward make the moments, as in a first step that consumes gradients. The same object
+        for all that differ in nothing else.
         """
         dropped = find_dropped(plan, moments, is_first=is_first, device_kind=machine.device.kind)
         leaves = plan.gradients.choice == "host"

@@ -22,13 +22,13 @@ class TaskRun:
     """
 
     def __init__(self, tasks: Sequence[Task], *, parts: "tuple[TaskRun, TaskRun] | None" = None) -> None:
-        """parts: two runs whose tasks these are, from which the rest is put together."""
+        """Make a run. parts: two runs whose tasks these are, from which the rest is put together."""
         self.tasks = tuple(tasks)
         self._parts = parts
         self._steps: dict[str, Steps] = {}
 
     def __add__(self, after: "TaskRun") -> "TaskRun":
-        """This one and then the other."""
+        """Put this run and then the other together."""
         return TaskRun(self.tasks + after.tasks, parts=(self, after))
 
     @cached_property
@@ -92,7 +92,7 @@ class Steps(NamedTuple):
     """Clock steps of a run's tasks, in order."""
 
     compute_ms: tuple[float, ...]
-    """On the compute lane, after the event."""
+    """Milliseconds on the compute lane, after the event."""
     events: tuple[Event | None, ...]
     acts: bool
     """True where any event does more than wait."""
@@ -153,5 +153,5 @@ class Schedule:
 
     @cached_property
     def carried_bytes(self) -> int:
-        """Over all categories."""
+        """Bytes over all categories."""
         return int(self.carried.sum())

@@ -67,8 +67,8 @@ class StepLayout:
         state: StateCosts,
         is_first: bool = False,
     ) -> None:
-        """plan: of which the blocks' choices are not looked at. is_first: whether updates inside backward make the
-        moments, as in a first step that consumes gradients.
+        """Prepare a plan's step. plan: of which the blocks' choices are not looked at. is_first: whether updates inside
+        backward make the moments, as in a first step that consumes gradients.
         """
         self._compiled = compiled
         self._plan = plan
@@ -106,7 +106,7 @@ class StepLayout:
         return move_task("forward", "inputs", single("temporaries", self.input_bytes))
 
     def schedule(self, choices: Sequence[BlockChoice]) -> Schedule:
-        """choices: of the blocks, first to last. Raises NotProfiled."""
+        """The tasks of a step in order. choices: of the blocks, first to last. Raises NotProfiled."""
         places = self._shared.place(choices)
         forward = TaskRun(self._list_forward(choices, places))
         first = self._micro_batch(forward, choices, places, is_first=True)
@@ -172,7 +172,7 @@ class StepLayout:
         return tasks
 
     def weights_tasks(self, phase: str) -> list[Task]:
-        """In the order in which their blocks come; none where weights stay."""
+        """The weights' tasks in the order in which their blocks come; none where weights stay."""
         if phase in self._weights or not self.streamed:
             return self._weights.get(phase, [])
         is_forward = phase == "forward"

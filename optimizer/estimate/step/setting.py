@@ -5,6 +5,7 @@ blocks' tasks in order and running them is done for each plan.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 from optimizer.estimate.categories.activations import estimate_packing_bytes, estimate_staging_bytes
@@ -104,23 +105,13 @@ def _make_setting(
     device = single("weights", estimate_weight_bytes(profile, plan.weights) - streamed_bytes)
     device += single("optimizer_state", state.device_bytes)
     device += single("gradients", gradients.device)
-    first_layout: StepLayout | None = None
-    if plan.gradients.choice == "consume":
-        first_layout = StepLayout(
-            profile,
-            compiled,
-            plan=plan,
-            workload=workload,
-            machine=machine,
-            tensors=tensors,
-            state=state,
-            is_first=True,
-        )
+    lay_out_step = partial(
+        StepLayout, profile, compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state
+    )
+    first = lay_out_step(is_first=True).schedule if plan.gradients.choice == "consume" else None
     home_bytes = {"device": 0, "host": 0, "disk": 0, plan.weights.place: streamed_bytes}
     return PreparedStep(
-        layout=StepLayout(
-            profile, compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state
-        ),
+        layout=lay_out_step(),
         stages=Stages(
             profile,
             compiled,
@@ -129,7 +120,7 @@ def _make_setting(
             machine=machine,
             tensors=tensors,
             state=state,
-            schedule_first=None if first_layout is None else first_layout.schedule,
+            schedule_first=first,
         ),
         tensors=tensors,
         device_kind=machine.device.kind,

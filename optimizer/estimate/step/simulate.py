@@ -26,14 +26,14 @@ class Resident:
     """Bytes that are there before the step and after it."""
 
     device: Bytes
-    """By category: weights, optimizer state."""
+    """Device bytes by category: weights, optimizer state."""
     host: int = 0
     disk: int = 0
     remote: int = 0
 
     @cached_property
     def device_bytes(self) -> int:
-        """Over all categories."""
+        """Device bytes over all categories."""
         return int(self.device.sum())
 
 
@@ -44,7 +44,7 @@ class Row:
     tasks: tuple[Task, ...]
     starts_ms: tuple[float, ...]
     levels: Bytes
-    """[task, category]: device bytes at each task's highest point."""
+    """Device bytes at each task's highest point, as [task, category]."""
 
 
 class Simulation:
@@ -135,7 +135,7 @@ _NUM_KINDS = len(COMPUTE_KINDS)
 
 
 def _sum_rows(rows: Sequence[tuple[float, ...]]) -> NDArray[np.float64]:
-    """Sum of times that many tasks share: each once, times how many there are."""
+    """The sum of times that many tasks share: each once, times how many there are."""
     count = Counter(map(id, rows))
     if 2 * len(count) > len(rows):
         total: NDArray[np.float64] = np.array(rows).sum(axis=0)
@@ -152,7 +152,9 @@ def simulate(
     device_kind: str,
     fresh_bytes_per_s: float | None = None,
 ) -> Simulation:
-    """device_kind: which lanes run beside compute. fresh_bytes_per_s: of the CPU device's memory (``Rates``)."""
+    """Simulate a schedule. device_kind: which lanes run beside compute. fresh_bytes_per_s: of the CPU device's memory
+    (``Rates``).
+    """
     return Simulation(
         schedule,
         resident,
@@ -162,7 +164,7 @@ def simulate(
 
 
 def _counted_runs(schedule: Schedule) -> tuple[tuple[TaskRun, int], ...]:
-    """With how often each is run in a step."""
+    """The runs of a step, with how often each is run."""
     return (schedule.first, 1), (schedule.later, schedule.num_later), (schedule.update, 1)
 
 
@@ -176,11 +178,11 @@ class Highest:
     """The highest point of a step, the first of such; what is in memory then is worked out when it is asked for."""
 
     def __init__(self, schedule: Schedule, resident: Bytes, *, resident_bytes: int) -> None:
-        """resident_bytes: the same over all categories."""
+        """Find the highest moment. resident_bytes: ``resident`` over all categories."""
         self._schedule, self._resident = schedule, resident
         self._run, self._num_before = schedule.first, 0
         self.num_bytes = resident_bytes + schedule.first.sums.top
-        """Over all categories."""
+        """Bytes over all categories."""
         later = [(schedule.later, index) for index in (0, schedule.num_later - 1) if schedule.num_later]
         update = [(schedule.update, schedule.num_later)] if schedule.update.tasks else []
         for run, num_before in (*later, *update):

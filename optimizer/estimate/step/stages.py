@@ -112,9 +112,9 @@ class StagePeaks:
     num_blocks: int
     first: Highest
     steady: Simulation | None
-    """None where there is only one step."""
+    """The simulation of a steady step; None where there is only one step."""
     evaluation: "_Evaluated | None"
-    """None where the profile has traced none."""
+    """The highest moment of an evaluation; None where the profile has traced none."""
 
     @property
     def highest_bytes(self) -> int:
@@ -132,7 +132,7 @@ class StagePeaks:
         return 0 if self.evaluation is None else self.evaluation.allocated_bytes
 
     def list(self) -> tuple[StagePeak, ...]:
-        """In the order in which they come first."""
+        """Stages in the order in which they come first."""
         peaks = [_stage_peak("first_step", self.first.by_category, self.first.task.describe(self.num_blocks))]
         if self.steady is not None:
             peaks.append(_stage_peak("steady_step", self.steady.peak, self.steady.peak_task.describe(self.num_blocks)))
@@ -181,7 +181,7 @@ class _Evaluated:
     """The highest moment of an evaluation, above what is there all the while or with it."""
 
     peak: Bytes
-    """By category."""
+    """Bytes by category at the peak."""
     moment: str
     allocated_bytes: int
     """Most bytes that torch has then, on the CPU device; 0 on CUDA."""
@@ -200,7 +200,7 @@ def _evaluate(
     workload: TrainingWorkload,
     machine: Machine,
 ) -> _Evaluated:
-    """Above what is there all the while."""
+    """The highest moment of an evaluation, above what is there all the while."""
     trains_all = workload.adapter is None
     processor = None
     if machine.device.kind == "cpu":
@@ -228,8 +228,8 @@ def _find_highest(
     trains_all: bool,
     processor: Processor | None,
 ) -> _Evaluated:
-    """Above what is there all the while and the inputs. processor: the CPU device's; None on CUDA, where no kernel's scratch is
-    counted.
+    """The highest moment above what is there all the while and the inputs. processor: the CPU device's; None on CUDA,
+    where no kernel's scratch is counted.
     """
     num_blocks = profile.num_blocks
     streamed = list_streamed_bytes(profile, plan.weights, trains_all=trains_all)

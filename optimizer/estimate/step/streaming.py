@@ -71,7 +71,7 @@ def make_weights_task(
 def sum_weights_ms(
     by_block: Sequence[int], tensors: Sequence[Sequence[int]], *, plan: WeightsPlan, rates: Rates
 ) -> NDArray[np.float64]:
-    """By lane, of the weights of all blocks once. tensors: bytes of each block's, one by one."""
+    """Milliseconds by lane, of the weights of all blocks once. tensors: bytes of each block's, one by one."""
     total = np.zeros(len(LANES))
     for (num_bytes, sizes), count in Counter(zip(by_block, map(tuple, tensors), strict=True)).items():
         time = PartTime.spent(hooks=streaming_python_ms(sizes, plan, rates))

@@ -26,11 +26,11 @@ def estimate_allocated_peak(schedule: Schedule, resident: Bytes, *, processor: P
 
 
 def _top(run: TaskRun, *, processor: Processor) -> int:
-    """Above the run's start."""
+    """The highest point above the run's start."""
     level = top = num_states = 0
     state_bytes = find_kernels(processor).random_state_bytes
     rises: dict[int, int] = {}
-    """By what works it out, which blocks that are alike share."""
+    """Rises by what works them out, which blocks that are alike share."""
     for task in run.tasks:
         net, rise, _, _ = task.totals
         if task.num_random_states > 0:

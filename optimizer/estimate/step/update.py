@@ -224,7 +224,7 @@ def _waking_ms(tensors: TensorList, plan: Plan, rates: Rates, *, scales: bool) -
 
 
 def more_for_leaving_ms(num_tensors: int, rates: Rates) -> float:
-    """By how much a step can at most be cheaper, in Python, than where the state of so many tensors leaves."""
+    """Milliseconds by which a step can at most be cheaper, in Python, than where the state of so many tensors leaves."""
     more_s = max(0.0, rates.python_work_s("state") - rates.python_work_s("gradients"))
     return num_tensors * more_s * rates.time_factor("hooks") * 1000
 
@@ -240,7 +240,7 @@ def _work_on_staying(plan: Plan, workload: TrainingWorkload) -> PythonWork:
 def _list_host_updates(
     state: StateCosts, *, plan: Plan, workload: TrainingWorkload, machine: Machine
 ) -> tuple[Transfer, ...]:
-    """In the order in which the host makes them, unless they follow backward."""
+    """List the host's updates in the order in which the host makes them, unless they follow backward."""
     rates = machine.rates
     size = plan.weights.bytes_per_element
     host_s = host_update_s(plan, rates, kept=workload.kept_state, clips=workload.max_grad_norm is not None)

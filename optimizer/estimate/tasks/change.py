@@ -13,9 +13,9 @@ Change = tuple[Tier, int, int]
 PartName = str | tuple[BlockChoice, int, str]
 """A name of PART_NAMES, or (choice, template, ``forward`` | ``backward_first`` | ``backward_accumulate``)."""
 Arrival = tuple[int, Category, int]
-"""After which op of a part so many bytes come that are not traced with it."""
+"""Bytes that come after an op of a part and are not traced with it: the op, the category, the bytes."""
 FROM_PROLOGUE = -2
-"""In place of a storage's number: one of those that the micro-batch made before its blocks."""
+"""Storage number of one of those that the micro-batch made before its blocks."""
 NO_COPIES: Mapping[Link, int] = MappingProxyType({})
 
 

@@ -112,7 +112,7 @@ class TensorUpdate:
     device_kind: str
 
     def list_changes(self, num_elements: int) -> Iterator[UpdateChange]:
-        """In order. The fp32 copy of a gradient comes before the gradient goes."""
+        """List the changes in order. The fp32 copy of a gradient comes before the gradient goes."""
         gradient_bytes, copy_bytes = self.gradient_bytes * num_elements, _FP32_BYTES * num_elements
         if self.widens:
             yield "copies", copy_bytes

@@ -34,7 +34,7 @@ class PartBytes:
 
     @cached_property
     def net_bytes(self) -> int:
-        """Over all categories."""
+        """Bytes over all categories."""
         return int(self.net.sum())
 
     @cached_property
@@ -86,7 +86,7 @@ class PartTime:
 
     @cached_property
     def by_lane(self) -> tuple[float, ...]:
-        """In the order of ``prediction.LANES``, for arrays of many."""
+        """Milliseconds in the order of ``prediction.LANES``, for arrays of many."""
         return tuple(getattr(self, f"{lane}_ms") for lane in LANES)
 
     @cached_property
@@ -128,7 +128,7 @@ def sum_changes(changes: Sequence[Change]) -> PartBytes:
 
 
 def sum_device_rows(table: NDArray[np.int64], *, slots: Sequence[int]) -> PartBytes:
-    """The same of rows of changes on the device, each of these categories in this order; for many, without a loop."""
+    """Sum up rows of changes on the device, each of these categories in this order; for many, without a loop."""
     totals = np.concatenate([[0], table.ravel().cumsum()])
     top = int(totals.argmax())
     net: Bytes = np.zeros(len(CATEGORIES), dtype=np.int64)

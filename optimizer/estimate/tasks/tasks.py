@@ -28,9 +28,9 @@ class Task:
     phase: str
     """forward, backward or optimizer."""
     block: int
-    """-1 outside the blocks."""
+    """Number of the block; -1 outside the blocks."""
     name: str
-    """For people, where it is no block: ``head and loss``."""
+    """Name of the task, for people, where it is no block: ``head and loss``."""
     bytes: PartBytes
     time: PartTime
     """Busy milliseconds of what is listed below, and of compute."""
@@ -38,20 +38,20 @@ class Task:
     waits_for: tuple[Hashable, ...] = ()
     """Keys of transfers that must be done before it, where they were begun at all."""
     arrives: tuple[Transfer, ...] = ()
-    """Must be done before it; begun with it unless they were before."""
+    """Transfers that must be done before it; begun with it unless they were before."""
     begins: tuple[Transfer, ...] = ()
-    """Begun with it, for later."""
+    """Transfers that are begun with it, for later."""
     leaves: tuple[Legs, ...] = ()
-    """Begun with it; nobody waits but a task that ``drains``."""
+    """Transfers that are begun with it; nobody waits but a task that ``drains``."""
     drains: bool = False
-    """Waits for everything that was begun."""
+    """True where it waits for everything that was begun."""
     moves: Callable[[], Sequence[Move]] | None = field(default=None, compare=False, repr=False)
     """The changes that ``bytes`` sums up, one by one, for a replay; None where all comes and goes at once."""
     allocated_rise: Callable[[Processor], int] | None = field(default=None, compare=False, repr=False)
     """Bytes by which ``bytes`` goes above its start with what the CPU's kernels hold; None where no kernel holds
     anything."""
     num_random_states: int = 0
-    """That this begins to keep, of a block that runs forward again, or, below 0, lets go of when it ends."""
+    """Random states that this begins to keep, of a block that runs forward again, or, below 0, lets go of when it ends."""
 
     def describe(self, num_blocks: int) -> str:
         return f"{self.phase} of block {self.block + 1} of {num_blocks}" if self.block >= 0 else self.name
@@ -71,12 +71,12 @@ class Task:
 
     @cached_property
     def on_cpu(self) -> "Step":
-        """On the CPU device's clock."""
+        """The task's step on the CPU device's clock."""
         return self._step("cpu")
 
     @cached_property
     def on_cuda(self) -> "Step":
-        """On a card's."""
+        """The task's step on a card's clock."""
         return self._step("cuda")
 
     def _step(self, device_kind: str) -> "Step":
@@ -153,7 +153,7 @@ def as_moves(changes: Sequence[Change]) -> tuple[Move, ...]:
 
 
 def _moves_at_once(part: PartBytes) -> Iterator[Move]:
-    """Up to the highest point, and from there to the end; what goes goes first."""
+    """Moves up to the highest point, and from there to the end; what goes goes first."""
     for row in (part.at_rise, part.net - part.at_rise):
         steps = row.tolist()
         for slot in sorted(range(len(steps)), key=lambda slot: steps[slot] > 0):

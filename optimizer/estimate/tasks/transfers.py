@@ -29,9 +29,10 @@ class Transfer:
     key: Hashable
     legs: Legs
     after_block: int | None = None
-    """It could begin when this block's backward ended; None when it is begun."""
+    """Block after whose backward the transfer could begin; None when it is begun."""
     holds_up_cpu: bool = False
-    """On the CPU device compute's own thread does all of it, reading from the disk included (``Tiers.load``)."""
+    """True on the CPU device, where compute's own thread does all of it, reading from the disk included
+    (``Tiers.load``)."""
 
 
 # What a task does on the clock, read from it once: every plan that is priced runs through it.

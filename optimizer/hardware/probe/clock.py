@@ -58,13 +58,13 @@ class TimeShare:
         return max(0.0, self._end_s - time.perf_counter())
 
     def part_s(self, count: int) -> float:
-        """For each of so many that are still to come."""
+        """Seconds for each of so many that are still to come."""
         return self.left_s / max(count, 1)
 
 
 def random_tensor(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """From its own generator, so that the process's random state stays as it was. Large ones repeat: drawing would take longer
-    than what is timed.
+    """A random tensor from its own generator, so that the process's random state stays as it was. Large ones repeat:
+    drawing would take longer than what is timed.
     """
     generator = torch.Generator(device).manual_seed(0)
     num_elements = math.prod(shape)

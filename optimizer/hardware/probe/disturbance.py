@@ -106,7 +106,7 @@ class _Processors:
 
     at_s: float
     all_s: float | None
-    """None where the system does not report it."""
+    """Time that all processes kept processors busy; None where the system does not report it."""
     own_s: float
     num_cores: int
 

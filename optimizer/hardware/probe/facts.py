@@ -11,7 +11,7 @@ from optimizer.runtime.layers.matmul_dispatch import has_quicker_library
 
 
 def describe_device(device: torch.device, *, host_bytes: int, workspace_bytes: int) -> Device:
-    """workspace_bytes: that the matrix libraries hold on the device."""
+    """Describe a device. workspace_bytes: that the matrix libraries hold on the device."""
     if device.type == "cpu":
         return Device(kind="cpu", name=_processor_name(), memory_bytes=host_bytes // 2)
     # What is left is this process's context and the libraries' workspaces: neither is any plan's.

@@ -85,7 +85,7 @@ def probe_passes(device: torch.device, *, scratch: Path | None, max_s: float) ->
 
 
 def probe_draws(device: torch.device, *, max_s: float) -> dict[str, Curve]:
-    """By scores, under ``draw``."""
+    """Rates of drawing by the number of scores, under ``draw``."""
     share = clock.TimeShare(max_s)
     points = []
     for index, vocab_size in enumerate(_VOCAB_SIZES):

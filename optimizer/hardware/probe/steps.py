@@ -152,10 +152,10 @@ class _Step:
 
     total_s: float
     seconds: dict[str, float]
-    """By phase as the runtime marks it."""
+    """Seconds by phase as the runtime marks it."""
     ops: Counter[str]
     copies: Counter[str]
-    """Those of the ops that copy, between tiers or not."""
+    """Ops among these that copy, between tiers or not."""
     num_tensors: int
 
     def phase_s(self, phase: str) -> float:
@@ -222,7 +222,9 @@ _BY_ALL = ("keep", "more", "consume", "gradients", "state", "weights")
 def _measure(
     plans: Mapping[str, Plan], device: torch.device, *, max_s: float
 ) -> tuple[dict[str, _Step], dict[str, _Step]]:
-    """By one thread, and by all; steps are taken in turn, so that a slow moment of the machine is not one plan's alone."""
+    """Measure steps by one thread, and by all; they are taken in turn, so that a slow moment of the machine is not one
+    plan's alone.
+    """
     share = clock.TimeShare(max_s)
     runs = {name: _Run(plan, _PhaseMeter(device)) for name, plan in plans.items()}
     by_one: dict[str, list[dict[str, float]]] = {name: [] for name in _BY_ONE}

@@ -35,8 +35,9 @@ def assemble_regime(
     tables: PartTables,
     has_tails: bool = False,
 ) -> Regime:
-    """whole: two micro-batches under each choice wanted at ``place.shape``, ``keep`` among them; growth: one of the plain plan
-    at each other shape; evaluation: a forward without gradients at each shape.
+    """Assemble a regime from traces. whole: two micro-batches under each choice wanted at ``place.shape``, ``keep``
+    among them; growth: one of the plain plan at each other shape; evaluation: a forward without gradients at each
+    shape.
 
     Ops, changes and parts are added to ``tables``. has_tails: what follows the last block is held for each of its choices, as
     ``tail_name`` says; needed where code outside the blocks holds what they were given or return.

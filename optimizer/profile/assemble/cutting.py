@@ -45,9 +45,9 @@ class Raw:
 
     parts: dict[PartKey, RawPart]
     shared: list[Storage]
-    """In order of birth."""
+    """Storages in order of birth."""
     holds: dict[int, dict[int, int]]
-    """By block and index in ``shared``: until which op of the block's backward."""
+    """The op of the block's backward until which it holds a storage, by block and index in ``shared``."""
 
 
 def cut(events: Iterable[Event], held: Mapping[Birth, frozenset[int]]) -> Raw:

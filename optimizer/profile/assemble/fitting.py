@@ -63,8 +63,9 @@ class Fitter:
     def _learn_size(
         self, key: tuple[str, int], others: Mapping[Shape, int], what: str, *, decides_bytes: bool = True
     ) -> None:
-        """decides_bytes: two sizes that are one at the first shape and grow apart cannot be separated. Of storages
-        that would make wrong bytes. Of ops it would make the time of a few a little wrong, and the first is taken.
+        """Learn a size. decides_bytes: two sizes that are one at the first shape and grow apart cannot be separated. Of
+        storages that would make wrong bytes. Of ops it would make the time of a few a little wrong, and the first is
+        taken.
         """
         known = self._known.get(key)
         if known is not None and all(evaluate(known, shape) == size for shape, size in others.items()):
@@ -154,7 +155,7 @@ class Fitter:
 
 
 def _number_storages(changes: Sequence[RawChange]) -> Iterator[int]:
-    """For each change its storage's number, in order of birth in the part; -1 for what was there before."""
+    """Yield each change's storage's number, in order of birth in the part; -1 for what was there before."""
     numbers: dict[Storage, int] = {}
     before: set[Storage] = set()
     for change in changes:
@@ -187,7 +188,7 @@ def _constant(value: int) -> Terms:
 
 
 def _outline(part: RawPart) -> tuple[tuple[str, ...], tuple[tuple[int, Tier, Category, bool], ...]]:
-    """All but the sizes, and but what goes at the very end, which differs where another micro-batch follows."""
+    """A part without the sizes, and without what goes at the very end, which differs where another micro-batch follows."""
     changes = [(c.at, c.tier, c.category, c.num_bytes > 0) for c in part.changes]
     while changes and not changes[-1][-1]:
         changes.pop()

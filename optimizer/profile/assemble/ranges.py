@@ -50,7 +50,7 @@ def plan_ranges(
     shortest: int = 1,
     lowest: int = SEQUENCE_LOW,
 ) -> list[ShapeRange]:
-    """sequence_limits: lengths up to and including which the ops do not change (sliding windows).
+    """Plan the ranges. sequence_limits: lengths up to and including which the ops do not change (sliding windows).
 
     multiple, shortest: lengths are multiples of the first and at least the second (attention in blocks). lowest: that a workload
     may ask for.

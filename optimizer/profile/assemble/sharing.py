@@ -64,7 +64,7 @@ class Births:
         self._counts: dict[PartKey, int] = {}
 
     def name(self, part: PartKey, event: Allocated) -> Birth | None:
-        """None outside the forward pass and off the device."""
+        """The name of a birth; None outside the forward pass and off the device."""
         if part[0] != FORWARD or event.tier != "device":
             return None
         ordinal = self._counts[part] = self._counts.get(part, -1) + 1
@@ -72,7 +72,7 @@ class Births:
 
 
 def find_sharing(whole: Mapping[BlockChoice, Trace]) -> dict[tuple[BlockChoice, str], Sharing]:
-    """For each choice and micro-batch (``first``, ``accumulate``)."""
+    """Find the shared storages of each choice and micro-batch (``first``, ``accumulate``)."""
     choices = tuple(whole)
     found: dict[tuple[BlockChoice, str], Sharing] = {}
     for which in ("first", "accumulate"):

@@ -33,7 +33,7 @@ class PartTables:
         storages: tuple[int, ...],
         num_views: int = 0,
     ) -> int:
-        """changes: each with the number of its op. storages: as ``Part``'s. Returns the index of the part."""
+        """Add a part. changes: each with the number of its op. storages: as ``Part``'s. Returns the index of the part."""
         placed = list(changes)
         part = Part(
             ops=tuple(self._ops.setdefault(op, len(self._ops)) for op in ops),

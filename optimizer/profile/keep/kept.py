@@ -42,26 +42,28 @@ def profiles_folder() -> Path:
 
 
 def read_kept_profile(fingerprint: str, *, is_padded: bool = False, folder: Path | None = None) -> Profile | None:
-    """fingerprint: of the model with its adapters (``profile_fingerprint``). None where no whole file is there."""
+    """Read a kept profile. fingerprint: of the model with its adapters (``profile_fingerprint``). None where no whole
+    file is there.
+    """
     profile = _read(_training_path(fingerprint, folder, is_padded=is_padded), Profile.from_json)
     return profile if profile is not None and profile.model_fingerprint == fingerprint else None
 
 
 def keep_profile(profile: Profile, *, folder: Path | None = None) -> None:
-    """In place of what was kept of the model before."""
+    """Keep a profile in place of what was kept of the model before."""
     _write_document(_training_path(profile.model_fingerprint, folder, is_padded=profile.is_padded), profile.to_json())
 
 
 def read_kept_generation_profile(
     fingerprint: str, *, representations: Sequence[str], folder: Path | None = None
 ) -> GenerationProfile | None:
-    """With these representations and no others. None where no whole file is there."""
+    """Read the kept profile with these representations and no others. None where no whole file is there."""
     profile = _read(_generation_path(fingerprint, representations, folder), GenerationProfile.from_json)
     return profile if profile is not None and profile.model_fingerprint == fingerprint else None
 
 
 def keep_generation_profile(profile: GenerationProfile, *, folder: Path | None = None) -> None:
-    """Beside those of the model with other representations."""
+    """Keep a profile beside those of the model with other representations."""
     _write_document(_generation_path(profile.model_fingerprint, profile.representations, folder), profile.to_json())
 
 

@@ -40,8 +40,8 @@ def obtain_profile(
     is_padded: bool = False,
     folder: Path | None = None,
 ) -> Profile:
-    """At least what is asked for. is_padded: as ``profile_model`` takes it. folder: where profiles are kept, instead of
-    ``kept.profiles_folder()``.
+    """A profile of at least what is asked for. is_padded: as ``profile_model`` takes it. folder: where profiles are
+    kept, instead of ``kept.profiles_folder()``.
 
     Raises what ``profile_model`` raises, InvalidModel also where an operation cannot be traced at all, and ProfilingFailed
     where the process that traces ends without an answer.
@@ -88,7 +88,7 @@ class ProfileSource:
             self._child.end()
 
     def read(self, extent: Extent) -> Profile:
-        """The same again and with more: every call may ask for something else."""
+        """Read the profile, again and with more: every call may ask for something else."""
         if self._kept is not None and self._kept.covers(extent):
             return self._kept
         profile = self._trace(_whole_ranges(extent, self._kept))
@@ -114,7 +114,7 @@ class ProfileSource:
 
 
 def _whole_ranges(extent: Extent, kept: Profile | None) -> Extent:
-    """With the choices that are kept already, so that what is traced takes the place of what is there."""
+    """The extent with the choices that are kept already, so that what is traced takes the place of what is there."""
     if kept is None or extent.choices is None:
         return extent
     known = {name for found in kept.regimes.values() for regime in found for name in regime.templates}
@@ -153,7 +153,7 @@ class _Child:
         raise ProfilingFailed(exit_code=self._process.returncode, last_line=lines[-1] if lines else "")
 
     def end(self) -> None:
-        """At once, whatever it does."""
+        """End the child at once, whatever it does."""
         self._process.kill()
         self._process.communicate()
 

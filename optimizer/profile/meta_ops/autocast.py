@@ -33,7 +33,7 @@ FP32: Final = ("cross_entropy", "huber_loss", "kl_div", "l1_loss", "mse_loss", "
 WIDEST: Final = ("cat", "stack")
 """Run in fp32 where one of the tensors is, else in autocast's dtype."""
 _COMPOSED = ("__matmul__", "__rmatmul__", "einsum")
-"""Not on the list by these names; made of ``matmul`` and ``bmm``, which are."""
+"""Ops that are not on the list by these names; made of ``matmul`` and ``bmm``, which are."""
 _OWNERS = (torch, torch.Tensor, F)
 
 _ChooseDtype = Callable[[list[torch.Tensor]], torch.dtype]

@@ -19,14 +19,14 @@ class Convolution(NamedTuple):
     gathered_bytes: int
     """Copies of the input and, in backward, the gradient in one piece where they are not, for as long as the op runs."""
     kernel_is_large: int
-    """Above three elements along both of its last two sides."""
+    """1 where the kernel is above three elements along both of its last two sides."""
     is_pointwise: int
     """One tap."""
     is_strided: int
     is_dilated: int
     is_transposed: int
     gives_input_gradient: int
-    """0 in forward, as the next."""
+    """1 where a backward gives the input's gradient; 0 in forward, as the next."""
     gives_weight_gradient: int
     has_bias: int
 

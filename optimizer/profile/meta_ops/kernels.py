@@ -18,13 +18,13 @@ _HEADS_INSIDE = (0, 2, 1, 3)
 
 
 def run_fresh(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """func: an op, as a dispatch mode is given it, that returns new tensors."""
+    """Run an op that returns new tensors. func: an op, as a dispatch mode is given it."""
     kernel = _KERNELS.get(func)
     return run_torchs(func, args, kwargs) if kernel is None else kernel(*args, **kwargs)
 
 
 def run_torchs(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """By torch's own kernel, which may have to be imported first."""
+    """Run an op by torch's own kernel, which may have to be imported first."""
     try:
         return func(*args, **kwargs)
     except NotImplementedError:

@@ -58,15 +58,15 @@ class OpTraits(NamedTuple):
     """Traits of an op that its schema names."""
 
     name: str
-    """Like ``aten.mm.default``."""
+    """Name of the op, like ``aten.mm.default``."""
     makes: bool
-    """Can return new storage: not all that it returns are aliases."""
+    """True where it can return new storage: not all that it returns are aliases."""
     writes: bool
-    """To one of its arguments."""
+    """True where it writes to one of its arguments."""
     sets_view: bool
-    """Only changes which bytes an argument shows, and how (``set_``)."""
+    """True where it only changes which bytes an argument shows, and how (``set_``)."""
     returns_first: bool
-    """Returns its first argument with its layout as it was (``add_``)."""
+    """True where it returns its first argument with its layout as it was (``add_``)."""
     asks_fake_mode: bool
     """True where its return on ``meta`` need not be what it returns on the CPU."""
 
@@ -126,7 +126,9 @@ class Ops:
         return tuple(values) if returned.is_sequence else values[0]
 
     def _ask(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, of_fake_mode: bool) -> _Returned | None:
-        """None where a result shares memory with an argument, whatever the schema says (``_unsafe_view``)."""
+        """The layouts of what an op returns; None where a result shares memory with an argument, whatever the schema
+        says (``_unsafe_view``).
+        """
         self.is_asking = True
         try:
             if not of_fake_mode:

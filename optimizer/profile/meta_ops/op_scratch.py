@@ -42,7 +42,7 @@ _READ_IN_ONE_PIECE = {
 }
 """The number of first arguments that the kernel reads in one piece."""
 _PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1, "_grouped_mm": 0}
-"""By how many tensors come before what is multiplied."""
+"""Tensors that come before what is multiplied, by op."""
 _OF_LAYERS = frozenset({"mm", "addmm", "addmm_"})
 _CONVOLUTION = "convolution"
 _CONVOLUTION_BACKWARD = "convolution_backward"
@@ -57,7 +57,7 @@ class Scratch(NamedTuple):
     """Scratch of one op."""
 
     num_bytes: int = 0
-    """The same whatever the number of threads."""
+    """Bytes of scratch, the same whatever the number of threads."""
     sides: tuple[int, ...] = ()
     """Sides of attention: the query's length, the keys' length, the width of a head. Of a product that a library may
     make: how many, rows, columns of the first, columns of the second; of a grouped one as if one group had it all.
@@ -72,8 +72,8 @@ NO_SCRATCH = Scratch()
 def read_scratch(
     name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], *, args: Sequence[Any] = ()
 ) -> Scratch:
-    """name: of the overload, like ``aten.mul.Tensor``. inputs: tensors among its arguments, in order. args: all of them, those by
-    keyword last.
+    """Read an op's scratch. name: of the overload, like ``aten.mul.Tensor``. inputs: tensors among its arguments, in
+    order. args: all of them, those by keyword last.
     """
     base = name.split(".")[1] if name.startswith("aten.") else ""
     if base.startswith(_FLASH):

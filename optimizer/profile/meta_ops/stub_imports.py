@@ -66,15 +66,15 @@ _EMPTY = (
 )
 """Modules that hold nothing, with all that lies under them."""
 _REAL = ("transformers.generation.configuration_utils", "transformers.loss.loss_utils")
-"""Under an empty one, and needed."""
+"""Modules under an empty one that are needed."""
 _WITH_META_KERNELS = ("torch._export", "torch._higher_order_ops", "torch._meta_registrations", "torch.export")
 """Modules that ``import_meta_kernels`` imports after all, and those that its kernels are built on."""
 _left_out: set[str] = set()
 
 
 def import_lean() -> None:
-    """From now on this process imports less. Call it before torch and transformers are imported, and never in a process that
-    trains, generates or saves.
+    """Let this process import less from now on. Call it before torch and transformers are imported, and never in a
+    process that trains, generates or saves.
     """
     _left_out.update(_EMPTY)
     sys.meta_path.insert(0, _Finder())

@@ -135,8 +135,8 @@ def _phase(
 
 
 def _plan_ranges(spec: ModelSpec, windows: Sequence[int | None]) -> dict[_PhaseName, list[ShapeRange]]:
-    """From a sequence as long as a window on, transformers writes masks out, and a cache drops tokens; where the cache is on the
-    host is not reported for the device.
+    """Ranges of each phase: from a sequence as long as a window on, transformers writes masks out, and a cache drops
+    tokens; a device whose cache is on the host learns of neither.
     """
     limits = sorted({window - 1 for window in windows if window is not None})
     multiple, shortest = sequence_steps(spec)
@@ -191,15 +191,15 @@ class _Run:
     """One forward pass at one shape."""
 
     events: tuple[Event, ...]
-    """Without keys and values."""
+    """Events without keys and values."""
     kv_bytes: tuple[int, ...]
-    """By block, of keys and values together."""
+    """Bytes of keys and values together, by block."""
     kv_after: tuple[int, ...]
-    """By block, the op after which they came."""
+    """The op after which keys and values came, by block."""
     kv_heads: tuple[tuple[int, int], ...] = ()
-    """By block, the number of heads, and the channels of a head's keys."""
+    """Number of heads, and the channels of a head's keys, by block."""
     queries: tuple[tuple[int, bool], ...] = ()
-    """By block where attention is on the host: the heads of its queries, and whether scores have a soft cap."""
+    """Heads of the queries of each block where attention is on the host, and whether scores have a soft cap."""
 
 
 def _trace_range(
@@ -224,7 +224,7 @@ def _trace_range(
 
 
 def _find_queries(subject: _Subject, place: ShapeRange) -> tuple[tuple[int, bool], ...] | None:
-    """By block; None where the model does not let others attend."""
+    """Heads of queries by block; None where the model does not let others attend."""
     try:
         return _trace_forward(replace(subject, phase="decode on host"), place.shape).queries
     except InvalidModel:
@@ -321,7 +321,9 @@ def _without_kv(events: Sequence[Event]) -> _Run:
 
 
 def _weight_bytes(model: nn.Module, *, whole: Callable[[], nn.Module]) -> WeightBytes:
-    """model: short; whole: makes the model in its full depth, which alone has everything that blocks share."""
+    """Bytes of all weights. model: short; whole: makes the model in its full depth, which alone has everything that
+    blocks share.
+    """
     blocks = find_blocks(model)
     shared = find_shared(blocks)
     in_blocks = {id(tensor) for block in blocks for tensor in (*block.parameters(), *block.buffers())}

@@ -35,7 +35,7 @@ class RebuildTrace:
     """The trace of one model, in one representation after the other."""
 
     def __init__(self, spec: ModelSpec, *, instances: tuple[int, ...], ops: Ops) -> None:
-        """instances: for each block of the whole model, which of the short one's it is."""
+        """Prepare to trace. instances: for each block of the whole model, which of the short one's it is."""
         self._spec, self._instances, self._ops = spec, instances, ops
         self._tables = PartTables()
         self._regimes: dict[str, tuple[ForwardRegime, ...]] = {}
@@ -48,7 +48,9 @@ class RebuildTrace:
         return Phase(ops=tables.ops, changes=tables.changes, parts=tables.parts, regimes=self._regimes)
 
     def add(self, model: torch.nn.Module, weights: WeightsPlan, *, kv: Sequence[KvTensors]) -> None:
-        """model: short, without data. kv: by its blocks. Nothing is traced where none of them can."""
+        """Add the passes of one representation. model: short, without data. kv: by its blocks. Nothing is traced where
+        none of them can.
+        """
         can = [
             can_rebuild(
                 window=each.window, hidden_size=self._spec.hidden_size, elements_per_token=each.elements_per_token

@@ -46,7 +46,7 @@ def shorten_model(spec: ModelSpec) -> tuple[ModelSpec, list[int]]:
 
 
 def list_block_kinds(spec: ModelSpec) -> list[str]:
-    """For each block, first to last, what sets it apart from others of the model."""
+    """A mark of each block, first to last, that sets it apart from others of the model."""
     config = spec.config
     if spec.model_type == DECODER_TYPE:
         return block_kinds(config)

@@ -69,7 +69,7 @@ def list_tensors(
 
 
 def _between_stacks(outside: Mapping[int, list[TensorSize]], instances: Sequence[int]) -> dict[str, Any]:
-    """outside: by the block of the short model that they follow."""
+    """Sizes between two stacks of blocks. outside: by the block of the short model that they follow."""
     if not outside:
         return {}
     if len(outside) > 1:

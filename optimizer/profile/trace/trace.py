@@ -115,7 +115,7 @@ def profile_model(
 
 @contextmanager
 def _naming_faults(spec: ModelSpec) -> Iterator[None]:
-    """With a model type that is not listed anything may go wrong; that is then reported as the model's fault."""
+    """Report faults as the model's: with a model type that is not listed anything may go wrong."""
     try:
         yield
     except HeadroomError:
@@ -132,7 +132,8 @@ def _naming_faults(spec: ModelSpec) -> Iterator[None]:
 
 
 def _list_representations(adapter: Adapter | None, extent: Extent) -> list[WeightsPlan]:
-    """Those that a plan can choose on this machine, as far as they were asked for: nf4 is bitsandbytes' business.
+    """List the representations that a plan can choose on this machine, as far as they were asked for: nf4 is
+    bitsandbytes' business.
 
     Raises InvalidPlan where one was asked for that is none.
     """
@@ -154,7 +155,7 @@ def _list_representations(adapter: Adapter | None, extent: Extent) -> list[Weigh
 def _choose_ranges(
     ranges: Sequence[ShapeRange], extent: Extent, *, multiple: int, max_sequence_length: int
 ) -> Sequence[ShapeRange]:
-    """Those in which some shape lies. Raises InvalidWorkload for one that lies in none."""
+    """Choose the ranges in which some shape lies. Raises InvalidWorkload for one that lies in none."""
     if extent.shapes is None:
         return ranges
     chosen = []

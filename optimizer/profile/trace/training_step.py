@@ -36,7 +36,7 @@ class Subject(NamedTuple):
     weights: WeightsPlan
     adapter: Adapter | None
     instances: tuple[int, ...]
-    """For each block of the whole model, which block of this one it is like."""
+    """Block of the traced model that each block of the whole model is like."""
     is_padded: bool = False
     unused: set[int] | None = None
     """Ids of the parameters that no step gives a gradient: found as the model is traced, where they are asked for."""
@@ -206,8 +206,8 @@ class _HoldWatcher:
         self.leave()
 
     def leave(self) -> None:
-        """Also where the block's forward raised: hooks that stay would be those of all that this process runs from then on, and
-        would keep for ever what a step saves that never gets to its backward.
+        """Remove the hooks, also where the block's forward raised: hooks that stay would be those of all that this
+        process runs from then on, and would keep for ever what a step saves that never gets to its backward.
         """
         if self._hooks is not None:
             self._hooks.__exit__()

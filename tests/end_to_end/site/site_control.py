@@ -239,28 +239,10 @@ def succeed(*, job_id: str) -> str:
 
 
 def run_out_of_memory(*, job_id: str) -> str:
-    from optimizer.base.errors import OutOfDeviceMemory
-    from optimizer.base.units import MIB
     from tests.webapp.pages import rows
     from webapp.attempts.outcome import finish_attempt
 
-    error = OutOfDeviceMemory(
-        requested_bytes=96 * MIB,
-        in_use_bytes=402 * MIB,
-        budget_bytes=480 * MIB,
-        bytes_by_category=dict(rows.PEAK, activations=169 * MIB),
-        moment="at step 3, in the forward of block 9 of 12",
-    )
-    result = {
-        "outcome": "failed",
-        "reason": error.code,
-        "message": error.message,
-        "error": error.to_json(),
-        "step": 2,
-        "measured": None,
-        "summary": {},
-        "artifacts": [],
-    }
+    result = rows.out_of_memory_result(moment="at step 3, in the forward of block 9 of 12")
     return finish_attempt(ATTEMPTS[job_id], result=result, exit_code=1)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.api.estimate_generation import GenerationEstimate, estimate_model_generation
 from optimizer.api.needs import needed_representations
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidPlan, InvalidWorkload, NoFeasiblePlan
@@ -18,7 +19,6 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.keep import obtain
 from optimizer.runtime.job.measure_generation import measure_generation
 from optimizer.workload import GenerationWorkload
-from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 SPEC = read_model_spec(SMALL_CONFIGS["llama"])

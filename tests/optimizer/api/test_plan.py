@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.api.plan import compare_profiled, plan_profiled, rank_cards_profiled, reprice_profiled
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.units import MIB
@@ -25,7 +26,6 @@ from optimizer.search.search import search_plans
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 from tests import llama
-from tests.optimizer.machines import make_cpu_machine
 
 MACHINE = make_cpu_machine()
 WORKLOAD = TrainingWorkload(sequence_length=128, global_batch_size=4)

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.profile.profile import Profile
-from tests.optimizer.machines import make_cpu_machine
 
 OPT: dict[str, Any] = {
     "model_type": "opt",

@@ -4,6 +4,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.errors import InvalidPlan
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
@@ -16,7 +17,6 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
-from tests.optimizer.machines import make_cpu_machine
 
 CHOICES = ("keep", "recompute", "selective", "offload", "offload_disk", "offload_remote")
 

@@ -24,18 +24,8 @@ from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.profiles import trace
+from tests.optimizer.techniques.plans import LLAMA, NUM_BLOCKS
 
-NUM_BLOCKS = 3
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": NUM_BLOCKS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": 128,
-}
 CPU = torch.device("cpu")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.hardware.calibration import (
     MAX_RUNS,
     MIN_SPREAD_RUNS,
@@ -21,7 +22,6 @@ from optimizer.hardware.calibration import (
     update_calibration,
 )
 from optimizer.profile.time_kinds import KINDS
-from tests.optimizer.machines import make_cpu_machine
 
 
 @dataclass(frozen=True, kw_only=True)

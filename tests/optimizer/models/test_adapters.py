@@ -14,6 +14,7 @@ from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
 from optimizer.models.targets import ADAPTER_TARGETS, check_targets
 from optimizer.workload import Adapter
+from tests.optimizer.models.adapter_values import give_values
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 
@@ -27,15 +28,6 @@ def logits_of(model: Any) -> torch.Tensor:
     ids = torch.arange(12)[None]
     with torch.no_grad():
         return anatomy.compute_logits(anatomy.run(ids, labels=ids, masks={}, at_hidden=lambda hidden: None))
-
-
-def give_values(model: Any) -> None:
-    """Adapters that were trained: their second matrices are no longer zero."""
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
 
 
 @pytest.mark.parametrize("model_type", sorted(ADAPTER_TARGETS))

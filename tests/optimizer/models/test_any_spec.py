@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.errors import InvalidModel, UnsupportedModelType
 from optimizer.estimate.training import estimate_training
 from optimizer.models.any_spec import read_any_spec
@@ -16,7 +17,6 @@ from optimizer.profile.extent import Extent
 from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.job.measure import measure_step
 from optimizer.workload import TrainingWorkload
-from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 OLMO: dict[str, Any] = {

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine
@@ -22,7 +23,6 @@ from optimizer.profile.profile import BLOCK_CHOICES, Profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.job.measure import measure_step
 from optimizer.workload import TrainingWorkload
-from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 MODELS: dict[str, Any] = {

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from optimizer.base.errors import InvalidModel, InvalidPlan, InvalidWorkload
-from optimizer.estimate.shape.compiled import compile_shape
+from optimizer.estimate.shape.compiled import PartRequest, compile_shape
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile, KvTensors, block_part
@@ -96,7 +96,7 @@ def test_attention_on_the_host_leaves_ops_that_do_not_depend_on_the_tokens_seen(
     ranges = [(regime.sequence_low, regime.sequence_high) for regime in traced.decode.regimes["fp32"]]
     assert ranges == [(3, 64)] * 2
     short, long = (
-        compile_shape(traced.decode, WeightsPlan(), (4, length)).part_bytes(block_part(0), arrivals=()) for length in (5, 60)
+        compile_shape(traced.decode, WeightsPlan(), (4, length)).part_bytes(PartRequest(block_part(0))) for length in (5, 60)
     )
     assert (short.rise, short.net.tolist()) == (long.rise, long.net.tolist())
 

@@ -4,8 +4,6 @@ No Django, no bundled tokenizer's files: these run on a machine with torch, tran
 """
 
 import dataclasses
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +26,13 @@ from optimizer.runtime.step.weights import torch_dtype
 from optimizer.runtime.tiers.tiers import Tiers
 from tests.optimizer.runtime.tiny import CONFIGS, make_plan, make_spec, make_workload, write_token_file, write_tokenizer
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("prepared_card")]
 
 CUDA = torch.device("cuda:0")
 MIXED = ("offload", "keep", "recompute")
 WIDE = read_model_spec({**CONFIGS["llama"], "hidden_size": 512, "intermediate_size": 1536})
 """Wide enough that tensors, not blocks of the allocator, make up the bytes."""
 WIDE_WORK = make_workload(sequence_length=256, global_batch_size=8)
-
-
-@pytest.fixture(autouse=True)
-def _prepared() -> Iterator[None]:
-    with prepared_device(CUDA):
-        yield
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def run_steps(

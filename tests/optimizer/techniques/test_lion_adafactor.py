@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.training import estimate_training
 from optimizer.plan.optimizer_state import OptimizerStatePlan
@@ -14,7 +15,6 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.runtime.job.measure import StepMeasurement
 from optimizer.workload import TrainingWorkload
-from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.techniques.checks import check_bytes
 from tests.optimizer.techniques.plans import NUM_BLOCKS, TECHNIQUES, make_plan
 

@@ -8,6 +8,7 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.utils import timezone
 
+from optimizer.base.errors import OutOfDeviceMemory
 from optimizer.base.serialize import to_json
 from optimizer.base.units import GIB, MIB
 from optimizer.estimate.generation.prediction import GenerationPrediction
@@ -161,6 +162,27 @@ def start(job: Job) -> Attempt:
     assert record_started(attempt, pid=4321)
     assert record_phase(attempt, "training")
     return attempt
+
+
+def out_of_memory_result(*, moment: str) -> dict[str, Any]:
+    """An attempt's result where the device was full in step 3."""
+    error = OutOfDeviceMemory(
+        requested_bytes=96 * MIB,
+        in_use_bytes=402 * MIB,
+        budget_bytes=480 * MIB,
+        bytes_by_category=dict(PEAK, activations=169 * MIB),
+        moment=moment,
+    )
+    return {
+        "outcome": "failed",
+        "reason": error.code,
+        "message": error.message,
+        "error": error.to_json(),
+        "step": 2,
+        "measured": None,
+        "summary": {},
+        "artifacts": [],
+    }
 
 
 def step_record(attempt: Attempt, step: int) -> dict[str, Any]:

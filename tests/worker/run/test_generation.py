@@ -26,21 +26,13 @@ from optimizer.search.generation.search import search_generation_plans
 from optimizer.workload import GenerationRequest
 from tests.valkey import Valkey
 from tests.webapp.conftest import MACHINE_DOCUMENT
+from tests.webapp.generation import CONFIG
 from webapp.jobs.specs.generation import summed_workload
 from worker.attempt import read_result
 from worker.run import generation as generating
 from worker.run.reporter import Reporter
 from worker.run.runner import EXIT_DONE, EXIT_DRAINED, EXIT_FAILED, StopFlag, run_attempt
 
-CONFIG: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 4096,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 64,
-}
 LINES = (
     {"prompt": "In the beginning", "id": "first"},
     "nope",

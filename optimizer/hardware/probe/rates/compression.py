@@ -33,7 +33,7 @@ def probe_packing(device: torch.device, *, max_s: float) -> dict[str, Curve]:
 def _trips(
     num_elements: int, compress: Compression, device: torch.device
 ) -> dict[PackingWay, tuple[Callable[[], object], Callable[[], object]]]:
-    """By way, the trip, and the copy in it alone."""
+    """The trips by way, and the copy in each alone."""
     values = random_tensor((num_elements,), device, torch.float32).view(torch.uint8)
     packing = Packing(values.nbytes, dtype=torch.float32, compress=compress, scratch=Scratch(compress, device=device))
     pieces = [torch.zeros(packing.packed_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")]

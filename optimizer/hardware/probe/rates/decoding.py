@@ -46,8 +46,8 @@ def find_cache_bytes() -> int | None:
 def probe_rows(
     device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float, library_call_s: float = 0.0
 ) -> dict[str, Curve]:
-    """By FLOPs for each byte, under ``rows nt fp32`` and ``rows nt fp32 cold``; as ``matmuls.probe_matmuls`` where a library is
-    asked for the large ones, and then also under ``small rows nt fp32``.
+    """Rates of products of few rows by FLOPs for each byte, under ``rows nt fp32`` and ``rows nt fp32 cold``; as
+    ``matmuls.probe_matmuls`` where a library is asked for the large ones, and then also under ``small rows nt fp32``.
     """
     share = TimeShare(max_s)
     curves: dict[str, Curve] = {}

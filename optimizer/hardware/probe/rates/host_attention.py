@@ -37,7 +37,7 @@ def probe_host_attention(dtypes: dict[str, torch.dtype], *, max_s: float) -> dic
 
 
 def _attend(host: HostAttention, homes: list[torch.Tensor], dtype: torch.dtype) -> None:
-    """For a token in each block."""
+    """Compute attention for a token in each block."""
     room = torch.zeros(host.num_bytes, dtype=torch.uint8)
     for home in homes:
         HostSums(host, room, home, dtype=dtype).attend(_NUM_TOKENS, scaling=1.0, softcap=None)

@@ -17,7 +17,7 @@ from optimizer.hardware.probe.clock import MAX_REPEATS, TimeShare, quartile_s, r
 
 _COPY_BYTES = {"cpu": 2 * MIB, "cuda": 256 * MIB}
 _NUM_COPIES = 16
-"""On the CPU, of memory that no cache holds any more, into more of the same."""
+"""Copies on the CPU, of memory that no cache holds any more, into more of the same."""
 _LOAD_SIZE = 4096
 _FRESH_BYTES = 48 * MIB
 ALONE, LOADED, BOTH = "alone", "beside compute", "both ways"

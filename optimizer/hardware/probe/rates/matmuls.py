@@ -32,7 +32,7 @@ _MATMUL_SHAPES = {
 """Tokens, inputs, outputs; in the order in which they are worth their time. Thin ones as adapters have them, both ways: which
 side is thin may decide the rate by five."""
 _SMALL_SHAPES = {"cpu": ((64, 64, 64), (512, 4, 256), (512, 256, 4), (96, 96, 96), (32, 32, 32)), "cuda": ()}
-"""The same of what a library is not asked for."""
+"""Shapes of products that a library is not asked for."""
 _BMM_SHAPES = {
     "cpu": ((24, 128, 64, 128), (8, 64, 16, 64), (16, 128, 32, 128), (24, 256, 64, 256), (4, 512, 64, 512)),
     "cuda": ((64, 512, 64, 512), (64, 128, 64, 128), (32, 1024, 64, 1024), (16, 2048, 128, 2048)),
@@ -62,7 +62,9 @@ Timed = tuple[Callable[[], object], float, float]
 def probe_matmuls(
     device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float, library_call_s: float = 0.0
 ) -> dict[str, Curve]:
-    """By FLOPs for each byte, under ``mm nt fp32`` and the like, and under ``mm fp32`` all forms together."""
+    """Rates of products by FLOPs for each byte, under ``mm nt fp32`` and the like, and under ``mm fp32`` all forms
+    together.
+    """
     share = TimeShare(max_s)
     curves: dict[str, Curve] = {}
     librarys = {name for name, dtype in dtypes.items() if asks_library(torch.empty(0, device=device, dtype=dtype))}
@@ -84,7 +86,9 @@ def probe_matmuls(
 
 
 def _list_sorts(*, is_library: bool) -> tuple[MatmulSort, ...]:
-    """is_library: a quicker library makes the large products of this dtype, so that small ones have curves of their own."""
+    """List the sorts of products. is_library: a quicker library makes the large products of this dtype, so that small
+    ones have curves of their own.
+    """
     return ("mm", "bmm", "small") if is_library else ("mm", "bmm")
 
 
@@ -104,7 +108,7 @@ def probe_library_call_s(*, max_s: float) -> float:
 
 
 def probe_attention(device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
-    """By FLOPs for each byte, forward and backward, causal and not."""
+    """Rates of attention by FLOPs for each byte, forward and backward, causal and not."""
     share = TimeShare(max_s)
     points: dict[str, list[Point]] = {}
     shapes = _ATTENTION_SHAPES[device.type]

@@ -26,7 +26,7 @@ _RING_BYTES = {"cpu": 16 * MIB, "cuda": 512 * MIB}
 
 
 def probe_ops(device: torch.device, dtypes: Mapping[str, torch.dtype], *, max_s: float) -> dict[str, Curve]:
-    """By bytes, under each op's name, and each kind's under that of the op that stands for it."""
+    """Rates of ops by bytes, under each op's name, and each kind's under that of the op that stands for it."""
     share = TimeShare(max_s)
     points: dict[str, list[tuple[float, float]]] = {}
     fixed_s = _fixed_s(device, max_s=share.left_s / 20)

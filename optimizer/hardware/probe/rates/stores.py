@@ -62,7 +62,7 @@ def probe_remote(*, max_s: float) -> Stored:
 
 
 def _store_rates(store: Store, flush: Callable[[], None], *, max_s: float, free_bytes: int) -> Stored:
-    """flush: until what was written has arrived and what is read next comes from there."""
+    """Rates of one store. flush: until what was written has arrived and what is read next comes from there."""
     place = store.take(_STORED_BYTES)
     data = memoryview(bytearray(_STORED_BYTES))
 
@@ -114,7 +114,9 @@ def faults_of(**stored: Stored) -> dict[str, str]:
 
 
 def _quartile_s(run: Callable[[], object], *, max_s: float) -> float:
-    """By the wall clock, since a store works while the process waits; otherwise as ``probe/clock.py`` does."""
+    """First quartile of times by the wall clock, since a store works while the process waits; otherwise as
+    ``probe/clock.py`` does.
+    """
     durations: list[float] = []
     started_s = time.perf_counter()
     while len(durations) < 2 or (len(durations) < MAX_REPEATS and time.perf_counter() - started_s < max_s):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.estimate.generation.cold_weights import are_weights_cold, reading_weights
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.hardware.devices import table_machine
@@ -15,7 +16,6 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.workload import GenerationWorkload
-from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 CURVES = {"mm fp32": ((1.0, 1e10),), "rows nt fp32": ((1.0, 1e10),), "rows nt fp32 cold": ((1.0, 1e9),)}

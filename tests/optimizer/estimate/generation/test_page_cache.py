@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.units import GIB
 from optimizer.estimate.generation.page_cache import is_disk_in_memory
 from optimizer.estimate.generation.prediction import GenerationPrediction
@@ -19,7 +20,6 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.workload import GenerationWorkload
-from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 WORKLOAD = GenerationWorkload(prompt_length=8, num_new_tokens=8, num_sequences=6)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.heap import KEPT_BYTES
 from optimizer.estimate.ops.op_times import OpTimes, seconds_by_bytes, seconds_by_flops
 from optimizer.estimate.prediction import Prediction
@@ -19,7 +20,6 @@ from optimizer.plan.plan import Plan
 from optimizer.profile.ops import compute_kind
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
-from tests.optimizer.machines import make_cpu_machine
 
 FLAT = make_cpu_machine().rates
 CURVED = dataclasses.replace(

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.errors import InvalidInput
 from optimizer.cli.reports.text import report_machine
 from optimizer.estimate.time_interval import time_interval
 from optimizer.hardware.calibration import Spread
 from optimizer.hardware.machine import PROBE_DISTURBED_FACT, Machine
 from optimizer.hardware.probe.disturbance import NOTABLE_SLOWDOWN, Disturbance, Watch
-from tests.optimizer.machines import make_cpu_machine
 
 
 def seen(*, pace: float = 1.05, others_cores: float = 0.1, num_cores: int = 2, num_threads: int = 2) -> Disturbance:

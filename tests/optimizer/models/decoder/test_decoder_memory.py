@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.errors import InvalidModel, InvalidWorkload
 from optimizer.estimate.training import estimate_training
 from optimizer.models.build import build_model
@@ -22,7 +23,6 @@ from optimizer.profile.extent import Extent
 from optimizer.profile.profile import Profile
 from optimizer.runtime.job.measure import measure_step
 from optimizer.workload import TrainingWorkload
-from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.decoder.test_decoder import BASE, EVERY_KIND, OPTIONS
 from tests.optimizer.profiles import trace
 

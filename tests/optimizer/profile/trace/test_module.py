@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.errors import InvalidModel
 from optimizer.estimate.training import estimate_training
 from optimizer.goal import Goal
@@ -28,7 +29,6 @@ from optimizer.runtime.job.apply import apply
 from optimizer.runtime.job.measure_stages import measure_stages
 from optimizer.search.search import search_plans
 from optimizer.workload import TrainingWorkload
-from tests.optimizer.machines import make_cpu_machine
 
 MACHINE = make_cpu_machine()
 

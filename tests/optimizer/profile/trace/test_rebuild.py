@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from optimizer.base.errors import InvalidModel
-from optimizer.estimate.shape.compiled import compile_shape
+from optimizer.estimate.shape.compiled import PartRequest, compile_shape
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile, block_part
@@ -34,9 +34,9 @@ def test_only_blocks_that_can_do_anything(mixed: GenerationProfile) -> None:
 
 def test_copies_of_positions_stay_and_all_else_goes(mixed: GenerationProfile) -> None:
     compiled = compile_shape(mixed.rebuild, WeightsPlan(dtype="bf16"), (3, 10))
-    assert compiled.part_bytes(EMBEDDING).net.sum() == 10 * (2 * 8 * 2 + 8)
-    assert compiled.part_bytes(block_part(1)).net.sum() == 0
-    assert compiled.part_bytes(block_part(1)).rise > 2 * 3 * 10 * 32 * 2
+    assert compiled.part_bytes(PartRequest(EMBEDDING)).net.sum() == 10 * (2 * 8 * 2 + 8)
+    assert compiled.part_bytes(PartRequest(block_part(1))).net.sum() == 0
+    assert compiled.part_bytes(PartRequest(block_part(1))).rise > 2 * 3 * 10 * 32 * 2
 
 
 def test_products_are_those_of_keys_and_values_alone() -> None:

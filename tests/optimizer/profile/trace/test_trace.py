@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine
@@ -20,7 +21,6 @@ from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
 from optimizer.workload import TrainingWorkload
-from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.profile.conftest import LLAMA
 
 

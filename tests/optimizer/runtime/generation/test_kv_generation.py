@@ -1,6 +1,7 @@
 """Generation with packed and moved caches: lossless plans give transformers' tokens, packed ones stay within a bound."""
 
 import copy
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -50,25 +51,24 @@ LOSSLESS = [
         product(("device", "host", "disk"), (("device", 1), ("host", 0), ("disk", 1), ("host", 2), ("disk", 2)))
     )
 ]
+_REMOTE = KvCachePlan(place="remote")
+_ON_HOST = KvCachePlan(place="host", attention="host")
 LOSSLESS += [
     GenerationPlan(
         batch_size=2,
         num_micro_batches=num_micro_batches,
         prefill_tokens=prefill_tokens,
         weights=WeightsPlan(place=weights),
-        kv_cache=KvCachePlan(place="remote", prefetch=prefetch),
+        kv_cache=kv_cache,
     )
-    for weights, num_micro_batches, prefill_tokens, prefetch in (("device", 2, 3, 0), ("host", 1, None, 1), ("disk", 2, None, 2))
-]
-LOSSLESS += [
-    GenerationPlan(
-        batch_size=2,
-        num_micro_batches=num_micro_batches,
-        prefill_tokens=prefill_tokens,
-        weights=WeightsPlan(place=weights),
-        kv_cache=KvCachePlan(place="host", attention="host"),
+    for weights, num_micro_batches, prefill_tokens, kv_cache in (
+        ("device", 2, 3, replace(_REMOTE, prefetch=0)),
+        ("host", 1, None, replace(_REMOTE, prefetch=1)),
+        ("disk", 2, None, replace(_REMOTE, prefetch=2)),
+        ("device", 1, None, _ON_HOST),
+        ("host", 2, 3, _ON_HOST),
+        ("disk", 2, None, _ON_HOST),
     )
-    for weights, num_micro_batches, prefill_tokens in (("device", 1, None), ("host", 2, 3), ("disk", 2, None))
 ]
 
 

@@ -20,25 +20,11 @@ from optimizer.runtime.generation.kv_prefix import BlockInputs, Positions, make_
 from optimizer.runtime.meter.meter import Meter
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.generation.test_kv_generation import CPU, build, expected_tokens, generate, prompts_of
+from tests.optimizer.runtime.generation.test_kv_generation import MODELS as KV_MODELS
 from tests.valkey import Valkey
 
 LENGTH = 14
-MODELS = (
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gpt2",
-    "gpt_neox",
-    "llama",
-    "mixtral",
-    "olmo2",
-    "opt",
-    "phi",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "stablelm",
-)
+MODELS = sorted({*KV_MODELS, "olmo2", "phi"} - {"mistral", "starcoder2"})
 PLANS = [
     GenerationPlan(
         batch_size=2,

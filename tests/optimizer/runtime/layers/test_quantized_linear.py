@@ -28,6 +28,7 @@ from optimizer.runtime.meter.device import prepared_device
 from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
 from optimizer.workload import Adapter
+from tests.optimizer.models.adapter_values import give_values
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.tiny import make_workload
 
@@ -48,15 +49,6 @@ def make_model(model_type: str, weights: WeightsPlan, *, adapter: Adapter = ADAP
     model = build_prepared(spec, weights=weights, workload=make_workload(adapter=adapter), device=device)
     give_values(model)
     return model
-
-
-def give_values(model: Any) -> None:
-    """Adapters that were trained: their second matrices are no longer zero."""
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
 
 
 def unpacked_twin(model: Any, model_type: str, weights: WeightsPlan) -> Any:

@@ -4,8 +4,6 @@ The host's AdamW is another kernel than the card's, so state on the host is comp
 """
 
 import dataclasses
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from optimizer.models.build import build_model
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.job.prepare import build_prepared
-from optimizer.runtime.meter.device import prepared_device
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
@@ -25,18 +22,10 @@ from tests.optimizer.runtime.states import Ran, assert_same_bits, run_steps
 from tests.optimizer.runtime.step.test_step import PLACES
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("prepared_card")]
 
 CUDA = torch.device("cuda:0")
 ADAPTER = Adapter(rank=4)
-
-
-@pytest.fixture(autouse=True)
-def _prepared() -> Iterator[None]:
-    with prepared_device(CUDA):
-        yield
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def run_placed(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.errors import HeadroomError, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.serialize import from_json, to_json
 from optimizer.estimate.generation.pricing import estimate_generation
@@ -33,7 +34,6 @@ from optimizer.search.generation.problem import GenerationProblem
 from optimizer.search.generation.search import find_best_generation, generation_problem, search_generation
 from optimizer.search.generation.solve import Book, solve, value_of
 from optimizer.workload import GenerationWorkload
-from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.search.generation.synthetic import list_every_plan, make_problem
 

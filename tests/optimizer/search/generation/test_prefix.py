@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.estimate.bounds.kv_prefix_floor import list_prefix_lengths
 from optimizer.goal import GenerationGoal
 from optimizer.hardware.devices import table_machine
@@ -17,7 +18,6 @@ from optimizer.search.generation.levers import list_families
 from optimizer.search.generation.search import GenerationSearchResult, generation_problem, search_generation_plans
 from optimizer.search.generation.solve import ROUGH, largest_of
 from optimizer.workload import GenerationWorkload
-from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 LARGE: dict[str, Any] = {

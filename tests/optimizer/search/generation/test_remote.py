@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation
@@ -26,7 +27,6 @@ from optimizer.search.generation.levers import list_families
 from optimizer.search.generation.search import generation_problem, search_generation_plans
 from optimizer.search.generation.solve import ROUGH, largest_of
 from optimizer.workload import GenerationWorkload
-from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.valkey import Valkey
 

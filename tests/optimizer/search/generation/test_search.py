@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.goal import GenerationGoal
@@ -24,7 +25,6 @@ from optimizer.search.generation.reasons import explain_choice
 from optimizer.search.generation.search import GenerationSearchResult, generation_problem, search_generation_plans
 from optimizer.search.generation.solve import ROUGH, Book, find_largest_batch, largest_of
 from optimizer.workload import GenerationWorkload
-from tests.optimizer.machines import make_cpu_machine
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 SPEC = read_model_spec(SMALL_CONFIGS["gemma2"])

@@ -12,7 +12,6 @@ from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
 
-from optimizer.base.errors import OutOfDeviceMemory
 from optimizer.base.units import MIB
 from tests.webapp.pages import rows
 from webapp.accounts.projects import set_member
@@ -37,23 +36,7 @@ def page_of(browser: Client, job: Job, **query: Any) -> str:
 def fail_for_memory(job: Job) -> None:
     attempt = rows.start(job)
     record_checkpoint(attempt, step=1, folder="checkpoints/step-000001-f1", manifest_sha256="c" * 64, num_bytes=10)
-    error = OutOfDeviceMemory(
-        requested_bytes=96 * MIB,
-        in_use_bytes=402 * MIB,
-        budget_bytes=480 * MIB,
-        bytes_by_category=dict(rows.PEAK, activations=169 * MIB),
-        moment="at step 3",
-    )
-    result = {
-        "outcome": "failed",
-        "reason": error.code,
-        "message": error.message,
-        "error": error.to_json(),
-        "step": 2,
-        "measured": None,
-        "summary": {},
-        "artifacts": [],
-    }
+    result = rows.out_of_memory_result(moment="at step 3")
     assert finish_attempt(attempt, result=result, exit_code=1) == "failed"
 
 

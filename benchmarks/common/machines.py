@@ -1,4 +1,4 @@
-"""The machine of tests that compare bytes, which do not depend on its rates."""
+"""A CPU machine for questions of bytes, which do not depend on its rates."""
 
 from optimizer.hardware.machine import Device, Machine
 from optimizer.hardware.rates import Rates
