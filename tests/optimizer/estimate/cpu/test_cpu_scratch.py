@@ -27,8 +27,6 @@ HAS_LIBRARY_FOR_FP32 = has_library_for_bf16() and not torch.cpu._is_amx_tile_sup
 """Asked for products in bf16 of numbers in fp32, it makes them in fp32 where there are no tiles for bf16."""
 HAS_WIDE_BLOCKS = torch.backends.cpu.get_cpu_capability() != "AVX2"
 NOT_MODELLED = {"one channel", "16 bits", "blocks not filled", "transposed"} if HAS_WIDE_BLOCKS else set()
-
-
 MATMUL: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
 
