@@ -27,7 +27,7 @@ from optimizer.search.questions.sizes import sizes_looked_at
 from optimizer.workload import GenerationWorkload, TrainingWorkload
 
 _COMPUTED = ("fp32", "bf16", "fp32+bf16")
-_PACKED: Final[tuple[FrozenFormat, ...]] = ("int8", "int4", "nf4")
+_PACKED: Final = tuple(form for form in get_args(FrozenFormat) if form != "same")
 
 
 def profile_for(spec: ModelSpec, *, workload: TrainingWorkload, goal: Goal, folder: Path | None = None) -> Profile:

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from django.db import transaction
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
-from ninja import Body, Query, Router, Schema
+from django.http import Http404, HttpRequest, HttpResponse
+from ninja import Query, Router, Schema
 from pydantic import Field
 
 from optimizer.base.errors import InvalidInput
 from webapp.accounts.audit import note_target
-from webapp.api.schemas import RETRY_AFTER_S, ModelRow
+from webapp.api.schemas import ModelRow
 from webapp.catalog.documents import model_documents
 from webapp.http.idempotency import idempotent, remember
 from webapp.http.paging import page_of
@@ -19,7 +19,6 @@ from webapp.jobs.metrics import DEFAULT_MAX_POINTS, MAX_POINTS_ALLOWED, job_metr
 from webapp.jobs.models import Job, State
 from webapp.jobs.queries import artifacts_visible_to, jobs_visible_to
 from webapp.jobs.trained_model import create_trained_model
-from webapp.planning.pricing import price_spec
 from webapp.planning.submitting import submit_job
 
 router = Router()
@@ -43,18 +42,6 @@ class CancelRequest(Schema, extra="forbid"):
     """``save`` stops at a checkpoint, ``discard`` at once."""
 
     mode: Literal["save", "discard"] = "save"
-
-
-@router.post("/plans", response={200: dict[str, Any], 202: dict[str, Any]}, tags=["plans"])
-@idempotent
-def create_plans(request: HttpRequest, spec: Annotated[dict[str, Any], Body()]) -> HttpResponse:
-    """Price a job spec on each known machine. 202 while the model is profiled: ask again after Retry-After."""
-    answer = price_spec(request.user, spec)
-    if answer.profile == "pending":
-        # not remembered: the same request is meant to be sent again
-        return JsonResponse(answer.to_json(), status=202, headers={"Retry-After": RETRY_AFTER_S})
-    with transaction.atomic():
-        return remember(request, status=200, body=answer.to_json())
 
 
 @router.post("/jobs", response={201: dict[str, Any]}, tags=["jobs"])

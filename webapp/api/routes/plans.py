@@ -1,13 +1,18 @@
-"""``/plans/...``: the best plan for a goal, plans side by side, cards ranked, a plan after one edit. Nothing is kept."""
+"""``/plans`` prices a job's spec and keeps offers; ``/plans/...``: the best plan for a goal, plans side by side, cards ranked,
+a plan after one edit, which keep nothing.
+"""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from ninja import Router, Schema
+from ninja import Body, Router, Schema
 from pydantic import Field
 
 from webapp.api.schemas import RETRY_AFTER_S, Pending, PricedPlan
+from webapp.http.idempotency import idempotent, remember
 from webapp.planning import questions
+from webapp.planning.pricing import price_spec
 from webapp.planning.search.asked import AskedOfModel
 
 router = Router()
@@ -230,6 +235,18 @@ class PriceGenerationAnswer(Schema):
     remote_change_bytes: int
     total_change_s: float
     is_lossless: bool
+
+
+@router.post("/plans", response={200: dict[str, Any], 202: dict[str, Any]}, tags=["plans"])
+@idempotent
+def create_plans(request: HttpRequest, spec: Annotated[dict[str, Any], Body()]) -> HttpResponse:
+    """Price a job spec on each known machine. 202 while the model is profiled: ask again after Retry-After."""
+    answer = price_spec(request.user, spec)
+    if answer.profile == "pending":
+        # not remembered: the same request is meant to be sent again
+        return JsonResponse(answer.to_json(), status=202, headers={"Retry-After": RETRY_AFTER_S})
+    with transaction.atomic():
+        return remember(request, status=200, body=answer.to_json())
 
 
 @router.post("/plans/best", response={200: BestAnswer | BestGenerationAnswer, 202: Pending}, tags=["plans"])
