@@ -5,7 +5,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, get_args
 
 from optimizer.api.inputs import BEST, Model, read_model
 from optimizer.base.errors import InvalidInput
