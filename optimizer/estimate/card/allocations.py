@@ -204,6 +204,9 @@ class _Moments:
                 writer.come(_STATE, num_bytes)
 
 
+_NO_SLACK = (0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Instruction:
     """One change to the storages."""
@@ -215,7 +218,7 @@ class _Instruction:
     op: str
     storage: int
     """The storage's number, as in ``Move``."""
-    slack: tuple[int, int] = (0, 0)
+    slack: tuple[int, int] = _NO_SLACK
     """Bytes fewer and more that it may be, as in ``Move``."""
 
 
@@ -302,14 +305,15 @@ class _Writer:
             born: dict[int, int] = {}
             for instruction in known[1]:
                 num_bytes = abs(instruction.num_bytes)
-                self._shift(instruction)
+                if instruction.slack != _NO_SLACK:
+                    self._shift(instruction)
                 if instruction.num_bytes > 0 and instruction.target < 0:
                     key = self.come(instruction.slot, num_bytes, task, instruction.op)
                     if instruction.storage >= 0:
                         born[instruction.storage] = key
                     continue
                 found = born.get(instruction.storage)
-                if found not in self._live[instruction.slot].get(num_bytes, ()):
+                if found is None or found not in self._live[instruction.slot].get(num_bytes, ()):
                     newest = min(born.values(), default=self._num_made + 1) - 1 if known[2] else self._num_made
                     found = self._pick(instruction.slot, num_bytes, newest, from_prologue=instruction.storage == FROM_PROLOGUE)
                 if instruction.target < 0:
@@ -335,8 +339,10 @@ class _Writer:
         self._total_bytes += num_bytes
         if self._total_bytes > self.peak_bytes:
             self.peak_bytes, self._peak_at, self.peak_task = self._total_bytes, len(self.requests), task
-        self.peak_low_bytes = max(self.peak_low_bytes, self._total_bytes - self._below)
-        self.peak_high_bytes = max(self.peak_high_bytes, self._total_bytes + self._above)
+        if self._total_bytes - self._below > self.peak_low_bytes:
+            self.peak_low_bytes = self._total_bytes - self._below
+        if self._total_bytes + self._above > self.peak_high_bytes:
+            self.peak_high_bytes = self._total_bytes + self._above
         return key
 
     def go(self, slot: int, num_bytes: int, key: int | None) -> None:

@@ -15,7 +15,7 @@ from itertools import groupby
 from optimizer.base.categories import CATEGORIES
 from optimizer.base.intervals import ByteInterval
 from optimizer.estimate.kernels.cuda_kernels import CudaKernels
-from optimizer.estimate.kernels.held import NOTHING, Held
+from optimizer.estimate.kernels.held import NOTHING, Held, OpCall
 from optimizer.estimate.tasks.change import Move
 from optimizer.estimate.tasks.tasks import Task, list_moves
 
@@ -37,6 +37,9 @@ class CudaMoves:
         self._num_tokens = num_tokens
         self._norm_elements = norm_elements
         self._known: dict[tuple[object, ...], tuple[object, tuple[Move, ...], tuple[ByteInterval, ...]]] = {}
+        self._num_ended: dict[int, tuple[Sequence[Move], int]] = {}
+        self._held: dict[tuple[int, bool], tuple[OpCall, Held]] = {}
+        """By the id of a call, which is held so that its id is not another's, and whether what it saves is kept."""
         self._unknown: dict[str, None] = {}
 
     @property
@@ -86,13 +89,23 @@ class CudaMoves:
         """One task's moves, with what is kept after it. kept: by forward kernels whose backward is to come, the next
         last.
         """
-        key = (id(moves), before, kept)
+        # Only so much of what is kept as the task may end, so that blocks which are alike share what was worked out.
+        at = max(0, len(kept) - self._count_ended(moves))
+        key = (id(moves), before, kept[at:])
         known = self._known.get(key)
         if known is None:
-            left = list(kept)
+            left = list(kept[at:])
             # Held, so that its id is not another's.
             known = self._known[key] = (moves, (*before, *self._work_out(moves, left)), tuple(left))
-        return known[1], known[2]
+        return known[1], (*kept[:at], *known[2])
+
+    def _count_ended(self, moves: Sequence[Move]) -> int:
+        """At most so many forward kernels' bytes end in a task: one for each backward of attention in it."""
+        known = self._num_ended.get(id(moves))
+        if known is None:
+            ends = {move.op for move in moves if _is_attention(move.op_name) and "backward" in move.op_name}
+            known = self._num_ended[id(moves)] = (moves, len(ends))
+        return known[1]
 
     def _work_out(self, moves: Sequence[Move], kept: list[ByteInterval]) -> Iterator[Move]:
         """Work out one task's moves: without what leaves later and was fetched before; with what kernels hold."""
@@ -130,7 +143,12 @@ class CudaMoves:
     def _look_up(self, first: Move, come: Sequence[Move], gone: Sequence[Move]) -> Held:
         if first.call is None:
             return NOTHING
-        held = self._kernels.hold_call(first.call, num_tokens=self._num_tokens, is_kept=_outlives(come, gone))
+        is_kept = _is_attention(first.op_name) and _outlives(come, gone)
+        known = self._held.get((id(first.call), is_kept))
+        if known is not None:
+            return known[1]
+        held = self._kernels.hold_call(first.call, num_tokens=self._num_tokens, is_kept=is_kept)
+        self._held[id(first.call), is_kept] = first.call, held
         if held.certainty == "unknown":
             self._unknown.setdefault(f"{first.op_name} holds memory on a card of which no source gives a number: {held.source}")
         return held

@@ -3,6 +3,7 @@
 Data alone: kernels whose bytes need a formula are ``cuda_attention.py``'s, ``cuda_indexing.py``'s and ``cuda_kernels.py``'s.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 from optimizer.estimate.kernels.held import Certainty
@@ -39,6 +40,7 @@ ROWS: tuple[Row, ...] = (
 """Sums, means and norms of few results hold 8 MiB at most (Reduce.cuh); an op that no row names is taken to hold nothing."""
 
 
+@cache
 def find_row(base: str) -> Row | None:
     """The row of the longest beginning. base: an op's name without namespace and overload."""
     return max((row for row in ROWS if base.startswith(row.begins)), key=lambda row: len(row.begins), default=None)
