@@ -32,6 +32,17 @@ def visible_card(index: int, *, visible: str) -> int | str:
     return int(name) if name.isdecimal() else name
 
 
+def card_identity(index: int) -> str:
+    """The UUID of the card behind torch's ``cuda:index``; its number where no driver answers."""
+    import pynvml
+
+    handle = _open_card(index)
+    if handle is not None:
+        with contextlib.suppress(pynvml.NVMLError):
+            return str(pynvml.nvmlDeviceGetUUID(handle))
+    return str(visible_card(index, visible=os.environ.get("CUDA_VISIBLE_DEVICES", "")))
+
+
 def card_names() -> list[str]:
     """Names of the cards the driver sees; empty without one. Does not start a CUDA context."""
     import pynvml

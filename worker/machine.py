@@ -14,17 +14,19 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from optimizer.base.errors import InvalidInput
 from optimizer.hardware.machine import Machine
 from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Machine as MachineRow
 from worker.config import WorkerConfig
-from worker.gpu import card_names, visible_card
+from worker.gpu import card_identity, card_names
 from worker.run.child import child_environment, isolated_command
 
 PROBE_TIMEOUT_S = 600
 _CACHE_VERSION = 2
+_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 def register_this_machine(config: WorkerConfig) -> MachineRow:
@@ -39,12 +41,26 @@ def device_name(row: MachineRow) -> str:
     return f"cuda:{device['index']}" if device["kind"] == "cuda" else "cpu"
 
 
-def device_lock_file(row: MachineRow, *, slot: int, home: Path) -> Path:
-    """Named after the card itself and not after torch's number for it, which each worker counts for itself."""
+def device_lock_file(row: MachineRow, *, slot: str, home: Path) -> Path:
+    """Named after the host and the card itself, so that it holds wherever several hosts, or containers that each count their
+    cards from 0, share one HEADROOM_HOME.
+    """
     device = row.document["device"]
-    card = visible_card(device["index"], visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    name = f"cuda-{card}" if device["kind"] == "cuda" else "cpu"
-    return home / "run" / f"device-{name}-{slot}.lock"
+    name = f"cuda-{card_identity(device['index'])}" if device["kind"] == "cuda" else "cpu"
+    return home / "run" / f"device-{_boot_id()}-{name}-{slot}.lock"
+
+
+def profiling_lock_file(*, worker: str, home: Path) -> Path:
+    """Held by the process that profiles, so that none is started beside one that a killed worker left behind."""
+    return home / "run" / f"profiling-{_boot_id()}-{quote(worker, safe='')}.lock"
+
+
+def _boot_id() -> str:
+    """Eight characters that all containers of a host see and no other host has; a host name has neither quality."""
+    try:
+        return _BOOT_ID_FILE.read_text().strip()[:8]
+    except OSError:
+        return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
 def cached_machine(home: Path) -> Machine:

@@ -1,11 +1,15 @@
 """Lives in the Celery worker's main process: registers the machine, claims jobs, runs one attempt per slot, drains.
 
-Each slot is a thread: take the device's lock, claim, run the attempt's process to its end, again. Threads, because a slot only
+Each slot is a thread: take the slot's lock, claim, run the attempt's process to its end, again. Threads, because a slot only
 waits and writes rows; whatever computes is in the attempt's own process, and this one never imports torch.
+
+Profiling has a slot of its own that leaves the device alone, so that a new model can be priced while a long job runs.
 """
 
 import logging
 import threading
+from dataclasses import dataclass
+from pathlib import Path
 
 from django.db import Error as DatabaseError
 from django.db import close_old_connections, connections
@@ -13,13 +17,29 @@ from django.db import close_old_connections, connections
 from webapp.catalog.actions import heartbeat_machine
 from webapp.catalog.models import Machine
 from webapp.jobs.claiming import claim_job
+from webapp.jobs.models import USER_JOB_KINDS, Kind
+from worker.alive import mark_alive
 from worker.attempt import run_attempt
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter
-from worker.machine import device_lock_file, device_name, register_this_machine
+from worker.machine import device_lock_file, device_name, profiling_lock_file, register_this_machine
 from worker.run.child import DeviceLock
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """A place for one attempt at a time."""
+
+    name: str
+    kinds: tuple[Kind, ...] = USER_JOB_KINDS
+    """Kinds of job that it takes."""
+    uses_device: bool = True
+    """False: its attempts run on tensors without data, and see no device."""
+
+
+PROFILING_SLOT = Slot(name="profiling", kinds=(Kind.PROFILE,), uses_device=False)
 
 
 class Supervisor:
@@ -32,8 +52,8 @@ class Supervisor:
         self._registered = threading.Event()
         self._machine: Machine | None = None
         slots = [
-            threading.Thread(target=self._serve, args=(index,), name=f"slot-{index}", daemon=True)
-            for index in range(config.num_slots)
+            threading.Thread(target=self._serve, args=(slot,), name=f"slot-{slot.name}", daemon=True)
+            for slot in (*(Slot(name=str(index)) for index in range(config.num_slots)), PROFILING_SLOT)
         ]
         self._threads = [threading.Thread(target=self._keep_machine, name="machine", daemon=True), *slots]
 
@@ -80,35 +100,43 @@ class Supervisor:
             self._registered.set()
         elif not heartbeat_machine(self._machine):
             self._machine = None  # somebody removed the row; the next turn makes it again
+        mark_alive(self._config.home, worker=self._config.host)
 
-    def _serve(self, slot: int) -> None:
+    def _serve(self, slot: Slot) -> None:
         self._registered.wait()
         if (machine := self._machine) is None:
             return  # drained before the machine was known
-        lock = DeviceLock(device_lock_file(machine, slot=slot, home=self._config.home))
+        lock = DeviceLock(self._lock_file(machine, slot))
         gpu = GpuMeter(machine.document["device"]["index"])
         try:
             while not self._draining.is_set():
-                if not self._run_next(lock, gpu=gpu):
+                if not self._run_next(slot, lock=lock, gpu=gpu):
                     self._hint.wait(self._config.poll_s)
                     self._hint.clear()
         finally:
             connections.close_all()
 
-    def _run_next(self, lock: DeviceLock, *, gpu: GpuMeter) -> bool:
+    def _lock_file(self, machine: Machine, slot: Slot) -> Path:
+        if slot.uses_device:
+            return device_lock_file(machine, slot=slot.name, home=self._config.home)
+        return profiling_lock_file(worker=self._config.host, home=self._config.home)
+
+    def _run_next(self, slot: Slot, *, lock: DeviceLock, gpu: GpuMeter) -> bool:
         """Run one attempt if there is one; False when there was nothing to do or it could not be done."""
         close_old_connections()
         machine = self._machine
         if machine is None or not lock.acquire():
             return False
         try:
-            attempt = claim_job(worker=self._config.name, machine=machine, lease_s=self._config.lease_s)
+            attempt = claim_job(
+                worker=self._config.name, machine=machine, kinds=slot.kinds, lease_s=self._config.lease_s
+            )
             if attempt is None:
                 return False
             run_attempt(
                 attempt,
                 config=self._config,
-                device=device_name(machine),
+                device=device_name(machine) if slot.uses_device else "cpu",
                 lock=lock,
                 gpu=gpu,
                 draining=self._draining,

@@ -206,6 +206,16 @@ def test_a_cancelled_job_ends_and_saves_only_when_asked_to(jobs: TrainJobs, mode
     assert len(jobs.stack.ask("checkpoints", job=job)) == (1 if mode == "save" else 0)
 
 
+def test_a_new_model_is_profiled_while_a_job_trains(jobs: TrainJobs) -> None:
+    training = jobs.start(num_steps=5000, checkpoint_every_steps=0)
+    wait_for(lambda: jobs.show(training)["step"] >= 1, what="step 1", timeout_s=60)
+    profiling = jobs.stack.ask("request_profile", model=jobs.model)
+    assert jobs.wait_for_end(profiling)["state"] == "succeeded"
+    assert jobs.show(training)["state"] == "running"
+    jobs.stack.ask("cancel", job=training, mode="discard")
+    jobs.wait_for_end(training)
+
+
 def test_a_plan_over_its_budget_fails_by_name_with_the_sizes_by_category(jobs: TrainJobs) -> None:
     job = jobs.start(budget_bytes=TIGHT_BYTES)
     row = jobs.wait_for_end(job)

@@ -89,8 +89,9 @@ def test_two_workers_with_a_card_each_lock_different_files(
     names = set()
     for visible in ("0", "1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        names.add(device_lock_file(row, slot=0, home=tmp_path).name)
-    assert names == {"device-cuda-0-0.lock", "device-cuda-1-0.lock"}
+        names.add(device_lock_file(row, slot="0", home=tmp_path).name)
+    host = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    assert names == {f"device-{host}-cuda-0-0.lock", f"device-{host}-cuda-1-0.lock"}
 
 
 @pytest.mark.parametrize(

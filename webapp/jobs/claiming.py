@@ -1,17 +1,21 @@
 """Claims the next job that a worker's machine can hold."""
 
+from collections.abc import Collection
+
 from django.db import transaction
 from django.db.models import F, Q, Sum
 from django.db.models.functions import Now
 
 from webapp.catalog.models import Machine
 from webapp.clock import from_now
-from webapp.jobs.models import LIVE_STATES, Attempt, FenceSequence, Job, Outbox, State
+from webapp.jobs.models import LIVE_STATES, Attempt, FenceSequence, Job, Kind, Outbox, State
 from webapp.jobs.moves import claimable, move_job
 
 
-def claim_job(*, worker: str, machine: Machine, job_id: str | None = None, lease_s: float = 30) -> Attempt | None:
-    """The next job that this machine can hold, by priority and then age; None when there is none.
+def claim_job(
+    *, worker: str, machine: Machine, job_id: str | None = None, kinds: Collection[Kind] = tuple(Kind), lease_s: float = 30
+) -> Attempt | None:
+    """The next job of these kinds that this machine can hold, by priority and then age; None when there is none.
 
     Live jobs on the machine keep the device memory they need. The machine's row is locked, so two claims on one machine
     cannot both take the last free bytes; where the database cannot lock rows (SQLite) its one writer gives the same.
@@ -21,7 +25,7 @@ def claim_job(*, worker: str, machine: Machine, job_id: str | None = None, lease
         if host.draining:
             return None
         fits = Q(need_device_kind__in=("", host.document["device"]["kind"]), need_device_bytes__lte=free_bytes(host))
-        candidates = Job.objects.filter(claimable() & fits)
+        candidates = Job.objects.filter(claimable() & fits, kind__in=kinds)
         if job_id is not None:
             candidates = candidates.filter(pk=job_id)
         queue = candidates.order_by("-priority", "created_at", "id").select_for_update(skip_locked=True)

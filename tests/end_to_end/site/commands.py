@@ -19,6 +19,8 @@ from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs import actions
 from webapp.jobs.actions import CancelMode
 from webapp.jobs.models import Artifact, Attempt, Checkpoint, Event, Job, Sample
+from webapp.planning.search.profile_requests import request_profile as ask_for_profile
+from webapp.planning.search.profiles import ProfileNeed
 
 
 def database() -> str:
@@ -97,6 +99,11 @@ def create_job(
         actor="user:test",
     )
     return job.pk
+
+
+def request_profile(model: str) -> str:
+    """The job that makes the model's profile."""
+    return ask_for_profile(ProfileNeed(model=Model.objects.get(pk=model))).job_id
 
 
 def cancel(job: str, mode: CancelMode) -> bool:

@@ -15,7 +15,7 @@ from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import cancel_job, create_job, pause_job, renew_lease, resume_job, retry_job
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.errors import WrongState
-from webapp.jobs.models import Job, Outbox
+from webapp.jobs.models import Job, Kind, Outbox
 
 
 def test_a_new_job_leaves_one_event_and_one_hint_to_send(make_job: Callable[..., Job]) -> None:
@@ -49,6 +49,12 @@ def test_higher_priority_is_claimed_first_and_then_the_older(make_job: Callable[
 def test_a_job_of_another_kind_of_device_is_not_claimed(make_job: Callable[..., Job]) -> None:
     make_job()
     assert claim_job(worker="w", machine=make_bench("gpu box", kind="cuda")) is None
+
+
+def test_a_slot_claims_only_the_kinds_that_it_takes(make_job: Callable[..., Job], machine: Machine) -> None:
+    make_job()
+    assert claim_job(worker="w", machine=machine, kinds=[Kind.PROFILE]) is None
+    assert claim_job(worker="w", machine=machine, kinds=[Kind.TRAIN]) is not None
 
 
 def test_a_machine_takes_only_jobs_that_fit_beside_those_it_runs(
