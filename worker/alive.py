@@ -2,8 +2,8 @@
 
     python -m worker.alive
 
-exits with 0 if the file was touched within the last minute, else with 1 and a sentence. It imports neither Django nor torch, since
-a container asks every half minute.
+exits with 0 if the file was touched within the last minute, else with 1 and a sentence. Imports neither Django nor torch, since a
+container asks every half minute.
 """
 
 import os
