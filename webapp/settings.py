@@ -125,6 +125,20 @@ HEADROOM_RETRY_BASE_S = env.float("HEADROOM_RETRY_BASE_S", default=10.0)
 HEADROOM_MAX_UPLOAD_BYTES = env.int("HEADROOM_MAX_UPLOAD_BYTES", default=8 * 1024**3)
 """Largest body of an upload of a model or dataset; every other body ends at 1 MiB."""
 
+
+
+def _folders(variable: str) -> list[Path]:
+    """Colon separated and absolute; a relative one would mean another folder for each process."""
+    folders = [Path(part).expanduser() for part in env.str(variable, default="").split(":") if part.strip()]
+    for folder in folders:
+        if not folder.is_absolute():
+            raise ValueError(f"{variable} names {str(folder)!r}; allowed: absolute folders, with a colon between them")
+    return folders
+
+
+HEADROOM_MODEL_ROOTS = _folders("HEADROOM_MODEL_ROOTS")
+"""Folders of this server below which people may name a model's folder; its weights are linked, not copied."""
+
 HEADROOM_WEBHOOK_NETWORKS = env.list("HEADROOM_WEBHOOK_NETWORKS", default=[])
 """Private networks that webhooks may be sent into, such as 10.1.0.0/16; by themselves they go to public addresses only."""
 for _network in HEADROOM_WEBHOOK_NETWORKS:
