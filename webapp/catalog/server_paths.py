@@ -52,7 +52,10 @@ def find_on_server(path: str, *, roots: Sequence[Path], variable: str, field: st
 
 
 def find_beside(folder: Path, name: str, *, roots: Sequence[Path]) -> Path | None:
-    """The real path of a file in a folder that was found; None where it is not there. Raises PathNotAllowed where a link leads out."""
+    """The real path of a file in a folder that was found; None where it is not there.
+
+    Raises PathNotAllowed where a link leads out.
+    """
     given = folder / name
     if not given.is_symlink() and not given.exists():
         return None

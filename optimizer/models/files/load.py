@@ -1,4 +1,4 @@
-"""Weights from safetensors into a built model: strictly, tensor by tensor, without a second copy of the model.
+"""Weights from files into a built model: strictly, tensor by tensor, without a second copy of the model.
 
 Understands the names that published files use beside the model's own: a missing base prefix (GPT-2), experts one by one
 (Mixtral, Qwen 3), an output projection of another name (GPT-NeoX), buffers that older versions saved, and a tied output
@@ -10,11 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import nn
 
 from optimizer.base.errors import InvalidModel
-from optimizer.models.files.check_weights import check_weights
+from optimizer.models.files.readers import tensor_readers
 
 _SAVED_BUFFERS = re.compile(r"(^|\.)(attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 _EXPERT = re.compile(
@@ -26,33 +25,30 @@ _OTHER_NAMES = {"embed_out.weight": "lm_head.weight"}
 
 
 def load_weights(model: nn.Module, folder: str | Path) -> None:
-    """Fill ``model`` from the safetensors files in ``folder``, single or sharded, converting to its dtype.
+    """Fill ``model`` from the files in ``folder`` (``readers.py``: safetensors, packed or not, or GGUF), converting to its dtype.
 
     Raises InvalidModel that names tensors which are missing, not expected, or of another shape; the model's weights are then
-    undefined. The files' headers are checked first (weights.py).
+    undefined. The files' headers are checked first.
     """
-    facts = check_weights(folder)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     buffers = dict(model.named_buffers())
     filled: set[str] = set()
     unexpected: list[str] = []
     with torch.no_grad():
-        for file in facts.files:
-            with safe_open(Path(folder) / file, framework="pt", device="cpu") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                    if _SAVED_BUFFERS.search(name):
-                        continue
-                    if name in buffers:
-                        _copy(tensors.get_tensor(name), buffers[name], name=name, is_filled=False)
-                        continue
-                    target = _find_target(name, model, parameters)
-                    if target is None:
-                        unexpected.append(name)
-                        continue
-                    key, destination = target
-                    is_filled = key not in filled and any(parameters.get(other) is destination for other in filled)
-                    _copy(tensors.get_tensor(name), destination, name=name, is_filled=is_filled)
-                    filled.add(key)
+        for tensor in tensor_readers(folder):
+            if _SAVED_BUFFERS.search(tensor.name):
+                continue
+            if tensor.name in buffers:
+                _copy(tensor.read(), buffers[tensor.name], name=tensor.name, is_filled=False)
+                continue
+            target = _find_target(tensor.name, model, parameters)
+            if target is None:
+                unexpected.append(tensor.name)
+                continue
+            key, destination = target
+            is_filled = key not in filled and any(parameters.get(other) is destination for other in filled)
+            _copy(tensor.read(), destination, name=tensor.name, is_filled=is_filled)
+            filled.add(key)
     _require_complete(model, parameters, filled=filled, unexpected=unexpected)
 
 
