@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from headroom.client import HeadroomClient, Row
+from headroom.commands.job_options import largest_device_bytes, size
 from headroom.commands.submit import UsageError, connect, download_artifacts, follow_to_end, submit_job, verdict_of
-from optimizer.base.units import parse_bytes
 
 
 def add_generate_options(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +20,9 @@ def add_generate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that together are so probable (default: 1)")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end an answer here; up to four times")
     parser.add_argument("--seed", type=int, help="of what is drawn (default: 0)")
-    parser.add_argument("--budget", type=_size, metavar="SIZE", help="of device memory (default: all of the largest machine's)")
-    parser.add_argument("--host-budget", type=_size, metavar="SIZE", help="of host memory")
-    parser.add_argument("--disk-budget", type=_size, metavar="SIZE", help="of the disk")
+    parser.add_argument("--budget", type=size, metavar="SIZE", help="of device memory (default: all of the largest machine's)")
+    parser.add_argument("--host-budget", type=size, metavar="SIZE", help="of host memory")
+    parser.add_argument("--disk-budget", type=size, metavar="SIZE", help="of the disk")
     parser.add_argument("--allow-lossy", action="store_true", help="16-bit and packed weights may be taken")
     parser.add_argument("--plan", metavar="LABEL", default="chosen", help="chosen (default) or a baseline, such as resident")
     parser.add_argument("--name", help="of the job")
@@ -67,22 +67,8 @@ def make_spec(client: HeadroomClient, options: argparse.Namespace) -> Row:
 
 def _goal(client: HeadroomClient, options: argparse.Namespace) -> Row:
     budgets: dict[str, Any] = {
-        "device_budget_bytes": options.budget or _largest_device_bytes(client),
+        "device_budget_bytes": options.budget or largest_device_bytes(client),
         "host_budget_bytes": options.host_budget,
         "disk_budget_bytes": options.disk_budget,
     }
     return {**{name: size for name, size in budgets.items() if size is not None}, "allow_lossy": options.allow_lossy}
-
-
-def _largest_device_bytes(client: HeadroomClient) -> int:
-    sizes = [int(machine["device"]["memory_bytes"]) for machine in client.machines()]
-    if not sizes:
-        raise UsageError("no machine has registered yet", hint="Start a worker, or give --budget.")
-    return max(sizes)
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

@@ -21,12 +21,12 @@ from headroom.commands import plans as cli_plans
 from headroom.commands import records as cli_records
 from headroom.commands.compare import print_comparison
 from headroom.commands.generate import add_generate_options, generate_from_options
+from headroom.commands.job_options import add_submit_options, complete_job, job_from_options, summary_of
 from headroom.commands.submit import (
     UsageError,
     connect,
     download_artifacts,
     follow_to_end,
-    read_job_file,
     submit_job,
     upload_named_files,
     verdict_of,
@@ -89,8 +89,8 @@ def _add_job_commands(
         command.set_defaults(run=run)
         return command
 
-    submit = add("submit", _submit, "start a job described in a YAML file")
-    submit.add_argument("file", type=Path, metavar="JOB.yaml")
+    submit = add("submit", _submit, "start a training job, from a YAML file or from options")
+    add_submit_options(submit)
     submit.add_argument("--follow", action="store_true", help="watch it to its end; exit with its verdict")
     submit.add_argument("--plan", metavar="LABEL", help="chosen (default) or a baseline, such as keep_all or offload_optimizer")
     submit.add_argument("--override", action="store_true", help="start it although the plan does not fit")
@@ -135,10 +135,13 @@ def _connect(options: argparse.Namespace) -> HeadroomClient:
 
 
 def _submit(options: argparse.Namespace) -> None:
-    spec = read_job_file(options.file)
     console = Console()
+    spec = job_from_options(options)
     with _connect(options) as client:
-        spec = upload_named_files(client, spec, folder=options.file.parent)
+        spec = upload_named_files(client, spec, folder=options.file.parent if options.file else Path())
+        if options.file is None:
+            spec = complete_job(client, spec)
+            console.print(summary_of(spec), highlight=False)
         label = options.plan or str(spec.pop("plan", "chosen"))
         job = submit_job(client, spec, label=label, override=options.override, say=console.print)
         console.print(f"{job['id']}  {client.url}/jobs/{job['id']}/", highlight=False, soft_wrap=True)

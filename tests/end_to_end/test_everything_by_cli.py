@@ -129,6 +129,10 @@ def plan(terminal: Terminal, folder: Path) -> None:
 def train(terminal: Terminal, folder: Path) -> str:
     followed = terminal.run("submit", folder / "job.yaml", "--follow")
     assert f"succeeded · step {NUM_STEPS} of {NUM_STEPS}" in followed
+    without_file = ["--model", "tiny", "--dataset", "verse", "--steps", 2, "--sequence-length", 32, "--batch", 2]
+    tuned = terminal.run("submit", *without_file, "--budget", "1 GiB", "--name", "by-options", "--follow")
+    assert "recipe lora, device memory at most 1.00 GiB" in tuned
+    assert "succeeded · step 2 of 2" in tuned
     return followed.split()[0]
 
 

@@ -130,7 +130,7 @@ def test_a_fault_of_the_program_reveals_nothing_of_itself(
         ({"model": 3}, "model", "model is 3; allowed: the id or name of a model"),
         ({"dataset": None}, "dataset", "dataset is None; allowed"),
         ({"plan": "best"}, "plan", "plan is 'best'; allowed: chosen, keep_all"),
-        ({"colour": "red"}, "colour", "colour is not a known field; known: name, model, dataset, workload, goal, plan"),
+        ({"colour": "red"}, "colour", "colour is not a known field; known: name, model, dataset, recipe, workload, goal, plan"),
         ({"name": "x" * 201}, "name", "1 to 200 printable characters"),
     ],
 )

@@ -20,11 +20,12 @@ from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import Adapter, Export, GenerationWorkload, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
+from webapp.jobs.specs.recipes import fill_in
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-SPEC_FIELDS = ("name", "model", "dataset", "workload", "goal", "plan", "kind")
+SPEC_FIELDS = ("name", "model", "dataset", "recipe", "workload", "goal", "plan", "kind")
 _MAX_NAME_CHARACTERS = 200
 _SIZES = ("device_budget_bytes", "host_budget_bytes", "disk_budget_bytes")
 
@@ -74,7 +75,8 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     model = find_visible(models_visible_to(user), document.get("model"), field="model")
     texts = datasets_visible_to(user).exclude(format="prompts")
     dataset = find_visible(texts, document.get("dataset"), field="dataset")
-    workload = read_workload(document.get("workload", {}))
+    document = fill_in(document, model_name=model.name, has_weights=model.has_weights)
+    workload = read_workload(document["workload"])
     goal = read_goal(document.get("goal"))
     check_against_model(workload, model)
     return JobSpec(

@@ -1,0 +1,87 @@
+"""The options of ``headroom submit``: a training job from a YAML file, from options alone, or from both, options first."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from headroom.client import HeadroomClient, Row
+from headroom.commands.submit import UsageError, read_job_file
+from optimizer.base.units import format_bytes, parse_bytes
+
+RECIPES = ("lora", "qlora", "full", "exact")
+_WORKLOAD = {
+    "steps": "num_steps",
+    "sequence_length": "sequence_length",
+    "batch": "global_batch_size",
+    "learning_rate": "learning_rate",
+    "seed": "seed",
+}
+"""Options by the field of the workload that they set."""
+_BUDGETS = {"budget": "device_budget_bytes", "host_budget": "host_budget_bytes", "disk_budget": "disk_budget_bytes"}
+
+
+def add_submit_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, nargs="?", metavar="JOB.yaml", help="a job's fields; options below override them")
+    parser.add_argument("--model", help="id or name of a model, or a folder to add")
+    parser.add_argument("--dataset", help="id or name of a dataset, or a file to upload")
+    parser.add_argument("--recipe", choices=RECIPES, help="default without a file: lora for a model with weights, else exact")
+    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps")
+    parser.add_argument("--sequence-length", type=int, metavar="N", help="tokens in a sequence")
+    parser.add_argument("--batch", type=int, metavar="N", help="sequences in an optimizer step")
+    parser.add_argument("--learning-rate", type=float, metavar="X", help="highest learning rate (default: the recipe's)")
+    parser.add_argument("--seed", type=int, metavar="N")
+    parser.add_argument("--budget", type=size, metavar="SIZE", help="device memory (default: all of the largest machine's)")
+    parser.add_argument("--host-budget", type=size, metavar="SIZE", help="host memory (default: what is free)")
+    parser.add_argument("--disk-budget", type=size, metavar="SIZE", help="room on the disk (default: what is free)")
+    parser.add_argument("--name", help="a name for the job")
+
+
+def job_from_options(options: argparse.Namespace) -> Row:
+    """The spec, as far as it is known without asking the service. Raises UsageError where it names no model or dataset."""
+    spec = read_job_file(options.file) if options.file is not None else {}
+    given = {name: getattr(options, name) for name in ("model", "dataset", "recipe", "name") if getattr(options, name)}
+    spec |= given
+    for name in ("model", "dataset"):
+        if not spec.get(name):
+            raise UsageError(f"no {name} is given", hint=f"Name a job file that has one, or give --{name}.")
+    workload = {field: getattr(options, name) for name, field in _WORKLOAD.items() if getattr(options, name) is not None}
+    goal = {field: getattr(options, name) for name, field in _BUDGETS.items() if getattr(options, name) is not None}
+    spec["workload"] = _over(spec.get("workload"), workload)
+    spec["goal"] = _over(spec.get("goal"), goal)
+    return spec
+
+
+def complete_job(client: HeadroomClient, spec: Row) -> Row:
+    """A spec that was made of options alone, with what it leaves out: LoRA for a model with weights, else exact training, and
+    the memory of the largest machine's device. Raises UsageError where there is no machine.
+    """
+    row = next((row for row in client.models() if spec["model"] in (row["id"], row["name"])), None)
+    recipe = spec.get("recipe") or ("lora" if row is not None and row["has_weights"] else "exact")
+    goal = spec["goal"]
+    budget_bytes = goal.get("device_budget_bytes") or largest_device_bytes(client)
+    return {**spec, "recipe": recipe, "goal": {**goal, "device_budget_bytes": budget_bytes}}
+
+
+def largest_device_bytes(client: HeadroomClient) -> int:
+    sizes = [int(machine["device"]["memory_bytes"]) for machine in client.machines()]
+    if not sizes:
+        raise UsageError("no machine has registered yet", hint="Start a worker, or give --budget.")
+    return max(sizes)
+
+
+def size(text: str) -> int:
+    """Bytes of an option such as ``12 GiB``."""
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def summary_of(spec: Row) -> str:
+    """A line on what was chosen for the user: recipe and budget."""
+    budget = spec["goal"].get("device_budget_bytes")
+    return f"recipe {spec['recipe']}, device memory at most {format_bytes(int(budget))}"
+
+
+def _over(given: Any, more: Row) -> Any:
+    return {**(given or {}), **more} if given is None or isinstance(given, dict) else given
