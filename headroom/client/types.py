@@ -30,6 +30,10 @@ class Model(TypedDict):
     """Settings of its config.json that no price covers, in sentences."""
     from_job: str | None
     """The run that trained it; None for what was uploaded."""
+    linked_from: str | None
+    """The folder on the server where its weights stay; None where the service keeps them."""
+    generation: Document
+    """Sampling that its makers ask for, used where a generate job says nothing."""
     created_at: str
     profile: Literal["ready", "pending", "failed"]
 

@@ -24,7 +24,13 @@ class Model(InProject):
     fingerprint = models.CharField(max_length=64)
     """sha256 of the canonical config; profiles are kept under it."""
     folder = models.CharField(max_length=500)
-    """Relative to HEADROOM_HOME: config.json, *.safetensors, tokenizer.json where given."""
+    """Relative to HEADROOM_HOME: config.json, weights (links where they were linked), tokenizer.json and the files beside it."""
+    linked_from = models.CharField(max_length=1000, blank=True)
+    """The folder on the server whose weights are linked; empty where they are the service's own."""
+    linked_files = models.JSONField(default=list)
+    """Facts on the linked files when they were added (``optimizer/models/files/linked_files.py``)."""
+    generation = models.JSONField(default=dict)
+    """Settings of its generation_config.json that jobs use (``optimizer/models/files/generation_config.py``)."""
     has_weights = models.BooleanField(default=False)
     has_tokenizer = models.BooleanField(default=False)
     has_chat = models.BooleanField(default=False)

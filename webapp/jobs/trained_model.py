@@ -14,9 +14,11 @@ from typing import Literal
 from django.conf import settings
 from django.db.models import Q
 
-from webapp.catalog.actions import CHAT_FILE, MAX_NAME_CHARACTERS, checked_name, create_model
+from optimizer.models.files.sidecars import TOKENIZER_FILE, is_sidecar
+from webapp.catalog.actions import MAX_NAME_CHARACTERS, checked_name, create_model
 from webapp.catalog.errors import ModelExists
 from webapp.catalog.kept_file import KeptFile
+from webapp.catalog.model_parts import CHAT_FILE
 from webapp.catalog.models import Model
 from webapp.jobs.errors import FilesLost, NoModelLeft, WrongState
 from webapp.jobs.models import Artifact, Job, Kind, State
@@ -45,6 +47,7 @@ def create_trained_model(job: Job, *, name: str = "") -> Model:
             config=files["config.json"],
             tokenizer=files.get("tokenizer.json"),
             weights=[file for file_name, file in files.items() if file_name.endswith(_WEIGHTS_SUFFIXES)],
+            sidecars={name: file for name, file in files.items() if is_sidecar(name) and name != TOKENIZER_FILE},
             chat_file=_chat_file(job.model),
             from_job_id=job.pk,
             check_last=lambda: _check_again(job, name),

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from webapp.catalog.actions import CHAT_FILE
+from webapp.catalog.model_parts import CHAT_FILE
 from webapp.catalog.models import Model
+from webapp.catalog.weights import model_folder, weights_part
 from webapp.jobs.models import Attempt, Job, Kind
 
 
@@ -40,17 +41,19 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, device: str) -> di
     brief |= _common_part(attempt, home=home)
     if job.kind == Kind.GENERATE:
         chat_file = str(home / job.model.folder / CHAT_FILE) if job.model.has_chat else None
-        return {**brief, "model_name": job.model.name, "chat_file": chat_file, "prompts": _dataset_part(job, home=home)}
+        end_ids = job.model.generation.get("end_ids", [])
+        named = {"model_name": job.model.name, "chat_file": chat_file, "end_ids": end_ids}
+        return {**brief, **named, "prompts": _dataset_part(job, home=home)}
     return {**brief, "dataset": _dataset_part(job, home=home), "tokens_folder": str(home / "cache" / "tokens")}
 
 
 def _common_part(attempt: Attempt, *, home: Path) -> dict[str, Any]:
     job = attempt.job
-    folder = home / job.model.folder
+    folder = model_folder(job.model, home=home)
     earlier = [str(job_folder(home, retried.pk)) for retried in _retried_jobs(job)]
     return {
         "model_folder": str(folder),
-        "has_weights": job.model.has_weights,
+        **weights_part(job.model, home=home),
         "tokenizer_file": _tokenizer_file(job.model, folder=folder),
         "workload": job.spec["workload"],
         "goal": job.spec["goal"],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from optimizer.base.serialize import from_json
 from optimizer.data.tokens import tokenize_dataset
 from optimizer.goal import Goal
+from optimizer.models.files.linked_files import checked_folder
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.plan import Plan
 from optimizer.workload import TrainingWorkload
@@ -55,7 +56,7 @@ def _read_run(attempt: dict[str, Any], *, spec: ModelSpec, token_folder: Path) -
         attempt=attempt["attempt"],
         fence=attempt["fence"],
         job_folder=Path(attempt["job_folder"]),
-        weights_folder=Path(attempt["model_folder"]) if starts_from_weights else None,
+        weights_folder=checked_folder(attempt["weights_folder"], attempt["linked_files"]) if starts_from_weights else None,
         token_file=token_folder,
         tokenizer_file=Path(attempt["tokenizer_file"]) if attempt["tokenizer_file"] else None,
         resume_from=attempt["resume_from"],

@@ -1,5 +1,6 @@
 """``/me``, ``/models``, ``/datasets``, ``/machines``."""
 
+import json
 from typing import Any, TypeVar
 
 from django.db import models, transaction
@@ -7,10 +8,13 @@ from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import File, Form, Router, Schema, UploadedFile
 
+from optimizer.base.errors import InvalidInput
 from webapp.accounts.access import acting_of
 from webapp.api.schemas import ModelRow
 from webapp.catalog import actions
 from webapp.catalog.documents import dataset_documents, machine_documents, model_document, model_documents
+from webapp.catalog.linked import link_model
+from webapp.catalog.model_parts import as_sidecars
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import (
     datasets_visible_to,
@@ -72,26 +76,46 @@ def list_models(request: HttpRequest, cursor: str = "", page_size: str = "") -> 
 def create_model(
     request: HttpRequest,
     name: Form[str],
-    config: File[UploadedFile],
+    path: Form[str] = "",
+    seen: Form[str] = "",
+    config: File[UploadedFile | None] = None,
     tokenizer: File[UploadedFile | None] = None,
     tokenizer_config: File[UploadedFile | None] = None,
     weights: File[list[UploadedFile] | None] = None,
+    files: File[list[UploadedFile] | None] = None,
 ) -> HttpResponse:
-    """A Hugging Face model: config.json, perhaps tokenizer.json and safetensors (one file, or shards with their index).
+    """A Hugging Face model: config.json, perhaps tokenizer.json and safetensors (one file, or shards with their index), or one
+    GGUF file. ``files`` are those beside them: generation_config.json, chat_template.jinja and other templates, added tokens.
 
-    Of tokenizer_config.json the chat template is kept, for generate jobs.
+    With ``path`` it is a folder on the server below one that an administrator opened; its weights are linked and stay there.
+    ``seen`` is a JSON object of some of its files as the sender sees them, ``{name: [bytes, time of change in ns]}``: where the
+    server sees others, the path means another machine's folder (``path_differs``).
     """
-    model = actions.create_model(
-        owner=owner_of(request),
-        name=name,
-        config=config,
-        tokenizer=tokenizer,
-        weights=tuple(weights or ()),
-        tokenizer_config=tokenizer_config,
-    )
+    if path:
+        model = link_model(owner=owner_of(request), name=name, path=path, seen=_read_seen(seen))
+    else:
+        model = actions.create_model(
+            owner=owner_of(request),
+            name=name,
+            config=config,
+            tokenizer=tokenizer,
+            weights=tuple(weights or ()),
+            tokenizer_config=tokenizer_config,
+            sidecars=as_sidecars(files or ()),
+        )
     location = f"/api/v1/models/{model.pk}"
     with transaction.atomic():
         return remember(request, status=201, body=model_documents([model])[0], location=location)
+
+
+def _read_seen(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text or "{}")
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise InvalidInput("seen is no JSON object", field="seen", allowed="{name: [bytes, time of change in ns]}")
+    return document
 
 
 @router.get("/models/{model_id}", response=ModelDetails, tags=["models"])

@@ -1,0 +1,13 @@
+"""Models whose weights lie elsewhere on the server, and what a model's makers say about sampling it."""
+
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    dependencies = [("catalog", "0006_model_from_job")]
+
+    operations = [
+        migrations.AddField(model_name="model", name="linked_from", field=models.CharField(blank=True, max_length=1000)),
+        migrations.AddField(model_name="model", name="linked_files", field=models.JSONField(default=list)),
+        migrations.AddField(model_name="model", name="generation", field=models.JSONField(default=dict)),
+    ]
