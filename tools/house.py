@@ -57,7 +57,7 @@ LATE = {
     "headroom.commands.main": "optimizer.cli.main",
     "optimizer.data.documents": "pyarrow",
     "optimizer.models.build": "huggingface_hub",
-    "webapp.catalog.check": "tokenizers",
+    "webapp.catalog.files.check": "tokenizers",
 }
 """Modules that import something slow inside a function on purpose: commands that ask the service alone answer half a second
 sooner, a limited process loads only the reader of what it was given, and a hub's library is set to stay offline first."""

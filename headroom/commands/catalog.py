@@ -41,7 +41,7 @@ def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, c
 
 def _add_models(commands: Subparsers, add: Callable[..., argparse.ArgumentParser]) -> None:
     models = add_group(commands, "models", "the models the service knows")
-    adding = add(models, "add", _add_model, "upload a model, run again after a cut it goes on; or make one of a finished run")
+    adding = add(models, "add", _add_model, "link or upload a model, after a cut the same again; or make one of a finished run")
     adding.add_argument("path", type=Path, metavar="FOLDER", nargs="?")
     adding.add_argument("--from-job", metavar="JOB", help="of the weights that this run left; nothing is uploaded")
     adding.add_argument("--name", help="default: the name of the folder, or of the job")
@@ -86,16 +86,28 @@ def _add_model(client: HeadroomClient, options: argparse.Namespace) -> None:
     if options.from_job is not None:
         model = client.create_model_from_job(options.from_job, name=options.name)
     else:
-        model = _upload_model(client, options.path, name=options.name)
+        model = _bring_model(client, options.path, name=options.name)
     print(f"{model['id']}  {model['name']}")
     _print_unread(model)
 
 
-def _upload_model(client: HeadroomClient, folder: Path, *, name: str | None) -> Model:
-    if not (folder / "config.json").is_file():
-        raise UsageError(f"{folder} holds no config.json", hint="Give the folder of a Hugging Face model.")
+def _bring_model(client: HeadroomClient, folder: Path, *, name: str | None) -> Model:
+    """Say in one line whether it was linked or uploaded."""
+    if not folder.exists():
+        raise UsageError(f"{folder} is not there", hint="Give the folder of a Hugging Face model, or a GGUF file.")
     with _progress() as on_progress:
-        return client.create_model(folder, name=name or folder.resolve().name, on_progress=on_progress)
+        try:
+            model, why = client.add_model(folder, name=name or default_name(folder), on_progress=on_progress)
+        except FileNotFoundError as error:
+            raise UsageError(str(error), hint="Give the folder of a Hugging Face model, or a GGUF file.") from error
+    print(f"uploaded, because {why}" if why else f"linked: its weights stay in {folder.resolve()}")
+    return model
+
+
+def default_name(path: Path) -> str:
+    """Name of a folder, or of a file without its ending."""
+    real = path.resolve()
+    return real.name if real.is_dir() else real.stem
 
 
 def _print_unread(model: Model) -> None:

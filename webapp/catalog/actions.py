@@ -30,8 +30,8 @@ from optimizer.models.files.linked_files import linked_bytes
 from optimizer.models.spec import read_model_spec
 from optimizer.models.unread import describe_unread
 from webapp.accounts.models import Project
-from webapp.catalog.limited import run_limited
-from webapp.catalog.model_parts import (
+from webapp.catalog.files.limited import run_limited
+from webapp.catalog.files.model_parts import (
     CHAT_FILE,
     GGUF_FILE,
     GGUF_SUFFIX,

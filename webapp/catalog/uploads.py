@@ -26,7 +26,7 @@ from webapp.accounts.access import act_in, require_role
 from webapp.accounts.models import Role
 from webapp.catalog.actions import DatasetPurpose, checked_name, create_dataset, create_model
 from webapp.catalog.errors import CatalogConflict, WrongOffset
-from webapp.catalog.kept_file import KeptFile
+from webapp.catalog.files.kept_file import KeptFile
 from webapp.catalog.models import Dataset, Model, Upload
 
 PIECE_BYTES = 8 * 1024 * 1024

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from webapp.catalog.model_parts import CHAT_FILE
+from webapp.catalog.files.model_parts import CHAT_FILE
 from webapp.catalog.models import Model
 from webapp.catalog.weights import model_folder, weights_part
 from webapp.jobs.models import Attempt, Job, Kind

@@ -13,7 +13,7 @@ from optimizer.base.errors import InvalidDataset, InvalidInput, InvalidModel, Un
 from optimizer.data.bundled import TOKENIZER_FILE
 from tests.webapp.conftest import TINY_CONFIG, make_text, make_tiny_model
 from webapp.catalog.actions import create_dataset, create_model, heartbeat_machine, register_machine
-from webapp.catalog.limited import run_limited
+from webapp.catalog.files.limited import run_limited
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
 

@@ -13,8 +13,8 @@ from webapp.accounts.access import acting_of
 from webapp.api.schemas import ModelRow
 from webapp.catalog import actions
 from webapp.catalog.documents import dataset_documents, machine_documents, model_document, model_documents
+from webapp.catalog.files.model_parts import as_sidecars
 from webapp.catalog.linked import link_model
-from webapp.catalog.model_parts import as_sidecars
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import (
     datasets_visible_to,

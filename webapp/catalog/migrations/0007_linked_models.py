@@ -1,4 +1,4 @@
-"""Models whose weights lie elsewhere on the server, and what a model's makers say about sampling it."""
+"""Weights that lie elsewhere on the server, and sampling as a model's makers ask for it."""
 
 from django.db import migrations, models
 

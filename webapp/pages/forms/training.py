@@ -12,6 +12,7 @@ from optimizer.base.serialize import to_json
 from optimizer.optimizers import OPTIMIZERS
 from optimizer.plan.techniques import techniques_for
 from optimizer.workload import Adapter, TrainingWorkload
+from webapp.catalog.linked import model_roots
 from webapp.catalog.models import Dataset, Model
 from webapp.pages.forms.pins import TRAINING, PinnedForm, written_pins
 from webapp.pages.forms.work import initial_goal
@@ -190,10 +191,16 @@ class SeveralFilesField(forms.FileField):
 
 
 class ModelUploadForm(forms.Form):
-    """A model as its files; the checks are ``create_model``'s."""
+    """A model as its files, or as a folder on the server; the checks are ``create_model``'s and ``link_model``'s."""
 
     name = forms.CharField(max_length=200)
-    config = forms.FileField(label="config.json")
+    path = forms.CharField(
+        label="Folder on the server",
+        required=False,
+        max_length=1000,
+        help_text="its weights stay there and are linked, not copied",
+    )
+    config = forms.FileField(label="config.json", required=False)
     tokenizer = forms.FileField(label="tokenizer.json", required=False, help_text="without it: the bundled tokenizer")
     tokenizer_config = forms.FileField(
         label="tokenizer_config.json", required=False, help_text="for its chat template, which generate jobs use"
@@ -201,10 +208,34 @@ class ModelUploadForm(forms.Form):
     weights = SeveralFilesField(
         label="Weights",
         required=False,
-        help_text="*.safetensors, and model.safetensors.index.json when there are several",
+        help_text="*.safetensors, and model.safetensors.index.json when there are several; or one *.gguf",
+    )
+    others = SeveralFilesField(
+        label="Other files",
+        required=False,
+        help_text="generation_config.json, chat_template.jinja and further templates, special_tokens_map.json",
     )
 
     fallback_field = "config"
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if not model_roots():
+            del self.fields["path"]
+
+    def clean(self) -> dict[str, Any]:
+        data: dict[str, Any] = super().clean() or {}
+        has_files = any(data.get(name) for name in ("config", "weights", "tokenizer", "tokenizer_config", "others"))
+        if data.get("path") and has_files:
+            self.add_error("path", "Give a folder on the server or files, not both.")
+        elif not data.get("path") and not data.get("config") and not _is_gguf(data.get("weights") or []):
+            self.add_error("config", "This field is required.")
+        return data
+
+
+def _is_gguf(weights: list[Any]) -> bool:
+    """A GGUF file holds its own config."""
+    return len(weights) == 1 and str(weights[0].name).endswith(".gguf")
 
 
 class DatasetUploadForm(forms.Form):

@@ -1,5 +1,7 @@
 """Models and datasets: what jobs are made of."""
 
+from typing import Any
+
 from django import forms
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
@@ -13,6 +15,8 @@ from optimizer.models.spec import read_model_spec
 from optimizer.models.structure import describe_structure
 from webapp.accounts.audit import note_target
 from webapp.catalog.actions import create_dataset, create_model, files_bytes, read_again
+from webapp.catalog.files.model_parts import as_sidecars
+from webapp.catalog.linked import link_model
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import (
     datasets_visible_to,
@@ -152,18 +156,25 @@ def upload_model(request: HttpRequest, form: ModelUploadForm) -> str:
     """The new model's id; empty, with the reason beside its field, when the files were refused."""
     data = form.cleaned_data
     try:
-        model = create_model(
-            owner=request.user,  # type: ignore[arg-type]
-            name=data["name"],
-            config=data["config"],
-            tokenizer=data["tokenizer"],
-            weights=data["weights"],
-            tokenizer_config=data["tokenizer_config"],
-        )
+        model = _make_model(request.user, data)
     except HeadroomError as error:
         return refuse_upload(form, error, fallback=form.fallback_field)
     note_target(request, model.pk, detail=model.name)
     return model.pk
+
+
+def _make_model(user: Any, data: dict[str, Any]) -> Model:
+    if data.get("path"):
+        return link_model(owner=user, name=data["name"], path=data["path"])
+    return create_model(
+        owner=user,
+        name=data["name"],
+        config=data["config"],
+        tokenizer=data["tokenizer"],
+        weights=data["weights"],
+        tokenizer_config=data["tokenizer_config"],
+        sidecars=as_sidecars(data["others"]),
+    )
 
 
 def upload_dataset(request: HttpRequest, form: DatasetUploadForm) -> str:
