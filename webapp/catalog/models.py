@@ -129,6 +129,8 @@ class Upload(InProject):
     """Purpose of a dataset: ``text`` or ``prompts``."""
     files = models.JSONField()
     """``[{"name", "num_bytes", "sha256"}]``; how much of each is here, the files themselves say."""
+    source = models.JSONField(default=dict)
+    """For one that the service fetches by itself, from where and how far it is (``hub/download.py``); else empty."""
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
     """When a piece last came; one that nothing comes for is removed."""
