@@ -224,5 +224,8 @@ LOGGING = {
         "django.server": {"handlers": [], "level": "INFO", "propagate": True},
         # each 4xx at WARNING would let anyone fill the log
         "django.request": {"level": "ERROR"},
+        # they log whole addresses, and those that a hub redirects to hold the right to read a file
+        "httpx": {"level": "WARNING"},
+        "httpcore": {"level": "WARNING"},
     },
 }

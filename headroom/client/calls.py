@@ -78,6 +78,10 @@ class HeadroomClient(AccessCalls, UploadCalls):
                 raise
             return self.create_model(folder, name=name, on_progress=on_progress), _UPLOADED_INSTEAD[problem.problem_code]
 
+    def fetch_model(self, reference: str, *, name: str = "") -> types.Upload:
+        """Have the service fetch ``owner/name[@revision]`` from the hub; ``upload`` then says how far it is."""
+        return cast(types.Upload, self.post_files("models", [], name=name, hub=reference))
+
     def create_model_from_job(self, job_id: str, *, name: str | None = None) -> types.Model:
         """Register a training run's weights as a model; ``name`` is the job's unless given. Hashing large files takes minutes."""
         body = {} if name is None else {"name": name}

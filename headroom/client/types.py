@@ -281,6 +281,8 @@ class Upload(TypedDict):
     files: list[UploadFile]
     piece_bytes: int
     max_piece_bytes: int
+    source: Document | None
+    """For one that the service fetches from the hub: ``hub``, ``commit``, ``state``, ``message``, in the end ``model``."""
     kept_until: str
 
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from headroom.client import HeadroomClient
+from headroom.commands import catalog
 from headroom.commands import main as cli
 from tests.worker.answering import AnsweringService
 
@@ -103,3 +104,23 @@ def test_a_folder_without_a_model_is_refused(
     assert f"{tmp_path} holds no config.json" in capsys.readouterr().err
     assert cli.main(["models", "add", str(tmp_path / "absent")]) == 2
     assert "is not there" in capsys.readouterr().err
+
+
+def test_a_model_of_the_hub_is_fetched_by_the_service(
+    service: AnsweringService, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(catalog, "POLL_S", 0)
+    source = {"hub": "acme/small", "commit": "0123456789abcdef", "state": "downloading", "message": ""}
+    upload = {"id": "upload_1", "source": source, "files": []}
+    service.answers["POST", "/models"] = (202, upload)
+    service.answers["GET", "/uploads/upload_1"] = (200, {**upload, "source": {**source, "state": "done", "model": "model_1"}})
+    service.answers["GET", "/models/model_1"] = (200, MADE)
+    assert cli.main(["models", "add", "hub:acme/small@v1"]) == 0
+    out = capsys.readouterr().out
+    assert "fetching acme/small at commit 0123456789ab; it goes on when this command is stopped (upload_1)" in out
+    assert "model_1  kjv-demo" in out
+    assert b"hub=acme%2Fsmall%40v1" in service.sent_bytes("/models")[0]
+    failed = {**source, "state": "failed", "message": "too large"}
+    service.answers["GET", "/uploads/upload_1"] = (200, {**upload, "source": failed})
+    assert cli.main(["models", "add", "hub:acme/small"]) != 0
+    assert "too large" in capsys.readouterr().err

@@ -19,6 +19,8 @@ from optimizer.base.errors import HeadroomError, InvalidInput
 from optimizer.models.files.sidecars import is_sidecar
 
 TOKEN_VARIABLE = "HEADROOM_HUB_TOKEN"
+LINKED_SIZE = "x-linked-size"
+"""The hub's own word on a large file's size, beside the redirect to where it lies."""
 OWN_SUFFIXES = (".huggingface.co", ".hf.co")
 """Hosts that the hub's own address sends its large files from."""
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
@@ -91,7 +93,10 @@ def find_model(repo: str, revision: str) -> HubModel:
 
 @contextmanager
 def open_file(repo: str, commit: str, name: str, *, offset_bytes: int) -> Iterator[httpx.Response]:
-    """The answer to a request for a file from ``offset_bytes`` on: 206, or 200 where the server sends all of it."""
+    """The answer to a request for a file from ``offset_bytes`` on: 206, or 200 where the server sends all of it.
+
+    Its header LINKED_SIZE is that of the last redirect which had one.
+    """
     path = f"/{quote(repo)}/resolve/{quote(commit)}/{quote(name)}"
     with _opened(path, headers={"Range": f"bytes={offset_bytes}-"} if offset_bytes else {}) as response:
         yield response
@@ -127,6 +132,7 @@ def _read_file(entry: Any) -> HubFile | None:
 @contextmanager
 def _opened(path: str, *, headers: dict[str, str] | None = None) -> Iterator[httpx.Response]:
     """A streamed answer of status 200 or 206, redirects followed. Raises HubRefused, HubFailed."""
+    linked = ""
     address = f"{settings.HEADROOM_HUB_URL.rstrip('/')}{path}"
     try:
         with httpx.Client(timeout=_TIMEOUT, follow_redirects=False, trust_env=False) as client:
@@ -135,9 +141,11 @@ def _opened(path: str, *, headers: dict[str, str] | None = None) -> Iterator[htt
                 sent = {"Accept-Encoding": "identity", "User-Agent": "headroom", **(headers or {}), **_authorization(address)}
                 with client.stream("GET", address, headers=sent) as response:
                     if response.is_redirect:
+                        linked = response.headers.get(LINKED_SIZE, linked)
                         address = urljoin(address, response.headers["location"])
                         continue
                     _require_answer(response)
+                    response.headers[LINKED_SIZE] = response.headers.get(LINKED_SIZE, linked)
                     yield response
                     return
     except httpx.HTTPError as error:

@@ -19,8 +19,9 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from optimizer.base.errors import DiskFull, HeadroomError
-from webapp.catalog.hub.client import HubFailed, HubRefused, find_model, open_file, read_reference
+from webapp.catalog.hub.client import LINKED_SIZE, HubFailed, HubRefused, find_model, open_file, read_reference
 from webapp.catalog.models import Model, Upload
+from webapp.catalog.queries import uploads_visible_to
 from webapp.catalog.uploads import begin_upload, drop_pieces, finish_upload, piece_path, received_bytes
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,6 @@ MAX_FAILURES = 40
 """Failed passes in a row after which a download is given up; with their pauses half an hour."""
 _NOTE_EVERY_S = 5.0
 _LONGEST_PAUSE_S = 60.0
-_CHUNK_BYTES = 1024 * 1024
 
 
 def is_open() -> bool:
@@ -49,6 +49,21 @@ def begin_download(*, owner: User, name: str, reference: str) -> Upload:
     ]
     source = {"hub": repo, "revision": revision, "commit": model.commit, "state": "downloading", "message": "", "failures": 0}
     return begin_upload(owner=owner, kind="model", name=name or repo.rpartition("/")[2], files=files, source=source)
+
+
+def list_downloads(user: Any) -> list[dict[str, Any]]:
+    """Those of a person that are not models yet, each with how far it is."""
+    rows = [row for row in uploads_visible_to(user) if row.source.get("state") in ("downloading", "failed")]
+    return [
+        {
+            "id": row.pk,
+            "name": row.name,
+            "source": row.source,
+            "received_bytes": sum(received_bytes(row, number) for number in range(len(row.files))),
+            "num_bytes": sum(file["num_bytes"] for file in row.files),
+        }
+        for row in rows
+    ]
 
 
 def advance_downloads(should_stop: Callable[[], bool] = lambda: False) -> list[str]:
@@ -111,7 +126,7 @@ def _fetch(upload: Upload, number: int, should_stop: Callable[[], bool]) -> None
 
 def _require_size(response: httpx.Response, file: dict[str, Any], here_bytes: int) -> None:
     """Hold what the answer says of the file's size against what was announced. Raises HubRefused."""
-    sizes = [response.headers.get("x-linked-size")]
+    sizes = [response.headers.get(LINKED_SIZE)]
     if response.status_code == 206:
         begin, _, total = response.headers.get("content-range", "").removeprefix("bytes ").partition("/")
         if not begin.startswith(f"{here_bytes}-"):
@@ -137,7 +152,7 @@ def _append(
     try:
         with path.open("ab") as out:
             out.truncate(at_bytes)
-            for chunk in response.iter_raw(_CHUNK_BYTES):
+            for chunk in response.iter_raw():
                 at_bytes += len(chunk)
                 if at_bytes > file["num_bytes"]:
                     raise HubRefused(f"{file['name']} is longer than announced", allowed=f"{file['num_bytes']:,} bytes")

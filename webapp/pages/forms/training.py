@@ -12,6 +12,7 @@ from optimizer.base.serialize import to_json
 from optimizer.optimizers import OPTIMIZERS
 from optimizer.plan.techniques import techniques_for
 from optimizer.workload import Adapter, TrainingWorkload
+from webapp.catalog.hub.download import is_open
 from webapp.catalog.linked import model_roots
 from webapp.catalog.models import Dataset, Model
 from webapp.pages.forms.pins import TRAINING, PinnedForm, written_pins
@@ -200,6 +201,12 @@ class ModelUploadForm(forms.Form):
         max_length=1000,
         help_text="its weights stay there and are linked, not copied",
     )
+    hub = forms.CharField(
+        label="Hugging Face hub",
+        required=False,
+        max_length=300,
+        help_text="owner/name, or owner/name@revision; safetensors only, fetched by the service",
+    )
     config = forms.FileField(label="config.json", required=False)
     tokenizer = forms.FileField(label="tokenizer.json", required=False, help_text="without it: the bundled tokenizer")
     tokenizer_config = forms.FileField(
@@ -222,13 +229,16 @@ class ModelUploadForm(forms.Form):
         super().__init__(*arguments, **options)
         if not model_roots():
             del self.fields["path"]
+        if not is_open():
+            del self.fields["hub"]
 
     def clean(self) -> dict[str, Any]:
         data: dict[str, Any] = super().clean() or {}
         has_files = any(data.get(name) for name in ("config", "weights", "tokenizer", "tokenizer_config", "others"))
-        if data.get("path") and has_files:
-            self.add_error("path", "Give a folder on the server or files, not both.")
-        elif not data.get("path") and not data.get("config") and not _is_gguf(data.get("weights") or []):
+        places = [name for name in ("path", "hub") if data.get(name)]
+        if len(places) + has_files > 1:
+            self.add_error(places[0], "Give one of the three: a folder on the server, a model of the hub, or files.")
+        elif not places and not data.get("config") and not _is_gguf(data.get("weights") or []):
             self.add_error("config", "This field is required.")
         return data
 

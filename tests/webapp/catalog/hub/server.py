@@ -68,7 +68,7 @@ class Hub:
 
             def do_GET(self) -> None:
                 path = unquote(urlsplit(self.path).path)
-                host = f"127.0.0.1:{self.server.server_address[1]}"
+                host = str(self.headers["Host"])
                 hub.requests.append((host, path, {name.lower(): value for name, value in self.headers.items()}))
                 if hub.status != 200:
                     self.answer(hub.status, b"")

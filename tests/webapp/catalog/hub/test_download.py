@@ -150,9 +150,10 @@ def test_the_token_goes_to_the_hub_alone_and_into_no_log(
     monkeypatch.setenv("HEADROOM_HUB_TOKEN", "hf_secret")
     caplog.set_level(logging.DEBUG)
     hub.cut_after = [10]
+    hub.redirect_to = f"http://{hub.file_host}/files/model.safetensors?signature=hf_secret"
     upload = begin(ada)
     advance_downloads()
-    advance_downloads()
+    assert advance_downloads() == [upload.pk]
     for host, _, headers in hub.requests:
         assert headers.get("authorization") == ("Bearer hf_secret" if host == hub.host else None)
     assert "hf_secret" not in caplog.text + json.dumps(source_of(upload))
@@ -213,3 +214,18 @@ def test_the_api_answers_with_an_upload_that_says_how_far_it_is(as_ada: Client, 
     now = as_ada.get(f"/api/v1/uploads/{upload['id']}").json()
     assert now["source"]["state"] == "done"
     assert as_ada.get(f"/api/v1/models/{now['source']['model']}").json()["name"] == "mine"
+
+
+def test_the_page_has_a_field_and_shows_how_far_it_is(ada: User, hub: Hub, settings: Settings) -> None:
+    client = Client()
+    client.force_login(ada)
+    answer = client.post("/models/", {"name": "mine", "hub": "acme/small"}, follow=True).content.decode()
+    assert "acme/small at 0123456789ab" in answer
+    assert '<progress max="800' in answer
+    assert advance_downloads()
+    assert "From the hub" not in client.get("/models/").content.decode()
+    assert "there is no such model" in client.post("/models/", {"name": "x", "hub": "acme/other"}).content.decode()
+    both = client.post("/models/", {"name": "x", "hub": "acme/small", "path": "/x"}).content.decode()
+    assert "Folder on the server" not in both
+    settings.HEADROOM_HUB = False
+    assert "Hugging Face hub" not in client.get("/models/").content.decode()
