@@ -1,4 +1,4 @@
-"""How many bytes may still come: what the disk has free, less a reserve, or less where a setting says so."""
+"""The room that uploads have: what the disk has free, less a reserve, or less where a setting says so."""
 
 import shutil
 
