@@ -56,7 +56,7 @@ class HubFile:
     name: str
     num_bytes: int
     sha256: str
-    """Of its content; empty for a small file, which git names by ``git_sha1``."""
+    """Hash of its content; empty for a small file, which git names by ``git_sha1``."""
     git_sha1: str
 
 
