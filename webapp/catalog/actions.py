@@ -46,7 +46,7 @@ CHAT_FILE = "chat.json"
 DatasetPurpose = Literal["text", "prompts"]
 R = TypeVar("R", Model, Dataset)
 
-FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".parquet": "parquet"}
+FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 _WEIGHTS_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}\.safetensors")
 _DATASET_TIMEOUT_S = 600
 
