@@ -55,7 +55,7 @@ EXTRAS = ("torch", "transformers", "bitsandbytes", "peft", "torchao", "greenlet"
 
 LATE = {
     "headroom.commands.main": "optimizer.cli.main",
-    "optimizer.data.documents": "pyarrow",
+    "optimizer.data.samples.parquet_rows": "pyarrow",
     "optimizer.models.build": "huggingface_hub",
     "webapp.catalog.files.check": "tokenizers",
 }

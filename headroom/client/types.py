@@ -76,7 +76,7 @@ class ModelCards(TypedDict):
 class Dataset(TypedDict):
     id: str
     name: str
-    format: Literal["txt", "jsonl", "parquet", "prompts"]
+    format: Literal["txt", "jsonl", "json", "csv", "parquet", "prompts"]
     num_bytes: int
     num_documents: int | None
     preview: str

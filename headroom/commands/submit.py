@@ -19,7 +19,7 @@ from optimizer.base.units import format_bytes, parse_bytes
 from worker.stack import stack
 from worker.stack.home import Stack
 
-DATASET_SUFFIXES = (".txt", ".jsonl", ".parquet")
+DATASET_SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".parquet")
 
 
 class UsageError(HeadroomError):

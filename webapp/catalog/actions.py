@@ -53,7 +53,7 @@ MAX_NAME_CHARACTERS = 200
 DatasetPurpose = Literal["text", "prompts"]
 R = TypeVar("R", Model, Dataset)
 
-FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".parquet": "parquet"}
+FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 _DATASET_TIMEOUT_S = 600
 
 

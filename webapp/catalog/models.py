@@ -88,7 +88,14 @@ class Dataset(InProject):
     name = models.CharField(max_length=200)
     format = models.CharField(
         max_length=10,
-        choices=[("txt", "text"), ("jsonl", "JSON lines"), ("parquet", "Parquet"), ("prompts", "prompts, JSON lines")],
+        choices=[
+            ("txt", "text"),
+            ("jsonl", "JSON lines"),
+            ("json", "JSON"),
+            ("csv", "CSV"),
+            ("parquet", "Parquet"),
+            ("prompts", "prompts, JSON lines"),
+        ],
     )
     """``prompts`` is what generate jobs take, the others what training takes."""
     file = models.CharField(max_length=500)

@@ -36,13 +36,12 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, device: str) -> di
         "config": job.model.config,
     }
     if job.kind == Kind.PROFILE:
-        traced = {"adapter": job.spec.get("adapter"), "generates": bool(job.spec.get("generates"))}
+        traced = {"adapter": job.spec.get("adapter"), **{name: bool(job.spec.get(name)) for name in ("generates", "packed")}}
         return {**brief, **traced, "profile_file": str(folder / "profile.json")}
     brief |= _common_part(attempt, home=home)
+    brief["chat_file"] = str(home / job.model.folder / CHAT_FILE) if job.model.has_chat else None
     if job.kind == Kind.GENERATE:
-        chat_file = str(home / job.model.folder / CHAT_FILE) if job.model.has_chat else None
-        end_ids = job.model.generation.get("end_ids", [])
-        named = {"model_name": job.model.name, "chat_file": chat_file, "end_ids": end_ids}
+        named = {"model_name": job.model.name, "end_ids": job.model.generation.get("end_ids", [])}
         return {**brief, **named, "prompts": _dataset_part(job, home=home)}
     return {**brief, "dataset": _dataset_part(job, home=home), "tokens_folder": str(home / "cache" / "tokens")}
 

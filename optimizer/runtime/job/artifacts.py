@@ -8,6 +8,7 @@ from pathlib import Path
 
 from optimizer.data.batches import Batches
 from optimizer.data.bundled import TOKENIZER_FILE
+from optimizer.data.samples.rows import SampleRows
 from optimizer.data.tokenizer import load_tokenizer
 from optimizer.models.files.export import ExportedFile, export_adapters, export_dtype, export_model
 from optimizer.models.spec import ModelSpec
@@ -38,7 +39,7 @@ def leave_artifacts(
     trainer: Trainer,
     *,
     spec: ModelSpec,
-    batches: Batches,
+    batches: Batches | SampleRows,
     tokenizer_file: Path | None,
     job_folder: Path,
     enter_phase: Callable[[str, str], None],
@@ -119,9 +120,9 @@ def _artifact(kind: str, file: ExportedFile) -> Artifact:
     )
 
 
-def _sample_text(trainer: Trainer, *, spec: ModelSpec, batches: Batches, tokenizer_file: Path | None) -> str:
+def _sample_text(trainer: Trainer, *, spec: ModelSpec, batches: Batches | SampleRows, tokenizer_file: Path | None) -> str:
     loaded = load_tokenizer(tokenizer_file, end_of_text_id=spec.end_of_text_id)
-    ids, _ = batches.validation_batch(0, 1)
+    ids, *_ = batches.validation_batch(0, 1)
     prompt_ids = [int(token) for token in ids[0][:PROMPT_TOKENS]]
     with trainer.metered():
         new_ids = generate_tokens(

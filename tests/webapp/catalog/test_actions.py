@@ -145,7 +145,7 @@ def test_a_text_is_kept_with_its_facts(ada: User, headroom_home: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "text"),
     [
-        ("words.csv", b"a,b", "file is named 'words.csv'; allowed: .txt, .jsonl, .parquet"),
+        ("words.doc", b"a,b", "file is named 'words.doc'; allowed: .txt, .jsonl, .json, .csv, .parquet"),
         ("words.txt", b"\xff\xfe\x00", "UTF-8"),
         ("words.txt", b"", "no text"),
         ("words.jsonl", b'{"text": "a"}\n{"text": 3}\n', "line 2"),

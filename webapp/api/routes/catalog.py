@@ -175,7 +175,7 @@ def list_datasets(request: HttpRequest, cursor: str = "", page_size: str = "") -
 def create_dataset(
     request: HttpRequest, name: Form[str], file: File[UploadedFile], purpose: Form[actions.DatasetPurpose] = "text"
 ) -> HttpResponse:
-    """Text to train on: .txt, .jsonl with ``text`` or ``messages``, or .parquet. With ``purpose=prompts`` what generate jobs
+    """Text to train on: .txt, .jsonl, .json, .csv or .parquet with rows. With ``purpose=prompts`` what generate jobs
     continue: .jsonl with ``prompt`` or ``messages``, or lines as OpenAI's Batch API has them.
     """
     dataset = actions.create_dataset(owner=owner_of(request), name=name, file=file, purpose=purpose)

@@ -30,7 +30,6 @@ ADVANCED_FIELDS = (
     "sample_tokens",
 )
 WORKLOAD_FIELDS = (
-    "mode",
     "sequence_length",
     "global_batch_size",
     "num_steps",
@@ -54,6 +53,13 @@ MOST_LOSS = (
     ("rounding", "a little: 16-bit weights and sums, 8-bit state"),
     ("any", "whatever does: also compression and packed weights"),
 )
+PACKING = (
+    ("", "as suits the dataset"),
+    ("best_fit", "whole samples, several in a row, each by itself"),
+    ("off", "one sample in a row, padded"),
+    ("wrapped", "one stream of text, cut into rows"),
+)
+LOSS_ON = (("", "as suits the dataset"), ("assistant", "answers alone"), ("all", "every token"))
 ANY_LOSS = {"most_loss": "any"}
 """The form's field that allows it all."""
 
@@ -71,13 +77,19 @@ class JobForm(PinnedForm):
     dataset = forms.ChoiceField()
     mode = forms.ChoiceField(
         label="Kind of training",
-        choices=[("pretrain", "pre-train from scratch"), ("finetune", "fine-tune given weights")],
-        initial=_DEFAULTS.mode,
+        choices=[
+            ("", "fine-tune the model's weights, if it has some"),
+            ("finetune", "fine-tune the model's weights"),
+            ("pretrain", "pre-train from scratch: weights are not used"),
+        ],
+        required=False,
     )
     sequence_length = forms.IntegerField(label="Sequence length", help_text="tokens", initial=256)
     global_batch_size = forms.IntegerField(
         label="Batch size", help_text="sequences per step", initial=_DEFAULTS.global_batch_size
     )
+    packing = forms.ChoiceField(label="Rows", choices=PACKING, required=False)
+    loss_on = forms.ChoiceField(label="Learn", choices=LOSS_ON, required=False)
     num_steps = forms.IntegerField(label="Steps", initial=200)
     learning_rate = forms.FloatField(label="Learning rate", initial=_DEFAULTS.learning_rate)
     schedule = forms.ChoiceField(
@@ -148,6 +160,7 @@ class JobForm(PinnedForm):
             "dataset": data["dataset"],
             "workload": {
                 **{name: data[name] for name in WORKLOAD_FIELDS},
+                **{name: data[name] for name in ("packing", "loss_on", "mode") if data[name]},
                 "adapter": self._adapter() if data["use_adapters"] else None,
                 "export": self._export(),
             },
@@ -252,5 +265,5 @@ class DatasetUploadForm(forms.Form):
     """A dataset as its file; the checks are ``create_dataset``'s."""
 
     name = forms.CharField(max_length=200)
-    file = forms.FileField(label="File", help_text=".txt, .jsonl or .parquet")
+    file = forms.FileField(label="File", help_text=".txt; or chats, completions or texts in .jsonl, .json, .csv, .parquet")
     fallback_field = "file"
