@@ -50,7 +50,7 @@ MAX_FILES_IN_FOLDER = 15
 MAX_CHAIN = 20
 MAX_REPEATED_RUNS = 20
 RUN_LINES = 6
-EXTRAS = ("torch", "transformers", "bitsandbytes", "peft", "torchao", "greenlet", "deepspeed", "accelerate", "pynvml")
+EXTRAS = ("torch", "transformers", "bitsandbytes", "peft", "torchao", "gguf", "greenlet", "deepspeed", "accelerate", "pynvml")
 """Packages that may be imported inside a function: torch, what takes as long as torch, and optional ones."""
 
 LATE = {

@@ -107,6 +107,11 @@ class HeadroomClient(AccessCalls, UploadCalls):
     def dataset(self, dataset_id: str) -> types.Dataset:
         return cast(types.Dataset, self._json("GET", f"datasets/{in_path(dataset_id)}"))
 
+    def preview_dataset(self, dataset_id: str, *, model: str, sequence_length: int, loss_on: str) -> Row:
+        """Show what training on it would learn with a model: samples with the parts that are learnt, lengths, what is cut."""
+        asked = {"model": model, "sequence_length": sequence_length, "loss_on": loss_on}
+        return self._json("GET", f"datasets/{in_path(dataset_id)}/preview", params=asked)
+
     def create_dataset(
         self,
         file: Path,

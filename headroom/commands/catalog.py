@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.text import Text
 
 from headroom.client import HeadroomClient
 from headroom.client.types import Device, Machine, MachineDetails, Model, ModelDetails, Within
@@ -68,6 +69,11 @@ def _add_datasets(commands: Subparsers, add: Callable[..., argparse.ArgumentPars
     adding.add_argument("--prompts", action="store_true", help="a .jsonl of prompts, for generate jobs")
     add(datasets, "list", _list_datasets, "all datasets")
     add(datasets, "show", _show_dataset, "one dataset: its first records, and how long they are").add_argument("dataset")
+    preview = add(datasets, "preview", _preview_dataset, "what training on one would learn with a model")
+    preview.add_argument("dataset")
+    preview.add_argument("--model", required=True, help="id or name")
+    preview.add_argument("--sequence-length", type=int, default=512, metavar="N", help="tokens in a row (default: 512)")
+    preview.add_argument("--loss-on", choices=("assistant", "all"), default="assistant", help="default: answers alone")
     add(datasets, "delete", _delete_dataset, "out of sight; for seven days it can be had back").add_argument("dataset")
     add(datasets, "restore", _restore_dataset, "have a deleted one back").add_argument("dataset")
 
@@ -237,6 +243,30 @@ def _show_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:
     print_table(("characters", "texts"), rows, empty="lengths are not known")
     for record in dataset["facts"].get("records") or [dataset["preview"]]:
         print(f"---\n{record}")
+
+
+def _preview_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:
+    dataset_id = _find(client.datasets(), options.dataset)
+    length = options.sequence_length
+    found = client.preview_dataset(dataset_id, model=options.model, sequence_length=length, loss_on=options.loss_on)
+    console = Console(highlight=False, soft_wrap=True)
+    for sample in found["samples"]:
+        text = Text.assemble(*((part, "bold green" if learnt else "dim") for part, learnt in sample["parts"]))
+        console.rule(f"{sample['num_tokens']} tokens; what is learnt is bold", align="left")
+        console.print(text)
+    console.rule(align="left")
+    more = "" if found["is_whole"] else " of the first"
+    console.print(
+        f"{count(found['num_samples'])} samples{more}: {found['median_tokens']:,} tokens in the median, "
+        f"{found['longest_tokens']:,} at most; {100 * found['learnt_share']:.0f} % of the tokens are learnt"
+    )
+    console.print(
+        f"rows of {length:,}: {count(found['packed_rows'])} packed, "
+        f"{count(found['num_samples'] - found['num_left_out'])} padded; "
+        f"{count(found['num_cut'])} samples are cut, {count(found['num_left_out'])} left out"
+    )
+    if found["template"] == "default":
+        console.print("the model has no chat template of its own: plain lines are used")
 
 
 def _delete_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:

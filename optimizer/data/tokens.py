@@ -73,9 +73,9 @@ def tokenize_dataset(
             return TokenFile.open(target)
         with _staged(target) as stage:
             pieces = (
-                _document_pieces(read_documents(file))
+                document_pieces(read_documents(file))
                 if format == "txt"
-                else _record_pieces(read_records(file, format=format, columns=columns), marker)
+                else record_pieces(read_records(file, format=format, columns=columns), marker)
             )
             marks = loss_on == "assistant" and format != "txt"
             manifest = _write_tokens(stage, pieces, tokenizer, dataset_sha256=dataset_sha256, marks=marks)
@@ -161,7 +161,7 @@ def _sync(path: Path) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Piece:
+class Piece:
     """Text to encode, the parts of it that are learnt, and whether a sample ends with it."""
 
     text: str
@@ -172,7 +172,7 @@ class _Piece:
 
 
 def _write_tokens(
-    stage: Path, pieces: Iterable[_Piece], tokenizer: LoadedTokenizer, *, dataset_sha256: str, marks: bool
+    stage: Path, pieces: Iterable[Piece], tokenizer: LoadedTokenizer, *, dataset_sha256: str, marks: bool
 ) -> TokenManifest:
     """marks: whether some tokens may not be learnt, so that flags are kept."""
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 65_536 else "<u4")
@@ -180,8 +180,8 @@ def _write_tokens(
     num_tokens = num_texts = num_trained = 0
     starts = [0]
     with (stage / TOKENS_FILE).open("wb") as file, (stage / TRAINED_FILE).open("wb") as flags:
-        for group in _grouped(pieces):
-            for piece, ids, trained in _encode(group, tokenizer):
+        for group in grouped(pieces):
+            for piece, ids, trained in encode_pieces(group, tokenizer):
                 data = np.array(ids, dtype=dtype).tobytes()
                 file.write(data)
                 digest.update(data)
@@ -215,20 +215,20 @@ def _write_tokens(
     )
 
 
-def _document_pieces(documents: Iterable[Document]) -> Iterator[_Piece]:
+def document_pieces(documents: Iterable[Document]) -> Iterator[Piece]:
     for document in documents:
         text, ends = document.text, not document.continues
-        yield _Piece(text=text, spans=((0, len(text)),), ends_sample=ends, needs_end=ends)
+        yield Piece(text=text, spans=((0, len(text)),), ends_sample=ends, needs_end=ends)
 
 
-def _record_pieces(records: Iterable[Record], marker: AnswerMarker) -> Iterator[_Piece]:
+def record_pieces(records: Iterable[Record], marker: AnswerMarker) -> Iterator[Piece]:
     for record in records:
         marked = marker.write(record)
-        yield _Piece(text=marked.text, spans=marked.spans, needs_end=marked.needs_end)
+        yield Piece(text=marked.text, spans=marked.spans, needs_end=marked.needs_end)
 
 
-def _grouped(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    group: list[_Piece] = []
+def grouped(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    group: list[Piece] = []
     num_characters = 0
     for piece in pieces:
         group.append(piece)
@@ -240,7 +240,7 @@ def _grouped(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
         yield group
 
 
-def _encode(pieces: list[_Piece], tokenizer: LoadedTokenizer) -> Iterator[tuple[_Piece, list[int], bytearray]]:
+def encode_pieces(pieces: list[Piece], tokenizer: LoadedTokenizer) -> Iterator[tuple[Piece, list[int], bytearray]]:
     """Ids of each piece and a flag for each id: 1 if it begins in a part that is learnt, or ends the turn after one."""
     encoded = encode_with_offsets(tokenizer.tokenizer, [piece.text for piece in pieces])
     for piece, (ids, offsets) in zip(pieces, encoded, strict=True):

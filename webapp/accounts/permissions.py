@@ -128,6 +128,7 @@ TABLE: Final[dict[str, Rule]] = {
     "GET api/v1/datasets": SIGNED_IN,
     "POST api/v1/datasets": _runs("dataset.create"),
     "GET api/v1/datasets/<dataset_id>": LOOK,
+    "GET api/v1/datasets/<dataset_id>/preview": LOOK,
     "DELETE api/v1/datasets/<dataset_id>": _runs("dataset.delete"),
     "POST api/v1/datasets/<dataset_id>/restore": _runs("dataset.restore"),
     "GET api/v1/uploads": SIGNED_IN,

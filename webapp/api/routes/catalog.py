@@ -9,6 +9,7 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import File, Form, Router, Schema, UploadedFile
 
 from optimizer.base.errors import InvalidInput
+from optimizer.workload import LossOn
 from webapp.accounts.access import acting_of
 from webapp.api.schemas import ModelRow
 from webapp.catalog import actions
@@ -17,6 +18,7 @@ from webapp.catalog.files.model_parts import as_sidecars
 from webapp.catalog.hub.download import begin_download
 from webapp.catalog.linked import link_model
 from webapp.catalog.models import Dataset, Model
+from webapp.catalog.preview import preview_samples
 from webapp.catalog.queries import (
     datasets_visible_to,
     deleted_datasets_visible_to,
@@ -31,6 +33,7 @@ from webapp.http.auth import owner_of
 from webapp.http.idempotency import idempotent, remember
 from webapp.http.paging import page_of
 from webapp.jobs.fleet import machine_document
+from webapp.jobs.specs.training import find_visible
 from webapp.planning.offers import program_version
 from webapp.planning.reach import ask_for_needs, reach_document
 
@@ -187,6 +190,19 @@ def create_dataset(
 @router.get("/datasets/{dataset_id}", response=dict[str, Any], tags=["datasets"])
 def get_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
     return dataset_documents([_one(datasets_visible_to(request.user), dataset_id)])[0]
+
+
+@router.get("/datasets/{dataset_id}/preview", response=dict[str, Any], tags=["datasets"])
+def preview_dataset(
+    request: HttpRequest, dataset_id: str, model: str, sequence_length: int = 512, loss_on: LossOn = "assistant"
+) -> dict[str, Any]:
+    """Show what training on it would learn with a model (by id or name): samples, the learnt parts, lengths, what is cut.
+
+    Counts are over the first 5,000 samples (``is_whole`` says whether these are all).
+    """
+    dataset = _one(datasets_visible_to(request.user), dataset_id)
+    chosen = find_visible(models_visible_to(request.user), model, field="model")
+    return preview_samples(dataset, chosen, sequence_length=sequence_length, loss_on=loss_on)
 
 
 @router.delete("/datasets/{dataset_id}", response=dict[str, Any], tags=["datasets"])

@@ -10,8 +10,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
 from optimizer.base.errors import InvalidModel
 
 MAGIC = b"GGUF"
@@ -76,6 +74,8 @@ def _place(
     path: Path, declared: list[tuple[str, tuple[int, ...], int, int]], metadata: Mapping[str, Any], *, header_bytes: int
 ) -> tuple[GgufTensor, ...]:
     """Check each tensor against the file's size. Raises InvalidModel."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 1 <= alignment <= 65536:
         raise _invalid(path.name, f"general.alignment {alignment!r:.40}", allowed="1 to 65536")
@@ -100,6 +100,8 @@ def _place(
 
 
 def _packing_name(number: int) -> str | None:
+    from gguf import GGMLQuantizationType
+
     try:
         return GGMLQuantizationType(number).name
     except ValueError:

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
 
 from optimizer.base.errors import InvalidModel
 from optimizer.models.files.packed.gguf_file import GgufHeader, GgufTensor, read_gguf_header
@@ -71,6 +69,9 @@ def _read_as_published(file: str | Path, tensor: GgufTensor, model: GgufModel) -
 
 def _read(file: str | Path, tensor: GgufTensor) -> Array:
     """The numbers in fp32, by whatever type they are stored."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
     with Path(file).open("rb") as stream:
         stream.seek(tensor.offset_bytes)
         data = stream.read(tensor.num_bytes)
