@@ -201,10 +201,9 @@ class _Job:
                 workload=self.workload,
                 device=self.device,
                 weights_folder=run.weights_folder,
+                meter=self.meter,
             )
-            # Before anything moves or streams; empty where every weight is trained.
-            self.frozen_sha256 = hash_frozen(model)
-            return Trainer(
+            trainer = Trainer(
                 model,
                 plan=run.plan,
                 workload=self.workload,
@@ -212,6 +211,9 @@ class _Job:
                 meter=self.meter,
                 scratch=self._scratch_folder,
             )
+            # Empty where every weight is trained.
+            self.frozen_sha256 = hash_frozen(model, read=trainer.read_weight)
+            return trainer
 
     @property
     def _scratch_folder(self) -> Path:
