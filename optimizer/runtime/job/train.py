@@ -27,7 +27,7 @@ from optimizer.data.token_file import TokenFile
 from optimizer.goal import Goal
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.plan import Plan
-from optimizer.runtime.job.artifacts import Artifact, leave_artifacts
+from optimizer.runtime.job.artifacts import Artifact, Exported, leave_artifacts
 from optimizer.runtime.job.checkpoint import Checkpoint, find_resumable, read_checkpoint, write_checkpoint
 from optimizer.runtime.job.prepare import build_prepared
 from optimizer.runtime.job.resume import export_trainer, import_trainer
@@ -74,6 +74,21 @@ class TrainingRun:
     timeline_every_s: float = COUNT_EVERY_S
     """A step is counted this often or, where counting is slow, more rarely, beside an attempt's first ones
     (``meter/counting.py``); each but the very first reports its timeline."""
+    model_folder: Path | None = None
+    """The model's own folder, whose templates and settings go along with what is exported; ``weights_folder`` unless given."""
+    name: str = "model"
+    """The job's, for files that carry one."""
+
+    def exported(self) -> Exported:
+        return Exported(
+            spec=self.spec,
+            export=self.workload.export,
+            trained_dtype=self.plan.weights.dtype,
+            tokenizer_file=self.tokenizer_file,
+            model_folder=self.model_folder or self.weights_folder,
+            job_folder=self.job_folder,
+            name=self.name,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,12 +343,7 @@ class _Job:
 
     def _succeeded(self) -> TrainingResult:
         artifacts, weights_sha256 = leave_artifacts(
-            self.trainer,
-            spec=self.run.spec,
-            batches=self.batches,
-            tokenizer_file=self.run.tokenizer_file,
-            job_folder=self.run.job_folder,
-            enter_phase=self._phase,
+            self.trainer, self.run.exported(), batches=self.batches, enter_phase=self._phase
         )
         step_ms = self.measured.step_ms
         return TrainingResult(
