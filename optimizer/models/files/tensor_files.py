@@ -104,3 +104,4 @@ def _write_tensor(file: BinaryIO, entry: TensorEntry) -> None:
         # A copy: a storage that numpy was shown can never be resized again, and weights that stream must be.
         copied = piece.to(device="cpu", dtype=entry.dtype, copy=True).contiguous()
         file.write(copied.view(torch.uint8).numpy().data)
+        del copied

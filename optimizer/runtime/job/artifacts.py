@@ -6,6 +6,7 @@ Each is read again and compared before it counts (``verify_export.py``). The dis
 import hashlib
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,8 @@ from optimizer.models.spec import ModelSpec
 from optimizer.runtime.job.checkpoint import hash_file
 from optimizer.runtime.job.export_weights import FinalWeights
 from optimizer.runtime.job.sample_text import generate_tokens
-from optimizer.runtime.job.verify_export import verify_adapter, verify_model
+from optimizer.runtime.job.stage_watch import JobStage, StageWatch
+from optimizer.runtime.job.verify_export import verify_adapter, verify_buildable, verify_model
 from optimizer.runtime.step.step import Trainer
 from optimizer.workload import Export
 
@@ -86,10 +88,10 @@ class Exported:
 
 
 def leave_artifacts(
-    trainer: Trainer, exported: Exported, *, batches: Batches, enter_phase: EnterPhase
+    trainer: Trainer, exported: Exported, *, batches: Batches, enter_phase: EnterPhase, stages: StageWatch | None = None
 ) -> tuple[list[Artifact], str]:
     """Write the artifacts that the workload asks for; returns them and the sha256 of the weights (``hash_weights``)."""
-    artifacts = leave_weights(FinalWeights.of_trainer(trainer), exported, enter_phase=enter_phase)
+    artifacts = leave_weights(FinalWeights.of_trainer(trainer), exported, enter_phase=enter_phase, stages=stages)
     if trainer.workload.sample_tokens:
         enter_phase("sampling", "writing a sample")
         path = exported.folder / "sample.txt"
@@ -106,7 +108,9 @@ def leave_artifacts(
     return artifacts, hash_weights(artifacts)
 
 
-def leave_weights(final: FinalWeights, exported: Exported, *, enter_phase: EnterPhase) -> list[Artifact]:
+def leave_weights(
+    final: FinalWeights, exported: Exported, *, enter_phase: EnterPhase, stages: StageWatch | None = None
+) -> list[Artifact]:
     """Write and check each folder that is asked for. Raises DiskFull before anything is written, ExportInvalid."""
     export, adapts = exported.export, has_adapters(final.model)
     merges = not adapts or export.adapter in ("merged", "both")
@@ -117,21 +121,23 @@ def leave_weights(final: FinalWeights, exported: Exported, *, enter_phase: Enter
     alone = final.adapter_tensors(dtype=export_dtype(exported.dtype)) if adapts and export.adapter != "merged" else []
     _require_room(exported, [*(whole if merges else []), *alone], whole if export.gguf != "none" else [])
     artifacts: list[Artifact] = []
+
+    def during(stage: JobStage) -> AbstractContextManager[None]:
+        return nullcontext() if stages is None else stages.during(stage, on_host=True)
+
     if merges:
         enter_phase("saving", "exporting the model" if not adapts else "exporting the model with its adapters added")
-        artifacts += _leave_model(whole, final, exported, enter_phase=enter_phase)
+        with during("merge" if adapts else "export"):
+            artifacts += _leave_model(whole, final, exported, enter_phase=enter_phase)
+        verify_buildable(exported.folder / "model", exported.spec)
     if alone:
         enter_phase("saving", "exporting the adapters")
-        files = export_adapters(
-            final.model, folder=_fresh(exported, "adapter"), tensors=alone, sidecar_folder=exported.model_folder
-        )
-        enter_phase("verifying", "reading the adapters again")
-        merged = exported.folder / "model" if merges else None
-        verify_adapter(exported.folder / "adapter", alone, final, merged=merged)
-        artifacts += [_artifact("adapter", file) for file in files]
+        with during("export"):
+            artifacts += _leave_adapter(alone, final, exported, has_model=merges, enter_phase=enter_phase)
     if export.gguf != "none":
         enter_phase("saving", f"writing a GGUF file in {export.gguf.upper()}")
-        artifacts += _leave_gguf(final, exported, packing=export.gguf, enter_phase=enter_phase)
+        with during("merge" if adapts else "export"):
+            artifacts += _leave_gguf(final, exported, packing=export.gguf, enter_phase=enter_phase)
     return artifacts
 
 
@@ -157,6 +163,18 @@ def _leave_model(
     enter_phase("verifying", "reading the model again")
     verify_model(exported.folder / "model", entries, exported.spec)
     return [_artifact("model", file) for file in files]
+
+
+def _leave_adapter(
+    entries: list[TensorEntry], final: FinalWeights, exported: Exported, *, has_model: bool, enter_phase: EnterPhase
+) -> list[Artifact]:
+    files = export_adapters(
+        final.model, folder=_fresh(exported, "adapter"), tensors=entries, sidecar_folder=exported.model_folder
+    )
+    enter_phase("verifying", "reading the adapters again")
+    merged = exported.folder / "model" if has_model else None
+    verify_adapter(exported.folder / "adapter", entries, final, merged=merged)
+    return [_artifact("adapter", file) for file in files]
 
 
 def _leave_gguf(

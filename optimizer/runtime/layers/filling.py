@@ -7,7 +7,7 @@ home (``step/weights.py``), so that the blocks' weights never stand on the host 
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -18,7 +18,7 @@ from torch import nn
 from optimizer.models.files.load import WeightRead
 from optimizer.runtime.layers.quantize import PackedForm, pack_in_pieces
 from optimizer.runtime.layers.quantized_linear import BaseTensor, list_base_tensors
-from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.meter.meter import Meter, count_allocations, set_region
 
 _LATER: Final = "read_later"
 
@@ -39,18 +39,28 @@ def fill_model(
     model: prepared, so with its adapters, which have numbers, and its matrices packed. streamed: names of parameters that are
     read later. Raises the errors of the reads.
     """
-    later = read_parameters(model, reads, device=device, meter=meter)
-    for name, parameter in list(model.named_parameters()):
-        if name in streamed and parameter.is_meta:
-            empty = _empty(parameter, device)
-            setattr(empty, _LATER, later[name])
-            _replace(model, parameter, empty)
-        elif parameter.is_meta:
-            value = nn.Parameter(later.pop(name)(), requires_grad=parameter.requires_grad)
+    _move_what_is_there(model, reads, device=device, meter=meter)
+    later = read_parameters(model, reads, device=device, meter=meter, streamed=streamed)
+    unread = {name: parameter for name, parameter in model.named_parameters() if parameter.is_meta}
+    for name in [name for name in unread if name in streamed]:
+        empty = _empty(unread[name], device)
+        setattr(empty, _LATER, later[name])
+        _replace(model, unread.pop(name), empty)
+    with count_allocations(meter):
+        set_region(meter, "weights")
+        for name, parameter in unread.items():
+            filled = nn.Parameter(later.pop(name)(), requires_grad=parameter.requires_grad)
             if meter is not None:
-                meter.assign(value, "weights")
-            _replace(model, parameter, value)
-        elif parameter.device != device:
+                meter.assign(filled, "weights")
+            _replace(model, parameter, filled)
+
+
+def _move_what_is_there(
+    model: nn.Module, reads: Mapping[str, WeightRead], *, device: torch.device, meter: Meter | None
+) -> None:
+    """Adapters and buffers."""
+    for parameter in model.parameters():
+        if not parameter.is_meta and parameter.device != device:
             parameter.data = parameter.data.to(device)
     for name, buffer in list(model.named_buffers()):
         if name in reads:
@@ -58,19 +68,33 @@ def fill_model(
         if buffer.device != device:
             parent, _, key = name.rpartition(".")
             setattr(model.get_submodule(parent), key, buffer.to(device))
+    if meter is not None:
+        for tensor in (*model.parameters(), *model.buffers()):
+            if not tensor.is_meta:
+                meter.assign(tensor, "weights")
 
 
 def read_parameters(
-    model: nn.Module, reads: Mapping[str, WeightRead], *, device: torch.device, meter: Meter | None = None
+    model: nn.Module,
+    reads: Mapping[str, WeightRead],
+    *,
+    device: torch.device,
+    meter: Meter | None = None,
+    streamed: Collection[str] = (),
 ) -> dict[str, ReadParameter]:
-    """How each parameter of a prepared model is read, by its name; adapters are not among them."""
+    """How each parameter of a prepared model is read, by its name; adapters are not among them.
+
+    streamed: names of those that are converted on the host, where they stay.
+    """
     later: dict[str, ReadParameter] = {}
     dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
     for base in list_base_tensors(model):
         weight = reads[base.name]
         if base.form is None:
             name = base.sources[0]
-            later[name] = partial(_read_as, weight, dtypes[name], device=device, meter=meter)
+            place = torch.device("cpu") if name in streamed else device
+            is_final = device.type == "cpu" and weight.dtype == dtypes[name] and name not in streamed
+            later[name] = partial(_read_as, weight, dtypes[name], device=place, meter=None if is_final else meter)
         else:
             pair = _PackedPair(weight, base, device=device, meter=meter)
             later |= {name: partial(pair.take, index) for index, name in enumerate(base.sources)}
@@ -109,17 +133,13 @@ def stand_ins(model: nn.Module) -> Iterator[None]:
 
 
 def _read_as(weight: WeightRead, dtype: torch.dtype, *, device: torch.device, meter: Meter | None) -> torch.Tensor:
-    stays = device.type == "cpu" and weight.dtype == dtype
-    tensor = _read(weight, meter, stays=stays)
-    return tensor.to(device).to(dtype).contiguous()
+    return _read(weight, meter).to(device).to(dtype).contiguous()
 
 
-def _read(weight: WeightRead, meter: Meter | None, *, stays: bool = False) -> torch.Tensor:
-    """stays: what is read is what the device keeps, and not a stage on the way."""
-    tensor = weight.read()
-    if meter is not None and not stays:
-        meter.assign(tensor, "temporaries", tier="host")
-    return tensor
+def _read(weight: WeightRead, meter: Meter | None) -> torch.Tensor:
+    """meter: None where what is read is what stays; otherwise it is a stage on the way, on the host."""
+    with nullcontext() if meter is None else meter.region("temporaries", tier="host"):
+        return weight.read()
 
 
 class _PackedPair:

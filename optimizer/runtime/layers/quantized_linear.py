@@ -60,6 +60,7 @@ def hash_frozen(model: nn.Module, *, read: Callable[[str], torch.Tensor] | None 
                 # A copy: a storage that numpy was shown can never be resized again, and weights that stream must be.
                 copied = piece.to(device="cpu", copy=True).contiguous()
                 digest.update(copied.view(torch.uint8).numpy().data)
+                del copied
     return digest.hexdigest()
 
 

@@ -32,7 +32,8 @@ from optimizer.models.anatomy import find_blocks
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.layers.filling import take_read_later
 from optimizer.runtime.tiers.copies import Copy
-from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes
+from optimizer.runtime.meter.meter import count_allocations
+from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes, on_host
 from optimizer.runtime.tiers.tiers import Tiers
 
 _TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -171,11 +172,14 @@ class StreamedWeights:
         read = take_read_later(parameter)
         num_bytes = parameter.numel() * parameter.dtype.itemsize
         home = OffDeviceBytes(self._tiers, num_bytes, place=self._plan.place, category="weights")
-        data = parameter.data if read is None else read()
-        home.write(data.contiguous(), dtype=data.dtype)
         if read is not None:
+            with count_allocations(self._tiers.meter), on_host(self._tiers, "temporaries"):
+                data = read()
+                home.write(data.contiguous(), dtype=data.dtype)
             streamed = self._by_name[name] = _Streamed(name, parameter, home)
             return streamed
+        data = parameter.data
+        home.write(data.contiguous(), dtype=data.dtype)
         device = self._tiers.device
         if data.device != device or data.untyped_storage().nbytes() != data.nbytes or not data.is_contiguous():
             # On the device for a moment, one tensor at a time: torch makes no empty storage of this shape there otherwise.

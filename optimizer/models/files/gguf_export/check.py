@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.base.errors import ExportInvalid
-from optimizer.models.files.gguf_export.tensors import GgufEntry, packed_pieces
+from optimizer.models.files.gguf_export.tensors import Q8_BLOCK_ELEMENTS, GgufEntry, number_pieces
 
 _STEPS = 127
 _FP16_STEP = 2.0**-11
@@ -34,9 +34,10 @@ def _compare(file: Path, entry: GgufEntry, tensor: Any) -> float:
         raise ExportInvalid(f"{file.name}: {entry.name} is not {entry.type_name} of shape {list(entry.shape)}", file=file.name)
     data = tensor.data.reshape(-1).view(np.uint8)
     start, used = 0, 0.0
-    for packed, numbers in packed_pieces(entry):
-        stored = data[start : start + packed.nbytes]
-        start += packed.nbytes
+    for numbers in number_pieces(entry):
+        num_bytes = numbers.size * entry.num_bytes // entry.num_elements
+        stored = data[start : start + num_bytes]
+        start += num_bytes
         used = max(used, _used_of_bound(stored, numbers, entry.type_name))
     if start != data.nbytes or not used <= 1.0:
         raise ExportInvalid(
@@ -54,8 +55,8 @@ def _used_of_bound(stored: Array, numbers: Array, type_name: str) -> float:
     if type_name != "Q8_0":
         kept = stored.view(np.float16 if type_name == "F16" else np.float32)
         return 0.0 if np.array_equal(kept, numbers.astype(kept.dtype)) else float("inf")
-    blocks = numbers.reshape(-1, 32)
-    kept = dequantize(stored.reshape(len(blocks), -1), GGMLQuantizationType.Q8_0)
-    largest = np.abs(blocks).max(axis=1, keepdims=True)
+    assert numbers.shape[1] == Q8_BLOCK_ELEMENTS
+    kept = dequantize(stored.reshape(len(numbers), -1), GGMLQuantizationType.Q8_0)
+    largest = np.abs(numbers).max(axis=1, keepdims=True)
     bound = largest * (0.5 / _STEPS + _FP16_STEP) + _STEPS * _FP16_LEAST
-    return float((np.abs(kept - blocks) / (bound * (1 + 1e-6))).max())
+    return float((np.abs(kept - numbers) / (bound * (1 + 1e-6))).max())

@@ -18,7 +18,7 @@ from optimizer.models.files.tensor_files import TensorEntry
 from optimizer.models.spec import ModelSpec
 
 PIECE_ELEMENTS = 1 << 20
-_Q8_BLOCK_ELEMENTS = 32
+Q8_BLOCK_ELEMENTS = 32
 Array = np.ndarray[Any, Any]
 
 
@@ -33,6 +33,10 @@ class GgufEntry:
     """F32, F16 or Q8_0."""
     read: Callable[[], torch.Tensor]
     """The numbers in the order of the file, in any float dtype."""
+
+    @property
+    def num_elements(self) -> int:
+        return int(np.prod(self.shape))
 
     @property
     def num_bytes(self) -> int:
@@ -68,19 +72,23 @@ def list_entries(tensors: Sequence[TensorEntry], spec: ModelSpec, *, packing: Gg
     return entries
 
 
-def packed_pieces(entry: GgufEntry) -> Iterator[tuple[Array, Array]]:
-    """The bytes of a tensor in order, each piece with the fp32 numbers it was made of."""
-    from gguf import GGMLQuantizationType
-    from gguf.quants import quantize
-
+def number_pieces(entry: GgufEntry) -> Iterator[Array]:
+    """The numbers of a tensor in fp32, in the order of the file, a piece at a time; of Q8_0 in rows of one block."""
     tensor = entry.read().detach()
     if tuple(tensor.shape) != entry.shape:
         raise ValueError(f"{entry.name} was read with shape {tuple(tensor.shape)}, not {entry.shape}")
-    kind = GGMLQuantizationType[entry.type_name]
     for piece in tensor.reshape(-1).split(PIECE_ELEMENTS):
         numbers = piece.to(device="cpu", dtype=torch.float32, copy=True).numpy()
-        rows = numbers.reshape(-1, _Q8_BLOCK_ELEMENTS) if entry.type_name == "Q8_0" else numbers
-        yield quantize(rows, kind), numbers
+        yield numbers.reshape(-1, Q8_BLOCK_ELEMENTS) if entry.type_name == "Q8_0" else numbers
+
+
+def pack_piece(numbers: Array, entry: GgufEntry) -> Array:
+    """The bytes of a piece as the file holds them."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import quantize
+
+    packed: Array = quantize(numbers, GGMLQuantizationType[entry.type_name])
+    return packed
 
 
 def _read(tensor: TensorEntry, *, num_heads: int, adds_one: bool) -> torch.Tensor:
@@ -107,4 +115,4 @@ def _adds_one(name: str, architecture: str) -> bool:
 def _type(shape: tuple[int, ...], packing: GgufPacking) -> str:
     if len(shape) == 1:
         return "F32"
-    return "Q8_0" if packing == "q8_0" and shape[-1] % _Q8_BLOCK_ELEMENTS == 0 else "F16"
+    return "Q8_0" if packing == "q8_0" and shape[-1] % Q8_BLOCK_ELEMENTS == 0 else "F16"

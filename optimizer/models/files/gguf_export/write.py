@@ -9,7 +9,7 @@ from optimizer.base.errors import DiskFull, MissingExtra
 from optimizer.base.units import MIB, format_bytes
 from optimizer.models.files.gguf_export.hyperparameters import add_hyperparameters
 from optimizer.models.files.gguf_export.kinds import ARCHITECTURES, GgufPacking
-from optimizer.models.files.gguf_export.tensors import GgufEntry, packed_pieces
+from optimizer.models.files.gguf_export.tensors import GgufEntry, number_pieces, pack_piece
 from optimizer.models.files.gguf_export.vocabulary import Vocabulary, add_vocabulary
 from optimizer.models.spec import ModelSpec
 
@@ -42,8 +42,8 @@ def write_gguf(
         stream = writer.fout[0]
         writer.write_padding(stream, stream.tell())
         for entry in entries:
-            for packed, _ in packed_pieces(entry):
-                stream.write(packed.data)
+            for numbers in number_pieces(entry):
+                stream.write(pack_piece(numbers, entry).data)
             writer.write_padding(stream, entry.num_bytes)
     finally:
         writer.close()

@@ -128,7 +128,7 @@ def test_beside_what_stays_one_tensor_of_the_file_is_in_host_memory(tmp_path: Pa
     )
     assert meter.peak().host_bytes == largest_bytes
     assert meter.host_bytes == 0
-    assert meter.device_bytes == sum(parameter.nbytes for parameter in model.parameters())
+    assert meter.device_bytes == sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 def test_what_is_wrong_with_a_file_is_said_before_anything_is_read(tmp_path: Path) -> None:
