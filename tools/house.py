@@ -55,9 +55,9 @@ EXTRAS = ("torch", "transformers", "bitsandbytes", "peft", "torchao", "greenlet"
 
 LATE = {
     "headroom.commands.main": "optimizer.cli.main",
-    "optimizer.data.documents": "pyarrow",
+    "optimizer.data.samples.parquet_rows": "pyarrow",
     "optimizer.models.build": "huggingface_hub",
-    "webapp.catalog.check": "tokenizers",
+    "webapp.catalog.files.check": "tokenizers",
 }
 """Modules that import something slow inside a function on purpose: commands that ask the service alone answer half a second
 sooner, a limited process loads only the reader of what it was given, and a hub's library is set to stay offline first."""

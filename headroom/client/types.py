@@ -76,7 +76,7 @@ class ModelCards(TypedDict):
 class Dataset(TypedDict):
     id: str
     name: str
-    format: Literal["txt", "jsonl", "parquet", "prompts"]
+    format: Literal["txt", "jsonl", "json", "csv", "parquet", "prompts"]
     num_bytes: int
     num_documents: int | None
     preview: str
@@ -283,6 +283,8 @@ class Upload(TypedDict):
     files: list[UploadFile]
     piece_bytes: int
     max_piece_bytes: int
+    source: Document | None
+    """For one that the service fetches from the hub: ``hub``, ``commit``, ``state``, ``message``, in the end ``model``."""
     kept_until: str
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +15,11 @@ from headroom.client import HeadroomClient
 from headroom.client.types import Device, Machine, MachineDetails, Model, ModelDetails, Within
 from headroom.commands.submit import DATASET_SUFFIXES, UsageError
 from headroom.commands.tables import print_table
+from optimizer.base.errors import HeadroomError
 from optimizer.base.units import format_bytes
 
+HUB = "hub:"
+POLL_S = 1.0
 Connect = Callable[[argparse.Namespace], HeadroomClient]
 Run = Callable[[HeadroomClient, argparse.Namespace], None]
 Subparsers = Any
@@ -41,8 +45,8 @@ def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, c
 
 def _add_models(commands: Subparsers, add: Callable[..., argparse.ArgumentParser]) -> None:
     models = add_group(commands, "models", "the models the service knows")
-    adding = add(models, "add", _add_model, "upload a model, run again after a cut it goes on; or make one of a finished run")
-    adding.add_argument("path", type=Path, metavar="FOLDER", nargs="?")
+    adding = add(models, "add", _add_model, "link or upload a model, after a cut the same again; or make one of a finished run")
+    adding.add_argument("path", metavar="FOLDER", nargs="?", help="or a GGUF file, or hub:OWNER/NAME[@REVISION]")
     adding.add_argument("--from-job", metavar="JOB", help="of the weights that this run left; nothing is uploaded")
     adding.add_argument("--name", help="default: the name of the folder, or of the job")
     add(models, "list", _list_models, "all models")
@@ -86,16 +90,54 @@ def _add_model(client: HeadroomClient, options: argparse.Namespace) -> None:
     if options.from_job is not None:
         model = client.create_model_from_job(options.from_job, name=options.name)
     else:
-        model = _upload_model(client, options.path, name=options.name)
+        model = _bring_model(client, options.path, name=options.name)
     print(f"{model['id']}  {model['name']}")
     _print_unread(model)
 
 
-def _upload_model(client: HeadroomClient, folder: Path, *, name: str | None) -> Model:
-    if not (folder / "config.json").is_file():
-        raise UsageError(f"{folder} holds no config.json", hint="Give the folder of a Hugging Face model.")
+def _bring_model(client: HeadroomClient, place: str, *, name: str | None) -> Model:
+    """Say in one line whether it was linked, uploaded or fetched."""
+    if place.startswith(HUB):
+        return _fetch_model(client, place.removeprefix(HUB), name=name or "")
+    folder = Path(place)
+    if not folder.exists():
+        raise UsageError(f"{folder} is not there", hint="Give the folder of a Hugging Face model, or a GGUF file.")
     with _progress() as on_progress:
-        return client.create_model(folder, name=name or folder.resolve().name, on_progress=on_progress)
+        try:
+            model, why = client.add_model(folder, name=name or default_name(folder), on_progress=on_progress)
+        except FileNotFoundError as error:
+            raise UsageError(str(error), hint="Give the folder of a Hugging Face model, or a GGUF file.") from error
+    print(f"uploaded, because {why}" if why else f"linked: its weights stay in {folder.resolve()}")
+    return model
+
+
+def _fetch_model(client: HeadroomClient, reference: str, *, name: str) -> Model:
+    upload = client.fetch_model(reference, name=name)
+    source = upload["source"] or {}
+    print(f"fetching {source['hub']} at commit {source['commit'][:12]}; it goes on when this command is stopped ({upload['id']})")
+    with _progress() as on_progress:
+        while source["state"] == "downloading":
+            time.sleep(POLL_S)
+            upload = client.upload(upload["id"])
+            source = upload["source"] or {}
+            if on_progress is not None:
+                received, total = (sum(int(file[key]) for file in upload["files"]) for key in ("received_bytes", "num_bytes"))
+                on_progress(received, total)
+    if source["state"] == "failed":
+        raise HubDownloadFailed(source["message"])
+    return client.model(source["model"])
+
+
+class HubDownloadFailed(HeadroomError):
+    """The service gave a download up."""
+
+    code = "hub_failed"
+
+
+def default_name(path: Path) -> str:
+    """Name of a folder, or of a file without its ending."""
+    real = path.resolve()
+    return real.name if real.is_dir() else real.stem
 
 
 def _print_unread(model: Model) -> None:

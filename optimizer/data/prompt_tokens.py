@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optimizer.base.errors import InvalidModel
-from optimizer.data.chat import DEFAULT_CHAT_TEMPLATE, ChatTemplate
+from optimizer.data.chat import DEFAULT_REPLY_TEMPLATE, ChatTemplate
 from optimizer.data.chat_facts import ChatFacts
 from optimizer.data.prompts import LineProblem, PromptLine
 from optimizer.data.tokenizer import LoadedTokenizer, encode_prompt, load_tokenizer
 
-DEFAULT_REPLY_TEMPLATE = DEFAULT_CHAT_TEMPLATE + "{% if add_generation_prompt %}assistant:{% endif %}"
 _BATCH_LINES = 256
 
 

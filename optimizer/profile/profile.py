@@ -154,6 +154,8 @@ class Profile:
     max_sequence_length: int
     is_padded: bool = False
     """Traced with an attention mask that hides some token: other kernels, and the mask itself."""
+    is_packed: bool = False
+    """Traced with positions that start over within a row, and so with the mask that parts its samples."""
     is_partial: bool = False
     """Less than everything was traced (``extent.py``): some representations, choices or ranges are not there. Asking for
     those raises NotProfiled."""
@@ -191,6 +193,11 @@ class Profile:
     def has_sparse_gradients(self) -> bool:
         """True where some embedding's gradients hold only the rows of a batch's tokens."""
         return any(tensor.row_elements for tensor in self.tensors.in_order())
+
+    @property
+    def num_inputs(self) -> int:
+        """Tensors of 8 bytes a token that come with each micro-batch: ids, labels and, if there are any, masks or positions."""
+        return 3 if self.is_padded or self.is_packed else 2
 
     @property
     def num_parameters(self) -> int:

@@ -294,7 +294,8 @@ def _has_profile(job: Job) -> bool:
 def _fingerprint(job: Job) -> str:
     """Fingerprint of the model that a profile job traces."""
     adapter = read_adapter(job.spec.get("adapter"))
-    return traced_fingerprint(job.model.fingerprint, adapter=adapter, generates=bool(job.spec.get("generates")))
+    facts = {"generates": bool(job.spec.get("generates")), "is_packed": bool(job.spec.get("packed"))}
+    return traced_fingerprint(job.model.fingerprint, adapter=adapter, **facts)
 
 
 def _keep_profile(job: Job, end: End, profile: dict[str, Any] | None, result: dict[str, Any] | None) -> None:

@@ -30,8 +30,8 @@ from optimizer.models.files.linked_files import linked_bytes
 from optimizer.models.spec import read_model_spec
 from optimizer.models.unread import describe_unread
 from webapp.accounts.models import Project
-from webapp.catalog.limited import run_limited
-from webapp.catalog.model_parts import (
+from webapp.catalog.files.limited import run_limited
+from webapp.catalog.files.model_parts import (
     CHAT_FILE,
     GGUF_FILE,
     GGUF_SUFFIX,
@@ -53,7 +53,7 @@ MAX_NAME_CHARACTERS = 200
 DatasetPurpose = Literal["text", "prompts"]
 R = TypeVar("R", Model, Dataset)
 
-FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".parquet": "parquet"}
+FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 _DATASET_TIMEOUT_S = 600
 
 

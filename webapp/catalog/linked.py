@@ -17,9 +17,9 @@ from optimizer.base.errors import InvalidModel
 from optimizer.models.files.check_weights import INDEX_FILE, MAX_INDEX_BYTES, SINGLE_FILE, read_index
 from optimizer.models.files.sidecars import MAX_TEMPLATES, SIDECAR_NAMES, TEMPLATES_FOLDER, is_sidecar
 from webapp.catalog.actions import create_model
-from webapp.catalog.model_parts import GGUF_FILE, GGUF_SUFFIX, sidecar_limit_bytes
+from webapp.catalog.files.model_parts import GGUF_FILE, GGUF_SUFFIX, sidecar_limit_bytes
+from webapp.catalog.files.server_paths import PathNotAllowed, find_beside, find_on_server
 from webapp.catalog.models import Model
-from webapp.catalog.server_paths import PathNotAllowed, find_beside, find_on_server
 
 VARIABLE = "HEADROOM_MODEL_ROOTS"
 MAX_ENTRIES = 20_000

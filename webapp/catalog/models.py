@@ -88,7 +88,14 @@ class Dataset(InProject):
     name = models.CharField(max_length=200)
     format = models.CharField(
         max_length=10,
-        choices=[("txt", "text"), ("jsonl", "JSON lines"), ("parquet", "Parquet"), ("prompts", "prompts, JSON lines")],
+        choices=[
+            ("txt", "text"),
+            ("jsonl", "JSON lines"),
+            ("json", "JSON"),
+            ("csv", "CSV"),
+            ("parquet", "Parquet"),
+            ("prompts", "prompts, JSON lines"),
+        ],
     )
     """``prompts`` is what generate jobs take, the others what training takes."""
     file = models.CharField(max_length=500)
@@ -129,6 +136,8 @@ class Upload(InProject):
     """Purpose of a dataset: ``text`` or ``prompts``."""
     files = models.JSONField()
     """``[{"name", "num_bytes", "sha256"}]``; how much of each is here, the files themselves say."""
+    source = models.JSONField(default=dict)
+    """For one that the service fetches by itself, from where and how far it is (``hub/download.py``); else empty."""
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
     """When a piece last came; one that nothing comes for is removed."""

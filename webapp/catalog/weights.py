@@ -23,6 +23,6 @@ def weights_folder(model: Model, *, home: Path | None = None) -> Path | None:
 
 
 def weights_part(model: Model, *, home: Path) -> dict[str, Any]:
-    """What an attempt is given of them."""
+    """The entries of an attempt's brief: the folder of the weights, and what its links led to when they were made."""
     folder = weights_folder(model, home=home)
     return {"weights_folder": None if folder is None else str(folder), "linked_files": model.linked_files}

@@ -17,8 +17,8 @@ from django.db.models import Q
 from optimizer.models.files.sidecars import TOKENIZER_FILE, is_sidecar
 from webapp.catalog.actions import MAX_NAME_CHARACTERS, checked_name, create_model
 from webapp.catalog.errors import ModelExists
-from webapp.catalog.kept_file import KeptFile
-from webapp.catalog.model_parts import CHAT_FILE
+from webapp.catalog.files.kept_file import KeptFile
+from webapp.catalog.files.model_parts import CHAT_FILE
 from webapp.catalog.models import Model
 from webapp.jobs.errors import FilesLost, NoModelLeft, WrongState
 from webapp.jobs.models import Artifact, Job, Kind, State

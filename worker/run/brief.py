@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from webapp.catalog.model_parts import CHAT_FILE
+from webapp.catalog.files.model_parts import CHAT_FILE
 from webapp.catalog.models import Model
 from webapp.catalog.weights import model_folder, weights_part
 from webapp.jobs.checkpoints import BRANCH_FOLDER, SOURCE_FOLDER
@@ -37,16 +37,15 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, device: str) -> di
         "config": job.model.config,
     }
     if job.kind == Kind.PROFILE:
-        traced = {"adapter": job.spec.get("adapter"), "generates": bool(job.spec.get("generates"))}
+        traced = {"adapter": job.spec.get("adapter"), **{name: bool(job.spec.get(name)) for name in ("generates", "packed")}}
         return {**brief, **traced, "profile_file": str(folder / "profile.json")}
     brief |= _common_part(attempt, home=home)
     if job.kind == Kind.EXPORT:
         source = job_folder(home, job.pk) / SOURCE_FOLDER
         return {**brief, "model_name": job.name, "checkpoint_folder": str(source / job.spec["checkpoint"])}
+    brief["chat_file"] = str(home / job.model.folder / CHAT_FILE) if job.model.has_chat else None
     if job.kind == Kind.GENERATE:
-        chat_file = str(home / job.model.folder / CHAT_FILE) if job.model.has_chat else None
-        end_ids = job.model.generation.get("end_ids", [])
-        named = {"model_name": job.model.name, "chat_file": chat_file, "end_ids": end_ids}
+        named = {"model_name": job.model.name, "end_ids": job.model.generation.get("end_ids", [])}
         return {**brief, **named, "prompts": _dataset_part(job, home=home)}
     named = {"model_name": job.name, "tokens_folder": str(home / "cache" / "tokens")}
     return {**brief, **named, "dataset": _dataset_part(job, home=home)}

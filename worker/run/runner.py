@@ -107,6 +107,7 @@ def profile(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFla
         Path(attempt["profile_file"]),
         adapter=attempt.get("adapter"),
         generates=attempt.get("generates", False),
+        is_packed=attempt.get("packed", False),
     )
     return {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 0}
 

@@ -12,7 +12,7 @@ from typing import Any
 from optimizer.base.errors import InvalidModel
 
 _HASHED_BYTES = 1024 * 1024
-"""Of the beginning of a file that is no safetensors."""
+"""Bytes at the beginning of a file that is no safetensors."""
 _MAX_HEADER_BYTES = 16 * 10**6
 _HINT = "Add the model again, and start the job with that one."
 

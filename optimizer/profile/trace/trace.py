@@ -21,6 +21,7 @@ from torch import nn
 from optimizer.base.errors import HeadroomError, InvalidModel
 from optimizer.models.anatomy import find_anatomy
 from optimizer.models.build import build_model
+from optimizer.models.packing import check_packs
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
@@ -43,16 +44,24 @@ _CPU = torch.device("cpu")
 
 
 def profile_model(
-    spec: ModelSpec, *, adapter: Adapter | None = None, is_padded: bool = False, extent: Extent = EVERYTHING
+    spec: ModelSpec,
+    *,
+    adapter: Adapter | None = None,
+    is_padded: bool = False,
+    is_packed: bool = False,
+    extent: Extent = EVERYTHING,
 ) -> Profile:
     """Trace each distinct block once in each representation. Seconds, whatever the depth and width; no weights are allocated.
 
     adapter: of the workload; the profile is then of the model with these adapters, its frozen weights packed or not.
     is_padded: every micro-batch has an attention mask that hides some token at the end of a sequence.
+    is_packed: every row holds samples that do not attend to each other. Raises InvalidModel for a model that cannot part them.
     extent: how much is traced; with less than everything the profile says so (``Profile.is_partial``).
     Raises InvalidModel where an operation cannot be traced, or a size is no polynomial in micro-batch and sequence length,
     InvalidWorkload for adapters that the model cannot have, MissingExtra without peft.
     """
+    if is_packed:
+        check_packs(spec.model_type)
     short_spec, instances = shorten_model(spec)
     multiple, shortest = sequence_steps(spec)
     ranges = plan_ranges(
@@ -74,7 +83,7 @@ def profile_model(
         prepare_model(model, weights=weights, workload=workload)
         row_elements = mark_sparse(model)
         has_plain_head = find_anatomy(model).is_chunkable
-        subject = Subject(model, weights, adapter, tuple(instances), is_padded, set())
+        subject = Subject(model, weights, adapter, tuple(instances), is_padded, set(), is_packed=is_packed)
         name = weights.representation
         with _naming_faults(spec):
             regimes[name] = tuple(_trace_range(subject, place, choices, tables=tables, ops=ops) for place in chosen)
@@ -92,7 +101,7 @@ def profile_model(
     plain = build_model(short_spec, device="meta")
     prepare_model(plain, weights=WeightsPlan(frozen="int8"), workload=workload)
     return Profile(
-        model_fingerprint=profile_fingerprint(spec.fingerprint, adapter),
+        model_fingerprint=profile_fingerprint(spec.fingerprint, adapter, is_packed=is_packed),
         model_type=spec.model_type,
         num_blocks=spec.num_blocks,
         hidden_size=spec.hidden_size,
@@ -101,6 +110,7 @@ def profile_model(
         is_partial=not extent.is_everything,
         torch_version=torch.__version__,
         is_padded=is_padded,
+        is_packed=is_packed,
         sequence_multiple=multiple,
         has_plain_head=has_plain_head,
         clamps_fp16=spec.kind == "encoder_decoder",

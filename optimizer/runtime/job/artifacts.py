@@ -15,6 +15,7 @@ from optimizer.base.units import MIB, format_bytes
 from optimizer.data.batches import Batches
 from optimizer.data.bundled import TOKENIZER_FILE
 from optimizer.data.chat_facts import read_chat_folder
+from optimizer.data.samples.rows import SampleRows
 from optimizer.data.tokenizer import load_tokenizer
 from optimizer.models.adapters import has_adapters
 from optimizer.models.files.export import (
@@ -88,7 +89,7 @@ class Exported:
 
 
 def leave_artifacts(
-    trainer: Trainer, exported: Exported, *, batches: Batches, enter_phase: EnterPhase, stages: StageWatch | None = None
+    trainer: Trainer, exported: Exported, *, batches: Batches | SampleRows, enter_phase: EnterPhase, stages: StageWatch | None = None
 ) -> tuple[list[Artifact], str]:
     """Write the artifacts that the workload asks for; returns them and the sha256 of the weights (``hash_weights``)."""
     artifacts = leave_weights(FinalWeights.of_trainer(trainer), exported, enter_phase=enter_phase, stages=stages)
@@ -236,9 +237,9 @@ def _artifact(kind: str, file: ExportedFile) -> Artifact:
     )
 
 
-def _sample_text(trainer: Trainer, exported: Exported, *, batches: Batches) -> str:
+def _sample_text(trainer: Trainer, exported: Exported, *, batches: Batches | SampleRows) -> str:
     loaded = load_tokenizer(exported.tokenizer_file, end_of_text_id=exported.spec.end_of_text_id)
-    ids, _ = batches.validation_batch(0, 1)
+    ids, *_ = batches.validation_batch(0, 1)
     prompt_ids = [int(token) for token in ids[0][:PROMPT_TOKENS]]
     with trainer.metered():
         new_ids = generate_tokens(

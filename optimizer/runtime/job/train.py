@@ -22,7 +22,7 @@ import torch
 
 from optimizer.base.serialize import to_json
 from optimizer.base.units import format_bytes
-from optimizer.data.batches import Batches
+from optimizer.data.samples.rows import open_batches
 from optimizer.data.token_file import TokenFile
 from optimizer.goal import Goal
 from optimizer.models.spec import ModelSpec
@@ -168,7 +168,7 @@ class _Job:
             host_cap_bytes=run.goal.host_budget_bytes,
         )
         token_file = TokenFile.open(run.token_file)
-        self.batches = Batches(token_file, sequence_length=run.workload.sequence_length, seed=run.workload.seed)
+        self.batches = open_batches(token_file, run.workload)
         self.stages = StageWatch(self.meter, job_folder=run.job_folder)
         with self.stages.during("load"):
             self.trainer = self._build()

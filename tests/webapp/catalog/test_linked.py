@@ -20,10 +20,10 @@ from optimizer.models.files.linked_files import check_links
 from optimizer.models.files.readers import tensor_readers
 from tests.webapp.conftest import TINY_CONFIG
 from webapp.catalog.documents import model_document
+from webapp.catalog.files.server_paths import PathNotAllowed
 from webapp.catalog.linked import PathDiffers, link_model
 from webapp.catalog.models import Model
 from webapp.catalog.removal import delete_row, purge_deleted
-from webapp.catalog.server_paths import PathNotAllowed
 from webapp.catalog.weights import weights_folder
 
 CONFIG = {**TINY_CONFIG, "vocab_size": 5000}
@@ -177,7 +177,8 @@ def test_files_that_changed_are_found_before_a_job_reads_them(
 def test_what_the_asker_sees_must_be_what_lies_there(link: Callable[..., Model], folder: Path) -> None:
     stat = (folder / "config.json").stat()
     assert link(seen={"config.json": [stat.st_size, stat.st_mtime_ns]}).has_weights
-    for seen in ({"config.json": [stat.st_size, 1]}, {"absent": [1, 1]}, {"../llama/config.json": [stat.st_size, stat.st_mtime_ns]}):
+    state = [stat.st_size, stat.st_mtime_ns]
+    for seen in ({"config.json": [stat.st_size, 1]}, {"absent": [1, 1]}, {"../llama/config.json": state}):
         with pytest.raises(PathDiffers, match="is another folder than the one that was meant"):
             link(seen=seen)
 
@@ -190,7 +191,7 @@ def test_what_the_asker_sees_must_be_what_lies_there(link: Callable[..., Model],
         ({"model.safetensors.index.json": b'{"weight_map": {"a": "../../etc/x.safetensors"}}'}, "a plain"),
         ({"model.safetensors.index.json": b'{"weight_map": {"a": "absent.safetensors"}}'}, "names absent.safetensors, which is"),
         ({"model.safetensors.index.json": b'{"weight_map": {"a\\nb": "model-1.safetensors"}}'}, r"it is in None|places a"),
-        ({"generation_config.json": b'{"do_sample": true, "temperature": "hot"}'}, "temperature of generation_config.json is 'hot'"),
+        ({"generation_config.json": b'{"do_sample": true, "top_p": "hot"}'}, "top_p of generation_config.json is 'hot'"),
         ({"generation_config.json": b'{"eos_token_id": -1}'}, "eos_token_id of generation_config.json is"),
         ({"chat_template.jinja": b"\xff"}, "chat_template.jinja is not a text in UTF-8"),
         ({"tokenizer_config.json": b"["}, "tokenizer_config.json is not JSON"),

@@ -17,7 +17,7 @@ from tests.webapp.exported import ADAPTER, CONFIG, MODEL, leave, weights_file
 from tests.webapp.generation import make_generate_spec, make_prompts
 from webapp.accounts.projects import create_project
 from webapp.catalog.errors import ModelExists
-from webapp.catalog.limited import run_limited
+from webapp.catalog.files.limited import run_limited
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import models_visible_to
 from webapp.catalog.removal import delete_row
@@ -194,7 +194,7 @@ def test_a_name_that_cannot_be_one_is_refused(job: Job) -> None:
 
 
 def test_two_that_ask_at_once_make_one(job: Job, ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    from webapp.catalog import model_parts
+    from webapp.catalog.files import model_parts
 
     checks = run_limited
     made: list[Any] = []

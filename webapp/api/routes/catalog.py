@@ -13,8 +13,9 @@ from webapp.accounts.access import acting_of
 from webapp.api.schemas import ModelRow
 from webapp.catalog import actions
 from webapp.catalog.documents import dataset_documents, machine_documents, model_document, model_documents
+from webapp.catalog.files.model_parts import as_sidecars
+from webapp.catalog.hub.download import begin_download
 from webapp.catalog.linked import link_model
-from webapp.catalog.model_parts import as_sidecars
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import (
     datasets_visible_to,
@@ -24,6 +25,7 @@ from webapp.catalog.queries import (
     models_visible_to,
 )
 from webapp.catalog.removal import KEPT, delete_row, restore_row
+from webapp.catalog.uploads import upload_document
 from webapp.clock import iso
 from webapp.http.auth import owner_of
 from webapp.http.idempotency import idempotent, remember
@@ -71,12 +73,13 @@ def list_models(request: HttpRequest, cursor: str = "", page_size: str = "") -> 
     return page_of(request, models_visible_to(request.user), model_documents)
 
 
-@router.post("/models", response={201: ModelRow}, tags=["models"])
+@router.post("/models", response={201: ModelRow, 202: dict[str, Any]}, tags=["models"])
 @idempotent
 def create_model(
     request: HttpRequest,
-    name: Form[str],
+    name: Form[str] = "",
     path: Form[str] = "",
+    hub: Form[str] = "",
     seen: Form[str] = "",
     config: File[UploadedFile | None] = None,
     tokenizer: File[UploadedFile | None] = None,
@@ -90,7 +93,14 @@ def create_model(
     With ``path`` it is a folder on the server below one that an administrator opened; its weights are linked and stay there.
     ``seen`` is a JSON object of some of its files as the sender sees them, ``{name: [bytes, time of change in ns]}``: where the
     server sees others, the path means another machine's folder (``path_differs``).
+
+    With ``hub``, ``owner/name[@revision]``, it is fetched from the Hugging Face hub where an administrator opened it. 202 answers
+    with an upload: ``GET /uploads/{id}`` says how far it is, and in ``source`` its end and the model that it became.
     """
+    if hub:
+        upload = begin_download(owner=owner_of(request), name=name, reference=hub)
+        with transaction.atomic():
+            return remember(request, status=202, body=upload_document(upload), location=f"/api/v1/uploads/{upload.pk}")
     if path:
         model = link_model(owner=owner_of(request), name=name, path=path, seen=_read_seen(seen))
     else:
@@ -165,7 +175,7 @@ def list_datasets(request: HttpRequest, cursor: str = "", page_size: str = "") -
 def create_dataset(
     request: HttpRequest, name: Form[str], file: File[UploadedFile], purpose: Form[actions.DatasetPurpose] = "text"
 ) -> HttpResponse:
-    """Text to train on: .txt, .jsonl with ``text`` or ``messages``, or .parquet. With ``purpose=prompts`` what generate jobs
+    """Text to train on: .txt, .jsonl, .json, .csv or .parquet with rows. With ``purpose=prompts`` what generate jobs
     continue: .jsonl with ``prompt`` or ``messages``, or lines as OpenAI's Batch API has them.
     """
     dataset = actions.create_dataset(owner=owner_of(request), name=name, file=file, purpose=purpose)

@@ -110,7 +110,7 @@ def read_generate_spec(user: Any, document: dict[str, Any]) -> GenerateSpec:
 
 
 def _with_sampling(workload: Any, model: Model) -> Any:
-    """Where a spec says nothing about sampling, the model's makers do (generation_config.json); one word on it is enough."""
+    """Take the settings of the model's generation_config.json for a spec that has no word on sampling."""
     names = ("temperature", "top_k", "top_p")
     if not isinstance(workload, dict) or any(name in workload for name in names):
         return workload

@@ -18,6 +18,7 @@ from optimizer.goal import GenerationGoal, Goal
 from optimizer.models.files.gguf_export.kinds import check_gguf
 from optimizer.models.files.gguf_export.vocabulary import read_vocabulary
 from optimizer.models.files.sidecars import TOKENIZER_FILE
+from optimizer.models.packing import PACKING_TYPES, check_packs
 from optimizer.models.spec import read_model_spec
 from optimizer.models.targets import check_targets
 from optimizer.profile.fingerprints import profile_fingerprint
@@ -57,7 +58,7 @@ class JobSpec:
     @property
     def profile_fingerprint(self) -> str:
         """Fingerprint of the profile that prices it: the model's, or that of the model with the workload's adapters."""
-        return profile_fingerprint(self.model.fingerprint, self.workload.adapter)
+        return profile_fingerprint(self.model.fingerprint, self.workload.adapter, is_packed=self.workload.is_packed)
 
     def to_json(self) -> dict[str, Any]:
         """Normalized: ids for names, bytes for sizes, every default written out."""
@@ -85,7 +86,10 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     model = find_visible(models_visible_to(user), document.get("model"), field="model")
     texts = datasets_visible_to(user).exclude(format="prompts")
     dataset = find_visible(texts, document.get("dataset"), field="dataset")
-    document = fill_in(document, model_name=model.name, has_weights=model.has_weights)
+    document = fill_in(
+        document, model_name=model.name, has_weights=model.has_weights, samples=_suited_to(dataset, model, document)
+    )
+    _check_kind(dataset)
     workload = read_workload(document["workload"])
     goal = read_goal(document.get("goal"))
     check_against_model(workload, model)
@@ -102,6 +106,25 @@ def read_spec(user: Any, document: Any) -> JobSpec:
         plan_label=_read_plan(document.get("plan", "chosen")),
         resume_from=resume_from,
     )
+
+
+def _check_kind(dataset: Dataset) -> None:
+    if dataset.facts.get("kind") == "preference":
+        raise InvalidInput(
+            f"dataset {dataset.name!r} holds pairs of a better and a worse answer; jobs train on single answers",
+            field="dataset",
+            value=dataset.name,
+            allowed="conversations, prompts with completions, or texts",
+            hint="Upload the better answers alone, as messages or completions.",
+        )
+
+
+def _suited_to(dataset: Dataset, model: Model, document: dict[str, Any]) -> dict[str, str]:
+    """Packing and loss of a spec that names neither: conversations and completions stay whole, and their answers are learnt."""
+    given = document.get("workload")
+    if dataset.facts.get("kind", "text") == "text" or (isinstance(given, dict) and {"packing", "loss_on"} & set(given)):
+        return {}
+    return {"packing": "best_fit" if model.model_type in PACKING_TYPES else "off", "loss_on": "assistant"}
 
 
 def refuse_unknown(document: dict[str, Any], known: Sequence[str]) -> None:
@@ -246,6 +269,8 @@ def check_against_model(workload: TrainingWorkload, model: Model) -> None:
     if workload.export.gguf != "none":
         check_gguf(spec)
         _check_gguf_tokenizer(model)
+    if workload.is_packed:
+        check_packs(model.model_type)
     if workload.mode == "finetune" and not model.has_weights:
         raise InvalidWorkload(
             f"workload.mode is 'finetune'; {model.name} has no weights, allowed: pretrain",

@@ -12,6 +12,8 @@ from optimizer.base.serialize import to_json
 from optimizer.optimizers import OPTIMIZERS
 from optimizer.plan.techniques import techniques_for
 from optimizer.workload import Adapter, TrainingWorkload
+from webapp.catalog.hub.download import is_open
+from webapp.catalog.linked import model_roots
 from webapp.catalog.models import Dataset, Model
 from webapp.pages.forms.pins import TRAINING, PinnedForm, written_pins
 from webapp.pages.forms.work import initial_goal
@@ -28,7 +30,6 @@ ADVANCED_FIELDS = (
     "sample_tokens",
 )
 WORKLOAD_FIELDS = (
-    "mode",
     "sequence_length",
     "global_batch_size",
     "num_steps",
@@ -52,6 +53,13 @@ MOST_LOSS = (
     ("rounding", "a little: 16-bit weights and sums, 8-bit state"),
     ("any", "whatever does: also compression and packed weights"),
 )
+PACKING = (
+    ("", "as suits the dataset"),
+    ("best_fit", "whole samples, several in a row, each by itself"),
+    ("off", "one sample in a row, padded"),
+    ("wrapped", "one stream of text, cut into rows"),
+)
+LOSS_ON = (("", "as suits the dataset"), ("assistant", "answers alone"), ("all", "every token"))
 ANY_LOSS = {"most_loss": "any"}
 """The form's field that allows it all."""
 
@@ -69,13 +77,19 @@ class JobForm(PinnedForm):
     dataset = forms.ChoiceField()
     mode = forms.ChoiceField(
         label="Kind of training",
-        choices=[("pretrain", "pre-train from scratch"), ("finetune", "fine-tune given weights")],
-        initial=_DEFAULTS.mode,
+        choices=[
+            ("", "fine-tune the model's weights, if it has some"),
+            ("finetune", "fine-tune the model's weights"),
+            ("pretrain", "pre-train from scratch: weights are not used"),
+        ],
+        required=False,
     )
     sequence_length = forms.IntegerField(label="Sequence length", help_text="tokens", initial=256)
     global_batch_size = forms.IntegerField(
         label="Batch size", help_text="sequences per step", initial=_DEFAULTS.global_batch_size
     )
+    packing = forms.ChoiceField(label="Rows", choices=PACKING, required=False)
+    loss_on = forms.ChoiceField(label="Learn", choices=LOSS_ON, required=False)
     num_steps = forms.IntegerField(label="Steps", initial=200)
     learning_rate = forms.FloatField(label="Learning rate", initial=_DEFAULTS.learning_rate)
     schedule = forms.ChoiceField(
@@ -159,6 +173,7 @@ class JobForm(PinnedForm):
             "dataset": data["dataset"],
             "workload": {
                 **{name: data[name] for name in WORKLOAD_FIELDS},
+                **{name: data[name] for name in ("packing", "loss_on", "mode") if data[name]},
                 "adapter": self._adapter() if data["use_adapters"] else None,
                 "export": self._export(),
             },
@@ -210,10 +225,22 @@ class SeveralFilesField(forms.FileField):
 
 
 class ModelUploadForm(forms.Form):
-    """A model as its files; the checks are ``create_model``'s."""
+    """A model as its files, or as a folder on the server; the checks are ``create_model``'s and ``link_model``'s."""
 
     name = forms.CharField(max_length=200)
-    config = forms.FileField(label="config.json")
+    path = forms.CharField(
+        label="Folder on the server",
+        required=False,
+        max_length=1000,
+        help_text="its weights stay there and are linked, not copied",
+    )
+    hub = forms.CharField(
+        label="Hugging Face hub",
+        required=False,
+        max_length=300,
+        help_text="owner/name, or owner/name@revision; safetensors only, fetched by the service",
+    )
+    config = forms.FileField(label="config.json", required=False)
     tokenizer = forms.FileField(label="tokenizer.json", required=False, help_text="without it: the bundled tokenizer")
     tokenizer_config = forms.FileField(
         label="tokenizer_config.json", required=False, help_text="for its chat template, which generate jobs use"
@@ -221,15 +248,42 @@ class ModelUploadForm(forms.Form):
     weights = SeveralFilesField(
         label="Weights",
         required=False,
-        help_text="*.safetensors, and model.safetensors.index.json when there are several",
+        help_text="*.safetensors, and model.safetensors.index.json when there are several; or one *.gguf",
+    )
+    others = SeveralFilesField(
+        label="Other files",
+        required=False,
+        help_text="generation_config.json, chat_template.jinja and further templates, special_tokens_map.json",
     )
 
     fallback_field = "config"
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if not model_roots():
+            del self.fields["path"]
+        if not is_open():
+            del self.fields["hub"]
+
+    def clean(self) -> dict[str, Any]:
+        data: dict[str, Any] = super().clean() or {}
+        has_files = any(data.get(name) for name in ("config", "weights", "tokenizer", "tokenizer_config", "others"))
+        places = [name for name in ("path", "hub") if data.get(name)]
+        if len(places) + has_files > 1:
+            self.add_error(places[0], "Give one of the three: a folder on the server, a model of the hub, or files.")
+        elif not places and not data.get("config") and not _is_gguf(data.get("weights") or []):
+            self.add_error("config", "This field is required.")
+        return data
+
+
+def _is_gguf(weights: list[Any]) -> bool:
+    """A GGUF file holds its own config."""
+    return len(weights) == 1 and str(weights[0].name).endswith(".gguf")
 
 
 class DatasetUploadForm(forms.Form):
     """A dataset as its file; the checks are ``create_dataset``'s."""
 
     name = forms.CharField(max_length=200)
-    file = forms.FileField(label="File", help_text=".txt, .jsonl or .parquet")
+    file = forms.FileField(label="File", help_text=".txt; or chats, completions or texts in .jsonl, .json, .csv, .parquet")
     fallback_field = "file"

@@ -22,6 +22,7 @@ from django.views.decorators.http import require_GET
 from optimizer.base.errors import HeadroomError, InvalidInput, NoFeasiblePlan
 from optimizer.hardware.devices import known_devices
 from optimizer.profile.fingerprints import traced_fingerprint
+from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Profile
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.models import Kind
@@ -224,8 +225,10 @@ def _asked_at(request: HttpRequest, kind: FormKind, form: WorkForm) -> datetime 
     spec = form.spec()
     fingerprint = kind.models(request).get(pk=spec["model"]).fingerprint
     generates = kind.kind == Kind.GENERATE
-    adapter = None if generates else read_workload(spec["workload"]).adapter
-    wanted = traced_fingerprint(fingerprint, adapter=adapter, generates=generates)
+    workload = TrainingWorkload() if generates else read_workload(spec["workload"])
+    wanted = traced_fingerprint(
+        fingerprint, adapter=workload.adapter, generates=generates, is_packed=workload.is_packed
+    )
     return Profile.objects.filter(fingerprint=wanted).values_list("created_at", flat=True).first()
 
 

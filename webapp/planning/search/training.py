@@ -79,7 +79,7 @@ class AskedTraining:
 
     @property
     def need(self) -> ProfileNeed:
-        return ProfileNeed(model=self.model, adapter=self.workload.adapter)
+        return ProfileNeed(model=self.model, adapter=self.workload.adapter, is_packed=self.workload.is_packed)
 
     def complete(self, profile: Profile, places: Sequence[Place]) -> list[TrainingQuestion]:
         return [

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from webapp.catalog.server_paths import PathNotAllowed, find_beside, find_on_server
+from webapp.catalog.files.server_paths import PathNotAllowed, find_beside, find_on_server
 
 
 @pytest.fixture

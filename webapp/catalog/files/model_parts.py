@@ -24,7 +24,7 @@ from optimizer.models.files.sidecars import (
     is_sidecar,
 )
 from optimizer.models.spec import ModelSpec
-from webapp.catalog.limited import run_limited
+from webapp.catalog.files.limited import run_limited
 
 CHAT_FILE = "chat.json"
 GGUF_FILE = "model.gguf"
@@ -100,13 +100,12 @@ def generation_document(folder: Path) -> dict[str, Any]:
 
 def check_weights_in(folder: Path) -> dict[str, Any]:
     """Facts on the weights, by a limited process; ``config`` among them where they are a GGUF file. Raises InvalidModel."""
-    return run_limited("webapp.catalog.check", ["weights", str(folder)], field="weights", error=InvalidModel)
+    return run_limited("webapp.catalog.files.check", ["weights", str(folder)], field="weights", error=InvalidModel)
 
 
 def check_tokenizer(folder: Path, spec: ModelSpec) -> None:
-    facts = run_limited(
-        "webapp.catalog.check", ["tokenizer", str(folder / TOKENIZER_FILE)], field="tokenizer", error=InvalidModel, timeout_s=30
-    )
+    arguments = ["tokenizer", str(folder / TOKENIZER_FILE)]
+    facts = run_limited("webapp.catalog.files.check", arguments, field="tokenizer", error=InvalidModel, timeout_s=30)
     if facts["vocab_size"] > spec.vocab_size:
         raise InvalidModel(
             f"tokenizer.json has {facts['vocab_size']:,} tokens; the model's vocab_size is {spec.vocab_size:,}",
@@ -119,7 +118,7 @@ def check_tokenizer(folder: Path, spec: ModelSpec) -> None:
 def make_tokenizer_of_gguf(folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json from the GGUF file in the folder. Raises InvalidModel."""
     run_limited(
-        "webapp.catalog.gguf_tokenizer",
+        "optimizer.models.files.packed.gguf_tokenizer",
         [str(folder)],
         field="weights",
         error=InvalidModel,

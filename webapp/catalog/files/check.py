@@ -1,4 +1,4 @@
-"""``python -m webapp.catalog.check weights|tokenizer PATH``: checks a staged upload, prints one JSON object. No Django here.
+"""``python -m webapp.catalog.files.check weights|tokenizer PATH``: checks a staged upload, prints JSON. No Django here.
 
 Runs only inside ``limited.run_limited``: a tokenizer's regular expressions are the sender's, and a bad one ends in a Rust panic,
 which Python sees as a BaseException.

@@ -1,10 +1,10 @@
-"""Models whose weights lie elsewhere on the server, and what a model's makers say about sampling it."""
+"""Weights that lie elsewhere on the server, and sampling as a model's makers ask for it."""
 
 from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies = [("catalog", "0006_model_from_job")]
+    dependencies = [("catalog", "0007_more_dataset_formats")]
 
     operations = [
         migrations.AddField(model_name="model", name="linked_from", field=models.CharField(blank=True, max_length=1000)),

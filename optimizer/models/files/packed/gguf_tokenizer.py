@@ -1,6 +1,6 @@
-"""``python -m webapp.catalog.gguf_tokenizer FOLDER``: makes a tokenizer.json of the GGUF file there. No Django here.
+"""``python -m optimizer.models.files.packed.gguf_tokenizer FOLDER``: makes a tokenizer.json of the GGUF file there.
 
-Runs only inside ``limited.run_limited``: transformers rebuilds the tokenizer, and what a stranger wrote is parsed. Special tokens
+The service runs it in a limited process: transformers rebuilds the tokenizer, and what a stranger wrote is parsed. Special tokens
 and the chat template are the file's own. Prints one JSON object.
 """
 
@@ -35,7 +35,7 @@ def _convert(folder: Path) -> dict[str, Any]:
     file = find_gguf(folder)
     metadata = read_gguf_header(file).metadata if file is not None else {}
     tokens = metadata.get("tokenizer.ggml.tokens")
-    if file is None or not isinstance(tokens, list):
+    if file is None or not isinstance(tokens, list) or "tokenizer.ggml.model" not in metadata:
         return {"has_tokenizer": False}
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import AutoTokenizer
