@@ -1,8 +1,8 @@
-"""A checkpoint of 8 billion parameters, 16 GB, on this machine: planned for a 12 GB card, loaded, trained, saved, merged, exported.
+"""A checkpoint of 8 billion parameters (16 GB): planned for a 12 GB card, loaded, trained, saved, merged, exported.
 
-QLoRA (nf4, rank 16) on short sequences, two steps, on the CPU device. Each stage's peak, as predicted, is held against the meter, and
-what the process takes against both: its anonymous memory, less what it had before the model. Everything lies in a temporary folder,
-which needs some 45 GB (``TMPDIR``), and goes at the end. ``--quick``: a model of 0.2 billion.
+QLoRA (nf4, rank 16) on short sequences, two steps, on the CPU device. Each stage's peak, as predicted, is held against the
+meter, and what the process takes against both: its anonymous memory, less what it had before the model. Everything lies in
+a temporary folder, which needs some 45 GB (``TMPDIR``), and goes at the end. ``--quick``: a model of 0.2 billion.
 """
 
 import json

@@ -246,8 +246,8 @@ class Prediction:
             over = [peak for peak in self.stages if getattr(peak, f"{tier}_peak_bytes") > limit]
             if over and (limit or tier == "host"):
                 worst = max(over, key=lambda peak: int(getattr(peak, f"{tier}_peak_bytes")))
-                needed = format_bytes(getattr(worst, f"{tier}_peak_bytes"))
-                found.append(f"{STAGE_WORDS[worst.stage]} takes {needed} of {TIER_WORDS[tier]}; {format_bytes(limit)} may be used")
+                needed, allowed = format_bytes(getattr(worst, f"{tier}_peak_bytes")), format_bytes(limit)
+                found.append(f"{STAGE_WORDS[worst.stage]} takes {needed} of {TIER_WORDS[tier]}; {allowed} may be used")
         return found
 
     def to_json(self) -> dict[str, Any]:

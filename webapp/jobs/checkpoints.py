@@ -53,7 +53,7 @@ def export_job(
     that has no place in it.
     """
     if job.kind != Kind.TRAIN:
-        raise JobConflict(f"job {job.pk} does not train; only training has checkpoints with weights", hint="Name one that trains.")
+        raise JobConflict(f"job {job.pk} does not train, and so has no checkpoint", hint="Name one that trains.")
     if job.model.deleted_at is not None:
         raise JobConflict(f"{job.model.name} was deleted, and exporting needs it", hint="Have it back first.")
     checkpoint = find_checkpoint(job, step)

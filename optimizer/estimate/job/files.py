@@ -1,7 +1,8 @@
 """Bytes that saving, merging and exporting hold on the host for a moment, and write. Torch-free.
 
-A checkpoint is written a piece at a time (``models/files/tensor_files.py``). Exported, a tensor is whole for a moment where it has
-to be made: unpacked, or with its adapter added in fp32 (``runtime/job/export_weights.py``); the files are compared a piece at a time.
+A checkpoint is written a piece at a time (``models/files/tensor_files.py``). Exported, a tensor is whole for a moment where
+it has to be made: unpacked, or with its adapter added in fp32 (``runtime/job/export_weights.py``); the files are compared a
+piece at a time.
 """
 
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ def _held(size: BaseSize, plan: Plan, *, adapts: bool, piece_bytes: int, on_cuda
     """Host bytes of one tensor while it is made and written, at the most."""
     value = size.num_elements * plan.weights.bytes_per_element
     packs = adapts and size.packs and plan.weights.frozen != "same"
-    is_copied = on_cuda and plan.weights.place == "device" or plan.weights.place == "disk"
+    is_copied = (on_cuda and plan.weights.place == "device") or plan.weights.place == "disk"
     source = (packed_bytes(size, plan) if packs else value) if is_copied else 0
     if not adapts and plan.optimizer_state.place == "disk":
         source = size.num_elements * _FP32_BYTES

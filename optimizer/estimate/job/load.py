@@ -1,9 +1,11 @@
 """Peaks while a model is read from files, tensor by tensor to its place, as ``runtime/layers/filling.py`` does. Torch-free.
 
-A tensor that the CPU device keeps as the file has it is read where it stays. Any other is on the host as the file has it while it
-is brought to the device, converted or packed; one that streams is converted or packed on the host and written to its home.
+A tensor that the CPU device keeps as the file has it is read where it stays. Any other is on the host as the file has it
+while it is brought to the device, converted or packed; one that streams is converted or packed on the host and written to
+its home.
 
-*Not modelled*: a checkpoint that is packed already, of which a matrix is on the host in fp32; what bitsandbytes holds inside.
+*Not modelled*: a checkpoint that is packed already, of which a matrix is on the host in fp32; what bitsandbytes holds
+inside.
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,11 @@
 """Every stage of a training job in order, each with its peak on device, host and disk. Torch-free.
 
-load, resume, the first step, a steady one, evaluation, saving a checkpoint, merging adapters, exporting. Worked out for plans that
-are shown, not for each that a search tries. Disk counts the scratch file and the job's own files: checkpoints that are kept, and what
-is exported.
+load, resume, the first step, a steady one, evaluation, saving a checkpoint, merging adapters, exporting. Worked out for
+plans that are shown, not for each that a search tries. Disk counts the scratch file and the job's own files: checkpoints
+that are kept, and what is exported.
 
-*Not modelled*: random weights that are drawn rather than read, which are whole on the host for a moment where they are packed or
-streamed; exports of single checkpoints, which are jobs of their own.
+*Not modelled*: random weights that are drawn rather than read, which are whole on the host for a moment where they are
+packed or streamed; exports of single checkpoints, which are jobs of their own.
 """
 
 from dataclasses import replace

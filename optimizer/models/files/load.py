@@ -50,7 +50,7 @@ def load_weights(model: nn.Module, folder: str | Path) -> None:
 
 
 def find_reads(model: nn.Module, folder: str | Path) -> dict[str, WeightRead]:
-    """Where the numbers of each parameter, and of each buffer that files hold, are to be read; in the model's order, tied ones once.
+    """Find where each parameter's numbers, and each buffer's that files hold, are read; in the model's order, tied ones once.
 
     model: its parameters may be on ``meta``. Reads headers alone. Raises InvalidModel that names tensors which are missing, not
     expected, or of another shape.

@@ -100,7 +100,7 @@ def _write_tensor(file: BinaryIO, entry: TensorEntry) -> None:
     tensor = entry.read().detach()
     if tuple(tensor.shape) != entry.shape:
         raise ValueError(f"{entry.name} was read with shape {tuple(tensor.shape)}, not {entry.shape}")
-    for piece in tensor.reshape(-1).split(_PIECE_ELEMENTS):
+    for piece in torch.split(tensor.reshape(-1), _PIECE_ELEMENTS):
         # A copy: a storage that numpy was shown can never be resized again, and weights that stream must be.
         copied = piece.to(device="cpu", dtype=entry.dtype, copy=True).contiguous()
         file.write(copied.view(torch.uint8).numpy().data)

@@ -89,7 +89,12 @@ class Exported:
 
 
 def leave_artifacts(
-    trainer: Trainer, exported: Exported, *, batches: Batches | SampleRows, enter_phase: EnterPhase, stages: StageWatch | None = None
+    trainer: Trainer,
+    exported: Exported,
+    *,
+    batches: Batches | SampleRows,
+    enter_phase: EnterPhase,
+    stages: StageWatch | None = None,
 ) -> tuple[list[Artifact], str]:
     """Write the artifacts that the workload asks for; returns them and the sha256 of the weights (``hash_weights``)."""
     artifacts = leave_weights(FinalWeights.of_trainer(trainer), exported, enter_phase=enter_phase, stages=stages)

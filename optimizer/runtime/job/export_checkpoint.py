@@ -1,4 +1,4 @@
-"""Exports the weights of a run at one of its checkpoints, on the host alone: what ``train`` leaves at its end, without a device."""
+"""Exports a run's weights at one of its checkpoints, on the host alone: what ``train`` leaves at its end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,8 +1,9 @@
 """Reads what was exported once, as others will, and compares it with what was trained; nothing is called exported before.
 
-Weights: each tensor of the safetensors files, to the bit, and a model that transformers builds from config.json asks for exactly
-these. Adapters: peft reads their config, each tensor is what was trained, and the factors with peft's own scaling give what merging
-adds. A GGUF file: ``models/files/gguf_export/check.py``. One tensor in memory at a time, and what it is made of.
+Weights: each tensor of the safetensors files, to the bit, and a model that transformers builds from config.json asks for
+exactly these. Adapters: peft reads their config, each tensor is what was trained, and the factors with peft's own scaling
+give what merging adds. A GGUF file: ``models/files/gguf_export/check.py``. One tensor in memory at a time, and what it is
+made of.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +71,7 @@ def _same_pieces(trained: torch.Tensor, entry: TensorEntry, file: Path, *, offse
     """Bytes against bytes, as they were written."""
     with file.open("rb") as stream:
         stream.seek(offset_bytes)
-        for piece in trained.reshape(-1).split(_PIECE_ELEMENTS):
+        for piece in torch.split(trained.reshape(-1), _PIECE_ELEMENTS):
             written = piece.to(device="cpu", dtype=entry.dtype, copy=True).contiguous().view(torch.uint8).numpy()
             is_same = stream.read(written.nbytes) == written.tobytes()
             del written
@@ -90,7 +91,7 @@ def verify_buildable(folder: Path, spec: ModelSpec) -> None:
                 model = getattr(transformers, spec.config["architectures"][0])(config)
         find_reads(model, folder)
     except HeadroomError as error:
-        raise ExportInvalid(f"{folder.name}: what transformers builds from config.json asks for other tensors: {error}") from error
+        raise ExportInvalid(f"{folder.name}: its config.json asks for other tensors: {error}") from error
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise ExportInvalid(f"{folder.name}: transformers does not read config.json: {error}") from error
 

@@ -1,14 +1,13 @@
 """Fills a model that was built without data from files, one tensor at a time, each straight to its place.
 
-A tensor is read into host memory, brought to the device, converted or packed there, and becomes its parameter; on the CPU device
-what needs neither is read where it stays. Beyond what stays, no more than one tensor as the file has it and one as the plan wants
-it are in memory, and while packing a piece. What streams is not read here: its parameter keeps the read for whoever makes its
-home (``step/weights.py``), so that the blocks' weights never stand on the host together.
+A tensor is read into host memory, brought to the device, converted or packed there, and becomes its parameter; on the CPU
+device what needs neither is read where it stays. Beyond what stays, no more than one tensor as the file has it and one as
+the plan wants it are in memory, and while packing a piece. What streams is not read here: its parameter keeps the read for
+whoever makes its home (``step/weights.py``), so that the blocks' weights never stand on the host together.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 

@@ -56,7 +56,7 @@ def hash_frozen(model: nn.Module, *, read: Callable[[str], torch.Tensor] | None 
         if not parameter.requires_grad:
             digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)};".encode())
             flat = (parameter if read is None else read(name)).detach().reshape(-1)
-            for piece in flat.split(PIECE_ELEMENTS):
+            for piece in torch.split(flat, PIECE_ELEMENTS):
                 # A copy: a storage that numpy was shown can never be resized again, and weights that stream must be.
                 copied = piece.to(device="cpu", copy=True).contiguous()
                 digest.update(copied.view(torch.uint8).numpy().data)

@@ -31,8 +31,8 @@ from torch.utils.hooks import RemovableHandle
 from optimizer.models.anatomy import find_blocks
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.layers.filling import take_read_later
-from optimizer.runtime.tiers.copies import Copy
 from optimizer.runtime.meter.meter import count_allocations
+from optimizer.runtime.tiers.copies import Copy
 from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes, on_host
 from optimizer.runtime.tiers.tiers import Tiers
 

@@ -1,7 +1,7 @@
 """Reads a written GGUF file with the ``gguf`` package and compares every tensor with what it was made of.
 
-Bounds are the formats': F16 is fp16's own rounding, to the bit; a number of Q8_0 is off by at most half a step, the step being the
-block's largest over 127, and by what fp16 rounds off the step.
+Bounds are the formats': F16 is fp16's own rounding, to the bit; a number of Q8_0 is off by at most half a step, the step
+being the block's largest over 127, and by what fp16 rounds off the step.
 """
 
 from collections.abc import Sequence

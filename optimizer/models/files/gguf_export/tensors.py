@@ -1,7 +1,7 @@
 """A model's tensors as GGUF holds them: other names, Llama's query and key rows in another order, Gemma's norms one higher.
 
-Matrices are F16 or Q8_0, in blocks of 32 along a row; vectors stay fp32, and so does a matrix whose rows are no whole blocks as F16.
-Read and converted a piece at a time. Sources: ``gguf-py/gguf/tensor_mapping.py``; ``convert_hf_to_gguf.py``.
+Matrices are F16 or Q8_0, in blocks of 32 along a row; vectors stay fp32, and so does a matrix whose rows are no whole
+blocks as F16. Read and converted a piece at a time. Sources: ``gguf-py/gguf/tensor_mapping.py``; ``convert_hf_to_gguf.py``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -77,7 +77,7 @@ def number_pieces(entry: GgufEntry) -> Iterator[Array]:
     tensor = entry.read().detach()
     if tuple(tensor.shape) != entry.shape:
         raise ValueError(f"{entry.name} was read with shape {tuple(tensor.shape)}, not {entry.shape}")
-    for piece in tensor.reshape(-1).split(PIECE_ELEMENTS):
+    for piece in torch.split(tensor.reshape(-1), PIECE_ELEMENTS):
         numbers = piece.to(device="cpu", dtype=torch.float32, copy=True).numpy()
         yield numbers.reshape(-1, Q8_BLOCK_ELEMENTS) if entry.type_name == "Q8_0" else numbers
 

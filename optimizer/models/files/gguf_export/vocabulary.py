@@ -1,8 +1,8 @@
 """A tokenizer.json as GGUF's vocabulary: byte-level BPE with its merges, or SentencePiece-like BPE with scores. Torch-free.
 
-Byte-level: llama.cpp must know how a text is cut before merging, which it does by a name (``tokenizer.ggml.pre``) for each known
-regular expression; one that is not known is refused, since the tokens would silently be others. SentencePiece-like: llama.cpp
-merges by the score of what comes out, so the rank of a token's first merge, negated, is its score.
+Byte-level: llama.cpp must know how a text is cut before merging, which it does by a name (``tokenizer.ggml.pre``) for each
+known regular expression; one that is not known is refused, since the tokens would silently be others. SentencePiece-like:
+llama.cpp merges by the score of what comes out, so the rank of a token's first merge, negated, is its score.
 """
 
 import json

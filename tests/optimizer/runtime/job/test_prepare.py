@@ -88,7 +88,7 @@ STREAMED = [
 ]
 
 
-@pytest.mark.parametrize(("weights", "adapter"), [*STREAMED, (WeightsPlan(place="host"), None), (WeightsPlan(place="disk"), None)])
+@pytest.mark.parametrize(("weights", "adapter"), [*STREAMED, *((WeightsPlan(place=place), None) for place in ("host", "disk"))])
 def test_weights_that_stream_are_read_into_their_homes(weights: WeightsPlan, adapter: Adapter | None, tmp_path: Path) -> None:
     spec = make_spec()
     folder = save(build_model(spec, seed=5), tmp_path / "model")

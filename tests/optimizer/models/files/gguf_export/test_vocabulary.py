@@ -85,7 +85,7 @@ def test_the_bundled_tokenizer_cuts_as_gpt_2_does() -> None:
 
 
 @pytest.mark.parametrize(("ignores", "cut"), [(True, "llama-bpe"), (False, "dbrx")])
-def test_llama_3s_cut_is_known_by_its_expression(ignores: bool, cut: str, tmp_path: Path) -> None:  # noqa: FBT001
+def test_llama_3s_cut_is_known_by_its_expression(ignores: bool, cut: str, tmp_path: Path) -> None:
     split = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"), pre_tokenizers.ByteLevel(use_regex=False)])
     tokenizer = Tokenizer.from_file(str(TOKENIZER_FILE))
     tokenizer.pre_tokenizer = split
@@ -98,7 +98,7 @@ def test_llama_3s_cut_is_known_by_its_expression(ignores: bool, cut: str, tmp_pa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "a tokenizer that cuts texts by Whitespace in a way llama.cpp has no name for"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "a tokenizer that cuts texts by Whitespace in a way llama.cpp has no"),
         ({"normalizer": {"type": "Lowercase"}}, "a tokenizer that normalizes by Lowercase"),
         ({"model": {"type": "Unigram"}}, "a tokenizer of kind Unigram"),
     ],

@@ -135,7 +135,7 @@ def test_a_tensor_that_is_not_what_was_written_is_named(tmp_path: Path) -> None:
 
 
 def test_the_disk_is_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = namedtuple("usage", ["total", "used", "free"])  # noqa: PYI024
+    usage = namedtuple("usage", ["total", "used", "free"])
     monkeypatch.setattr(writing.shutil, "disk_usage", lambda path: usage(10, 9, 1))
     with pytest.raises(DiskFull, match="the GGUF file needs .* of disk; 1 B are free"):
         write(tmp_path, spec_of("llama"))
