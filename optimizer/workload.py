@@ -45,6 +45,9 @@ class Export:
     """Tensors are spread over files of at most this size, each tensor whole."""
     adapter: Literal["alone", "merged", "both"] = "both"
     """With adapters: the adapters' own folder (as peft reads it), the model with them added in, or both."""
+    gguf: Literal["none", "f16", "q8_0"] = "none"
+    """A GGUF file beside them, of the whole model with its adapters added in, for llama.cpp: Llama, Mistral, Qwen 2 and 3,
+    Gemma 1 to 3."""
 
     def __post_init__(self) -> None:
         require_int("export.max_shard_bytes", self.max_shard_bytes, low=1_000_000, high=2**40)

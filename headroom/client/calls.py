@@ -204,6 +204,14 @@ class HeadroomClient(AccessCalls, UploadCalls):
     def retry_job(self, job_id: str) -> types.Job:
         return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/retry"))
 
+    def export_job(self, job_id: str, *, step: int | None = None, export: Row | None = None) -> types.Job:
+        """Write the weights of a checkpoint, the newest unless ``step`` is given, by a job of its own.
+
+        export: fields of ``workload.export``; the job's own unless given.
+        """
+        body = {key: value for key, value in {"step": step, "export": export}.items() if value is not None}
+        return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/export", json=body))
+
     def metrics(self, job_id: str, *, max_points: int | None = None) -> types.Metrics:
         params = {"max_points": max_points} if max_points else {}
         return cast(types.Metrics, self._json("GET", f"jobs/{in_path(job_id)}/metrics", params=params))

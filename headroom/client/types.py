@@ -174,7 +174,7 @@ class Offer(TypedDict):
 class Job(TypedDict):
     id: str
     name: str
-    kind: Literal["train", "generate"]
+    kind: Literal["train", "generate", "export"]
     state: State
     phase: str
     reason: str
@@ -217,6 +217,8 @@ class Artifact(TypedDict):
     job_id: str
     name: str
     kind: str
+    path: str
+    """Place below the folder that a download goes to: ``model/config.json``."""
     num_bytes: int
     sha256: str
     created_at: str

@@ -41,9 +41,16 @@ def build_model(
     is_meta = torch.device(device).type == "meta"
     unfilled = _Unfilled() if is_meta else nullcontext()  # type: ignore[no-untyped-call]
     with _seeded(seed), torch.device("meta" if is_meta else "cpu"), unfilled:
-        model = Decoder(spec.to_config(), dtype=dtype) if spec.model_type == DECODER_TYPE else _build_published(spec, dtype)
+        model = _make(spec, dtype)
     is_there = is_meta or torch.device(device).type == "cpu"
     return (model if is_there else model.to(device)).train()
+
+
+def build_unfilled(spec: ModelSpec, *, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The same model with parameters on ``meta``, to be read from files; buffers, which no file holds, are computed as ever."""
+    unfilled = _Unfilled()  # type: ignore[no-untyped-call]
+    with _seeded(0), _parameters_on_meta(), unfilled:
+        return _make(spec, dtype).train()
 
 
 def load_model(
@@ -58,6 +65,10 @@ def load_model(
     model = build_model(spec, dtype=dtype or named)
     load_weights(model, folder)
     return model.to(device).eval()
+
+
+def _make(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
+    return Decoder(spec.to_config(), dtype=dtype) if spec.model_type == DECODER_TYPE else _build_published(spec, dtype)
 
 
 def _build_published(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
@@ -123,6 +134,23 @@ class _Unfilled(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in self._fills and args[0].is_meta:
             return args[0]
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Parameters lose their data as a module takes them, before anything is written to it, so that no page of it is touched."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+        register(module, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -24,9 +24,9 @@ from optimizer.plan.activations import BlockChoice
 from optimizer.profile.extent import Extent, traced_choice, traced_representation
 from optimizer.profile.ops import Change, Op, Part
 from optimizer.profile.sizes import Shape, Terms
-from optimizer.profile.trained import FrozenBytes, Tensors
+from optimizer.profile.trained import BaseSizes, FrozenBytes, Tensors
 
-PROFILE_VERSION: Literal[11] = 11
+PROFILE_VERSION: Literal[12] = 12
 BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
 """Choices of blocks that are traced; the other ways of offloading are priced from ``offload``: only where the bytes go
 differs."""
@@ -145,7 +145,7 @@ class Profile:
     is empty.
     """
 
-    version: Literal[11] = PROFILE_VERSION
+    version: Literal[12] = PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int
@@ -178,6 +178,10 @@ class Profile:
     frozen: dict[str, FrozenBytes] = field(default_factory=dict)
     """Frozen bytes by representation, as ``regimes``; read it with ``frozen_bytes``, which knows that fp16 weighs what
     bf16 does."""
+    base: BaseSizes | None = None
+    """Every tensor of the model as it is without adapters; None for a module that was traced as it is."""
+    weights_dtype: str = ""
+    """Dtype that the config says its files have: ``bfloat16``; empty where it says none."""
     ops: tuple[Op, ...]
     """Distinct ones, as are the next two."""
     changes: tuple[Change, ...]

@@ -65,5 +65,7 @@ def _read_run(
         token_file=token_folder,
         tokenizer_file=Path(attempt["tokenizer_file"]) if attempt["tokenizer_file"] else None,
         resume_from=attempt["resume_from"],
+        model_folder=Path(attempt["model_folder"]) if starts_from_weights else None,
+        name=attempt.get("model_name", "model"),
         earlier_job_folders=tuple(Path(folder) for folder in attempt["earlier_job_folders"]),
     )

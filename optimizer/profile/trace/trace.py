@@ -33,7 +33,7 @@ from optimizer.profile.fingerprints import profile_fingerprint
 from optimizer.profile.meta_ops.meta_ops import Ops
 from optimizer.profile.profile import BLOCK_CHOICES, Profile, Regime, beyond_positions, not_in_blocks, not_profiled
 from optimizer.profile.trace.structure import sequence_limits, sequence_steps, shorten_model
-from optimizer.profile.trace.tensor_sizes import list_tensors, mark_sparse, sum_frozen, sum_storages
+from optimizer.profile.trace.tensor_sizes import list_base, list_tensors, mark_sparse, sum_frozen, sum_storages
 from optimizer.profile.trace.training_step import Subject, trace_evaluation, trace_step
 from optimizer.profile.trained import FrozenBytes, Tensors
 from optimizer.runtime.job.prepare import prepare_model
@@ -98,6 +98,8 @@ def profile_model(
         if adapter is not None:
             frozen[name] = sum_frozen(model)
     assert tensors is not None
+    plain = build_model(short_spec, device="meta")
+    prepare_model(plain, weights=WeightsPlan(frozen="int8"), workload=workload)
     return Profile(
         model_fingerprint=profile_fingerprint(spec.fingerprint, adapter, is_packed=is_packed),
         model_type=spec.model_type,
@@ -116,6 +118,8 @@ def profile_model(
         tensors=tensors,
         buffer_bytes=buffer_bytes,
         frozen=frozen,
+        base=list_base(plain),
+        weights_dtype=str(spec.config.get("dtype") or ""),
         ops=tables.ops,
         changes=tables.changes,
         parts=tables.parts,

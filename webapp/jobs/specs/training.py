@@ -4,8 +4,10 @@ import dataclasses
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from django.conf import settings
 from django.db.models import QuerySet
 
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidWorkload
@@ -13,6 +15,9 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_value
 from optimizer.base.units import parse_bytes
 from optimizer.goal import GenerationGoal, Goal
+from optimizer.models.files.gguf_export.kinds import check_gguf
+from optimizer.models.files.gguf_export.vocabulary import read_vocabulary
+from optimizer.models.files.sidecars import TOKENIZER_FILE
 from optimizer.models.packing import PACKING_TYPES, check_packs
 from optimizer.models.spec import read_model_spec
 from optimizer.models.targets import check_targets
@@ -21,12 +26,14 @@ from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import Adapter, Export, GenerationWorkload, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
+from webapp.jobs.models import Checkpoint
+from webapp.jobs.specs.branching import branch_document, check_branch, read_resume_from, with_pins
 from webapp.jobs.specs.recipes import fill_in
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-SPEC_FIELDS = ("name", "model", "dataset", "recipe", "workload", "goal", "plan", "kind")
+SPEC_FIELDS = ("name", "model", "dataset", "recipe", "workload", "goal", "plan", "kind", "resume_from")
 _MAX_NAME_CHARACTERS = 200
 _SIZES = ("device_budget_bytes", "host_budget_bytes", "disk_budget_bytes")
 
@@ -45,6 +52,8 @@ class JobSpec:
     plan_label: str
     """``chosen``, or the baseline that is asked for."""
     kind: Literal["train"] = "train"
+    resume_from: Checkpoint | None = None
+    """Another run's checkpoint that this one goes on from."""
 
     @property
     def profile_fingerprint(self) -> str:
@@ -60,6 +69,7 @@ class JobSpec:
             "workload": to_json(self.workload),
             "goal": to_json(self.goal),
             "plan": self.plan_label,
+            **branch_document(self.resume_from),
         }
 
     def priced_part(self) -> dict[str, Any]:
@@ -83,6 +93,10 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     workload = read_workload(document["workload"])
     goal = read_goal(document.get("goal"))
     check_against_model(workload, model)
+    resume_from = read_resume_from(user, document.get("resume_from"))
+    if resume_from is not None:
+        check_branch(resume_from, workload, model)
+        goal = with_pins(goal, resume_from)
     return JobSpec(
         name=read_name(document.get("name"), fallback=f"{model.name} on {dataset.name}"),
         model=model,
@@ -90,6 +104,7 @@ def read_spec(user: Any, document: Any) -> JobSpec:
         workload=workload,
         goal=goal,
         plan_label=_read_plan(document.get("plan", "chosen")),
+        resume_from=resume_from,
     )
 
 
@@ -156,7 +171,7 @@ def read_workload(document: Any) -> TrainingWorkload:
         if isinstance(document.get("adapter"), dict):
             document["adapter"] = _with_numbers(document["adapter"], Adapter)
         if isinstance(document.get("export"), dict):
-            document["export"] = _with_sizes(document["export"], Export)
+            document["export"] = with_sizes(document["export"], Export)
     return from_json(TrainingWorkload, document, path="workload", error=InvalidWorkload)
 
 
@@ -166,7 +181,7 @@ def _with_numbers(document: dict[str, Any], kind: "type[DataclassInstance]") -> 
     return {key: _as_number(value) if key in floats else value for key, value in document.items()}
 
 
-def _with_sizes(document: dict[str, Any], kind: "type[DataclassInstance]") -> dict[str, Any]:
+def with_sizes(document: dict[str, Any], kind: "type[DataclassInstance]") -> dict[str, Any]:
     sizes = {f.name for f in dataclasses.fields(kind) if f.name.endswith("_bytes")}
     return {
         key: _as_bytes(value, field=f"workload.export.{key}") if key in sizes else value
@@ -251,6 +266,9 @@ def check_against_model(workload: TrainingWorkload, model: Model) -> None:
         )
     if workload.adapter is not None:
         check_targets(workload.adapter, model.model_type)
+    if workload.export.gguf != "none":
+        check_gguf(spec)
+        _check_gguf_tokenizer(model)
     if workload.is_packed:
         check_packs(model.model_type)
     if workload.mode == "finetune" and not model.has_weights:
@@ -261,6 +279,13 @@ def check_against_model(workload: TrainingWorkload, model: Model) -> None:
             allowed=["pretrain"],
             hint="Upload the model with its weights to fine-tune it.",
         )
+
+
+def _check_gguf_tokenizer(model: Model) -> None:
+    """Refuse now a tokenizer that GGUF has no words for, and not after the training. Raises InvalidWorkload."""
+    file = Path(settings.HEADROOM_HOME) / model.folder / TOKENIZER_FILE
+    if model.has_tokenizer and file.is_file():
+        read_vocabulary(file, vocab_size=read_model_spec(model.config).vocab_size, special_ids={}, chat=None)
 
 
 def read_name(name: Any, *, fallback: str) -> str:

@@ -146,6 +146,19 @@ class JobForm(PinnedForm):
         required=False,
     )
 
+    export_gguf = forms.ChoiceField(
+        label="GGUF file",
+        choices=[("none", "none"), ("q8_0", "Q8_0, for llama.cpp"), ("f16", "F16, for llama.cpp")],
+        initial=_DEFAULTS.export.gguf,
+        required=False,
+    )
+    resume_from = forms.RegexField(
+        r"^[A-Za-z0-9_]{1,60}:[0-9]{1,10}$",
+        label="Go on from the checkpoint",
+        help_text="job:step; empty: from the beginning",
+        required=False,
+    )
+
     def __init__(self, *args: Any, models: Iterable[Model], datasets: Iterable[Dataset], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.offer_rows("model", models, nothing="no model yet: upload one")
@@ -166,7 +179,12 @@ class JobForm(PinnedForm):
             },
             "goal": self.goal(),
             "plan": "chosen",
+            **self._resume_from(),
         }
+
+    def _resume_from(self) -> dict[str, Any]:
+        job_id, _, step = self.cleaned_data["resume_from"].partition(":")
+        return {"resume_from": {"job": job_id, "step": int(step)}} if job_id else {}
 
     def _adapter(self) -> dict[str, Any]:
         """A number that was left empty is the default."""
@@ -177,7 +195,7 @@ class JobForm(PinnedForm):
 
     def _export(self) -> dict[str, Any]:
         data = self.cleaned_data
-        return {name: data[f"export_{name}"] for name in ("dtype", "adapter") if data[f"export_{name}"]}
+        return {name: data[f"export_{name}"] for name in ("dtype", "adapter", "gguf") if data[f"export_{name}"]}
 
 
 def initial_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
@@ -187,6 +205,8 @@ def initial_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
     if (adapter := workload.get("adapter")) is not None:
         initial |= {**adapter, "use_adapters": True, "targets": ", ".join(adapter.get("targets", ()))}
     initial |= {f"export_{name}": value for name, value in workload.get("export", {}).items()}
+    if (resumed := spec.get("resume_from")) is not None:
+        initial["resume_from"] = f"{resumed['job']}:{resumed['step']}"
     return {**initial, **initial_goal(goal), **written_pins(goal.get("pins") or {})}
 
 
