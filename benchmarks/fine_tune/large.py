@@ -206,7 +206,7 @@ def summarize_large(rows: Sequence[Row]) -> dict[str, GoalEntry]:
 
 
 def _off(row: Row, tier: str) -> float:
-    """Of what is on device and host together, where the tier itself holds next to nothing."""
+    """Share of what is on device and host together, where the tier itself holds next to nothing."""
     predicted, measured = row[f"predicted_{tier}_bytes"], row[f"measured_{tier}_bytes"]
     whole = measured if tier == "disk" else max(measured, row["measured_device_bytes"])
     return abs(predicted - measured) / whole if whole else float(predicted != measured)

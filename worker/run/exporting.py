@@ -14,7 +14,7 @@ from worker.run.reporter import Reporter
 
 def export_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: Callable[[], bool]) -> dict[str, Any]:
     """The content of ``result.json``. A stop that comes meanwhile is answered after the end, or by a kill."""
-    from optimizer.runtime.job.export_checkpoint import CheckpointExport, export_checkpoint
+    from optimizer.runtime.job.export.export_checkpoint import CheckpointExport, export_checkpoint
 
     workload = from_json(TrainingWorkload, attempt["workload"], path="workload")
     starts_from_weights = workload.mode == "finetune"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.base.errors import DiskFull, HeadroomError, InvalidDataset, InvalidModel, InvalidPlan
+from worker.run.exporting import export_attempt
 from worker.run.lifeline import die_with_supervisor
 from worker.run.pipe import PipeWriter
 from worker.run.reporter import Reporter, read_json
@@ -125,8 +126,6 @@ def generate(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFl
 
 
 def export(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> dict[str, Any]:
-    from worker.run.exporting import export_attempt
-
     return export_attempt(attempt, reporter=reporter, should_stop=should_stop)
 
 

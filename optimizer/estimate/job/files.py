@@ -1,8 +1,8 @@
 """Bytes that saving, merging and exporting hold on the host for a moment, and write. Torch-free.
 
 A checkpoint is written a piece at a time (``models/files/tensor_files.py``). Exported, a tensor is whole for a moment where
-it has to be made: unpacked, or with its adapter added in fp32 (``runtime/job/export_weights.py``); the files are compared a
-piece at a time.
+it has to be made: unpacked, or with its adapter added in fp32 (``runtime/job/export/export_weights.py``); the files are
+compared a piece at a time.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ NUM_KEPT = 3
 """Checkpoints that stay beside the one that is being written (``runtime/job/checkpoint.py``)."""
 _FP32_BYTES = 4
 _ENTRY_BYTES = 140
-"""Of a header, for each tensor."""
+"""In a header, for each tensor."""
 _RANDOM_BYTES = 6 * 1024
 """The random state, facts and the manifest."""
 _Q8_BYTES_PER_BLOCK, _Q8_BLOCK_ELEMENTS = 34, 32

@@ -22,7 +22,7 @@ _FILE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FP32_BYTES = 4
 _PACKED_BLOCK_ELEMENTS = 64
 _BLOCK_SCALE_BYTES = 4
-"""Of 64 elements: nf4 has one fp32 scale, int4 two numbers in fp16."""
+"""For 64 elements: nf4 has one fp32 scale, int4 two numbers in fp16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def packed_bytes(size: BaseSize, plan: Plan) -> int:
 
 
 def _packing_bytes(size: BaseSize, plan: Plan) -> int:
-    """What packing a piece holds beside the piece and its result, as far as torch sees it."""
+    """Bytes that packing a piece holds beside the piece and its result, as far as torch sees it."""
     beside = {"nf4": plan.weights.bytes_per_element, "int8": 2 * _FP32_BYTES, "int4": 2 * _FP32_BYTES + 1}
     return min(size.num_elements, PIECE_ELEMENTS) * beside.get(plan.weights.frozen, 0)
 

@@ -75,7 +75,7 @@ def _between(
 
 
 def _by_category(row: Bytes, total_bytes: int | None) -> dict[str, int]:
-    """What is above what stays is on its way there."""
+    """Bytes above those that stay are on their way there."""
     found = dict(zip(CATEGORIES, row.tolist(), strict=True))
     if total_bytes is not None:
         found["weights"] += total_bytes - int(row.sum())

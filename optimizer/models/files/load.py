@@ -80,7 +80,7 @@ class _Part(NamedTuple):
     """The key, with the part of it where the tensor fills a part."""
     expert: int | None
     half: int | None
-    """Of an expert's gate and up projections."""
+    """Rows of an expert's gate and up projections."""
     shape: tuple[int, ...]
     reader: TensorReader
 

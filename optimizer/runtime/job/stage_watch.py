@@ -1,6 +1,6 @@
 """Notes the peaks of a job's stages on each tier, as the meter and the disk show them, to stand beside the predicted ones."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,23 +28,23 @@ class StageWatch:
     def __init__(self, meter: Meter, *, job_folder: Path) -> None:
         self._meter = meter
         self._job_folder = job_folder
-        self.scratch_bytes = lambda: 0
+        self.scratch_bytes: Callable[[], int] = lambda: 0
         self.found: dict[str, MeasuredStage] = {}
 
     @contextmanager
     def during(self, stage: JobStage, *, on_host: bool = False) -> Iterator[None]:
         """on_host: everything that is made meanwhile is on the host, and counted there."""
-        self._meter.reset_peak()
-        if not on_host:
-            yield
-        else:
-            with count_allocations(self._meter), self._meter.region("temporaries", tier="host"):
-                mark_phase(self._meter, stage)
+        with self._meter.peak_of_its_own():
+            if not on_host:
                 yield
-        self.note(stage)
+            else:
+                with count_allocations(self._meter), self._meter.region("temporaries", tier="host"):
+                    mark_phase(self._meter, stage)
+                    yield
+            self.note(stage)
 
     def note(self, stage: JobStage, *, more_disk_bytes: int = 0) -> None:
-        """What was highest since the peak was last reset. more_disk_bytes: of files that are gone by now."""
+        """Keep what was highest since the peak was last reset. more_disk_bytes: of files that are gone by now."""
         peak, known = self._meter.peak(), self.found.get(stage, MeasuredStage())
         disk_bytes = self.scratch_bytes() + self.file_bytes() + more_disk_bytes
         self.found[stage] = MeasuredStage(

@@ -27,8 +27,8 @@ from optimizer.data.token_file import TokenFile
 from optimizer.goal import Goal
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.plan import Plan
-from optimizer.runtime.job.artifacts import Artifact, Exported, leave_artifacts
 from optimizer.runtime.job.checkpoint import Checkpoint, find_resumable, read_checkpoint, write_checkpoint
+from optimizer.runtime.job.export.artifacts import Artifact, Exported, leave_artifacts
 from optimizer.runtime.job.prepare import build_prepared
 from optimizer.runtime.job.resume import export_trainer, import_trainer
 from optimizer.runtime.job.stage_watch import MeasuredStage, StageWatch
@@ -298,12 +298,12 @@ class _Job:
             self.batches, num_batches=self.workload.eval_batches, plan=self.run.plan.batch
         )
         is_counted = not self._has_evaluated or (self.step > 0 and self._evaluated_step == 0)
-        self.meter.reset_peak(is_counted=is_counted)
-        loss = self.trainer.evaluate(batches, is_counted=is_counted)
-        if is_counted:
-            self.stages.note("evaluation")
-        else:
-            self.stages.note_disk("evaluation")
+        with self.meter.peak_of_its_own(is_counted=is_counted):
+            loss = self.trainer.evaluate(batches, is_counted=is_counted)
+            if is_counted:
+                self.stages.note("evaluation")
+            else:
+                self.stages.note_disk("evaluation")
         self._has_evaluated, self._evaluated_step = True, self.step
         self._sample("eval", validation_loss=loss)
         return loss

@@ -81,7 +81,7 @@ def read_parameters(
     meter: Meter | None = None,
     streamed: Collection[str] = (),
 ) -> dict[str, ReadParameter]:
-    """How each parameter of a prepared model is read, by its name; adapters are not among them.
+    """Readers of each parameter of a prepared model, by its name; adapters are not among them.
 
     streamed: names of those that are converted on the host, where they stay.
     """

@@ -327,7 +327,7 @@ def test_a_token_or_address_that_cannot_be_one_is_one_line(
 def test_a_folder_that_cannot_be_written_is_one_line(
     service: AnsweringService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    artifacts = [{"id": "art_1", "name": "a.txt", "num_bytes": 2}]
+    artifacts = [{"id": "art_1", "name": "a.txt", "path": "a.txt", "num_bytes": 2}]
     service.answers = {("GET", "/jobs/job_1/artifacts"): (200, {"results": artifacts, "next": None})}
     (tmp_path / "taken").write_text("a file")
     assert main(["download", "job_1", "-o", str(tmp_path / "taken")]) == 1

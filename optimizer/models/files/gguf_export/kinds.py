@@ -1,4 +1,4 @@
-"""Which models can be written as GGUF, and refusals in a sentence. Torch-free.
+"""Models that can be written as GGUF, and refusals in a sentence. Torch-free.
 
 llama.cpp computes each architecture in one way, by code; what a config says otherwise would be lost without a word, so it is
 refused here (llama.cpp, ``src/llama-model.cpp``; ``convert_hf_to_gguf.py``).
@@ -24,7 +24,7 @@ ARCHITECTURES: Final[Mapping[str, str]] = {
 """llama.cpp's name of each model type."""
 _ACTIVATIONS = {"gemma": "gelu_pytorch_tanh", "gemma2": "gelu_pytorch_tanh", "gemma3": "gelu_pytorch_tanh"}
 _SLIDES_EVERY = {"gemma2": 2, "gemma3": 6}
-"""Of so many blocks all but the last slide."""
+"""In each group of so many blocks all but the last slide."""
 _BLOCKS_OF_27B = {"gemma2": 46, "gemma3": 62}
 """Attention of these models is scaled by hidden size over heads, of all others by the width of a head."""
 _LOCAL_ROPE_BASE = 10_000.0

@@ -100,7 +100,7 @@ def _read(tensor: TensorEntry, *, num_heads: int, adds_one: bool) -> torch.Tenso
 
 
 def _num_heads(name: str, spec: ModelSpec) -> int:
-    """How many heads' rows are put pair by pair; 0 where they stay."""
+    """Number of heads whose rows are put pair by pair; 0 where they stay."""
     if ARCHITECTURES[spec.model_type] != "llama":
         return 0
     if ".q_proj." in name:

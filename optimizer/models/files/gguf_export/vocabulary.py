@@ -44,9 +44,9 @@ class Vocabulary:
     tokens: tuple[str, ...]
     kinds: tuple[int, ...]
     merges: tuple[str, ...]
-    """Of byte-level BPE."""
+    """Pairs that byte-level BPE merges, first ones first."""
     scores: tuple[float, ...]
-    """Of SentencePiece."""
+    """Scores of SentencePiece."""
     special: Mapping[str, int]
     """bos, eos, unk, pad, as far as there are any."""
     adds_begin: bool

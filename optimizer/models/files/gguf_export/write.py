@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from optimizer.base.errors import DiskFull, MissingExtra
 from optimizer.base.units import MIB, format_bytes
 from optimizer.models.files.gguf_export.hyperparameters import add_hyperparameters
@@ -58,7 +60,6 @@ def _open_writer(file: Path, spec: ModelSpec) -> Any:
 
 
 def _describe(writer: Any, entry: GgufEntry) -> None:
-    import numpy as np
     from gguf import GGMLQuantizationType
 
     is_packed = entry.type_name == "Q8_0"

@@ -15,7 +15,6 @@ from optimizer.data.bundled import TOKENIZER_FILE
 from optimizer.data.chat_facts import ChatFacts
 from optimizer.models.build import build_model, load_weights
 from optimizer.models.files.export import list_parameters
-from optimizer.models.files.gguf_export import write as writing
 from optimizer.models.files.gguf_export.check import check_gguf_file
 from optimizer.models.files.gguf_export.kinds import ARCHITECTURES, check_gguf
 from optimizer.models.files.gguf_export.tensors import GgufEntry, list_entries
@@ -136,7 +135,7 @@ def test_a_tensor_that_is_not_what_was_written_is_named(tmp_path: Path) -> None:
 
 def test_the_disk_is_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", ["total", "used", "free"])
-    monkeypatch.setattr(writing.shutil, "disk_usage", lambda path: usage(10, 9, 1))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(10, 9, 1))
     with pytest.raises(DiskFull, match="the GGUF file needs .* of disk; 1 B are free"):
         write(tmp_path, spec_of("llama"))
     assert not list(tmp_path.iterdir())

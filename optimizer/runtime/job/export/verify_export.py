@@ -23,7 +23,7 @@ from optimizer.models.files.load import find_reads
 from optimizer.models.files.readers import read_tensor
 from optimizer.models.files.tensor_files import TensorEntry
 from optimizer.models.spec import ModelSpec
-from optimizer.runtime.job.export_weights import FinalWeights
+from optimizer.runtime.job.export.export_weights import FinalWeights
 from optimizer.runtime.layers.quantized_linear import BaseTensor, list_base_tensors
 
 _PIECE_ELEMENTS = 1 << 20
@@ -97,7 +97,7 @@ def verify_buildable(folder: Path, spec: ModelSpec) -> None:
 
 
 def _require_scaling(folder: Path, final: FinalWeights) -> None:
-    """What peft will scale by, reading the config itself, is what training scaled by."""
+    """Check that peft, reading the config itself, will scale as training did."""
     with without_advice():
         from peft import PeftConfig
 
@@ -112,7 +112,7 @@ def _require_scaling(folder: Path, final: FinalWeights) -> None:
 
 
 def _require_same_sum(adapter: Path, merged: Path, final: FinalWeights) -> None:
-    """Of the first and the last adapted matrix: the base with the saved factors added is what was saved merged."""
+    """Check the first and the last adapted matrix: the base with the saved factors added is what was saved merged."""
     sites = [site for site in list_sites(final.model) if not hasattr(site.layer, "parameter_name")]
     bases = {base.name: base for base in list_base_tensors(final.model)}
     stored = _list_stored(adapter)

@@ -17,9 +17,9 @@ from optimizer.models.build import build_model
 from optimizer.models.files.packed.gguf_read import read_gguf
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.runtime.job import artifacts as artifacts_module
-from optimizer.runtime.job import verify_export
-from optimizer.runtime.job.export_checkpoint import CheckpointExport, export_checkpoint
+from optimizer.runtime.job.export import artifacts as artifacts_module
+from optimizer.runtime.job.export import verify_export
+from optimizer.runtime.job.export.export_checkpoint import CheckpointExport, export_checkpoint
 from optimizer.runtime.job.train import TrainingRun, train
 from optimizer.workload import Adapter
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload, write_token_file, write_tokenizer
@@ -186,7 +186,7 @@ def test_the_disk_is_asked_before_anything_is_written(
     run = make_run(make_plan())
     checkpoint = carry_out(run)[-1]
     usage = shutil.disk_usage("/")._replace(free=1000)
-    monkeypatch.setattr(artifacts_module.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
     with pytest.raises(DiskFull, match="the exported weights need .* of disk; 1000 B are free"):
         export(run, checkpoint)
     assert not (run.job_folder.parent / "exported" / "artifacts" / "model").exists()
@@ -197,7 +197,7 @@ def test_a_file_that_is_not_what_was_trained_fails_the_job(
 ) -> None:
     run = make_run(make_plan())
     checkpoint = carry_out(run)[-1]
-    verify = artifacts_module.verify_model
+    verify = verify_export.verify_model
 
     def damaged(folder: Path, *arguments: Any) -> None:
         file = folder / "model.safetensors"

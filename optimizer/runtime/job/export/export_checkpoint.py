@@ -8,9 +8,9 @@ from typing import Any
 from optimizer.base.serialize import to_json
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.plan import Plan
-from optimizer.runtime.job.artifacts import Artifact, Exported, hash_weights, leave_weights
 from optimizer.runtime.job.checkpoint import read_checkpoint
-from optimizer.runtime.job.export_weights import FinalWeights
+from optimizer.runtime.job.export.artifacts import Artifact, Exported, hash_weights, leave_weights
+from optimizer.runtime.job.export.export_weights import FinalWeights
 from optimizer.workload import TrainingWorkload
 
 Report = Callable[[dict[str, Any]], None]
@@ -22,12 +22,12 @@ class CheckpointExport:
 
     spec: ModelSpec
     plan: Plan
-    """Of the run that wrote it."""
+    """The plan that the checkpoint was written under."""
     workload: TrainingWorkload
-    """Of the run that wrote it, with what is to be exported."""
+    """The workload of the run that wrote it, with what is to be exported."""
     checkpoint: Path
     weights_folder: Path | None
-    """Where that run read the model's own weights from; None for random ones."""
+    """Folder that the run read the model's own weights from; None for random ones."""
     model_folder: Path | None
     tokenizer_file: Path | None
     job_folder: Path

@@ -35,10 +35,10 @@ from optimizer.models.files.gguf_export.write import write_gguf
 from optimizer.models.files.tensor_files import TensorEntry
 from optimizer.models.spec import ModelSpec
 from optimizer.runtime.job.checkpoint import hash_file
-from optimizer.runtime.job.export_weights import FinalWeights
-from optimizer.runtime.job.sample_text import generate_tokens
+from optimizer.runtime.job.export.export_weights import FinalWeights
+from optimizer.runtime.job.export.sample_text import generate_tokens
+from optimizer.runtime.job.export.verify_export import verify_adapter, verify_buildable, verify_model
 from optimizer.runtime.job.stage_watch import JobStage, StageWatch
-from optimizer.runtime.job.verify_export import verify_adapter, verify_buildable, verify_model
 from optimizer.runtime.step.step import Trainer
 from optimizer.workload import Export
 
@@ -67,7 +67,7 @@ class Artifact:
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """How weights are to be written, and with what beside them."""
+    """The form of the written weights, and the files beside them."""
 
     spec: ModelSpec
     export: Export

@@ -20,8 +20,8 @@ from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.runtime.job.artifacts import Artifact, Exported, leave_artifacts
-from optimizer.runtime.job.export_weights import FinalWeights
+from optimizer.runtime.job.export.artifacts import Artifact, Exported, leave_artifacts
+from optimizer.runtime.job.export.export_weights import FinalWeights
 from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.job.prepare import build_prepared
 from optimizer.runtime.layers.quantized_linear import list_base_tensors
