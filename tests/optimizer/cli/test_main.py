@@ -332,7 +332,31 @@ def test_where_nothing_fits_json_says_so_too(files: Path, capsys: pytest.Capture
     assert main(["plan", *plan_options(files, "--budget", "100 KiB"), "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "no_feasible_plan"
-    assert {way["kind"] for way in error["fields"]["ways_out"]} >= {"another_card"}
+    assert {way["kind"] for way in error["fields"]["ways_out"]} >= {"budget"}
+
+
+def test_where_nothing_fits_each_way_out_is_listed_with_the_flags_that_ask_for_it(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = fail(capsys, "plan", *plan_options(files, "--budget", "100 KiB"))
+    assert any(line.startswith("hint: What would fit") for line in lines)
+    assert any("--budget" in line and "a step" in line for line in lines)
+
+
+def test_a_card_of_the_table_gets_the_host_and_the_disk_that_are_given(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--model", str(files / "config.json"), "--sequence-length", "64", "--gpu", "T4")
+    machine = run_json(capsys, "plan", *options)["machine"]
+    assert (machine["host_memory_bytes"], machine["disk_free_bytes"]) == (32 * 2**30, 256 * 2**30)
+    machine = run_json(capsys, "plan", *options, "--host-memory", "64GiB", "--disk", "0")["machine"]
+    assert (machine["host_memory_bytes"], machine["disk_free_bytes"]) == (64 * 2**30, 0)
+    assert machine["rates"]["disk_read_bytes_per_s"] is None
+
+
+def test_a_measured_machine_has_its_own_host(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = fail(capsys, "plan", *plan_options(files, "--host-memory", "64GiB"))
+    assert "a measured machine has its own" in lines[0]
 
 
 @pytest.mark.parametrize(
