@@ -4,7 +4,7 @@ Kept in this process. What is kept is what a new search would find, because a se
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
@@ -152,6 +152,7 @@ def _pose(
         machine=machine or place.machine,
         calibration=place.calibration,
     )
+    problem = replace(problem, names_ways=False)
     is_here = profile is question.profile and machine in (None, place.machine)
     return _memory(question).bind(problem) if is_here else problem
 
