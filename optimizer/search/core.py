@@ -19,7 +19,8 @@ from optimizer.search.answer.baselines import list_baselines, price_baselines
 from optimizer.search.answer.fitting import find_fitting
 from optimizer.search.answer.frontier import frontier_of, price_spread
 from optimizer.search.answer.lever_value import LeftOut, list_left_out, price_without
-from optimizer.search.answer.smallest import explain_infeasible, find_smallest_allocated, price_floor
+from optimizer.search.answer.lightest import price_floor
+from optimizer.search.answer.smallest import explain_infeasible, find_smallest_allocated
 from optimizer.search.check.card_fit import ACCEPTED, CardFit, find_room
 from optimizer.search.check.pins import check_pins
 from optimizer.search.check.verify import VerificationFailed, verify_plan

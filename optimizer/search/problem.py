@@ -149,7 +149,7 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     relax: Relax | None = None
     """Lower bounds on a setting's plans; asked where there are too many to try them all."""
     names_ways: bool = True
-    """Where nothing fits, the error names what else could be allowed; false where whoever asks prices ways out themselves."""
+    """If nothing fits, the error names what else could be allowed; false for a caller that prices ways out itself."""
 
     def allows(self, technique: Technique) -> bool:
         """Report whether the goal and the machine permit it."""

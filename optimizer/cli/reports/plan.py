@@ -158,7 +158,7 @@ def _rents(answers: Sequence[CardAnswer]) -> str:
 
 
 def report_ways_out(error: NoFeasiblePlan) -> str:
-    """What would fit where nothing does, what costs least first, each with the options that ask for it."""
+    """Ways out where nothing fits, what costs least first, each with the options that ask for it."""
     ways = error.fields.get("ways_out", ())
     if not ways:
         return error.hint

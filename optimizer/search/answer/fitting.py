@@ -12,7 +12,7 @@ from optimizer.base.errors import InvalidPlan
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import traced_choice
-from optimizer.search.answer.smallest import price_floor
+from optimizer.search.answer.lightest import price_floor
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.check.card_fit import ACCEPTED
 from optimizer.search.problem import OuterPlan, PricedPlan, Relax, SearchProblem
@@ -125,7 +125,7 @@ def _alike(problem: SearchProblem, candidate: _Candidate) -> tuple[object, ...]:
 
 
 def _lightest_of(problem: SearchProblem, candidates: list[_Candidate]) -> PricedPlan | None:
-    """What holds least beside its tensors: blocks that are rebuilt, where they may be, in the smallest micro-batch."""
+    """The plan that holds least beside its tensors: blocks that are rebuilt, where they may be, in the smallest micro-batch."""
     book = PriceBook(problem)
     rebuilt = [each for each in candidates if each.per_block[0] == "recompute"] or candidates
     for candidate in sorted(rebuilt, key=lambda each: (each.setting.micro_batch_size, each.num_bytes, each.bound_ms))[:1]:

@@ -38,7 +38,7 @@ def list_hardware_ways(asker: Asker, prices: PriceList, *, error: NoFeasiblePlan
 
 
 def _larger_budget(asker: Asker, error: NoFeasiblePlan) -> Iterator[WayOut]:
-    """Where the device itself has room for more than the budget."""
+    """A larger budget, if the device itself has room for more than the budget."""
     enough_bytes = -(-int(error.fields["smallest_feasible_bytes"]) // 2**20) * 2**20
     if not asker.goal.device_budget_bytes < enough_bytes <= asker.machine.device.memory_bytes:
         return
@@ -77,7 +77,7 @@ def _host_memory(asker: Asker) -> Iterator[WayOut]:
 
 
 def _disk(asker: Asker) -> Iterator[WayOut]:
-    """As much free disk as a plan then takes, where the machine's disk is too small or it is a card of the table without one."""
+    """So much free disk as a plan then takes, where the machine's disk is too small or it is a card of the table without one."""
     machine = asker.machine
     if machine.rates.disk_write_bytes_per_s is None and machine.rates.source != "table":
         return
@@ -103,7 +103,7 @@ def _disk(asker: Asker) -> Iterator[WayOut]:
 
 
 def _another_card(asker: Asker, prices: PriceList) -> Iterator[WayOut]:
-    """Of the cards that bounds leave the cheapest to rent for which a plan is found, then by memory those without a price."""
+    """Cards that bounds leave: the cheapest to rent for which a plan is found, then by memory those without a price."""
     cards = sorted(_larger_cards(asker), key=lambda card: card.device.memory_bytes)
     low, high = 0, len(cards)
     while low < high:

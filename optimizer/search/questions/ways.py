@@ -36,7 +36,7 @@ Kind = Literal[
     "another_card",
 ]
 Expense = Literal["nothing", "rounding", "training", "data", "hardware"]
-"""What a way costs besides time, from least to most: the numbers stay; they are rounded; other or fewer weights are trained, or
+"""The cost of a way besides time, from least to most: the numbers stay; they are rounded; other or fewer weights are trained, or
 other batches; less text is seen at once; something has to be there that is not."""
 _EXPENSES: tuple[Expense, ...] = ("nothing", "rounding", "training", "data", "hardware")
 SLOW_RATIO = 20.0
@@ -126,7 +126,7 @@ def host_bytes_of(found: PricedPlan) -> int:
 
 
 def rank_ways(ways: Sequence[WayOut]) -> list[WayOut]:
-    """What costs least first: by expense, and of the same expense by time a token; a very slow one comes a rank later."""
+    """Put the least costly first: by expense, and of the same expense by time a token; a very slow one comes a rank later."""
     fastest = max((way.tokens_per_s for way in ways), default=0.0)
 
     def order(way: WayOut) -> tuple[int, float]:

@@ -1,4 +1,4 @@
-"""How small a problem's plans can be, from below, without a price: settings in order of a bound on their peak.
+"""Least sizes of a problem's plans, from below, without a price: settings in order of a bound on their peak.
 
 A setting whose bound is over the budget holds nothing that fits, so most of what cannot fit is refused in milliseconds. Looked
 at are one sequence at a time, since larger micro-batches hold no less, and the whole batch at once, which sums no gradients; of
@@ -68,7 +68,7 @@ def share_with_room(needed_bytes: int, budget_bytes: int) -> float:
 
 
 def _strongest_first(home: OuterPlan) -> tuple[bool, bool, int, int]:
-    """What leaves the device, first; of homes alike in that those with less on disk, which is slower than the host."""
+    """First those that leave the device; of homes alike in that those with less on disk, which is slower than the host."""
     places = (home.weights_place, home.state_place)
     return (
         home.weights_place == "device",

@@ -63,17 +63,24 @@ RECIPES: Final = {
 }
 
 
-def fill_in(
-    document: Mapping[str, Any], *, model_name: str, has_weights: bool, samples: Mapping[str, str]
-) -> dict[str, Any]:
-    """The spec with what it leaves out: its recipe's values, and a mode that uses the model's weights if it has some.
+Defaults = dict[str, Any]
+"""Values of a workload or a goal that a spec may leave out."""
+
+
+def suggest(
+    name: Any, *, model_name: str, has_weights: bool, samples: Mapping[str, str]
+) -> tuple[Defaults, Defaults]:
+    """Defaults of the workload and of the goal: a recipe's, and a mode that uses the model's weights if it has some.
 
     samples: packing and loss that suit the dataset.
 
     Raises InvalidInput for a recipe that is not known, InvalidWorkload for one that needs weights where there are none.
     """
-    recipe = _find(document.get("recipe"))
-    if recipe is not None and recipe.needs_weights and not has_weights:
+    recipe = _find(name)
+    workload: Defaults = {"mode": "finetune" if has_weights else "pretrain", **samples}
+    if recipe is None:
+        return workload, {}
+    if recipe.needs_weights and not has_weights:
         raise InvalidWorkload(
             f"recipe is {recipe.name!r}, which fine-tunes; {model_name} has no weights, allowed: exact",
             field="recipe",
@@ -81,22 +88,7 @@ def fill_in(
             allowed=[other.name for other in RECIPES.values() if not other.needs_weights],
             hint="Upload the model with its weights to fine-tune it.",
         )
-    workload: dict[str, Any] = {"mode": "finetune" if has_weights else "pretrain", **samples}
-    goal: dict[str, Any] = {}
-    if recipe is not None:
-        workload |= recipe.workload
-        goal |= recipe.goal
-    filled = {name: value for name, value in document.items() if name != "recipe"}
-    return {
-        **filled,
-        "workload": _over(workload, document.get("workload", {})),
-        **({"goal": _over(goal, document["goal"])} if "goal" in document else {}),
-    }
-
-
-def _over(defaults: Mapping[str, Any], given: Any) -> Any:
-    """The defaults under what was given; what is no object is left for the reader to refuse."""
-    return {**defaults, **given} if isinstance(given, Mapping) else given
+    return {**workload, **recipe.workload}, dict(recipe.goal)
 
 
 def _find(name: Any) -> Recipe | None:

@@ -28,7 +28,7 @@ from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
 from webapp.jobs.models import Checkpoint
 from webapp.jobs.specs.branching import branch_document, check_branch, read_resume_from, with_pins
-from webapp.jobs.specs.recipes import fill_in
+from webapp.jobs.specs.recipes import suggest
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -86,12 +86,13 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     model = find_visible(models_visible_to(user), document.get("model"), field="model")
     texts = datasets_visible_to(user).exclude(format="prompts")
     dataset = find_visible(texts, document.get("dataset"), field="dataset")
-    document = fill_in(
-        document, model_name=model.name, has_weights=model.has_weights, samples=_suited_to(dataset, model, document)
+    samples = _suited_to(dataset, model, document)
+    for_workload, for_goal = suggest(
+        document.get("recipe"), model_name=model.name, has_weights=model.has_weights, samples=samples
     )
     _check_kind(dataset)
-    workload = read_workload(document["workload"])
-    goal = read_goal(document.get("goal"))
+    workload = read_workload(_over(for_workload, document.get("workload", {})))
+    goal = read_goal(_over(for_goal, document.get("goal")))
     check_against_model(workload, model)
     resume_from = read_resume_from(user, document.get("resume_from"))
     if resume_from is not None:
@@ -106,6 +107,11 @@ def read_spec(user: Any, document: Any) -> JobSpec:
         plan_label=_read_plan(document.get("plan", "chosen")),
         resume_from=resume_from,
     )
+
+
+def _over(defaults: dict[str, Any], given: Any) -> Any:
+    """The defaults under what was given; what is no object is left for the reader to refuse."""
+    return {**defaults, **given} if isinstance(given, dict) else given
 
 
 def _check_kind(dataset: Dataset) -> None:

@@ -275,7 +275,7 @@ EXPENSES = {
     "data": "less text at once",
     "hardware": "needs what is not there",
 }
-"""What a way out costs besides its time, in words."""
+"""The cost of a way out besides its time, in words."""
 
 
 def _fields_of(change: Mapping[str, Any]) -> dict[str, Any]:

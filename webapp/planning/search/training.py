@@ -19,7 +19,7 @@ from optimizer.search.answer.baselines import Baseline, list_baselines, price_ba
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.alternatives import add_ways_out
 from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
-from optimizer.search.questions.price_cache import PriceMemory, priced_part
+from optimizer.search.questions.price_cache import PriceMemory, detailed_part
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Model, Profile
@@ -42,7 +42,7 @@ class TrainingQuestion(Question[ModelProfile, TrainingWorkload, Goal]):
     @property
     def key(self) -> tuple[object, ...]:
         """Neither the name of a schedule nor how many steps there are is among it."""
-        return self.profile_sha256, self.place.sha256, priced_part(self.workload), self.goal
+        return self.profile_sha256, self.place.sha256, detailed_part(self.workload), self.goal
 
     @property
     def is_answered(self) -> bool:
