@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.text import Text
 
 from headroom.client import HeadroomClient
 from headroom.client.types import Device, Machine, MachineDetails, Model, ModelDetails, Within
+from headroom.commands.preview import print_preview
 from headroom.commands.submit import DATASET_SUFFIXES, UsageError
 from headroom.commands.tables import print_table
 from optimizer.base.errors import HeadroomError
@@ -249,24 +249,7 @@ def _preview_dataset(client: HeadroomClient, options: argparse.Namespace) -> Non
     dataset_id = _find(client.datasets(), options.dataset)
     length = options.sequence_length
     found = client.preview_dataset(dataset_id, model=options.model, sequence_length=length, loss_on=options.loss_on)
-    console = Console(highlight=False, soft_wrap=True)
-    for sample in found["samples"]:
-        text = Text.assemble(*((part, "bold green" if learnt else "dim") for part, learnt in sample["parts"]))
-        console.rule(f"{sample['num_tokens']} tokens; what is learnt is bold", align="left")
-        console.print(text)
-    console.rule(align="left")
-    more = "" if found["is_whole"] else " of the first"
-    console.print(
-        f"{count(found['num_samples'])} samples{more}: {found['median_tokens']:,} tokens in the median, "
-        f"{found['longest_tokens']:,} at most; {100 * found['learnt_share']:.0f} % of the tokens are learnt"
-    )
-    console.print(
-        f"rows of {length:,}: {count(found['packed_rows'])} packed, "
-        f"{count(found['num_samples'] - found['num_left_out'])} padded; "
-        f"{count(found['num_cut'])} samples are cut, {count(found['num_left_out'])} left out"
-    )
-    if found["template"] == "default":
-        console.print("the model has no chat template of its own: plain lines are used")
+    print_preview(found, sequence_length=length, console=Console())
 
 
 def _delete_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:
