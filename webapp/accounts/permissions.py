@@ -243,6 +243,7 @@ TABLE: Final[dict[str, Rule]] = {
     "GET datasets/": SIGNED_IN,
     "POST datasets/": _runs("dataset.create"),
     "GET datasets/<slug:dataset_id>/": LOOK,
+    "GET datasets/<slug:dataset_id>/preview/": LOOK,
     "POST datasets/<slug:dataset_id>/read/": _runs("dataset.read"),
     "POST datasets/<slug:dataset_id>/delete/": _runs("dataset.delete"),
     "POST datasets/<slug:dataset_id>/restore/": _runs("dataset.restore"),

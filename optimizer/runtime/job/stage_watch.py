@@ -43,20 +43,20 @@ class StageWatch:
                     yield
             self.note(stage)
 
-    def note(self, stage: JobStage, *, more_disk_bytes: int = 0) -> None:
-        """Keep what was highest since the peak was last reset. more_disk_bytes: of files that are gone by now."""
+    def note(self, stage: JobStage) -> None:
+        """Keep what was highest since the peak was last reset."""
         peak, known = self._meter.peak(), self.found.get(stage, MeasuredStage())
-        disk_bytes = self.scratch_bytes() + self.file_bytes() + more_disk_bytes
+        disk_bytes = self.scratch_bytes() + self.file_bytes()
         self.found[stage] = MeasuredStage(
             device_peak_bytes=max(known.device_peak_bytes, peak.device_bytes),
             host_peak_bytes=max(known.host_peak_bytes, peak.host_bytes),
             disk_peak_bytes=max(known.disk_peak_bytes, disk_bytes),
         )
 
-    def note_disk(self, stage: JobStage) -> None:
-        """The disk alone, where nothing was counted meanwhile."""
+    def note_disk(self, stage: JobStage, *, more_bytes: int = 0) -> None:
+        """Keep the disk's bytes alone, where nothing was counted meanwhile. more_bytes: of files that are gone by now."""
         known = self.found.get(stage, MeasuredStage())
-        disk_bytes = max(known.disk_peak_bytes, self.scratch_bytes() + self.file_bytes())
+        disk_bytes = max(known.disk_peak_bytes, self.scratch_bytes() + self.file_bytes() + more_bytes)
         self.found[stage] = replace(known, disk_peak_bytes=disk_bytes)
 
     def file_bytes(self) -> int:

@@ -330,7 +330,7 @@ class _Job:
             )
         # An older one goes when the new one is there.
         gone_bytes = before_bytes + written.num_bytes - self.stages.file_bytes()
-        self.stages.note("save", more_disk_bytes=max(0, gone_bytes))
+        self.stages.note_disk("save", more_bytes=max(0, gone_bytes))
         self._saved_step = self.step
         self.report({"type": "checkpoint", **to_json(written)})
 

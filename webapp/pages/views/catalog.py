@@ -19,6 +19,7 @@ from webapp.catalog.files.model_parts import as_sidecars
 from webapp.catalog.hub.download import begin_download, list_downloads
 from webapp.catalog.linked import link_model
 from webapp.catalog.models import Dataset, Model
+from webapp.catalog.preview import preview_samples
 from webapp.catalog.queries import (
     datasets_visible_to,
     deleted_datasets_visible_to,
@@ -32,6 +33,8 @@ from webapp.pages.forms.training import DatasetUploadForm, ModelUploadForm
 from webapp.pages.words.catalog import fold_cards, length_facts, structure_rows
 from webapp.planning.reach import ask_for_needs, read_cards, read_needs
 
+PREVIEW_LENGTH = 512
+"""Tokens in a row, until another number is chosen."""
 SHOWN_JOBS = 10
 """That used a model or dataset, the newest."""
 
@@ -130,6 +133,45 @@ def dataset_page(request: HttpRequest, dataset_id: str) -> HttpResponse:
         "jobs": jobs_visible_to(request.user).filter(dataset=dataset).order_by("-created_at")[:SHOWN_JOBS],
     }
     return render(request, "catalog/dataset.html", context)
+
+
+@require_GET
+@login_required
+def dataset_preview(request: HttpRequest, dataset_id: str) -> HttpResponse:
+    """Samples with the parts that training learns: a part of the dataset's page, a page of its own without JavaScript."""
+    dataset = get_object_or_404(datasets_visible_to(request.user), pk=dataset_id)
+    models = list(models_visible_to(request.user).order_by("name"))
+    asked = request.GET.get("model", "")
+    model = next((each for each in models if asked in (each.pk, each.name)), None) or _chat_model_first(models)
+    fragment = bool(request.htmx)  # type: ignore[attr-defined]
+    context = {
+        "dataset": dataset,
+        "models": models,
+        "model": model,
+        "sequence_length": request.GET.get("sequence_length", str(PREVIEW_LENGTH)),
+        "loss_on": "all" if request.GET.get("loss_on") == "all" else "assistant",
+        "fragment": fragment,
+        "page_base": "fragment.html" if fragment else "base.html",
+    }
+    if model is not None:
+        context |= _preview(dataset, model, length=str(context["sequence_length"]), loss_on=str(context["loss_on"]))
+    return render(request, "catalog/dataset_preview.html", context)
+
+
+def _chat_model_first(models: list[Model]) -> Model | None:
+    return next((model for model in models if model.has_chat), models[0] if models else None)
+
+
+def _preview(dataset: Dataset, model: Model, *, length: str, loss_on: str) -> dict[str, Any]:
+    """The part of the page's context that was read from the file, or the sentence that says why not."""
+    if not length.isdecimal():
+        return {"refusal": f"The row length is {length!r:.20}; give a whole number of tokens."}
+    try:
+        found = preview_samples(dataset, model, sequence_length=int(length), loss_on="all" if loss_on == "all" else "assistant")
+    except HeadroomError as error:
+        return {"refusal": f"{error.message}. {error.hint}".strip()}
+    learnt_percent = round(100 * found["learnt_share"])
+    return {"preview": found, "learnt_percent": learnt_percent, "padded_rows": found["num_samples"] - found["num_left_out"]}
 
 
 @require_POST
