@@ -21,7 +21,7 @@ from optimizer.goal import Goal
 from optimizer.models.build import build_model
 from optimizer.models.bundled import CHAT_MODEL_FOLDER
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.runtime.job.train import TrainingRun, train
@@ -30,6 +30,7 @@ from optimizer.workload import TrainingWorkload
 NAME = "losses"
 LIMIT = 1e-5
 MICRO_BATCH, ACCUMULATION = 2, 2
+KEPT: tuple[BlockChoice, ...] = ("keep",)
 MARKED_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>\n"
     "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] }}<|end|>\n{% endgeneration %}"
@@ -86,7 +87,7 @@ def _compare(spec: ModelSpec, folder: Path, seed: int) -> Row:
 def _our_losses(spec: ModelSpec, workload: TrainingWorkload, tokens: Path, folder: Path) -> list[float]:
     plan = Plan(
         batch=BatchPlan(micro_batch_size=MICRO_BATCH, accumulation_steps=ACCUMULATION),
-        activations=ActivationsPlan(per_block=("keep",) * spec.num_blocks),
+        activations=ActivationsPlan(per_block=KEPT * spec.num_blocks),
     )
     run = TrainingRun(
         spec=spec,

@@ -27,7 +27,7 @@ from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.models.bundled import CHAT_MODEL_FOLDER
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.runtime.step.batch import BatchReader
@@ -40,6 +40,7 @@ SPEED_GOAL = 3.0
 TURNS = (1, 1, 1, 2, 1, 1, 3, 1, 1, 2, 1, 6)
 """Exchanges in each conversation, in turn: the longest is then about four times the mean."""
 MICRO_BATCH = 8
+KEPT: tuple[BlockChoice, ...] = ("keep",)
 CPU = torch.device("cpu")
 
 
@@ -184,7 +185,7 @@ def _workload(packing: Packing, *, length: int = 256, seed: int) -> TrainingWork
 def _plan(num_blocks: int, micro_batch_size: int) -> Plan:
     return Plan(
         batch=BatchPlan(micro_batch_size=micro_batch_size, accumulation_steps=1),
-        activations=ActivationsPlan(per_block=("keep",) * num_blocks),
+        activations=ActivationsPlan(per_block=KEPT * num_blocks),
     )
 
 
