@@ -83,7 +83,7 @@ def _document_differences(spec: ModelSpec, tokens: TokenFile, *, seed: int) -> I
 
 
 def _documents(positions: torch.Tensor, labels: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """Where each begins and ends; what holds nothing to learn is padding."""
+    """First and last place of each; what holds nothing to learn is padding."""
     starts = [*torch.nonzero(positions == 0).flatten().tolist(), len(positions)]
     for start, end in itertools.pairwise(starts):
         if bool((labels[start:end] != IGNORED_LABEL).any()):

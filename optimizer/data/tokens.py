@@ -60,7 +60,7 @@ def tokenize_dataset(
     folder: holds one subfolder for each (dataset, tokenizer, template, loss_on); made if absent; safe with several processes.
     chat: the model's template, for conversations; without one they are plain lines ``role: content``.
     loss_on: the parts that are learnt. columns: the kind of the file's rows, found if not given.
-    pairs: whether each record is a better and a worse answer, two samples one after the other; else of pairs the better one alone.
+    pairs: whether each record is to be two samples, a better and a worse answer; else the better one of a pair is taken alone.
     vocab_size, end_of_text_id: the model's, where known; see ``load_tokenizer``.
     Raises InvalidDataset, InvalidModel (tokenizer or template), DiskFull.
     """

@@ -2,9 +2,9 @@
 
 What a search asks for hundreds of times is made of tasks that are kept: a plan only puts them in order.
 
-Per micro-batch: inputs, the forward of the reference where there is one (``reference.py``), embedding, blocks forward, head and loss, and back in reverse; a recomputed block's
-backward begins with its forward again, an offloaded block's copies back what it moved, and weights that stream come before
-their block and go after it. Then clipping, the update, and the gradients are dropped.
+Per micro-batch: inputs, the reference's forward where there is one (``reference.py``), embedding, blocks forward, head and loss,
+and back in reverse; a recomputed block's backward begins with its forward again, an offloaded block's copies back what it moved,
+and weights that stream come before their block and go after it. Then clipping, the update, and the gradients are dropped.
 Micro-batches after the first are alike, so they are laid out once and counted.
 """
 

@@ -1,12 +1,12 @@
 """Losses of preference training, from logits to a scalar, and the score of the reference that DPO compares with.
 
-Rows are ``[2 * pairs, sequence]``: the better answers, then the worse ones in the same order. The score of a row is the sum of its
+Rows are ``[2 * pairs, sequence]``: the better answers, then the worse ones in the same order. A row's score is the sum of its
 labels' log-probabilities. DPO: Rafailov et al. 2023 (arXiv 2305.18290), equation 7. ORPO: Hong et al. 2024 (arXiv 2403.07691),
 equations 4 to 7, with means over each answer's own tokens, as there, so that no loss depends on how a batch is split; TRL takes
 the first mean over all tokens of a micro-batch, prompts among them.
 
-The reference is the model itself with its adapters switched off, in a forward of its own without gradients and dropout: no copy of
-any weight. Scores are summed in fp32; with bf16 weights each log-probability was rounded before.
+The reference is the model itself with its adapters switched off, in a forward of its own without gradients and dropout: no copy
+of any weight. Scores are summed in fp32; with bf16 weights each log-probability was rounded before.
 """
 
 import statistics

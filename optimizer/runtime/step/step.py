@@ -64,7 +64,7 @@ class StepResult:
     is_left_out: bool = False
     """The gradients overflowed fp16: the weights were not touched."""
     rewards: Rewards | None = None
-    """Of preference training."""
+    """None but in preference training."""
 
 
 class Trainer:

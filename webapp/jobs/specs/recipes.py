@@ -49,7 +49,7 @@ RECIPES: Final = {
         Recipe(
             name="preference",
             title="Preference (DPO)",
-            sentence="Learns from pairs of a better and a worse answer (DPO, beta 0.1), with adapters: the reference costs no memory.",
+            sentence="Learns from pairs of a better and a worse answer (DPO), with adapters: the reference costs no memory.",
             workload={"mode": "finetune", "adapter": _ADAPTER, "learning_rate": 5e-6, "objective": "dpo", **_PAIRED},
             goal={"allow_lossy": True, "most_loss": "any"},
         ),

@@ -133,8 +133,9 @@ def _check_kind(dataset: Dataset, workload: TrainingWorkload) -> None:
             hint="Take recipe preference, or set workload.objective to dpo or orpo.",
         )
     if workload.has_pairs and not has_pairs:
+        kind = _KIND_WORDS.get(dataset.facts.get("kind", "text"), "texts")
         raise InvalidInput(
-            f"dataset {dataset.name!r} holds {_KIND_WORDS.get(dataset.facts.get('kind', 'text'), 'texts')}; workload.objective is "
+            f"dataset {dataset.name!r} holds {kind}; workload.objective is "
             f"{workload.objective!r}, which learns from pairs of a better and a worse answer",
             field="dataset",
             value=dataset.name,
