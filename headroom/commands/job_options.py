@@ -9,7 +9,7 @@ from headroom.client import HeadroomClient, Row
 from headroom.commands.submit import UsageError, read_job_file
 from optimizer.base.units import format_bytes, parse_bytes
 
-RECIPES = ("lora", "qlora", "full", "exact")
+RECIPES = ("lora", "qlora", "preference", "full", "exact")
 _WORKLOAD = {
     "steps": "num_steps",
     "sequence_length": "sequence_length",

@@ -25,6 +25,7 @@ from optimizer.profile.extent import Extent, traced_choice, traced_representatio
 from optimizer.profile.ops import Change, Op, Part
 from optimizer.profile.sizes import Shape, Terms
 from optimizer.profile.trained import BaseSizes, FrozenBytes, Tensors
+from optimizer.workload import TrainingObjective
 
 PROFILE_VERSION: Literal[12] = 12
 BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
@@ -156,6 +157,8 @@ class Profile:
     """Traced with an attention mask that hides some token: other kernels, and the mask itself."""
     is_packed: bool = False
     """Traced with positions that start over within a row, and so with the mask that parts its samples."""
+    objective: TrainingObjective = "next_token"
+    """The objective whose loss was traced; with dpo and orpo each of a micro-batch's sequences is a pair, in two rows."""
     is_partial: bool = False
     """Less than everything was traced (``extent.py``): some representations, choices or ranges are not there. Asking for
     those raises NotProfiled."""
@@ -196,7 +199,11 @@ class Profile:
 
     @property
     def num_inputs(self) -> int:
-        """Tensors of 8 bytes a token that come with each micro-batch: ids, labels and, if there are any, masks or positions."""
+        """Tensors of 8 bytes a token that come with each micro-batch: ids, labels and, if there are any, masks or positions;
+        both rows' of pairs.
+        """
+        if self.objective != "next_token":
+            return 4
         return 3 if self.is_padded or self.is_packed else 2
 
     @property

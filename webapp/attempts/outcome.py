@@ -294,8 +294,13 @@ def _has_profile(job: Job) -> bool:
 def _fingerprint(job: Job) -> str:
     """Fingerprint of the model that a profile job traces."""
     adapter = read_adapter(job.spec.get("adapter"))
-    facts = {"generates": bool(job.spec.get("generates")), "is_packed": bool(job.spec.get("packed"))}
-    return traced_fingerprint(job.model.fingerprint, adapter=adapter, **facts)
+    return traced_fingerprint(
+        job.model.fingerprint,
+        adapter=adapter,
+        generates=bool(job.spec.get("generates")),
+        is_packed=bool(job.spec.get("packed")),
+        objective=job.spec.get("objective", "next_token"),
+    )
 
 
 def _keep_profile(job: Job, end: End, profile: dict[str, Any] | None, result: dict[str, Any] | None) -> None:

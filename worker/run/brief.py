@@ -38,6 +38,7 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, device: str) -> di
     }
     if job.kind == Kind.PROFILE:
         traced = {"adapter": job.spec.get("adapter"), **{name: bool(job.spec.get(name)) for name in ("generates", "packed")}}
+        traced["objective"] = job.spec.get("objective", "next_token")
         return {**brief, **traced, "profile_file": str(folder / "profile.json")}
     brief |= _common_part(attempt, home=home)
     if job.kind == Kind.EXPORT:

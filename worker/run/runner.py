@@ -109,6 +109,7 @@ def profile(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFla
         adapter=attempt.get("adapter"),
         generates=attempt.get("generates", False),
         is_packed=attempt.get("packed", False),
+        objective=attempt.get("objective", "next_token"),
     )
     return {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 0}
 

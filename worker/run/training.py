@@ -40,6 +40,7 @@ def _tokenize(attempt: dict[str, Any], *, spec: ModelSpec, workload: TrainingWor
         folder=attempt["tokens_folder"],
         chat=ChatFacts.read(attempt.get("chat_file")),
         loss_on=workload.loss_on,
+        pairs=workload.has_pairs,
         vocab_size=spec.vocab_size,
         end_of_text_id=spec.end_of_text_id,
     )

@@ -67,7 +67,7 @@ def _cuda_moves(
     takes_norms = plan.gradients.choice != "consume"
     return CudaMoves(
         find_kernels(read_card(machine.device, torch_version=torch_version)),
-        num_tokens=plan.batch.micro_batch_size * workload.sequence_length,
+        num_tokens=workload.tokens_per_step // plan.batch.accumulation_steps,
         norm_elements=[tensor.num_elements for tensor in laid.tensors.sizes] if takes_norms else (),
     )
 

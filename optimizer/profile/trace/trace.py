@@ -38,7 +38,7 @@ from optimizer.profile.trace.training_step import Subject, trace_evaluation, tra
 from optimizer.profile.trained import FrozenBytes, Tensors
 from optimizer.runtime.job.prepare import prepare_model
 from optimizer.runtime.step.weights import torch_dtype
-from optimizer.workload import Adapter, TrainingWorkload
+from optimizer.workload import Adapter, TrainingObjective, TrainingWorkload
 
 _CPU = torch.device("cpu")
 
@@ -49,6 +49,7 @@ def profile_model(
     adapter: Adapter | None = None,
     is_padded: bool = False,
     is_packed: bool = False,
+    objective: TrainingObjective = "next_token",
     extent: Extent = EVERYTHING,
 ) -> Profile:
     """Trace each distinct block once in each representation. Seconds, whatever the depth and width; no weights are allocated.
@@ -56,6 +57,7 @@ def profile_model(
     adapter: of the workload; the profile is then of the model with these adapters, its frozen weights packed or not.
     is_padded: every micro-batch has an attention mask that hides some token at the end of a sequence.
     is_packed: every row holds samples that do not attend to each other. Raises InvalidModel for a model that cannot part them.
+    objective: of the training, whose loss is traced.
     extent: how much is traced; with less than everything the profile says so (``Profile.is_partial``).
     Raises InvalidModel where an operation cannot be traced, or a size is no polynomial in micro-batch and sequence length,
     InvalidWorkload for adapters that the model cannot have, MissingExtra without peft.
@@ -83,7 +85,7 @@ def profile_model(
         prepare_model(model, weights=weights, workload=workload)
         row_elements = mark_sparse(model)
         has_plain_head = find_anatomy(model).is_chunkable
-        subject = Subject(model, weights, adapter, tuple(instances), is_padded, set(), is_packed=is_packed)
+        subject = Subject(model, weights, adapter, tuple(instances), is_padded, set(), is_packed=is_packed, objective=objective)
         name = weights.representation
         with _naming_faults(spec):
             regimes[name] = tuple(_trace_range(subject, place, choices, tables=tables, ops=ops) for place in chosen)
@@ -101,7 +103,7 @@ def profile_model(
     plain = build_model(short_spec, device="meta")
     prepare_model(plain, weights=WeightsPlan(frozen="int8"), workload=workload)
     return Profile(
-        model_fingerprint=profile_fingerprint(spec.fingerprint, adapter, is_packed=is_packed),
+        model_fingerprint=profile_fingerprint(spec.fingerprint, adapter, is_packed=is_packed, objective=objective),
         model_type=spec.model_type,
         num_blocks=spec.num_blocks,
         hidden_size=spec.hidden_size,
@@ -111,6 +113,7 @@ def profile_model(
         torch_version=torch.__version__,
         is_padded=is_padded,
         is_packed=is_packed,
+        objective=objective,
         sequence_multiple=multiple,
         has_plain_head=has_plain_head,
         clamps_fp16=spec.kind == "encoder_decoder",

@@ -106,7 +106,7 @@ def hash_weights(trainer: Trainer) -> str:
 def make_synthetic_batches(model: nn.Module, *, plan: Plan, workload: TrainingWorkload) -> list[MicroBatch]:
     """One step's micro-batches of uniformly random tokens; two samples in each row where they are packed."""
     generator = torch.Generator().manual_seed(workload.seed)
-    shape = (plan.batch.micro_batch_size, workload.sequence_length)
+    shape = (plan.batch.micro_batch_size * workload.rows_per_sequence, workload.sequence_length)
     num_tokens: int = model.config.vocab_size  # type: ignore[union-attr,assignment]
     half = workload.sequence_length // 2
     positions = torch.cat((torch.arange(half), torch.arange(workload.sequence_length - half))).expand(shape)

@@ -13,6 +13,8 @@ from optimizer.base.shown import shown_value
 
 _ADAPTER: Final = {"rank": 16, "alpha": 32.0, "dropout": 0.0, "targets": []}
 
+_PAIRED: Final = {"packing": "off", "loss_on": "assistant"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -43,6 +45,13 @@ RECIPES: Final = {
             sentence="LoRA over weights that are packed into 4 bits (nf4): the least memory for a fine-tune.",
             workload={"mode": "finetune", "adapter": _ADAPTER, "learning_rate": 2e-4},
             goal={"allow_lossy": True, "most_loss": "any", "pins": {"weights": {"frozen": "nf4"}}},
+        ),
+        Recipe(
+            name="preference",
+            title="Preference (DPO)",
+            sentence="Learns from pairs of a better and a worse answer (DPO), with adapters: the reference costs no memory.",
+            workload={"mode": "finetune", "adapter": _ADAPTER, "learning_rate": 5e-6, "objective": "dpo", **_PAIRED},
+            goal={"allow_lossy": True, "most_loss": "any"},
         ),
         Recipe(
             name="full",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 SPEC_FIELDS = ("name", "model", "dataset", "recipe", "workload", "goal", "plan", "kind", "resume_from")
 _MAX_NAME_CHARACTERS = 200
+_KIND_WORDS = {"messages": "conversations", "prompt_completion": "prompts with completions"}
 _SIZES = ("device_budget_bytes", "host_budget_bytes", "disk_budget_bytes")
 
 R = TypeVar("R", Model, Dataset)
@@ -58,7 +59,12 @@ class JobSpec:
     @property
     def profile_fingerprint(self) -> str:
         """Fingerprint of the profile that prices it: the model's, or that of the model with the workload's adapters."""
-        return profile_fingerprint(self.model.fingerprint, self.workload.adapter, is_packed=self.workload.is_packed)
+        return profile_fingerprint(
+            self.model.fingerprint,
+            self.workload.adapter,
+            is_packed=self.workload.is_packed,
+            objective=self.workload.objective,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Normalized: ids for names, bytes for sizes, every default written out."""
@@ -90,8 +96,8 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     for_workload, for_goal = suggest(
         document.get("recipe"), model_name=model.name, has_weights=model.has_weights, samples=samples
     )
-    _check_kind(dataset)
     workload = read_workload(_over(for_workload, document.get("workload", {})))
+    _check_kind(dataset, workload)
     goal = read_goal(_over(for_goal, document.get("goal")))
     check_against_model(workload, model)
     resume_from = read_resume_from(user, document.get("resume_from"))
@@ -114,20 +120,36 @@ def _over(defaults: dict[str, Any], given: Any) -> Any:
     return {**defaults, **given} if isinstance(given, dict) else given
 
 
-def _check_kind(dataset: Dataset) -> None:
-    if dataset.facts.get("kind") == "preference":
+def _check_kind(dataset: Dataset, workload: TrainingWorkload) -> None:
+    """Raise InvalidInput where pairs of answers meet an objective that reads single ones, or the reverse."""
+    has_pairs = dataset.facts.get("kind") == "preference"
+    if has_pairs and not workload.has_pairs:
         raise InvalidInput(
-            f"dataset {dataset.name!r} holds pairs of a better and a worse answer; jobs train on single answers",
+            f"dataset {dataset.name!r} holds pairs of a better and a worse answer; workload.objective is 'next_token', which "
+            "trains on single answers",
             field="dataset",
             value=dataset.name,
             allowed="conversations, prompts with completions, or texts",
-            hint="Upload the better answers alone, as messages or completions.",
+            hint="Take recipe preference, or set workload.objective to dpo or orpo.",
+        )
+    if workload.has_pairs and not has_pairs:
+        kind = _KIND_WORDS.get(dataset.facts.get("kind", "text"), "texts")
+        raise InvalidInput(
+            f"dataset {dataset.name!r} holds {kind}; workload.objective is "
+            f"{workload.objective!r}, which learns from pairs of a better and a worse answer",
+            field="dataset",
+            value=dataset.name,
+            allowed="rows with chosen and rejected",
+            hint="Upload pairs, or set workload.objective to next_token.",
         )
 
 
 def _suited_to(dataset: Dataset, model: Model, document: dict[str, Any]) -> dict[str, str]:
     """Packing and loss of a spec that names neither: conversations and completions stay whole, and their answers are learnt."""
     given = document.get("workload")
+    asks_for_pairs = isinstance(given, dict) and given.get("objective", "next_token") != "next_token"
+    if asks_for_pairs or dataset.facts.get("kind") == "preference":
+        return {"packing": "off", "loss_on": "assistant"}
     if dataset.facts.get("kind", "text") == "text" or (isinstance(given, dict) and {"packing", "loss_on"} & set(given)):
         return {}
     return {"packing": "best_fit" if model.model_type in PACKING_TYPES else "off", "loss_on": "assistant"}

@@ -59,6 +59,11 @@ PACKING = (
     ("off", "one sample in a row, padded"),
     ("wrapped", "one stream of text, cut into rows"),
 )
+TRAIN_ON = (
+    ("", "texts and answers: the next token"),
+    ("dpo", "pairs of answers, by DPO (with adapters)"),
+    ("orpo", "pairs of answers, by ORPO"),
+)
 LOSS_ON = (("", "as suits the dataset"), ("assistant", "answers alone"), ("all", "every token"))
 ANY_LOSS = {"most_loss": "any"}
 """The form's field that allows it all."""
@@ -69,7 +74,7 @@ class JobForm(PinnedForm):
 
     decisions = TRAINING
     techniques = techniques_for("training")
-    decimals = ("learning_rate", "momentum", "weight_decay", "max_grad_norm", "alpha", "dropout")
+    decimals = ("learning_rate", "momentum", "weight_decay", "max_grad_norm", "alpha", "dropout", "beta")
 
     name = forms.CharField(max_length=200, initial="my-job")
     objective = forms.ChoiceField(label="Best is", choices=OBJECTIVES, initial="fastest_step", required=False)
@@ -90,6 +95,10 @@ class JobForm(PinnedForm):
     )
     packing = forms.ChoiceField(label="Rows", choices=PACKING, required=False)
     loss_on = forms.ChoiceField(label="Learn", choices=LOSS_ON, required=False)
+    train_on = forms.ChoiceField(label="Learn from", choices=TRAIN_ON, required=False)
+    beta = forms.FloatField(
+        label="Beta", help_text="weight of the preference", initial=_DEFAULTS.beta, required=False
+    )
     num_steps = forms.IntegerField(label="Steps", initial=200)
     learning_rate = forms.FloatField(label="Learning rate", initial=_DEFAULTS.learning_rate)
     schedule = forms.ChoiceField(
@@ -174,6 +183,7 @@ class JobForm(PinnedForm):
             "workload": {
                 **{name: data[name] for name in WORKLOAD_FIELDS},
                 **{name: data[name] for name in ("packing", "loss_on", "mode") if data[name]},
+                **self._objective(),
                 "adapter": self._adapter() if data["use_adapters"] else None,
                 "export": self._export(),
             },
@@ -181,6 +191,11 @@ class JobForm(PinnedForm):
             "plan": "chosen",
             **self._resume_from(),
         }
+
+    def _objective(self) -> dict[str, Any]:
+        data = self.cleaned_data
+        beta = {} if data["beta"] is None else {"beta": data["beta"]}
+        return {"objective": data["train_on"], **beta} if data["train_on"] else {}
 
     def _resume_from(self) -> dict[str, Any]:
         job_id, _, step = self.cleaned_data["resume_from"].partition(":")
@@ -201,7 +216,10 @@ class JobForm(PinnedForm):
 def initial_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
     """The form's values for a spec: a clone of a job."""
     goal, workload = spec.get("goal", {}), spec.get("workload", {})
-    initial = {**workload, **{name: spec.get(name) for name in ("name", "model", "dataset")}}
+    shown = {name: value for name, value in workload.items() if name != "objective"}
+    train_on = workload.get("objective", "next_token")
+    shown["train_on"] = "" if train_on == "next_token" else train_on
+    initial = {**shown, **{name: spec.get(name) for name in ("name", "model", "dataset")}}
     if (adapter := workload.get("adapter")) is not None:
         initial |= {**adapter, "use_adapters": True, "targets": ", ".join(adapter.get("targets", ()))}
     initial |= {f"export_{name}": value for name, value in workload.get("export", {}).items()}

@@ -227,7 +227,11 @@ def _asked_at(request: HttpRequest, kind: FormKind, form: WorkForm) -> datetime 
     generates = kind.kind == Kind.GENERATE
     workload = TrainingWorkload() if generates else read_workload(spec["workload"])
     wanted = traced_fingerprint(
-        fingerprint, adapter=workload.adapter, generates=generates, is_packed=workload.is_packed
+        fingerprint,
+        adapter=workload.adapter,
+        generates=generates,
+        is_packed=workload.is_packed,
+        objective=workload.objective,
     )
     return Profile.objects.filter(fingerprint=wanted).values_list("created_at", flat=True).first()
 

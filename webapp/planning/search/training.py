@@ -79,7 +79,7 @@ class AskedTraining:
 
     @property
     def need(self) -> ProfileNeed:
-        return ProfileNeed(model=self.model, adapter=self.workload.adapter, is_packed=self.workload.is_packed)
+        return ProfileNeed.of_training(self.model, self.workload)
 
     def complete(self, profile: Profile, places: Sequence[Place]) -> list[TrainingQuestion]:
         return [
@@ -118,7 +118,9 @@ def _search(question: TrainingQuestion) -> ObjectiveAnswer | NothingFits:
     pose = partial(_pose, question)
 
     def obtain(workload: TrainingWorkload, goal: Goal) -> ModelProfile | None:
-        is_same = (workload.adapter, workload.is_packed) == (question.workload.adapter, question.workload.is_packed)
+        traced = (workload.adapter, workload.is_packed, workload.objective)
+        asked = question.workload
+        is_same = traced == (asked.adapter, asked.is_packed, asked.objective)
         return question.profile if is_same else question.known_profile(workload)
 
     try:
