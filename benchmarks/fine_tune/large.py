@@ -6,6 +6,7 @@ a temporary folder, which needs some 45 GB (``TMPDIR``), and goes at the end. ``
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -57,6 +58,8 @@ _COMMON: dict[str, Any] = {
 }
 _TEXT = "In the beginning God created the heaven and the earth. And the earth was without form, and void.\n\n"
 _SHARE_OVER, _SHARE_OFF = 0.02, 0.01
+GIVES_BACK = {"MALLOC_TRIM_THRESHOLD_": "262144", "MALLOC_MMAP_THRESHOLD_": "262144"}
+"""The C library returns what is freed, rather than keep it for later (``docs/decisions/0032``)."""
 _STEPS_OF = {"training": ("first_step", "steady_step"), "evaluating": ("evaluation",)}
 
 
@@ -129,7 +132,8 @@ def _run(
     given.write_text(json.dumps(document))
     command = [sys.executable, "-m", "benchmarks.fine_tune.large_run", str(given)]
     said: list[dict[str, Any]] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, AnonymousMemory(process.pid) as memory:
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | GIVES_BACK)
+    with started as process, AnonymousMemory(process.pid) as memory:
         assert process.stdout is not None
         said += [json.loads(line) for line in process.stdout if line.startswith("{")]
     if process.returncode != 0:

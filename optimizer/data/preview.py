@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optimizer.base.errors import HeadroomError, InvalidDataset
 from optimizer.base.serialize import to_json
 from optimizer.base.units import GIB
+from optimizer.data.batches import VALIDATION_FRACTION, split_evenly
 from optimizer.data.chat_facts import ChatFacts
 from optimizer.data.documents import FORMATS, DatasetFormat, read_documents
 from optimizer.data.inspect import limit_process
@@ -48,6 +50,8 @@ class Preview:
     """Counts over the samples that were read, and the first of them."""
 
     num_samples: int
+    num_characters: int
+    """Text of these samples."""
     is_whole: bool
     """False if the file goes on."""
     sequence_length: int
@@ -61,6 +65,8 @@ class Preview:
     """Tokens that are learnt, of all."""
     packed_rows: int
     """Rows of the sequence length that hold all samples, packed by best fit; padded, each sample has a row."""
+    epoch_rows: dict[str, int]
+    """By packing, rows that training passes over in one epoch; what is kept for validation is not among them."""
     template: str
     """own, or default where the model has none."""
     samples: tuple[ShownSample, ...]
@@ -98,6 +104,7 @@ def preview_dataset(
     kept = np.minimum(whole, sequence_length)[(whole > 0) & (np.array(learnt) > 0)]
     return Preview(
         num_samples=len(lengths),
+        num_characters=sum(len(piece.text) for piece in begun),
         is_whole=is_whole,
         sequence_length=sequence_length,
         median_tokens=int(np.median(whole)) + 1,
@@ -106,9 +113,20 @@ def preview_dataset(
         num_left_out=len(lengths) - len(kept),
         learnt_share=sum(learnt) / max(1, int(np.minimum(whole, sequence_length).sum())),
         packed_rows=len(pack_best_fit(kept, row_length=sequence_length)) if len(kept) else 0,
+        epoch_rows=_count_epoch(kept, num_tokens=int(whole.sum()) + len(whole), row_length=sequence_length),
         template="own" if chat.template is not None else "default",
         samples=tuple(shown),
     )
+
+
+def _count_epoch(kept: NDArray[np.int64], *, num_tokens: int, row_length: int) -> dict[str, int]:
+    """kept: lengths of the samples that are learnt, in order; num_tokens: of the stream that wrapped rows are cut from."""
+    num_wrapped = max(0, num_tokens - 1) // row_length
+    wrapped = len(split_evenly(num_wrapped, VALIDATION_FRACTION)[0]) if num_wrapped >= 2 else 0
+    if len(kept) < 2:
+        return {"wrapped": wrapped, "best_fit": 0, "off": 0}
+    training = kept[split_evenly(len(kept), VALIDATION_FRACTION)[0]]
+    return {"wrapped": wrapped, "best_fit": len(pack_best_fit(training, row_length=row_length)), "off": len(training)}
 
 
 def _take(pieces: Iterator[Piece]) -> tuple[list[Piece], bool]:

@@ -1,11 +1,13 @@
-"""Shows people what training on their dataset would learn with a model, before any job; asked of a limited process each time."""
+"""Shows people what training on their dataset would learn with a model, before any job; read by a limited process, once."""
 
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 
 from optimizer.base.errors import InvalidDataset
+from optimizer.base.recent import remembered
 from optimizer.models.spec import read_model_spec
 from optimizer.workload import LossOn, TrainingWorkload
 from webapp.catalog.files.limited import run_limited
@@ -13,8 +15,14 @@ from webapp.catalog.files.model_parts import CHAT_FILE
 from webapp.catalog.models import Dataset, Model
 
 _TIMEOUT_S = 60
+MAX_REMEMBERED = 64
 
 
+def _key(dataset: Dataset, model: Model, *, sequence_length: int, loss_on: LossOn) -> tuple[Hashable, ...]:
+    return dataset.sha256, dataset.format, model.pk, sequence_length, loss_on
+
+
+@remembered(most=MAX_REMEMBERED, key=_key)
 def preview_samples(dataset: Dataset, model: Model, *, sequence_length: int, loss_on: LossOn) -> dict[str, Any]:
     """``optimizer.data.preview.Preview`` as JSON. Raises InvalidDataset for what no job could train on."""
     TrainingWorkload(sequence_length=sequence_length)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.base.errors import InvalidDataset
-from optimizer.data.batches import IGNORED_LABEL, Batches, shuffled, split_evenly
+from optimizer.data.batches import IGNORED_LABEL, VALIDATION_FRACTION, Batches, shuffled, split_evenly
 from optimizer.data.samples.packing import pack_best_fit
 from optimizer.data.token_file import TokenFile
 from optimizer.workload import TrainingWorkload
@@ -56,7 +56,13 @@ class SampleRows:
     """
 
     def __init__(
-        self, token_file: TokenFile, *, sequence_length: int, seed: int, packs: bool, validation_fraction: float = 0.05
+        self,
+        token_file: TokenFile,
+        *,
+        sequence_length: int,
+        seed: int,
+        packs: bool,
+        validation_fraction: float = VALIDATION_FRACTION,
     ) -> None:
         self.sequence_length = sequence_length
         self.seed = seed

@@ -3,7 +3,7 @@
 import dataclasses
 import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -28,6 +28,7 @@ from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
 from webapp.jobs.models import Checkpoint
 from webapp.jobs.specs.branching import branch_document, check_branch, read_resume_from, with_pins
+from webapp.jobs.specs.epochs import split_epochs, steps_of
 from webapp.jobs.specs.recipes import suggest
 
 if TYPE_CHECKING:
@@ -96,8 +97,11 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     for_workload, for_goal = suggest(
         document.get("recipe"), model_name=model.name, has_weights=model.has_weights, samples=samples
     )
-    workload = read_workload(_over(for_workload, document.get("workload", {})))
+    fields, epochs = split_epochs(_over(for_workload, document.get("workload", {})))
+    workload = read_workload(fields)
     _check_kind(dataset, workload)
+    if epochs is not None:
+        workload = replace(workload, num_steps=steps_of(epochs, dataset, model, workload))
     goal = read_goal(_over(for_goal, document.get("goal")))
     check_against_model(workload, model)
     resume_from = read_resume_from(user, document.get("resume_from"))

@@ -100,6 +100,7 @@ class JobForm(PinnedForm):
         label="Beta", help_text="weight of the preference", initial=_DEFAULTS.beta, required=False
     )
     num_steps = forms.IntegerField(label="Steps", initial=200)
+    num_epochs = forms.FloatField(label="Epochs", help_text="passes over the data, in place of steps", required=False)
     learning_rate = forms.FloatField(label="Learning rate", initial=_DEFAULTS.learning_rate)
     schedule = forms.ChoiceField(
         choices=[(name, name) for name in ("cosine", "linear", "constant")], initial=_DEFAULTS.schedule
@@ -181,7 +182,8 @@ class JobForm(PinnedForm):
             "model": data["model"],
             "dataset": data["dataset"],
             "workload": {
-                **{name: data[name] for name in WORKLOAD_FIELDS},
+                **{name: data[name] for name in WORKLOAD_FIELDS if name != "num_steps"},
+                **self._duration(),
                 **{name: data[name] for name in ("packing", "loss_on", "mode") if data[name]},
                 **self._objective(),
                 "adapter": self._adapter() if data["use_adapters"] else None,
@@ -191,6 +193,11 @@ class JobForm(PinnedForm):
             "plan": "chosen",
             **self._resume_from(),
         }
+
+    def _duration(self) -> dict[str, Any]:
+        """Epochs where they are given, else steps."""
+        epochs = self.cleaned_data["num_epochs"]
+        return {"num_steps": self.cleaned_data["num_steps"]} if epochs is None else {"num_epochs": epochs}
 
     def _objective(self) -> dict[str, Any]:
         data = self.cleaned_data
