@@ -23,10 +23,11 @@ from optimizer.base.units import GIB
 from optimizer.data.chat_facts import ChatFacts
 from optimizer.data.documents import FORMATS, DatasetFormat, read_documents
 from optimizer.data.inspect import limit_process
+from optimizer.data.samples.answers import AnswerMarker
 from optimizer.data.samples.packing import pack_best_fit
-from optimizer.data.samples.records import read_records
+from optimizer.data.samples.records import RowFormat, read_records
 from optimizer.data.tokenizer import LoadedTokenizer, load_tokenizer
-from optimizer.data.tokens import Piece, document_pieces, encode_pieces, grouped, make_marker, record_pieces
+from optimizer.data.tokens import Piece, document_pieces, encode_pieces, grouped, make_marker, pair_pieces, record_pieces
 from optimizer.workload import LossOn
 
 MAX_SAMPLES = 5_000
@@ -77,11 +78,7 @@ def preview_dataset(
 ) -> Preview:
     """Raises InvalidDataset with the line of the first sample that cannot be used, InvalidModel for the template."""
     marker = make_marker(chat, tokenizer=tokenizer, loss_on=loss_on)
-    pieces = (
-        document_pieces(read_documents(path))
-        if format == "txt"
-        else record_pieces(read_records(path, format=format), marker)
-    )
+    pieces = document_pieces(read_documents(path)) if format == "txt" else _read_pieces(path, format=format, marker=marker)
     lengths: list[int] = []
     learnt: list[int] = []
     shown: list[ShownSample] = []
@@ -109,6 +106,12 @@ def preview_dataset(
         template="own" if chat.template is not None else "default",
         samples=tuple(shown),
     )
+
+
+def _read_pieces(path: str | Path, *, format: RowFormat, marker: AnswerMarker) -> Iterator[Piece]:
+    """Pieces of each record: one, or two of a pair of answers, which no job reads but as two."""
+    for record in read_records(path, format=format):
+        yield from record_pieces([record], marker) if record.rejected is None else pair_pieces([record], marker)
 
 
 def _take(pieces: Iterator[Piece]) -> tuple[list[Piece], bool]:
