@@ -27,7 +27,15 @@ from optimizer.data.samples.answers import AnswerMarker
 from optimizer.data.samples.packing import pack_best_fit
 from optimizer.data.samples.records import RowFormat, read_records
 from optimizer.data.tokenizer import LoadedTokenizer, load_tokenizer
-from optimizer.data.tokens import Piece, document_pieces, encode_pieces, grouped, make_marker, pair_pieces, record_pieces
+from optimizer.data.tokens import (
+    Piece,
+    document_pieces,
+    encode_pieces,
+    grouped,
+    make_marker,
+    pair_pieces,
+    record_pieces,
+)
 from optimizer.workload import LossOn
 
 MAX_SAMPLES = 5_000

@@ -3,23 +3,20 @@
 import json
 from pathlib import Path
 
-from optimizer.base.serialize import to_json
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
-from optimizer.workload import Adapter, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from tests.worker.run.test_adapters import CONFIG, run_in_folder, train_within
 
-ADAPTER = Adapter(rank=2, targets=("q_proj",))
 
-
-def test_a_dpo_job_trains_within_its_price_and_leaves_its_adapters(tmp_path: Path) -> None:
+def test_the_job_trains_within_its_price_and_leaves_a_model(tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
-    asked = {"kind": "profile", "config": CONFIG, "adapter": to_json(ADAPTER), "objective": "dpo", "profile_file": str(file)}
+    asked = {"kind": "profile", "config": CONFIG, "objective": "orpo", "profile_file": str(file)}
     ended = run_in_folder(tmp_path / "profile", asked)
     assert ended.returncode == 0, ended.stderr
     profile = Profile.from_json(json.loads(file.read_text()))
@@ -31,8 +28,7 @@ def test_a_dpo_job_trains_within_its_price_and_leaves_its_adapters(tmp_path: Pat
         eval_batches=1,
         packing="off",
         loss_on="assistant",
-        objective="dpo",
-        adapter=ADAPTER,
+        objective="orpo",
     )
     plan = Plan(
         batch=BatchPlan(micro_batch_size=1, accumulation_steps=2),
@@ -44,4 +40,4 @@ def test_a_dpo_job_trains_within_its_price_and_leaves_its_adapters(tmp_path: Pat
     dataset.write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = train_within(tmp_path, dataset, format="jsonl", workload=workload, plan=plan, predicted=predicted)
     assert abs(result["measured"]["device_peak_bytes"] - predicted.device_peak_bytes) <= 16
-    assert "adapter" in {artifact["kind"] for artifact in result["artifacts"]}
+    assert "model" in {artifact["kind"] for artifact in result["artifacts"]}
