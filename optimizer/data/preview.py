@@ -25,10 +25,19 @@ from optimizer.data.batches import VALIDATION_FRACTION, split_evenly
 from optimizer.data.chat_facts import ChatFacts
 from optimizer.data.documents import FORMATS, DatasetFormat, read_documents
 from optimizer.data.inspect import limit_process
+from optimizer.data.samples.answers import AnswerMarker
 from optimizer.data.samples.packing import pack_best_fit
-from optimizer.data.samples.records import read_records
+from optimizer.data.samples.records import RowFormat, read_records
 from optimizer.data.tokenizer import LoadedTokenizer, load_tokenizer
-from optimizer.data.tokens import Piece, document_pieces, encode_pieces, grouped, make_marker, record_pieces
+from optimizer.data.tokens import (
+    Piece,
+    document_pieces,
+    encode_pieces,
+    grouped,
+    make_marker,
+    pair_pieces,
+    record_pieces,
+)
 from optimizer.workload import LossOn
 
 MAX_SAMPLES = 5_000
@@ -83,11 +92,7 @@ def preview_dataset(
 ) -> Preview:
     """Raises InvalidDataset with the line of the first sample that cannot be used, InvalidModel for the template."""
     marker = make_marker(chat, tokenizer=tokenizer, loss_on=loss_on)
-    pieces = (
-        document_pieces(read_documents(path))
-        if format == "txt"
-        else record_pieces(read_records(path, format=format), marker)
-    )
+    pieces = document_pieces(read_documents(path)) if format == "txt" else _read_pieces(path, format=format, marker=marker)
     lengths: list[int] = []
     learnt: list[int] = []
     shown: list[ShownSample] = []
@@ -127,6 +132,12 @@ def _count_epoch(kept: NDArray[np.int64], *, num_tokens: int, row_length: int) -
         return {"wrapped": wrapped, "best_fit": 0, "off": 0}
     training = kept[split_evenly(len(kept), VALIDATION_FRACTION)[0]]
     return {"wrapped": wrapped, "best_fit": len(pack_best_fit(training, row_length=row_length)), "off": len(training)}
+
+
+def _read_pieces(path: str | Path, *, format: RowFormat, marker: AnswerMarker) -> Iterator[Piece]:
+    """Pieces of each record: one, or two of a pair of answers, which no job reads but as two."""
+    for record in read_records(path, format=format):
+        yield from record_pieces([record], marker) if record.rejected is None else pair_pieces([record], marker)
 
 
 def _take(pieces: Iterator[Piece]) -> tuple[list[Piece], bool]:

@@ -37,15 +37,18 @@ def steps_of(epochs: float, dataset: Dataset, model: Model, workload: TrainingWo
 
 
 def count_epoch_rows(dataset: Dataset, model: Model, workload: TrainingWorkload) -> float:
-    """Rows that training passes over in one epoch; a guess from the file's beginning where it holds too much to count."""
+    """Rows, or pairs of them, that training passes over in one epoch; a guess from the file's beginning where it holds too much
+    to count.
+    """
     found = preview_samples(dataset, model, sequence_length=workload.sequence_length, loss_on=workload.loss_on)
-    rows: int = found["epoch_rows"][workload.packing]
+    each = workload.rows_per_sequence
+    rows: float = found["epoch_rows"][workload.packing] / each
     if found["is_whole"]:
         return rows
     if dataset.format == "txt":
         whole, counted = int(dataset.facts.get("num_characters") or 0), int(found["num_characters"])
     else:
-        whole, counted = dataset.num_documents or 0, int(found["num_samples"])
+        whole, counted = dataset.num_documents or 0, int(found["num_samples"]) // each
     return rows * max(1.0, whole / max(1, counted))
 
 
