@@ -140,7 +140,7 @@ def find_anatomy(model: nn.Module) -> Anatomy:
     if getattr(config, "model_type", None) in _IN_TWO_HALVES:
         decoder: nn.Module = model.get_decoder()  # type: ignore[operator]
         return Anatomy(model=model, backbone=decoder, blocks=_find_stack(model, decoder), head=head)
-    blocks = _find_stacks(model)
+    blocks = _find_stacks(find_text_part(model) or model)
     return WholeAnatomy(
         model=model,
         backbone=_child_with(model, blocks[-1]),
@@ -149,6 +149,21 @@ def find_anatomy(model: nn.Module) -> Anatomy:
         inputs=_inputs_of(model),
         output=_logits_of,
     )
+
+
+def find_text_part(model: nn.Module) -> nn.Module | None:
+    """The decoder of text in a model that also takes images or sound; None where the model is one of text alone."""
+    if getattr(getattr(model, "config", None), "text_config", None) is None:
+        return None
+    decoder: nn.Module | None = _ask(model, "get_decoder")
+    return None if decoder is model else decoder
+
+
+def count_tokens(model: nn.Module) -> int:
+    """Size of the vocabulary that a model's text is made of."""
+    config: Any = model.config
+    size: int = (getattr(config, "text_config", None) or config).vocab_size
+    return size
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
@@ -193,10 +208,14 @@ def _find_stacks(model: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def _child_with(model: nn.Module, block: nn.Module) -> nn.Module:
-    """The module directly under the model that holds a block."""
+    """The module directly under the model that holds a block, or the one within it where it is but a wrapper, whose own
+    forward a model may pass by (``BartDecoderWrapper``).
+    """
     for child in model.children():
         if any(module is block for module in child.modules()):
-            return child
+            only = list(child.children())
+            is_wrapper = len(only) == 1 and not isinstance(only[0], nn.ModuleList)
+            return _child_with(child, block) if is_wrapper else child
     raise LookupError(f"{type(model).__name__} does not hold its last block")
 
 

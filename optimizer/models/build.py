@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from optimizer.models.anatomy import find_text_part
+from optimizer.models.declared import decode_numbers
 from optimizer.models.decoder.config import DECODER_TYPE
 from optimizer.models.decoder.model import Decoder
 from optimizer.models.files.load import load_weights
@@ -35,6 +37,7 @@ def build_model(
 ) -> nn.Module:
     """A language model in training mode with random weights that depend on ``spec``, ``dtype`` and ``seed`` only.
 
+    Of a model that takes images or sound beside text only the text part is trained; the others are frozen.
     On the device ``meta`` nothing is allocated. The caller's random state is left as it was. Weights are drawn on the CPU
     and then moved, so that CUDA starts from the same ones.
     """
@@ -42,6 +45,7 @@ def build_model(
     unfilled = _Unfilled() if is_meta else nullcontext()  # type: ignore[no-untyped-call]
     with _seeded(seed), torch.device("meta" if is_meta else "cpu"), unfilled:
         model = Decoder(spec.to_config(), dtype=dtype) if spec.model_type == DECODER_TYPE else _build_published(spec, dtype)
+    _freeze_other_parts(model)
     is_there = is_meta or torch.device(device).type == "cpu"
     return (model if is_there else model.to(device)).train()
 
@@ -58,6 +62,17 @@ def load_model(
     model = build_model(spec, dtype=dtype or named)
     load_weights(model, folder)
     return model.to(device).eval()
+
+
+def _freeze_other_parts(model: nn.Module) -> None:
+    """Of a model with parts for images or sound only what text runs through is trained: its decoder, the embedding, the head."""
+    decoder = find_text_part(model)
+    if decoder is None:
+        return
+    model.requires_grad_(requires_grad=False)
+    for part in (decoder, model.get_input_embeddings(), model.get_output_embeddings()):  # type: ignore[operator]
+        if part is not None:
+            part.requires_grad_(requires_grad=True)
 
 
 def _build_published(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
@@ -79,20 +94,33 @@ def build_config(spec: ModelSpec) -> Any:
     """transformers' own configuration, with what its class fills in by itself; not for our decoder, which has none."""
     values = spec.to_config()
     del values["model_type"]
-    return _find_class(spec).config_class(**values)
+    config_class = _find_class(spec).config_class if spec.is_listed else find_config_class(spec.model_type)
+    return config_class(**decode_numbers(values))
 
 
 def _find_class(spec: ModelSpec) -> Any:
     """Find a published model's class in its own module: looking classes up by name imports every architecture there is."""
     go_offline()
+    name = spec.config["architectures"][0]
     if spec.is_listed:
-        name = _MODULES.get(spec.model_type, spec.model_type)
-        place = f"transformers.models.{name}.modeling_{name}"
-    else:
-        from transformers import AutoConfig
+        folder = _MODULES.get(spec.model_type, spec.model_type)
+        return getattr(import_module(f"transformers.models.{folder}.modeling_{folder}"), name)
+    place = find_config_class(spec.model_type).__module__.replace(".configuration_", ".modeling_")
+    found = getattr(import_module(place), name, None)
+    if found is None:
+        # Some model types are another's class with a configuration of their own.
+        import transformers
 
-        place = type(AutoConfig.for_model(spec.model_type)).__module__.replace(".configuration_", ".modeling_")
-    return getattr(import_module(place), spec.config["architectures"][0])
+        found = getattr(transformers, name)
+    return found
+
+
+def find_config_class(model_type: str) -> Any:
+    """transformers' configuration class of a model type that it knows."""
+    go_offline()
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[model_type]
 
 
 def go_offline() -> None:

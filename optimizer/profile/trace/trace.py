@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -24,8 +24,16 @@ from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
-from optimizer.profile.assemble.assemble import assemble_regime
-from optimizer.profile.assemble.ranges import ShapeRange, plan_ranges
+from optimizer.profile.assemble.assemble import assemble_forward, assemble_regime
+from optimizer.profile.assemble.ranges import (
+    SEQUENCE_LOW,
+    ShapeRange,
+    ShapesDiffer,
+    lengths_without_question,
+    plan_lengths,
+    plan_ranges,
+    witnesses_of,
+)
 from optimizer.profile.assemble.tables import PartTables
 from optimizer.profile.extent import EVERYTHING, Extent, traced_representation
 from optimizer.profile.fingerprints import profile_fingerprint
@@ -53,16 +61,30 @@ def profile_model(
     Raises InvalidModel where an operation cannot be traced, or a size is no polynomial in micro-batch and sequence length,
     InvalidWorkload for adapters that the model cannot have, MissingExtra without peft.
     """
+    subjects = _Subjects(spec, adapter, is_padded, extent)
+    try:
+        return _trace_ranges(subjects, _choose_ranges(spec, extent), is_partial=not extent.is_everything)
+    except ShapesDiffer:
+        if spec.is_listed:
+            raise
+        # A scan in chunks, or token by token, has other ops at each length.
+        return _trace_ranges(subjects, _choose_lengths(spec, extent), is_partial=True)
+
+
+class _Subjects(NamedTuple):
+    """What a profile is asked of."""
+
+    spec: ModelSpec
+    adapter: Adapter | None
+    is_padded: bool
+    extent: Extent
+
+
+def _trace_ranges(asked: _Subjects, chosen: Sequence[ShapeRange], *, is_partial: bool) -> Profile:
+    spec, adapter, is_padded, extent = asked
     short_spec, instances = shorten_model(spec)
-    multiple, shortest = sequence_steps(spec)
-    ranges = plan_ranges(
-        max_sequence_length=spec.max_sequence_length,
-        sequence_limits=sequence_limits(spec),
-        multiple=multiple,
-        shortest=shortest,
-    )
-    chosen = _choose_ranges(ranges, extent, multiple=multiple, max_sequence_length=spec.max_sequence_length)
     choices = [choice for choice in BLOCK_CHOICES if extent.choices is None or choice in ("keep", *extent.choices)]
+    lengths = sorted({length for _, length in extent.shapes or ()})
     regimes: dict[str, tuple[Regime, ...]] = {}
     buffer_bytes: dict[str, int] = {}
     frozen: dict[str, FrozenBytes] = {}
@@ -77,6 +99,8 @@ def profile_model(
         subject = Subject(model, weights, adapter, tuple(instances), is_padded, set())
         name = weights.representation
         with _naming_faults(spec):
+            if not spec.is_listed:
+                _check_witnesses(subject, chosen, lengths, ops=ops)
             regimes[name] = tuple(_trace_range(subject, place, choices, tables=tables, ops=ops) for place in chosen)
         buffer_bytes[weights.dtype] = sum_storages([*model.buffers(), *_list_idle(subject)])
         tensors = list_tensors(
@@ -96,10 +120,10 @@ def profile_model(
         hidden_size=spec.hidden_size,
         vocab_size=spec.vocab_size,
         max_sequence_length=spec.max_sequence_length,
-        is_partial=not extent.is_everything,
+        is_partial=is_partial,
         torch_version=torch.__version__,
         is_padded=is_padded,
-        sequence_multiple=multiple,
+        sequence_multiple=sequence_steps(spec)[0],
         has_plain_head=has_plain_head,
         clamps_fp16=spec.kind == "encoder_decoder",
         is_held_to_measurement=spec.is_listed,
@@ -152,22 +176,50 @@ def _list_representations(adapter: Adapter | None, extent: Extent) -> list[Weigh
     return [weights for weights in listed if weights.representation in wanted]
 
 
-def _choose_ranges(
-    ranges: Sequence[ShapeRange], extent: Extent, *, multiple: int, max_sequence_length: int
-) -> Sequence[ShapeRange]:
+def _choose_ranges(spec: ModelSpec, extent: Extent) -> Sequence[ShapeRange]:
     """Choose the ranges in which some shape lies. Raises InvalidWorkload for one that lies in none."""
+    multiple, shortest = sequence_steps(spec)
+    high = spec.max_sequence_length
+    ranges = plan_ranges(
+        max_sequence_length=high, sequence_limits=sequence_limits(spec), multiple=multiple, shortest=shortest
+    )
     if extent.shapes is None:
         return ranges
     chosen = []
     for shape in extent.shapes:
         found = [place for place in ranges if place.covers(shape)]
         if shape[1] % multiple:
-            raise not_in_blocks(shape[1], multiple=multiple, high=max_sequence_length)
+            raise not_in_blocks(shape[1], multiple=multiple, high=high)
         if not found:
-            low = min(place.sequence_low for place in ranges)
-            raise beyond_positions(shape[1], low=low, high=max_sequence_length)
+            raise beyond_positions(shape[1], low=min(place.sequence_low for place in ranges), high=high)
         chosen += found
     return [place for place in ranges if place in chosen]
+
+
+def _choose_lengths(spec: ModelSpec, extent: Extent) -> Sequence[ShapeRange]:
+    """The same for a model that is traced at each sequence length for itself."""
+    high = spec.max_sequence_length
+    if extent.shapes is None:
+        return plan_lengths(lengths_without_question(high))
+    lengths = [length for _, length in extent.shapes]
+    for length in lengths:
+        if not SEQUENCE_LOW <= length <= high:
+            raise beyond_positions(length, low=SEQUENCE_LOW, high=high)
+    return [place for place in plan_lengths(lengths) if any(map(place.covers, extent.shapes))]
+
+
+def _check_witnesses(
+    subject: Subject, chosen: Sequence[ShapeRange], lengths: Sequence[int], *, ops: Ops
+) -> None:
+    """Raise ShapesDiffer where a forward pass far from the shapes traced is not what they lead to expect: lengths close to each
+    other may all have as many chunks. Of a range of one length there is nothing to check.
+    """
+    for place in chosen:
+        if place.sequence_low == place.sequence_high:
+            continue
+        shapes = dict.fromkeys((place.shape, *place.more_shapes, *witnesses_of(place, lengths)))
+        runs = {shape: trace_evaluation(subject, shape, ops=ops).first for shape in shapes}
+        assemble_forward(runs, shape=place.shape, tables=PartTables())
 
 
 def _list_idle(subject: Subject) -> Iterator[nn.Parameter]:

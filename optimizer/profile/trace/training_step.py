@@ -217,7 +217,8 @@ class _HoldWatcher:
         number = self._recorder.number_of(tensor)
         if number is not None:
             self._recorder.events.append(HeldStorage(self._index, number, is_given=number in self._given))
-        return tensor
+        # With its graph, one that is written to after it was saved would hold itself.
+        return tensor if tensor.grad_fn is None else tensor.detach()
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
