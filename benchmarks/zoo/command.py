@@ -2,9 +2,9 @@
 
     python -m benchmarks.zoo [--json FILE] [--rows FILE] [--table FILE] [--jobs N] [TYPE ...]
 
-Each model type of transformers' mapping of causal LMs becomes a tiny model (``tiny.py``) and is measured in a process of its own
-(``measure.py``), which may take ``LIMIT_S``. ``--rows`` appends each type as it is done, and a later run with the same file goes on
-from there. ``--table`` writes the table of docs/zoo.md.
+Each model type of transformers' mapping of causal LMs becomes a tiny model (``tiny.py``) and is measured in a process of its
+own (``measure.py``), which may take ``LIMIT_S``. ``--rows`` appends each type as it is done, and a later run with the same file
+goes on from there. ``--table`` writes the table of docs/zoo.md.
 """
 
 import argparse

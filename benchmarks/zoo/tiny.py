@@ -1,7 +1,7 @@
 """A tiny config of any model type that transformers knows, made from the fields of its configuration class.
 
-Sizes become small by their names (``_SIZES``), token ids come to lie within the small vocabulary, and lists with an entry for each
-layer are cut so that every kind of layer stays. What a name does not say, ``_EXCEPTIONS`` does, by model type.
+Sizes become small by their names (``_SIZES``), token ids come to lie within the small vocabulary, and lists with an entry for
+each layer are cut so that every kind of layer stays. What a name does not say, ``_EXCEPTIONS`` does, by model type.
 """
 
 import copy
@@ -29,6 +29,7 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"^(hidden_size|d_model|n_embd|dim|emb_dim|embedding_size|embedding_dim|word_embed_proj_dim|lru_width)$", HIDDEN_SIZE),
     (r"^(pronunciation_embed_dim|shape_embed_dim|input_embedding_size|output_embedding_size|backbone_hidden_size)$", HIDDEN_SIZE),
     (r"^(text_|projection_|router_|cross_attention_)hidden_size$", HIDDEN_SIZE),
+    (r"^ngram_vocab_size_base$", VOCAB_SIZE),
     (r"^hidden_size_per_layer_input$", 16),
     (r"^(num_hidden_layers|n_layers?|num_layers|depth|num_blocks)$", NUM_LAYERS),
     (r"^(encoder|decoder)_layers$|^num_(encoder|decoder)_layers$", NUM_LAYERS),
@@ -59,7 +60,7 @@ _SIZES: tuple[tuple[str, int], ...] = (
 )
 """Patterns of field names, the first that matches deciding."""
 _TOKEN = re.compile(r"(_token_id|_token_index|_token_idx)$")
-_WHEN_UNSAID = {"head_dim": HEAD_DIM, "num_key_value_heads": 2}
+_WHEN_UNSAID = {"head_dim": HEAD_DIM, "num_key_value_heads": 2, "num_experts_per_tok": 2}
 """Fields that some classes leave open though their models need them."""
 _DEPTHS = r"layers?$|^depth$|^num_blocks$"
 _STARTS: dict[str, dict[str, Any]] = {}
@@ -67,6 +68,7 @@ _STARTS: dict[str, dict[str, Any]] = {}
 _SAME = (("num_key_value_heads", "num_attention_heads"), ("head_dim", "qk_rope_head_dim"))
 """Fields that keep the value of another where the class gives both the same."""
 _GROUPED = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _INDEXED = {
     "indexer_n_heads": NUM_HEADS,
     "indexer_kv_heads": 1,
@@ -76,8 +78,13 @@ _INDEXED = {
 }
 _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
+    "blt.global_config": {"encoder_cross_output_size": 2 * HIDDEN_SIZE},
     "blt": {"encoder_hash_byte_group_size": [3, 4], "encoder_hash_byte_group_vocab": 500},
-    "cohere_compass_text": {"sliding_window_pattern": 2},
+    "cohere_compass_text": {
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE},
+    },
+    "deepseek_v2": {"first_k_dense_replace": 1},
     "dots1": _GROUPED,
     "dbrx.attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
     "gemma3n_text": {"num_kv_shared_layers": 1},
@@ -89,6 +96,14 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "lfm3": {"full_attn_idxs": [1, 3], "block_multiple_of": 16},
     "mamba2": {"num_heads": NUM_MAMBA_HEADS, "head_dim": HEAD_DIM},
     "qwen4_exp_text": _INDEXED,
+    "reformer": {
+        "is_decoder": True,
+        "max_position_embeddings": 64,
+        "axial_pos_shape": [8, 8],
+        "axial_pos_embds_dim": [16, 48],
+        "local_attn_chunk_length": WINDOW,
+        "lsh_attn_chunk_length": WINDOW,
+    },
     "qwen4_exp.text_config": _INDEXED,
 }
 """Fields of a model type whose names do not say what they need."""

@@ -169,7 +169,7 @@ def _list_targets(model: nn.Module, modules: Sequence[tuple[str, nn.Module]]) ->
     """
     chosen = {name for name, _ in modules}
     short = {_short(name) for name in chosen}
-    found = {name for name, module in model.named_modules() if _short(name) in short and _is_matrix(module)}
+    found = {name for name, module in model.named_modules() if _short(name) in short}
     return sorted(short if found == chosen else chosen)
 
 
@@ -210,7 +210,8 @@ def _list_candidates(model: nn.Module) -> tuple[list[tuple[str, nn.Module]], lis
         if _is_matrix(module):
             modules.append((name, module))
             continue
-        stacked = [key for key, value in module.named_parameters(recurse=False) if value.dim() == 3]
+        is_convolution = isinstance(module, nn.modules.conv._ConvNd)
+        stacked = [key for key, value in module.named_parameters(recurse=False) if value.dim() == 3 and not is_convolution]
         experts += [f"{name}.{key}" for key in stacked]
         if not stacked:
             others.setdefault(_short(name), module)

@@ -45,6 +45,8 @@ _IN_TWO_HALVES = frozenset(
     }
 )
 """Model types whose head is the output projection of the backbone's last hidden state, with a soft cap or without."""
+_PARTS = ("text_config", "vision_config", "audio_config")
+"""Parts of a config that mark a model of more than text."""
 _SMALLEST_STACK = 0.02
 """Share of the largest stack's numbers under which a list of modules is no stack."""
 
@@ -140,7 +142,8 @@ def find_anatomy(model: nn.Module) -> Anatomy:
     if getattr(config, "model_type", None) in _IN_TWO_HALVES:
         decoder: nn.Module = model.get_decoder()  # type: ignore[operator]
         return Anatomy(model=model, backbone=decoder, blocks=_find_stack(model, decoder), head=head)
-    blocks = _find_stacks(find_text_part(model) or model)
+    text_part = find_text_part(model)
+    blocks = _find_stacks(model) if text_part is None else _find_stacks_of_text(text_part)
     return WholeAnatomy(
         model=model,
         backbone=_child_with(model, blocks[-1]),
@@ -153,7 +156,8 @@ def find_anatomy(model: nn.Module) -> Anatomy:
 
 def find_text_part(model: nn.Module) -> nn.Module | None:
     """The decoder of text in a model that also takes images or sound; None where the model is one of text alone."""
-    if getattr(getattr(model, "config", None), "text_config", None) is None:
+    config = getattr(model, "config", None)
+    if all(getattr(config, name, None) is None for name in _PARTS):
         return None
     decoder: nn.Module | None = _ask(model, "get_decoder")
     return None if decoder is model else decoder
@@ -205,6 +209,15 @@ def _find_stacks(model: nn.Module) -> tuple[nn.Module, ...]:
     if not found:
         raise LookupError(f"{type(model).__name__} has no list of blocks; its parts have to be given (Anatomy)")
     return tuple(block for stack in found for block in stack)
+
+
+def _find_stacks_of_text(text_part: nn.Module) -> tuple[nn.Module, ...]:
+    """Those directly under the text part where there are some: beside them it may hold the parts for images and sound."""
+    direct = nn.Module()
+    for name, child in text_part.named_children():
+        if isinstance(child, nn.ModuleList):
+            direct.add_module(name, child)
+    return _find_stacks(direct if any(True for _ in direct.children()) else text_part)
 
 
 def _child_with(model: nn.Module, block: nn.Module) -> nn.Module:

@@ -1,8 +1,8 @@
 """A config.json of any model type that transformers knows becomes a ModelSpec: for the library and the command line.
 
 Not for the service, whose allow-list (schema.py) is its security. A type on that list is read by it. Of any other, only the keys
-that transformers' own configuration class declares are taken, only with values of the JSON types that it declares (``declared.py``):
-no code, no paths, no repository names, no network. What cannot be a model ends in InvalidModel; what can, is built once without
+that transformers' own configuration class declares are taken, only with values of the JSON types that it declares
+(``declared.py``): no code, no paths, no repository names, no network. What cannot be a model ends in InvalidModel; what can, is built once without
 data, to count its parameters and find its blocks. A model of several parts is trained on text alone (``build.py``).
 
 Predictions for such a model say that no test holds them to a measurement (``ModelSpec.is_listed``).
@@ -16,7 +16,7 @@ from torch import nn
 
 from optimizer.base.errors import InvalidModel, UnsupportedModelType
 from optimizer.models.anatomy import find_blocks
-from optimizer.models.build import build_model, find_config_class, go_offline
+from optimizer.models.build import build_model, find_config_class, find_model_class, go_offline
 from optimizer.models.declared import read_declared
 from optimizer.models.refusal import refusal, shown
 from optimizer.models.schema.fields import MAX_POSITIONS, MAX_VOCAB_SIZE, ModelKind
@@ -37,7 +37,12 @@ def read_any_spec(config: dict[str, Any]) -> ModelSpec:
     if not isinstance(model_type, str) or _is_of_list(model_type, config):
         return read_model_spec(config)
     kind, class_name = _find_kind(model_type, config)
-    values = read_declared(find_config_class(model_type), config)
+    config_class = find_config_class(model_type)
+    text_class = getattr(config_class, "sub_configs", {}).get("text_config")
+    if text_class is not None and text_class is find_model_class(model_type, class_name).config_class:
+        # A model of text alone, in the config of one that has more parts.
+        model_type, config_class, config = text_class.model_type, text_class, config.get("text_config") or {}
+    values = read_declared(config_class, config)
     document = {"model_type": model_type, "architectures": [class_name], **values}
     return _describe(model_type, kind, document)
 

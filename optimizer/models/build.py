@@ -45,6 +45,9 @@ def build_model(
     unfilled = _Unfilled() if is_meta else nullcontext()  # type: ignore[no-untyped-call]
     with _seeded(seed), torch.device("meta" if is_meta else "cpu"), unfilled:
         model = Decoder(spec.to_config(), dtype=dtype) if spec.model_type == DECODER_TYPE else _build_published(spec, dtype)
+    if is_meta:
+        # Some definitions draw a tensor where no device is asked for.
+        model.to("meta")
     _freeze_other_parts(model)
     is_there = is_meta or torch.device(device).type == "cpu"
     return (model if is_there else model.to(device)).train()
@@ -83,11 +86,16 @@ def _build_published(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
     if not spec.is_listed and not getattr(model_class, "_supports_sdpa", False):
         attention = "eager"
     options = {"dtype": dtype, "attn_implementation": attention}
-    if any(getattr(config, key, None) for key in _EXPERT_KEYS):
+    if any(getattr(config, key, None) for key in _EXPERT_KEYS) and _takes_experts(model_class, spec):
         # One grouped product over all experts; the loop over experts that were hit has shapes that depend on the data.
         options["experts_implementation"] = "grouped_mm"
     model: nn.Module = model_class._from_config(config, **options)
     return model
+
+
+def _takes_experts(model_class: Any, spec: ModelSpec) -> bool:
+    """Some model definitions have experts of their own, which run as they are written."""
+    return spec.is_listed or bool(model_class._can_set_experts_implementation())
 
 
 def build_config(spec: ModelSpec) -> Any:
@@ -105,14 +113,19 @@ def _find_class(spec: ModelSpec) -> Any:
     if spec.is_listed:
         folder = _MODULES.get(spec.model_type, spec.model_type)
         return getattr(import_module(f"transformers.models.{folder}.modeling_{folder}"), name)
-    place = find_config_class(spec.model_type).__module__.replace(".configuration_", ".modeling_")
-    found = getattr(import_module(place), name, None)
-    if found is None:
+    return find_model_class(spec.model_type, name)
+
+
+def find_model_class(model_type: str, name: str) -> Any:
+    """transformers' model class of this name for a model type that it knows."""
+    place = find_config_class(model_type).__module__.replace(".configuration_", ".modeling_")
+    try:
+        return getattr(import_module(place), name)
+    except (AttributeError, ModuleNotFoundError):
         # Some model types are another's class with a configuration of their own.
         import transformers
 
-        found = getattr(transformers, name)
-    return found
+        return getattr(transformers, name)
 
 
 def find_config_class(model_type: str) -> Any:

@@ -16,7 +16,7 @@ from optimizer.base.errors import InvalidModel
 from optimizer.models.refusal import refusal
 
 MAX_LAYERS = 512
-MAX_NUMBER = 2**24
+MAX_NUMBER = 2**27
 """Largest integer in a config: more than any width, vocabulary or number of positions published."""
 _MAX_ITEMS = 1_024
 _MAX_DEPTH = 3
@@ -46,7 +46,10 @@ _KINDS: dict[Any, tuple[str, tuple[type, ...]]] = {
 
 
 def read_declared(config_class: Any, config: Mapping[str, Any], *, path: str = "", depth: int = 0) -> dict[str, Any]:
-    """The values of the keys that the class declares. path: of the part that this is. Raises InvalidModel, which names the field."""
+    """The values of the keys that the class declares. path: of the part that this is.
+
+    Raises InvalidModel, which names the field.
+    """
     fields = {field.name: field for field in dataclasses.fields(config_class)}
     parts = getattr(config_class, "sub_configs", {})
     values: dict[str, Any] = {}

@@ -74,14 +74,10 @@ def plan_ranges(
     return ranges
 
 
-def plan_lengths(lengths: Sequence[int]) -> list[ShapeRange]:
-    """A range for each of these sequence lengths, in which only the micro-batch varies: for models whose ops depend on the length."""
+def plan_length(length: int) -> list[ShapeRange]:
+    """Ranges of one sequence length, in which only the micro-batch varies: for models whose ops depend on the length."""
     # A micro-batch of one is traced twice, as other ranges are traced at more than one shape.
-    return [
-        _range(batches, (length,) * len(batches), low=length, high=length)
-        for length in sorted(set(lengths))
-        for batches in ((1, 1), _BATCHES)
-    ]
+    return [_range(batches, (length,) * len(batches), low=length, high=length) for batches in ((1, 1), _BATCHES)]
 
 
 def lengths_without_question(max_sequence_length: int) -> list[int]:
@@ -93,7 +89,8 @@ def witnesses_of(place: ShapeRange, asked: Sequence[int]) -> list[Shape]:
     """More shapes of a range, far from where it is traced. asked: lengths that somebody wants."""
     batch = place.more_shapes[-1][0]
     lengths = {place.sequence_low, min(place.sequence_high, max(_FAR, place.sequence_low)), *asked}
-    return [(batch, length) for length in sorted(lengths) if place.sequence_low <= length <= place.sequence_high]
+    # The longest first: what a model is written for, where a short sequence makes it another (BigBird).
+    return [(batch, length) for length in sorted(lengths, reverse=True) if place.sequence_low <= length <= place.sequence_high]
 
 
 def _sample_lengths(low: int, high: int) -> list[int]:

@@ -12,6 +12,7 @@ Nothing is allocated and nothing computed, but for the values of small integer t
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
 from importlib.util import find_spec
 from typing import NamedTuple, get_args
 
@@ -24,13 +25,14 @@ from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
-from optimizer.profile.assemble.assemble import assemble_forward, assemble_regime
+from optimizer.profile.assemble.assemble import LikeBlocksShare, assemble_forward, assemble_regime
+from optimizer.profile.assemble.merge import merge_profiles
 from optimizer.profile.assemble.ranges import (
     SEQUENCE_LOW,
     ShapeRange,
     ShapesDiffer,
     lengths_without_question,
-    plan_lengths,
+    plan_length,
     plan_ranges,
     witnesses_of,
 )
@@ -61,18 +63,19 @@ def profile_model(
     Raises InvalidModel where an operation cannot be traced, or a size is no polynomial in micro-batch and sequence length,
     InvalidWorkload for adapters that the model cannot have, MissingExtra without peft.
     """
-    subjects = _Subjects(spec, adapter, is_padded, extent)
+    asked = _Asked(spec, adapter, is_padded, extent)
     try:
-        return _trace_ranges(subjects, _choose_ranges(spec, extent), is_partial=not extent.is_everything)
+        return _trace_blocks(asked, _choose_ranges(spec, extent), is_partial=not extent.is_everything)
     except ShapesDiffer:
         if spec.is_listed:
             raise
-        # A scan in chunks, or token by token, has other ops at each length.
-        return _trace_ranges(subjects, _choose_lengths(spec, extent), is_partial=True)
+        # A scan in chunks, or token by token, has other ops at each length; a model may also be another one after a length.
+        profiles = [_trace_blocks(asked, ranges, is_partial=True) for ranges in _choose_lengths(spec, extent)]
+        return reduce(merge_profiles, profiles)
 
 
-class _Subjects(NamedTuple):
-    """What a profile is asked of."""
+class _Asked(NamedTuple):
+    """A model and how much of its profile is wanted."""
 
     spec: ModelSpec
     adapter: Adapter | None
@@ -80,9 +83,21 @@ class _Subjects(NamedTuple):
     extent: Extent
 
 
-def _trace_ranges(asked: _Subjects, chosen: Sequence[ShapeRange], *, is_partial: bool) -> Profile:
+def _trace_blocks(asked: _Asked, chosen: Sequence[ShapeRange], *, is_partial: bool) -> Profile:
+    """A model that is shortened to its distinct blocks, or the whole where like blocks hold what others of them make."""
+    spec = asked.spec
+    shortened = shorten_model(spec)
+    try:
+        return _trace_ranges(asked, chosen, shortened, is_partial=is_partial)
+    except LikeBlocksShare:
+        return _trace_ranges(asked, chosen, (spec, list(range(spec.num_blocks))), is_partial=is_partial)
+
+
+def _trace_ranges(
+    asked: _Asked, chosen: Sequence[ShapeRange], shortened: tuple[ModelSpec, list[int]], *, is_partial: bool
+) -> Profile:
     spec, adapter, is_padded, extent = asked
-    short_spec, instances = shorten_model(spec)
+    short_spec, instances = shortened
     choices = [choice for choice in BLOCK_CHOICES if extent.choices is None or choice in ("keep", *extent.choices)]
     lengths = sorted({length for _, length in extent.shapes or ()})
     regimes: dict[str, tuple[Regime, ...]] = {}
@@ -196,28 +211,32 @@ def _choose_ranges(spec: ModelSpec, extent: Extent) -> Sequence[ShapeRange]:
     return [place for place in ranges if place in chosen]
 
 
-def _choose_lengths(spec: ModelSpec, extent: Extent) -> Sequence[ShapeRange]:
-    """The same for a model that is traced at each sequence length for itself."""
+def _choose_lengths(spec: ModelSpec, extent: Extent) -> list[list[ShapeRange]]:
+    """The same for a model that is traced at each sequence length for itself, by length."""
     high = spec.max_sequence_length
     if extent.shapes is None:
-        return plan_lengths(lengths_without_question(high))
-    lengths = [length for _, length in extent.shapes]
-    for length in lengths:
+        return [plan_length(length) for length in lengths_without_question(high)]
+    for _, length in extent.shapes:
         if not SEQUENCE_LOW <= length <= high:
             raise beyond_positions(length, low=SEQUENCE_LOW, high=high)
-    return [place for place in plan_lengths(lengths) if any(map(place.covers, extent.shapes))]
+    lengths = sorted({length for _, length in extent.shapes})
+    return [[place for place in plan_length(length) if any(map(place.covers, extent.shapes))] for length in lengths]
 
 
 def _check_witnesses(
     subject: Subject, chosen: Sequence[ShapeRange], lengths: Sequence[int], *, ops: Ops
 ) -> None:
     """Raise ShapesDiffer where a forward pass far from the shapes traced is not what they lead to expect: lengths close to each
-    other may all have as many chunks. Of a range of one length there is nothing to check.
+    other may all have as many chunks.
+
+    What is asked for comes first: a model may settle for one way of attention in its first pass (BigBird). Of a range of one
+    length there is nothing else to check.
     """
     for place in chosen:
         if place.sequence_low == place.sequence_high:
+            trace_evaluation(subject, place.shape, ops=ops)
             continue
-        shapes = dict.fromkeys((place.shape, *place.more_shapes, *witnesses_of(place, lengths)))
+        shapes = dict.fromkeys((*witnesses_of(place, lengths), place.shape, *place.more_shapes))
         runs = {shape: trace_evaluation(subject, shape, ops=ops).first for shape in shapes}
         assemble_forward(runs, shape=place.shape, tables=PartTables())
 
