@@ -1,9 +1,9 @@
 """One model type from end to end: trained by plain transformers, then read, profiled, estimated and run here.
 
 Runs in a child process (``command.py``). A type that plain transformers does not train is none that a user could bring. Of one
-that it trains, each plan ends as estimated, refused (a sentence of the product's) or broken (anything else). What a plan allocates
-is counted as in ``benchmarks.accuracy``: by torch's profiler, which shares nothing with the runtime's meter. The loss is held
-against transformers' own on the same weights and tokens.
+that it trains, each plan ends as estimated, refused (a sentence of the product's) or broken (anything else). What a plan
+allocates is counted as in ``benchmarks.accuracy``: by torch's profiler, which shares nothing with the runtime's meter. The
+loss is held against transformers' own on the same weights and tokens.
 """
 
 import logging

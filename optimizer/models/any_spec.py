@@ -2,8 +2,9 @@
 
 Not for the service, whose allow-list (schema.py) is its security. A type on that list is read by it. Of any other, only the keys
 that transformers' own configuration class declares are taken, only with values of the JSON types that it declares
-(``declared.py``): no code, no paths, no repository names, no network. What cannot be a model ends in InvalidModel; what can, is built once without
-data, to count its parameters and find its blocks. A model of several parts is trained on text alone (``build.py``).
+(``declared.py``): no code, no paths, no repository names, no network. What cannot be a model ends in InvalidModel; what can, is
+built once without data, to count its parameters and find its blocks. A model of several parts is trained on text alone
+(``build.py``).
 
 Predictions for such a model say that no test holds them to a measurement (``ModelSpec.is_listed``).
 """
@@ -51,9 +52,9 @@ def _is_of_list(model_type: str, config: Mapping[str, Any]) -> bool:
     if model_type not in ARCHITECTURES:
         return False
     named = config.get("architectures")
-    others = {name for table in _list_tables().values() if (name := table.get(model_type))} if named else set()
-    others.discard(ARCHITECTURES[model_type].class_name)
-    return not isinstance(named, list) or others.isdisjoint(map(str, named))
+    if not isinstance(named, list) or not named or ARCHITECTURES[model_type].class_name in named:
+        return True
+    return all(table.get(model_type) not in named for table in _list_tables().values())
 
 
 def _find_kind(model_type: str, config: Mapping[str, Any]) -> tuple[ModelKind, str]:
