@@ -12,6 +12,8 @@ from optimizer.base.shown import shown_value
 from optimizer.optimizers import OPTIMIZER_NAMES, KeptState, OptimizerName
 
 ScheduleName = Literal["constant", "linear", "cosine"]
+Packing = Literal["wrapped", "best_fit", "off"]
+LossOn = Literal["all", "assistant"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,9 @@ class Export:
     """Tensors are spread over files of at most this size, each tensor whole."""
     adapter: Literal["alone", "merged", "both"] = "both"
     """With adapters: the adapters' own folder (as peft reads it), the model with them added in, or both."""
+    gguf: Literal["none", "f16", "q8_0"] = "none"
+    """A GGUF file beside them, of the whole model with its adapters added in, for llama.cpp: Llama, Mistral, Qwen 2 and 3,
+    Gemma 1 to 3."""
 
     def __post_init__(self) -> None:
         require_int("export.max_shard_bytes", self.max_shard_bytes, low=1_000_000, high=2**40)
@@ -55,7 +60,12 @@ class TrainingWorkload:
     mode: Literal["pretrain", "finetune"] = "pretrain"
     """pretrain starts from random weights drawn with ``seed``; finetune needs a model with weights."""
     sequence_length: int = 512
-    """Tokens per packed sequence, 8 to 131,072."""
+    """Tokens in a row, 8 to 131,072."""
+    packing: Packing = "wrapped"
+    """wrapped cuts the stream of all texts into rows, each token beside those of its neighbours. best_fit puts whole samples into
+    rows, never two halves, and none attends to another. off gives each sample a row of its own, padded at the end."""
+    loss_on: LossOn = "all"
+    """assistant learns answers and completions alone, of whole samples; plain texts are learnt whole."""
     global_batch_size: int = 8
     """Sequences per optimizer step, however they are split into micro-batches."""
     num_steps: int = 100
@@ -107,6 +117,14 @@ class TrainingWorkload:
         require_int("sample_tokens", self.sample_tokens, low=0, high=4_096)
         require_float("learning_rate", self.learning_rate, low=0, high=1, low_allowed=False)
         require_float("weight_decay", self.weight_decay, low=0, high=10)
+        if self.loss_on == "assistant" and self.packing == "wrapped":
+            raise InvalidWorkload(
+                "workload.loss_on is 'assistant' and workload.packing 'wrapped', which learns every token of its rows",
+                field="workload.packing",
+                value="wrapped",
+                allowed=["best_fit", "off"],
+                hint="Keep samples whole: workload.packing best_fit or off.",
+            )
         if self.optimizer not in OPTIMIZER_NAMES:
             raise InvalidWorkload(
                 f"workload.optimizer is {reprlib.repr(self.optimizer)}; allowed: {', '.join(OPTIMIZER_NAMES)}",
@@ -134,6 +152,11 @@ class TrainingWorkload:
     def kept_state(self) -> KeptState:
         """The state that its optimizer keeps of each trained tensor."""
         return KeptState(optimizer=self.optimizer, num_moments=self.num_moments)
+
+    @property
+    def is_packed(self) -> bool:
+        """True if rows hold samples that do not attend to each other."""
+        return self.packing == "best_fit"
 
     @property
     def tokens_per_step(self) -> int:

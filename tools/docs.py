@@ -24,6 +24,7 @@ CHAPTERS = (
     ("Start", "README.md"),
     ("Map", "docs/architecture.md"),
     ("Library", "docs/library.md"),
+    ("Models", "docs/models.md"),
     ("Techniques", "docs/techniques.md"),
     ("The decoder", "docs/decoder.md"),
     ("Devices", "docs/devices.md"),

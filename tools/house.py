@@ -50,14 +50,14 @@ MAX_FILES_IN_FOLDER = 15
 MAX_CHAIN = 20
 MAX_REPEATED_RUNS = 20
 RUN_LINES = 6
-EXTRAS = ("torch", "transformers", "bitsandbytes", "peft", "torchao", "greenlet", "deepspeed", "accelerate", "pynvml")
+EXTRAS = ("torch", "transformers", "bitsandbytes", "peft", "torchao", "gguf", "greenlet", "deepspeed", "accelerate", "pynvml")
 """Packages that may be imported inside a function: torch, what takes as long as torch, and optional ones."""
 
 LATE = {
     "headroom.commands.main": "optimizer.cli.main",
-    "optimizer.data.documents": "pyarrow",
+    "optimizer.data.samples.parquet_rows": "pyarrow",
     "optimizer.models.build": "huggingface_hub",
-    "webapp.catalog.check": "tokenizers",
+    "webapp.catalog.files.check": "tokenizers",
 }
 """Modules that import something slow inside a function on purpose: commands that ask the service alone answer half a second
 sooner, a limited process loads only the reader of what it was given, and a hub's library is set to stay offline first."""

@@ -18,6 +18,7 @@ from django.http import HttpRequest
 from webapp.accounts.access import acting_of, has_scope
 from webapp.accounts.models import Scope
 from webapp.accounts.tokens import find_token_user
+from webapp.catalog.files.room import upload_limit_bytes
 from webapp.catalog.uploads import MAX_PIECE_BYTES
 from webapp.live.record import from_database
 
@@ -118,7 +119,7 @@ class _WatchedSend:
 
 def _limit_bytes(scope: MutableMapping[str, Any]) -> int:
     if scope["method"] == "POST" and scope["path"] in UPLOAD_PATHS:
-        return int(settings.HEADROOM_MAX_UPLOAD_BYTES) + _FORM_OVERHEAD_BYTES
+        return upload_limit_bytes() + _FORM_OVERHEAD_BYTES
     if scope["method"] == "PUT" and scope["path"].startswith(UPLOAD_PIECES):
         return MAX_PIECE_BYTES
     return SMALL_BODY_BYTES

@@ -122,8 +122,30 @@ REDIS_URL = env.str("REDIS_URL", default=f"unix://{HEADROOM_HOME / 'run' / 'valk
 
 HEADROOM_RETRY_BASE_S = env.float("HEADROOM_RETRY_BASE_S", default=10.0)
 """Delay before the first retry of a lost attempt; each further one doubles it, up to 36 times this."""
-HEADROOM_MAX_UPLOAD_BYTES = env.int("HEADROOM_MAX_UPLOAD_BYTES", default=8 * 1024**3)
-"""Largest body of an upload of a model or dataset; every other body ends at 1 MiB."""
+HEADROOM_MAX_UPLOAD_BYTES = env.int("HEADROOM_MAX_UPLOAD_BYTES", default=0)
+"""Largest upload of a model or dataset; 0 for as much as the disk holds. Every other body ends at 1 MiB."""
+HEADROOM_DISK_RESERVE_BYTES = env.int("HEADROOM_DISK_RESERVE_BYTES", default=2 * 1024**3)
+"""Bytes of the disk that uploads leave free, for checkpoints and the database."""
+
+
+
+def _folders(variable: str) -> list[Path]:
+    """Colon separated and absolute; a relative one would mean another folder for each process."""
+    folders = [Path(part).expanduser() for part in env.str(variable, default="").split(":") if part.strip()]
+    for folder in folders:
+        if not folder.is_absolute():
+            raise ValueError(f"{variable} names {str(folder)!r}; allowed: absolute folders, with a colon between them")
+    return folders
+
+
+HEADROOM_MODEL_ROOTS = _folders("HEADROOM_MODEL_ROOTS")
+"""Folders of this server below which people may name a model's folder; its weights are linked, not copied."""
+
+HEADROOM_HUB = env.bool("HEADROOM_HUB", default=False)
+"""Opens the Hugging Face hub: people may then have models fetched from it."""
+HEADROOM_HUB_URL = env.str("HEADROOM_HUB_URL", default="https://huggingface.co")
+HEADROOM_HUB_HOSTS = env.list("HEADROOM_HUB_HOSTS", default=[])
+"""Further hosts, as host or host:port, that the hub may redirect downloads to; its own are known."""
 
 HEADROOM_WEBHOOK_NETWORKS = env.list("HEADROOM_WEBHOOK_NETWORKS", default=[])
 """Private networks that webhooks may be sent into, such as 10.1.0.0/16; by themselves they go to public addresses only."""
@@ -202,5 +224,8 @@ LOGGING = {
         "django.server": {"handlers": [], "level": "INFO", "propagate": True},
         # each 4xx at WARNING would let anyone fill the log
         "django.request": {"level": "ERROR"},
+        # they log whole addresses, and those that a hub redirects to hold the right to read a file
+        "httpx": {"level": "WARNING"},
+        "httpcore": {"level": "WARNING"},
     },
 }

@@ -24,6 +24,7 @@ from django.db import connection
 
 from webapp.attempts.reconciling import enforce_deadlines, expire_leases, forget_old_offers, resend_hints
 from webapp.batches.actions import advance_batches
+from webapp.catalog.hub.download import advance_downloads
 from webapp.catalog.removal import purge_deleted
 from webapp.catalog.uploads import drop_abandoned
 from webapp.jobs.models import LIVE_STATES, Job
@@ -84,6 +85,7 @@ class Reconciler:
         """Pass after pass until ``pause`` answers that it is time to end."""
         threading.Thread(target=self._keep_batches, name="batches", daemon=True).start()
         threading.Thread(target=self._keep_webhooks, name="webhooks", daemon=True).start()
+        threading.Thread(target=self._keep_downloads, name="downloads", daemon=True).start()
         try:
             self._run(pause)
         finally:
@@ -105,6 +107,13 @@ class Reconciler:
             return send_due()
 
         self._keep(pass_once, what="webhooks", logged_as="delivered")
+
+    def _keep_downloads(self) -> None:
+        """A thread of its own: a model takes hours. It stops between two pieces when this process no longer leads."""
+        self._keep(lambda: advance_downloads(self._should_rest), what="downloads", logged_as="downloaded")
+
+    def _should_rest(self) -> bool:
+        return self._has_ended.is_set() or self._leading_since is None
 
     def _keep(self, pass_once: Callable[[], list[str]], *, what: str, logged_as: str) -> None:
         """Pass after pass while this process leads."""

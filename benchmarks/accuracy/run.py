@@ -23,6 +23,7 @@ from benchmarks.accuracy.techniques import REMOTE
 from benchmarks.common.record import Row
 from benchmarks.common.yardstick import get_yardstick
 from optimizer.base.errors import OutOfDeviceMemory
+from optimizer.data.batches import IGNORED_LABEL
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.prediction import Prediction
@@ -42,7 +43,6 @@ from optimizer.runtime.job.measure import make_synthetic_batches, measure_step
 from optimizer.runtime.job.measure_generation import make_prompts, measure_generation
 from optimizer.runtime.job.prepare import build_prepared
 from optimizer.runtime.meter.meter import Meter, Peak
-from optimizer.runtime.step.logits_and_loss import IGNORED_LABEL
 from optimizer.runtime.step.step import MicroBatch, Trainer
 from optimizer.runtime.step.weights import torch_dtype
 from optimizer.runtime.tiers.remote import URL_VARIABLE

@@ -1,5 +1,6 @@
 """The client's calls about models, datasets, machines, plans and jobs; with the others' it is the whole client."""
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,9 +20,14 @@ from headroom.client.connection import (
     parse_events,
     unreachable,
 )
+from headroom.client.model_folder import is_weights, model_files, seen_files
 from headroom.client.uploads import UploadCalls, send_files
 
 FIRST_RETRY_S = 0.5
+_UPLOADED_INSTEAD = {
+    "path_not_allowed": "the service may not read this folder (HEADROOM_MODEL_ROOTS)",
+    "path_differs": "the service runs on another machine",
+}
 SILENCE_LIMIT_S = 45.0
 """A stream that sends nothing for this long, not even its keep-alive comment, is taken for dead."""
 
@@ -43,17 +49,38 @@ class HeadroomClient(AccessCalls, UploadCalls):
     def create_model(
         self, folder: Path, *, name: str, on_progress: Callable[[int, int], None] | None = None
     ) -> types.Model:
-        """Upload a Hugging Face folder: config.json, and tokenizer.json and safetensors where they are.
+        """Upload a Hugging Face folder: config.json, and the tokenizer's files and weights where they are; or one GGUF file.
 
-        on_progress: called with the bytes sent and the bytes in all.
+        on_progress: called with the bytes sent and the bytes in all. Raises FileNotFoundError.
         """
-        if not (folder / "config.json").is_file():
-            raise FileNotFoundError(f"{folder} holds no config.json")
-        parts = [folder / name for name in ("config.json", "tokenizer.json", "tokenizer_config.json")]
-        weights = [*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.safetensors.index.json"))]
-        files = [*(path for path in parts if path.is_file()), *weights]
-        made = send_files(self, "model", files, name=name, on_progress=on_progress)
+        files, root = model_files(folder), folder if folder.is_dir() else folder.parent
+        made = send_files(self, "model", files, name=name, root=root, on_progress=on_progress)
         return cast(types.Model, made)
+
+    def link_model(self, folder: Path, *, name: str) -> types.Model:
+        """Have the service link a folder that it sees too; its weights stay there.
+
+        Raises ApiProblem: ``path_not_allowed`` where it may not, ``path_differs`` where it sees another folder of that name.
+        """
+        fields = {"name": name, "path": str(folder.absolute()), "seen": json.dumps(seen_files(folder))}
+        return cast(types.Model, self.post_files("models", [], **fields))
+
+    def add_model(
+        self, folder: Path, *, name: str, on_progress: Callable[[int, int], None] | None = None
+    ) -> tuple[types.Model, str]:
+        """Link the folder where the service may read it, upload it otherwise; and why it was uploaded, empty if it was linked."""
+        if not any(is_weights(path) for path in model_files(folder)):
+            return self.create_model(folder, name=name, on_progress=on_progress), "it holds no weights to be linked"
+        try:
+            return self.link_model(folder, name=name), ""
+        except ApiProblem as problem:
+            if problem.problem_code not in _UPLOADED_INSTEAD:
+                raise
+            return self.create_model(folder, name=name, on_progress=on_progress), _UPLOADED_INSTEAD[problem.problem_code]
+
+    def fetch_model(self, reference: str, *, name: str = "") -> types.Upload:
+        """Have the service fetch ``owner/name[@revision]`` from the hub; ``upload`` then says how far it is."""
+        return cast(types.Upload, self.post_files("models", [], name=name, hub=reference))
 
     def create_model_from_job(self, job_id: str, *, name: str | None = None) -> types.Model:
         """Register a training run's weights as a model; ``name`` is the job's unless given. Hashing large files takes minutes."""
@@ -79,6 +106,11 @@ class HeadroomClient(AccessCalls, UploadCalls):
 
     def dataset(self, dataset_id: str) -> types.Dataset:
         return cast(types.Dataset, self._json("GET", f"datasets/{in_path(dataset_id)}"))
+
+    def preview_dataset(self, dataset_id: str, *, model: str, sequence_length: int, loss_on: str) -> Row:
+        """Show what training on it would learn with a model: samples with the parts that are learnt, lengths, what is cut."""
+        asked = {"model": model, "sequence_length": sequence_length, "loss_on": loss_on}
+        return self._json("GET", f"datasets/{in_path(dataset_id)}/preview", params=asked)
 
     def create_dataset(
         self,
@@ -171,6 +203,14 @@ class HeadroomClient(AccessCalls, UploadCalls):
 
     def retry_job(self, job_id: str) -> types.Job:
         return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/retry"))
+
+    def export_job(self, job_id: str, *, step: int | None = None, export: Row | None = None) -> types.Job:
+        """Write the weights of a checkpoint, the newest unless ``step`` is given, by a job of its own.
+
+        export: fields of ``workload.export``; the job's own unless given.
+        """
+        body = {key: value for key, value in {"step": step, "export": export}.items() if value is not None}
+        return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/export", json=body))
 
     def metrics(self, job_id: str, *, max_points: int | None = None) -> types.Metrics:
         params = {"max_points": max_points} if max_points else {}

@@ -103,7 +103,7 @@ class Connection:
     def close(self) -> None:
         self._http.close()
 
-    def post_files(self, path: str, named: Sequence[tuple[str, Path]], **fields: str) -> Row:
+    def post_files(self, path: str, named: Sequence[tuple[str, Path]], /, **fields: str) -> Row:
         """In one request, as a form; for what is small."""
         with ExitStack() as opened:
             files = [(field, (file.name, opened.enter_context(file.open("rb")))) for field, file in named]

@@ -30,6 +30,10 @@ class Model(TypedDict):
     """Settings of its config.json that no price covers, in sentences."""
     from_job: str | None
     """The run that trained it; None for what was uploaded."""
+    linked_from: str | None
+    """The folder on the server where its weights stay; None where the service keeps them."""
+    generation: Document
+    """Sampling that its makers ask for, used where a generate job says nothing."""
     created_at: str
     profile: Literal["ready", "pending", "failed"]
 
@@ -72,7 +76,7 @@ class ModelCards(TypedDict):
 class Dataset(TypedDict):
     id: str
     name: str
-    format: Literal["txt", "jsonl", "parquet", "prompts"]
+    format: Literal["txt", "jsonl", "json", "csv", "parquet", "prompts"]
     num_bytes: int
     num_documents: int | None
     preview: str
@@ -170,7 +174,7 @@ class Offer(TypedDict):
 class Job(TypedDict):
     id: str
     name: str
-    kind: Literal["train", "generate"]
+    kind: Literal["train", "generate", "export"]
     state: State
     phase: str
     reason: str
@@ -213,6 +217,8 @@ class Artifact(TypedDict):
     job_id: str
     name: str
     kind: str
+    path: str
+    """Place below the folder that a download goes to: ``model/config.json``."""
     num_bytes: int
     sha256: str
     created_at: str
@@ -277,6 +283,8 @@ class Upload(TypedDict):
     files: list[UploadFile]
     piece_bytes: int
     max_piece_bytes: int
+    source: Document | None
+    """For one that the service fetches from the hub: ``hub``, ``commit``, ``state``, ``message``, in the end ``model``."""
     kept_until: str
 
 

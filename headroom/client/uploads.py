@@ -60,13 +60,17 @@ def send_files(
     *,
     name: str,
     purpose: str = "text",
+    root: Path | None = None,
     on_progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """The model or dataset that they become. Raises ApiProblem, and ServiceUnreachable when nothing answers for minutes."""
+    """The model or dataset that they become. Raises ApiProblem, and ServiceUnreachable when nothing answers for minutes.
+
+    root: the folder by whose inside the files are named; without it by their own names.
+    """
     total_bytes = sum(path.stat().st_size for path in files)
     if total_bytes <= SMALL_BYTES:
         return _send_at_once(client, kind, files, name=name, purpose=purpose)
-    announced = [_announce(path) for path in files]
+    announced = [_announce(path, name=path.relative_to(root).as_posix() if root else path.name) for path in files]
     upload = _find_begun(client, kind, announced, name=name, purpose=purpose)
     if upload is None:
         upload = client.begin_upload(kind, announced, name=name, purpose=purpose)
@@ -81,13 +85,19 @@ def _send_at_once(
 ) -> dict[str, Any]:
     if kind == "dataset":
         return client.post_files("datasets", [("file", files[0])], name=name, purpose=purpose)
-    return client.post_files("models", [(_FIELDS.get(path.name, "weights"), path) for path in files], name=name)
+    return client.post_files("models", [(_field(path), path) for path in files], name=name)
 
 
-def _announce(path: Path) -> dict[str, Any]:
+def _field(path: Path) -> str:
+    """Name of the form's field that takes a file of a model."""
+    is_part_of_weights = path.suffix in (".safetensors", ".gguf") or path.name.endswith(".safetensors.index.json")
+    return _FIELDS.get(path.name, "weights" if is_part_of_weights else "files")
+
+
+def _announce(path: Path, *, name: str) -> dict[str, Any]:
     with path.open("rb") as file:
         return {
-            "name": path.name,
+            "name": name,
             "num_bytes": path.stat().st_size,
             "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
         }

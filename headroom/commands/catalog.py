@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,13 +10,17 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.text import Text
 
 from headroom.client import HeadroomClient
 from headroom.client.types import Device, Machine, MachineDetails, Model, ModelDetails, Within
 from headroom.commands.submit import DATASET_SUFFIXES, UsageError
 from headroom.commands.tables import print_table
+from optimizer.base.errors import HeadroomError
 from optimizer.base.units import format_bytes
 
+HUB = "hub:"
+POLL_S = 1.0
 Connect = Callable[[argparse.Namespace], HeadroomClient]
 Run = Callable[[HeadroomClient, argparse.Namespace], None]
 Subparsers = Any
@@ -41,8 +46,8 @@ def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, c
 
 def _add_models(commands: Subparsers, add: Callable[..., argparse.ArgumentParser]) -> None:
     models = add_group(commands, "models", "the models the service knows")
-    adding = add(models, "add", _add_model, "upload a model, run again after a cut it goes on; or make one of a finished run")
-    adding.add_argument("path", type=Path, metavar="FOLDER", nargs="?")
+    adding = add(models, "add", _add_model, "link or upload a model, after a cut the same again; or make one of a finished run")
+    adding.add_argument("path", metavar="FOLDER", nargs="?", help="or a GGUF file, or hub:OWNER/NAME[@REVISION]")
     adding.add_argument("--from-job", metavar="JOB", help="of the weights that this run left; nothing is uploaded")
     adding.add_argument("--name", help="default: the name of the folder, or of the job")
     add(models, "list", _list_models, "all models")
@@ -64,6 +69,11 @@ def _add_datasets(commands: Subparsers, add: Callable[..., argparse.ArgumentPars
     adding.add_argument("--prompts", action="store_true", help="a .jsonl of prompts, for generate jobs")
     add(datasets, "list", _list_datasets, "all datasets")
     add(datasets, "show", _show_dataset, "one dataset: its first records, and how long they are").add_argument("dataset")
+    preview = add(datasets, "preview", _preview_dataset, "what training on one would learn with a model")
+    preview.add_argument("dataset")
+    preview.add_argument("--model", required=True, help="id or name")
+    preview.add_argument("--sequence-length", type=int, default=512, metavar="N", help="tokens in a row (default: 512)")
+    preview.add_argument("--loss-on", choices=("assistant", "all"), default="assistant", help="default: answers alone")
     add(datasets, "delete", _delete_dataset, "out of sight; for seven days it can be had back").add_argument("dataset")
     add(datasets, "restore", _restore_dataset, "have a deleted one back").add_argument("dataset")
 
@@ -86,16 +96,54 @@ def _add_model(client: HeadroomClient, options: argparse.Namespace) -> None:
     if options.from_job is not None:
         model = client.create_model_from_job(options.from_job, name=options.name)
     else:
-        model = _upload_model(client, options.path, name=options.name)
+        model = _bring_model(client, options.path, name=options.name)
     print(f"{model['id']}  {model['name']}")
     _print_unread(model)
 
 
-def _upload_model(client: HeadroomClient, folder: Path, *, name: str | None) -> Model:
-    if not (folder / "config.json").is_file():
-        raise UsageError(f"{folder} holds no config.json", hint="Give the folder of a Hugging Face model.")
+def _bring_model(client: HeadroomClient, place: str, *, name: str | None) -> Model:
+    """Say in one line whether it was linked, uploaded or fetched."""
+    if place.startswith(HUB):
+        return _fetch_model(client, place.removeprefix(HUB), name=name or "")
+    folder = Path(place)
+    if not folder.exists():
+        raise UsageError(f"{folder} is not there", hint="Give the folder of a Hugging Face model, or a GGUF file.")
     with _progress() as on_progress:
-        return client.create_model(folder, name=name or folder.resolve().name, on_progress=on_progress)
+        try:
+            model, why = client.add_model(folder, name=name or default_name(folder), on_progress=on_progress)
+        except FileNotFoundError as error:
+            raise UsageError(str(error), hint="Give the folder of a Hugging Face model, or a GGUF file.") from error
+    print(f"uploaded, because {why}" if why else f"linked: its weights stay in {folder.resolve()}")
+    return model
+
+
+def _fetch_model(client: HeadroomClient, reference: str, *, name: str) -> Model:
+    upload = client.fetch_model(reference, name=name)
+    source = upload["source"] or {}
+    print(f"fetching {source['hub']} at commit {source['commit'][:12]}; it goes on when this command is stopped ({upload['id']})")
+    with _progress() as on_progress:
+        while source["state"] == "downloading":
+            time.sleep(POLL_S)
+            upload = client.upload(upload["id"])
+            source = upload["source"] or {}
+            if on_progress is not None:
+                received, total = (sum(int(file[key]) for file in upload["files"]) for key in ("received_bytes", "num_bytes"))
+                on_progress(received, total)
+    if source["state"] == "failed":
+        raise HubDownloadFailed(source["message"])
+    return client.model(source["model"])
+
+
+class HubDownloadFailed(HeadroomError):
+    """The service gave a download up."""
+
+    code = "hub_failed"
+
+
+def default_name(path: Path) -> str:
+    """Name of a folder, or of a file without its ending."""
+    real = path.resolve()
+    return real.name if real.is_dir() else real.stem
 
 
 def _print_unread(model: Model) -> None:
@@ -195,6 +243,30 @@ def _show_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:
     print_table(("characters", "texts"), rows, empty="lengths are not known")
     for record in dataset["facts"].get("records") or [dataset["preview"]]:
         print(f"---\n{record}")
+
+
+def _preview_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:
+    dataset_id = _find(client.datasets(), options.dataset)
+    length = options.sequence_length
+    found = client.preview_dataset(dataset_id, model=options.model, sequence_length=length, loss_on=options.loss_on)
+    console = Console(highlight=False, soft_wrap=True)
+    for sample in found["samples"]:
+        text = Text.assemble(*((part, "bold green" if learnt else "dim") for part, learnt in sample["parts"]))
+        console.rule(f"{sample['num_tokens']} tokens; what is learnt is bold", align="left")
+        console.print(text)
+    console.rule(align="left")
+    more = "" if found["is_whole"] else " of the first"
+    console.print(
+        f"{count(found['num_samples'])} samples{more}: {found['median_tokens']:,} tokens in the median, "
+        f"{found['longest_tokens']:,} at most; {100 * found['learnt_share']:.0f} % of the tokens are learnt"
+    )
+    console.print(
+        f"rows of {length:,}: {count(found['packed_rows'])} packed, "
+        f"{count(found['num_samples'] - found['num_left_out'])} padded; "
+        f"{count(found['num_cut'])} samples are cut, {count(found['num_left_out'])} left out"
+    )
+    if found["template"] == "default":
+        console.print("the model has no chat template of its own: plain lines are used")
 
 
 def _delete_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:

@@ -48,7 +48,7 @@ def make_spec(client: HeadroomClient, options: argparse.Namespace) -> Row:
     """The job spec, with what had to be uploaded by its id."""
     prompts, model = options.prompts, options.model
     if Path(model).is_dir():
-        model = client.create_model(Path(model), name=Path(model).resolve().name)["id"]
+        model = client.add_model(Path(model), name=Path(model).resolve().name)[0]["id"]
     if Path(prompts).is_file():
         prompts = client.create_dataset(Path(prompts), name=Path(prompts).stem, purpose="prompts")["id"]
     elif prompts.endswith(".jsonl"):

@@ -1,6 +1,7 @@
 """The options of ``headroom submit``: a training job from a YAML file, from options alone, or from both, options first."""
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ _WORKLOAD = {
     "seed": "seed",
 }
 """Options by the field of the workload that they set."""
+REGISTERED_WITHIN_S = 120.0
 _BUDGETS = {"budget": "device_budget_bytes", "host_budget": "host_budget_bytes", "disk_budget": "disk_budget_bytes"}
 
 
@@ -62,10 +64,15 @@ def complete_job(client: HeadroomClient, spec: Row) -> Row:
     return {**spec, "recipe": recipe, "goal": {**goal, "device_budget_bytes": budget_bytes}}
 
 
-def largest_device_bytes(client: HeadroomClient) -> int:
-    sizes = [int(machine["device"]["memory_bytes"]) for machine in client.machines()]
-    if not sizes:
-        raise UsageError("no machine has registered yet", hint="Start a worker, or give --budget.")
+def largest_device_bytes(client: HeadroomClient, *, wait_s: float = REGISTERED_WITHIN_S) -> int:
+    """Memory of the largest machine's device. Waits for one to register, since a worker that was just started measures its own
+    first; raises UsageError if none does.
+    """
+    give_up_at = time.monotonic() + wait_s
+    while not (sizes := [int(machine["device"]["memory_bytes"]) for machine in client.machines()]):
+        if time.monotonic() > give_up_at:
+            raise UsageError("no machine has registered yet", hint="Start a worker, or give --budget.")
+        time.sleep(1)
     return max(sizes)
 
 

@@ -19,7 +19,7 @@ from optimizer.base.units import format_bytes, parse_bytes
 from worker.stack import stack
 from worker.stack.home import Stack
 
-DATASET_SUFFIXES = (".txt", ".jsonl", ".parquet")
+DATASET_SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".parquet")
 
 
 class UsageError(HeadroomError):
@@ -96,11 +96,11 @@ def _number_as_written(value: Any) -> Any:
 
 
 def upload_named_files(client: HeadroomClient, spec: Row, *, folder: Path) -> Row:
-    """Upload what is a folder or file on this machine (``model``, ``dataset``, ``prompts``) and put its id in its place."""
+    """Link or upload what is a folder or file on this machine (``model``, ``dataset``, ``prompts``); put its id there."""
     made = dict(spec)
     model, dataset = made.get("model"), made.get("dataset")
     if isinstance(model, str) and (folder / model).is_dir():
-        made["model"] = client.create_model(folder / model, name=(folder / model).resolve().name)["id"]
+        made["model"] = client.add_model(folder / model, name=(folder / model).resolve().name)[0]["id"]
     if isinstance(dataset, str) and dataset.endswith(DATASET_SUFFIXES) and (folder / dataset).is_file():
         made["dataset"] = client.create_dataset(folder / dataset, name=Path(dataset).stem)["id"]
     prompts = made.get("prompts")
@@ -145,12 +145,12 @@ def verdict_of(job: Job) -> None:
 
 
 def download_artifacts(client: HeadroomClient, job_id: str, *, folder: Path, say: Callable[[str], None]) -> None:
-    """Every artifact under its own name below ``folder``."""
+    """Every artifact below ``folder``: the model, its adapters and a GGUF file in folders of their own."""
     artifacts = client.artifacts(job_id)
     if not artifacts:
         say("the job has left no files")
     for artifact in artifacts:
-        file = folder / artifact["name"]
+        file = folder / artifact["path"]
         if not file.resolve().is_relative_to(folder.resolve()):
             raise HeadroomError(f"the artifact {artifact['name']!r} would be written outside {folder}")
         file.parent.mkdir(parents=True, exist_ok=True)

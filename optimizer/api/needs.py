@@ -38,7 +38,9 @@ def profile_for(spec: ModelSpec, *, workload: TrainingWorkload, goal: Goal, fold
     sizes = sizes_looked_at(goal.objective, spec.max_sequence_length, workload)
     if sizes and extent != EVERYTHING:
         extent = extent.union(Extent(representations=(), choices=(), shapes=tuple(sizes)))
-    return obtain_profile(spec, adapter=workload.adapter, extent=extent, folder=folder)
+    return obtain_profile(
+        spec, adapter=workload.adapter, is_packed=workload.is_packed, extent=extent, folder=folder
+    )
 
 
 def generation_profile_for(

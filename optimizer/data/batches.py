@@ -4,8 +4,8 @@ The token stream is cut into sequences of S + 1 tokens that overlap by one, so e
 once. Every k-th sequence is for validation: the split is spread evenly over the text, and is the same for every seed, so that
 runs with different seeds compare. Attention is not cut at document borders; documents are parted by the end-of-text token.
 
-Nothing is padded, chats included, so every batch is flat: the first is as large as the worst. For padded batches see
-``lengths.py``.
+Nothing is padded, so every batch is flat: the first is as large as the worst. Whole samples in rows: ``samples/rows.py``; batches
+that loops of people's own pad: ``lengths.py``.
 """
 
 import numpy as np
@@ -16,6 +16,8 @@ from optimizer.data.token_file import TokenFile
 
 IntArray = NDArray[np.int64]
 
+IGNORED_LABEL = -100
+"""Tokens with this label count for nothing, as in ``F.cross_entropy``."""
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
@@ -44,7 +46,7 @@ class Batches:
         self.sequence_length = sequence_length
         self.seed = seed
         self._tokens = token_file.tokens()
-        self._training, self._validation = _split(num_sequences, validation_fraction)
+        self._training, self._validation = split_evenly(num_sequences, validation_fraction)
         self._order: tuple[int, IntArray] = (-1, self._training)
 
     @property
@@ -123,7 +125,7 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _split(num_sequences: int, validation_fraction: float) -> tuple[IntArray, IntArray]:
+def split_evenly(num_sequences: int, validation_fraction: float) -> tuple[IntArray, IntArray]:
     """Training and validation sequence indices, each at least one; validation at the middle of equal stretches."""
     num_validation = min(max(1, round(num_sequences * validation_fraction)), num_sequences - 1)
     centres = (np.arange(num_validation) + 0.5) * num_sequences / num_validation

@@ -1,6 +1,6 @@
 """Says what is in a dataset file, or what is wrong with it.
 
-    python -m optimizer.data.inspect PATH --format txt|jsonl|parquet
+    python -m optimizer.data.inspect PATH --format txt|jsonl|json|csv|parquet
 
 prints one JSON object: ``{"facts": {...}}`` with exit code 0, or ``{"error": {...}}`` with exit code 2. The process limits its
 own address space and CPU time before it opens the file; whoever starts it also kills it after a while, since a limit on CPU
@@ -11,14 +11,16 @@ import argparse
 import json
 import resource
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from optimizer.base.errors import InvalidDataset
 from optimizer.base.serialize import to_json
 from optimizer.base.units import GIB
-from optimizer.data.documents import FORMATS, DatasetFormat, Document, read_documents
+from optimizer.data.documents import FORMATS, DatasetFormat, check_is_file, read_documents
+from optimizer.data.samples.records import Columns, Kind, Record, find_columns, read_records, read_rows
 from optimizer.data.texts import Texts
 
 MAX_PREVIEW_CHARACTERS = 600
@@ -38,23 +40,30 @@ class DatasetFacts:
     records: tuple[str, ...] = ()
     """The beginnings of the first documents (``texts.py``), as is the next."""
     lengths: tuple[tuple[int, int], ...] = ()
+    kind: Kind = "text"
+    """Form of its rows."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """The column that holds each part of a row."""
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)
         return document
 
 
-def inspect_dataset(path: str | Path, *, format: DatasetFormat) -> DatasetFacts:
-    """Read the whole file once. Raises InvalidDataset that names the line or row, what was found, and what is allowed."""
+def inspect_dataset(path: str | Path, *, format: DatasetFormat, columns: Columns | None = None) -> DatasetFacts:
+    """Read the whole file once. columns: the kind of its rows, found if not given.
+
+    Raises InvalidDataset that names the line or row, what was found, and what is allowed.
+    """
     num_documents = num_characters = 0
     preview, texts = "", Texts()
-    for document in read_documents(path, format=format):
-        num_documents += not document.continues
-        text = _plain_text(document)
+    found = None if format == "txt" else columns or _first_columns(Path(path), format=format)
+    for text, continues in _read_texts(Path(path), format=format, columns=columns):
+        num_documents += not continues
         num_characters += len(text)
-        texts.add(text, continues=document.continues)
+        texts.add(text, continues=continues)
         if len(preview) < MAX_PREVIEW_CHARACTERS:
-            preview += text[:MAX_PREVIEW_CHARACTERS] + ("" if document.continues else "\n---\n")
+            preview += text[:MAX_PREVIEW_CHARACTERS] + ("" if continues else "\n---\n")
     if not num_characters:
         raise InvalidDataset("the dataset holds no text", field="dataset", value=0, allowed="at least one document")
     return DatasetFacts(
@@ -64,14 +73,34 @@ def inspect_dataset(path: str | Path, *, format: DatasetFormat) -> DatasetFacts:
         preview=preview[:MAX_PREVIEW_CHARACTERS],
         records=tuple(texts.records),
         lengths=texts.lengths(),
+        kind="text" if found is None else found.kind,
+        columns={} if found is None else {part: name for part, name in to_json(found).items() if name and part != "kind"},
     )
 
 
-def _plain_text(document: Document) -> str:
-    """Messages as people read them; the chat template is applied when tokenizing, in the job's own process."""
-    if not document.messages:
-        return document.text
-    return "\n".join(f"{message['role']}: {message['content']}" for message in document.messages)
+def _first_columns(path: Path, *, format: DatasetFormat) -> Columns | None:
+    """None for a file without rows, which is refused for that."""
+    if format == "txt":
+        return None
+    check_is_file(path)
+    return next((find_columns(row, where=where) for where, row in read_rows(path, format=format)), None)
+
+
+def _read_texts(path: Path, *, format: DatasetFormat, columns: Columns | None) -> Iterator[tuple[str, bool]]:
+    """Texts as people read them, and whether each goes on in the next; templates are applied when tokenizing."""
+    if format == "txt":
+        for document in read_documents(path):
+            yield document.text, document.continues
+        return
+    for record in read_records(path, format=format, columns=columns):
+        yield _plain_text(record), False
+
+
+def _plain_text(record: Record) -> str:
+    if record.messages:
+        text = "\n".join(f"{message['role']}: {message['content']}" for message in record.messages)
+        return text if record.rejected is None else f"{text}\n(rejected) {record.rejected.messages[-1]['content']}"
+    return record.text or f"{record.prompt}\n{record.completion}"
 
 
 def limit_process(*, address_space_bytes: int, cpu_s: int) -> None:

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optimizer.base.errors import InvalidModel
-from optimizer.data.chat import DEFAULT_CHAT_TEMPLATE, ChatTemplate
+from optimizer.data.chat import DEFAULT_REPLY_TEMPLATE, ChatTemplate
 from optimizer.data.chat_facts import ChatFacts
 from optimizer.data.prompts import LineProblem, PromptLine
 from optimizer.data.tokenizer import LoadedTokenizer, encode_prompt, load_tokenizer
 
-DEFAULT_REPLY_TEMPLATE = DEFAULT_CHAT_TEMPLATE + "{% if add_generation_prompt %}assistant:{% endif %}"
 _BATCH_LINES = 256
 
 
@@ -55,7 +54,10 @@ class PromptTokenizer:
         chat_file: str | Path | None = None,
         vocab_size: int | None = None,
         end_of_text_id: int | None = None,
+        end_ids: Sequence[int] = (),
     ) -> None:
+        """end_ids: further tokens that end an answer, as a model's generation_config.json lists them."""
+        self._end_ids = tuple(end_ids)
         self.loaded: LoadedTokenizer = load_tokenizer(
             tokenizer_file, model_vocab_size=vocab_size, end_of_text_id=end_of_text_id
         )
@@ -70,7 +72,8 @@ class PromptTokenizer:
     def end_ids(self) -> tuple[int, ...]:
         """Tokens that end a continuation."""
         named = self.loaded.tokenizer.token_to_id(self._chat.end_of_text) if self._chat.end_of_text else None
-        return tuple(dict.fromkeys(i for i in (self.loaded.end_of_text_id, named) if i is not None))
+        others = (token for token in self._end_ids if token < self.loaded.vocab_size)
+        return tuple(dict.fromkeys(i for i in (self.loaded.end_of_text_id, named, *others) if i is not None))
 
     def encode(self, lines: Iterable[PromptLine]) -> Iterator[LineTokens]:
         """One for each line, in order."""

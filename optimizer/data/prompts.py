@@ -19,7 +19,8 @@ from typing import Any, Final, Literal
 
 from optimizer.base.errors import InvalidDataset, InvalidWorkload
 from optimizer.base.serialize import from_json
-from optimizer.data.documents import MAX_DEPTH, Message, is_shallow, read_lines
+from optimizer.data.documents import MAX_DEPTH, is_shallow, read_lines
+from optimizer.data.samples.records import Message
 from optimizer.workload import GenerationRequest
 
 CHAT_URL: Final = "/v1/chat/completions"

@@ -1,8 +1,11 @@
-"""A tokenized dataset on disk: one flat file of token ids, memory-mapped, and a manifest that says what it is."""
+"""A tokenized dataset on disk: flat files, memory-mapped, and a manifest that says what they are.
+
+The ids of all samples one after the other, the place where each begins, and, where not all are to be learnt, a flag for each id.
+"""
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ from optimizer.base.serialize import from_json, to_json
 
 MANIFEST_FILE = "manifest.json"
 TOKENS_FILE = "tokens.bin"
-FORMAT_VERSION = 1
+TRAINED_FILE = "trained.bin"
+STARTS_FILE = "starts.bin"
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,10 @@ class TokenManifest:
     tokenizer: str
     """``own`` where the model brought one, ``bundled`` for the one that ships with the program."""
     tokens_sha256: str
+    num_trained: int = -1
+    """Tokens to be learnt, those that end a text among them; -1 where all are, and there is no file of flags."""
+    answers: dict[str, int] = field(default_factory=dict)
+    """Answers in conversations by how they were found (``samples/answers.py``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +61,17 @@ class TokenFile:
         """All ids, memory-mapped and read-only; costs no memory until read."""
         dtype = np.dtype(self.manifest.dtype).newbyteorder("<")
         return np.memmap(self.folder / TOKENS_FILE, dtype=dtype, mode="r", shape=(self.num_tokens,))
+
+    def starts(self) -> NDArray[np.int64]:
+        """Place of each document's first token and, at the end, the number of tokens: [num_documents + 1]."""
+        path = self.folder / STARTS_FILE
+        return np.memmap(path, dtype=np.dtype("<i8"), mode="r", shape=(self.manifest.num_documents + 1,))
+
+    def trained(self) -> NDArray[np.uint8] | None:
+        """One flag for each token, 1 where it is to be learnt; None where all are."""
+        if self.manifest.num_trained < 0:
+            return None
+        return np.memmap(self.folder / TRAINED_FILE, dtype=np.uint8, mode="r", shape=(self.num_tokens,))
 
     @classmethod
     def open(cls, folder: str | Path) -> "TokenFile":

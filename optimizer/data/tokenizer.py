@@ -84,12 +84,15 @@ def load_tokenizer(
     )
 
 
-def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Ids of each text, without the special tokens that a tokenizer may put around a single one; offsets are not kept."""
+def encode_with_offsets(tokenizer: Tokenizer, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    """Ids of each text and the characters that each id stands for, without the special tokens that a tokenizer may put around a
+    single text.
+    """
     try:
-        return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
     except BaseException as error:
         raise _wrapped(error, "cannot write this text") from error
+    return [(encoding.ids, encoding.offsets) for encoding in encoded]
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:

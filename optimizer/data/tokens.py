@@ -6,20 +6,34 @@ Streams: memory does not grow with the dataset. The result appears under its fin
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from optimizer.base.errors import DiskFull, InvalidDataset
-from optimizer.data.chat import DEFAULT_CHAT_TEMPLATE, ChatTemplate
+from optimizer.base.serialize import to_json
+from optimizer.data.chat import DEFAULT_REPLY_TEMPLATE, ChatTemplate, Span
+from optimizer.data.chat_facts import ChatFacts
 from optimizer.data.documents import DatasetFormat, Document, read_documents
-from optimizer.data.token_file import FORMAT_VERSION, TOKENS_FILE, TokenFile, TokenManifest, write_manifest
-from optimizer.data.tokenizer import LoadedTokenizer, encode, load_tokenizer
+from optimizer.data.samples.answers import AnswerMarker
+from optimizer.data.samples.records import Columns, Record, read_records
+from optimizer.data.token_file import (
+    FORMAT_VERSION,
+    STARTS_FILE,
+    TOKENS_FILE,
+    TRAINED_FILE,
+    TokenFile,
+    TokenManifest,
+    write_manifest,
+)
+from optimizer.data.tokenizer import LoadedTokenizer, encode_with_offsets, load_tokenizer
+from optimizer.workload import LossOn
 
 __all__ = ["TokenFile", "tokenize_dataset"]
 
@@ -33,31 +47,50 @@ def tokenize_dataset(
     format: DatasetFormat,
     tokenizer_file: str | Path | None,
     folder: str | Path,
-    chat_template: str | None = None,
+    chat: ChatFacts | None = None,
+    loss_on: LossOn = "all",
+    columns: Columns | None = None,
     vocab_size: int | None = None,
     end_of_text_id: int | None = None,
 ) -> TokenFile:
     """The dataset's tokens, made now or found in ``folder`` from an earlier call.
 
     tokenizer_file: a tokenizer.json; None for the bundled tokenizer (the manifest says which it was).
-    folder: holds one subfolder for each (dataset, tokenizer, template); made if absent; safe with several processes at once.
-    chat_template: for datasets of messages; None for a plain ``role: content`` a line.
+    folder: holds one subfolder for each (dataset, tokenizer, template, loss_on); made if absent; safe with several processes.
+    chat: the model's template, for conversations; without one they are plain lines ``role: content``.
+    loss_on: the parts that are learnt. columns: the kind of the file's rows, found if not given.
     vocab_size, end_of_text_id: the model's, where known; see ``load_tokenizer``.
     Raises InvalidDataset, InvalidModel (tokenizer or template), DiskFull.
     """
+    chat = chat or ChatFacts()
     tokenizer = load_tokenizer(tokenizer_file, model_vocab_size=vocab_size, end_of_text_id=end_of_text_id)
-    template = ChatTemplate(chat_template or DEFAULT_CHAT_TEMPLATE, end_of_text=tokenizer.end_of_text)
+    marker = make_marker(chat, tokenizer=tokenizer, loss_on=loss_on)
     dataset_sha256 = _hash_file(file)
-    target = Path(folder) / _cache_name(dataset_sha256, format, tokenizer, chat_template or DEFAULT_CHAT_TEMPLATE)
+    target = Path(folder) / _cache_name(dataset_sha256, format, tokenizer, chat, loss_on, columns)
     target.parent.mkdir(parents=True, exist_ok=True)
     with _locked(target):
         if target.is_dir():
             return TokenFile.open(target)
         with _staged(target) as stage:
-            documents = read_documents(file, format=format)
-            manifest = _write_tokens(stage, documents, tokenizer, template, dataset_sha256=dataset_sha256)
-            write_manifest(stage, manifest)
+            pieces = (
+                document_pieces(read_documents(file))
+                if format == "txt"
+                else record_pieces(read_records(file, format=format, columns=columns), marker)
+            )
+            marks = loss_on == "assistant" and format != "txt"
+            manifest = _write_tokens(stage, pieces, tokenizer, dataset_sha256=dataset_sha256, marks=marks)
+            write_manifest(stage, replace(manifest, answers=dict(marker.counts)))
     return TokenFile.open(target)
+
+
+def make_marker(chat: ChatFacts, *, tokenizer: LoadedTokenizer, loss_on: LossOn) -> AnswerMarker:
+    """The way from a record to text for one model."""
+    template = ChatTemplate(
+        chat.template or DEFAULT_REPLY_TEMPLATE,
+        begin_of_text=chat.begin_of_text,
+        end_of_text=chat.end_of_text or tokenizer.end_of_text,
+    )
+    return AnswerMarker(template=template, is_own=chat.template is not None, loss_on=loss_on)
 
 
 def _hash_file(file: str | Path) -> str:
@@ -68,9 +101,17 @@ def _hash_file(file: str | Path) -> str:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
-def _cache_name(dataset_sha256: str, format: DatasetFormat, tokenizer: LoadedTokenizer, template: str) -> str:
+def _cache_name(
+    dataset_sha256: str,
+    format: DatasetFormat,
+    tokenizer: LoadedTokenizer,
+    chat: ChatFacts,
+    loss_on: LossOn,
+    columns: Columns | None,
+) -> str:
     """All that the tokens depend on, as a folder name."""
-    parts = (str(FORMAT_VERSION), dataset_sha256, format, tokenizer.sha256, str(tokenizer.end_of_text_id), template)
+    facts = json.dumps([to_json(chat), loss_on, None if columns is None else to_json(columns)], sort_keys=True)
+    parts = (str(FORMAT_VERSION), dataset_sha256, format, tokenizer.sha256, str(tokenizer.end_of_text_id), facts)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
@@ -120,56 +161,74 @@ def _sync(path: Path) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Piece:
-    """Text to encode, and whether a document ends with it."""
+class Piece:
+    """Text to encode, the parts of it that are learnt, and whether a sample ends with it."""
 
     text: str
-    ends_document: bool
+    spans: tuple[Span, ...]
+    ends_sample: bool = True
+    needs_end: bool = True
+    """True if an end-of-text token is to follow."""
 
 
 def _write_tokens(
-    stage: Path,
-    documents: Iterable[Document],
-    tokenizer: LoadedTokenizer,
-    template: ChatTemplate,
-    *,
-    dataset_sha256: str,
+    stage: Path, pieces: Iterable[Piece], tokenizer: LoadedTokenizer, *, dataset_sha256: str, marks: bool
 ) -> TokenManifest:
+    """marks: whether some tokens may not be learnt, so that flags are kept."""
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 65_536 else "<u4")
     digest = hashlib.sha256()
-    num_tokens = num_documents = 0
-    with (stage / TOKENS_FILE).open("wb") as file:
-        for pieces in _grouped(_to_pieces(documents, template)):
-            ids = _encode_pieces(pieces, tokenizer)
-            data = np.array(ids, dtype=dtype).tobytes()
-            file.write(data)
-            digest.update(data)
-            num_tokens += len(ids)
-            num_documents += sum(piece.ends_document for piece in pieces)
-    if num_tokens == num_documents:
+    num_tokens = num_texts = num_trained = 0
+    starts = [0]
+    with (stage / TOKENS_FILE).open("wb") as file, (stage / TRAINED_FILE).open("wb") as flags:
+        for group in grouped(pieces):
+            for piece, ids, trained in encode_pieces(group, tokenizer):
+                data = np.array(ids, dtype=dtype).tobytes()
+                file.write(data)
+                digest.update(data)
+                flags.write(bytes(trained))
+                num_tokens += len(ids)
+                num_trained += sum(trained)
+                num_texts += len(ids) > piece.needs_end
+                if piece.ends_sample:
+                    starts.append(num_tokens)
+    if not num_texts:
         raise InvalidDataset("the dataset holds no text", field="dataset", value=0, allowed="at least one document")
+    if not num_trained:
+        raise InvalidDataset(
+            "the dataset holds no answer to learn from", field="dataset", value=0, allowed="answers, or workload.loss_on all"
+        )
+    if not marks:
+        (stage / TRAINED_FILE).unlink()
+    (stage / STARTS_FILE).write_bytes(np.array(starts, dtype="<i8").tobytes())
     return TokenManifest(
         version=FORMAT_VERSION,
         dtype="uint16" if dtype.itemsize == 2 else "uint32",
         num_tokens=num_tokens,
-        num_documents=num_documents,
+        num_documents=len(starts) - 1,
         vocab_size=tokenizer.vocab_size,
         end_of_text_id=tokenizer.end_of_text_id,
         dataset_sha256=dataset_sha256,
         tokenizer_sha256=tokenizer.sha256,
         tokenizer=tokenizer.source,
         tokens_sha256=digest.hexdigest(),
+        num_trained=num_trained if marks else -1,
     )
 
 
-def _to_pieces(documents: Iterable[Document], template: ChatTemplate) -> Iterator[_Piece]:
+def document_pieces(documents: Iterable[Document]) -> Iterator[Piece]:
     for document in documents:
-        text = template.render(document.messages) if document.messages else document.text
-        yield _Piece(text=text, ends_document=not document.continues)
+        text, ends = document.text, not document.continues
+        yield Piece(text=text, spans=((0, len(text)),), ends_sample=ends, needs_end=ends)
 
 
-def _grouped(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    group: list[_Piece] = []
+def record_pieces(records: Iterable[Record], marker: AnswerMarker) -> Iterator[Piece]:
+    for record in records:
+        marked = marker.write(record)
+        yield Piece(text=marked.text, spans=marked.spans, needs_end=marked.needs_end)
+
+
+def grouped(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    group: list[Piece] = []
     num_characters = 0
     for piece in pieces:
         group.append(piece)
@@ -181,10 +240,25 @@ def _grouped(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
         yield group
 
 
-def _encode_pieces(pieces: list[_Piece], tokenizer: LoadedTokenizer) -> list[int]:
-    ids: list[int] = []
-    for piece, encoded in zip(pieces, encode(tokenizer.tokenizer, [piece.text for piece in pieces]), strict=True):
-        ids += encoded
-        if piece.ends_document:
+def encode_pieces(pieces: list[Piece], tokenizer: LoadedTokenizer) -> Iterator[tuple[Piece, list[int], bytearray]]:
+    """Ids of each piece and a flag for each id: 1 if it begins in a part that is learnt, or ends the turn after one."""
+    encoded = encode_with_offsets(tokenizer.tokenizer, [piece.text for piece in pieces])
+    for piece, (ids, offsets) in zip(pieces, encoded, strict=True):
+        trained = _flags(offsets, piece.spans, num_characters=len(piece.text))
+        for place in range(1, len(ids)):
+            if ids[place] == tokenizer.end_of_text_id and trained[place - 1]:
+                trained[place] = 1
+        if piece.needs_end:
             ids.append(tokenizer.end_of_text_id)
-    return ids
+            trained.append(1)
+        yield piece, ids, trained
+
+
+def _flags(offsets: Sequence[Span], spans: Sequence[Span], *, num_characters: int) -> bytearray:
+    if spans == ((0, num_characters),):
+        return bytearray(b"\1" * len(offsets))
+    starts = np.fromiter((start for start, _ in offsets), dtype=np.int64, count=len(offsets))
+    flags = np.zeros(len(offsets), dtype=np.uint8)
+    for begin, end in spans:
+        flags[(starts >= begin) & (starts < end)] = 1
+    return bytearray(flags.tobytes())

@@ -96,12 +96,12 @@ def add_adapter(weight: torch.Tensor, site: Site, factors: Sequence[torch.Tensor
     layer = site.layer
     low, high = (factor.to(torch.float32) for factor in factors)
     scaling = layer.scaling[ADAPTER_NAME]
-    weight = weight.to(torch.float32)
     if weight.dim() == 3:
         low, high = expert_factors(low, high, num_experts=weight.shape[0])
-        return torch.baddbmm(weight, high, low, alpha=scaling)
+        return torch.baddbmm(weight.to(torch.float32), high, low, alpha=scaling)
     delta = high @ low
-    merged: torch.Tensor = weight + (delta.T if layer.fan_in_fan_out else delta) * scaling
+    # The weight is added to the product, so that no fp32 copy of it is needed; a sum has no order.
+    merged: torch.Tensor = (delta.T if layer.fan_in_fan_out else delta).mul_(scaling).add_(weight)
     return merged
 
 

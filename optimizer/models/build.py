@@ -44,13 +44,19 @@ def build_model(
     is_meta = torch.device(device).type == "meta"
     unfilled = _Unfilled() if is_meta else nullcontext()  # type: ignore[no-untyped-call]
     with _seeded(seed), torch.device("meta" if is_meta else "cpu"), unfilled:
-        model = Decoder(spec.to_config(), dtype=dtype) if spec.model_type == DECODER_TYPE else _build_published(spec, dtype)
+        model = _make(spec, dtype)
     if is_meta:
         # Some definitions draw a tensor where no device is asked for.
         model.to("meta")
-    _freeze_other_parts(model)
     is_there = is_meta or torch.device(device).type == "cpu"
     return (model if is_there else model.to(device)).train()
+
+
+def build_unfilled(spec: ModelSpec, *, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The same model with parameters on ``meta``, to be read from files; buffers, which no file holds, are computed as ever."""
+    unfilled = _Unfilled()  # type: ignore[no-untyped-call]
+    with _seeded(0), _parameters_on_meta(), unfilled:
+        return _make(spec, dtype).train()
 
 
 def load_model(
@@ -67,8 +73,16 @@ def load_model(
     return model.to(device).eval()
 
 
+def _make(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
+    if spec.model_type == DECODER_TYPE:
+        return Decoder(spec.to_config(), dtype=dtype)
+    model = _build_published(spec, dtype)
+    _freeze_other_parts(model)
+    return model
+
+
 def _freeze_other_parts(model: nn.Module) -> None:
-    """Of a model with parts for images or sound only what text runs through is trained: its decoder, the embedding, the head."""
+    """Leaves to train, in a model with parts for images or sound, what text runs through: its decoder, the embedding, the head."""
     decoder = find_text_part(model)
     if decoder is None:
         return
@@ -164,6 +178,23 @@ class _Unfilled(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in self._fills and args[0].is_meta:
             return args[0]
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Parameters lose their data as a module takes them, before anything is written to it, so that no page of it is touched."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+        register(module, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 @contextmanager

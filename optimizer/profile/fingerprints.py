@@ -6,11 +6,15 @@ import json
 from optimizer.workload import Adapter
 
 
-def profile_fingerprint(model_fingerprint: str, adapter: Adapter | None) -> str:
+def profile_fingerprint(model_fingerprint: str, adapter: Adapter | None, *, is_packed: bool = False) -> str:
     """Name under which the profile of a model, or of a model with adapters, is kept: 64 hex digits.
 
-    Without adapters the model's own. Not of ``alpha``, which changes numbers but no size.
+    Without adapters the model's own. Not of ``alpha``, which changes numbers but no size. is_packed: for rows of samples that do
+    not attend to each other.
     """
+    if is_packed:
+        whole = profile_fingerprint(model_fingerprint, adapter)
+        return hashlib.sha256(f"{whole} packed".encode()).hexdigest()
     if adapter is None:
         return model_fingerprint
     facts = [model_fingerprint, adapter.rank, adapter.dropout > 0, sorted(adapter.targets)]
@@ -22,6 +26,10 @@ def generation_fingerprint(model_fingerprint: str) -> str:
     return hashlib.sha256(f"{model_fingerprint} generates".encode()).hexdigest()
 
 
-def traced_fingerprint(model_fingerprint: str, *, adapter: Adapter | None, generates: bool) -> str:
+def traced_fingerprint(
+    model_fingerprint: str, *, adapter: Adapter | None, generates: bool, is_packed: bool = False
+) -> str:
     """Name of what a trace is asked for: training, with these adapters or none, or generating."""
-    return generation_fingerprint(model_fingerprint) if generates else profile_fingerprint(model_fingerprint, adapter)
+    if generates:
+        return generation_fingerprint(model_fingerprint)
+    return profile_fingerprint(model_fingerprint, adapter, is_packed=is_packed)

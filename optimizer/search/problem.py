@@ -148,6 +148,8 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     """Finds faults in a plan's prediction by an independent replay; asked for the chosen plan alone."""
     relax: Relax | None = None
     """Lower bounds on a setting's plans; asked where there are too many to try them all."""
+    names_ways: bool = True
+    """Where nothing fits, the error names what else could be allowed; false where whoever asks prices ways out themselves."""
 
     def allows(self, technique: Technique) -> bool:
         """Report whether the goal and the machine permit it."""

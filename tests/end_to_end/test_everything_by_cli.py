@@ -100,7 +100,9 @@ def manage_models_and_datasets(terminal: Terminal, folder: Path) -> Any:
     (tiny / "config.json").write_text(json.dumps(writer.CONFIG))
     (folder / "verse.txt").write_text(TEXT)
     (folder / "questions.jsonl").write_text('{"prompt": "In the"}\n{"prompt": "And God"}\n')
-    [model_id, name] = terminal.run("models", "add", tiny).split()
+    place, row = terminal.run("models", "add", tiny).splitlines()[:2]
+    assert place.startswith("uploaded, because ")
+    [model_id, name] = row.split()
     assert name == "tiny"
     assert "tiny" in terminal.run("models", "list")
     assert "word embedding" in terminal.run("models", "show", "tiny")

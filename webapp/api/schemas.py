@@ -17,6 +17,10 @@ class ModelRow(Schema):
     model_type: str
     num_parameters: int | None
     has_weights: bool
+    linked_from: str | None
+    """The folder on the server where its weights stay; null where they are kept here."""
+    generation: dict[str, Any]
+    """Sampling that its makers ask for, used where a generate job says nothing."""
     has_tokenizer: bool
     has_chat: bool
     unread: list[str] = Field(description="what its config.json asked for that no price has, in sentences")

@@ -8,11 +8,10 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -27,27 +26,34 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from optimizer.base.errors import DiskFull, InvalidDataset, InvalidModel
-from optimizer.base.serialize import to_json
-from optimizer.data.chat_facts import read_chat_facts
-from optimizer.models.files.check_weights import INDEX_FILE, SINGLE_FILE
-from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.models.files.linked_files import linked_bytes
+from optimizer.models.spec import read_model_spec
 from optimizer.models.unread import describe_unread
 from webapp.accounts.models import Project
-from webapp.catalog.limited import run_limited
+from webapp.catalog.files.limited import run_limited
+from webapp.catalog.files.model_parts import (
+    CHAT_FILE,
+    GGUF_FILE,
+    GGUF_SUFFIX,
+    check_tokenizer,
+    check_weights_in,
+    generation_document,
+    keep_sidecars,
+    make_tokenizer_of_gguf,
+    weights_name,
+    write_chat,
+    write_config,
+)
 from webapp.catalog.models import Dataset, Machine, Model, Profile, PromptTokens
 from webapp.ids import new_dataset_id, new_model_id
 from webapp.names import check_name
 
 MAX_CONFIG_BYTES = 1024 * 1024
-MAX_TOKENIZER_CONFIG_BYTES = 4 * 1024 * 1024
-"""They list added tokens one by one."""
 MAX_NAME_CHARACTERS = 200
-CHAT_FILE = "chat.json"
 DatasetPurpose = Literal["text", "prompts"]
 R = TypeVar("R", Model, Dataset)
 
-FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".parquet": "parquet"}
-_WEIGHTS_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}\.safetensors")
+FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 _DATASET_TIMEOUT_S = 600
 
 
@@ -55,10 +61,13 @@ def create_model(
     *,
     owner: User | None,
     name: str,
-    config: "UploadedFile[Any]",
+    config: "UploadedFile[Any] | None",
     tokenizer: "UploadedFile[Any] | None" = None,
     weights: "Sequence[UploadedFile[Any]]" = (),
     tokenizer_config: "UploadedFile[Any] | None" = None,
+    sidecars: "Mapping[str, UploadedFile[Any]] | None" = None,
+    links: Mapping[str, Path] | None = None,
+    linked_from: str = "",
     chat_file: Path | None = None,
     project: Project | None = None,
     from_job_id: str = "",
@@ -66,29 +75,39 @@ def create_model(
 ) -> Model:
     """Check and keep a Hugging Face model. Raises InvalidModel that names the file, what it holds and what is allowed.
 
-    tokenizer_config: of its tokenizer_config.json only the chat template is kept, and the texts that begin and end a text.
-    chat_file: in its place the chat.json of a model that is kept already.
+    config: None for a GGUF file, which holds its own.
+    sidecars: further files by their places in the folder, as ``models/files/sidecars.py`` lists them.
+    links: weights that stay where they are, by the names they get; linked_from is the folder they were found in.
+    chat_file: the chat.json of the model that it was trained from, where its own files say nothing.
     project: whose it is; the one its owner works in unless given.
     check_last: called in the transaction that writes the row, just before; where it raises, nothing is kept.
     """
     name = checked_name(name)
-    document = _read_small_json(config, name="config.json", field="config")
-    spec = read_model_spec(document)
+    if config is None and not _has_gguf([file.name or "" for file in weights], links or {}):
+        raise InvalidModel("config.json is missing; allowed: config.json, or a GGUF file, which holds its own", field="config")
+    document = None if config is None else _read_small_json(config, name="config.json", field="config")
+    spec = None if document is None else read_model_spec(document)
     model_id = new_model_id()
+    given = {"tokenizer.json": tokenizer, "tokenizer_config.json": tokenizer_config, **(sidecars or {})}
     with _staged(model_id, kind="models") as folder:
-        (folder / "config.json").write_text(json.dumps(spec.to_config(), indent=1))
-        if tokenizer is not None:
-            _keep(tokenizer, folder / "tokenizer.json")
-            _check_tokenizer(folder / "tokenizer.json", spec)
-        if tokenizer_config is not None:
-            chat = _read_small_json(tokenizer_config, name="tokenizer_config.json", field="tokenizer_config")
-            (folder / CHAT_FILE).write_text(json.dumps(to_json(read_chat_facts(chat))))
-        elif chat_file is not None:
-            shutil.copyfile(chat_file, folder / CHAT_FILE)
+        keep_sidecars({name: file for name, file in given.items() if file is not None}, folder, keep=_keep)
         for file in weights:
-            _keep(file, folder / _weights_name(file, is_only_one=len(weights) == 1))
-        if weights:
-            run_limited("webapp.catalog.check", ["weights", str(folder)], field="weights", error=InvalidModel)
+            _keep(file, folder / weights_name(file.name or "", is_only_one=len(weights) == 1))
+        for link, target in (links or {}).items():
+            (folder / link).symlink_to(target)
+        has_weights = bool(weights or links)
+        if spec is not None and document is not None:
+            write_config(folder, spec, document, has_weights=has_weights)
+        found = check_weights_in(folder) if has_weights else {}
+        if spec is None or document is None:
+            document = found["config"]
+            spec = read_model_spec(document)
+            write_config(folder, spec, {}, has_weights=False)
+            if not (folder / "tokenizer.json").exists():
+                make_tokenizer_of_gguf(folder)
+        has_tokenizer = (folder / "tokenizer.json").exists()
+        if has_tokenizer:
+            check_tokenizer(folder, spec)
         return _publish(
             folder,
             kind="models",
@@ -104,12 +123,19 @@ def create_model(
                 unread=describe_unread(document, spec),
                 fingerprint=spec.fingerprint,
                 folder=f"models/{model_id}",
-                has_weights=bool(weights),
-                has_tokenizer=tokenizer is not None,
-                has_chat=tokenizer_config is not None or chat_file is not None,
+                linked_from=linked_from,
+                linked_files=found.get("linked_files", []),
+                generation=generation_document(folder),
+                has_weights=has_weights,
+                has_tokenizer=has_tokenizer,
+                has_chat=write_chat(folder, otherwise=chat_file),
                 num_parameters=spec.num_parameters,
             ),
         )
+
+
+def _has_gguf(weights: Sequence[str], links: Mapping[str, Path]) -> bool:
+    return [*weights, *links][-1:] == [GGUF_FILE] or (len(weights) == 1 and weights[0].endswith(GGUF_SUFFIX))
 
 
 def create_dataset(
@@ -155,9 +181,10 @@ def read_again(dataset: Dataset) -> None:
 
 
 def files_bytes(model: Model) -> int:
-    """Bytes of a model on the disk."""
+    """Bytes of a model on the disk, those of linked files as they were when they were linked."""
     folder = Path(settings.HEADROOM_HOME) / model.folder
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file()) if folder.is_dir() else 0
+    own = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return sum(path.stat().st_size for path in own) + linked_bytes(model.linked_files)
 
 
 def _create_prompts(*, owner: User | None, name: str, file: "UploadedFile[Any]") -> Dataset:
@@ -295,44 +322,14 @@ def checked_name(name: str) -> str:
 
 
 def _read_small_json(file: "UploadedFile[Any]", *, name: str, field: str) -> Any:
-    limit_bytes = MAX_CONFIG_BYTES if field == "config" else MAX_TOKENIZER_CONFIG_BYTES
-    if (file.size or 0) > limit_bytes:
+    if (file.size or 0) > MAX_CONFIG_BYTES:
         raise InvalidModel(
-            f"{name} has {file.size:,} bytes; allowed: at most {limit_bytes:,}", field=field, value=file.size
+            f"{name} has {file.size:,} bytes; allowed: at most {MAX_CONFIG_BYTES:,}", field=field, value=file.size
         )
     try:
         return json.loads(file.read())
     except (ValueError, RecursionError) as error:
         raise InvalidModel(f"{name} is not JSON: {error}", field=field, allowed=f"a Hugging Face {name}") from error
-
-
-def _weights_name(file: "UploadedFile[Any]", *, is_only_one: bool) -> str:
-    """A name of the sender's is used only when it is a plain one; a single file gets the standard name."""
-    name = file.name or ""
-    if name == INDEX_FILE:
-        return name
-    if _WEIGHTS_NAME.fullmatch(name) is None:
-        raise InvalidModel(
-            f"weights file is named {name[:80]!r}; allowed: *.safetensors and {INDEX_FILE}",
-            field="weights",
-            value=name[:80],
-            allowed=["*.safetensors", INDEX_FILE],
-            hint="Convert other formats with safetensors; formats that can run code when read are not accepted.",
-        )
-    return SINGLE_FILE if is_only_one else name
-
-
-def _check_tokenizer(path: Path, spec: ModelSpec) -> None:
-    facts = run_limited(
-        "webapp.catalog.check", ["tokenizer", str(path)], field="tokenizer", error=InvalidModel, timeout_s=10
-    )
-    if facts["vocab_size"] > spec.vocab_size:
-        raise InvalidModel(
-            f"tokenizer.json has {facts['vocab_size']:,} tokens; the model's vocab_size is {spec.vocab_size:,}",
-            field="tokenizer",
-            value=facts["vocab_size"],
-            allowed=f"at most {spec.vocab_size:,} tokens",
-        )
 
 
 def _inspect(path: Path, data_format: str) -> dict[str, Any]:
@@ -398,8 +395,9 @@ def _keep(file: "UploadedFile[Any]", path: Path) -> None:
 def _publish(folder: Path, *, kind: str, row: R, check_last: Callable[[], None] | None = None) -> R:
     """Rename the staged folder to its place and write the row; without the row the folder goes too."""
     place = Path(settings.HEADROOM_HOME) / kind / str(row.pk)
-    for path in folder.iterdir():
-        path.chmod(0o600)
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():  # what is linked is not ours
+            path.chmod(0o600)
     folder.rename(place)
     try:
         with transaction.atomic():

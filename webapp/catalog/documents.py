@@ -32,6 +32,8 @@ def model_documents(models: list[Model]) -> list[dict[str, Any]]:
             "has_chat": model.has_chat,
             "unread": model.unread,
             "from_job": model.from_job_id or None,
+            "linked_from": model.linked_from or None,
+            "generation": model.generation,
             "created_at": iso(model.created_at),
             "profile": states[model.fingerprint],
         }

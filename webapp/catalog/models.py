@@ -24,7 +24,13 @@ class Model(InProject):
     fingerprint = models.CharField(max_length=64)
     """sha256 of the canonical config; profiles are kept under it."""
     folder = models.CharField(max_length=500)
-    """Relative to HEADROOM_HOME: config.json, *.safetensors, tokenizer.json where given."""
+    """Relative to HEADROOM_HOME: config.json, weights (links where they were linked), tokenizer.json and the files beside it."""
+    linked_from = models.CharField(max_length=1000, blank=True)
+    """The folder on the server whose weights are linked; empty where they are the service's own."""
+    linked_files = models.JSONField(default=list)
+    """Facts on the linked files when they were added (``optimizer/models/files/linked_files.py``)."""
+    generation = models.JSONField(default=dict)
+    """Settings of its generation_config.json that jobs use (``optimizer/models/files/generation_config.py``)."""
     has_weights = models.BooleanField(default=False)
     has_tokenizer = models.BooleanField(default=False)
     has_chat = models.BooleanField(default=False)
@@ -82,7 +88,14 @@ class Dataset(InProject):
     name = models.CharField(max_length=200)
     format = models.CharField(
         max_length=10,
-        choices=[("txt", "text"), ("jsonl", "JSON lines"), ("parquet", "Parquet"), ("prompts", "prompts, JSON lines")],
+        choices=[
+            ("txt", "text"),
+            ("jsonl", "JSON lines"),
+            ("json", "JSON"),
+            ("csv", "CSV"),
+            ("parquet", "Parquet"),
+            ("prompts", "prompts, JSON lines"),
+        ],
     )
     """``prompts`` is what generate jobs take, the others what training takes."""
     file = models.CharField(max_length=500)
@@ -123,6 +136,8 @@ class Upload(InProject):
     """Purpose of a dataset: ``text`` or ``prompts``."""
     files = models.JSONField()
     """``[{"name", "num_bytes", "sha256"}]``; how much of each is here, the files themselves say."""
+    source = models.JSONField(default=dict)
+    """For one that the service fetches by itself, from where and how far it is (``hub/download.py``); else empty."""
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
     """When a piece last came; one that nothing comes for is removed."""

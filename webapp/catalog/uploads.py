@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -22,27 +22,44 @@ from django.core.files.uploadedfile import UploadedFile
 from django.utils import timezone
 
 from optimizer.base.errors import DiskFull, InvalidInput
+from optimizer.models.files.sidecars import is_sidecar
 from webapp.accounts.access import act_in, require_role
 from webapp.accounts.models import Role
 from webapp.catalog.actions import DatasetPurpose, checked_name, create_dataset, create_model
 from webapp.catalog.errors import CatalogConflict, WrongOffset
-from webapp.catalog.kept_file import KeptFile
+from webapp.catalog.files.kept_file import KeptFile
+from webapp.catalog.files.model_parts import GGUF_SUFFIX
+from webapp.catalog.files.room import require_room
 from webapp.catalog.models import Dataset, Model, Upload
 
 PIECE_BYTES = 8 * 1024 * 1024
 """Size of the pieces that clients are asked to send."""
 MAX_PIECE_BYTES = 2 * PIECE_BYTES
-MAX_FILES = 200
+MAX_FILES = 1_100
+"""A model may have 1,000 shards."""
 MAX_OPEN = 20
 """Uploads of one person."""
 KEPT = timedelta(days=1)
 """Since the last piece."""
+_SHOWN_OF_SOURCE = ("hub", "revision", "commit", "state", "message", "model")
 _READ_BYTES = 1024 * 1024
 _MODEL_PARTS = {"config.json": "config", "tokenizer.json": "tokenizer", "tokenizer_config.json": "tokenizer_config"}
 
 
-def begin_upload(*, owner: User, kind: str, name: str, files: Sequence[dict[str, Any]], purpose: str = "text") -> Upload:
-    """files: ``{"name", "num_bytes", "sha256"}`` each. Raises InvalidInput for the first that is wrong."""
+def begin_upload(
+    *,
+    owner: User,
+    kind: str,
+    name: str,
+    files: Sequence[dict[str, Any]],
+    purpose: str = "text",
+    source: dict[str, Any] | None = None,
+) -> Upload:
+    """files: ``{"name", "num_bytes", "sha256", "mark"}`` each. Raises InvalidInput for the first that is wrong, DiskFull.
+
+    sha256: of the whole file, empty where the sender cannot know it before (a browser); its pieces then carry theirs.
+    mark: what the sender knows this state of the file by, such as the time of its last change.
+    """
     if kind not in ("model", "dataset"):
         raise _refusal("kind", kind, allowed=["model", "dataset"])
     if purpose not in ("text", "prompts"):
@@ -51,11 +68,11 @@ def begin_upload(*, owner: User, kind: str, name: str, files: Sequence[dict[str,
         raise _refusal("files", len(files), allowed="one file" if kind == "dataset" else f"1 to {MAX_FILES} files")
     read = [_read_file(number, file) for number, file in enumerate(files)]
     _check_together(kind, read)
-    if Upload.objects.filter(owner=owner).count() >= MAX_OPEN:
+    if sum(1 for upload in Upload.objects.filter(owner=owner) if not is_over(upload)) >= MAX_OPEN:
         raise CatalogConflict(
             f"{MAX_OPEN} uploads of yours are open", hint="Finish or delete one; see GET /api/v1/uploads."
         )
-    row = Upload.objects.create(owner=owner, kind=kind, name=checked_name(name), purpose=purpose, files=read)
+    row = Upload.objects.create(owner=owner, kind=kind, name=checked_name(name), purpose=purpose, files=read, source=source or {})
     _folder(row).mkdir(mode=0o700, parents=True)
     return row
 
@@ -82,13 +99,18 @@ def add_piece(upload: Upload, number: int, *, offset_bytes: int, piece: BinaryIO
 
 def received_bytes(upload: Upload, number: int) -> int:
     try:
-        return _path(upload, number).stat().st_size
+        return piece_path(upload, number).stat().st_size
     except FileNotFoundError:
         return 0
 
 
-def finish_upload(upload: Upload) -> Model | Dataset:
-    """The row that it becomes; the pieces are then gone.
+def is_over(upload: Upload) -> bool:
+    """Report whether it is a download that has come to its end, of which only the row is left."""
+    return upload.source.get("state") in ("done", "failed")
+
+
+def finish_upload(upload: Upload, *, keeps_row: bool = False) -> Model | Dataset:
+    """The row that it becomes; the pieces are then gone, and the upload's row unless it is kept.
 
     Raises CatalogConflict while bytes are missing, InvalidInput for a file whose sha256 is another one, which must then be sent
     again from its start, and what ``create_model`` and ``create_dataset`` raise.
@@ -109,14 +131,17 @@ def finish_upload(upload: Upload) -> Model | Dataset:
     finally:
         for file in opened:
             file.close()
-    drop_upload(upload)
+    drop_pieces(upload) if keeps_row else drop_upload(upload)
     return row
 
 
 def drop_upload(upload: Upload) -> None:
-    folder = _folder(upload)
     Upload.objects.filter(pk=upload.pk).delete()
-    shutil.rmtree(folder, ignore_errors=True)
+    drop_pieces(upload)
+
+
+def drop_pieces(upload: Upload) -> None:
+    shutil.rmtree(Path(settings.HEADROOM_HOME) / "uploads" / str(upload.pk), ignore_errors=True)
 
 
 def drop_abandoned() -> list[str]:
@@ -139,36 +164,51 @@ def upload_document(upload: Upload) -> dict[str, Any]:
         "files": files,
         "piece_bytes": PIECE_BYTES,
         "max_piece_bytes": MAX_PIECE_BYTES,
+        "source": {key: upload.source[key] for key in _SHOWN_OF_SOURCE if key in upload.source} or None,
         "kept_until": (upload.updated_at + KEPT).isoformat().replace("+00:00", "Z"),
     }
 
 
 def _read_file(number: int, file: dict[str, Any]) -> dict[str, Any]:
     where = f"files.{number}"
-    name, num_bytes, sha256 = (file.get(key) for key in ("name", "num_bytes", "sha256"))
-    if not isinstance(name, str) or not 0 < len(name) <= 200 or Path(name).name != name or not name.isprintable():
+    name, num_bytes, sha256, mark = (file.get(key, "") for key in ("name", "num_bytes", "sha256", "mark"))
+    is_plain = isinstance(name, str) and (Path(name).name == name or is_sidecar(name))
+    if not is_plain or not 0 < len(name) <= 200 or not name.isprintable():
         raise _refusal(f"{where}.name", name, allowed="a file's name without folders")
     if not isinstance(num_bytes, int) or isinstance(num_bytes, bool) or num_bytes < 0:
         raise _refusal(f"{where}.num_bytes", num_bytes, allowed="a whole number from 0")
-    if not isinstance(sha256, str) or len(sha256) != 64 or not set(sha256) <= set("0123456789abcdef"):
-        raise _refusal(f"{where}.sha256", sha256, allowed="64 lower-case hex digits")
-    return {"name": name, "num_bytes": num_bytes, "sha256": sha256}
+    if not isinstance(sha256, str) or len(sha256) not in (0, 64) or not set(sha256) <= set("0123456789abcdef"):
+        raise _refusal(f"{where}.sha256", sha256, allowed="64 lower-case hex digits, or none")
+    if not isinstance(mark, str) or len(mark) > 100 or not mark.isprintable():
+        raise _refusal(f"{where}.mark", mark, allowed="at most 100 printable characters")
+    return {"name": name, "num_bytes": num_bytes, "sha256": sha256, **({"mark": mark} if mark else {})}
 
 
 def _check_together(kind: str, files: Sequence[dict[str, Any]]) -> None:
     names = [file["name"] for file in files]
     if len(set(names)) != len(names):
         raise _refusal("files", names, allowed="each name once")
-    if kind == "model" and "config.json" not in names:
-        raise _refusal("files", names, allowed="config.json among them")
+    if kind == "model" and "config.json" not in names and not any(name.endswith(GGUF_SUFFIX) for name in names):
+        raise _refusal("files", names, allowed="config.json or a GGUF file among them")
     total_bytes, limit_bytes = sum(file["num_bytes"] for file in files), int(settings.HEADROOM_MAX_UPLOAD_BYTES)
-    if total_bytes > limit_bytes:
+    if limit_bytes and total_bytes > limit_bytes:
         raise InvalidInput(
             f"the files have {total_bytes:,} bytes; allowed: at most {limit_bytes:,}",
             field="files",
             value=total_bytes,
             allowed={"maximum": limit_bytes},
         )
+    require_room(total_bytes, promised_bytes=_promised_bytes())
+
+
+def _promised_bytes() -> int:
+    """Bytes that open uploads, of anybody, announced and that are not here yet."""
+    waiting = 0
+    for upload in Upload.objects.all():
+        if is_over(upload):
+            continue
+        waiting += sum(max(0, file["num_bytes"] - received_bytes(upload, number)) for number, file in enumerate(upload.files))
+    return waiting
 
 
 def _append(out: BinaryIO, piece: BinaryIO, *, room_bytes: int, sha256: str) -> None:
@@ -192,7 +232,7 @@ def _append(out: BinaryIO, piece: BinaryIO, *, room_bytes: int, sha256: str) -> 
 @contextmanager
 def _opened(upload: Upload, number: int) -> Iterator[BinaryIO]:
     """For this sender alone: a cut connection's request may still be writing when the next one comes."""
-    with _path(upload, number).open("ab") as out:
+    with piece_path(upload, number).open("ab") as out:
         try:
             fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -203,9 +243,11 @@ def _opened(upload: Upload, number: int) -> Iterator[BinaryIO]:
 
 
 def _check_sha256(upload: Upload, number: int) -> None:
-    file, path = upload.files[number], _path(upload, number)
+    file, path = upload.files[number], piece_path(upload, number)
     if not path.exists():  # an empty file of which no piece ever came
         path.touch()
+    if not file["sha256"]:
+        return
     with path.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != file["sha256"]:
@@ -220,14 +262,17 @@ def _check_sha256(upload: Upload, number: int) -> None:
 
 
 def _as_uploaded(upload: Upload, number: int) -> "UploadedFile[Any]":
-    return KeptFile(_path(upload, number), name=upload.files[number]["name"])
+    return KeptFile(piece_path(upload, number), name=upload.files[number]["name"])
 
 
 def _create_model(upload: Upload, files: "Sequence[UploadedFile[Any]]") -> Model:
-    parts = {_MODEL_PARTS[str(file.name)]: file for file in files if file.name in _MODEL_PARTS}
-    weights = [file for file in files if file.name not in _MODEL_PARTS]
-    make: Callable[..., Model] = create_model
-    return make(owner=_owner(upload), name=upload.name, weights=weights, **parts)
+    parts: dict[str, Any] = {"config": None}
+    parts |= {_MODEL_PARTS[str(file.name)]: file for file in files if file.name in _MODEL_PARTS}
+    # UploadedFile keeps the last part of a name alone
+    named = [(entry["name"], file) for entry, file in zip(upload.files, files, strict=True) if entry["name"] not in _MODEL_PARTS]
+    sidecars = {name: file for name, file in named if is_sidecar(name)}
+    weights = [file for name, file in named if name not in sidecars]
+    return create_model(owner=_owner(upload), name=upload.name, weights=weights, sidecars=sidecars, **parts)
 
 
 def _create_dataset(upload: Upload, file: "UploadedFile[Any]") -> Dataset:
@@ -244,7 +289,8 @@ def _folder(upload: Upload) -> Path:
     return Path(settings.HEADROOM_HOME) / "uploads" / upload.pk
 
 
-def _path(upload: Upload, number: int) -> Path:
+def piece_path(upload: Upload, number: int) -> Path:
+    """The file that holds what has come of one file."""
     return _folder(upload) / str(number)
 
 

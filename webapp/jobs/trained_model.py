@@ -14,15 +14,18 @@ from typing import Literal
 from django.conf import settings
 from django.db.models import Q
 
-from webapp.catalog.actions import CHAT_FILE, MAX_NAME_CHARACTERS, checked_name, create_model
+from optimizer.models.files.sidecars import TOKENIZER_FILE, is_sidecar
+from webapp.catalog.actions import MAX_NAME_CHARACTERS, checked_name, create_model
 from webapp.catalog.errors import ModelExists
-from webapp.catalog.kept_file import KeptFile
+from webapp.catalog.files.kept_file import KeptFile
+from webapp.catalog.files.model_parts import CHAT_FILE
 from webapp.catalog.models import Model
 from webapp.jobs.errors import FilesLost, NoModelLeft, WrongState
 from webapp.jobs.models import Artifact, Job, Kind, State
 
 Left = Literal["", "adapter", "model"]
 _WEIGHTS_SUFFIXES = (".safetensors", ".safetensors.index.json")
+_LEAVE_WEIGHTS = (Kind.TRAIN, Kind.EXPORT)
 _NUMBER_CHARACTERS = 8
 """Characters of a name kept for the part that makes it unique."""
 
@@ -45,6 +48,7 @@ def create_trained_model(job: Job, *, name: str = "") -> Model:
             config=files["config.json"],
             tokenizer=files.get("tokenizer.json"),
             weights=[file for file_name, file in files.items() if file_name.endswith(_WEIGHTS_SUFFIXES)],
+            sidecars={name: file for name, file in files.items() if is_sidecar(name) and name != TOKENIZER_FILE},
             chat_file=_chat_file(job.model),
             from_job_id=job.pk,
             check_last=lambda: _check_again(job, name),
@@ -53,7 +57,7 @@ def create_trained_model(job: Job, *, name: str = "") -> Model:
 
 def what_is_left(job: Job) -> Left:
     """Kind of a training run's weights: the whole model, its adapters alone, or nothing."""
-    if job.kind != Kind.TRAIN:
+    if job.kind not in _LEAVE_WEIGHTS:
         return ""
     kinds = set(job.artifacts.filter(kind__in=("model", "adapter")).values_list("kind", flat=True))
     return "model" if "model" in kinds else "adapter" if kinds else ""
@@ -67,7 +71,7 @@ def _exported(job: Job) -> list[Artifact]:
     names = [artifact.name for artifact in artifacts]
     if "config.json" in names and any(name.endswith(".safetensors") for name in names):
         return artifacts
-    if job.kind != Kind.TRAIN:
+    if job.kind not in _LEAVE_WEIGHTS:
         raise NoModelLeft(f"job {job.pk} generates; only training leaves a model", hint="Name a job that trained.", job_id=job.pk)
     if what_is_left(job) == "adapter":
         raise NoModelLeft(

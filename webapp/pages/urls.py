@@ -53,6 +53,7 @@ urlpatterns = [
     path("jobs/<slug:job_id>/pause/", job.job_pause, name="job_pause"),
     path("jobs/<slug:job_id>/resume/", job.job_resume, name="job_resume"),
     path("jobs/<slug:job_id>/retry/", job.job_retry, name="job_retry"),
+    path("jobs/<slug:job_id>/export/", job.job_export, name="job_export"),
     path("jobs/<slug:job_id>/model/", job.job_model, name="job_model"),
     path("queue/", queue.queue_page, name="queue"),
     path("jobs/<slug:job_id>/move/", queue.queue_move, name="queue_move"),

@@ -19,6 +19,7 @@ from optimizer.data.prompts import read_prompts
 from optimizer.data.stop_texts import StopWatch, cut_at_stop
 from optimizer.formats.sampling import Sampling
 from optimizer.goal import GenerationGoal
+from optimizer.models.files.linked_files import checked_folder
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.workload import GenerationRequest
@@ -96,6 +97,7 @@ def _read_work(attempt: dict[str, Any]) -> _Work:
             chat_file=attempt["chat_file"],
             vocab_size=spec.vocab_size,
             end_of_text_id=spec.end_of_text_id,
+            end_ids=attempt["end_ids"],
         ),
         job_folder=Path(attempt["job_folder"]),
     )
@@ -152,7 +154,7 @@ def _generate(
         work.spec,
         plan=work.plan,
         device=work.attempt["device"],
-        weights_folder=Path(work.attempt["model_folder"]) if work.attempt["has_weights"] else None,
+        weights_folder=checked_folder(work.attempt["weights_folder"], work.attempt["linked_files"]),
         cap_bytes=work.goal.device_budget_bytes,
         host_cap_bytes=work.goal.host_budget_bytes,
         scratch=scratch,

@@ -12,15 +12,22 @@ from optimizer.workload import Adapter
 
 
 def profile_to_file(
-    config: dict[str, Any], file: Path, *, adapter: dict[str, Any] | None = None, generates: bool = False
+    config: dict[str, Any],
+    file: Path,
+    *,
+    adapter: dict[str, Any] | None = None,
+    generates: bool = False,
+    is_packed: bool = False,
 ) -> None:
     """Trace the model that ``config`` describes; the profile's JSON appears at ``file``, whole or not at all.
 
-    adapter: a workload's; the profile is then of the model with these adapters. generates: of a model that generates instead.
+    adapter: a workload's; the profile is then of the model with these adapters. generates: of a model that
+    generates instead. is_packed: for rows of samples that do not attend to each other.
     """
     spec = read_model_spec(config)
     read = None if adapter is None else from_json(Adapter, adapter, path="adapter")
-    document = profile_generation(spec).to_json() if generates else profile_model(spec, adapter=read).to_json()
+    profile = profile_generation(spec) if generates else profile_model(spec, adapter=read, is_packed=is_packed)
+    document = profile.to_json()
     staged = file.with_name(f".{file.name}")
     staged.write_text(json.dumps(document))
     staged.replace(file)

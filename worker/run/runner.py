@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.base.errors import DiskFull, HeadroomError, InvalidDataset, InvalidModel, InvalidPlan
+from worker.run.exporting import export_attempt
 from worker.run.lifeline import die_with_supervisor
 from worker.run.pipe import PipeWriter
 from worker.run.reporter import Reporter, read_json
@@ -107,6 +108,7 @@ def profile(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFla
         Path(attempt["profile_file"]),
         adapter=attempt.get("adapter"),
         generates=attempt.get("generates", False),
+        is_packed=attempt.get("packed", False),
     )
     return {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 0}
 
@@ -123,7 +125,11 @@ def generate(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFl
     return generate_attempt(attempt, reporter=reporter, should_stop=should_stop)
 
 
-_WORK = {"train": train, "profile": profile, "generate": generate}
+def export(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> dict[str, Any]:
+    return export_attempt(attempt, reporter=reporter, should_stop=should_stop)
+
+
+_WORK = {"train": train, "profile": profile, "generate": generate, "export": export}
 
 
 def failure(error: Exception, *, step: int) -> dict[str, Any]:

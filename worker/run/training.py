@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimizer.base.serialize import from_json
+from optimizer.data.chat_facts import ChatFacts
 from optimizer.data.tokens import tokenize_dataset
 from optimizer.goal import Goal
+from optimizer.models.files.linked_files import checked_folder
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.plan import Plan
 from optimizer.workload import TrainingWorkload
@@ -19,32 +21,36 @@ if TYPE_CHECKING:
 def train_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: Callable[[], bool]) -> dict[str, Any]:
     """The content of ``result.json``. Raises the errors of ``tokenize_dataset`` and ``train``."""
     spec = read_model_spec(attempt["config"])
-    token_folder = _tokenize(attempt, spec=spec, reporter=reporter)
+    workload = from_json(TrainingWorkload, attempt["workload"], path="workload")
+    token_folder = _tokenize(attempt, spec=spec, workload=workload, reporter=reporter)
     # torch takes seconds to import; what is wrong with the input has been said by now
     reporter.phase("loading", "starting torch")
     from optimizer.runtime.job.train import train
 
-    run = _read_run(attempt, spec=spec, token_folder=token_folder)
+    run = _read_run(attempt, spec=spec, workload=workload, token_folder=token_folder)
     return train(run, report=reporter, should_stop=should_stop).to_json()
 
 
-def _tokenize(attempt: dict[str, Any], *, spec: ModelSpec, reporter: Reporter) -> Path:
+def _tokenize(attempt: dict[str, Any], *, spec: ModelSpec, workload: TrainingWorkload, reporter: Reporter) -> Path:
     reporter.phase("tokenizing")
     tokens = tokenize_dataset(
         file=attempt["dataset"]["file"],
         format=attempt["dataset"]["format"],
         tokenizer_file=attempt["tokenizer_file"],
         folder=attempt["tokens_folder"],
+        chat=ChatFacts.read(attempt.get("chat_file")),
+        loss_on=workload.loss_on,
         vocab_size=spec.vocab_size,
         end_of_text_id=spec.end_of_text_id,
     )
     return tokens.folder
 
 
-def _read_run(attempt: dict[str, Any], *, spec: ModelSpec, token_folder: Path) -> "TrainingRun":
+def _read_run(
+    attempt: dict[str, Any], *, spec: ModelSpec, workload: TrainingWorkload, token_folder: Path
+) -> "TrainingRun":
     from optimizer.runtime.job.train import TrainingRun
 
-    workload = from_json(TrainingWorkload, attempt["workload"], path="workload")
     starts_from_weights = workload.mode == "finetune"
     return TrainingRun(
         spec=spec,
@@ -55,9 +61,11 @@ def _read_run(attempt: dict[str, Any], *, spec: ModelSpec, token_folder: Path) -
         attempt=attempt["attempt"],
         fence=attempt["fence"],
         job_folder=Path(attempt["job_folder"]),
-        weights_folder=Path(attempt["model_folder"]) if starts_from_weights else None,
+        weights_folder=checked_folder(attempt["weights_folder"], attempt["linked_files"]) if starts_from_weights else None,
         token_file=token_folder,
         tokenizer_file=Path(attempt["tokenizer_file"]) if attempt["tokenizer_file"] else None,
         resume_from=attempt["resume_from"],
+        model_folder=Path(attempt["model_folder"]) if starts_from_weights else None,
+        name=attempt.get("model_name", "model"),
         earlier_job_folders=tuple(Path(folder) for folder in attempt["earlier_job_folders"]),
     )

@@ -16,6 +16,7 @@ PROGRAM_FOLDER = Path(__file__).resolve().parent.parent.parent
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8400
 LEAST_FREE_BYTES = GIB
+MODEL_ROOTS = "HEADROOM_MODEL_ROOTS"
 LONGEST_SOCKET_PATH = 107
 """sockaddr_un holds 108 bytes on Linux, the last of them zero."""
 
@@ -76,6 +77,7 @@ class Stack:
             "HEADROOM_PORT": str(self.port),
             "DJANGO_SETTINGS_MODULE": "webapp.settings",
             "PYTHONUNBUFFERED": "1",
+            MODEL_ROOTS: os.environ.get(MODEL_ROOTS, default_roots()),
         }
 
     def read_state(self) -> dict[str, Any]:
@@ -84,6 +86,18 @@ class Stack:
         except (FileNotFoundError, ValueError):
             return {}
         return state
+
+
+def default_roots() -> str:
+    """Folders that the stack's user may name: their own home with the cache of Hugging Face's hub in it, and this program's.
+
+    The stack listens on this machine alone and runs as this user; hidden folders stay closed unless they are listed.
+    """
+    hub = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface")
+    folders = [Path("~"), hub, PROGRAM_FOLDER]
+    found = [folder.expanduser() for folder in folders]
+    usable = [str(folder) for folder in found if folder.is_absolute() and folder != Path("/") and ":" not in str(folder)]
+    return ":".join(dict.fromkeys(usable))
 
 
 def prepare_home(stack: Stack) -> None:

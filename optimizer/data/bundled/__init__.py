@@ -3,6 +3,7 @@
 from pathlib import Path
 
 TEXT_FILE = Path(__file__).with_name("kjv.txt")
+CHATS_FILE = Path(__file__).with_name("chats.jsonl")
 TOKENIZER_FILE = Path(__file__).with_name("tokenizer.json")
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0

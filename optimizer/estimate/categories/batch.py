@@ -12,7 +12,7 @@ def estimate_input_bytes(profile: Profile, plan: BatchPlan, *, sequence_length: 
     """Bytes of one micro-batch; padded ones have an attention mask, as wide as ids."""
     if profile.input_bytes is not None:
         return plan.micro_batch_size * profile.input_bytes
-    return (3 if profile.is_padded else 2) * ID_BYTES * plan.micro_batch_size * sequence_length
+    return profile.num_inputs * ID_BYTES * plan.micro_batch_size * sequence_length
 
 
 def inputs_pile_up(device: Device) -> bool:

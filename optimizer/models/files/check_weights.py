@@ -8,7 +8,7 @@ program unpickles what a user sent.
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ class TensorFacts:
     dtype: str
     shape: tuple[int, ...]
     num_bytes: int
+    offset_bytes: int = 0
+    """Place of its first byte in the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,8 @@ class WeightsFacts:
     files: tuple[str, ...]
     """Names inside the folder, in order."""
     tensors: tuple[TensorFacts, ...]
+    tensor_files: tuple[str, ...]
+    """The file of each tensor."""
     num_bytes: int
     """Bytes of all files, headers included."""
 
@@ -68,8 +72,10 @@ class WeightsFacts:
         return sum(prod(tensor.shape) for tensor in self.tensors)
 
 
-def check_weights(folder: str | Path) -> WeightsFacts:
+def check_weights(folder: str | Path, *, may_link: bool = False) -> WeightsFacts:
     """Check the weights in ``folder``: one ``*.safetensors``, or shards with ``model.safetensors.index.json``.
+
+    may_link: whether files may be links, as those of a model that was linked are; an upload has none.
 
     Raises InvalidModel that names the file and the tensor. Numbers inside tensors are not read.
     """
@@ -78,21 +84,26 @@ def check_weights(folder: str | Path) -> WeightsFacts:
     found = sorted(path.name for path in root.glob("*.safetensors"))
     index = root / INDEX_FILE
     if index.exists():
-        return _check_sharded(root, index, found)
+        return _check_sharded(root, index, found, may_link=may_link)
     if len(found) != 1:
         raise _invalid(
             "weights",
             f"{len(found)} safetensors files without {INDEX_FILE}",
             allowed=f"one safetensors file, or shards with {INDEX_FILE}",
         )
-    tensors = check_file(root / found[0])
-    return WeightsFacts(files=(found[0],), tensors=tensors, num_bytes=(root / found[0]).stat().st_size)
+    tensors = check_file(root / found[0], may_link=may_link)
+    return WeightsFacts(
+        files=(found[0],),
+        tensors=tensors,
+        tensor_files=(found[0],) * len(tensors),
+        num_bytes=(root / found[0]).stat().st_size,
+    )
 
 
-def check_file(path: str | Path) -> tuple[TensorFacts, ...]:
+def check_file(path: str | Path, *, may_link: bool = False) -> tuple[TensorFacts, ...]:
     """Check one safetensors file's header against its size; the tensors in the order of their bytes."""
     path = Path(path)
-    if path.is_symlink() or not path.is_file():
+    if (path.is_symlink() and not may_link) or not path.is_file():
         raise _invalid(path.name, "not a plain file", allowed="a plain file")
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
@@ -110,7 +121,7 @@ def check_file(path: str | Path) -> tuple[TensorFacts, ...]:
                 allowed=f"2 to {MAX_HEADER_BYTES:,} bytes, and inside the file",
             )
         header = _parse_json(file.read(header_bytes), where=path.name)
-    return _check_header(header, data_bytes=size_bytes - 8 - header_bytes, where=path.name)
+    return _check_header(header, header_bytes=header_bytes, data_bytes=size_bytes - 8 - header_bytes, where=path.name)
 
 
 def _is_header_size(start: bytes, size_bytes: int) -> bool:
@@ -123,8 +134,8 @@ def _refuse_pickles(root: Path) -> None:
             raise _invalid(path.name, "a format that may run code when read", allowed="safetensors only")
 
 
-def _check_sharded(root: Path, index: Path, found: Sequence[str]) -> WeightsFacts:
-    weight_map = _read_index(index)
+def _check_sharded(root: Path, index: Path, found: Sequence[str], *, may_link: bool) -> WeightsFacts:
+    weight_map = read_index(index, may_link=may_link)
     named = sorted(set(weight_map.values()))
     if len(named) > MAX_SHARDS:
         raise _invalid(INDEX_FILE, f"{len(named):,} shards", allowed=f"at most {MAX_SHARDS:,}")
@@ -139,7 +150,7 @@ def _check_sharded(root: Path, index: Path, found: Sequence[str]) -> WeightsFact
     located: dict[str, str] = {}
     tensors: list[TensorFacts] = []
     for name in named:
-        for tensor in check_file(root / name):
+        for tensor in check_file(root / name, may_link=may_link):
             if tensor.name in located:
                 raise _invalid(
                     name, f"tensor {tensor.name} is also in {located[tensor.name]}", allowed="each tensor once"
@@ -156,12 +167,16 @@ def _check_sharded(root: Path, index: Path, found: Sequence[str]) -> WeightsFact
                 allowed="the file that holds it",
             )
     return WeightsFacts(
-        files=tuple(named), tensors=tuple(tensors), num_bytes=sum((root / name).stat().st_size for name in named)
+        files=tuple(named),
+        tensors=tuple(tensors),
+        tensor_files=tuple(located[tensor.name] for tensor in tensors),
+        num_bytes=sum((root / name).stat().st_size for name in named),
     )
 
 
-def _read_index(index: Path) -> dict[str, str]:
-    if index.is_symlink() or index.stat().st_size > MAX_INDEX_BYTES:
+def read_index(index: Path, *, may_link: bool = False) -> dict[str, str]:
+    """The file of each tensor, by ``model.safetensors.index.json``; all are plain names. Raises InvalidModel."""
+    if (index.is_symlink() and not may_link) or index.stat().st_size > MAX_INDEX_BYTES:
         raise _invalid(INDEX_FILE, "a link, or too large", allowed=f"a plain file of at most {MAX_INDEX_BYTES:,} bytes")
     document = _parse_json(index.read_bytes(), where=INDEX_FILE)
     weight_map = document.get("weight_map")
@@ -200,7 +215,9 @@ def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
-def _check_header(header: dict[str, Any], *, data_bytes: int, where: str) -> tuple[TensorFacts, ...]:
+def _check_header(
+    header: dict[str, Any], *, header_bytes: int, data_bytes: int, where: str
+) -> tuple[TensorFacts, ...]:
     metadata = header.pop("__metadata__", {})
     _check_metadata(metadata, where=where)
     if not 1 <= len(header) <= MAX_TENSORS:
@@ -216,7 +233,7 @@ def _check_header(header: dict[str, Any], *, data_bytes: int, where: str) -> tup
         position = end
     if position != data_bytes:
         raise _invalid(where, f"{data_bytes:,} bytes of data", allowed=f"{position:,}, as the header says")
-    return tuple(tensor for tensor, _, _ in entries)
+    return tuple(replace(tensor, offset_bytes=8 + header_bytes + begin) for tensor, begin, _ in entries)
 
 
 def _check_metadata(metadata: Any, *, where: str) -> None:

@@ -69,7 +69,8 @@ def _trace() -> dict[str, Any]:
     adapter = None if request["adapter"] is None else from_json(Adapter, request["adapter"])
     spec = read_any_spec(request["config"])
     extent = from_json(Extent, request["extent"])
-    return profile_model(spec, adapter=adapter, is_padded=request.get("is_padded", False), extent=extent).to_json()
+    rows = {name: bool(request.get(name)) for name in ("is_padded", "is_packed")}
+    return profile_model(spec, adapter=adapter, extent=extent, **rows).to_json()
 
 
 if __name__ == "__main__":

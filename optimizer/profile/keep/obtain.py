@@ -38,15 +38,16 @@ def obtain_profile(
     adapter: Adapter | None = None,
     extent: Extent = EVERYTHING,
     is_padded: bool = False,
+    is_packed: bool = False,
     folder: Path | None = None,
 ) -> Profile:
-    """A profile of at least what is asked for. is_padded: as ``profile_model`` takes it. folder: where profiles are
+    """A profile of at least what is asked for. is_padded, is_packed: as ``profile_model`` takes them. folder: where profiles are
     kept, instead of ``kept.profiles_folder()``.
 
     Raises what ``profile_model`` raises, InvalidModel also where an operation cannot be traced at all, and ProfilingFailed
     where the process that traces ends without an answer.
     """
-    with ProfileSource(spec, adapter=adapter, is_padded=is_padded, folder=folder) as source:
+    with ProfileSource(spec, adapter=adapter, is_padded=is_padded, is_packed=is_packed, folder=folder) as source:
         return source.read(extent)
 
 
@@ -70,13 +71,20 @@ class ProfileSource:
     """
 
     def __init__(
-        self, spec: ModelSpec, *, adapter: Adapter | None = None, is_padded: bool = False, folder: Path | None = None
+        self,
+        spec: ModelSpec,
+        *,
+        adapter: Adapter | None = None,
+        is_padded: bool = False,
+        is_packed: bool = False,
+        folder: Path | None = None,
     ) -> None:
         self._spec = spec
         self._adapter = adapter
         self._is_padded = is_padded
+        self._is_packed = is_packed
         self._folder = folder
-        fingerprint = profile_fingerprint(spec.fingerprint, adapter)
+        fingerprint = profile_fingerprint(spec.fingerprint, adapter, is_packed=is_packed)
         self._kept = read_kept_profile(fingerprint, is_padded=is_padded, folder=folder)
         self._child = self._start() if self._kept is None else None
 
@@ -107,6 +115,7 @@ class ProfileSource:
             "config": self._spec.to_config(),
             "adapter": to_json(self._adapter),
             "is_padded": self._is_padded,
+            "is_packed": self._is_packed,
             "extent": to_json(extent),
         }
         child, self._child = self._child or self._start(), None

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from optimizer.base.errors import InvalidModel
+from optimizer.models.adapters import list_sites
 from optimizer.models.anatomy import find_blocks
-from optimizer.profile.trained import FrozenBytes, Tensors, TensorSize
+from optimizer.profile.trained import BaseSize, BaseSizes, FrozenBytes, Tensors, TensorSize
+from optimizer.runtime.layers.quantized_linear import list_base_tensors
 from optimizer.runtime.step.sparse_gradients import find_sparse
 
 
@@ -87,6 +89,31 @@ def find_shared(blocks: Sequence[nn.Module]) -> set[int]:
     """Ids of the parameters that more than one block has."""
     counts = Counter(id(parameter) for block in blocks for parameter in block.parameters())
     return {key for key, count in counts.items() if count > 1}
+
+
+def list_base(model: nn.Module) -> BaseSizes:
+    """model: short, on ``meta``, with adapters where it has any and its matrices in int8."""
+    blocks = find_blocks(model)
+    shared = find_shared(blocks)
+    owner = {id(parameter): index for index, block in enumerate(blocks) for parameter in block.parameters()}
+    parameters = dict(model.named_parameters())
+    sites = {site.name for site in list_sites(model)}
+    before: list[BaseSize] = []
+    by_block: list[list[BaseSize]] = [[] for _ in blocks]
+    after: list[BaseSize] = []
+    has_met_blocks = False
+    for base in list_base_tensors(model):
+        first = parameters[base.sources[0]]
+        size = BaseSize(
+            num_elements=torch.Size(base.shape).numel(),
+            packs=base.form is not None,
+            adapts=base.name in sites,
+            num_scales=parameters[base.sources[1]].numel() if base.form is not None else 0,
+        )
+        index = None if id(first) in shared else owner.get(id(first))
+        has_met_blocks |= index is not None
+        (by_block[index] if index is not None else after if has_met_blocks else before).append(size)
+    return BaseSizes(before=tuple(before), by_block=tuple(tuple(sizes) for sizes in by_block), after=tuple(after))
 
 
 def sum_frozen(model: nn.Module) -> FrozenBytes:

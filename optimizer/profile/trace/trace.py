@@ -22,6 +22,7 @@ from torch import nn
 from optimizer.base.errors import HeadroomError, InvalidModel
 from optimizer.models.anatomy import find_anatomy
 from optimizer.models.build import build_model
+from optimizer.models.packing import check_packs
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
@@ -42,7 +43,7 @@ from optimizer.profile.fingerprints import profile_fingerprint
 from optimizer.profile.meta_ops.meta_ops import Ops
 from optimizer.profile.profile import BLOCK_CHOICES, Profile, Regime, beyond_positions, not_in_blocks, not_profiled
 from optimizer.profile.trace.structure import sequence_limits, sequence_steps, shorten_model
-from optimizer.profile.trace.tensor_sizes import list_tensors, mark_sparse, sum_frozen, sum_storages
+from optimizer.profile.trace.tensor_sizes import list_base, list_tensors, mark_sparse, sum_frozen, sum_storages
 from optimizer.profile.trace.training_step import Subject, trace_evaluation, trace_step
 from optimizer.profile.trained import FrozenBytes, Tensors
 from optimizer.runtime.job.prepare import prepare_model
@@ -53,17 +54,25 @@ _CPU = torch.device("cpu")
 
 
 def profile_model(
-    spec: ModelSpec, *, adapter: Adapter | None = None, is_padded: bool = False, extent: Extent = EVERYTHING
+    spec: ModelSpec,
+    *,
+    adapter: Adapter | None = None,
+    is_padded: bool = False,
+    is_packed: bool = False,
+    extent: Extent = EVERYTHING,
 ) -> Profile:
     """Trace each distinct block once in each representation. Seconds, whatever the depth and width; no weights are allocated.
 
     adapter: of the workload; the profile is then of the model with these adapters, its frozen weights packed or not.
     is_padded: every micro-batch has an attention mask that hides some token at the end of a sequence.
+    is_packed: every row holds samples that do not attend to each other. Raises InvalidModel for a model that cannot part them.
     extent: how much is traced; with less than everything the profile says so (``Profile.is_partial``).
     Raises InvalidModel where an operation cannot be traced, or a size is no polynomial in micro-batch and sequence length,
     InvalidWorkload for adapters that the model cannot have, MissingExtra without peft.
     """
-    asked = _Asked(spec, adapter, is_padded, extent)
+    if is_packed:
+        check_packs(spec.model_type)
+    asked = _Asked(spec, adapter, is_padded, is_packed, extent)
     try:
         return _trace_blocks(asked, _choose_ranges(spec, extent), is_partial=not extent.is_everything)
     except ShapesDiffer:
@@ -80,6 +89,7 @@ class _Asked(NamedTuple):
     spec: ModelSpec
     adapter: Adapter | None
     is_padded: bool
+    is_packed: bool
     extent: Extent
 
 
@@ -96,7 +106,7 @@ def _trace_blocks(asked: _Asked, chosen: Sequence[ShapeRange], *, is_partial: bo
 def _trace_ranges(
     asked: _Asked, chosen: Sequence[ShapeRange], shortened: tuple[ModelSpec, list[int]], *, is_partial: bool
 ) -> Profile:
-    spec, adapter, is_padded, extent = asked
+    spec, adapter, is_padded, is_packed, extent = asked
     short_spec, instances = shortened
     choices = [choice for choice in BLOCK_CHOICES if extent.choices is None or choice in ("keep", *extent.choices)]
     lengths = sorted({length for _, length in extent.shapes or ()})
@@ -111,7 +121,7 @@ def _trace_ranges(
         prepare_model(model, weights=weights, workload=workload)
         row_elements = mark_sparse(model)
         has_plain_head = find_anatomy(model).is_chunkable
-        subject = Subject(model, weights, adapter, tuple(instances), is_padded, set())
+        subject = Subject(model, weights, adapter, tuple(instances), is_padded, set(), is_packed=is_packed)
         name = weights.representation
         with _naming_faults(spec):
             if not spec.is_listed:
@@ -128,8 +138,10 @@ def _trace_ranges(
         if adapter is not None:
             frozen[name] = sum_frozen(model)
     assert tensors is not None
+    plain = build_model(short_spec, device="meta")
+    prepare_model(plain, weights=WeightsPlan(frozen="int8"), workload=workload)
     return Profile(
-        model_fingerprint=profile_fingerprint(spec.fingerprint, adapter),
+        model_fingerprint=profile_fingerprint(spec.fingerprint, adapter, is_packed=is_packed),
         model_type=spec.model_type,
         num_blocks=spec.num_blocks,
         hidden_size=spec.hidden_size,
@@ -138,6 +150,7 @@ def _trace_ranges(
         is_partial=is_partial,
         torch_version=torch.__version__,
         is_padded=is_padded,
+        is_packed=is_packed,
         sequence_multiple=sequence_steps(spec)[0],
         has_plain_head=has_plain_head,
         clamps_fp16=spec.kind == "encoder_decoder",
@@ -145,6 +158,8 @@ def _trace_ranges(
         tensors=tensors,
         buffer_bytes=buffer_bytes,
         frozen=frozen,
+        base=list_base(plain),
+        weights_dtype=str(spec.config.get("dtype") or ""),
         ops=tables.ops,
         changes=tables.changes,
         parts=tables.parts,

@@ -44,6 +44,7 @@ class Subject(NamedTuple):
     """The anatomy where it is not what ``find_anatomy`` finds, as of a plain module."""
     make_inputs: Callable[[Shape], MicroBatch] | None = None
     """A micro-batch of what is no token ids."""
+    is_packed: bool = False
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -73,7 +74,10 @@ def trace_step(
         activations=ActivationsPlan(per_block=(choice,) * len(blocks)),
     )
     workload = TrainingWorkload(
-        sequence_length=sequence, global_batch_size=num_micro_batches * batch, adapter=subject.adapter
+        sequence_length=sequence,
+        global_batch_size=num_micro_batches * batch,
+        adapter=subject.adapter,
+        packing="best_fit" if subject.is_packed else "wrapped",
     )
     with pretend_cpu(ops):
         trainer = Trainer(
@@ -124,6 +128,10 @@ def _make_micro_batch(subject: Subject, shape: Shape) -> MicroBatch:
     if subject.make_inputs is not None:
         return subject.make_inputs(shape)
     ids, labels = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
+    if subject.is_packed:
+        half = shape[1] // 2
+        positions = torch.cat((torch.arange(half), torch.arange(shape[1] - half)))
+        return ids, labels, positions.expand(shape).contiguous()
     if not subject.is_padded:
         return ids, labels
     mask = torch.ones(shape, dtype=torch.long)
@@ -141,7 +149,12 @@ def trace_evaluation(subject: Subject, shape: Shape, *, ops: Ops) -> Trace:
         weights=subject.weights,
         activations=ActivationsPlan(per_block=(choice,) * len(subject.blocks)),
     )
-    workload = TrainingWorkload(sequence_length=shape[1], global_batch_size=shape[0], adapter=subject.adapter)
+    workload = TrainingWorkload(
+        sequence_length=shape[1],
+        global_batch_size=shape[0],
+        adapter=subject.adapter,
+        packing="best_fit" if subject.is_packed else "wrapped",
+    )
     with pretend_cpu(ops):
         trainer = Trainer(
             model, plan=plan, workload=workload, device=_CPU, meter=recorder, anatomy=subject.anatomy
@@ -149,9 +162,9 @@ def trace_evaluation(subject: Subject, shape: Shape, *, ops: Ops) -> Trace:
         model.eval()
         try:
             with trainer.metered(), torch.no_grad():
-                ids, labels, *masks = _make_micro_batch(subject, shape)
+                micro_batch = _make_micro_batch(subject, shape)
                 recorder.start()
-                trainer.compute_loss(ids, labels, attention_mask=masks[0] if masks else None)
+                trainer.loss_of(micro_batch)
                 recorder.stop()
         finally:
             model.train()

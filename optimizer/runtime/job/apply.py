@@ -24,12 +24,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from optimizer.base.errors import InvalidPlan
+from optimizer.data.batches import IGNORED_LABEL
 from optimizer.models.anatomy import Anatomy
 from optimizer.plan.plan import Plan
 from optimizer.runtime.meter.device import check_dtype, prepared_device
 from optimizer.runtime.meter.meter import Meter, Peak
 from optimizer.runtime.step.allocator import apply_allocator
-from optimizer.runtime.step.logits_and_loss import IGNORED_LABEL
 from optimizer.runtime.step.step import StepResult, Trainer
 from optimizer.workload import TrainingWorkload
 

@@ -105,14 +105,17 @@ def hash_weights(trainer: Trainer) -> str:
 
 
 def make_synthetic_batches(model: nn.Module, *, plan: Plan, workload: TrainingWorkload) -> list[MicroBatch]:
-    """One step's micro-batches of uniformly random tokens."""
+    """One step's micro-batches of uniformly random tokens; two samples in each row where they are packed."""
     generator = torch.Generator().manual_seed(workload.seed)
     shape = (plan.batch.micro_batch_size, workload.sequence_length)
     num_tokens = count_tokens(model)
+    half = workload.sequence_length // 2
+    positions = torch.cat((torch.arange(half), torch.arange(workload.sequence_length - half))).expand(shape)
     return [
         (
             torch.randint(num_tokens, shape, generator=generator),
             torch.randint(num_tokens, shape, generator=generator),
+            *((positions.contiguous(),) if workload.is_packed else ()),
         )
         for _ in range(plan.batch.accumulation_steps)
     ]

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from optimizer.data.batches import Batches, IntArray
+from optimizer.data.samples.rows import SampleRows
 from optimizer.plan.batch import BatchPlan
 from optimizer.runtime.step.step import MicroBatch
 
@@ -20,7 +21,7 @@ NUM_STEPS_AHEAD = 2
 class BatchReader:
     """Training micro-batches by optimizer step, the next steps' being read meanwhile. Call ``close`` at the end."""
 
-    def __init__(self, batches: Batches, *, plan: BatchPlan, num_steps: int, device: torch.device) -> None:
+    def __init__(self, batches: Batches | SampleRows, *, plan: BatchPlan, num_steps: int, device: torch.device) -> None:
         self._batches = batches
         self._plan = plan
         self._num_steps = num_steps
@@ -57,7 +58,7 @@ class BatchReader:
         ]
 
 
-def read_validation_batches(batches: Batches, *, num_batches: int, plan: BatchPlan) -> list[MicroBatch]:
+def read_validation_batches(batches: Batches | SampleRows, *, num_batches: int, plan: BatchPlan) -> list[MicroBatch]:
     """The first ``num_batches`` global batches of the validation split, in micro-batches.
 
     The sequences do not depend on how the plan splits a batch, so that two plans of one job are scored on the same text.
@@ -66,6 +67,6 @@ def read_validation_batches(batches: Batches, *, num_batches: int, plan: BatchPl
     return [_tensors(batches.validation_batch(index, plan.micro_batch_size)) for index in range(num_micro_batches)]
 
 
-def _tensors(arrays: tuple[IntArray, IntArray], *, is_pinned: bool = False) -> MicroBatch:
-    ids, labels = (torch.from_numpy(array) for array in arrays)
-    return (ids.pin_memory(), labels.pin_memory()) if is_pinned else (ids, labels)
+def _tensors(arrays: tuple[IntArray, ...], *, is_pinned: bool = False) -> MicroBatch:
+    tensors = (torch.from_numpy(array) for array in arrays)
+    return tuple(tensor.pin_memory() if is_pinned else tensor for tensor in tensors)

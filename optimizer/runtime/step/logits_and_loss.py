@@ -21,12 +21,11 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from optimizer.base.errors import InvalidPlan
+from optimizer.data.batches import IGNORED_LABEL
 from optimizer.models.anatomy import Anatomy
 from optimizer.plan.logits_and_loss import WIDE_COPY_ELEMENTS, LogitsAndLossPlan
 from optimizer.runtime.layers.matmul_dispatch import making_products
 
-IGNORED_LABEL = -100
-"""Tokens with this label count for nothing, as in ``F.cross_entropy``."""
 _HALF_SHRINK = 2.0**-5
 """A chunk's share of the head's gradient is made this much smaller in fp16, whose largest number is 65,504."""
 

@@ -17,11 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from optimizer.base.errors import LossNotFinite
+from optimizer.data.batches import IGNORED_LABEL
 from optimizer.models.anatomy import Anatomy, find_anatomy
 from optimizer.plan.plan import Plan
 from optimizer.runtime.layers.matmul_dispatch import watch_products
@@ -42,8 +44,9 @@ from optimizer.workload import TrainingWorkload
 _HEAD_BACKWARD = "backward of head and loss"
 MicroBatch = tuple[Any, ...]
 """``(ids, labels)``, both int64 ``[micro_batch_size, sequence_length]``; labels are the next tokens, already shifted, and of a
-model that is no decoder what each position or target is to be. Where sequences are padded, an ``attention_mask`` of the same
-shape is the third. Of a plain module (``models/plain.py``) its inputs, a tensor or a tuple of them, and the labels."""
+model that is no decoder what each position or target is to be. A third of the same shape is ``position_ids`` where the workload
+packs samples, or an ``attention_mask`` where a loop of somebody's own pads sequences. Of a plain module (``models/plain.py``)
+its inputs, a tensor or a tuple of them, and the labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,9 +250,10 @@ class Trainer:
             self.meter.reset_peak(is_counted=is_counted)
         # Until it is done, so that ``close`` after an error does not wait for what met it.
         self._has_failed = True
+        shares = shares_of_labels(micro_batches)
         with self.metered(is_counted=is_counted):
             self.optimizer.learning_rate = learning_rate
-            loss = self.accumulate(micro_batches)
+            loss = self.accumulate(micro_batches, shares=shares)
             updated = self.update(loss, learning_rate=learning_rate)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -291,11 +295,15 @@ class Trainer:
         self.precision.update(overflowed=overflowed)
         return overflowed
 
-    def accumulate(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
-        """Forward and backward of each micro-batch into ``param.grad``; returns the mean loss, a scalar tensor."""
+    def accumulate(self, micro_batches: Sequence[MicroBatch], *, shares: Sequence[float] = ()) -> torch.Tensor:
+        """Forward and backward of each micro-batch into ``param.grad``; returns the mean loss, a scalar tensor.
+
+        shares: each micro-batch's share in the mean (``shares_of_labels``); empty where all weigh the same.
+        """
         total: torch.Tensor | None = None
         for index, micro_batch in enumerate(micro_batches):
-            loss = self._loss_of(micro_batch) / len(micro_batches)
+            loss = self.loss_of(micro_batch)
+            loss = loss * shares[index] if shares else loss / len(micro_batches)
             if self.plan.gradients.choice == "consume":
                 # Backward changes weights.
                 _check_finite(float(loss.detach()), grad_norm=0.0)
@@ -330,27 +338,39 @@ class Trainer:
         try:
             with self.metered(is_counted=is_counted):
                 mark_phase(self.meter, "evaluation")
-                losses = [float(self._loss_of(micro_batch)) for micro_batch in micro_batches]
+                losses = [float(self.loss_of(micro_batch)) for micro_batch in micro_batches]
         finally:
             self.model.train()
+        shares = shares_of_labels(micro_batches)
+        if shares:
+            return math.fsum(loss * share for loss, share in zip(losses, shares, strict=True))
         return math.fsum(losses) / len(losses)
 
-    def _loss_of(self, micro_batch: MicroBatch) -> torch.Tensor:
-        ids, labels, *masks = micro_batch
-        return self.compute_loss(ids, labels, attention_mask=masks[0] if masks else None)
+    def loss_of(self, micro_batch: MicroBatch) -> torch.Tensor:
+        """Mean loss over the tokens of a micro-batch that count, in the graph."""
+        ids, labels, *more = micro_batch
+        if more and self.workload.is_packed:
+            return self.compute_loss(ids, labels, position_ids=more[0])
+        return self.compute_loss(ids, labels, attention_mask=more[0] if more else None)
 
     def compute_loss(
-        self, ids: torch.Tensor, labels: torch.Tensor, *, attention_mask: torch.Tensor | None = None
+        self,
+        ids: torch.Tensor,
+        labels: torch.Tensor,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Mean loss over the tokens that count, in the graph.
 
         Leaves the meter in the region of the head and the loss, where backward begins. attention_mask: [batch, sequence], of
-        padded sequences; packed ones need none.
+        padded sequences. position_ids: [batch, sequence], of packed samples; attention is cut where they start over.
         """
         mark_phase(self.meter, "forward")
         set_region(self.meter, "temporaries")
         ids, labels = self._bring(ids), self._bring(labels)
-        masks = {} if attention_mask is None else {"attention_mask": self._bring(attention_mask)}
+        given = {"attention_mask": attention_mask, "position_ids": position_ids}
+        masks = {name: self._bring(tensor) for name, tensor in given.items() if tensor is not None}
         set_region(self.meter, "activations")
         with self.precision.autocast():
             result = self.anatomy.run(ids, labels=labels, masks=masks, at_hidden=self._backbone_ends)
@@ -379,6 +399,22 @@ class Trainer:
             mark_phase(self.meter, "backward")
         set_region(self.meter, "temporaries")
 
+
+
+def shares_of_labels(micro_batches: Sequence[MicroBatch]) -> list[float]:
+    """Share of each micro-batch in the labels that count; empty where all have as many.
+
+    Weighted by these, the means over micro-batches add up to the mean over the step, however the step was split. Labels that
+    are on a device already are not read, since that would wait for it: such micro-batches weigh the same.
+    """
+    counts = []
+    for _, labels, *_ in micro_batches:
+        if not isinstance(labels, torch.Tensor) or labels.device.type != "cpu" or labels.is_floating_point():
+            return []
+        counts.append(int(np.count_nonzero(labels.numpy() != IGNORED_LABEL)))
+    if len(set(counts)) <= 1:
+        return []
+    return [count / sum(counts) for count in counts]
 
 
 def _check_finite(loss: float, *, grad_norm: float) -> None:

@@ -122,7 +122,7 @@ def _input_bytes(profile: Profile, shape: Shape) -> int:
     batch, sequence = shape
     if profile.input_bytes is not None:
         return batch * profile.input_bytes
-    return (3 if profile.is_padded else 2) * _ID_BYTES * batch * sequence
+    return profile.num_inputs * _ID_BYTES * batch * sequence
 
 
 class _Replay:

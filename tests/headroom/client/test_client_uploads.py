@@ -95,7 +95,7 @@ def test_a_cut_line_is_gone_on_from(client: HeadroomClient, service: Service, fi
 def test_the_same_command_goes_on_where_a_killed_one_stopped(
     client: HeadroomClient, service: Service, file: Path
 ) -> None:
-    client.begin_upload("dataset", [uploads._announce(file)], name="verse")
+    client.begin_upload("dataset", [uploads._announce(file, name=file.name)], name="verse")
     client.send_piece("upload_1", 0, CONTENT[:PIECE_BYTES], offset_bytes=0)
     client.create_dataset(file, name="verse")
     assert service.kept == CONTENT

@@ -1,9 +1,15 @@
 """``headroom models add``: of a folder or of a job. The service is a table of answers."""
 
+import json
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
+import httpx
 import pytest
 
+from headroom.client import HeadroomClient
+from headroom.commands import catalog
 from headroom.commands import main as cli
 from tests.worker.answering import AnsweringService
 
@@ -43,3 +49,78 @@ def test_why_there_is_none_is_said(service: AnsweringService, capsys: pytest.Cap
     said = capsys.readouterr().err
     assert "left its adapters alone" in said
     assert "Run it again." in said
+
+
+def make_folder(folder: Path) -> Path:
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors", "chat_template.jinja", "notes.txt"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+def test_a_folder_that_the_service_sees_too_is_linked(
+    service: AnsweringService, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path / "llama-3.1")
+    service.answers["POST", "/models"] = (201, MADE)
+    assert cli.main(["models", "add", str(folder)]) == 0
+    assert capsys.readouterr().out == f"linked: its weights stay in {folder}\nmodel_1  kjv-demo\n"
+    (body,) = service.sent_bytes("/models")
+    fields = {name: values[0] for name, values in parse_qs(body.decode()).items()}
+    assert (fields["name"], fields["path"]) == ("llama-3.1", str(folder))
+    assert sorted(json.loads(fields["seen"])) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("path_not_allowed", "the service may not read this folder (HEADROOM_MODEL_ROOTS)"),
+        ("path_differs", "the service runs on another machine"),
+    ],
+)
+def test_a_folder_that_it_does_not_see_is_uploaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, code: str, why: str
+) -> None:
+    answers = [(422, {"title": "x", "detail": "no", "code": code}), (201, MADE)]
+    sent: list[bytes] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(request.read())
+        status, document = answers.pop(0)
+        return httpx.Response(status, json=document)
+
+    client = HeadroomClient("http://headroom", token="t", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(cli, "connect", lambda **_: client)
+    assert cli.main(["models", "add", str(make_folder(tmp_path / "llama"))]) == 0
+    assert capsys.readouterr().out == f"uploaded, because {why}\nmodel_1  kjv-demo\n"
+    assert all(name in sent[1] for name in (b'name="config"', b'name="weights"', b'name="files"; filename="chat_template.jinja"'))
+    assert b"notes.txt" not in sent[1]
+
+
+def test_a_folder_without_a_model_is_refused(
+    service: AnsweringService, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["models", "add", str(tmp_path)]) == 2
+    assert f"{tmp_path} holds no config.json" in capsys.readouterr().err
+    assert cli.main(["models", "add", str(tmp_path / "absent")]) == 2
+    assert "is not there" in capsys.readouterr().err
+
+
+def test_a_model_of_the_hub_is_fetched_by_the_service(
+    service: AnsweringService, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(catalog, "POLL_S", 0)
+    source = {"hub": "acme/small", "commit": "0123456789abcdef", "state": "downloading", "message": ""}
+    upload = {"id": "upload_1", "source": source, "files": []}
+    service.answers["POST", "/models"] = (202, upload)
+    service.answers["GET", "/uploads/upload_1"] = (200, {**upload, "source": {**source, "state": "done", "model": "model_1"}})
+    service.answers["GET", "/models/model_1"] = (200, MADE)
+    assert cli.main(["models", "add", "hub:acme/small@v1"]) == 0
+    out = capsys.readouterr().out
+    assert "fetching acme/small at commit 0123456789ab; it goes on when this command is stopped (upload_1)" in out
+    assert "model_1  kjv-demo" in out
+    assert b"hub=acme%2Fsmall%40v1" in service.sent_bytes("/models")[0]
+    failed = {**source, "state": "failed", "message": "too large"}
+    service.answers["GET", "/uploads/upload_1"] = (200, {**upload, "source": failed})
+    assert cli.main(["models", "add", "hub:acme/small"]) != 0
+    assert "too large" in capsys.readouterr().err

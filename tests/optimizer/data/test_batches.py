@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from optimizer.base.errors import InvalidDataset
 from optimizer.data.batches import Batches, shuffled
 from optimizer.data.bundled import TEXT_FILE
-from optimizer.data.token_file import TokenFile, TokenManifest, write_manifest
+from optimizer.data.token_file import FORMAT_VERSION, TokenFile, TokenManifest, write_manifest
 from optimizer.data.tokens import tokenize_dataset
 
 
@@ -22,7 +22,7 @@ def _token_file(folder: Path, num_tokens: int) -> TokenFile:
     np.arange(num_tokens, dtype="<u4").tofile(folder / "tokens.bin")
     facts: dict[str, Any] = {"vocab_size": num_tokens, "end_of_text_id": 0, "tokenizer": "own", "num_documents": 1}
     hashes = {"dataset_sha256": "", "tokenizer_sha256": "", "tokens_sha256": ""}
-    write_manifest(folder, TokenManifest(version=1, dtype="uint32", num_tokens=num_tokens, **facts, **hashes))
+    write_manifest(folder, TokenManifest(version=FORMAT_VERSION, dtype="uint32", num_tokens=num_tokens, **facts, **hashes))
     return TokenFile.open(folder)
 
 

@@ -32,16 +32,18 @@ def test_the_bundled_text_has_66_books() -> None:
 def test_counts_and_preview_of_a_small_file_are_exact(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text(
-        '{"text": "héllo"}\n{"messages": [{"role": "user", "content": "hi"}, {"role": "bot", "content": "yo"}]}\n'
+        '{"text": "héllo"}\n{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}\n'
     )
     facts = inspect_dataset(path, format="jsonl")
     assert facts.to_json() == {
         "num_documents": 2,
         "num_bytes": path.stat().st_size,
-        "num_characters": len("héllo") + len("user: hi\nbot: yo"),
-        "preview": "héllo\n---\nuser: hi\nbot: yo\n---\n",
-            "records": ["héllo", "user: hi\nbot: yo"],
+        "num_characters": len("héllo") + len("user: hi\nassistant: yo"),
+        "preview": "héllo\n---\nuser: hi\nassistant: yo\n---\n",
+            "records": ["héllo", "user: hi\nassistant: yo"],
             "lengths": [[8, 1], [32, 1]],
+            "kind": "text",
+            "columns": {"text": "text"},
     }
 
 
@@ -63,6 +65,8 @@ def test_the_process_prints_the_facts(tmp_path: Path) -> None:
             "preview": "one\n---\ntwo\n---\n",
             "records": ["one", "two"],
             "lengths": [[4, 2]],
+            "kind": "text",
+            "columns": {},
         }
     }
 

@@ -14,6 +14,7 @@ from optimizer.data import documents
 from optimizer.data import tokens as tokens_module
 from optimizer.data.bundled import END_OF_TEXT, END_OF_TEXT_ID, TEXT_FILE, TOKENIZER_FILE
 from optimizer.data.bundled.train_tokenizer import train_tokenizer
+from optimizer.data.chat_facts import ChatFacts
 from optimizer.data.token_file import TokenFile
 from optimizer.data.tokenizer import load_tokenizer
 from optimizer.data.tokens import tokenize_dataset
@@ -92,7 +93,7 @@ def test_another_text_tokenizer_or_template_is_another_file(text_file: Path, tmp
     made = [
         _tokenize(text_file, folder),
         _tokenize(text_file, folder, tokenizer_file=own),
-        _tokenize(text_file, folder, chat_template="{{ messages }}"),
+        _tokenize(text_file, folder, chat=ChatFacts(template="{{ messages }}")),
         _tokenize(other_text, folder),
     ]
     assert len({one.folder for one in made}) == 4
@@ -161,7 +162,7 @@ def test_messages_are_written_by_the_template(tmp_path: Path) -> None:
     plain = _tokenize(path, tmp_path / "tokens", format="jsonl")
     assert tokenizer.decode(plain.tokens().tolist()) == "user: hi\n"
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    own = _tokenize(path, tmp_path / "tokens", format="jsonl", chat_template=template)
+    own = _tokenize(path, tmp_path / "tokens", format="jsonl", chat=ChatFacts(template=template))
     assert tokenizer.decode(own.tokens().tolist()) == "[user]hi"
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from optimizer.base.errors import InvalidPlan
+from optimizer.data.batches import IGNORED_LABEL
 from optimizer.data.lengths import Lengths, Padding, epoch_order, list_batches
 from optimizer.estimate.padded import PaddedPrediction, estimate_padded
 from optimizer.hardware.machine import Machine
@@ -19,7 +20,6 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import Extent
 from optimizer.profile.profile import Profile
 from optimizer.runtime.meter.meter import Meter, Peak
-from optimizer.runtime.step.logits_and_loss import IGNORED_LABEL
 from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
 from optimizer.workload import TrainingWorkload

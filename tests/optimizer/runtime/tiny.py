@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.data.token_file import TOKENS_FILE, TokenFile, TokenManifest, write_manifest
+from optimizer.data.token_file import FORMAT_VERSION, TOKENS_FILE, TokenFile, TokenManifest, write_manifest
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
@@ -90,7 +90,7 @@ def write_token_file(folder: Path, *, num_tokens: int = 4_000) -> Path:
     tokens = (np.arange(num_tokens) * 7 % 61).astype("<u2")
     (folder / TOKENS_FILE).write_bytes(tokens.tobytes())
     manifest = TokenManifest(
-        version=1,
+        version=FORMAT_VERSION,
         dtype="uint16",
         num_tokens=num_tokens,
         num_documents=1,

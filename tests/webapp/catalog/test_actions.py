@@ -13,7 +13,7 @@ from optimizer.base.errors import InvalidDataset, InvalidInput, InvalidModel, Un
 from optimizer.data.bundled import TOKENIZER_FILE
 from tests.webapp.conftest import TINY_CONFIG, make_text, make_tiny_model
 from webapp.catalog.actions import create_dataset, create_model, heartbeat_machine, register_machine
-from webapp.catalog.limited import run_limited
+from webapp.catalog.files.limited import run_limited
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
 
@@ -145,7 +145,7 @@ def test_a_text_is_kept_with_its_facts(ada: User, headroom_home: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "text"),
     [
-        ("words.csv", b"a,b", "file is named 'words.csv'; allowed: .txt, .jsonl, .parquet"),
+        ("words.doc", b"a,b", "file is named 'words.doc'; allowed: .txt, .jsonl, .json, .csv, .parquet"),
         ("words.txt", b"\xff\xfe\x00", "UTF-8"),
         ("words.txt", b"", "no text"),
         ("words.jsonl", b'{"text": "a"}\n{"text": 3}\n', "line 2"),

@@ -17,7 +17,7 @@ from tests.webapp.exported import ADAPTER, CONFIG, MODEL, leave, weights_file
 from tests.webapp.generation import make_generate_spec, make_prompts
 from webapp.accounts.projects import create_project
 from webapp.catalog.errors import ModelExists
-from webapp.catalog.limited import run_limited
+from webapp.catalog.files.limited import run_limited
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import models_visible_to
 from webapp.catalog.removal import delete_row
@@ -25,6 +25,8 @@ from webapp.jobs.errors import FilesLost, NoModelLeft, WrongState
 from webapp.jobs.models import Artifact, Job
 from webapp.jobs.specs.generation import read_job_spec
 from webapp.jobs.trained_model import create_trained_model
+
+FILES = sorted([*MODEL, "chat.json"])
 
 
 @pytest.fixture
@@ -40,8 +42,9 @@ def test_a_run_becomes_a_model_with_its_config_weights_and_tokenizer(job: Job, a
     model = create_trained_model(job)
     folder = headroom_home / model.folder
     assert (model.name, model.owner, model.project, model.from_job_id) == (job.name, ada, job.project, job.pk)
-    assert (model.has_weights, model.has_tokenizer, model.has_chat, list(model.unread)) == (True, True, False, [])
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert (model.has_weights, model.has_tokenizer, model.has_chat, list(model.unread)) == (True, True, True, [])
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    assert json.loads((folder / "chat.json").read_text())["end_of_text"] == "x"
     assert json.loads((folder / "config.json").read_text())["hidden_size"] == CONFIG["hidden_size"]
     assert (folder / "model.safetensors").read_bytes() == MODEL["model.safetensors"]
 
@@ -126,7 +129,7 @@ def test_the_whole_model_is_taken_where_adapters_are_saved_beside_it(
 ) -> None:
     model = create_trained_model(leave(make_job(), headroom_home, adapter=ADAPTER))
     names = sorted(path.name for path in (headroom_home / model.folder).iterdir())
-    assert names == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert names == FILES
 
 
 def test_a_run_that_goes_on_is_refused(make_job: Callable[..., Job]) -> None:
@@ -191,7 +194,7 @@ def test_a_name_that_cannot_be_one_is_refused(job: Job) -> None:
 
 
 def test_two_that_ask_at_once_make_one(job: Job, ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    from webapp.catalog import actions
+    from webapp.catalog.files import model_parts
 
     checks = run_limited
     made: list[Any] = []
@@ -203,7 +206,7 @@ def test_two_that_ask_at_once_make_one(job: Job, ada: User, monkeypatch: pytest.
             made[0] = create_trained_model(job)
         return checks(*arguments, **options)
 
-    monkeypatch.setattr(actions, "run_limited", slowly)
+    monkeypatch.setattr(model_parts, "run_limited", slowly)
     with pytest.raises(ModelExists):
         create_trained_model(job)
     assert list(models_visible_to(ada).filter(from_job_id=job.pk)) == made

@@ -147,6 +147,18 @@ def test_the_embedded_broker_listens_on_a_private_socket_only(place: Stack) -> N
     assert options["--maxmemory-policy"] == "noeviction"
 
 
+def test_the_stack_opens_its_user_s_own_folders_unless_others_are_named(
+    place: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HOME", raising=False)
+    monkeypatch.delenv("HEADROOM_MODEL_ROOTS", raising=False)
+    roots = place.environment()["HEADROOM_MODEL_ROOTS"].split(":")
+    assert roots[:2] == [str(tmp_path), str(tmp_path / ".cache" / "huggingface")]
+    monkeypatch.setenv("HEADROOM_MODEL_ROOTS", "")
+    assert place.environment()["HEADROOM_MODEL_ROOTS"] == ""
+
+
 def test_a_broker_named_by_the_environment_is_used_not_started(place: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", "redis://127.0.0.1:6379/0")
     assert [service.name for service in services_of(place)] == ["web", "reconciler", "worker"]

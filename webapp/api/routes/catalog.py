@@ -1,5 +1,6 @@
 """``/me``, ``/models``, ``/datasets``, ``/machines``."""
 
+import json
 from typing import Any, TypeVar
 
 from django.db import models, transaction
@@ -7,11 +8,17 @@ from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import File, Form, Router, Schema, UploadedFile
 
+from optimizer.base.errors import InvalidInput
+from optimizer.workload import LossOn
 from webapp.accounts.access import acting_of
 from webapp.api.schemas import ModelRow
 from webapp.catalog import actions
 from webapp.catalog.documents import dataset_documents, machine_documents, model_document, model_documents
+from webapp.catalog.files.model_parts import as_sidecars
+from webapp.catalog.hub.download import begin_download
+from webapp.catalog.linked import link_model
 from webapp.catalog.models import Dataset, Model
+from webapp.catalog.preview import preview_samples
 from webapp.catalog.queries import (
     datasets_visible_to,
     deleted_datasets_visible_to,
@@ -20,11 +27,13 @@ from webapp.catalog.queries import (
     models_visible_to,
 )
 from webapp.catalog.removal import KEPT, delete_row, restore_row
+from webapp.catalog.uploads import upload_document
 from webapp.clock import iso
 from webapp.http.auth import owner_of
 from webapp.http.idempotency import idempotent, remember
 from webapp.http.paging import page_of
 from webapp.jobs.fleet import machine_document
+from webapp.jobs.specs.training import find_visible
 from webapp.planning.offers import program_version
 from webapp.planning.reach import ask_for_needs, reach_document
 
@@ -67,31 +76,59 @@ def list_models(request: HttpRequest, cursor: str = "", page_size: str = "") -> 
     return page_of(request, models_visible_to(request.user), model_documents)
 
 
-@router.post("/models", response={201: ModelRow}, tags=["models"])
+@router.post("/models", response={201: ModelRow, 202: dict[str, Any]}, tags=["models"])
 @idempotent
 def create_model(
     request: HttpRequest,
-    name: Form[str],
-    config: File[UploadedFile],
+    name: Form[str] = "",
+    path: Form[str] = "",
+    hub: Form[str] = "",
+    seen: Form[str] = "",
+    config: File[UploadedFile | None] = None,
     tokenizer: File[UploadedFile | None] = None,
     tokenizer_config: File[UploadedFile | None] = None,
     weights: File[list[UploadedFile] | None] = None,
+    files: File[list[UploadedFile] | None] = None,
 ) -> HttpResponse:
-    """A Hugging Face model: config.json, perhaps tokenizer.json and safetensors (one file, or shards with their index).
+    """A Hugging Face model: config.json, perhaps tokenizer.json and safetensors (one file, or shards with their index), or one
+    GGUF file. ``files`` are those beside them: generation_config.json, chat_template.jinja and other templates, added tokens.
 
-    Of tokenizer_config.json the chat template is kept, for generate jobs.
+    With ``path`` it is a folder on the server below one that an administrator opened; its weights are linked and stay there.
+    ``seen`` is a JSON object of some of its files as the sender sees them, ``{name: [bytes, time of change in ns]}``: where the
+    server sees others, the path means another machine's folder (``path_differs``).
+
+    With ``hub``, ``owner/name[@revision]``, it is fetched from the Hugging Face hub where an administrator opened it. 202 answers
+    with an upload: ``GET /uploads/{id}`` says how far it is, and in ``source`` its end and the model that it became.
     """
-    model = actions.create_model(
-        owner=owner_of(request),
-        name=name,
-        config=config,
-        tokenizer=tokenizer,
-        weights=tuple(weights or ()),
-        tokenizer_config=tokenizer_config,
-    )
+    if hub:
+        upload = begin_download(owner=owner_of(request), name=name, reference=hub)
+        with transaction.atomic():
+            return remember(request, status=202, body=upload_document(upload), location=f"/api/v1/uploads/{upload.pk}")
+    if path:
+        model = link_model(owner=owner_of(request), name=name, path=path, seen=_read_seen(seen))
+    else:
+        model = actions.create_model(
+            owner=owner_of(request),
+            name=name,
+            config=config,
+            tokenizer=tokenizer,
+            weights=tuple(weights or ()),
+            tokenizer_config=tokenizer_config,
+            sidecars=as_sidecars(files or ()),
+        )
     location = f"/api/v1/models/{model.pk}"
     with transaction.atomic():
         return remember(request, status=201, body=model_documents([model])[0], location=location)
+
+
+def _read_seen(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text or "{}")
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise InvalidInput("seen is no JSON object", field="seen", allowed="{name: [bytes, time of change in ns]}")
+    return document
 
 
 @router.get("/models/{model_id}", response=ModelDetails, tags=["models"])
@@ -141,7 +178,7 @@ def list_datasets(request: HttpRequest, cursor: str = "", page_size: str = "") -
 def create_dataset(
     request: HttpRequest, name: Form[str], file: File[UploadedFile], purpose: Form[actions.DatasetPurpose] = "text"
 ) -> HttpResponse:
-    """Text to train on: .txt, .jsonl with ``text`` or ``messages``, or .parquet. With ``purpose=prompts`` what generate jobs
+    """Text to train on: .txt, .jsonl, .json, .csv or .parquet with rows. With ``purpose=prompts`` what generate jobs
     continue: .jsonl with ``prompt`` or ``messages``, or lines as OpenAI's Batch API has them.
     """
     dataset = actions.create_dataset(owner=owner_of(request), name=name, file=file, purpose=purpose)
@@ -153,6 +190,19 @@ def create_dataset(
 @router.get("/datasets/{dataset_id}", response=dict[str, Any], tags=["datasets"])
 def get_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
     return dataset_documents([_one(datasets_visible_to(request.user), dataset_id)])[0]
+
+
+@router.get("/datasets/{dataset_id}/preview", response=dict[str, Any], tags=["datasets"])
+def preview_dataset(
+    request: HttpRequest, dataset_id: str, model: str, sequence_length: int = 512, loss_on: LossOn = "assistant"
+) -> dict[str, Any]:
+    """Show what training on it would learn with a model (by id or name): samples, the learnt parts, lengths, what is cut.
+
+    Counts are over the first 5,000 samples (``is_whole`` says whether these are all).
+    """
+    dataset = _one(datasets_visible_to(request.user), dataset_id)
+    chosen = find_visible(models_visible_to(request.user), model, field="model")
+    return preview_samples(dataset, chosen, sequence_length=sequence_length, loss_on=loss_on)
 
 
 @router.delete("/datasets/{dataset_id}", response=dict[str, Any], tags=["datasets"])

@@ -19,10 +19,12 @@ router = Router()
 
 class FileToCome(Schema):
     name: str
-    """Without folders: ``config.json``, ``model.safetensors``, ``text.jsonl``."""
+    """Without folders: ``config.json``, ``model.safetensors``, ``text.jsonl``; but ``additional_chat_templates/NAME.jinja``."""
     num_bytes: int
-    sha256: str
-    """In lower-case hex."""
+    sha256: str = ""
+    """In lower-case hex; empty where the sender cannot know it before, whose pieces should then carry theirs."""
+    mark: str = ""
+    """Anything by which the sender knows this state of the file again; it comes back with the upload."""
 
 
 class UploadToCome(Schema):

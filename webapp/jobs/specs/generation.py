@@ -92,7 +92,7 @@ def read_generate_spec(user: Any, document: dict[str, Any]) -> GenerateSpec:
     model = find_visible(models_visible_to(user), document.get("model"), field="model")
     prompts = datasets_visible_to(user).filter(format="prompts")
     dataset = find_visible(prompts, document.get("prompts"), field="prompts")
-    workload = read_generation_request(document.get("workload", {}))
+    workload = read_generation_request(_with_sampling(document.get("workload", {}), model))
     if document.get("goal") is None:
         raise InvalidWorkload(
             "goal is missing; allowed: an object with device_budget_bytes", field="goal", allowed="{device_budget_bytes: 6 GiB}"
@@ -107,6 +107,14 @@ def read_generate_spec(user: Any, document: dict[str, Any]) -> GenerateSpec:
         goal=goal,
         plan_label=_read_plan(document.get("plan", "chosen")),
     )
+
+
+def _with_sampling(workload: Any, model: Model) -> Any:
+    """Take the settings of the model's generation_config.json for a spec that has no word on sampling."""
+    names = ("temperature", "top_k", "top_p")
+    if not isinstance(workload, dict) or any(name in workload for name in names):
+        return workload
+    return {**workload, **{name: model.generation[name] for name in names if name in model.generation}}
 
 
 def _read_plan(label: Any) -> str:

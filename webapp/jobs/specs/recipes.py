@@ -63,8 +63,12 @@ RECIPES: Final = {
 }
 
 
-def fill_in(document: Mapping[str, Any], *, model_name: str, has_weights: bool) -> dict[str, Any]:
+def fill_in(
+    document: Mapping[str, Any], *, model_name: str, has_weights: bool, samples: Mapping[str, str]
+) -> dict[str, Any]:
     """The spec with what it leaves out: its recipe's values, and a mode that uses the model's weights if it has some.
+
+    samples: packing and loss that suit the dataset.
 
     Raises InvalidInput for a recipe that is not known, InvalidWorkload for one that needs weights where there are none.
     """
@@ -77,7 +81,7 @@ def fill_in(document: Mapping[str, Any], *, model_name: str, has_weights: bool) 
             allowed=[other.name for other in RECIPES.values() if not other.needs_weights],
             hint="Upload the model with its weights to fine-tune it.",
         )
-    workload: dict[str, Any] = {"mode": "finetune" if has_weights else "pretrain"}
+    workload: dict[str, Any] = {"mode": "finetune" if has_weights else "pretrain", **samples}
     goal: dict[str, Any] = {}
     if recipe is not None:
         workload |= recipe.workload

@@ -12,6 +12,8 @@ from optimizer.base.serialize import to_json
 from optimizer.optimizers import OPTIMIZERS
 from optimizer.plan.techniques import techniques_for
 from optimizer.workload import Adapter, TrainingWorkload
+from webapp.catalog.hub.download import is_open
+from webapp.catalog.linked import model_roots
 from webapp.catalog.models import Dataset, Model
 from webapp.pages.forms.pins import TRAINING, PinnedForm, written_pins
 from webapp.pages.forms.work import initial_goal
@@ -28,7 +30,6 @@ ADVANCED_FIELDS = (
     "sample_tokens",
 )
 WORKLOAD_FIELDS = (
-    "mode",
     "sequence_length",
     "global_batch_size",
     "num_steps",
@@ -52,6 +53,13 @@ MOST_LOSS = (
     ("rounding", "a little: 16-bit weights and sums, 8-bit state"),
     ("any", "whatever does: also compression and packed weights"),
 )
+PACKING = (
+    ("", "as suits the dataset"),
+    ("best_fit", "whole samples, several in a row, each by itself"),
+    ("off", "one sample in a row, padded"),
+    ("wrapped", "one stream of text, cut into rows"),
+)
+LOSS_ON = (("", "as suits the dataset"), ("assistant", "answers alone"), ("all", "every token"))
 ANY_LOSS = {"most_loss": "any"}
 """The form's field that allows it all."""
 
@@ -69,13 +77,19 @@ class JobForm(PinnedForm):
     dataset = forms.ChoiceField()
     mode = forms.ChoiceField(
         label="Kind of training",
-        choices=[("pretrain", "pre-train from scratch"), ("finetune", "fine-tune given weights")],
-        initial=_DEFAULTS.mode,
+        choices=[
+            ("", "fine-tune the model's weights, if it has some"),
+            ("finetune", "fine-tune the model's weights"),
+            ("pretrain", "pre-train from scratch: weights are not used"),
+        ],
+        required=False,
     )
     sequence_length = forms.IntegerField(label="Sequence length", help_text="tokens", initial=256)
     global_batch_size = forms.IntegerField(
         label="Batch size", help_text="sequences per step", initial=_DEFAULTS.global_batch_size
     )
+    packing = forms.ChoiceField(label="Rows", choices=PACKING, required=False)
+    loss_on = forms.ChoiceField(label="Learn", choices=LOSS_ON, required=False)
     num_steps = forms.IntegerField(label="Steps", initial=200)
     learning_rate = forms.FloatField(label="Learning rate", initial=_DEFAULTS.learning_rate)
     schedule = forms.ChoiceField(
@@ -132,6 +146,19 @@ class JobForm(PinnedForm):
         required=False,
     )
 
+    export_gguf = forms.ChoiceField(
+        label="GGUF file",
+        choices=[("none", "none"), ("q8_0", "Q8_0, for llama.cpp"), ("f16", "F16, for llama.cpp")],
+        initial=_DEFAULTS.export.gguf,
+        required=False,
+    )
+    resume_from = forms.RegexField(
+        r"^[A-Za-z0-9_]{1,60}:[0-9]{1,10}$",
+        label="Go on from the checkpoint",
+        help_text="job:step; empty: from the beginning",
+        required=False,
+    )
+
     def __init__(self, *args: Any, models: Iterable[Model], datasets: Iterable[Dataset], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.offer_rows("model", models, nothing="no model yet: upload one")
@@ -146,12 +173,18 @@ class JobForm(PinnedForm):
             "dataset": data["dataset"],
             "workload": {
                 **{name: data[name] for name in WORKLOAD_FIELDS},
+                **{name: data[name] for name in ("packing", "loss_on", "mode") if data[name]},
                 "adapter": self._adapter() if data["use_adapters"] else None,
                 "export": self._export(),
             },
             "goal": self.goal(),
             "plan": "chosen",
+            **self._resume_from(),
         }
+
+    def _resume_from(self) -> dict[str, Any]:
+        job_id, _, step = self.cleaned_data["resume_from"].partition(":")
+        return {"resume_from": {"job": job_id, "step": int(step)}} if job_id else {}
 
     def _adapter(self) -> dict[str, Any]:
         """A number that was left empty is the default."""
@@ -162,7 +195,7 @@ class JobForm(PinnedForm):
 
     def _export(self) -> dict[str, Any]:
         data = self.cleaned_data
-        return {name: data[f"export_{name}"] for name in ("dtype", "adapter") if data[f"export_{name}"]}
+        return {name: data[f"export_{name}"] for name in ("dtype", "adapter", "gguf") if data[f"export_{name}"]}
 
 
 def initial_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
@@ -172,6 +205,8 @@ def initial_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
     if (adapter := workload.get("adapter")) is not None:
         initial |= {**adapter, "use_adapters": True, "targets": ", ".join(adapter.get("targets", ()))}
     initial |= {f"export_{name}": value for name, value in workload.get("export", {}).items()}
+    if (resumed := spec.get("resume_from")) is not None:
+        initial["resume_from"] = f"{resumed['job']}:{resumed['step']}"
     return {**initial, **initial_goal(goal), **written_pins(goal.get("pins") or {})}
 
 
@@ -190,10 +225,22 @@ class SeveralFilesField(forms.FileField):
 
 
 class ModelUploadForm(forms.Form):
-    """A model as its files; the checks are ``create_model``'s."""
+    """A model as its files, or as a folder on the server; the checks are ``create_model``'s and ``link_model``'s."""
 
     name = forms.CharField(max_length=200)
-    config = forms.FileField(label="config.json")
+    path = forms.CharField(
+        label="Folder on the server",
+        required=False,
+        max_length=1000,
+        help_text="its weights stay there and are linked, not copied",
+    )
+    hub = forms.CharField(
+        label="Hugging Face hub",
+        required=False,
+        max_length=300,
+        help_text="owner/name, or owner/name@revision; safetensors only, fetched by the service",
+    )
+    config = forms.FileField(label="config.json", required=False)
     tokenizer = forms.FileField(label="tokenizer.json", required=False, help_text="without it: the bundled tokenizer")
     tokenizer_config = forms.FileField(
         label="tokenizer_config.json", required=False, help_text="for its chat template, which generate jobs use"
@@ -201,15 +248,42 @@ class ModelUploadForm(forms.Form):
     weights = SeveralFilesField(
         label="Weights",
         required=False,
-        help_text="*.safetensors, and model.safetensors.index.json when there are several",
+        help_text="*.safetensors, and model.safetensors.index.json when there are several; or one *.gguf",
+    )
+    others = SeveralFilesField(
+        label="Other files",
+        required=False,
+        help_text="generation_config.json, chat_template.jinja and further templates, special_tokens_map.json",
     )
 
     fallback_field = "config"
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if not model_roots():
+            del self.fields["path"]
+        if not is_open():
+            del self.fields["hub"]
+
+    def clean(self) -> dict[str, Any]:
+        data: dict[str, Any] = super().clean() or {}
+        has_files = any(data.get(name) for name in ("config", "weights", "tokenizer", "tokenizer_config", "others"))
+        places = [name for name in ("path", "hub") if data.get(name)]
+        if len(places) + has_files > 1:
+            self.add_error(places[0], "Give one of the three: a folder on the server, a model of the hub, or files.")
+        elif not places and not data.get("config") and not _is_gguf(data.get("weights") or []):
+            self.add_error("config", "This field is required.")
+        return data
+
+
+def _is_gguf(weights: list[Any]) -> bool:
+    """A GGUF file holds its own config."""
+    return len(weights) == 1 and str(weights[0].name).endswith(".gguf")
 
 
 class DatasetUploadForm(forms.Form):
     """A dataset as its file; the checks are ``create_dataset``'s."""
 
     name = forms.CharField(max_length=200)
-    file = forms.FileField(label="File", help_text=".txt, .jsonl or .parquet")
+    file = forms.FileField(label="File", help_text=".txt; or chats, completions or texts in .jsonl, .json, .csv, .parquet")
     fallback_field = "file"

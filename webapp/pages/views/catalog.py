@@ -1,5 +1,7 @@
 """Models and datasets: what jobs are made of."""
 
+from typing import Any
+
 from django import forms
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
@@ -13,6 +15,9 @@ from optimizer.models.spec import read_model_spec
 from optimizer.models.structure import describe_structure
 from webapp.accounts.audit import note_target
 from webapp.catalog.actions import create_dataset, create_model, files_bytes, read_again
+from webapp.catalog.files.model_parts import as_sidecars
+from webapp.catalog.hub.download import begin_download, list_downloads
+from webapp.catalog.linked import link_model
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import (
     datasets_visible_to,
@@ -35,14 +40,18 @@ SHOWN_JOBS = 10
 @login_required
 def model_list(request: HttpRequest) -> HttpResponse:
     form = ModelUploadForm(request.POST or None, request.FILES or None)
-    if request.method == "POST" and form.is_valid() and upload_model(request, form):
+    if request.method == "POST" and form.is_valid() and form.cleaned_data.get("hub"):
+        if fetch_model(request, form):
+            return redirect("models")
+    elif request.method == "POST" and form.is_valid() and upload_model(request, form):
         messages.success(request, f"Model {form.cleaned_data['name']} is ready to use.")
         return redirect("models")
     models = list(models_visible_to(request.user))
     states = profile_states(models)
     rows = [{"model": model, "profile": states[model.fingerprint]} for model in models]
     deleted = deleted_models_visible_to(request.user).filter(pk=request.GET.get("deleted", "")).first()
-    return render(request, "catalog/models.html", {"form": form, "rows": rows, "deleted": deleted})
+    context = {"form": form, "rows": rows, "deleted": deleted, "downloads": list_downloads(request.user)}
+    return render(request, "catalog/models.html", context)
 
 
 @require_GET
@@ -152,18 +161,36 @@ def upload_model(request: HttpRequest, form: ModelUploadForm) -> str:
     """The new model's id; empty, with the reason beside its field, when the files were refused."""
     data = form.cleaned_data
     try:
-        model = create_model(
-            owner=request.user,  # type: ignore[arg-type]
-            name=data["name"],
-            config=data["config"],
-            tokenizer=data["tokenizer"],
-            weights=data["weights"],
-            tokenizer_config=data["tokenizer_config"],
-        )
+        model = _make_model(request.user, data)
     except HeadroomError as error:
         return refuse_upload(form, error, fallback=form.fallback_field)
     note_target(request, model.pk, detail=model.name)
     return model.pk
+
+
+def fetch_model(request: HttpRequest, form: ModelUploadForm) -> str:
+    """The id of a download from the hub; empty, with the reason beside its field, when it was refused."""
+    data = form.cleaned_data
+    try:
+        upload = begin_download(owner=request.user, name=data["name"], reference=data["hub"])  # type: ignore[arg-type]
+    except HeadroomError as error:
+        return refuse_upload(form, error, fallback="hub")
+    note_target(request, upload.pk, detail=upload.source["hub"])
+    return upload.pk
+
+
+def _make_model(user: Any, data: dict[str, Any]) -> Model:
+    if data.get("path"):
+        return link_model(owner=user, name=data["name"], path=data["path"])
+    return create_model(
+        owner=user,
+        name=data["name"],
+        config=data["config"],
+        tokenizer=data["tokenizer"],
+        weights=data["weights"],
+        tokenizer_config=data["tokenizer_config"],
+        sidecars=as_sidecars(data["others"]),
+    )
 
 
 def upload_dataset(request: HttpRequest, form: DatasetUploadForm) -> str:

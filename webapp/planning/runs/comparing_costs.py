@@ -127,7 +127,7 @@ def _estimator(first: Job) -> Callable[[_Case], _Priced | None] | None:
         if generates is None:
             return None
         return partial(_price_generation, generates, generation_workload(spec_of_job(first)))
-    profile = known_profile_of(first.model, read_workload(first.spec["workload"]).adapter)
+    profile = known_profile_of(first.model, read_workload(first.spec["workload"]))
     return None if profile is None else partial(_price_training, profile)
 
 

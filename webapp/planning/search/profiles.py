@@ -12,7 +12,7 @@ from optimizer.profile.fingerprints import traced_fingerprint
 from optimizer.profile.generation import GENERATION_PROFILE_VERSION, GenerationProfile
 from optimizer.profile.profile import PROFILE_VERSION
 from optimizer.profile.profile import Profile as ModelProfile
-from optimizer.workload import Adapter
+from optimizer.workload import Adapter, TrainingWorkload
 from webapp.catalog.models import Model, Profile
 
 
@@ -23,10 +23,14 @@ class ProfileNeed:
     model: Model
     adapter: Adapter | None = None
     generates: bool = False
+    is_packed: bool = False
+    """True for rows of samples that do not attend to each other."""
 
     @property
     def fingerprint(self) -> str:
-        return traced_fingerprint(self.model.fingerprint, adapter=self.adapter, generates=self.generates)
+        return traced_fingerprint(
+            self.model.fingerprint, adapter=self.adapter, generates=self.generates, is_packed=self.is_packed
+        )
 
     @property
     def version(self) -> int:
@@ -39,9 +43,10 @@ class ProfileNeed:
         name = f"profile of {self.model.name}"
         if self.generates:
             return {"name": f"{name} that generates", "model": self.model.pk, "generates": True}
-        if self.adapter is None:
-            return {"name": name, "model": self.model.pk}
-        return {"name": f"{name} with adapters", "model": self.model.pk, "adapter": to_json(self.adapter)}
+        spec: dict[str, Any] = {"name": name, "model": self.model.pk}
+        if self.adapter is not None:
+            spec |= {"name": f"{name} with adapters", "adapter": to_json(self.adapter)}
+        return {**spec, "name": f"{spec['name']}, packed", "packed": True} if self.is_packed else spec
 
     def find_row(self) -> Profile | None:
         """Without its document; None where it was not made, or by another version."""
@@ -49,9 +54,9 @@ class ProfileNeed:
         return rows.exclude(document_sha256="").first()
 
 
-def known_profile_of(model: Model, adapter: Adapter | None) -> ModelProfile | None:
-    """The model's profile for training with these adapters; None unless it is there. Asks for nothing."""
-    row = ProfileNeed(model=model, adapter=adapter).find_row()
+def known_profile_of(model: Model, workload: TrainingWorkload) -> ModelProfile | None:
+    """The model's profile for such training; None unless it is there. Asks for nothing."""
+    row = ProfileNeed(model=model, adapter=workload.adapter, is_packed=workload.is_packed).find_row()
     return None if row is None else read_profile(row.pk, row.document_sha256)
 
 

@@ -4,7 +4,7 @@ Kept in this process. What is kept is what a new search would find, because a se
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
@@ -21,7 +21,7 @@ from optimizer.search.questions.alternatives import add_ways_out
 from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
 from optimizer.search.questions.price_cache import PriceMemory, priced_part
 from optimizer.search.training import training_problem
-from optimizer.workload import Adapter, TrainingWorkload
+from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Model, Profile
 from webapp.jobs.specs.training import JobSpec
 from webapp.planning.search.profiles import ProfileNeed, known_profile_of, read_profile
@@ -36,7 +36,7 @@ MAX_MEMORIES = 2
 class TrainingQuestion(Question[ModelProfile, TrainingWorkload, Goal]):
     """The question which plan trains the model."""
 
-    known_profile: Callable[[Adapter | None], ModelProfile | None] = field(default=lambda _: None, compare=False)
+    known_profile: Callable[[TrainingWorkload], ModelProfile | None] = field(default=lambda _: None, compare=False)
     """The model's profile with other adapters, where it was made already; for what would fit where nothing does."""
 
     @property
@@ -79,7 +79,7 @@ class AskedTraining:
 
     @property
     def need(self) -> ProfileNeed:
-        return ProfileNeed(model=self.model, adapter=self.workload.adapter)
+        return ProfileNeed(model=self.model, adapter=self.workload.adapter, is_packed=self.workload.is_packed)
 
     def complete(self, profile: Profile, places: Sequence[Place]) -> list[TrainingQuestion]:
         return [
@@ -118,8 +118,8 @@ def _search(question: TrainingQuestion) -> ObjectiveAnswer | NothingFits:
     pose = partial(_pose, question)
 
     def obtain(workload: TrainingWorkload, goal: Goal) -> ModelProfile | None:
-        is_same = workload.adapter == question.workload.adapter
-        return question.profile if is_same else question.known_profile(workload.adapter)
+        is_same = (workload.adapter, workload.is_packed) == (question.workload.adapter, question.workload.is_packed)
+        return question.profile if is_same else question.known_profile(workload)
 
     try:
         return answer_goal(pose, question.profile, question.workload)
@@ -152,6 +152,7 @@ def _pose(
         machine=machine or place.machine,
         calibration=place.calibration,
     )
+    problem = replace(problem, names_ways=False)
     is_here = profile is question.profile and machine in (None, place.machine)
     return _memory(question).bind(problem) if is_here else problem
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from optimizer.data.batches import Batches
-from optimizer.data.token_file import TokenFile, TokenManifest, write_manifest
+from optimizer.data.token_file import FORMAT_VERSION, TokenFile, TokenManifest, write_manifest
 from optimizer.plan.batch import BatchPlan
 from optimizer.runtime.step.batch import NUM_STEPS_AHEAD, BatchReader
 
@@ -23,7 +23,7 @@ def batches(tmp_path: Path) -> Batches:
     np.arange(403, dtype="<u4").tofile(tmp_path / "tokens.bin")
     facts: dict[str, Any] = {"vocab_size": 403, "end_of_text_id": 0, "tokenizer": "own", "num_documents": 1}
     hashes = {"dataset_sha256": "", "tokenizer_sha256": "", "tokens_sha256": ""}
-    write_manifest(tmp_path, TokenManifest(version=1, dtype="uint32", num_tokens=403, **facts, **hashes))
+    write_manifest(tmp_path, TokenManifest(version=FORMAT_VERSION, dtype="uint32", num_tokens=403, **facts, **hashes))
     return Batches(TokenFile.open(tmp_path), sequence_length=10, seed=3)
 
 

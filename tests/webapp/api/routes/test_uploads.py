@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
+from pytest_django import Settings
 
 from tests.webapp.conftest import TINY_CONFIG
 from webapp.catalog import uploads
@@ -117,7 +119,8 @@ def test_an_incomplete_upload_is_not_finished(api: Client) -> None:
         ([{"name": "../x.txt", "num_bytes": 1, "sha256": "0" * 64}], "files.0.name"),
         ([{"name": "x.txt", "num_bytes": -1, "sha256": "0" * 64}], "files.0.num_bytes"),
         ([{"name": "x.txt", "num_bytes": 1, "sha256": "F" * 64}], "files.0.sha256"),
-        ([{"name": "x.txt", "num_bytes": 2**50, "sha256": "0" * 64}], "allowed: at most"),
+        ([{"name": "x.txt", "num_bytes": 1, "mark": "a\nb"}], "files.0.mark"),
+        ([{"name": "additional_chat_templates/../x.jinja", "num_bytes": 1}], "files.0.name"),
         ([], "allowed: one file"),
     ],
 )
@@ -132,7 +135,45 @@ def test_what_cannot_be_taken_is_refused_before_a_byte_is_sent(
 
 def test_a_model_without_a_config_is_refused(api: Client) -> None:
     answer = begin(api, announced("model.safetensors", b"x"), kind="model")
-    assert "config.json among them" in answer.json()["detail"]
+    assert "config.json or a GGUF file among them" in answer.json()["detail"]
+
+
+def test_what_the_disk_has_no_room_for_is_refused_with_both_figures(
+    api: Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.HEADROOM_DISK_RESERVE_BYTES = 2 * 1024**3
+    free = shutil.disk_usage("/")._replace(free=3 * 1024**3)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    assert begin(api, {"name": "a.txt", "num_bytes": 2**30 - 100}).status_code == 201
+    answer = begin(api, {"name": "b.txt", "num_bytes": 101})
+    assert (answer.status_code, answer.json()["code"]) == (507, "disk_full")
+    assert answer.json()["detail"] == (
+        "the files have 101 bytes; the disk has room for 100: what is free, less a reserve of 2.00 GiB and 1,073,741,724 bytes "
+        "that other uploads wait for"
+    )
+    assert begin(api, {"name": "b.txt", "num_bytes": 100}).status_code == 201
+
+
+def test_an_administrator_may_set_a_limit(api: Client, settings: Settings) -> None:
+    settings.HEADROOM_MAX_UPLOAD_BYTES = 100
+    answer = begin(api, {"name": "a.txt", "num_bytes": 101})
+    assert (answer.status_code, answer.json()["detail"]) == (422, "the files have 101 bytes; allowed: at most 100")
+
+
+def test_a_browser_s_files_come_without_a_hash_and_with_a_mark(api: Client, headroom_home: Path) -> None:
+    files = {
+        "config.json": json.dumps(TINY_CONFIG).encode(),
+        "additional_chat_templates/tool_use.jinja": b"tools",
+        "generation_config.json": b'{"eos_token_id": [1, 2]}',
+    }
+    announcements = [{"name": name, "num_bytes": len(content), "mark": "17"} for name, content in files.items()]
+    upload = begin(api, *announcements, kind="model").json()
+    assert [(file["mark"], file["sha256"]) for file in upload["files"]] == [("17", "")] * 3
+    for number, content in enumerate(files.values()):
+        put(api, upload["id"], content, offset=0, number=number, **{"X-Piece-SHA256": hashlib.sha256(content).hexdigest()})
+    model = Model.objects.get(pk=finish(api, upload["id"]).json()["id"])
+    assert model.generation == {"end_ids": [1, 2]}
+    assert (headroom_home / model.folder / "additional_chat_templates" / "tool_use.jinja").read_bytes() == b"tools"
 
 
 def test_nobody_else_can_see_or_send_it(api: Client, client: Client, eve: User) -> None:

@@ -112,7 +112,7 @@ def test_a_refused_upload_is_explained_beside_its_field(browser: Client, dataset
     file = SimpleUploadedFile("verse.pdf", b"%PDF")
     answer = browser.post(reverse("job_new_dataset"), {"name": "verse", "file": file, "dataset": dataset.pk})
     text = answer.content.decode()
-    assert "file is named &#x27;verse.pdf&#x27;; allowed: .txt, .jsonl, .parquet" in text
+    assert "file is named &#x27;verse.pdf&#x27;; allowed: .txt, .jsonl, .json, .csv, .parquet" in text
     assert f'<option value="{dataset.pk}" selected>' in text
     assert "HX-Trigger-After-Settle" not in answer
 

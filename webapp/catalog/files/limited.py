@@ -15,7 +15,7 @@ from typing import Any
 from optimizer.base.errors import InvalidInput
 from optimizer.base.units import GIB
 
-_PROGRAM_ROOT = Path(__file__).resolve().parent.parent.parent
+_PROGRAM_ROOT = Path(__file__).resolve().parents[3]
 # -I drops the working directory from the path; it is appended, so nothing in it can stand in for the standard library
 _BOOTSTRAP = (
     "import runpy, sys; sys.path.append(sys.argv.pop(1)); "
