@@ -1,6 +1,6 @@
 """Every causal LM that transformers builds: which are estimated, how well, and what is said of the others.
 
-    python -m benchmarks.zoo [--json FILE] [--rows FILE] [--table FILE] [--jobs N] [TYPE ...]
+    python -m benchmarks.zoo [--json FILE] [--rows FILE] [--table FILE] [--jobs N] [--only TYPE]
 
 Each model type of transformers' mapping of causal LMs becomes a tiny model (``tiny.py``) and is measured in a process of its
 own (``measure.py``), which may take ``LIMIT_S``. ``--rows`` appends each type as it is done, and a later run with the same file
@@ -29,7 +29,7 @@ _GOAL_WORST = 0.01
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("types", nargs="*", metavar="TYPE", help="these model types alone")
+    parser.add_argument("--only", action="append", metavar="TYPE", help="this model type alone; may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="append rows as they come; go on from what is there")
     parser.add_argument("--table", type=Path, metavar="FILE", help="write the table of model types here")
@@ -41,11 +41,14 @@ def main() -> int:
         file=arguments.json,
         lines=arguments.rows,
         machine=describe_machine(),
-        is_whole=not arguments.types,
+        is_whole=not arguments.only,
         show=show,
     )
     classes = list_classes()
-    wanted = {name: classes[name] for name in arguments.types or classes}
+    unknown = sorted(set(arguments.only or ()) - set(classes))
+    if unknown:
+        parser.error(f"transformers has no causal LM of type {', '.join(unknown)}")
+    wanted = {name: classes[name] for name in arguments.only or classes}
     waiting = [name for name in wanted if not journal.has(what="type", model_type=name)]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for row in pool.map(lambda name: measure_apart(name, wanted[name]), waiting):

@@ -10,6 +10,7 @@ import logging
 import resource
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,15 +25,30 @@ from benchmarks.common.machines import make_cpu_machine
 from benchmarks.common.record import Row
 from benchmarks.zoo.tiny import NUM_SPECIAL, VOCAB_SIZE, make_tiny_config
 from optimizer.base.errors import HeadroomError
+from optimizer.data.batches import IGNORED_LABEL
 from optimizer.models.any_spec import read_any_spec
 from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec
+from optimizer.plan.plan import Plan
 from optimizer.runtime.layers.matmul_dispatch import has_quicker_library
-from optimizer.runtime.step.logits_and_loss import IGNORED_LABEL
 from optimizer.runtime.step.step import Trainer
 from optimizer.workload import TrainingWorkload
 
 PLANS: dict[str, tuple[str, ...]] = {"plain": (), "recompute": ("recompute",), "lora": ("lora",)}
+KEPT = (
+    "error",
+    "predicted_bytes",
+    "predicted_unmetered_bytes",
+    "profiled_bytes",
+    "metered_bytes",
+    "host_error_bytes",
+    "predicted_moment",
+    "measured_moment",
+    "stage_error_bytes",
+    "wrong_categories",
+    "error_to_meter_bytes",
+)
+"""What a row has of ``benchmarks.accuracy``'s."""
 SEQUENCE_LENGTH = 64
 BATCH_SIZE = 4
 MEMORY_LIMIT_BYTES = 12 << 30
@@ -105,19 +121,23 @@ def _measure_here(document: dict[str, Any]) -> Row:
     bench = Bench(machine, list(cases.values())[:2])
     plans = {name: _measure_plan(bench, case) for name, case in cases.items()}
     plain = plans["plain"]
-    row = {name: plain[name] for name in ("outcome", "why") if name in plain}
+    row: Row = {name: plain[name] for name in ("outcome", "why") if name in plain}
     if plain["outcome"] == "estimated":
         row["loss"] = _attempt(lambda: _compare_losses(spec, document))
     return {**row, "plans": plans}
 
 
 def _measure_plan(bench: Bench, case: Case) -> Row:
-    return _attempt(lambda: {"outcome": "estimated", **measure_memory(bench, case)})
+    def measure() -> Row:
+        found = measure_memory(bench, case)
+        return {"outcome": "estimated", **{name: found[name] for name in KEPT}}
+
+    return _attempt(measure)
 
 
-def _attempt(measure: Any) -> Row:
+def _attempt(measure: Callable[[], Row]) -> Row:
     try:
-        found: Row = measure()
+        found = measure()
     except Exception as error:
         return _ended(error)
     return found
@@ -163,6 +183,8 @@ def _make_case(name: str, spec: ModelSpec, document: dict[str, Any]) -> Case:
 def _compare_losses(spec: ModelSpec, document: dict[str, Any]) -> Row:
     """The loss of an evaluation here and in transformers, both with the weights that were drawn here."""
     case = _make_case("plain", spec, document)
+    assert isinstance(case.plan, Plan)
+    assert isinstance(case.workload, TrainingWorkload)
     ids = _make_ids()
     model = build_model(spec)
     theirs = _build_plainly(document).eval()

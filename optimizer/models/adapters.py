@@ -46,6 +46,7 @@ def attach_adapters(model: nn.Module, adapter: Adapter, *, seed: int) -> None:
     """
     inject, config_class = _peft()
     modules, parameters = _choose(model, adapter)
+    modules = _without_refused(model, modules, adapter=adapter)
     config = config_class(
         r=adapter.rank,
         lora_alpha=adapter.alpha,
@@ -161,6 +162,39 @@ def _choose(model: nn.Module, adapter: Adapter) -> tuple[list[tuple[str, nn.Modu
     if parameters and adapter.dropout:
         raise dropout_on_experts(adapter, parameters[0])
     return [(name, module) for name, module in modules if _short(name) in chosen], parameters
+
+
+def _without_refused(
+    model: nn.Module, modules: Sequence[tuple[str, nn.Module]], *, adapter: Adapter
+) -> list[tuple[str, nn.Module]]:
+    """The modules that peft wraps in this model type: of Mamba's layers some are read past their forward, where no adapter adds.
+
+    Raises InvalidWorkload where a refused one is named as a target.
+    """
+    refused = {name: why for name in {_short(name) for name, _ in modules} if (why := _ask_peft(model, name))}
+    named = sorted(refused.keys() & set(adapter.targets))
+    if named:
+        raise InvalidWorkload(
+            f"workload.adapter.targets names {named[0]!r}, which peft refuses: {refused[named[0]]}",
+            field="workload.adapter.targets",
+            value=named[0],
+            allowed=sorted({_short(name) for name, _ in modules} - refused.keys()),
+        )
+    return [(name, module) for name, module in modules if _short(name) not in refused]
+
+
+def _ask_peft(model: nn.Module, name: str) -> str | None:
+    """Why peft refuses modules of this name in models of this type; None where it takes them."""
+    inject, config_class = _peft()
+    stand_in = nn.Module()
+    stand_in.config = model.config
+    with _seeded(0), torch.device("meta"):
+        stand_in.add_module(name, nn.Linear(1, 1, bias=False))
+        try:
+            inject(config_class(r=1, target_modules=[name]), stand_in)
+        except ValueError as error:
+            return str(error)
+    return None
 
 
 def _list_targets(model: nn.Module, modules: Sequence[tuple[str, nn.Module]]) -> list[str]:

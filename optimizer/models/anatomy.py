@@ -197,11 +197,14 @@ def _find_stack(model: nn.Module, backbone: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def _find_stacks(model: nn.Module) -> tuple[nn.Module, ...]:
-    """The blocks of every stack: of the outermost lists of modules those that hold a good part of the model's numbers."""
+    """The blocks of every stack: of the outermost lists of modules those that hold a good part of the model's numbers.
+
+    A list of single layers (the projections between Gemma 3n's streams) is no stack.
+    """
     lists: list[nn.ModuleList] = []
     inside: set[int] = set()
     for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) and id(module) not in inside:
+        if isinstance(module, nn.ModuleList) and _has_parts(module) and id(module) not in inside:
             lists.append(module)
             inside.update(id(inner) for inner in module.modules())
     sizes = [sum(parameter.numel() for parameter in stack.parameters()) for stack in lists]
@@ -209,6 +212,10 @@ def _find_stacks(model: nn.Module) -> tuple[nn.Module, ...]:
     if not found:
         raise LookupError(f"{type(model).__name__} has no list of blocks; its parts have to be given (Anatomy)")
     return tuple(block for stack in found for block in stack)
+
+
+def _has_parts(stack: nn.ModuleList) -> bool:
+    return any(True for block in stack for _ in block.children())
 
 
 def _find_stacks_of_text(text_part: nn.Module) -> tuple[nn.Module, ...]:

@@ -82,7 +82,7 @@ def _make(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
 
 
 def _freeze_other_parts(model: nn.Module) -> None:
-    """Leaves to train, in a model with parts for images or sound, what text runs through: its decoder, the embedding, the head."""
+    """Freezes, in a model with parts for images or sound, all but what text runs through: its decoder, embedding and head."""
     decoder = find_text_part(model)
     if decoder is None:
         return

@@ -1,15 +1,18 @@
 """The values of a config.json for the keys that a configuration class of transformers declares.
 
 Each must have one of the JSON types that the class declares for the key, be a number within bounds, a plain word, or a short list
-or object of such. Keys that the class does not declare are dropped; names that it keeps for others (``attribute_map``) and the
-older keys of rotary positions are read. A part with a class of its own (``text_config``) is read by that class.
+or object of such. Names that the class keeps for others (``attribute_map``, in both directions) and the older keys of rotary
+positions are read. Of keys that the class does not declare only numbers are taken, and only those that the model's own source
+reads (DBRX's ``rope_theta``); the others are dropped. A part with a class of its own (``text_config``) is read by that class.
 """
 
 import dataclasses
 import math
 import re
+import sys
 import types
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from optimizer.base.errors import InvalidModel
@@ -64,6 +67,10 @@ def read_declared(config_class: Any, config: Mapping[str, Any], *, path: str = "
             values[name] = own | read_declared(part_class, value, path=f"{where}.", depth=depth + 1)
         else:
             values[name] = _checked(where, value, declared=declared, default=default)
+    source = _source_of_model(config_class)
+    for name, value in config.items():
+        if name not in values and isinstance(value, int | float) and _is_read(name, config_class, source):
+            values[name] = _plain(f"{path}{name}", value, depth=0)
     return values
 
 
@@ -84,10 +91,26 @@ def _list_keys(config_class: Any, fields: Mapping[str, Any]) -> Iterator[tuple[s
     for alias, name in getattr(config_class, "attribute_map", {}).items():
         if name in fields and alias not in fields and alias not in _OURS | _ALWAYS_OURS:
             yield alias, fields[name].type, _default_of(fields[name])
+    for name, stored in getattr(config_class, "attribute_map", {}).items():
+        if name in fields and stored not in fields and stored not in _OURS | _ALWAYS_OURS:
+            yield stored, fields[name].type, _default_of(fields[name])
     older = (_OLDER_ROPE if "rope_parameters" in fields else {}) | (_OLDER_PATTERN if "layer_types" in fields else {})
     for name, declared in older.items():
         if name not in fields:
             yield name, declared, None
+
+
+def _source_of_model(config_class: Any) -> str:
+    """The text of the module that defines the models of a configuration class; empty where another type's models serve."""
+    configuration = Path(sys.modules[config_class.__module__].__file__ or "")
+    file = configuration.with_name(configuration.name.replace("configuration_", "modeling_"))
+    return file.read_text() if file != configuration and file.is_file() else ""
+
+
+def _is_read(name: str, config_class: Any, source: str) -> bool:
+    is_free = name.isidentifier() and not name.startswith("_") and not hasattr(config_class, name)
+    is_free = is_free and name not in _OURS | _ALWAYS_OURS | set(config_class.attribute_map)
+    return is_free and re.search(rf"config\.{name}\b", source) is not None
 
 
 def _default_of(field: Any) -> Any:
