@@ -43,7 +43,7 @@ from optimizer.profile.fingerprints import profile_fingerprint
 from optimizer.profile.meta_ops.meta_ops import Ops
 from optimizer.profile.profile import BLOCK_CHOICES, Profile, Regime, beyond_positions, not_in_blocks, not_profiled
 from optimizer.profile.trace.structure import sequence_limits, sequence_steps, shorten_model
-from optimizer.profile.trace.tensor_sizes import list_base, list_tensors, mark_sparse, sum_frozen, sum_storages
+from optimizer.profile.trace.tensor_sizes import list_base, list_tensors, mark_sparse, sum_frozen, sum_in_depth
 from optimizer.profile.trace.training_step import Subject, trace_evaluation, trace_step
 from optimizer.profile.trained import FrozenBytes, Tensors
 from optimizer.runtime.job.prepare import prepare_model
@@ -127,7 +127,7 @@ def _trace_ranges(
             if not spec.is_listed:
                 _check_witnesses(subject, chosen, lengths, ops=ops)
             regimes[name] = tuple(_trace_range(subject, place, choices, tables=tables, ops=ops) for place in chosen)
-        buffer_bytes[weights.dtype] = sum_storages([*model.buffers(), *_list_idle(subject)])
+        buffer_bytes[weights.dtype] = sum_in_depth(model, [*model.buffers(), *_list_idle(subject)], instances)
         tensors = list_tensors(
             model,
             instances,
