@@ -91,12 +91,19 @@ def _build_plainly(document: dict[str, Any]) -> Any:
 
     values = {name: value for name, value in document.items() if name != "model_type"}
     config = CONFIG_MAPPING[document["model_type"]](**values)
-    config.use_cache = False
+    _keep_no_cache(config)
     torch.manual_seed(0)
     model_class = getattr(transformers, document["architectures"][0])
     if not isinstance(config, model_class.config_class):
         config = config.get_text_config()
     return model_class._from_config(config).train()
+
+
+def _keep_no_cache(config: Any) -> None:
+    config.use_cache = False
+    for name in getattr(config, "sub_configs", {}):
+        if getattr(config, name, None) is not None:
+            _keep_no_cache(getattr(config, name))
 
 
 def _step_plainly(model: nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor) -> None:

@@ -94,7 +94,7 @@ def _freeze_other_parts(model: nn.Module) -> None:
 
 def _build_published(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
     config = build_config(spec)
-    config.use_cache = False
+    _keep_no_cache(config)
     model_class = _find_class(spec)
     attention = "eager" if spec.model_type in _EAGER_ATTENTION_MODEL_TYPES else "sdpa"
     if not spec.is_listed and not getattr(model_class, "_supports_sdpa", False):
@@ -105,6 +105,15 @@ def _build_published(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:
         options["experts_implementation"] = "grouped_mm"
     model: nn.Module = model_class._from_config(config, **options)
     return model
+
+
+def _keep_no_cache(config: Any) -> None:
+    """No keys and values stay beside a training step: a text part asks its own config, and recomputing would add them again."""
+    config.use_cache = False
+    for name in getattr(config, "sub_configs", {}):
+        part = getattr(config, name, None)
+        if part is not None:
+            _keep_no_cache(part)
 
 
 def _takes_experts(model_class: Any, spec: ModelSpec) -> bool:
