@@ -84,6 +84,15 @@ def list_sites(model: nn.Module) -> list[Site]:
     return sites
 
 
+def holds_experts(module: nn.Module) -> bool:
+    """A layer of stacked experts that transformers runs as one grouped product, each expert's matrix ``[out, in]``.
+
+    Other parameters of three dimensions are a convolution's, heads of attention (XLNet), or experts with matrices that lie the
+    other way (gpt-oss), whose adapters peft multiplies in the wrong order.
+    """
+    return getattr(module, "is_transposed", None) is False
+
+
 def base_name(name: str) -> str:
     """The name a module or parameter has in the model without adapters."""
     return ".".join(part for part in name.split(".") if part != "base_layer")
@@ -244,8 +253,7 @@ def _list_candidates(model: nn.Module) -> tuple[list[tuple[str, nn.Module]], lis
         if _is_matrix(module):
             modules.append((name, module))
             continue
-        is_convolution = isinstance(module, nn.modules.conv._ConvNd)
-        stacked = [key for key, value in module.named_parameters(recurse=False) if value.dim() == 3 and not is_convolution]
+        stacked = [key for key, value in module.named_parameters(recurse=False) if value.dim() == 3 and holds_experts(module)]
         experts += [f"{name}.{key}" for key in stacked]
         if not stacked:
             others.setdefault(_short(name), module)
@@ -264,7 +272,9 @@ def _no_such_target(target: str, names: set[str], others: dict[str, nn.Module]) 
 
 
 def _is_matrix(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or _is_transposed(module)
+    """Some routers are linear layers that return a choice (Phi-MoE's): those are none."""
+    is_linear = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    return is_linear or _is_transposed(module)
 
 
 def _is_transposed(module: nn.Module) -> bool:

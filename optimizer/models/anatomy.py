@@ -233,7 +233,7 @@ def _child_with(model: nn.Module, block: nn.Module) -> nn.Module:
     """
     for child in model.children():
         if any(module is block for module in child.modules()):
-            only = list(child.children())
+            only = [part for part in child.children() if not isinstance(part, nn.Embedding)]
             is_wrapper = len(only) == 1 and not isinstance(only[0], nn.ModuleList)
             return _child_with(child, block) if is_wrapper else child
     raise LookupError(f"{type(model).__name__} does not hold its last block")

@@ -18,6 +18,7 @@ from typing import NamedTuple, get_args
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from optimizer.base.errors import HeadroomError, InvalidModel
 from optimizer.models.anatomy import find_anatomy
@@ -75,12 +76,17 @@ def profile_model(
     asked = _Asked(spec, adapter, is_padded, is_packed, extent)
     try:
         return _trace_blocks(asked, _choose_ranges(spec, extent), is_partial=not extent.is_everything)
-    except ShapesDiffer:
+    except (ShapesDiffer, _FaultInModel):
         if spec.is_listed:
             raise
-        # A scan in chunks, or token by token, has other ops at each length; a model may also be another one after a length.
+        # A scan in chunks, or token by token, has other ops at each length; a model may also be another one after a length, or
+        # run at some lengths alone (Reformer's chunks).
         profiles = [_trace_blocks(asked, ranges, is_partial=True) for ranges in _choose_lengths(spec, extent)]
         return reduce(merge_profiles, profiles)
+
+
+class _FaultInModel(InvalidModel):
+    """The model's own code failed; maybe only at lengths that nobody asked for."""
 
 
 class _Asked(NamedTuple):
@@ -126,7 +132,9 @@ def _trace_ranges(
         with _naming_faults(spec):
             if not spec.is_listed:
                 _check_witnesses(subject, chosen, lengths, ops=ops)
-            regimes[name] = tuple(_trace_range(subject, place, choices, tables=tables, ops=ops) for place in chosen)
+            regimes[name] = tuple(
+                _trace_range(subject, place, choices, is_listed=spec.is_listed, tables=tables, ops=ops) for place in chosen
+            )
         buffer_bytes[weights.dtype] = sum_in_depth(model, [*model.buffers(), *_list_idle(subject)], instances)
         tensors = list_tensors(
             model,
@@ -177,12 +185,21 @@ def _naming_faults(spec: ModelSpec) -> Iterator[None]:
     except Exception as error:
         if spec.is_listed:
             raise
-        raise InvalidModel(
-            f"the model cannot be traced: {type(error).__name__}: {str(error)[:300]}",
+        raise _FaultInModel(
+            f"the model cannot be traced: {_describe_fault(error)}",
             field="config",
             value=spec.model_type,
             hint="Use a model type on the list, or a module of your own with its parts given (Anatomy).",
         ) from error
+
+
+def _describe_fault(error: Exception) -> str:
+    op = getattr(error, "func", None)
+    if isinstance(error, DynamicOutputShapeException):
+        return f"the size of what {op} returns depends on the values of its activations"
+    if "unallocated storage" in str(error):
+        return f"it decides by the values of its activations ({str(error).partition('(')[0]})"
+    return f"{type(error).__name__}: {str(error)[:300]}"
 
 
 def _list_representations(adapter: Adapter | None, extent: Extent) -> list[WeightsPlan]:
@@ -266,14 +283,27 @@ def _list_idle(subject: Subject) -> Iterator[nn.Parameter]:
 
 
 def _trace_range(
-    subject: Subject, place: ShapeRange, choices: Sequence[BlockChoice], *, tables: PartTables, ops: Ops
+    subject: Subject,
+    place: ShapeRange,
+    choices: Sequence[BlockChoice],
+    *,
+    is_listed: bool,
+    tables: PartTables,
+    ops: Ops,
 ) -> Regime:
-    """The whole at one shape; at the others one micro-batch of the plain plan, which shows how every size grows."""
+    """The whole at one shape; at the others one micro-batch of the plain plan, which shows how every size grows.
+
+    What a model does once, when training or evaluation begins (RWKV scales its weights), is left out: it comes before.
+    """
+    if not is_listed:
+        trace_step(subject, place.shape, "keep", num_micro_batches=1, ops=ops)
     whole = {choice: trace_step(subject, place.shape, choice, num_micro_batches=2, ops=ops) for choice in choices}
     growth = {
         shape: trace_step(subject, shape, "keep", num_micro_batches=1, ops=ops, watches_holds=False)
         for shape in place.more_shapes
     }
+    if not is_listed:
+        trace_evaluation(subject, place.shape, ops=ops)
     evaluation = {shape: trace_evaluation(subject, shape, ops=ops) for shape in (place.shape, *place.more_shapes)}
     return assemble_regime(
         whole, growth, evaluation=evaluation, place=place, block_templates=subject.instances, tables=tables
