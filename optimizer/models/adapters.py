@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from optimizer.base.errors import InvalidWorkload, MissingExtra
 from optimizer.base.optional import without_advice
@@ -46,6 +47,7 @@ def attach_adapters(model: nn.Module, adapter: Adapter, *, seed: int) -> None:
     """
     inject, config_class = _peft()
     modules, parameters = _choose(model, adapter)
+    modules = _without_refused(model, modules, adapter=adapter)
     config = config_class(
         r=adapter.rank,
         lora_alpha=adapter.alpha,
@@ -81,6 +83,15 @@ def list_sites(model: nn.Module) -> list[Site]:
             parameter = getattr(module, "parameter_name", "weight")
             sites.append(Site(f"{base_name(name)}.{parameter}", module))
     return sites
+
+
+def holds_experts(module: nn.Module) -> bool:
+    """A layer of stacked experts that transformers runs as one grouped product, each expert's matrix ``[out, in]``.
+
+    Other parameters of three dimensions are a convolution's, heads of attention (XLNet), or experts with matrices that lie the
+    other way (gpt-oss), whose adapters peft multiplies in the wrong order.
+    """
+    return getattr(module, "is_transposed", None) is False
 
 
 def base_name(name: str) -> str:
@@ -163,13 +174,46 @@ def _choose(model: nn.Module, adapter: Adapter) -> tuple[list[tuple[str, nn.Modu
     return [(name, module) for name, module in modules if _short(name) in chosen], parameters
 
 
+def _without_refused(
+    model: nn.Module, modules: Sequence[tuple[str, nn.Module]], *, adapter: Adapter
+) -> list[tuple[str, nn.Module]]:
+    """The modules that peft wraps in this model type: of Mamba's layers some are read past their forward, where no adapter adds.
+
+    Raises InvalidWorkload where a refused one is named as a target.
+    """
+    refused = {name: why for name in {_short(name) for name, _ in modules} if (why := _ask_peft(model, name))}
+    named = sorted(refused.keys() & set(adapter.targets))
+    if named:
+        raise InvalidWorkload(
+            f"workload.adapter.targets names {named[0]!r}, which peft refuses: {refused[named[0]]}",
+            field="workload.adapter.targets",
+            value=named[0],
+            allowed=sorted({_short(name) for name, _ in modules} - refused.keys()),
+        )
+    return [(name, module) for name, module in modules if _short(name) not in refused]
+
+
+def _ask_peft(model: nn.Module, name: str) -> str | None:
+    """Why peft refuses modules of this name in models of this type; None where it takes them."""
+    inject, config_class = _peft()
+    stand_in = nn.Module()
+    stand_in.config = model.config
+    with _seeded(0), torch.device("meta"):
+        stand_in.add_module(name, nn.Linear(1, 1, bias=False))
+        try:
+            inject(config_class(r=1, target_modules=[name]), stand_in)
+        except ValueError as error:
+            return str(error)
+    return None
+
+
 def _list_targets(model: nn.Module, modules: Sequence[tuple[str, nn.Module]]) -> list[str]:
     """Last names, as people write them; whole ones where a last name would also find a module outside the blocks (the dense
     layer of BERT's head).
     """
     chosen = {name for name, _ in modules}
     short = {_short(name) for name in chosen}
-    found = {name for name, module in model.named_modules() if _short(name) in short and _is_matrix(module)}
+    found = {name for name, module in model.named_modules() if _short(name) in short}
     return sorted(short if found == chosen else chosen)
 
 
@@ -210,7 +254,7 @@ def _list_candidates(model: nn.Module) -> tuple[list[tuple[str, nn.Module]], lis
         if _is_matrix(module):
             modules.append((name, module))
             continue
-        stacked = [key for key, value in module.named_parameters(recurse=False) if value.dim() == 3]
+        stacked = [key for key, value in module.named_parameters(recurse=False) if value.dim() == 3 and holds_experts(module)]
         experts += [f"{name}.{key}" for key in stacked]
         if not stacked:
             others.setdefault(_short(name), module)
@@ -229,7 +273,17 @@ def _no_such_target(target: str, names: set[str], others: dict[str, nn.Module]) 
 
 
 def _is_matrix(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or _is_transposed(module)
+    """A linear layer, or one of a derived class that returns a product too (Falcon's); Phi-MoE's routers return a choice."""
+    if not isinstance(module, nn.Linear):
+        return _is_transposed(module)
+    return type(module).forward is nn.Linear.forward or _returns_a_product(module)
+
+
+def _returns_a_product(module: nn.Linear) -> bool:
+    parameters = {name: torch.empty_like(value, device="meta") for name, value in module.named_parameters()}
+    row = torch.empty(1, module.in_features, dtype=module.weight.dtype, device="meta")
+    result = functional_call(module, parameters, (row,))
+    return isinstance(result, torch.Tensor) and result.shape == (1, module.out_features)
 
 
 def _is_transposed(module: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from optimizer.base.errors import HeadroomError, ProfilingFailed
 from optimizer.base.serialize import to_json
 from optimizer.models.spec import ModelSpec
+from optimizer.profile.assemble.merge import merge_profiles
 from optimizer.profile.extent import EVERYTHING, Extent
 from optimizer.profile.fingerprints import profile_fingerprint
 from optimizer.profile.generation import GenerationProfile
@@ -25,7 +26,6 @@ from optimizer.profile.keep.kept import (
     read_kept_generation_profile,
     read_kept_profile,
 )
-from optimizer.profile.keep.merge import merge_profiles
 from optimizer.profile.profile import BLOCK_CHOICES, Profile
 from optimizer.workload import Adapter, TrainingObjective
 

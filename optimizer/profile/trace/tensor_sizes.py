@@ -125,5 +125,17 @@ def sum_frozen(model: nn.Module) -> FrozenBytes:
     )
 
 
+def sum_in_depth(model: nn.Module, tensors: Iterable[torch.Tensor], instances: Sequence[int]) -> int:
+    """Bytes in the whole model of tensors of the short one: what one block alone holds, every block like it holds too."""
+    wanted = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+    holders: Counter[int] = Counter()
+    times: dict[int, int] = {}
+    for index, block in enumerate(find_blocks(model)):
+        held = {tensor.untyped_storage()._cdata for tensor in (*block.parameters(), *block.buffers())}
+        holders.update(held)
+        times |= dict.fromkeys(held, instances.count(index))
+    return sum(num_bytes * (times[key] if holders[key] == 1 else 1) for key, num_bytes in wanted.items())
+
+
 def sum_storages(tensors: Iterable[torch.Tensor]) -> int:
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())

@@ -131,6 +131,11 @@ def _check_order(events: Sequence[Event], *, num_blocks: int, num_micro_batches:
             f"{', '.join(str(block + 1) for block in ran[:12])}",
             field="config",
         )
+    began = {(event.phase, event.block) for event in events if isinstance(event, Began)}
+    for part in (("head and loss", -1), *(("backward", block) for block in range(num_blocks))):
+        if part not in began:
+            what = f"{part[0]} of block {part[1] + 1}" if part[1] >= 0 else part[0]
+            raise InvalidModel(f"the model cannot be traced: its {what} is not run by a module of its own", field="config")
 
 
 def _make_micro_batch(subject: Subject, shape: Shape) -> MicroBatch:
@@ -236,7 +241,8 @@ class _HoldWatcher:
         number = self._recorder.number_of(tensor)
         if number is not None:
             self._recorder.events.append(HeldStorage(self._index, number, is_given=number in self._given))
-        return tensor
+        # With its graph, one that is written to after it was saved would hold itself.
+        return tensor if tensor.grad_fn is None else tensor.detach()
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from optimizer.models.adapters import ADAPTER_NAME, expert_factors
+from optimizer.models.adapters import ADAPTER_NAME, expert_factors, holds_experts
 from optimizer.plan.weights import FrozenFormat
 from optimizer.runtime.layers.quantize import PackedForm, pack_parameter, unpack
 
 
 def has_stacked_experts(module: nn.Module) -> bool:
     """The module itself, or peft's wrappers around it."""
-    return any(parameter.dim() == 3 for parameter in _unwrapped(module).parameters(recurse=False))
+    layer = _unwrapped(module)
+    return holds_experts(layer) and any(parameter.dim() == 3 for parameter in layer.parameters(recurse=False))
 
 
 def take_over_experts(outer: nn.Module, form: FrozenFormat, *, device: torch.device | None) -> None:

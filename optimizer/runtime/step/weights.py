@@ -201,7 +201,7 @@ class StreamedWeights:
             self._enter(range(index, max(index - self._plan.prefetch - 1, -1), -1))
 
         def watch_output(module: nn.Module, args: Any, output: Any) -> None:
-            hidden = output[0] if isinstance(output, tuple) else output
+            hidden = output[0] if isinstance(output, tuple | list) else output
             if hidden.requires_grad:
                 hidden.register_hook(at_backward)
 
