@@ -25,6 +25,7 @@ from optimizer.profile.fingerprints import profile_fingerprint
 from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.job.measure import measure_step
 from optimizer.runtime.job.prepare import prepare_model
+from optimizer.runtime.step.preference import as_reference
 from optimizer.runtime.step.step import Trainer
 from optimizer.workload import Adapter, TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
@@ -60,10 +61,10 @@ def _plan(spec: ModelSpec, choice: Any = "keep", *, accumulation_steps: int = 1,
     )
 
 
-def _model(spec: ModelSpec, workload: TrainingWorkload) -> nn.Module:
+def _model(spec: ModelSpec, workload: TrainingWorkload, weights: WeightsPlan | None = None) -> nn.Module:
     """With adapters that have been trained: their second products are not zero."""
     model = build_model(spec, seed=1)
-    prepare_model(model, weights=WeightsPlan(), workload=workload)
+    prepare_model(model, weights=weights or WeightsPlan(), workload=workload)
     draw = torch.Generator().manual_seed(2)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -104,7 +105,7 @@ def _expected(objective: str, model: nn.Module, base: nn.Module, ids: torch.Tens
 
 @pytest.mark.parametrize("choice", ["keep", "recompute", "offload"])
 @pytest.mark.parametrize("objective", ["dpo", "orpo"])
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", [*TYPES, "mixtral"])
 def test_loss_and_gradients_are_those_of_the_formula(name: str, objective: str, choice: str) -> None:
     spec, workload = _spec(name), _workload(objective)
     model, (ids, labels) = _model(spec, workload), _rows()
@@ -118,6 +119,22 @@ def test_loss_and_gradients_are_those_of_the_formula(name: str, objective: str, 
         assert (mine.grad is None) == (theirs.grad is None), key
         if theirs.grad is not None:
             assert torch.allclose(mine.grad, theirs.grad, atol=1e-6), key
+
+
+@pytest.mark.parametrize("frozen", ["same", "int8", "nf4"])
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_the_reference_is_the_model_without_its_adapters_to_the_bit(name: str, frozen: Any) -> None:
+    spec, workload = _spec(name), _workload("dpo")
+    weights = WeightsPlan(frozen=frozen)
+    model, untrained = _model(spec, workload, weights).eval(), build_model(spec, seed=1).eval()
+    prepare_model(untrained, weights=weights, workload=workload)  # its second products are zero
+    ids, labels = _rows()
+    with torch.no_grad():
+        trained, wanted = _scores(model, ids, labels), _scores(untrained, ids, labels)
+        with as_reference(model):
+            assert torch.equal(_scores(model, ids, labels), wanted)
+        assert torch.equal(_scores(model, ids, labels), trained)
+    assert not torch.allclose(trained, wanted)
 
 
 @pytest.mark.parametrize("objective", ["dpo", "orpo"])
