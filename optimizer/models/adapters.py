@@ -2,7 +2,8 @@
 
 The model stays what it was: its class, its blocks, its backbone and head. Only its matrices inside the blocks are wrapped, and
 only the adapters are trained. Mixtral's experts are adapted as peft does (``ParamWrapper``: one pair for each expert, the
-factors added to the stacked weights); its router is not, since peft knows no adapter for it.
+factors added to the stacked weights); its router is not, since peft knows no adapter for it. Where some blocks have a dense
+network or shared experts beside stacked ones (DeepSeek-V3), those keep none: peft takes their names for the experts'.
 """
 
 from collections.abc import Iterator, Sequence
@@ -157,10 +158,11 @@ def _choose(model: nn.Module, adapter: Adapter) -> tuple[list[tuple[str, nn.Modu
     for target in adapter.targets:
         if target not in names:
             raise _no_such_target(target, names, others)
+    misread = {_short(name) for name, _ in modules} & _NAMES_OF_EXPERTS if experts else set()
     chosen = set(adapter.targets or names)
     parameters = [name for name in experts if _short(name) in chosen]
-    mixed = sorted({_short(name) for name, _ in modules} & chosen & _NAMES_OF_EXPERTS)
-    if experts and mixed:
+    mixed = sorted(misread & set(adapter.targets))
+    if mixed:
         raise InvalidWorkload(
             f"workload.adapter.targets holds {', '.join(mixed)}, matrices of some blocks where others have experts, for which "
             "peft takes those names",
@@ -171,7 +173,7 @@ def _choose(model: nn.Module, adapter: Adapter) -> tuple[list[tuple[str, nn.Modu
         )
     if parameters and adapter.dropout:
         raise dropout_on_experts(adapter, parameters[0])
-    return [(name, module) for name, module in modules if _short(name) in chosen], parameters
+    return [(name, module) for name, module in modules if _short(name) in chosen - misread], parameters
 
 
 def _without_refused(

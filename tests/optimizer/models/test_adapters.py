@@ -103,8 +103,13 @@ def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_dense_mlp_of_a_model_that_also_has_experts_takes_no_adapters() -> None:
     spec = read_model_spec({**SMALL_CONFIGS["qwen3_moe"], "mlp_only_layers": [0]})
-    with pytest.raises(InvalidWorkload, match=r"holds down_proj, gate_proj, up_proj, matrices of some blocks"):
-        attach_adapters(build_model(spec), Adapter(), seed=1)
+    with pytest.raises(InvalidWorkload, match=r"holds down_proj, matrices of some blocks"):
+        attach_adapters(build_model(spec), Adapter(targets=("q_proj", "down_proj")), seed=1)
+    model = build_model(spec)
+    attach_adapters(model, Adapter(), seed=1)
+    names = {site.name for site in list_sites(model)}
+    assert not any(name.startswith("model.layers.0.mlp") for name in names)
+    assert {"model.layers.1.mlp.experts.gate_up_proj", "model.layers.1.mlp.experts.down_proj"} <= names
 
 
 def test_targets_are_checked_by_type_without_a_model() -> None:

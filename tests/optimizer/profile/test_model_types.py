@@ -1,4 +1,4 @@
-"""Model types beyond the list, each with a trait that a profile once missed: the prediction is exact, or says what is in the way."""
+"""Model types beyond the list, each with a trait that a profile once missed: predicted to the byte, or refused in words."""
 
 from typing import Any
 
