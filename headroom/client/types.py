@@ -77,6 +77,7 @@ class Dataset(TypedDict):
     id: str
     name: str
     format: Literal["txt", "jsonl", "json", "csv", "parquet", "prompts"]
+    columns: dict[str, str] | None
     num_bytes: int
     num_documents: int | None
     preview: str
@@ -279,6 +280,7 @@ class Upload(TypedDict):
     id: str
     kind: Literal["model", "dataset"]
     name: str
+    columns: str
     purpose: str
     files: list[UploadFile]
     piece_bytes: int

@@ -26,6 +26,7 @@ from optimizer.data.chat_facts import ChatFacts
 from optimizer.data.documents import FORMATS, DatasetFormat, read_documents
 from optimizer.data.inspect import limit_process
 from optimizer.data.samples.answers import AnswerMarker
+from optimizer.data.samples.columns import FORM, Columns, read_columns
 from optimizer.data.samples.packing import pack_best_fit
 from optimizer.data.samples.records import RowFormat, read_records
 from optimizer.data.tokenizer import LoadedTokenizer, load_tokenizer
@@ -89,10 +90,14 @@ def preview_dataset(
     chat: ChatFacts,
     sequence_length: int,
     loss_on: LossOn,
+    columns: Columns | None = None,
 ) -> Preview:
     """Raises InvalidDataset with the line of the first sample that cannot be used, InvalidModel for the template."""
     marker = make_marker(chat, tokenizer=tokenizer, loss_on=loss_on)
-    pieces = document_pieces(read_documents(path)) if format == "txt" else _read_pieces(path, format=format, marker=marker)
+    if format == "txt":
+        pieces = document_pieces(read_documents(path))
+    else:
+        pieces = _read_pieces(path, format=format, columns=columns, marker=marker)
     lengths: list[int] = []
     learnt: list[int] = []
     shown: list[ShownSample] = []
@@ -134,9 +139,11 @@ def _count_epoch(kept: NDArray[np.int64], *, num_tokens: int, row_length: int) -
     return {"wrapped": wrapped, "best_fit": len(pack_best_fit(training, row_length=row_length)), "off": len(training)}
 
 
-def _read_pieces(path: str | Path, *, format: RowFormat, marker: AnswerMarker) -> Iterator[Piece]:
+def _read_pieces(
+    path: str | Path, *, format: RowFormat, columns: Columns | None, marker: AnswerMarker
+) -> Iterator[Piece]:
     """Pieces of each record: one, or two of a pair of answers, which no job reads but as two."""
-    for record in read_records(path, format=format):
+    for record in read_records(path, format=format, columns=columns):
         yield from record_pieces([record], marker) if record.rejected is None else pair_pieces([record], marker)
 
 
@@ -165,6 +172,7 @@ def _answer(options: argparse.Namespace) -> dict[str, Any]:
         preview = preview_dataset(
             options.path,
             format=options.format,
+            columns=read_columns(options.columns),
             tokenizer=tokenizer,
             chat=ChatFacts.read(options.chat),
             sequence_length=options.sequence_length,
@@ -183,6 +191,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=name, description="Show what training on a dataset would learn.")
     parser.add_argument("path", type=Path)
     parser.add_argument("--format", choices=FORMATS, required=True)
+    parser.add_argument("--columns", default="", help=f"which column holds what: {FORM}")
     parser.add_argument("--sequence-length", type=int, default=512)
     parser.add_argument("--loss-on", choices=("all", "assistant"), default="assistant")
     parser.add_argument("--tokenizer", type=Path)

@@ -22,7 +22,8 @@ from optimizer.data.chat import DEFAULT_REPLY_TEMPLATE, ChatTemplate, Span
 from optimizer.data.chat_facts import ChatFacts
 from optimizer.data.documents import DatasetFormat, Document, read_documents
 from optimizer.data.samples.answers import AnswerMarker
-from optimizer.data.samples.records import Columns, Record, read_records
+from optimizer.data.samples.columns import Columns
+from optimizer.data.samples.records import Record, read_records
 from optimizer.data.token_file import (
     FORMAT_VERSION,
     STARTS_FILE,

@@ -1,5 +1,6 @@
 """Shows people what training on their dataset would learn with a model, before any job; read by a limited process, once."""
 
+import json
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ MAX_REMEMBERED = 64
 
 
 def _key(dataset: Dataset, model: Model, *, sequence_length: int, loss_on: LossOn) -> tuple[Hashable, ...]:
-    return dataset.sha256, dataset.format, model.pk, sequence_length, loss_on
+    return dataset.sha256, dataset.format, json.dumps(dataset.columns), model.pk, sequence_length, loss_on
 
 
 @remembered(most=MAX_REMEMBERED, key=_key)
@@ -36,6 +37,8 @@ def preview_samples(dataset: Dataset, model: Model, *, sequence_length: int, los
     home = Path(settings.HEADROOM_HOME)
     spec = read_model_spec(model.config)
     arguments = [str(home / dataset.file), "--format", dataset.format, "--vocab-size", str(spec.vocab_size)]
+    if dataset.columns:
+        arguments += ["--columns", json.dumps(dataset.columns)]
     arguments += ["--sequence-length", str(sequence_length), "--loss-on", loss_on]
     if model.has_tokenizer:
         arguments += ["--tokenizer", str(home / model.folder / "tokenizer.json")]

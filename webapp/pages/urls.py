@@ -66,6 +66,7 @@ urlpatterns = [
     path("datasets/<slug:dataset_id>/", catalog.dataset_page, name="dataset"),
     path("datasets/<slug:dataset_id>/preview/", catalog.dataset_preview, name="dataset_preview"),
     path("datasets/<slug:dataset_id>/read/", catalog.dataset_read, name="dataset_read"),
+    path("datasets/<slug:dataset_id>/columns/", catalog.dataset_columns, name="dataset_columns"),
     path("datasets/<slug:dataset_id>/delete/", catalog.dataset_delete, name="dataset_delete"),
     path("datasets/<slug:dataset_id>/restore/", catalog.dataset_restore, name="dataset_restore"),
     path("machines/", machines.machine_list, name="machines"),

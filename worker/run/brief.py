@@ -91,4 +91,10 @@ def _dataset_part(job: Job, *, home: Path) -> dict[str, Any] | None:
     if job.dataset is None:
         return None
     # an absolute path, that of what ships with the program, stays as it is
-    return {"file": str(home / job.dataset.file), "format": job.dataset.format, "sha256": job.dataset.sha256}
+    dataset = job.dataset
+    return {
+        "file": str(home / dataset.file),
+        "format": dataset.format,
+        "columns": dataset.columns,
+        "sha256": dataset.sha256,
+    }

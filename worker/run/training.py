@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.base.serialize import from_json
 from optimizer.data.chat_facts import ChatFacts
+from optimizer.data.samples.columns import read_columns
 from optimizer.data.tokens import tokenize_dataset
 from optimizer.goal import Goal
 from optimizer.models.files.linked_files import checked_folder
@@ -36,6 +37,7 @@ def _tokenize(attempt: dict[str, Any], *, spec: ModelSpec, workload: TrainingWor
     tokens = tokenize_dataset(
         file=attempt["dataset"]["file"],
         format=attempt["dataset"]["format"],
+        columns=read_columns(attempt["dataset"]["columns"]),
         tokenizer_file=attempt["tokenizer_file"],
         folder=attempt["tokens_folder"],
         chat=ChatFacts.read(attempt.get("chat_file")),

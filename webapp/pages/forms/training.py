@@ -15,6 +15,7 @@ from optimizer.workload import Adapter, TrainingWorkload
 from webapp.catalog.hub.download import is_open
 from webapp.catalog.linked import model_roots
 from webapp.catalog.models import Dataset, Model
+from webapp.catalog.server_data import dataset_roots
 from webapp.pages.forms.pins import TRAINING, PinnedForm, written_pins
 from webapp.pages.forms.work import initial_goal
 
@@ -310,5 +311,31 @@ class DatasetUploadForm(forms.Form):
     """A dataset as its file; the checks are ``create_dataset``'s."""
 
     name = forms.CharField(max_length=200)
-    file = forms.FileField(label="File", help_text=".txt; or chats, completions or texts in .jsonl, .json, .csv, .parquet")
+    path = forms.CharField(
+        label="File or folder on the server",
+        required=False,
+        max_length=1000,
+        help_text="is copied; all dataset files of a folder become one",
+    )
+    file = forms.FileField(
+        label="File", required=False, help_text=".txt; or chats, completions or texts in .jsonl, .json, .csv, .parquet"
+    )
+    columns = forms.CharField(
+        required=False,
+        max_length=1000,
+        help_text="only where they have unusual names: prompt=ask, completion=reply",
+    )
     fallback_field = "file"
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if not dataset_roots():
+            del self.fields["path"]
+
+    def clean(self) -> dict[str, Any]:
+        data: dict[str, Any] = super().clean() or {}
+        if data.get("path") and data.get("file"):
+            self.add_error("path", "Give one of the two: a path on the server, or a file.")
+        elif not data.get("path") and not data.get("file") and "file" not in self.errors:
+            self.add_error("file", "This field is required.")
+        return data

@@ -14,7 +14,7 @@ from optimizer.base.errors import HeadroomError
 from optimizer.models.spec import read_model_spec
 from optimizer.models.structure import describe_structure
 from webapp.accounts.audit import note_target
-from webapp.catalog.actions import create_dataset, create_model, files_bytes, read_again
+from webapp.catalog.actions import correct_columns, create_dataset, create_model, files_bytes, read_again
 from webapp.catalog.files.model_parts import as_sidecars
 from webapp.catalog.hub.download import begin_download, list_downloads
 from webapp.catalog.linked import link_model
@@ -28,9 +28,10 @@ from webapp.catalog.queries import (
     profile_states,
 )
 from webapp.catalog.removal import delete_row, restore_row
+from webapp.catalog.server_data import create_dataset_of_path
 from webapp.jobs.queries import jobs_visible_to
 from webapp.pages.forms.training import DatasetUploadForm, ModelUploadForm
-from webapp.pages.words.catalog import fold_cards, length_facts, structure_rows
+from webapp.pages.words.catalog import columns_words, fold_cards, length_facts, structure_rows
 from webapp.planning.reach import ask_for_needs, read_cards, read_needs
 
 PREVIEW_LENGTH = 512
@@ -130,6 +131,8 @@ def dataset_page(request: HttpRequest, dataset_id: str) -> HttpResponse:
         "dataset": dataset,
         "records": dataset.facts.get("records") or [],
         "lengths": length_facts(dataset),
+        "columns": columns_words(dataset),
+        "said": bool(dataset.columns),
         "jobs": jobs_visible_to(request.user).filter(dataset=dataset).order_by("-created_at")[:SHOWN_JOBS],
     }
     return render(request, "catalog/dataset.html", context)
@@ -188,6 +191,20 @@ def dataset_read(request: HttpRequest, dataset_id: str) -> HttpResponse:
 
 @require_POST
 @login_required
+def dataset_columns(request: HttpRequest, dataset_id: str) -> HttpResponse:
+    """Say which column holds what, or have it found again."""
+    dataset = get_object_or_404(datasets_visible_to(request.user), pk=dataset_id)
+    try:
+        correct_columns(dataset, request.POST.get("columns", ""))
+    except HeadroomError as error:
+        messages.error(request, f"{error.message}. {error.hint}".strip())
+    else:
+        messages.success(request, f"{dataset.name} is read as: {columns_words(dataset) or 'a text'}.")
+    return redirect("dataset", dataset.pk)
+
+
+@require_POST
+@login_required
 def dataset_delete(request: HttpRequest, dataset_id: str) -> HttpResponse:
     return _delete(request, get_object_or_404(datasets_visible_to(request.user), pk=dataset_id), to="datasets")
 
@@ -238,11 +255,17 @@ def _make_model(user: Any, data: dict[str, Any]) -> Model:
 def upload_dataset(request: HttpRequest, form: DatasetUploadForm) -> str:
     """The new dataset's id; empty, with the reason beside its field, when the file was refused."""
     try:
-        dataset = create_dataset(owner=request.user, name=form.cleaned_data["name"], file=form.cleaned_data["file"])  # type: ignore[arg-type]
+        dataset = _make_dataset(request.user, form.cleaned_data)
     except HeadroomError as error:
         return refuse_upload(form, error, fallback=form.fallback_field)
     note_target(request, dataset.pk, detail=dataset.name)
     return dataset.pk
+
+
+def _make_dataset(user: Any, data: dict[str, Any]) -> Dataset:
+    if data.get("path"):
+        return create_dataset_of_path(owner=user, name=data["name"], path=data["path"], columns=data["columns"])
+    return create_dataset(owner=user, name=data["name"], file=data["file"], columns=data["columns"])
 
 
 def refuse_upload(form: forms.Form, error: HeadroomError, *, fallback: str) -> str:
