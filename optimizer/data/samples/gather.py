@@ -76,8 +76,8 @@ def _is_hidden(path: Path) -> bool:
 
 
 def _named(error: InvalidDataset, file: Path) -> InvalidDataset:
-    facts = {key: error.fields.get(key) for key in ("field", "value", "allowed")}
-    return InvalidDataset(f"{file.name}: {error.message}", hint=error.hint, **facts)
+    field, value, allowed = (error.fields.get(key) for key in ("field", "value", "allowed"))
+    return InvalidDataset(f"{file.name}: {error.message}", field=str(field), value=value, allowed=allowed, hint=error.hint)
 
 
 def _refusal(found: str, *, allowed: str, hint: str = "") -> InvalidDataset:
