@@ -59,8 +59,8 @@ def full_attention(
     return result.transpose(1, 2).flatten(2)
 
 
-def make_mask(pattern: Pattern, length: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The mask added to scores, [blocks, 1, block, global and local keys]: the same for all layers of a kind.
+def make_mask(pattern: Pattern, length: int, *, device: torch.device) -> torch.Tensor:
+    """True for the keys that a query sees, [blocks, 1, block, global and local keys]: the same for all layers of a kind.
 
     length: of the sequence, before it is padded.
     """
@@ -74,8 +74,13 @@ def make_mask(pattern: Pattern, length: int, *, dtype: torch.dtype, device: torc
         seen &= query - key < pattern.window
     if pattern.num_global:
         seen = torch.cat((query.flatten()[: pattern.global_keys] <= query, seen), dim=2)
-    lowest = torch.full((), float("-inf"), dtype=dtype, device=device)
-    return torch.where(seen, torch.zeros((), dtype=dtype, device=device), lowest).unsqueeze(1)
+    return seen.unsqueeze(1)
+
+
+def make_additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to scores, as fused kernels want it: 0 for keys that are seen, else minus infinity."""
+    lowest = torch.full((), float("-inf"), dtype=dtype, device=mask.device)
+    return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device), lowest)
 
 
 def blocked_attention(
@@ -87,7 +92,7 @@ def blocked_attention(
     mask: torch.Tensor,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """mask: ``make_mask`` of the pattern and the length."""
+    """mask: ``make_mask`` of the pattern and the length, or ``make_additive`` of that."""
     batch, heads, length, dim = query.shape
     query, key, value = (_pad_end(tensor, pattern.padded_length(length)) for tensor in (query, key, value))
     # Blocks first, batch and heads together: the mask, which differs by block alone, is then broadcast over the rest.

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-Attend = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]
-"""Of columns of queries, keys and values, [batch, length, heads * head_dim] each, and of constants: [batch, length, query columns]."""
+Attend = Callable[[Sequence[torch.Tensor]], torch.Tensor]
+"""Of columns of queries, keys and values, [batch, length, heads * head_dim] each: [batch, length, query columns]."""
+Prepare = Callable[[Sequence[torch.Tensor], torch.dtype], Attend]
+"""Makes what all runs share, from constants and the dtype of what was projected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,21 +52,21 @@ class _Run(NamedTuple):
 
 
 def attend_by_runs(
-    projected: Sequence[torch.Tensor], *, constants: Sequence[torch.Tensor], heads: Heads, attend: Attend
+    projected: Sequence[torch.Tensor], *, constants: Sequence[torch.Tensor], heads: Heads, prepare: Prepare
 ) -> torch.Tensor:
     """Attend head by head; [batch, length, num_heads * head_dim].
 
-    projected: [batch, length, columns], three or one. constants: tensors without gradients that ``attend`` is given.
+    projected: [batch, length, columns], three or one. constants: tensors without gradients that ``prepare`` is given.
     """
-    result: torch.Tensor = _AttentionNode.apply(heads, attend, len(projected), *projected, *constants)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _AttentionNode.apply(heads, prepare, len(projected), *projected, *constants)  # type: ignore[no-untyped-call]
     return result
 
 
 class _AttentionNode(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, heads: Heads, attend: Attend, num_projected: int, *tensors: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, heads: Heads, prepare: Prepare, num_projected: int, *tensors: torch.Tensor) -> torch.Tensor:
         kind = tensors[0].device.type
-        ctx.heads, ctx.attend, ctx.num_projected = heads, attend, num_projected
+        ctx.heads, ctx.prepare, ctx.num_projected = heads, prepare, num_projected
         ctx.autocast = {
             "device_type": kind,
             "dtype": torch.get_autocast_dtype(kind),
@@ -73,9 +75,10 @@ class _AttentionNode(torch.autograd.Function):
         }
         ctx.save_for_backward(*tensors)
         projected, constants = tensors[:num_projected], tensors[num_projected:]
+        attend = prepare(constants, projected[0].dtype)
         result = None
         for run in heads.runs(is_fused=len(projected) == 1):
-            part = attend(run.cut(projected), constants)
+            part = attend(run.cut(projected))
             if result is None:
                 # Only attention itself knows in which dtype it ends under autocast.
                 result = part.new_empty((*part.shape[:-1], heads.num_heads * heads.head_dim))
@@ -89,11 +92,12 @@ class _AttentionNode(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         tensors = ctx.saved_tensors
         projected, constants = tensors[: ctx.num_projected], tensors[ctx.num_projected :]
+        attend = ctx.prepare(constants, projected[0].dtype)
         gradients = [torch.empty_like(tensor) for tensor in projected]
         for run in ctx.heads.runs(is_fused=len(projected) == 1):
             inputs = [view.detach().requires_grad_() for view in run.cut(projected)]
             with torch.enable_grad(), torch.autocast(**ctx.autocast):
-                result = ctx.attend(inputs, constants)
+                result = attend(inputs)
             parts = torch.autograd.grad(result, inputs, gradient[..., run.result])
             del result
             for place, part in zip(run.cut(gradients), parts, strict=True):

@@ -7,9 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from optimizer.models.decoder.attention import Pattern, blocked_attention, full_attention, linear_attention
+from optimizer.formats.run_again import cheap_to_run_again
+from optimizer.models.decoder.attention import (
+    Pattern,
+    blocked_attention,
+    full_attention,
+    linear_attention,
+    make_additive,
+)
 from optimizer.models.decoder.attention_hook import attend_of
-from optimizer.models.decoder.attention_node import Heads, attend_by_runs
+from optimizer.models.decoder.attention_node import Attend, Heads, attend_by_runs
 from optimizer.models.decoder.config import num_key_blocks
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
@@ -107,7 +114,7 @@ class Attention(nn.Module):
         projected = tuple(getattr(self, name)(hidden) for name in names)
         if cache is None and self.kind != "full" and not self.dropout:
             constants = (*(rotary or ()), *(() if mask is None else (mask,)))
-            attended = attend_by_runs(projected, constants=constants, heads=self.heads, attend=self._attend_columns)
+            attended = attend_by_runs(projected, constants=constants, heads=self.heads, prepare=self._prepare)
             return self._project(attended)
         columns = projected[0].split(self.sizes, dim=-1) if is_fused else projected
         query, key, value = self._rotated_heads(columns, rotary)
@@ -125,11 +132,11 @@ class Attention(nn.Module):
         """On attention weights."""
         return self.config.attention_dropout if self.training and self.kind != "linear" else 0.0
 
-    def _attend_columns(self, columns: Sequence[torch.Tensor], constants: Sequence[torch.Tensor]) -> torch.Tensor:
-        """columns: of whole heads. constants: cosines and sines where positions are rotary, then the mask where there is one."""
-        mask = None if self.pattern is None else constants[-1]
+    def _prepare(self, constants: Sequence[torch.Tensor], dtype: torch.dtype) -> Attend:
+        """constants: cosines and sines where positions are rotary, then the mask where there is one."""
+        mask = None if self.pattern is None else make_additive(constants[-1], dtype)
         rotary = (constants[0], constants[1]) if len(constants) > 1 else None
-        return self._attend(*self._rotated_heads(columns, rotary), mask)
+        return lambda columns: self._attend(*self._rotated_heads(columns, rotary), mask)
 
     def _rotated_heads(self, columns: Sequence[torch.Tensor], rotary: Rotary | None) -> tuple[torch.Tensor, ...]:
         """Queries, keys and values as [batch, heads, length, head_dim]."""
@@ -149,7 +156,9 @@ class Attention(nn.Module):
             return full_attention(query, key, value, dropout=self.dropout)
         if self.kind == "linear":
             block, feature_map = self.config.attention_block, self.config.linear_feature_map
-            return linear_attention(query, key, value, block=block, feature_map=feature_map)
+            # Its products are small, and more bytes than all else that a block keeps.
+            with cheap_to_run_again():
+                return linear_attention(query, key, value, block=block, feature_map=feature_map)
         assert self.pattern is not None
         assert mask is not None
         return blocked_attention(query, key, value, pattern=self.pattern, mask=mask, dropout=self.dropout)

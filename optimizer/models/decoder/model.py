@@ -95,7 +95,7 @@ class Backbone(nn.Module):
             hidden = F.dropout(hidden, config.dropout, self.training)
         rotary = self._make_rotary(first, length, hidden) if config.positions == "rope" else None
         masks = {
-            kind: make_mask(pattern, length, dtype=hidden.dtype, device=hidden.device)
+            kind: make_mask(pattern, length, device=hidden.device)
             for kind, pattern in self._patterns.items()
             if pattern is not None and not first
         }
