@@ -59,28 +59,24 @@ def full_attention(
     return result.transpose(1, 2).flatten(2)
 
 
-def make_mask(pattern: Pattern, length: int, *, device: torch.device) -> torch.Tensor:
-    """True for the keys that a query sees, [blocks, 1, block, global and local keys]: the same for all layers of a kind.
+def make_mask(pattern: Pattern, length: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The mask added to scores, [blocks, 1, block, global and local keys].
 
     length: of the sequence, before it is padded.
     """
     padded = pattern.padded_length(length)
-    query = torch.arange(padded, device=device).view(-1, pattern.block, 1)
+    # Local keys look alike from every block, but for those that lie before the sequence or are global ones.
+    row = torch.arange(pattern.local_keys - pattern.block, pattern.local_keys, device=device).unsqueeze(1)
+    distance = row - torch.arange(pattern.local_keys, device=device)
+    near = distance >= 0 if pattern.window is None else (distance >= 0) & (distance < pattern.window)
     # Views of one row of places; with a number for each block, sizes would be no whole multiples of the length.
-    key = torch.arange(pattern.block - pattern.local_keys, padded, device=device)
-    key = key.unfold(0, pattern.local_keys, pattern.block).unsqueeze(1)
-    seen = (key <= query) & (key >= pattern.global_keys)
-    if pattern.window is not None:
-        seen &= query - key < pattern.window
+    is_local = torch.arange(pattern.block - pattern.local_keys, padded, device=device) >= pattern.global_keys
+    seen = near & is_local.unfold(0, pattern.local_keys, pattern.block).unsqueeze(1)
     if pattern.num_global:
-        seen = torch.cat((query.flatten()[: pattern.global_keys] <= query, seen), dim=2)
-    return seen.unsqueeze(1)
-
-
-def make_additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What is added to scores, as fused kernels want it: 0 for keys that are seen, else minus infinity."""
-    lowest = torch.full((), float("-inf"), dtype=dtype, device=mask.device)
-    return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device), lowest)
+        query = torch.arange(padded, device=device)
+        seen = torch.cat((query[: pattern.global_keys] <= query.view(-1, pattern.block, 1), seen), dim=2)
+    lowest = torch.full((), float("-inf"), dtype=dtype, device=device)
+    return torch.where(seen, torch.zeros((), dtype=dtype, device=device), lowest).unsqueeze(1)
 
 
 def blocked_attention(
@@ -92,7 +88,7 @@ def blocked_attention(
     mask: torch.Tensor,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """mask: ``make_mask`` of the pattern and the length, or ``make_additive`` of that."""
+    """mask: ``make_mask`` of the pattern and the length."""
     batch, heads, length, dim = query.shape
     query, key, value = (_pad_end(tensor, pattern.padded_length(length)) for tensor in (query, key, value))
     # Blocks first, batch and heads together: the mask, which differs by block alone, is then broadcast over the rest.

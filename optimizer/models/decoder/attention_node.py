@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 
 Attend = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 """Of columns of queries, keys and values, [batch, length, heads * head_dim] each: [batch, length, query columns]."""
-Prepare = Callable[[Sequence[torch.Tensor], torch.dtype], Attend]
-"""Makes what all runs share, from constants and the dtype of what was projected."""
+Prepare = Callable[[torch.Tensor, Sequence[torch.Tensor]], Attend]
+"""Makes what all runs share, for a tensor that was projected (its length, dtype and device) and constants."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class _AttentionNode(torch.autograd.Function):
         }
         ctx.save_for_backward(*tensors)
         projected, constants = tensors[:num_projected], tensors[num_projected:]
-        attend = prepare(constants, projected[0].dtype)
+        attend = prepare(projected[0], constants)
         result = None
         for run in heads.runs(is_fused=len(projected) == 1):
             part = attend(run.cut(projected))
@@ -92,7 +92,7 @@ class _AttentionNode(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         tensors = ctx.saved_tensors
         projected, constants = tensors[: ctx.num_projected], tensors[ctx.num_projected :]
-        attend = ctx.prepare(constants, projected[0].dtype)
+        attend = ctx.prepare(projected[0], constants)
         gradients = [torch.empty_like(tensor) for tensor in projected]
         for run in ctx.heads.runs(is_fused=len(projected) == 1):
             inputs = [view.detach().requires_grad_() for view in run.cut(projected)]

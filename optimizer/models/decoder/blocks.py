@@ -13,7 +13,7 @@ from optimizer.models.decoder.attention import (
     blocked_attention,
     full_attention,
     linear_attention,
-    make_additive,
+    make_mask,
 )
 from optimizer.models.decoder.attention_hook import attend_of
 from optimizer.models.decoder.attention_node import Attend, Heads, attend_by_runs
@@ -21,6 +21,10 @@ from optimizer.models.decoder.config import num_key_blocks
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, each [length, head_dim]."""
+
+
+QueryKeyValue = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Each [batch, heads, length, head_dim]."""
 
 
 class KvCache(Protocol):
@@ -105,7 +109,6 @@ class Attention(nn.Module):
         hidden: torch.Tensor,
         *,
         rotary: Rotary | None = None,
-        mask: torch.Tensor | None = None,
         cache: KvCache | None = None,
         index: int = 0,
     ) -> torch.Tensor:
@@ -113,9 +116,9 @@ class Attention(nn.Module):
         names = ("qkv_proj",) if is_fused else ("q_proj", "k_proj", "v_proj")
         projected = tuple(getattr(self, name)(hidden) for name in names)
         if cache is None and self.kind != "full" and not self.dropout:
-            constants = (*(rotary or ()), *(() if mask is None else (mask,)))
-            attended = attend_by_runs(projected, constants=constants, heads=self.heads, prepare=self._prepare)
-            return self._project(attended)
+            return self._project(
+                attend_by_runs(projected, constants=rotary or (), heads=self.heads, prepare=self._prepare)
+            )
         columns = projected[0].split(self.sizes, dim=-1) if is_fused else projected
         query, key, value = self._rotated_heads(columns, rotary)
         if cache is not None:
@@ -125,22 +128,27 @@ class Attention(nn.Module):
             if self.kind == "full":
                 # The same numbers; what was projected goes before attention.
                 key, value = seen
-        return self._project(self._attend(query, key, value, mask))
+        return self._project(self._attend(query, key, value, self._make_mask(query.shape[2], query)))
 
     @property
     def dropout(self) -> float:
         """On attention weights."""
         return self.config.attention_dropout if self.training and self.kind != "linear" else 0.0
 
-    def _prepare(self, constants: Sequence[torch.Tensor], dtype: torch.dtype) -> Attend:
-        """constants: cosines and sines where positions are rotary, then the mask where there is one."""
-        mask = None if self.pattern is None else make_additive(constants[-1], dtype)
-        rotary = (constants[0], constants[1]) if len(constants) > 1 else None
+    def _prepare(self, projected: torch.Tensor, constants: Sequence[torch.Tensor]) -> Attend:
+        """constants: cosines and sines where positions are rotary."""
+        rotary = (constants[0], constants[1]) if constants else None
+        mask = self._make_mask(projected.shape[1], projected)
         return lambda columns: self._attend(*self._rotated_heads(columns, rotary), mask)
 
-    def _rotated_heads(self, columns: Sequence[torch.Tensor], rotary: Rotary | None) -> tuple[torch.Tensor, ...]:
-        """Queries, keys and values as [batch, heads, length, head_dim]."""
-        query, key, value = (part.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2) for part in columns)
+    def _make_mask(self, length: int, like: torch.Tensor) -> torch.Tensor | None:
+        if self.pattern is None:
+            return None
+        return make_mask(self.pattern, length, dtype=like.dtype, device=like.device)
+
+    def _rotated_heads(self, columns: Sequence[torch.Tensor], rotary: Rotary | None) -> QueryKeyValue:
+        """columns: of queries, keys and values."""
+        query, key, value = (cut_heads(part, self.config.head_dim) for part in columns)
         if rotary is not None:
             query, key = rotate(query, rotary), rotate(key, rotary)
         return query, key, value
@@ -209,14 +217,13 @@ class Block(nn.Module):
         hidden_states: torch.Tensor,
         *,
         rotary: Rotary | None = None,
-        mask: torch.Tensor | None = None,
         cache: KvCache | None = None,
         index: int = 0,
     ) -> torch.Tensor:
         """index: of the block, by which the cache knows it."""
         hidden = hidden_states
         attended = self.attention(
-            self._before("attention", hidden), rotary=rotary, mask=mask, cache=cache, index=index
+            self._before("attention", hidden), rotary=rotary, cache=cache, index=index
         )
         hidden = self._after("attention", hidden, attended)
         return self._after("mlp", hidden, self.mlp(self._before("mlp", hidden)))
@@ -231,6 +238,12 @@ class Block(nn.Module):
             made = F.dropout(made, self.dropout, self.training)
         hidden = hidden + made
         return getattr(self, f"post_{name}_norm")(hidden) if self.place == "post" else hidden
+
+
+def cut_heads(columns: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """[batch, heads, length, head_dim] of [batch, length, heads * head_dim]."""
+    heads: torch.Tensor = columns.unflatten(-1, (-1, head_dim))  # type: ignore[no-untyped-call]
+    return heads.transpose(1, 2)
 
 
 def rotate(tensor: torch.Tensor, rotary: Rotary) -> torch.Tensor:

@@ -50,7 +50,7 @@ def places(length: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def run_blocked(inputs: tuple[torch.Tensor, ...], pattern: Pattern) -> torch.Tensor:
-    mask = make_mask(pattern, inputs[0].shape[2], device=torch.device("cpu"))
+    mask = make_mask(pattern, inputs[0].shape[2], dtype=torch.float64, device=torch.device("cpu"))
     return blocked_attention(*inputs, pattern=pattern, mask=mask)
 
 
