@@ -8,8 +8,9 @@ linear        phi(q) . phi(k) in place of exp(q . k), normalized (Katharopoulos 
               one the small square of products, before it one running sum of outer products for each block.
 
 local and block_sparse run one fused call over all blocks of queries at once, each with the keys it may see laid beside it, so
-that memory grows with the sequence and not with its square. No kind loops over the sequence: the ops are the same for
-every length. Lengths that are no multiple of the block are padded, the shortest to the global blocks.
+that memory grows with the sequence and not with its square. These copies and linear attention's sums are large: callers run a
+few heads at a time and save none of them for backward (``attention_node.py``). No kind loops over the sequence: the ops are the
+same for every length. Lengths that are no multiple of the block are padded, the shortest to the global blocks.
 
 Queries are [batch, heads, length, head_dim]; keys and values the same with as many heads or fewer, each used by as many
 neighbouring query heads. Results are [batch, length, heads * head_dim].

@@ -10,13 +10,14 @@ number of runs follows from the heads alone: the ops are the same for every leng
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
 
 Attend = Callable[[Sequence[torch.Tensor]], torch.Tensor]
-"""Of columns of queries, keys and values, [batch, length, heads * head_dim] each: [batch, length, query columns]."""
+"""Attention from columns of queries, keys and values, [batch, length, heads * head_dim] each: [batch, length, query columns]."""
 Prepare = Callable[[torch.Tensor, Sequence[torch.Tensor]], Attend]
 """Makes what all runs share, for a tensor that was projected (its length, dtype and device) and constants."""
 
@@ -42,7 +43,7 @@ class Heads:
 
 class _Run(NamedTuple):
     columns: tuple[slice, ...]
-    """Of queries, keys and values."""
+    """One each for queries, keys and values."""
     result: slice
 
     def cut(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -67,12 +68,8 @@ class _AttentionNode(torch.autograd.Function):
     def forward(ctx: Any, heads: Heads, prepare: Prepare, num_projected: int, *tensors: torch.Tensor) -> torch.Tensor:
         kind = tensors[0].device.type
         ctx.heads, ctx.prepare, ctx.num_projected = heads, prepare, num_projected
-        ctx.autocast = {
-            "device_type": kind,
-            "dtype": torch.get_autocast_dtype(kind),
-            "enabled": torch.is_autocast_enabled(kind),
-            "cache_enabled": torch.is_autocast_cache_enabled(),
-        }
+        dtype, is_on = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        ctx.make_autocast = partial(torch.autocast, kind, dtype=dtype, enabled=is_on, cache_enabled=False)
         ctx.save_for_backward(*tensors)
         projected, constants = tensors[:num_projected], tensors[num_projected:]
         attend = prepare(projected[0], constants)
@@ -96,7 +93,7 @@ class _AttentionNode(torch.autograd.Function):
         gradients = [torch.empty_like(tensor) for tensor in projected]
         for run in ctx.heads.runs(is_fused=len(projected) == 1):
             inputs = [view.detach().requires_grad_() for view in run.cut(projected)]
-            with torch.enable_grad(), torch.autocast(**ctx.autocast):
+            with torch.enable_grad(), ctx.make_autocast():
                 result = attend(inputs)
             parts = torch.autograd.grad(result, inputs, gradient[..., run.result])
             del result
