@@ -23,7 +23,7 @@ from optimizer.profile.ops import EMBEDDING, HEAD, Change, Op, Part
 from optimizer.profile.profile import Regime, not_profiled
 from optimizer.profile.sizes import Shape
 
-GENERATION_PROFILE_VERSION: Final = 10
+GENERATION_PROFILE_VERSION: Final = 11
 
 
 def block_part(template: int) -> str:
@@ -138,7 +138,7 @@ class HostAttended:
 class GenerationProfile:
     """All that planning needs to know of a model that generates."""
 
-    version: Literal[10] = GENERATION_PROFILE_VERSION
+    version: Literal[11] = GENERATION_PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int

@@ -27,7 +27,7 @@ from optimizer.profile.sizes import Shape, Terms
 from optimizer.profile.trained import BaseSizes, FrozenBytes, Tensors
 from optimizer.workload import TrainingObjective
 
-PROFILE_VERSION: Literal[13] = 13
+PROFILE_VERSION: Literal[14] = 14
 BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
 """Choices of blocks that are traced; the other ways of offloading are priced from ``offload``: only where the bytes go
 differs."""
@@ -146,7 +146,7 @@ class Profile:
     is empty.
     """
 
-    version: Literal[13] = PROFILE_VERSION
+    version: Literal[14] = PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int

@@ -8,8 +8,9 @@ linear        phi(q) . phi(k) in place of exp(q . k), normalized (Katharopoulos 
               one the small square of products, before it one running sum of outer products for each block.
 
 local and block_sparse run one fused call over all blocks of queries at once, each with the keys it may see laid beside it, so
-that memory grows with the sequence and not with its square. No kind loops over the sequence: the ops are the same for
-every length. Lengths that are no multiple of the block are padded, the shortest to the global blocks.
+that memory grows with the sequence and not with its square. These copies and linear attention's sums are large: callers run a
+few heads at a time and save none of them for backward (``attention_node.py``). No kind loops over the sequence: the ops are the
+same for every length. Lengths that are no multiple of the block are padded, the shortest to the global blocks.
 
 Queries are [batch, heads, length, head_dim]; keys and values the same with as many heads or fewer, each used by as many
 neighbouring query heads. Results are [batch, length, heads * head_dim].
@@ -60,20 +61,21 @@ def full_attention(
 
 
 def make_mask(pattern: Pattern, length: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The mask added to scores, [blocks, 1, block, global and local keys]: the same for all layers of a kind.
+    """The mask added to scores, [blocks, 1, block, global and local keys].
 
     length: of the sequence, before it is padded.
     """
     padded = pattern.padded_length(length)
-    query = torch.arange(padded, device=device).view(-1, pattern.block, 1)
+    # Local keys look alike from every block, but for those that lie before the sequence or are global ones.
+    row = torch.arange(pattern.local_keys - pattern.block, pattern.local_keys, device=device).unsqueeze(1)
+    distance = row - torch.arange(pattern.local_keys, device=device)
+    near = distance >= 0 if pattern.window is None else (distance >= 0) & (distance < pattern.window)
     # Views of one row of places; with a number for each block, sizes would be no whole multiples of the length.
-    key = torch.arange(pattern.block - pattern.local_keys, padded, device=device)
-    key = key.unfold(0, pattern.local_keys, pattern.block).unsqueeze(1)
-    seen = (key <= query) & (key >= pattern.global_keys)
-    if pattern.window is not None:
-        seen &= query - key < pattern.window
+    is_local = torch.arange(pattern.block - pattern.local_keys, padded, device=device) >= pattern.global_keys
+    seen = near & is_local.unfold(0, pattern.local_keys, pattern.block).unsqueeze(1)
     if pattern.num_global:
-        seen = torch.cat((query.flatten()[: pattern.global_keys] <= query, seen), dim=2)
+        query = torch.arange(padded, device=device)
+        seen = torch.cat((query[: pattern.global_keys] <= query.view(-1, pattern.block, 1), seen), dim=2)
     lowest = torch.full((), float("-inf"), dtype=dtype, device=device)
     return torch.where(seen, torch.zeros((), dtype=dtype, device=device), lowest).unsqueeze(1)
 

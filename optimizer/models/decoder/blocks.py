@@ -1,17 +1,30 @@
 """One block of the decoder: attention and MLP, each with its norms and added to the residual stream."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from optimizer.models.decoder.attention import Pattern, blocked_attention, full_attention, linear_attention
+from optimizer.formats.run_again import cheap_to_run_again
+from optimizer.models.decoder.attention import (
+    Pattern,
+    blocked_attention,
+    full_attention,
+    linear_attention,
+    make_mask,
+)
 from optimizer.models.decoder.attention_hook import attend_of
+from optimizer.models.decoder.attention_node import Attend, Heads, attend_by_runs
 from optimizer.models.decoder.config import num_key_blocks
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines, each [length, head_dim]."""
+
+
+QueryKeyValue = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Each [batch, heads, length, head_dim]."""
 
 
 class KvCache(Protocol):
@@ -56,6 +69,15 @@ def make_pattern(kind: str, config: Any) -> Pattern | None:
     )
 
 
+def _groups_at_once(kind: str, config: Any) -> int:
+    """One wherever sizes are then whole multiples of the length: linear attention has a sum of outer products for each block."""
+    num_groups, dim = config.num_key_value_heads, config.head_dim
+    if kind != "linear":
+        return 1
+    fitting = (num for num in range(1, num_groups) if not num_groups % num and not num * dim * dim % config.attention_block)
+    return next(fitting, num_groups)
+
+
 class Attention(nn.Module):
     """Projections around one kind of attention."""
 
@@ -67,6 +89,12 @@ class Attention(nn.Module):
         self.num_heads, self.num_groups = config.num_attention_heads, config.num_key_value_heads
         wide, narrow = self.num_heads * config.head_dim, self.num_groups * config.head_dim
         self.sizes = (wide, narrow, narrow)
+        self.heads = Heads(
+            num_heads=self.num_heads,
+            num_groups=self.num_groups,
+            head_dim=config.head_dim,
+            groups_at_once=_groups_at_once(kind, config),
+        )
         options: dict[str, Any] = {"bias": config.use_bias, "dtype": dtype}
         if config.fused_qkv:
             self.qkv_proj = nn.Linear(config.hidden_size, sum(self.sizes), **options)
@@ -81,20 +109,18 @@ class Attention(nn.Module):
         hidden: torch.Tensor,
         *,
         rotary: Rotary | None = None,
-        mask: torch.Tensor | None = None,
         cache: KvCache | None = None,
         index: int = 0,
     ) -> torch.Tensor:
-        if self.config.fused_qkv:
-            projected = self.qkv_proj(hidden).split(self.sizes, dim=-1)
-        else:
-            projected = (self.q_proj(hidden), self.k_proj(hidden), self.v_proj(hidden))
-        query, key, value = (
-            part.unflatten(-1, (heads, -1)).transpose(1, 2)
-            for part, heads in zip(projected, (self.num_heads, self.num_groups, self.num_groups), strict=True)
-        )
-        if rotary is not None:
-            query, key = rotate(query, rotary), rotate(key, rotary)
+        is_fused = self.config.fused_qkv
+        names = ("qkv_proj",) if is_fused else ("q_proj", "k_proj", "v_proj")
+        projected = tuple(getattr(self, name)(hidden) for name in names)
+        if cache is None and self.kind != "full" and not self.dropout:
+            return self._project(
+                attend_by_runs(projected, constants=rotary or (), heads=self.heads, prepare=self._prepare)
+            )
+        columns = projected[0].split(self.sizes, dim=-1) if is_fused else projected
+        query, key, value = self._rotated_heads(columns, rotary)
         if cache is not None:
             seen = cache.update(key, value, index)
             if query.shape[2] == 1:
@@ -102,7 +128,30 @@ class Attention(nn.Module):
             if self.kind == "full":
                 # The same numbers; what was projected goes before attention.
                 key, value = seen
-        return self._project(self._attend(query, key, value, mask))
+        return self._project(self._attend(query, key, value, self._make_mask(query.shape[2], query)))
+
+    @property
+    def dropout(self) -> float:
+        """On attention weights."""
+        return self.config.attention_dropout if self.training and self.kind != "linear" else 0.0
+
+    def _prepare(self, projected: torch.Tensor, constants: Sequence[torch.Tensor]) -> Attend:
+        """constants: cosines and sines where positions are rotary."""
+        rotary = (constants[0], constants[1]) if constants else None
+        mask = self._make_mask(projected.shape[1], projected)
+        return lambda columns: self._attend(*self._rotated_heads(columns, rotary), mask)
+
+    def _make_mask(self, length: int, like: torch.Tensor) -> torch.Tensor | None:
+        if self.pattern is None:
+            return None
+        return make_mask(self.pattern, length, dtype=like.dtype, device=like.device)
+
+    def _rotated_heads(self, columns: Sequence[torch.Tensor], rotary: Rotary | None) -> QueryKeyValue:
+        """columns: of queries, keys and values."""
+        query, key, value = (cut_heads(part, self.config.head_dim) for part in columns)
+        if rotary is not None:
+            query, key = rotate(query, rotary), rotate(key, rotary)
+        return query, key, value
 
     def _project(self, attended: torch.Tensor) -> torch.Tensor:
         projected: torch.Tensor = self.o_proj(attended)
@@ -111,15 +160,16 @@ class Attention(nn.Module):
     def _attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        dropout = self.config.attention_dropout if self.training else 0.0
         if self.kind == "full":
-            return full_attention(query, key, value, dropout=dropout)
+            return full_attention(query, key, value, dropout=self.dropout)
         if self.kind == "linear":
             block, feature_map = self.config.attention_block, self.config.linear_feature_map
-            return linear_attention(query, key, value, block=block, feature_map=feature_map)
+            # Its products are small, and more bytes than all else that a block keeps.
+            with cheap_to_run_again():
+                return linear_attention(query, key, value, block=block, feature_map=feature_map)
         assert self.pattern is not None
         assert mask is not None
-        return blocked_attention(query, key, value, pattern=self.pattern, mask=mask, dropout=dropout)
+        return blocked_attention(query, key, value, pattern=self.pattern, mask=mask, dropout=self.dropout)
 
 
 def _attend_newest(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -167,14 +217,13 @@ class Block(nn.Module):
         hidden_states: torch.Tensor,
         *,
         rotary: Rotary | None = None,
-        mask: torch.Tensor | None = None,
         cache: KvCache | None = None,
         index: int = 0,
     ) -> torch.Tensor:
         """index: of the block, by which the cache knows it."""
         hidden = hidden_states
         attended = self.attention(
-            self._before("attention", hidden), rotary=rotary, mask=mask, cache=cache, index=index
+            self._before("attention", hidden), rotary=rotary, cache=cache, index=index
         )
         hidden = self._after("attention", hidden, attended)
         return self._after("mlp", hidden, self.mlp(self._before("mlp", hidden)))
@@ -189,6 +238,12 @@ class Block(nn.Module):
             made = F.dropout(made, self.dropout, self.training)
         hidden = hidden + made
         return getattr(self, f"post_{name}_norm")(hidden) if self.place == "post" else hidden
+
+
+def cut_heads(columns: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """[batch, heads, length, head_dim] of [batch, length, heads * head_dim]."""
+    heads: torch.Tensor = columns.unflatten(-1, (-1, head_dim))  # type: ignore[no-untyped-call]
+    return heads.transpose(1, 2)
 
 
 def rotate(tensor: torch.Tensor, rotary: Rotary) -> torch.Tensor:

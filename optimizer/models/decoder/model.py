@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from optimizer.models.decoder.attention import make_mask
-from optimizer.models.decoder.blocks import Block, KvCache, Rotary, make_norm, make_pattern, make_rotary
+from optimizer.models.decoder.blocks import Block, KvCache, Rotary, make_norm, make_rotary
 from optimizer.models.decoder.config import owner_of_each_block
 
 
@@ -64,7 +63,6 @@ class Backbone(nn.Module):
             self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size, dtype=dtype)
         self.layers = nn.ModuleList(Block(config, kind, dtype=dtype) for kind in config.layer_types)
         self.norm = make_norm(config, dtype=dtype)
-        self._patterns = {kind: make_pattern(kind, config) for kind in config.layer_types}
 
     def forward(
         self,
@@ -94,16 +92,11 @@ class Backbone(nn.Module):
         if config.dropout:
             hidden = F.dropout(hidden, config.dropout, self.training)
         rotary = self._make_rotary(first, length, hidden) if config.positions == "rope" else None
-        masks = {
-            kind: make_mask(pattern, length, dtype=hidden.dtype, device=hidden.device)
-            for kind, pattern in self._patterns.items()
-            if pattern is not None and not first
-        }
         # A second name for the blocks' input keeps it to the end of the forward pass, as the models of transformers do and as
         # a profile takes it to be; it would go earlier only where the first block is offloaded.
         embedded = hidden
-        for index, (block, kind) in enumerate(zip(self.layers, config.layer_types, strict=True)):
-            hidden = block(hidden, rotary=rotary, mask=masks.get(kind), cache=past_key_values, index=index)
+        for index, block in enumerate(self.layers):
+            hidden = block(hidden, rotary=rotary, cache=past_key_values, index=index)
         del embedded
         return BackboneOutput(last_hidden_state=self.norm(hidden))
 

@@ -3,12 +3,13 @@
 In a block's forward the results of products and attention are kept; when the block runs again they are handed out instead of
 being computed, so that only cheap ops (norms, activations, rotations, dropout) run twice. The bits are those of keeping.
 
-torch has contexts of its own (``create_selective_checkpoint_contexts``). These differ in four things:
+torch has contexts of its own (``create_selective_checkpoint_contexts``). These differ in five things:
 
 - What is made after the last tensor that autograd saves is not kept, since the second run ends there: a block's last
   product, one tensor of the hidden states' size for each block.
 - A result goes as soon as it is handed out, and one that was written to in place is made anew instead of refused.
 - Attention with dropout runs again: were it left out, the random numbers drawn after it would be others.
+- Products that the model marks as cheap to run again are not kept (``formats/run_again.py``).
 - An op that is not kept costs one look-up, not a hash of the op and a call of a policy.
 """
 
@@ -21,6 +22,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from optimizer.formats.op_costs import classify_op
+from optimizer.formats.run_again import is_cheap_to_run_again
 from optimizer.runtime.meter.meter import PlainDispatchMode
 
 _DROPOUT = "dropout_p"
@@ -66,7 +68,7 @@ def _read_traits(func: Any) -> _Traits:
 
 def _is_kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     traits = _OPS[func]
-    if not traits.is_costly:
+    if not traits.is_costly or is_cheap_to_run_again():
         return False
     index = traits.dropout_index
     probability = args[index] if 0 <= index < len(args) else kwargs.get(_DROPOUT, 0.0)

@@ -49,6 +49,9 @@ OPTIONS: dict[str, Any] = {
     "post": {"norm_place": "post", "norm": "layer", "use_bias": True, "activation": "gelu", "positions": "learned"},
     "both": {"norm_place": "both", "tie_word_embeddings": False, "positions": "none"},
     "layer norm without bias": {"norm": "layer", "fused_qkv": False},
+    "every kind, apart": {"layer_types": EVERY_KIND, "fused_qkv": False, "positions": "none", "num_key_value_heads": 4},
+    "every kind with dropout": {"layer_types": EVERY_KIND, "attention_dropout": 0.1},
+    "narrow heads": {"layer_types": ["linear"] * 4, "head_dim": 2, "num_key_value_heads": 4},
     "wide heads": {"head_dim": 24, "num_key_value_heads": 1},
 }
 

@@ -86,7 +86,7 @@ def test_the_peak_of_every_option_is_what_the_meter_counts(name: str) -> None:
     compare(name, "offload", accumulation_steps=2, sequence_length=72)
 
 
-@pytest.mark.parametrize("name", ["mixture", "shared by two", "shared unevenly", "both"])
+@pytest.mark.parametrize("name", ["mixture", "shared by two", "shared unevenly", "both", "every kind, apart"])
 def test_the_peak_of_blocks_that_differ_in_choice_is_what_the_meter_counts(name: str) -> None:
     compare(name, "offload", "keep", "recompute", "selective")
     compare(name, "selective", dtype="bf16", accumulation_steps=3)
@@ -167,3 +167,37 @@ def test_a_short_model_of_the_same_kinds_of_blocks_has_them() -> None:
     short = read_model_spec(with_block_kinds(config, kinds))
     assert block_kinds(config) == ["full/first", "local/inner", "block_sparse/last", "linear/alone"]
     assert (block_kinds(short.config), short.config["share_groups"]) == (kinds, [2, 1])
+
+
+DOCUMENTED: dict[str, Any] = {
+    "model_type": "headroom_decoder",
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+    "local_window": 256,
+}
+"""The config that the documentation shows, whose attention is of one kind here."""
+
+
+def predict_peak(kind: str, *, num_layers: int, choice: str, dtype: str) -> int:
+    spec = read_model_spec({**DOCUMENTED, "num_hidden_layers": num_layers, "layer_types": [kind] * num_layers})
+    plan = Plan(
+        batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
+        activations=ActivationsPlan(per_block=(choice,) * num_layers),
+        weights=WeightsPlan(dtype=dtype),
+        logits_and_loss=LogitsAndLossPlan(num_chunks=16),
+    )
+    workload = TrainingWorkload(sequence_length=4096, global_batch_size=1)
+    profile = trace(spec, extent=Extent(representations=(dtype,), shapes=((1, 256), (1, 512))))
+    return estimate_training(profile, plan=plan, workload=workload, machine=MACHINE).device_peak_bytes
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("num_layers", "choice"), [(1, "keep"), (4, "keep"), (4, "recompute"), (4, "selective")])
+def test_every_kind_holds_less_than_full_attention_at_4096_tokens(num_layers: int, choice: str, dtype: str) -> None:
+    settings: dict[str, Any] = {"num_layers": num_layers, "choice": choice, "dtype": dtype}
+    full = predict_peak("full", **settings)
+    assert all(predict_peak(kind, **settings) < full for kind in ("local", "block_sparse", "linear"))

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from optimizer.formats.op_costs import classify_op
+from optimizer.formats.run_again import cheap_to_run_again
 from optimizer.models.anatomy import find_anatomy, find_blocks
 from optimizer.models.build import build_model
 from optimizer.plan.activations import ActivationsPlan
@@ -103,6 +104,23 @@ def test_a_result_that_was_written_to_is_made_anew() -> None:
     undo = apply_activations([block], ActivationsPlan(per_block=("selective",)), Tiers(device=CPU))
     assert torch.equal(_gradient_of(block, hidden), expected)
     undo()
+
+
+def test_products_marked_as_cheap_run_again_and_others_do_not() -> None:
+    def multiply(hidden: torch.Tensor) -> torch.Tensor:
+        with cheap_to_run_again():
+            squared = hidden @ hidden
+        return ((squared.exp() @ hidden).exp() @ hidden).exp()
+
+    hidden = torch.randn(4, 4, generator=torch.Generator().manual_seed(1)).div_(4).requires_grad_()
+    (expected,) = torch.autograd.grad(multiply(hidden).sum(), hidden)
+    with Counting() as counting:
+        result: Any = _checkpointed(multiply, make_selective_contexts, hidden)
+        assert counting.counts["matmul"] == 3
+        result.grad_fn._saved_result  # noqa: B018
+    assert counting.counts["matmul"] == 4
+    (actual,) = torch.autograd.grad(_checkpointed(multiply, make_selective_contexts, hidden).sum(), hidden)
+    assert torch.equal(actual, expected)
 
 
 def test_attention_with_dropout_runs_again_so_that_later_draws_are_the_same() -> None:
