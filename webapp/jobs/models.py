@@ -53,11 +53,15 @@ class Kind(models.TextChoices):
     TRAIN = "train"
     GENERATE = "generate"
     """Continues each prompt of a file."""
+    SERVE = "serve"
+    """Holds a model on a device and answers who asks."""
     PROFILE = "profile"
     """Traces a model for pricing; made by the program, not listed among people's jobs."""
 
 
-USER_JOB_KINDS = (Kind.TRAIN, Kind.GENERATE)
+USER_JOB_KINDS = (Kind.TRAIN, Kind.GENERATE, Kind.SERVE)
+TOKEN_KINDS = (Kind.GENERATE, Kind.SERVE)
+"""Whose samples count generated tokens."""
 
 
 class PlanOffer(models.Model):
@@ -169,6 +173,11 @@ class Job(InProject):
     @property
     def is_terminal(self) -> bool:
         return self.state in TERMINAL_STATES
+
+    @property
+    def makes_tokens(self) -> bool:
+        """Generates or serves; else it trains, or traces."""
+        return self.kind in TOKEN_KINDS
 
 
 class FenceSequence(models.Model):

@@ -124,7 +124,13 @@ def generate(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFl
     return generate_attempt(attempt, reporter=reporter, should_stop=should_stop)
 
 
-_WORK = {"train": train, "profile": profile, "generate": generate}
+def serve(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> dict[str, Any]:
+    from worker.run.serving import serve_attempt
+
+    return serve_attempt(attempt, reporter=reporter, should_stop=should_stop)
+
+
+_WORK = {"train": train, "profile": profile, "generate": generate, "serve": serve}
 
 
 def failure(error: Exception, *, step: int) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class AdapterShelf:
     """Adapters by name, for one model on one device."""
 
     def __init__(self, model: nn.Module, *, device: torch.device, meter: Meter | None = None) -> None:
+        self._dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
         self._modules = dict(model.named_modules())
         self._device = device
         self._meter = meter
@@ -83,11 +84,9 @@ class AdapterShelf:
             self._by_row = ()
 
     def _pair(self, path: str, found: dict[str, torch.Tensor], *, scale: float) -> _Pair:
-        module: Any = self._modules[path]
-        if set(found) != {"A", "B"} or not (isinstance(module, nn.Linear) or hasattr(module, "nf") or hasattr(module, "weight")):
+        if set(found) != {"A", "B"}:
             raise _refused(f"has no whole pair for {path}", "two factors for each matrix")
-        dtype = torch.get_default_dtype() if not module.weight.is_floating_point() else module.weight.dtype
-        low, high = (found[factor].to(device=self._device, dtype=dtype, copy=True) for factor in "AB")
+        low, high = (found[factor].to(device=self._device, dtype=self._dtype, copy=True) for factor in "AB")
         if self._meter is not None:
             for tensor in (low, high):
                 self._meter.assign(tensor, "weights")

@@ -26,7 +26,9 @@ _TRIAL_TOLERANCE = 0.02
 class Forward:
     """A model, ready to be asked for logits. Raises InvalidModel for one that keeps more than keys and values."""
 
-    def __init__(self, model: nn.Module, *, device: torch.device, num_rows: int, shelf: AdapterShelf, meter: Meter | None) -> None:
+    def __init__(
+        self, model: nn.Module, *, device: torch.device, num_rows: int, shelf: AdapterShelf, meter: Meter | None
+    ) -> None:
         self._model = model
         self._device = device
         self._num_rows = num_rows
