@@ -16,9 +16,9 @@ setup-test:
 	@bash tools/setup.sh --test
 	@bash tools/test_programs.sh
 
-demo: setup  ## train a real model inside a budget that plain training exceeds, and say what came of it
+demo: setup  ## fine-tune a chat model inside a budget that plain training exceeds, and check every claim
 	@$(PY) -m worker.stack up --if-needed
-	@$(PY) -m headroom.commands.demo
+	@$(PY) -m headroom.demo
 
 up: setup  ## start the service in the background and say where it is
 	@$(PY) -m worker.stack up

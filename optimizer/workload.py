@@ -14,6 +14,7 @@ from optimizer.optimizers import OPTIMIZER_NAMES, KeptState, OptimizerName
 ScheduleName = Literal["constant", "linear", "cosine"]
 Packing = Literal["wrapped", "best_fit", "off"]
 LossOn = Literal["all", "assistant"]
+TrainingObjective = Literal["next_token", "dpo", "orpo"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,9 @@ class Export:
     """Tensors are spread over files of at most this size, each tensor whole."""
     adapter: Literal["alone", "merged", "both"] = "both"
     """With adapters: the adapters' own folder (as peft reads it), the model with them added in, or both."""
+    gguf: Literal["none", "f16", "q8_0"] = "none"
+    """A GGUF file beside them, of the whole model with its adapters added in, for llama.cpp: Llama, Mistral, Qwen 2 and 3,
+    Gemma 1 to 3."""
 
     def __post_init__(self) -> None:
         require_int("export.max_shard_bytes", self.max_shard_bytes, low=1_000_000, high=2**40)
@@ -63,8 +67,14 @@ class TrainingWorkload:
     rows, never two halves, and none attends to another. off gives each sample a row of its own, padded at the end."""
     loss_on: LossOn = "all"
     """assistant learns answers and completions alone, of whole samples; plain texts are learnt whole."""
+    objective: TrainingObjective = "next_token"
+    """next_token learns texts. dpo and orpo learn from pairs of a better and a worse answer to one prompt: dpo by how much
+    likelier each has become than under the model without its adapters, orpo by the odds of one against the other beside the
+    better one's loss, with no reference."""
+    beta: float = 0.1
+    """Weight of the preference, above 0 to 100: dpo's scale of log-probability ratios, orpo's factor of the odds ratio's loss."""
     global_batch_size: int = 8
-    """Sequences per optimizer step, however they are split into micro-batches."""
+    """Sequences per optimizer step, however they are split into micro-batches; with dpo and orpo pairs of them."""
     num_steps: int = 100
     """Optimizer steps."""
     learning_rate: float = 3e-4
@@ -122,6 +132,8 @@ class TrainingWorkload:
                 allowed=["best_fit", "off"],
                 hint="Keep samples whole: workload.packing best_fit or off.",
             )
+        require_float("beta", self.beta, low=0, high=100, low_allowed=False)
+        self._check_objective()
         if self.optimizer not in OPTIMIZER_NAMES:
             raise InvalidWorkload(
                 f"workload.optimizer is {reprlib.repr(self.optimizer)}; allowed: {', '.join(OPTIMIZER_NAMES)}",
@@ -135,6 +147,47 @@ class TrainingWorkload:
         require_float("epsilon", self.epsilon, low=0, high=1, low_allowed=False)
         if self.max_grad_norm is not None:
             require_float("max_grad_norm", self.max_grad_norm, low=0, high=1e9, low_allowed=False)
+
+    def _check_objective(self) -> None:
+        """Raise InvalidWorkload for what an objective that reads pairs cannot be combined with."""
+        if not self.has_pairs:
+            return
+        if self.packing != "off":
+            raise InvalidWorkload(
+                f"workload.objective is {self.objective!r} and workload.packing {self.packing!r}; the two answers of a pair have "
+                "a row each",
+                field="workload.packing",
+                value=self.packing,
+                allowed=["off"],
+                hint="Set workload.packing to off.",
+            )
+        if self.loss_on != "assistant":
+            raise InvalidWorkload(
+                f"workload.objective is {self.objective!r} and workload.loss_on {self.loss_on!r}; answers alone are compared",
+                field="workload.loss_on",
+                value=self.loss_on,
+                allowed=["assistant"],
+                hint="Set workload.loss_on to assistant.",
+            )
+        if self.objective == "dpo" and self.adapter is None:
+            raise InvalidWorkload(
+                "workload.objective is 'dpo' without adapters; its reference is the model with its adapters switched off, and no "
+                "second copy of the weights is kept",
+                field="workload.adapter",
+                value=None,
+                allowed="an adapter (LoRA, QLoRA)",
+                hint="Train adapters (recipe preference), or set workload.objective to orpo, which needs no reference.",
+            )
+
+    @property
+    def has_pairs(self) -> bool:
+        """True if it learns from pairs of a better and a worse answer."""
+        return self.objective != "next_token"
+
+    @property
+    def rows_per_sequence(self) -> int:
+        """Rows of a micro-batch for each of its sequences: two where these are pairs."""
+        return 2 if self.has_pairs else 1
 
     @property
     def num_moments(self) -> int:
@@ -157,7 +210,8 @@ class TrainingWorkload:
 
     @property
     def tokens_per_step(self) -> int:
-        return self.global_batch_size * self.sequence_length
+        """Places of all rows, padding among them."""
+        return self.global_batch_size * self.rows_per_sequence * self.sequence_length
 
 
 @dataclass(frozen=True, kw_only=True)

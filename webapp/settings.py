@@ -141,6 +141,9 @@ def _folders(variable: str) -> list[Path]:
 HEADROOM_MODEL_ROOTS = _folders("HEADROOM_MODEL_ROOTS")
 """Folders of this server below which people may name a model's folder; its weights are linked, not copied."""
 
+HEADROOM_DATASET_ROOTS = _folders("HEADROOM_DATASET_ROOTS")
+"""Folders of this server below which people may name a file or a folder of data, which is copied."""
+
 HEADROOM_HUB = env.bool("HEADROOM_HUB", default=False)
 """Opens the Hugging Face hub: people may then have models fetched from it."""
 HEADROOM_HUB_URL = env.str("HEADROOM_HUB_URL", default="https://huggingface.co")

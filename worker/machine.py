@@ -50,9 +50,9 @@ def device_lock_file(row: MachineRow, *, slot: str, home: Path) -> Path:
     return home / "run" / f"device-{_boot_id()}-{name}-{slot}.lock"
 
 
-def profiling_lock_file(*, worker: str, home: Path) -> Path:
-    """Held by the process that profiles, so that none is started beside one that a killed worker left behind."""
-    return home / "run" / f"profiling-{_boot_id()}-{quote(worker, safe='')}.lock"
+def host_lock_file(*, slot: str, worker: str, home: Path) -> Path:
+    """Held by a slot's process that needs no device, so that none is started beside one that a killed worker left behind."""
+    return home / "run" / f"{slot}-{_boot_id()}-{quote(worker, safe='')}.lock"
 
 
 def _boot_id() -> str:

@@ -3,7 +3,8 @@
 Each slot is a thread: take the slot's lock, claim, run the attempt's process to its end, again. Threads, because a slot only
 waits and writes rows; whatever computes is in the attempt's own process, and this one never imports torch.
 
-Profiling has a slot of its own that leaves the device alone, so that a new model can be priced while a long job runs.
+Profiling and exporting have slots of their own that leave the device alone, so that a new model can be priced, and what was saved
+be written out, while a long job runs.
 """
 
 import logging
@@ -17,12 +18,12 @@ from django.db import close_old_connections, connections
 from webapp.catalog.actions import heartbeat_machine
 from webapp.catalog.models import Machine
 from webapp.jobs.claiming import claim_job
-from webapp.jobs.models import USER_JOB_KINDS, Kind
+from webapp.jobs.models import DEVICE_JOB_KINDS, Kind
 from worker.alive import mark_alive
 from worker.attempt import run_attempt
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter
-from worker.machine import device_lock_file, device_name, profiling_lock_file, register_this_machine
+from worker.machine import device_lock_file, device_name, host_lock_file, register_this_machine
 from worker.run.child import DeviceLock
 
 logger = logging.getLogger(__name__)
@@ -33,13 +34,14 @@ class Slot:
     """A place for one attempt at a time."""
 
     name: str
-    kinds: tuple[Kind, ...] = USER_JOB_KINDS
+    kinds: tuple[Kind, ...] = DEVICE_JOB_KINDS
     """Kinds of job that it takes."""
     uses_device: bool = True
-    """False: its attempts run on tensors without data, and see no device."""
+    """False: its attempts work on the host alone, and see no device."""
 
 
 PROFILING_SLOT = Slot(name="profiling", kinds=(Kind.PROFILE,), uses_device=False)
+EXPORTING_SLOT = Slot(name="exporting", kinds=(Kind.EXPORT,), uses_device=False)
 
 
 class Supervisor:
@@ -53,7 +55,7 @@ class Supervisor:
         self._machine: Machine | None = None
         slots = [
             threading.Thread(target=self._serve, args=(slot,), name=f"slot-{slot.name}", daemon=True)
-            for slot in (*(Slot(name=str(index)) for index in range(config.num_slots)), PROFILING_SLOT)
+            for slot in (*(Slot(name=str(index)) for index in range(config.num_slots)), PROFILING_SLOT, EXPORTING_SLOT)
         ]
         self._threads = [threading.Thread(target=self._keep_machine, name="machine", daemon=True), *slots]
 
@@ -119,7 +121,7 @@ class Supervisor:
     def _lock_file(self, machine: Machine, slot: Slot) -> Path:
         if slot.uses_device:
             return device_lock_file(machine, slot=slot.name, home=self._config.home)
-        return profiling_lock_file(worker=self._config.host, home=self._config.home)
+        return host_lock_file(slot=slot.name, worker=self._config.host, home=self._config.home)
 
     def _run_next(self, slot: Slot, *, lock: DeviceLock, gpu: GpuMeter) -> bool:
         """Run one attempt if there is one; False when there was nothing to do or it could not be done."""

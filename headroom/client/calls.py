@@ -118,10 +118,22 @@ class HeadroomClient(AccessCalls, UploadCalls):
         *,
         name: str,
         purpose: Literal["text", "prompts"] = "text",
+        columns: str = "",
         on_progress: Callable[[int, int], None] | None = None,
     ) -> types.Dataset:
-        made = send_files(self, "dataset", [file], name=name, purpose=purpose, on_progress=on_progress)
+        """columns: which column holds what, where that is not to be found, as ``prompt=ask, completion=reply``."""
+        made = send_files(
+            self, "dataset", [file], name=name, purpose=purpose, columns=columns, on_progress=on_progress
+        )
         return cast(types.Dataset, made)
+
+    def create_dataset_of_path(self, path: str, *, name: str, columns: str = "") -> types.Dataset:
+        """Have the service copy a file of its own machine, or all dataset files of a folder as one."""
+        return cast(types.Dataset, self.post_files("datasets", [], name=name, path=path, columns=columns))
+
+    def correct_dataset(self, dataset_id: str, columns: dict[str, str] | None) -> types.Dataset:
+        """Say which column holds what; None has them found by their names."""
+        return cast(types.Dataset, self._json("PATCH", f"datasets/{in_path(dataset_id)}", json={"columns": columns}))
 
     def delete_dataset(self, dataset_id: str) -> types.Deleted:
         return cast(types.Deleted, self._json("DELETE", f"datasets/{in_path(dataset_id)}"))
@@ -203,6 +215,14 @@ class HeadroomClient(AccessCalls, UploadCalls):
 
     def retry_job(self, job_id: str) -> types.Job:
         return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/retry"))
+
+    def export_job(self, job_id: str, *, step: int | None = None, export: Row | None = None) -> types.Job:
+        """Write the weights of a checkpoint, the newest unless ``step`` is given, by a job of its own.
+
+        export: fields of ``workload.export``; the job's own unless given.
+        """
+        body = {key: value for key, value in {"step": step, "export": export}.items() if value is not None}
+        return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/export", json=body))
 
     def metrics(self, job_id: str, *, max_points: int | None = None) -> types.Metrics:
         params = {"max_points": max_points} if max_points else {}

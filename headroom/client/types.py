@@ -77,6 +77,7 @@ class Dataset(TypedDict):
     id: str
     name: str
     format: Literal["txt", "jsonl", "json", "csv", "parquet", "prompts"]
+    columns: dict[str, str] | None
     num_bytes: int
     num_documents: int | None
     preview: str
@@ -174,7 +175,7 @@ class Offer(TypedDict):
 class Job(TypedDict):
     id: str
     name: str
-    kind: Literal["train", "generate"]
+    kind: Literal["train", "generate", "export"]
     state: State
     phase: str
     reason: str
@@ -217,6 +218,8 @@ class Artifact(TypedDict):
     job_id: str
     name: str
     kind: str
+    path: str
+    """Place below the folder that a download goes to: ``model/config.json``."""
     num_bytes: int
     sha256: str
     created_at: str
@@ -277,6 +280,7 @@ class Upload(TypedDict):
     id: str
     kind: Literal["model", "dataset"]
     name: str
+    columns: str
     purpose: str
     files: list[UploadFile]
     piece_bytes: int

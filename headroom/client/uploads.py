@@ -34,8 +34,10 @@ class UploadCalls(Connection):
     def upload(self, upload_id: str) -> types.Upload:
         return cast(types.Upload, self._json("GET", f"uploads/{in_path(upload_id)}"))
 
-    def begin_upload(self, kind: str, files: Sequence[Row], *, name: str, purpose: str = "text") -> types.Upload:
-        body = {"kind": kind, "name": name, "purpose": purpose, "files": list(files)}
+    def begin_upload(
+        self, kind: str, files: Sequence[Row], *, name: str, purpose: str = "text", columns: str = ""
+    ) -> types.Upload:
+        body = {"kind": kind, "name": name, "purpose": purpose, "columns": columns, "files": list(files)}
         return cast(types.Upload, self._json("POST", "uploads", json=body))
 
     def send_piece(self, upload_id: str, number: int, piece: bytes, *, offset_bytes: int) -> int:
@@ -60,6 +62,7 @@ def send_files(
     *,
     name: str,
     purpose: str = "text",
+    columns: str = "",
     root: Path | None = None,
     on_progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -69,11 +72,11 @@ def send_files(
     """
     total_bytes = sum(path.stat().st_size for path in files)
     if total_bytes <= SMALL_BYTES:
-        return _send_at_once(client, kind, files, name=name, purpose=purpose)
+        return _send_at_once(client, kind, files, name=name, purpose=purpose, columns=columns)
     announced = [_announce(path, name=path.relative_to(root).as_posix() if root else path.name) for path in files]
-    upload = _find_begun(client, kind, announced, name=name, purpose=purpose)
+    upload = _find_begun(client, kind, announced, name=name, purpose=purpose, columns=columns)
     if upload is None:
-        upload = client.begin_upload(kind, announced, name=name, purpose=purpose)
+        upload = client.begin_upload(kind, announced, name=name, purpose=purpose, columns=columns)
     done_bytes = 0
     for number, path in enumerate(files):
         done_bytes = _send_file(client, upload, number, path, done_bytes, lambda sent: _tell(on_progress, sent, total_bytes))
@@ -81,10 +84,10 @@ def send_files(
 
 
 def _send_at_once(
-    client: UploadCalls, kind: str, files: Sequence[Path], *, name: str, purpose: str
+    client: UploadCalls, kind: str, files: Sequence[Path], *, name: str, purpose: str, columns: str
 ) -> dict[str, Any]:
     if kind == "dataset":
-        return client.post_files("datasets", [("file", files[0])], name=name, purpose=purpose)
+        return client.post_files("datasets", [("file", files[0])], name=name, purpose=purpose, columns=columns)
     return client.post_files("models", [(_field(path), path) for path in files], name=name)
 
 
@@ -104,11 +107,12 @@ def _announce(path: Path, *, name: str) -> dict[str, Any]:
 
 
 def _find_begun(
-    client: UploadCalls, kind: str, announced: list[dict[str, Any]], *, name: str, purpose: str
+    client: UploadCalls, kind: str, announced: list[dict[str, Any]], *, name: str, purpose: str, columns: str
 ) -> types.Upload | None:
     for upload in client.uploads():
         files = [{key: file[key] for key in ("name", "num_bytes", "sha256")} for file in upload["files"]]
-        if (upload["kind"], upload["name"], upload["purpose"], files) == (kind, name, purpose, announced):
+        wanted = (kind, name, purpose, columns, announced)
+        if (upload["kind"], upload["name"], upload["purpose"], upload["columns"], files) == wanted:
             return upload
     return None
 

@@ -1,4 +1,4 @@
-"""``headroom models``, ``datasets``, ``uploads`` and ``machines``: what jobs are made of, and what they run on."""
+"""``headroom models``, ``uploads`` and ``machines``: what jobs are made of, and what they run on."""
 
 import argparse
 import json
@@ -10,11 +10,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.text import Text
 
 from headroom.client import HeadroomClient
 from headroom.client.types import Device, Machine, MachineDetails, Model, ModelDetails, Within
-from headroom.commands.submit import DATASET_SUFFIXES, UsageError
+from headroom.commands.submit import UsageError
 from headroom.commands.tables import print_table
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import format_bytes
@@ -35,7 +34,6 @@ def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, c
         return command
 
     _add_models(commands, add)
-    _add_datasets(commands, add)
     uploads = add_group(commands, "uploads", "uploads that were begun and not finished")
     add(uploads, "list", _list_uploads, "what is there of them; the same add goes on with one")
     add(uploads, "drop", _drop_upload, "give one up").add_argument("upload")
@@ -59,23 +57,6 @@ def _add_models(commands: Subparsers, add: Callable[..., argparse.ArgumentParser
     cards.add_argument("--ask", action="store_true", help="have a worker find out what is not known yet")
     add(models, "delete", _delete_model, "out of sight; for seven days it can be had back").add_argument("model")
     add(models, "restore", _restore_model, "have a deleted one back").add_argument("model")
-
-
-def _add_datasets(commands: Subparsers, add: Callable[..., argparse.ArgumentParser]) -> None:
-    datasets = add_group(commands, "datasets", "the datasets the service knows")
-    adding = add(datasets, "add", _add_dataset, "upload a dataset; run again after a cut, it goes on")
-    adding.add_argument("path", type=Path, metavar="FILE")
-    adding.add_argument("--name", help="default: the name of the file")
-    adding.add_argument("--prompts", action="store_true", help="a .jsonl of prompts, for generate jobs")
-    add(datasets, "list", _list_datasets, "all datasets")
-    add(datasets, "show", _show_dataset, "one dataset: its first records, and how long they are").add_argument("dataset")
-    preview = add(datasets, "preview", _preview_dataset, "what training on one would learn with a model")
-    preview.add_argument("dataset")
-    preview.add_argument("--model", required=True, help="id or name")
-    preview.add_argument("--sequence-length", type=int, default=512, metavar="N", help="tokens in a row (default: 512)")
-    preview.add_argument("--loss-on", choices=("assistant", "all"), default="assistant", help="default: answers alone")
-    add(datasets, "delete", _delete_dataset, "out of sight; for seven days it can be had back").add_argument("dataset")
-    add(datasets, "restore", _restore_dataset, "have a deleted one back").add_argument("dataset")
 
 
 def add_group(commands: Subparsers, name: str, help_text: str) -> Subparsers:
@@ -108,7 +89,7 @@ def _bring_model(client: HeadroomClient, place: str, *, name: str | None) -> Mod
     folder = Path(place)
     if not folder.exists():
         raise UsageError(f"{folder} is not there", hint="Give the folder of a Hugging Face model, or a GGUF file.")
-    with _progress() as on_progress:
+    with progress_bar() as on_progress:
         try:
             model, why = client.add_model(folder, name=name or default_name(folder), on_progress=on_progress)
         except FileNotFoundError as error:
@@ -121,7 +102,7 @@ def _fetch_model(client: HeadroomClient, reference: str, *, name: str) -> Model:
     upload = client.fetch_model(reference, name=name)
     source = upload["source"] or {}
     print(f"fetching {source['hub']} at commit {source['commit'][:12]}; it goes on when this command is stopped ({upload['id']})")
-    with _progress() as on_progress:
+    with progress_bar() as on_progress:
         while source["state"] == "downloading":
             time.sleep(POLL_S)
             upload = client.upload(upload["id"])
@@ -162,7 +143,7 @@ def _list_models(client: HeadroomClient, options: argparse.Namespace) -> None:
 
 
 def _show_model(client: HeadroomClient, options: argparse.Namespace) -> None:
-    model = client.model(_find(client.models(), options.model))
+    model = client.model(find_id(client.models(), options.model))
     if options.json:
         print(json.dumps(model, indent=2))
         return
@@ -188,7 +169,7 @@ def _structure_rows(model: ModelDetails) -> Iterator[Sequence[str]]:
 
 
 def _show_cards(client: HeadroomClient, options: argparse.Namespace) -> None:
-    model_id = _find(client.models(), options.model)
+    model_id = find_id(client.models(), options.model)
     found = client.ask_for_model_cards(model_id) if options.ask else client.model_cards(model_id)
     needs = [
         (need["title"], need["what"], size(need["plain_bytes"]), size(need["least_bytes"]), need["message"] or need["state"])
@@ -205,7 +186,7 @@ def _show_cards(client: HeadroomClient, options: argparse.Namespace) -> None:
 
 
 def _delete_model(client: HeadroomClient, options: argparse.Namespace) -> None:
-    deleted = client.delete_model(_find(client.models(), options.model))
+    deleted = client.delete_model(find_id(client.models(), options.model))
     print(f"deleted; have it back with: headroom models restore {deleted['id']}")
 
 
@@ -213,69 +194,7 @@ def _restore_model(client: HeadroomClient, options: argparse.Namespace) -> None:
     print(f"{client.restore_model(options.model)['name']} is back")
 
 
-# Datasets and uploads.
-
-
-def _add_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:
-    if not options.path.is_file():
-        raise UsageError(f"{options.path} is not a file", hint=f"Give a file ending in {', '.join(DATASET_SUFFIXES)}.")
-    name, purpose = options.name or options.path.stem, "prompts" if options.prompts else "text"
-    with _progress() as on_progress:
-        dataset = client.create_dataset(options.path, name=name, purpose=purpose, on_progress=on_progress)  # type: ignore[arg-type]
-    what = "prompts" if options.prompts else "documents"
-    print(f"{dataset['id']}  {dataset['name']}  {count(dataset['num_documents'])} {what}")
-
-
-def _list_datasets(client: HeadroomClient, options: argparse.Namespace) -> None:
-    rows = [
-        (row["id"], row["name"], row["format"], format_bytes(row["num_bytes"]), count(row["num_documents"]))
-        for row in client.datasets()
-    ]
-    heads = ("id", "name", "format", "size", "documents")
-    print_table(heads, rows, empty="no datasets; add one: headroom datasets add FILE")
-
-
-def _show_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:
-    dataset = client.dataset(_find(client.datasets(), options.dataset))
-    print(f"{dataset['name']}  {dataset['format']}, {format_bytes(dataset['num_bytes'])}  ({dataset['id']})")
-    lengths = dataset["facts"].get("lengths") or []
-    rows = [(f"{end // 2:,} to {end - 1:,}" if end > 2 else str(end - 1), count(number)) for end, number in lengths]
-    print_table(("characters", "texts"), rows, empty="lengths are not known")
-    for record in dataset["facts"].get("records") or [dataset["preview"]]:
-        print(f"---\n{record}")
-
-
-def _preview_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:
-    dataset_id = _find(client.datasets(), options.dataset)
-    length = options.sequence_length
-    found = client.preview_dataset(dataset_id, model=options.model, sequence_length=length, loss_on=options.loss_on)
-    console = Console(highlight=False, soft_wrap=True)
-    for sample in found["samples"]:
-        text = Text.assemble(*((part, "bold green" if learnt else "dim") for part, learnt in sample["parts"]))
-        console.rule(f"{sample['num_tokens']} tokens; what is learnt is bold", align="left")
-        console.print(text)
-    console.rule(align="left")
-    more = "" if found["is_whole"] else " of the first"
-    console.print(
-        f"{count(found['num_samples'])} samples{more}: {found['median_tokens']:,} tokens in the median, "
-        f"{found['longest_tokens']:,} at most; {100 * found['learnt_share']:.0f} % of the tokens are learnt"
-    )
-    console.print(
-        f"rows of {length:,}: {count(found['packed_rows'])} packed, "
-        f"{count(found['num_samples'] - found['num_left_out'])} padded; "
-        f"{count(found['num_cut'])} samples are cut, {count(found['num_left_out'])} left out"
-    )
-    if found["template"] == "default":
-        console.print("the model has no chat template of its own: plain lines are used")
-
-
-def _delete_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:
-    deleted = client.delete_dataset(_find(client.datasets(), options.dataset))
-    print(f"deleted; have it back with: headroom datasets restore {deleted['id']}")
-
-
-def _restore_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:
-    print(f"{client.restore_dataset(options.dataset)['name']} is back")
+# Uploads.
 
 
 def _list_uploads(client: HeadroomClient, options: argparse.Namespace) -> None:
@@ -303,7 +222,7 @@ def _show_machines(client: HeadroomClient, options: argparse.Namespace) -> None:
         rows = [(row["id"], row["name"], device_words(row["device"]), _presence(row)) for row in machines]
         print_table(("id", "name", "device", "state"), rows, empty="no machine has run a worker yet; start one: headroom up")
         return
-    machine = client.machine(_find(client.machines(), options.machine))
+    machine = client.machine(find_id(client.machines(), options.machine))
     if options.json:
         print(json.dumps(machine, indent=2))
         return
@@ -347,7 +266,7 @@ def _presence(machine: Machine) -> str:
 # Shared.
 
 
-def _find(rows: Sequence[Any], wanted: str) -> str:
+def find_id(rows: Sequence[Any], wanted: str) -> str:
     """The id of the row that is called so: by id, else by name; what is neither is asked for as it is."""
     for key in ("id", "name"):
         for row in rows:
@@ -357,7 +276,7 @@ def _find(rows: Sequence[Any], wanted: str) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int], None] | None]:
+def progress_bar() -> Iterator[Callable[[int, int], None] | None]:
     """A bar in place on a terminal, nothing elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -9,9 +9,10 @@ from headroom.client import HeadroomClient, Row
 from headroom.commands.submit import UsageError, read_job_file
 from optimizer.base.units import format_bytes, parse_bytes
 
-RECIPES = ("lora", "qlora", "full", "exact")
+RECIPES = ("lora", "qlora", "preference", "full", "exact")
 _WORKLOAD = {
     "steps": "num_steps",
+    "epochs": "num_epochs",
     "sequence_length": "sequence_length",
     "batch": "global_batch_size",
     "learning_rate": "learning_rate",
@@ -28,6 +29,7 @@ def add_submit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset", help="id or name of a dataset, or a file to upload")
     parser.add_argument("--recipe", choices=RECIPES, help="default without a file: lora for a model with weights, else exact")
     parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps")
+    parser.add_argument("--epochs", type=float, metavar="X", help="passes over the data, in place of --steps")
     parser.add_argument("--sequence-length", type=int, metavar="N", help="tokens in a sequence")
     parser.add_argument("--batch", type=int, metavar="N", help="sequences in an optimizer step")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="highest learning rate (default: the recipe's)")

@@ -17,6 +17,7 @@ from headroom.client import HeadroomClient
 from headroom.client.types import Job
 from headroom.commands import access as cli_access
 from headroom.commands import catalog as cli_catalog
+from headroom.commands import datasets as cli_datasets
 from headroom.commands import plans as cli_plans
 from headroom.commands import records as cli_records
 from headroom.commands.compare import print_comparison
@@ -72,7 +73,7 @@ def make_parser(*, with_optimizer: bool) -> argparse.ArgumentParser:
     for name in ("up", "down", "status"):
         commands.choices[name].set_defaults(run=stack.run_command)
     _add_job_commands(commands, connection)
-    for more in (cli_plans, cli_records, cli_catalog, cli_access):
+    for more in (cli_plans, cli_records, cli_catalog, cli_datasets, cli_access):
         more.add_commands(commands, connection, connect=_connect)
     if with_optimizer:
         from optimizer.cli.main import add_subcommands
@@ -119,6 +120,21 @@ def _add_job_commands(
     retry = add("retry", _retry, "start a failed or cancelled job again, from its newest checkpoint")
     retry.add_argument("job")
     retry.add_argument("--follow", action="store_true", help="watch it to its end; exit with its verdict")
+    export = add("export", _export, "write the weights of a checkpoint: model, adapters, GGUF; needs no device")
+    export.add_argument("job")
+    export.add_argument("--step", type=int, metavar="N", help="the checkpoint's step (default: the newest)")
+    export.add_argument("--adapter", choices=("alone", "merged", "both"), help="of a run with adapters (default: as it asked)")
+    export.add_argument("--dtype", choices=("same", "fp32", "bf16", "fp16"))
+    export.add_argument("--gguf", choices=("none", "f16", "q8_0"), help="a GGUF file beside them")
+    export.add_argument("--follow", action="store_true", help="wait for its end; exit with its verdict")
+    branch = add("branch", _branch, "start a new run from a checkpoint of another")
+    branch.add_argument("job")
+    branch.add_argument("--step", type=int, metavar="N", help="the checkpoint's step (default: the newest)")
+    branch.add_argument("--steps", type=_positive, metavar="N", help="steps in all, those before the checkpoint included")
+    branch.add_argument("--learning-rate", type=float, metavar="X")
+    branch.add_argument("--dataset", help="id or name of another dataset")
+    branch.add_argument("--name", help="a name for the new job")
+    branch.add_argument("--follow", action="store_true", help="watch it to its end; exit with its verdict")
     download = add("download", _download, "fetch what a job left: weights, sample, results, log")
     download.add_argument("job")
     download.add_argument("-o", "--output", type=Path, metavar="DIR", help="default: a new folder named as the job")
@@ -251,6 +267,32 @@ def _resume(options: argparse.Namespace) -> None:
 def _retry(options: argparse.Namespace) -> None:
     with _connect(options) as client:
         job = client.retry_job(options.job)
+        print(f"{job['id']}  {client.url}/jobs/{job['id']}/")
+        if options.follow:
+            verdict_of(follow_to_end(client, job, console=Console()))
+
+
+def _export(options: argparse.Namespace) -> None:
+    fields = {name: getattr(options, name) for name in ("adapter", "dtype", "gguf") if getattr(options, name) is not None}
+    with _connect(options) as client:
+        job = client.export_job(options.job, step=options.step, export=fields or None)
+        print(f"{job['id']}  {client.url}/jobs/{job['id']}/")
+        if options.follow:
+            verdict_of(follow_to_end(client, job, console=Console()))
+
+
+def _branch(options: argparse.Namespace) -> None:
+    changes = {"num_steps": options.steps, "learning_rate": options.learning_rate}
+    with _connect(options) as client:
+        source = client.job(options.job)["spec"]
+        spec = {
+            **source,
+            "name": options.name or f"{source['name']}, branched",
+            "dataset": options.dataset or source["dataset"],
+            "workload": {**source["workload"], **{key: value for key, value in changes.items() if value is not None}},
+            "resume_from": {"job": options.job, **({} if options.step is None else {"step": options.step})},
+        }
+        job = submit_job(client, spec, label=spec.pop("plan", "chosen"), override=False, say=print)
         print(f"{job['id']}  {client.url}/jobs/{job['id']}/")
         if options.follow:
             verdict_of(follow_to_end(client, job, console=Console()))

@@ -145,12 +145,12 @@ def verdict_of(job: Job) -> None:
 
 
 def download_artifacts(client: HeadroomClient, job_id: str, *, folder: Path, say: Callable[[str], None]) -> None:
-    """Every artifact under its own name below ``folder``."""
+    """Every artifact below ``folder``: the model, its adapters and a GGUF file in folders of their own."""
     artifacts = client.artifacts(job_id)
     if not artifacts:
         say("the job has left no files")
     for artifact in artifacts:
-        file = folder / artifact["name"]
+        file = folder / artifact["path"]
         if not file.resolve().is_relative_to(folder.resolve()):
             raise HeadroomError(f"the artifact {artifact['name']!r} would be written outside {folder}")
         file.parent.mkdir(parents=True, exist_ok=True)

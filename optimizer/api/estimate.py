@@ -98,7 +98,11 @@ def estimate_model(
     if workload.adapter is not None:
         check_targets(workload.adapter, spec.model_type)
     with ProfileSource(
-        spec, adapter=workload.adapter, is_packed=workload.is_packed, folder=profiles_folder
+        spec,
+        adapter=workload.adapter,
+        is_packed=workload.is_packed,
+        objective=workload.objective,
+        folder=profiles_folder,
     ) as source:
         extent = needed_extent(
             spec.num_blocks, plan, workload=workload, goal=goal, weights=weights, with_knobs=with_knobs

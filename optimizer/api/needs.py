@@ -39,7 +39,12 @@ def profile_for(spec: ModelSpec, *, workload: TrainingWorkload, goal: Goal, fold
     if sizes and extent != EVERYTHING:
         extent = extent.union(Extent(representations=(), choices=(), shapes=tuple(sizes)))
     return obtain_profile(
-        spec, adapter=workload.adapter, is_packed=workload.is_packed, extent=extent, folder=folder
+        spec,
+        adapter=workload.adapter,
+        is_packed=workload.is_packed,
+        objective=workload.objective,
+        extent=extent,
+        folder=folder,
     )
 
 

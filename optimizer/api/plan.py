@@ -14,6 +14,7 @@ from optimizer.api.inputs import BEST, Model, check_number_compared, known_machi
 from optimizer.api.needs import baseline_plan, profile_for
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
 from optimizer.goal import UNLIMITED_BYTES, Goal
+from optimizer.hardware.devices import Beside
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import PriceList, read_prices
 from optimizer.models.spec import ModelSpec
@@ -24,9 +25,10 @@ from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.answer.compare import Comparison, Repriced, compare_plans, reprice
 from optimizer.search.core import search
 from optimizer.search.problem import SearchProblem
-from optimizer.search.questions.alternatives import Obtain, add_ways_out
-from optimizer.search.questions.cards import ALL, CardAnswer, Order, Progress, rank_cards, read_cards
+from optimizer.search.questions.alternatives import add_ways_out
+from optimizer.search.questions.cards import ALL, CardAnswer, Order, Progress, beside_in, rank_cards, read_cards
 from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
+from optimizer.search.questions.ways import Obtain
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
@@ -73,7 +75,8 @@ def plan_profiled(
     """
 
     def pose(profile: Profile, workload: TrainingWorkload, goal: Goal = goal, machine: Machine = machine) -> SearchProblem:
-        return training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+        problem = training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+        return replace(problem, names_ways=not with_ways_out)
 
     try:
         return answer_goal(pose, profile, workload)
@@ -164,16 +167,17 @@ def rank_model_cards(
     prices: PriceList | None = None,
     profiles_folder: Path | None = None,
     progress: Progress | None = None,
+    beside: Beside | None = None,
 ) -> tuple[CardAnswer, ...]:
     """Cards of the table by tokens per second, or by the rent of a million tokens. Without a goal each with all its memory.
 
-    progress: called with each card before it is looked at.
+    progress: called with each card before it is looked at. beside: the host and the disk that each is taken to have.
     """
     spec = model if isinstance(model, ModelSpec) else read_model(model)
     workload, goal = workload or TrainingWorkload(), goal or Goal(device_budget_bytes=UNLIMITED_BYTES)
     profile = profile_for(spec, workload=workload, goal=goal, folder=profiles_folder)
     return rank_cards_profiled(
-        profile, cards, workload=workload, goal=goal, order=order, prices=prices, progress=progress
+        profile, cards, workload=workload, goal=goal, order=order, prices=prices, progress=progress, beside=beside
     )
 
 
@@ -187,13 +191,14 @@ def rank_cards_profiled(
     prices: PriceList | None = None,
     calibration: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    beside: Beside | None = None,
 ) -> tuple[CardAnswer, ...]:
     """``rank_model_cards`` with a profile at hand."""
 
     def pose(goal: Goal, machine: Machine) -> SearchProblem:
         return training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
 
-    found = read_cards(cards, host_memory_bytes=None)
+    found = read_cards(cards, beside=beside_in(goal) | (beside or {}))
     prices = prices or read_prices()
     return rank_cards(pose, found, goal=goal, workload=workload, prices=prices, order=order, progress=progress)
 

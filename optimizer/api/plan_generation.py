@@ -13,6 +13,7 @@ from typing import Any
 from optimizer.api.inputs import BEST, Model, check_number_compared, known_machine
 from optimizer.api.needs import check_plan_label, generation_profile_for
 from optimizer.goal import UNLIMITED_BYTES, GenerationGoal
+from optimizer.hardware.devices import Beside
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import PriceList, read_prices
 from optimizer.plan.generation import GenerationPlan
@@ -34,7 +35,7 @@ from optimizer.search.generation.search import (
     search_generation_plans,
 )
 from optimizer.search.generation.solve import Book
-from optimizer.search.questions.cards import ALL, CardAnswer, Found, Order, Progress, rank, read_cards
+from optimizer.search.questions.cards import ALL, CardAnswer, Found, Order, Progress, beside_in, rank, read_cards
 from optimizer.workload import GenerationWorkload
 
 
@@ -84,16 +85,17 @@ def rank_model_cards_to_generate(
     prices: PriceList | None = None,
     profiles_folder: Path | None = None,
     progress: Progress | None = None,
+    beside: Beside | None = None,
 ) -> tuple[CardAnswer, ...]:
     """Cards of the table by tokens per second, or by the rent of a million tokens. Without a goal each with all its memory.
 
-    progress: called with each card before it is looked at.
+    progress: called with each card before it is looked at. beside: the host and the disk that each is taken to have.
     """
     workload, goal = workload or GenerationWorkload(), goal or GenerationGoal(device_budget_bytes=UNLIMITED_BYTES)
     read_cards(cards)  # what is no card is refused before a model is traced
     profile = generation_profile_for(model, workload=workload, goal=goal, folder=profiles_folder)
     return rank_cards_to_generate(
-        profile, cards, workload=workload, goal=goal, order=order, prices=prices, progress=progress
+        profile, cards, workload=workload, goal=goal, order=order, prices=prices, progress=progress, beside=beside
     )
 
 
@@ -137,6 +139,7 @@ def rank_cards_to_generate(
     order: Order = "speed",
     prices: PriceList | None = None,
     progress: Progress | None = None,
+    beside: Beside | None = None,
 ) -> tuple[CardAnswer, ...]:
     """Cards of the table by tokens per second, or by the rent of a million tokens."""
     GenerationPlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
@@ -151,7 +154,7 @@ def rank_cards_to_generate(
 
     return rank(
         find,
-        read_cards(cards),
+        read_cards(cards, beside=beside_in(goal) | (beside or {})),
         most_bytes=goal.device_budget_bytes,
         num_tokens=workload.total_new_tokens,
         prices=prices or read_prices(),

@@ -19,7 +19,8 @@ HeadroomError
 ├── RemoteStoreFull
 ├── RemoteStoreLost           gone, restarted or refusing
 ├── LossNotFinite
-└── CheckpointInvalid
+├── CheckpointInvalid
+└── ExportInvalid             what was written is not what was trained
 
 Each error has a ``code`` (stable, snake case, also the job's ``reason`` where one exists), ``fields`` (JSON-able facts)
 and a ``hint`` (what to do). The message says what was asked, what was found, and the limit.
@@ -240,3 +241,9 @@ class CheckpointInvalid(HeadroomError):
     """A checkpoint's manifest does not verify."""
 
     code = "checkpoint_invalid"
+
+
+class ExportInvalid(HeadroomError):
+    """An exported file, read again, is not what was trained."""
+
+    code = "export_invalid"

@@ -23,13 +23,16 @@ _UNIT_BYTES = {
     "tb": 10**12,
 }
 _MOST_CHARACTERS = 30
+_LEAST_BARE = MIB
+"""A smaller number without a unit is taken for a slip: nobody budgets 8 bytes."""
 _MOST_BYTES = 2**60
 """An exbibyte: the most that a goal allows, and far below the largest integer of a database."""
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_bytes(text: str | int) -> int:
-    """Read a size as people write it: ``12 GiB``, ``480MiB``, ``6e9`` is refused, a bare number is bytes.
+    """Read a size as people write it: ``12 GiB``, ``480MiB``; ``6e9`` is refused. A bare number is bytes, but for a text with a
+    small one, which is refused with a question.
 
     Raises ValueError that names the accepted units.
     """
@@ -44,6 +47,8 @@ def parse_bytes(text: str | int) -> int:
             f"size {text!r:.80} is not understood; write a number and one of B, KiB, MiB, GiB, TiB, KB, MB, GB, TB"
         )
     number = match.group(1)
+    if not unit and 0 < float(number) < _LEAST_BARE:
+        raise ValueError(f"size {number!r:.40} has no unit; {number:.40} GiB? Write that, or {number:.40} B for bytes")
     if len(number) > _MOST_CHARACTERS:
         raise ValueError(f"size {number[:12]}… has {len(number)} digits; allowed: at most {_MOST_CHARACTERS}")
     # a whole number is kept exact; a float would round one above 2^53

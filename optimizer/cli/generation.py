@@ -11,6 +11,7 @@ from optimizer.api.needs import check_plan_label
 from optimizer.api.plan_generation import compare_model_generations, plan_generation, rank_model_cards_to_generate
 from optimizer.base.errors import InvalidInput
 from optimizer.base.serialize import to_json
+from optimizer.cli.options import read_beside
 from optimizer.cli.progress import ProgressLine
 from optimizer.cli.reports.generation import report_generation, report_generation_comparison, report_generation_search
 from optimizer.cli.reports.plan import report_cards
@@ -123,7 +124,7 @@ def run_generation_cards(options: argparse.Namespace, names: list[str], *, goal:
     order: Order = "money" if options.objective == "cheapest_run" else "speed"
     with ProgressLine("cards") as progress:
         answers = rank_model_cards_to_generate(
-            spec, names, workload=workload, goal=goal, order=order, progress=progress
+            spec, names, workload=workload, goal=goal, order=order, progress=progress, beside=read_beside(options)
         )
     if options.json:
         return {"order": order, "cards": to_json(answers)}

@@ -9,10 +9,10 @@ from typing import Any, get_args
 from optimizer.api.inputs import BEST, is_there, read_json
 from optimizer.base.errors import InvalidInput
 from optimizer.base.threads import sleep_while_waiting
-from optimizer.base.units import parse_bytes
+from optimizer.base.units import format_bytes, parse_bytes
 from optimizer.cli.adapters import read_adapter
 from optimizer.goal import UNLIMITED_BYTES, Goal, Loss, Objective
-from optimizer.hardware.devices import table_machine
+from optimizer.hardware.devices import ASSUMED_DISK_BYTES, ASSUMED_HOST_MEMORY_BYTES, Beside, table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.optimizers import OPTIMIZERS
 from optimizer.plan.pins.training import Pins
@@ -55,6 +55,17 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_mutually_exclusive_group()
     machine.add_argument("--gpu", metavar="NAME", help="a card of the built-in table, such as 'RTX 4090'")
     machine.add_argument("--machine", metavar="FILE", type=Path, help="what `probe --json` wrote")
+    parser.add_argument(
+        "--host-memory",
+        metavar="SIZE",
+        help=f"of the machine that a card of the table is in; {format_bytes(ASSUMED_HOST_MEMORY_BYTES)} unless given",
+    )
+    parser.add_argument(
+        "--disk",
+        metavar="SIZE",
+        help="free on that machine's scratch disk, taken for an NVMe drive; "
+        f"{format_bytes(ASSUMED_DISK_BYTES)} unless given, 0 for none",
+    )
 
 
 def read_workload(options: argparse.Namespace) -> TrainingWorkload:
@@ -96,8 +107,18 @@ def _parse_size(name: str, text: str | None) -> int | None:
 
 
 def read_machine(options: argparse.Namespace) -> Machine:
+    """Raises InvalidInput also for a host or a disk beside a machine that was measured, which has its own."""
+    beside = read_beside(options)
     if options.gpu is not None:
-        return table_machine(options.gpu)
+        return table_machine(options.gpu, **beside)
+    for name in beside:
+        flag = "host-memory" if name == "host_memory_bytes" else "disk"
+        raise InvalidInput(
+            f"--{flag} says what is beside a card of the table (--gpu, --gpus); a measured machine has its own",
+            field=flag,
+            value=getattr(options, flag.replace("-", "_")),
+            hint=f"Cap it with --{'host' if flag == 'host-memory' else 'disk'}-budget, or name a card.",
+        )
     if options.machine:
         return Machine.from_json(read_json(options.machine, field="machine"))
     sleep_while_waiting()
@@ -105,6 +126,17 @@ def read_machine(options: argparse.Namespace) -> Machine:
 
     print("measuring this machine ...", file=sys.stderr)
     return probe_machine()
+
+
+def read_beside(options: argparse.Namespace) -> Beside:
+    """The host and the disk that a card of the table is given."""
+    found: Beside = {}
+    host_memory_bytes, disk_bytes = _parse_size("host-memory", options.host_memory), _parse_size("disk", options.disk)
+    if host_memory_bytes is not None:
+        found["host_memory_bytes"] = host_memory_bytes
+    if disk_bytes is not None:
+        found["disk_bytes"] = disk_bytes
+    return found
 
 
 def read_profile(path: Path) -> Profile:

@@ -31,6 +31,7 @@ from optimizer.cli.options import (
     add_workload_options,
     print_answer,
     print_json,
+    read_beside,
     read_goal,
     read_machine,
     read_plan,
@@ -38,7 +39,7 @@ from optimizer.cli.options import (
     read_workload,
 )
 from optimizer.cli.progress import ProgressLine
-from optimizer.cli.reports.plan import report_answer, report_cards, report_comparison
+from optimizer.cli.reports.plan import report_answer, report_cards, report_comparison, report_ways_out
 from optimizer.goal import Goal, Loss, Objective
 from optimizer.hardware.machine import Machine
 from optimizer.plan.pins.generation_knobs import generation_knobs, read_generation_pins
@@ -134,6 +135,7 @@ def run_plan(options: argparse.Namespace) -> int:
         answer = _answer(options, workload, goal, machine)
     except NoFeasiblePlan as error:
         if not options.json:
+            error.hint = report_ways_out(error)
             raise
         print_json({"machine": machine.to_json(), "error": error.to_json()})
         return 2
@@ -197,6 +199,7 @@ def _rank_cards(options: argparse.Namespace, workload: TrainingWorkload, goal: G
     order: Order = "money" if goal.objective == "cheapest_run" else "speed"
     asked: dict[str, Any] = {"workload": workload, "goal": goal, "order": order}
     with ProgressLine("cards") as progress:
+        asked |= {"beside": read_beside(options)}
         if options.profile:
             answers = rank_cards_profiled(read_profile(options.profile), names, progress=progress, **asked)
         else:

@@ -22,6 +22,10 @@ _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
 
+VALIDATION_FRACTION = 0.05
+"""Sequences that are kept for validation."""
+
+
 class Batches:
     """Training and validation batches over one token file.
 
@@ -29,7 +33,7 @@ class Batches:
     """
 
     def __init__(
-        self, token_file: TokenFile, *, sequence_length: int, seed: int, validation_fraction: float = 0.05
+        self, token_file: TokenFile, *, sequence_length: int, seed: int, validation_fraction: float = VALIDATION_FRACTION
     ) -> None:
         if sequence_length < 1 or not 0 < validation_fraction <= 0.5:
             raise ValueError("sequence_length must be at least 1, validation_fraction above 0 and at most 0.5")

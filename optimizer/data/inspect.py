@@ -20,10 +20,12 @@ from optimizer.base.errors import InvalidDataset
 from optimizer.base.serialize import to_json
 from optimizer.base.units import GIB
 from optimizer.data.documents import FORMATS, DatasetFormat, check_is_file, read_documents
-from optimizer.data.samples.records import Columns, Kind, Record, find_columns, read_records, read_rows
+from optimizer.data.samples.columns import FORM, Columns, Kind, Row, find_columns, read_columns
+from optimizer.data.samples.records import Record, RowFormat, read_records, read_rows
 from optimizer.data.texts import Texts
 
 MAX_PREVIEW_CHARACTERS = 600
+MAX_NAMES = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,8 @@ class DatasetFacts:
     """Form of its rows."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """The column that holds each part of a row."""
+    names: tuple[str, ...] = ()
+    """All columns of the first row, at most 50."""
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)
@@ -57,7 +61,8 @@ def inspect_dataset(path: str | Path, *, format: DatasetFormat, columns: Columns
     """
     num_documents = num_characters = 0
     preview, texts = "", Texts()
-    found = None if format == "txt" else columns or _first_columns(Path(path), format=format)
+    first = None if format == "txt" else _first_row(Path(path), format=format)
+    found = None if first is None else columns or find_columns(first[1], where=first[0])
     for text, continues in _read_texts(Path(path), format=format, columns=columns):
         num_documents += not continues
         num_characters += len(text)
@@ -74,16 +79,15 @@ def inspect_dataset(path: str | Path, *, format: DatasetFormat, columns: Columns
         records=tuple(texts.records),
         lengths=texts.lengths(),
         kind="text" if found is None else found.kind,
-        columns={} if found is None else {part: name for part, name in to_json(found).items() if name and part != "kind"},
+        columns={} if found is None else found.by_part,
+        names=() if first is None else tuple(str(name)[:200] for name in list(first[1])[:MAX_NAMES]),
     )
 
 
-def _first_columns(path: Path, *, format: DatasetFormat) -> Columns | None:
+def _first_row(path: Path, *, format: RowFormat) -> tuple[str, Row] | None:
     """None for a file without rows, which is refused for that."""
-    if format == "txt":
-        return None
     check_is_file(path)
-    return next((find_columns(row, where=where) for where, row in read_rows(path, format=format)), None)
+    return next(read_rows(path, format=format), None)
 
 
 def _read_texts(path: Path, *, format: DatasetFormat, columns: Columns | None) -> Iterator[tuple[str, bool]]:
@@ -115,9 +119,9 @@ def limit_process(*, address_space_bytes: int, cpu_s: int) -> None:
         resource.setrlimit(kind, (value, hard if kind != resource.RLIMIT_CORE else 0))
 
 
-def _answer(path: Path, *, format: DatasetFormat, address_space_bytes: int) -> dict[str, Any]:
+def _answer(path: Path, *, format: DatasetFormat, columns: str, address_space_bytes: int) -> dict[str, Any]:
     try:
-        return {"facts": inspect_dataset(path, format=format).to_json()}
+        return {"facts": inspect_dataset(path, format=format, columns=read_columns(columns)).to_json()}
     except InvalidDataset as error:
         return {"error": error.to_json()}
     except MemoryError:
@@ -134,11 +138,14 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("path", type=Path)
     parser.add_argument("--format", choices=FORMATS, required=True)
+    parser.add_argument("--columns", default="", help="which column holds what, where it is not to be found: " + FORM)
     parser.add_argument("--address-space-bytes", type=int, default=4 * GIB)
     parser.add_argument("--cpu-s", type=int, default=600)
     options = parser.parse_args(arguments)
     limit_process(address_space_bytes=options.address_space_bytes, cpu_s=options.cpu_s)
-    answer = _answer(options.path, format=options.format, address_space_bytes=options.address_space_bytes)
+    answer = _answer(
+        options.path, format=options.format, columns=options.columns, address_space_bytes=options.address_space_bytes
+    )
     sys.stdout.write(json.dumps(answer) + "\n")
     return 0 if "facts" in answer else 2
 

@@ -16,17 +16,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optimizer.base.errors import HeadroomError, InvalidDataset
 from optimizer.base.serialize import to_json
 from optimizer.base.units import GIB
+from optimizer.data.batches import VALIDATION_FRACTION, split_evenly
 from optimizer.data.chat_facts import ChatFacts
 from optimizer.data.documents import FORMATS, DatasetFormat, read_documents
 from optimizer.data.inspect import limit_process
+from optimizer.data.samples.answers import AnswerMarker
+from optimizer.data.samples.columns import FORM, Columns, read_columns
 from optimizer.data.samples.packing import pack_best_fit
-from optimizer.data.samples.records import read_records
+from optimizer.data.samples.records import RowFormat, read_records
 from optimizer.data.tokenizer import LoadedTokenizer, load_tokenizer
-from optimizer.data.tokens import Piece, document_pieces, encode_pieces, grouped, make_marker, record_pieces
+from optimizer.data.tokens import (
+    Piece,
+    document_pieces,
+    encode_pieces,
+    grouped,
+    make_marker,
+    pair_pieces,
+    record_pieces,
+)
 from optimizer.workload import LossOn
 
 MAX_SAMPLES = 5_000
@@ -48,6 +60,8 @@ class Preview:
     """Counts over the samples that were read, and the first of them."""
 
     num_samples: int
+    num_characters: int
+    """Text of these samples."""
     is_whole: bool
     """False if the file goes on."""
     sequence_length: int
@@ -61,6 +75,8 @@ class Preview:
     """Tokens that are learnt, of all."""
     packed_rows: int
     """Rows of the sequence length that hold all samples, packed by best fit; padded, each sample has a row."""
+    epoch_rows: dict[str, int]
+    """By packing, rows that training passes over in one epoch; what is kept for validation is not among them."""
     template: str
     """own, or default where the model has none."""
     samples: tuple[ShownSample, ...]
@@ -74,14 +90,14 @@ def preview_dataset(
     chat: ChatFacts,
     sequence_length: int,
     loss_on: LossOn,
+    columns: Columns | None = None,
 ) -> Preview:
     """Raises InvalidDataset with the line of the first sample that cannot be used, InvalidModel for the template."""
     marker = make_marker(chat, tokenizer=tokenizer, loss_on=loss_on)
-    pieces = (
-        document_pieces(read_documents(path))
-        if format == "txt"
-        else record_pieces(read_records(path, format=format), marker)
-    )
+    if format == "txt":
+        pieces = document_pieces(read_documents(path))
+    else:
+        pieces = _read_pieces(path, format=format, columns=columns, marker=marker)
     lengths: list[int] = []
     learnt: list[int] = []
     shown: list[ShownSample] = []
@@ -98,6 +114,7 @@ def preview_dataset(
     kept = np.minimum(whole, sequence_length)[(whole > 0) & (np.array(learnt) > 0)]
     return Preview(
         num_samples=len(lengths),
+        num_characters=sum(len(piece.text) for piece in begun),
         is_whole=is_whole,
         sequence_length=sequence_length,
         median_tokens=int(np.median(whole)) + 1,
@@ -106,9 +123,28 @@ def preview_dataset(
         num_left_out=len(lengths) - len(kept),
         learnt_share=sum(learnt) / max(1, int(np.minimum(whole, sequence_length).sum())),
         packed_rows=len(pack_best_fit(kept, row_length=sequence_length)) if len(kept) else 0,
+        epoch_rows=_count_epoch(kept, num_tokens=int(whole.sum()) + len(whole), row_length=sequence_length),
         template="own" if chat.template is not None else "default",
         samples=tuple(shown),
     )
+
+
+def _count_epoch(kept: NDArray[np.int64], *, num_tokens: int, row_length: int) -> dict[str, int]:
+    """kept: lengths of the samples that are learnt, in order; num_tokens: of the stream that wrapped rows are cut from."""
+    num_wrapped = max(0, num_tokens - 1) // row_length
+    wrapped = len(split_evenly(num_wrapped, VALIDATION_FRACTION)[0]) if num_wrapped >= 2 else 0
+    if len(kept) < 2:
+        return {"wrapped": wrapped, "best_fit": 0, "off": 0}
+    training = kept[split_evenly(len(kept), VALIDATION_FRACTION)[0]]
+    return {"wrapped": wrapped, "best_fit": len(pack_best_fit(training, row_length=row_length)), "off": len(training)}
+
+
+def _read_pieces(
+    path: str | Path, *, format: RowFormat, columns: Columns | None, marker: AnswerMarker
+) -> Iterator[Piece]:
+    """Pieces of each record: one, or two of a pair of answers, which no job reads but as two."""
+    for record in read_records(path, format=format, columns=columns):
+        yield from record_pieces([record], marker) if record.rejected is None else pair_pieces([record], marker)
 
 
 def _take(pieces: Iterator[Piece]) -> tuple[list[Piece], bool]:
@@ -136,6 +172,7 @@ def _answer(options: argparse.Namespace) -> dict[str, Any]:
         preview = preview_dataset(
             options.path,
             format=options.format,
+            columns=read_columns(options.columns),
             tokenizer=tokenizer,
             chat=ChatFacts.read(options.chat),
             sequence_length=options.sequence_length,
@@ -154,6 +191,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=name, description="Show what training on a dataset would learn.")
     parser.add_argument("path", type=Path)
     parser.add_argument("--format", choices=FORMATS, required=True)
+    parser.add_argument("--columns", default="", help=f"which column holds what: {FORM}")
     parser.add_argument("--sequence-length", type=int, default=512)
     parser.add_argument("--loss-on", choices=("all", "assistant"), default="assistant")
     parser.add_argument("--tokenizer", type=Path)

@@ -22,7 +22,8 @@ from optimizer.data.chat import DEFAULT_REPLY_TEMPLATE, ChatTemplate, Span
 from optimizer.data.chat_facts import ChatFacts
 from optimizer.data.documents import DatasetFormat, Document, read_documents
 from optimizer.data.samples.answers import AnswerMarker
-from optimizer.data.samples.records import Columns, Record, read_records
+from optimizer.data.samples.columns import Columns
+from optimizer.data.samples.records import Record, read_records
 from optimizer.data.token_file import (
     FORMAT_VERSION,
     STARTS_FILE,
@@ -50,6 +51,7 @@ def tokenize_dataset(
     chat: ChatFacts | None = None,
     loss_on: LossOn = "all",
     columns: Columns | None = None,
+    pairs: bool = False,
     vocab_size: int | None = None,
     end_of_text_id: int | None = None,
 ) -> TokenFile:
@@ -59,6 +61,7 @@ def tokenize_dataset(
     folder: holds one subfolder for each (dataset, tokenizer, template, loss_on); made if absent; safe with several processes.
     chat: the model's template, for conversations; without one they are plain lines ``role: content``.
     loss_on: the parts that are learnt. columns: the kind of the file's rows, found if not given.
+    pairs: whether each record is to be two samples, a better and a worse answer; else the better one of a pair is taken alone.
     vocab_size, end_of_text_id: the model's, where known; see ``load_tokenizer``.
     Raises InvalidDataset, InvalidModel (tokenizer or template), DiskFull.
     """
@@ -66,21 +69,33 @@ def tokenize_dataset(
     tokenizer = load_tokenizer(tokenizer_file, model_vocab_size=vocab_size, end_of_text_id=end_of_text_id)
     marker = make_marker(chat, tokenizer=tokenizer, loss_on=loss_on)
     dataset_sha256 = _hash_file(file)
-    target = Path(folder) / _cache_name(dataset_sha256, format, tokenizer, chat, loss_on, columns)
+    target = Path(folder) / _cache_name(dataset_sha256, format, tokenizer, chat, loss_on, columns, pairs=pairs)
     target.parent.mkdir(parents=True, exist_ok=True)
     with _locked(target):
         if target.is_dir():
             return TokenFile.open(target)
         with _staged(target) as stage:
-            pieces = (
-                document_pieces(read_documents(file))
-                if format == "txt"
-                else record_pieces(read_records(file, format=format, columns=columns), marker)
-            )
+            pieces = _read_pieces(file, format=format, columns=columns, marker=marker, pairs=pairs)
             marks = loss_on == "assistant" and format != "txt"
             manifest = _write_tokens(stage, pieces, tokenizer, dataset_sha256=dataset_sha256, marks=marks)
             write_manifest(stage, replace(manifest, answers=dict(marker.counts)))
     return TokenFile.open(target)
+
+
+def _read_pieces(
+    file: str | Path, *, format: DatasetFormat, columns: Columns | None, marker: AnswerMarker, pairs: bool
+) -> Iterator["Piece"]:
+    if format == "txt":
+        if pairs:
+            raise InvalidDataset(
+                "dataset: a text, without pairs of a better and a worse answer",
+                field="dataset",
+                value="txt",
+                allowed="rows with chosen and rejected",
+            )
+        return document_pieces(read_documents(file))
+    records = read_records(file, format=format, columns=columns)
+    return pair_pieces(records, marker) if pairs else record_pieces(records, marker)
 
 
 def make_marker(chat: ChatFacts, *, tokenizer: LoadedTokenizer, loss_on: LossOn) -> AnswerMarker:
@@ -108,9 +123,12 @@ def _cache_name(
     chat: ChatFacts,
     loss_on: LossOn,
     columns: Columns | None,
+    *,
+    pairs: bool,
 ) -> str:
     """All that the tokens depend on, as a folder name."""
     facts = json.dumps([to_json(chat), loss_on, None if columns is None else to_json(columns)], sort_keys=True)
+    facts += " pairs" if pairs else ""
     parts = (str(FORMAT_VERSION), dataset_sha256, format, tokenizer.sha256, str(tokenizer.end_of_text_id), facts)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
@@ -225,6 +243,13 @@ def record_pieces(records: Iterable[Record], marker: AnswerMarker) -> Iterator[P
     for record in records:
         marked = marker.write(record)
         yield Piece(text=marked.text, spans=marked.spans, needs_end=marked.needs_end)
+
+
+def pair_pieces(records: Iterable[Record], marker: AnswerMarker) -> Iterator[Piece]:
+    """Two of each record: the better answer, then the worse one."""
+    for record in records:
+        for marked in marker.write_pair(record):
+            yield Piece(text=marked.text, spans=marked.spans, needs_end=marked.needs_end)
 
 
 def grouped(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

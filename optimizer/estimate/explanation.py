@@ -135,10 +135,10 @@ def _state_reason(profile: Profile, plan: Plan, workload: TrainingWorkload) -> s
 def _activations_reason(plan: Plan, workload: TrainingWorkload) -> str:
     counts = {choice: plan.activations.count(choice) for choice in dict.fromkeys(plan.activations.per_block)}
     blocks = ", ".join(f"{count} block{'s' * (count != 1)} {choice.replace('_', ' to ')}" for choice, count in counts.items())
-    tokens = plan.batch.micro_batch_size * workload.sequence_length
+    tokens = workload.tokens_per_step // plan.batch.accumulation_steps
     return f"saved for backward, of {tokens:,} tokens at once: {blocks}"
 
 
 def _loss_reason(profile: Profile, plan: Plan, workload: TrainingWorkload) -> str:
-    tokens = -(-plan.batch.micro_batch_size * workload.sequence_length // plan.logits_and_loss.num_chunks)
+    tokens = -(-workload.tokens_per_step // plan.batch.accumulation_steps // plan.logits_and_loss.num_chunks)
     return f"logits of {tokens:,} tokens by {profile.vocab_size:,} words at once, and their gradient"

@@ -9,6 +9,7 @@ from optimizer.base.categories import Category
 from optimizer.base.categories import Lane as Lane
 from optimizer.base.intervals import ByteInterval
 from optimizer.base.serialize import from_json, to_json
+from optimizer.base.units import format_bytes
 
 Verdict = Literal["fits", "tight", "does_not_fit", "unknown"]
 MEMORY_MARGIN = {"cpu": 0.0025, "cuda": 0.05}
@@ -29,12 +30,26 @@ class TimelinePoint:
     bytes_by_category: dict[str, int]
 
 
-Stage = Literal["first_step", "steady_step", "evaluation"]
+Stage = Literal["load", "resume", "first_step", "steady_step", "evaluation", "save", "merge", "export"]
+"""In the order in which a job comes to them."""
+
+
+STAGE_WORDS: Final[Mapping[Stage, str]] = {
+    "load": "loading the model",
+    "resume": "going on from a checkpoint",
+    "first_step": "the first step",
+    "steady_step": "a steady step",
+    "evaluation": "an evaluation",
+    "save": "saving a checkpoint",
+    "merge": "adding the adapters to the model",
+    "export": "writing the weights",
+}
+TIER_WORDS: Final[Mapping[str, str]] = {"host": "host memory", "disk": "the disk"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePeak:
-    """Most bytes allocated on the device in one stage of a job."""
+    """Most bytes in one stage of a job, on the device and, where all stages are listed, on the other tiers."""
 
     stage: Stage
     device_peak_bytes: int
@@ -42,6 +57,11 @@ class StagePeak:
     """Bytes by category at the peak moment; sums to ``device_peak_bytes``."""
     moment: str
     """Name of the moment, for people, as ``Prediction.peak_moment``."""
+    host_peak_bytes: int = 0
+    disk_peak_bytes: int = 0
+    """The scratch file, and the job's own files: checkpoints and what is exported."""
+    together_peak_bytes: int = 0
+    """Most on device and host at once, or more: what a process holds where the processor is the device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +184,9 @@ class Prediction:
     """Peaks of each stage that the workload has, in order: first step, steady step, evaluation (left out where the
     profile has none). All fields above are of the steady step."""
 
+    stages: tuple[StagePeak, ...] = ()
+    """Every stage of the job, from loading to export; empty where they were not worked out."""
+
     unmetered_bytes: int = 0
     """Bytes by which torch's own peak is higher on the CPU device: what kernels hold while they run, and random states.
     A budget there is about ``device_peak_bytes``, which the meter enforces; the interval reaches above both. 0 on CUDA:
@@ -202,7 +225,7 @@ class Prediction:
     @property
     def highest_peak_bytes(self) -> int:
         """The highest peak of all stages."""
-        return max([self.device_peak_bytes, *(peak.device_peak_bytes for peak in self.peaks)])
+        return max([self.device_peak_bytes, *(peak.device_peak_bytes for peak in (*self.peaks, *self.stages))])
 
     def verdict(self, budget_bytes: int) -> Verdict:
         """The worst of: tensors against the budget; as allocated, the same; the process against the card. The last two where
@@ -212,9 +235,20 @@ class Prediction:
         value goes over, less what the allocator would give back at the limit. ``unknown``: it does not go over as far as
         anyone can say, but something was not modelled (``memory.not_modelled``).
         """
-        return judge(
-            self.highest_peak_bytes, self.device_peak_high_bytes, memory=self.memory, budget_bytes=budget_bytes
-        )
+        highest = self.highest_peak_bytes
+        high_bytes = max(highest, self.device_peak_high_bytes)
+        return judge(highest, high_bytes, memory=self.memory, budget_bytes=budget_bytes)
+
+    def stages_over(self, *, host_bytes: int, disk_bytes: int) -> list[str]:
+        """Sentences on stages that another tier has no room for. disk_bytes: 0 where nothing is known of the disk."""
+        found = []
+        for tier, limit in (("host", host_bytes), ("disk", disk_bytes)):
+            over = [peak for peak in self.stages if getattr(peak, f"{tier}_peak_bytes") > limit]
+            if over and (limit or tier == "host"):
+                worst = max(over, key=lambda peak: int(getattr(peak, f"{tier}_peak_bytes")))
+                needed, allowed = format_bytes(getattr(worst, f"{tier}_peak_bytes")), format_bytes(limit)
+                found.append(f"{STAGE_WORDS[worst.stage]} takes {needed} of {TIER_WORDS[tier]}; {allowed} may be used")
+        return found
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)

@@ -8,10 +8,11 @@ published for few generations and assumed for the rest; a probe or a finished ru
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypedDict
 
 from optimizer.base.errors import InvalidInput
 from optimizer.base.shown import shown_value
-from optimizer.base.units import GIB, MIB
+from optimizer.base.units import GIB, MIB, format_bytes
 from optimizer.hardware.cuda_facts import bytes_beside_tensors
 from optimizer.hardware.device_spec import DeviceSpec
 from optimizer.hardware.device_table import read_devices
@@ -24,8 +25,21 @@ OP_OVERHEAD_S = 8e-6
 ADAMW_BYTES_PER_ELEMENT: Mapping[UpdateRate, float] = {"adamw_32": 28.0, "adamw_8": 16.1}
 """Read and written per fp32 parameter: weight and both moments twice, gradient once; an 8-bit moment adds its scale."""
 ASSUMED_HOST_MEMORY_BYTES = 32 * GIB
-"""Host of a card that is only a name."""
+"""Host of a card that is only a name: what most owners of one card have. ``--host-memory`` says otherwise."""
+ASSUMED_DISK_BYTES = 256 * GIB
+"""Free on its disk: a quarter of a terabyte drive. ``--disk`` says otherwise."""
+ASSUMED_DISK_READ_BYTES_PER_S, ASSUMED_DISK_WRITE_BYTES_PER_S = 3.0e9, 1.5e9
+"""An NVMe drive on PCIe 3.0 x4 (3.9 GB/s at most), read in long runs, and written for longer than its quick cells last."""
+BESIDE_FACT = "beside the card"
+"""Among a machine's facts, the host and the disk that a card of the table is taken to have, in words."""
 _MAKERS = ("nvidia", "geforce", "tesla", "quadro")
+
+
+class Beside(TypedDict, total=False):
+    """The machine around a card of the table, as far as it is not assumed; arguments of ``table_machine``."""
+
+    host_memory_bytes: int
+    disk_bytes: int
 
 
 def known_devices() -> dict[str, DeviceSpec]:
@@ -56,8 +70,13 @@ def find_device(name: str) -> DeviceSpec:
     )
 
 
-def table_machine(name: str, *, host_memory_bytes: int = ASSUMED_HOST_MEMORY_BYTES) -> Machine:
-    """A machine with this card and rates from its data sheet. Raises InvalidInput for an unknown name."""
+def table_machine(
+    name: str, *, host_memory_bytes: int = ASSUMED_HOST_MEMORY_BYTES, disk_bytes: int = ASSUMED_DISK_BYTES
+) -> Machine:
+    """A machine with this card, rates from its data sheet, and an assumed host and disk. Raises InvalidInput for an unknown name.
+
+    disk_bytes: free ones; 0 for a machine without a scratch disk.
+    """
     spec = find_device(name)
     memory_bytes_per_s = spec.memory_bytes_per_s * spec.efficiency["memory"].value
     link_bytes_per_s = spec.link_bytes_per_s * spec.efficiency["link"].value
@@ -71,6 +90,8 @@ def table_machine(name: str, *, host_memory_bytes: int = ASSUMED_HOST_MEMORY_BYT
         host_to_device_bytes_per_s=link_bytes_per_s,
         optimizer_elements_per_s={kind: memory_bytes_per_s / size for kind, size in ADAMW_BYTES_PER_ELEMENT.items()},
         source="table",
+        disk_read_bytes_per_s=ASSUMED_DISK_READ_BYTES_PER_S if disk_bytes else None,
+        disk_write_bytes_per_s=ASSUMED_DISK_WRITE_BYTES_PER_S if disk_bytes else None,
     )
     whole = Device(
         kind="cuda",
@@ -85,9 +106,16 @@ def table_machine(name: str, *, host_memory_bytes: int = ASSUMED_HOST_MEMORY_BYT
         name=f"{spec.name} (from the table)",
         device=replace(whole, memory_bytes=spec.usable_bytes - taken_bytes),
         host_memory_bytes=host_memory_bytes,
+        disk_free_bytes=disk_bytes,
         rates=rates,
-        facts=_facts(spec, taken_bytes=taken_bytes),
+        facts=_facts(spec, taken_bytes=taken_bytes) | {BESIDE_FACT: _describe_beside(host_memory_bytes, disk_bytes)},
     )
+
+
+def _describe_beside(host_memory_bytes: int, disk_bytes: int) -> str:
+    disk = f"{format_bytes(disk_bytes)} free on an NVMe disk" if disk_bytes else "no scratch disk"
+    assumed = "assumed" if (host_memory_bytes, disk_bytes) == (ASSUMED_HOST_MEMORY_BYTES, ASSUMED_DISK_BYTES) else "as stated"
+    return f"{format_bytes(host_memory_bytes)} of host memory, {disk}; {assumed} (--host-memory, --disk)"
 
 
 def products_efficiency(spec: DeviceSpec, dtype: str) -> float:

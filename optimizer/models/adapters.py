@@ -2,7 +2,8 @@
 
 The model stays what it was: its class, its blocks, its backbone and head. Only its matrices inside the blocks are wrapped, and
 only the adapters are trained. Mixtral's experts are adapted as peft does (``ParamWrapper``: one pair for each expert, the
-factors added to the stacked weights); its router is not, since peft knows no adapter for it.
+factors added to the stacked weights); its router is not, since peft knows no adapter for it. Where some blocks have a dense
+network or shared experts beside stacked ones (DeepSeek-V3), those keep none: peft takes their names for the experts'.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from optimizer.base.errors import InvalidWorkload, MissingExtra
 from optimizer.base.optional import without_advice
@@ -46,6 +48,7 @@ def attach_adapters(model: nn.Module, adapter: Adapter, *, seed: int) -> None:
     """
     inject, config_class = _peft()
     modules, parameters = _choose(model, adapter)
+    modules = _without_refused(model, modules, adapter=adapter)
     config = config_class(
         r=adapter.rank,
         lora_alpha=adapter.alpha,
@@ -83,6 +86,15 @@ def list_sites(model: nn.Module) -> list[Site]:
     return sites
 
 
+def holds_experts(module: nn.Module) -> bool:
+    """A layer of stacked experts that transformers runs as one grouped product, each expert's matrix ``[out, in]``.
+
+    Other parameters of three dimensions are a convolution's, heads of attention (XLNet), or experts with matrices that lie the
+    other way (gpt-oss), whose adapters peft multiplies in the wrong order.
+    """
+    return getattr(module, "is_transposed", None) is False
+
+
 def base_name(name: str) -> str:
     """The name a module or parameter has in the model without adapters."""
     return ".".join(part for part in name.split(".") if part != "base_layer")
@@ -96,12 +108,12 @@ def add_adapter(weight: torch.Tensor, site: Site, factors: Sequence[torch.Tensor
     layer = site.layer
     low, high = (factor.to(torch.float32) for factor in factors)
     scaling = layer.scaling[ADAPTER_NAME]
-    weight = weight.to(torch.float32)
     if weight.dim() == 3:
         low, high = expert_factors(low, high, num_experts=weight.shape[0])
-        return torch.baddbmm(weight, high, low, alpha=scaling)
+        return torch.baddbmm(weight.to(torch.float32), high, low, alpha=scaling)
     delta = high @ low
-    merged: torch.Tensor = weight + (delta.T if layer.fan_in_fan_out else delta) * scaling
+    # The weight is added to the product, so that no fp32 copy of it is needed; a sum has no order.
+    merged: torch.Tensor = (delta.T if layer.fan_in_fan_out else delta).mul_(scaling).add_(weight)
     return merged
 
 
@@ -146,10 +158,11 @@ def _choose(model: nn.Module, adapter: Adapter) -> tuple[list[tuple[str, nn.Modu
     for target in adapter.targets:
         if target not in names:
             raise _no_such_target(target, names, others)
+    misread = {_short(name) for name, _ in modules} & _NAMES_OF_EXPERTS if experts else set()
     chosen = set(adapter.targets or names)
     parameters = [name for name in experts if _short(name) in chosen]
-    mixed = sorted({_short(name) for name, _ in modules} & chosen & _NAMES_OF_EXPERTS)
-    if experts and mixed:
+    mixed = sorted(misread & set(adapter.targets))
+    if mixed:
         raise InvalidWorkload(
             f"workload.adapter.targets holds {', '.join(mixed)}, matrices of some blocks where others have experts, for which "
             "peft takes those names",
@@ -160,7 +173,40 @@ def _choose(model: nn.Module, adapter: Adapter) -> tuple[list[tuple[str, nn.Modu
         )
     if parameters and adapter.dropout:
         raise dropout_on_experts(adapter, parameters[0])
-    return [(name, module) for name, module in modules if _short(name) in chosen], parameters
+    return [(name, module) for name, module in modules if _short(name) in chosen - misread], parameters
+
+
+def _without_refused(
+    model: nn.Module, modules: Sequence[tuple[str, nn.Module]], *, adapter: Adapter
+) -> list[tuple[str, nn.Module]]:
+    """The modules that peft wraps in this model type: of Mamba's layers some are read past their forward, where no adapter adds.
+
+    Raises InvalidWorkload where a refused one is named as a target.
+    """
+    refused = {name: why for name in {_short(name) for name, _ in modules} if (why := _ask_peft(model, name))}
+    named = sorted(refused.keys() & set(adapter.targets))
+    if named:
+        raise InvalidWorkload(
+            f"workload.adapter.targets names {named[0]!r}, which peft refuses: {refused[named[0]]}",
+            field="workload.adapter.targets",
+            value=named[0],
+            allowed=sorted({_short(name) for name, _ in modules} - refused.keys()),
+        )
+    return [(name, module) for name, module in modules if _short(name) not in refused]
+
+
+def _ask_peft(model: nn.Module, name: str) -> str | None:
+    """Why peft refuses modules of this name in models of this type; None where it takes them."""
+    inject, config_class = _peft()
+    stand_in = nn.Module()
+    stand_in.config = model.config
+    with _seeded(0), torch.device("meta"):
+        stand_in.add_module(name, nn.Linear(1, 1, bias=False))
+        try:
+            inject(config_class(r=1, target_modules=[name]), stand_in)
+        except ValueError as error:
+            return str(error)
+    return None
 
 
 def _list_targets(model: nn.Module, modules: Sequence[tuple[str, nn.Module]]) -> list[str]:
@@ -169,7 +215,7 @@ def _list_targets(model: nn.Module, modules: Sequence[tuple[str, nn.Module]]) ->
     """
     chosen = {name for name, _ in modules}
     short = {_short(name) for name in chosen}
-    found = {name for name, module in model.named_modules() if _short(name) in short and _is_matrix(module)}
+    found = {name for name, module in model.named_modules() if _short(name) in short}
     return sorted(short if found == chosen else chosen)
 
 
@@ -210,7 +256,7 @@ def _list_candidates(model: nn.Module) -> tuple[list[tuple[str, nn.Module]], lis
         if _is_matrix(module):
             modules.append((name, module))
             continue
-        stacked = [key for key, value in module.named_parameters(recurse=False) if value.dim() == 3]
+        stacked = [key for key, value in module.named_parameters(recurse=False) if value.dim() == 3 and holds_experts(module)]
         experts += [f"{name}.{key}" for key in stacked]
         if not stacked:
             others.setdefault(_short(name), module)
@@ -229,7 +275,17 @@ def _no_such_target(target: str, names: set[str], others: dict[str, nn.Module]) 
 
 
 def _is_matrix(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or _is_transposed(module)
+    """A linear layer, or one of a derived class that returns a product too (Falcon's); Phi-MoE's routers return a choice."""
+    if not isinstance(module, nn.Linear):
+        return _is_transposed(module)
+    return type(module).forward is nn.Linear.forward or _returns_a_product(module)
+
+
+def _returns_a_product(module: nn.Linear) -> bool:
+    parameters = {name: torch.empty_like(value, device="meta") for name, value in module.named_parameters()}
+    row = torch.empty(1, module.in_features, dtype=module.weight.dtype, device="meta")
+    result = functional_call(module, parameters, (row,))
+    return isinstance(result, torch.Tensor) and result.shape == (1, module.out_features)
 
 
 def _is_transposed(module: nn.Module) -> bool:

@@ -45,6 +45,8 @@ _IN_TWO_HALVES = frozenset(
     }
 )
 """Model types whose head is the output projection of the backbone's last hidden state, with a soft cap or without."""
+_PARTS = ("text_config", "vision_config", "audio_config")
+"""Parts of a config that mark a model of more than text."""
 _SMALLEST_STACK = 0.02
 """Share of the largest stack's numbers under which a list of modules is no stack."""
 
@@ -140,7 +142,8 @@ def find_anatomy(model: nn.Module) -> Anatomy:
     if getattr(config, "model_type", None) in _IN_TWO_HALVES:
         decoder: nn.Module = model.get_decoder()  # type: ignore[operator]
         return Anatomy(model=model, backbone=decoder, blocks=_find_stack(model, decoder), head=head)
-    blocks = _find_stacks(model)
+    text_part = find_text_part(model)
+    blocks = _find_stacks(model) if text_part is None else _find_stacks_of_text(text_part)
     return WholeAnatomy(
         model=model,
         backbone=_child_with(model, blocks[-1]),
@@ -149,6 +152,22 @@ def find_anatomy(model: nn.Module) -> Anatomy:
         inputs=_inputs_of(model),
         output=_logits_of,
     )
+
+
+def find_text_part(model: nn.Module) -> nn.Module | None:
+    """The decoder of text in a model that also takes images or sound; None where the model is one of text alone."""
+    config = getattr(model, "config", None)
+    if all(getattr(config, name, None) is None for name in _PARTS):
+        return None
+    decoder: nn.Module | None = _ask(model, "get_decoder")
+    return None if decoder is model else decoder
+
+
+def count_tokens(model: nn.Module) -> int:
+    """Size of the vocabulary that a model's text is made of."""
+    config: Any = model.config
+    size: int = (getattr(config, "text_config", None) or config).vocab_size
+    return size
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
@@ -178,11 +197,14 @@ def _find_stack(model: nn.Module, backbone: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def _find_stacks(model: nn.Module) -> tuple[nn.Module, ...]:
-    """The blocks of every stack: of the outermost lists of modules those that hold a good part of the model's numbers."""
+    """The blocks of every stack: of the outermost lists of modules those that hold a good part of the model's numbers.
+
+    A list of single layers (the projections between Gemma 3n's streams) is no stack.
+    """
     lists: list[nn.ModuleList] = []
     inside: set[int] = set()
     for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) and id(module) not in inside:
+        if isinstance(module, nn.ModuleList) and _has_parts(module) and id(module) not in inside:
             lists.append(module)
             inside.update(id(inner) for inner in module.modules())
     sizes = [sum(parameter.numel() for parameter in stack.parameters()) for stack in lists]
@@ -192,11 +214,28 @@ def _find_stacks(model: nn.Module) -> tuple[nn.Module, ...]:
     return tuple(block for stack in found for block in stack)
 
 
+def _has_parts(stack: nn.ModuleList) -> bool:
+    return any(True for block in stack for _ in block.children())
+
+
+def _find_stacks_of_text(text_part: nn.Module) -> tuple[nn.Module, ...]:
+    """Those directly under the text part where there are some: beside them it may hold the parts for images and sound."""
+    direct = nn.Module()
+    for name, child in text_part.named_children():
+        if isinstance(child, nn.ModuleList):
+            direct.add_module(name, child)
+    return _find_stacks(direct if any(True for _ in direct.children()) else text_part)
+
+
 def _child_with(model: nn.Module, block: nn.Module) -> nn.Module:
-    """The module directly under the model that holds a block."""
+    """The module directly under the model that holds a block, or the one within it where it is but a wrapper, whose own
+    forward a model may pass by (``BartDecoderWrapper``).
+    """
     for child in model.children():
         if any(module is block for module in child.modules()):
-            return child
+            only = [part for part in child.children() if not isinstance(part, nn.Embedding)]
+            is_wrapper = len(only) == 1 and not isinstance(only[0], nn.ModuleList)
+            return _child_with(child, block) if is_wrapper else child
     raise LookupError(f"{type(model).__name__} does not hold its last block")
 
 

@@ -1,15 +1,15 @@
 """A config.json of any model type that transformers knows becomes a ModelSpec: for the library and the command line.
 
 Not for the service, whose allow-list (schema.py) is its security. A type on that list is read by it. Of any other, only the keys
-that transformers' own configuration class declares are taken, only with values of the same JSON type as the class's default,
-numbers within bounds and texts that are plain words: no code, no paths, no repository names, no network. What cannot be a model
-ends in InvalidModel; what can, is built once without data, to count its parameters and find its blocks.
+that transformers' own configuration class declares are taken, only with values of the JSON types that it declares
+(``declared.py``): no code, no paths, no repository names, no network. What cannot be a model ends in InvalidModel; what can, is
+built once without data, to count its parameters and find its blocks. A model of several parts is trained on text alone
+(``build.py``).
 
 Predictions for such a model say that no test holds them to a measurement (``ModelSpec.is_listed``).
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,52 +17,49 @@ from torch import nn
 
 from optimizer.base.errors import InvalidModel, UnsupportedModelType
 from optimizer.models.anatomy import find_blocks
-from optimizer.models.build import build_model, go_offline
+from optimizer.models.build import build_model, find_config_class, find_model_class, go_offline
+from optimizer.models.declared import read_declared
 from optimizer.models.refusal import refusal, shown
 from optimizer.models.schema.fields import MAX_POSITIONS, MAX_VOCAB_SIZE, ModelKind
 from optimizer.models.schema.schema import ARCHITECTURES
 from optimizer.models.spec import SUPPORTED_MODEL_TYPES, ModelSpec, read_model_spec
 
-MAX_LAYERS = 512
-MAX_NUMBER = 2**24
-"""Largest integer in a config: more than any width, vocabulary or number of positions published."""
 MAX_PARAMETERS = 10**13
-_MAX_ITEMS = 1_024
-_MAX_DEPTH = 3
-_WORD = re.compile(r"[A-Za-z0-9_\-+.]{1,64}")
-_OURS = frozenset({"chunk_size_feed_forward", "id2label", "label2id", "output_hidden_states", "problem_type", "return_dict"})
-"""Keys of every configuration class; they label outputs or change what a forward returns."""
-_ALWAYS_OURS = frozenset({"architectures", "dtype", "is_encoder_decoder", "transformers_version", "use_cache"})
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
-_AT_LEAST_ONE = re.compile(r"(^|_)(size|dim|heads|head|layers|layer|experts|embd|positions)$|^d_(model|ff|kv)$")
 
 
 def read_any_spec(config: dict[str, Any]) -> ModelSpec:
     """Read a config as ``read_model_spec`` does, and beyond its list. A model is built without data: a second, more for
-    a deep one.
+    a deep one. A listed type whose config names another of its language models (``BertLMHeadModel``) is read as that one.
 
     Raises UnsupportedModelType for what transformers does not know as a language model, InvalidModel that names the field.
     """
     model_type = config.get("model_type") if isinstance(config, dict) else None
-    if not isinstance(model_type, str) or model_type in ARCHITECTURES:
+    if not isinstance(model_type, str) or _is_of_list(model_type, config):
         return read_model_spec(config)
     kind, class_name = _find_kind(model_type, config)
-    values = _read_declared(_config_class(model_type), config)
+    config_class = find_config_class(model_type)
+    text_class = getattr(config_class, "sub_configs", {}).get("text_config")
+    if text_class is not None and text_class is find_model_class(model_type, class_name).config_class:
+        # A model of text alone, in the config of one that has more parts.
+        model_type, config_class, config = text_class.model_type, text_class, config.get("text_config") or {}
+    values = read_declared(config_class, config)
     document = {"model_type": model_type, "architectures": [class_name], **values}
     return _describe(model_type, kind, document)
 
 
+def _is_of_list(model_type: str, config: Mapping[str, Any]) -> bool:
+    if model_type not in ARCHITECTURES:
+        return False
+    named = config.get("architectures")
+    if not isinstance(named, list) or not named or ARCHITECTURES[model_type].class_name in named:
+        return True
+    return all(table.get(model_type) not in named for table in _list_tables().values())
+
+
 def _find_kind(model_type: str, config: Mapping[str, Any]) -> tuple[ModelKind, str]:
     """The class to train it as: the one that ``architectures`` names, else the first of these that there is."""
-    go_offline()
-    from transformers.models.auto import modeling_auto
-
-    tables: dict[ModelKind, Mapping[str, Any]] = {
-        "encoder_decoder": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-        "encoder": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-        "decoder": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    }
-    found = {kind: table[model_type] for kind, table in tables.items() if model_type in table}
+    found = {kind: table[model_type] for kind, table in _list_tables().items() if model_type in table}
     named = config.get("architectures")
     for kind, class_name in found.items():
         if isinstance(named, list) and class_name in named:
@@ -72,68 +69,17 @@ def _find_kind(model_type: str, config: Mapping[str, Any]) -> tuple[ModelKind, s
     return next(iter(found.items()))
 
 
-def _config_class(model_type: str) -> Any:
-    from transformers import AutoConfig
+def _list_tables() -> dict[ModelKind, Mapping[str, str]]:
+    """transformers' classes of language models by kind and model type."""
+    go_offline()
+    from transformers.models.auto import modeling_auto
 
-    return type(AutoConfig.for_model(model_type))
-
-
-def _read_declared(config_class: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(config_class):
-        name = field.name
-        if name.startswith("_") or name in _OURS or name in _ALWAYS_OURS or config.get(name) is None:
-            continue
-        default = field.default_factory() if callable(field.default_factory) else field.default
-        values[name] = _checked(name, config[name], default)
-    return values
-
-
-def _checked(name: str, value: Any, default: Any) -> Any:
-    if isinstance(default, bool) != isinstance(value, bool) and default is not None:
-        raise refusal(name, value, allowed=_json_type(default))
-    numbers = (int, float)
-    is_like = (
-        default is None
-        or default is dataclasses.MISSING
-        or (isinstance(default, numbers) and isinstance(value, numbers))
-        or isinstance(value, type(default))
-        or (isinstance(default, list | tuple) and isinstance(value, list))
-    )
-    if not is_like:
-        raise refusal(name, value, allowed=_json_type(default))
-    _check_value(name, value, depth=0)
-    if _AT_LEAST_ONE.search(name) and isinstance(value, int) and value < 1:
-        raise refusal(name, value, allowed=f"an integer from 1 to {MAX_NUMBER:,}")
-    if re.search(r"(^|_)layers?$", name) and isinstance(value, int) and value > MAX_LAYERS:
-        raise refusal(name, value, allowed=f"an integer from 1 to {MAX_LAYERS}")
-    return value
-
-
-def _check_value(name: str, value: Any, *, depth: int) -> None:
-    if isinstance(value, bool) or value is None:
-        return
-    if isinstance(value, int | float):
-        if not abs(value) <= MAX_NUMBER * 2**20 or (isinstance(value, int) and abs(value) > MAX_NUMBER):
-            raise refusal(name, value, allowed=f"a number up to {MAX_NUMBER:,}")
-        return
-    if isinstance(value, str):
-        if not _WORD.fullmatch(value):
-            raise refusal(name, value, allowed="a word of at most 64 letters, digits and any of _-+.")
-        return
-    items = list(value.values()) if isinstance(value, dict) else value
-    if not isinstance(items, list) or len(items) > _MAX_ITEMS or depth >= _MAX_DEPTH:
-        raise refusal(name, value, allowed=f"a list or object of at most {_MAX_ITEMS:,} plain values")
-    for key in value if isinstance(value, dict) else ():
-        if not isinstance(key, str) or not _WORD.fullmatch(key):
-            raise refusal(name, key, allowed="keys that are words")
-    for item in items:
-        _check_value(name, item, depth=depth + 1)
-
-
-def _json_type(default: Any) -> str:
-    names = {bool: "true or false", int: "a number", float: "a number", str: "a text", dict: "an object"}
-    return next((text for kind, text in names.items() if isinstance(default, kind)), "a list")
+    with_images = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return {
+        "encoder_decoder": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        "encoder": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        "decoder": {**with_images, **modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES},
+    }
 
 
 def _describe(model_type: str, kind: ModelKind, document: dict[str, Any]) -> ModelSpec:
@@ -149,7 +95,8 @@ def _describe(model_type: str, kind: ModelKind, document: dict[str, Any]) -> Mod
         is_listed=False,
     )
     model = _build(spec)
-    config: Any = model.config
+    whole: Any = model.config
+    config = getattr(whole, "text_config", None) or whole
     vocab_size, hidden_size = getattr(config, "vocab_size", None), getattr(config, "hidden_size", None)
     if not isinstance(vocab_size, int) or not 2 <= vocab_size <= MAX_VOCAB_SIZE:
         raise refusal("vocab_size", vocab_size, allowed=f"an integer from 2 to {MAX_VOCAB_SIZE:,}")

@@ -192,6 +192,12 @@ class Plan:
                 "needs a head that is one projection (Linear) of the last hidden state; this model's is more than that: use 1",
             ),
             (
+                self.logits_and_loss.num_chunks > 1 and workload.has_pairs,
+                "logits_and_loss.num_chunks",
+                self.logits_and_loss.num_chunks,
+                f"cuts a mean over tokens; {workload.objective} compares whole answers: use 1",
+            ),
+            (
                 self.weights.dtype == "fp16" and clamps_fp16,
                 "weights.dtype",
                 "fp16",

@@ -3,15 +3,24 @@
 import hashlib
 import json
 
-from optimizer.workload import Adapter
+from optimizer.workload import Adapter, TrainingObjective
 
 
-def profile_fingerprint(model_fingerprint: str, adapter: Adapter | None, *, is_packed: bool = False) -> str:
+def profile_fingerprint(
+    model_fingerprint: str,
+    adapter: Adapter | None,
+    *,
+    is_packed: bool = False,
+    objective: TrainingObjective = "next_token",
+) -> str:
     """Name under which the profile of a model, or of a model with adapters, is kept: 64 hex digits.
 
     Without adapters the model's own. Not of ``alpha``, which changes numbers but no size. is_packed: for rows of samples that do
-    not attend to each other.
+    not attend to each other. objective: of the training, whose loss is traced.
     """
+    if objective != "next_token":
+        whole = profile_fingerprint(model_fingerprint, adapter, is_packed=is_packed)
+        return hashlib.sha256(f"{whole} {objective}".encode()).hexdigest()
     if is_packed:
         whole = profile_fingerprint(model_fingerprint, adapter)
         return hashlib.sha256(f"{whole} packed".encode()).hexdigest()
@@ -27,9 +36,14 @@ def generation_fingerprint(model_fingerprint: str) -> str:
 
 
 def traced_fingerprint(
-    model_fingerprint: str, *, adapter: Adapter | None, generates: bool, is_packed: bool = False
+    model_fingerprint: str,
+    *,
+    adapter: Adapter | None,
+    generates: bool,
+    is_packed: bool = False,
+    objective: TrainingObjective = "next_token",
 ) -> str:
     """Name of what a trace is asked for: training, with these adapters or none, or generating."""
     if generates:
         return generation_fingerprint(model_fingerprint)
-    return profile_fingerprint(model_fingerprint, adapter, is_packed=is_packed)
+    return profile_fingerprint(model_fingerprint, adapter, is_packed=is_packed, objective=objective)

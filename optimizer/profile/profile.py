@@ -24,9 +24,10 @@ from optimizer.plan.activations import BlockChoice
 from optimizer.profile.extent import Extent, traced_choice, traced_representation
 from optimizer.profile.ops import Change, Op, Part
 from optimizer.profile.sizes import Shape, Terms
-from optimizer.profile.trained import FrozenBytes, Tensors
+from optimizer.profile.trained import BaseSizes, FrozenBytes, Tensors
+from optimizer.workload import TrainingObjective
 
-PROFILE_VERSION: Literal[11] = 11
+PROFILE_VERSION: Literal[13] = 13
 BLOCK_CHOICES: tuple[BlockChoice, ...] = ("keep", "recompute", "selective", "offload")
 """Choices of blocks that are traced; the other ways of offloading are priced from ``offload``: only where the bytes go
 differs."""
@@ -145,7 +146,7 @@ class Profile:
     is empty.
     """
 
-    version: Literal[11] = PROFILE_VERSION
+    version: Literal[13] = PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int
@@ -156,6 +157,8 @@ class Profile:
     """Traced with an attention mask that hides some token: other kernels, and the mask itself."""
     is_packed: bool = False
     """Traced with positions that start over within a row, and so with the mask that parts its samples."""
+    objective: TrainingObjective = "next_token"
+    """The objective whose loss was traced; with dpo and orpo each of a micro-batch's sequences is a pair, in two rows."""
     is_partial: bool = False
     """Less than everything was traced (``extent.py``): some representations, choices or ranges are not there. Asking for
     those raises NotProfiled."""
@@ -178,6 +181,10 @@ class Profile:
     frozen: dict[str, FrozenBytes] = field(default_factory=dict)
     """Frozen bytes by representation, as ``regimes``; read it with ``frozen_bytes``, which knows that fp16 weighs what
     bf16 does."""
+    base: BaseSizes | None = None
+    """Every tensor of the model as it is without adapters; None for a module that was traced as it is."""
+    weights_dtype: str = ""
+    """Dtype that the config says its files have: ``bfloat16``; empty where it says none."""
     ops: tuple[Op, ...]
     """Distinct ones, as are the next two."""
     changes: tuple[Change, ...]
@@ -192,7 +199,11 @@ class Profile:
 
     @property
     def num_inputs(self) -> int:
-        """Tensors of 8 bytes a token that come with each micro-batch: ids, labels and, if there are any, masks or positions."""
+        """Tensors of 8 bytes a token that come with each micro-batch: ids, labels and, if there are any, masks or positions;
+        both rows' of pairs.
+        """
+        if self.objective != "next_token":
+            return 4
         return 3 if self.is_padded or self.is_packed else 2
 
     @property

@@ -35,9 +35,12 @@ def evaluate(terms: Terms, shape: Shape) -> int:
 def fit_terms(values: Mapping[Shape, int]) -> Terms | None:
     """Coefficients that give every value, of the fewest monomials; None where fewer monomials than values cannot.
 
-    Where all shapes have one micro-batch size the terms in B are zero: the result holds for that micro-batch only.
+    Where all shapes have one micro-batch size the terms in B are zero: the result holds for that micro-batch only. Of a
+    single shape it is a constant, which holds there alone.
     """
     shapes = list(values)
+    if len(shapes) == 1:
+        return (values[shapes[0]], 0, 0, 0, 0, 0)
     is_one_batch = len({batch for batch, _ in shapes}) == 1
     usable = _WITHOUT_BATCH if is_one_batch else range(NUM_MONOMIALS)
     if not any(values.values()):

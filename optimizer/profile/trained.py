@@ -58,3 +58,32 @@ class FrozenBytes:
     """Bytes of what belongs to no block: embedding, final norm, head. Always on the device."""
     by_block: tuple[int, ...]
     """Distinct blocks, in the order of ``Tensors.by_block``. What streams where ``weights.place`` is not the device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseSize:
+    """One tensor of a model as it is without adapters."""
+
+    num_elements: int
+    packs: bool = False
+    """A matrix that is packed where the plan packs what is frozen."""
+    adapts: bool = False
+    """It has an adapter."""
+    num_scales: int = 0
+    """Numbers that scale it in int8, one for each output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseSizes:
+    """Every tensor of a model as it is without adapters, in the model's order, tied ones once: what is loaded and exported."""
+
+    before: tuple[BaseSize, ...]
+    """Ahead of the blocks, and what several blocks share."""
+    by_block: tuple[tuple[BaseSize, ...], ...]
+    """Distinct blocks, as ``Tensors.by_block``."""
+    after: tuple[BaseSize, ...]
+
+    def in_order(self, block_kinds: tuple[int, ...]) -> list[tuple[bool, BaseSize]]:
+        """Each tensor of the whole model, with whether it is a block's own."""
+        in_blocks = [(True, size) for kind in block_kinds for size in self.by_block[kind]]
+        return [*((False, size) for size in self.before), *in_blocks, *((False, size) for size in self.after)]

@@ -79,7 +79,14 @@ class Budgeted(Generic[PlanT, PredictionT, GoalT]):
             host_bytes <= self.host_budget_bytes
             and prediction.disk_peak_bytes <= self.disk_budget_bytes
             and prediction.remote_peak_bytes <= self.remote_budget_bytes
+            and not self.stages_over(prediction)
         )
+
+    def stages_over(self, prediction: PredictionT) -> list[str]:
+        """Sentences on a job's stages that host or disk have no room for; none where they were not worked out."""
+        if not isinstance(prediction, Prediction):
+            return []
+        return prediction.stages_over(host_bytes=self.host_budget_bytes, disk_bytes=self.disk_budget_bytes)
 
     def fits(self, prediction: PredictionT) -> bool:
         return self.fits_device(prediction) and self.fits_elsewhere(prediction)

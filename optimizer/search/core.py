@@ -16,14 +16,17 @@ from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.explain.training import explain_plan
 from optimizer.plan.plan import Plan
 from optimizer.search.answer.baselines import list_baselines, price_baselines
+from optimizer.search.answer.fitting import find_fitting
 from optimizer.search.answer.frontier import frontier_of, price_spread
 from optimizer.search.answer.lever_value import LeftOut, list_left_out, price_without
-from optimizer.search.answer.smallest import explain_infeasible, find_smallest, price_floor
+from optimizer.search.answer.lightest import price_floor
+from optimizer.search.answer.smallest import explain_infeasible, find_smallest_allocated
 from optimizer.search.check.card_fit import ACCEPTED, CardFit, find_room
 from optimizer.search.check.pins import check_pins
 from optimizer.search.check.verify import VerificationFailed, verify_plan
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.solver.bounds import bound_of
+from optimizer.search.solver.floors import is_over_floor
 from optimizer.search.solver.polish import polish
 from optimizer.search.solver.pricebook import PriceBook, remembering
 from optimizer.search.solver.solve import solve
@@ -107,7 +110,7 @@ def _solved(problem: SearchProblem, known: Sequence[Plan]) -> PriceBook:
         book.price(*baseline(book.problem))
     for plan in known:
         book.price(OuterPlan.of(plan), plan.activations.per_block)
-    if not find_best(book):
+    if is_over_floor(book.problem) or not find_best(book):
         raise explain_infeasible(book.problem)
     return book
 
@@ -168,7 +171,10 @@ def first_on_the_card(book: PriceBook) -> tuple[PricedPlan, PriceBook]:
     best = find_room(first, budget_bytes=problem.goal.device_budget_bytes, within=within)
     if best is not None:
         return best.chosen, best.source
-    smallest = _priced(problem, *find_smallest(problem), grows=grows)
+    light = find_fitting(problem)
+    if light is not None:
+        return replace(light, label="chosen"), book
+    smallest = _priced(problem, *find_smallest_allocated(problem), grows=grows)
     if smallest.verdict in ACCEPTED:
         return smallest, book
     raise explain_infeasible(problem)

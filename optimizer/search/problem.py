@@ -148,10 +148,14 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     """Finds faults in a plan's prediction by an independent replay; asked for the chosen plan alone."""
     relax: Relax | None = None
     """Lower bounds on a setting's plans; asked where there are too many to try them all."""
+    names_ways: bool = True
+    """If nothing fits, the error names what else could be allowed; false for a caller that prices ways out itself."""
 
     def allows(self, technique: Technique) -> bool:
-        """Report whether the goal and the machine permit it."""
+        """Report whether the goal, the machine, the workload and the model permit it."""
         if technique == "quantize_frozen" and self.workload.adapter is None:
+            return False
+        if technique == "chunked_loss" and (self.workload.has_pairs or not self.has_plain_head):
             return False
         return super().allows(technique)
 

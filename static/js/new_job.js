@@ -26,12 +26,15 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
   const fields = Object.entries(JSON.parse(link.dataset.fill)).map(([name, text]) => [form.elements[name], text]);
   for (const [field, text] of fields) {
-    if (field.type === "checkbox") field.checked = text === "on";
-    else field.value = text;
-    const closed = field.closest("details:not([open])");
+    const boxes = Array.isArray(text) ? [...(field.length === undefined ? [field] : field)] : [];
+    for (const box of boxes) box.checked = text.includes(box.value);
+    if (!boxes.length && field.type === "checkbox") field.checked = text === "on";
+    else if (!boxes.length) field.value = text;
+    const closed = (boxes[0] ?? field).closest("details:not([open])");
     if (closed) closed.open = true;
   }
-  fields[0][0].focus();
+  const first = fields[0][0];
+  (first.length === undefined || first.options ? first : first[0]).focus();
   repriceSoon();
 });
 

@@ -151,8 +151,8 @@ def test_a_later_attempt_resumes_from_the_newest_checkpoint(claimed: Callable[..
 
 def test_a_retried_job_gets_the_folders_of_earlier_checkpoints(claimed: Callable[..., Attempt], tmp_path: Path) -> None:
     attempt = claimed()
-    first = Job(pk="job_first")
-    attempt.job.retry_of = Job(pk="job_second", retry_of=first)
+    first = Job(pk="job_first", spec={})
+    attempt.job.retry_of = Job(pk="job_second", retry_of=first, spec={})
     brief = brief_of(attempt, tmp_path)
     assert brief["resume_from"] == "newest"
     assert brief["earlier_job_folders"] == [str(tmp_path / "jobs" / name) for name in ("job_second", "job_first")]

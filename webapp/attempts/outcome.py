@@ -19,10 +19,12 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from optimizer.base.errors import HeadroomError
 from optimizer.profile.fingerprints import traced_fingerprint
 from webapp.catalog.actions import keep_profile, keep_profile_error
 from webapp.catalog.models import Profile
 from webapp.clock import from_now
+from webapp.jobs.checkpoints import export_job
 from webapp.jobs.models import Artifact, Attempt, Job, Kind, Outbox, Reason, State
 from webapp.jobs.moves import held_by, move_job
 from webapp.jobs.specs.training import read_adapter
@@ -89,7 +91,20 @@ def finish_attempt(
             _keep_profile(job, end, profile, result)
         elif end.state == State.SUCCEEDED:
             calibrate(attempt, result, generation=generation)
+        if end.state == State.CANCELLED and job.cancel_mode == "save":
+            _export_what_was_saved(job)
     return end.answer
+
+
+def _export_what_was_saved(job: Job) -> None:
+    """Stop and save leaves weights to use, not only a checkpoint: a job of its own writes them, which needs no device."""
+    if job.kind != Kind.TRAIN:
+        return
+    try:
+        with transaction.atomic():
+            export_job(job, actor="program")
+    except HeadroomError as error:
+        logger.warning("nothing of %s is exported: %s", job.pk, error)
 
 
 def decide_end(
@@ -244,9 +259,9 @@ def _keep_artifacts(job: Job, result: dict[str, Any] | None) -> None:
             continue
         Artifact.objects.update_or_create(
             job=job,
+            kind=str(entry["kind"])[:20],
             name=str(entry["name"])[:200],
             defaults={
-                "kind": str(entry["kind"])[:20],
                 "file": str(path.relative_to(home.resolve())),
                 "num_bytes": entry["num_bytes"],
                 "sha256": entry["sha256"],
@@ -279,8 +294,13 @@ def _has_profile(job: Job) -> bool:
 def _fingerprint(job: Job) -> str:
     """Fingerprint of the model that a profile job traces."""
     adapter = read_adapter(job.spec.get("adapter"))
-    facts = {"generates": bool(job.spec.get("generates")), "is_packed": bool(job.spec.get("packed"))}
-    return traced_fingerprint(job.model.fingerprint, adapter=adapter, **facts)
+    return traced_fingerprint(
+        job.model.fingerprint,
+        adapter=adapter,
+        generates=bool(job.spec.get("generates")),
+        is_packed=bool(job.spec.get("packed")),
+        objective=job.spec.get("objective", "next_token"),
+    )
 
 
 def _keep_profile(job: Job, end: End, profile: dict[str, Any] | None, result: dict[str, Any] | None) -> None:

@@ -26,10 +26,12 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from optimizer.base.errors import DiskFull, InvalidDataset, InvalidModel
+from optimizer.data.samples.columns import read_columns
 from optimizer.models.files.linked_files import linked_bytes
 from optimizer.models.spec import read_model_spec
 from optimizer.models.unread import describe_unread
 from webapp.accounts.models import Project
+from webapp.catalog.errors import CatalogConflict
 from webapp.catalog.files.limited import run_limited
 from webapp.catalog.files.model_parts import (
     CHAT_FILE,
@@ -50,6 +52,7 @@ from webapp.names import check_name
 
 MAX_CONFIG_BYTES = 1024 * 1024
 MAX_NAME_CHARACTERS = 200
+MAX_PREVIEW_CHARACTERS = 2_000
 DatasetPurpose = Literal["text", "prompts"]
 R = TypeVar("R", Model, Dataset)
 
@@ -139,16 +142,19 @@ def _has_gguf(weights: Sequence[str], links: Mapping[str, Path]) -> bool:
 
 
 def create_dataset(
-    *, owner: User | None, name: str, file: "UploadedFile[Any]", purpose: DatasetPurpose = "text"
+    *, owner: User | None, name: str, file: "UploadedFile[Any]", purpose: DatasetPurpose = "text", columns: Any = None
 ) -> Dataset:
     """Check and keep a text file, or a file of prompts. Raises InvalidDataset that names the line or column.
 
+    columns: which column holds what (``read_columns``), where that is not to be found.
+
     A line of prompts that cannot be used does not make the file invalid; it is named in ``facts``.
     """
+    suffix = Path(file.name or "").suffix.lower()
+    said = _said_columns(columns, format="prompts" if purpose == "prompts" else FORMATS.get(suffix, ""))
     if purpose == "prompts":
         return _create_prompts(owner=owner, name=name, file=file)
     name = checked_name(name)
-    suffix = Path(file.name or "").suffix.lower()
     if suffix not in FORMATS:
         raise InvalidDataset(
             f"file is named {(file.name or '')[:80]!r}; allowed: {', '.join(FORMATS)}",
@@ -160,13 +166,14 @@ def create_dataset(
     with _staged(dataset_id, kind="datasets") as folder:
         kept = folder / f"data{suffix}"
         _keep(file, kept)
-        facts = _inspect(kept, FORMATS[suffix])
+        facts = _inspect(kept, FORMATS[suffix], columns=said)
         return _publish_dataset(
             kept,
             id=dataset_id,
             owner=owner,
             name=name,
             format=FORMATS[suffix],
+            columns=said,
             num_documents=facts.get("num_documents"),
             facts=facts,
         )
@@ -175,9 +182,35 @@ def create_dataset(
 def read_again(dataset: Dataset) -> None:
     """Inspect the file as a new upload is inspected. Raises InvalidDataset."""
     path = Path(settings.HEADROOM_HOME) / dataset.file
-    dataset.facts = _inspect_prompts(path) if dataset.format == "prompts" else _inspect(path, dataset.format)
-    dataset.facts.pop("preview", None)
-    dataset.save(update_fields=["facts"])
+    is_prompts = dataset.format == "prompts"
+    dataset.facts = _inspect_prompts(path) if is_prompts else _inspect(path, dataset.format, columns=dataset.columns)
+    dataset.preview = str(dataset.facts.pop("preview", ""))[:MAX_PREVIEW_CHARACTERS]
+    dataset.num_documents = dataset.facts.get("num_documents", dataset.num_documents)
+    dataset.save(update_fields=["columns", "facts", "num_documents", "preview"])
+
+
+def correct_columns(dataset: Dataset, columns: Any) -> None:
+    """Read the file anew, with its columns as a person says; what later jobs then train on. None or nothing: as found.
+
+    Raises InvalidDataset where a row cannot be read so, and nothing has changed then.
+    """
+    if dataset.owner_id is None:
+        raise CatalogConflict(f"dataset {dataset.name!r} ships with the program", hint="Add a dataset of your own.")
+    dataset.columns = _said_columns(columns, format=dataset.format)
+    read_again(dataset)
+
+
+def _said_columns(columns: Any, *, format: str) -> dict[str, str] | None:
+    said = read_columns(columns)
+    if said is not None and format in ("txt", "prompts"):
+        found = "a text has none" if format == "txt" else "prompts have fixed ones"
+        raise InvalidDataset(
+            f"columns is given; {found}; allowed: JSONL, JSON, CSV or Parquet to train on",
+            field="columns",
+            value=found,
+            allowed="JSONL, JSON, CSV or Parquet",
+        )
+    return None if said is None else said.by_part
 
 
 def files_bytes(model: Model) -> int:
@@ -214,7 +247,7 @@ def _publish_dataset(kept: Path, *, id: str, facts: dict[str, Any], **fields: An
         file=f"datasets/{id}/{kept.name}",
         sha256=_sha256(kept),
         num_bytes=kept.stat().st_size,
-        preview=str(facts.pop("preview", ""))[:2000],
+        preview=str(facts.pop("preview", ""))[:MAX_PREVIEW_CHARACTERS],
         facts=facts,
         **fields,
     )
@@ -332,10 +365,10 @@ def _read_small_json(file: "UploadedFile[Any]", *, name: str, field: str) -> Any
         raise InvalidModel(f"{name} is not JSON: {error}", field=field, allowed=f"a Hugging Face {name}") from error
 
 
-def _inspect(path: Path, data_format: str) -> dict[str, Any]:
+def _inspect(path: Path, data_format: str, *, columns: dict[str, str] | None = None) -> dict[str, Any]:
     answer = run_limited(
         "optimizer.data.inspect",
-        [str(path), "--format", data_format],
+        [str(path), "--format", data_format, *(["--columns", json.dumps(columns)] if columns else [])],
         field="file",
         error=InvalidDataset,
         timeout_s=_DATASET_TIMEOUT_S,

@@ -54,6 +54,7 @@ def dataset_documents(datasets: list[Dataset]) -> list[dict[str, Any]]:
             "name": dataset.name,
             "project": dataset.project_id,
             "format": dataset.format,
+            "columns": dataset.columns,
             "num_bytes": dataset.num_bytes,
             "num_documents": dataset.num_documents,
             "preview": dataset.preview,

@@ -104,6 +104,8 @@ class Dataset(InProject):
     num_bytes = models.BigIntegerField()
     num_documents = models.BigIntegerField(null=True)
     """For prompts, how many there are."""
+    columns = models.JSONField(null=True)
+    """Columns by what they hold, as a person said it (``{part: column}``); null where it is found."""
     facts = models.JSONField(default=dict)
     """Facts found in the file (``optimizer.data.inspect.DatasetFacts``; for prompts ``inspect_prompts.PromptFacts``)."""
     preview = models.TextField(blank=True)

@@ -22,6 +22,7 @@ from django.core.files.uploadedfile import UploadedFile
 from django.utils import timezone
 
 from optimizer.base.errors import DiskFull, InvalidInput
+from optimizer.data.samples.columns import read_columns
 from optimizer.models.files.sidecars import is_sidecar
 from webapp.accounts.access import act_in, require_role
 from webapp.accounts.models import Role
@@ -54,11 +55,12 @@ def begin_upload(
     files: Sequence[dict[str, Any]],
     purpose: str = "text",
     source: dict[str, Any] | None = None,
+    columns: str = "",
 ) -> Upload:
     """files: ``{"name", "num_bytes", "sha256", "mark"}`` each. Raises InvalidInput for the first that is wrong, DiskFull.
 
     sha256: of the whole file, empty where the sender cannot know it before (a browser); its pieces then carry theirs.
-    mark: what the sender knows this state of the file by, such as the time of its last change.
+    mark: what the sender knows this state of the file by, such as the time of its last change. columns: of a dataset.
     """
     if kind not in ("model", "dataset"):
         raise _refusal("kind", kind, allowed=["model", "dataset"])
@@ -72,7 +74,9 @@ def begin_upload(
         raise CatalogConflict(
             f"{MAX_OPEN} uploads of yours are open", hint="Finish or delete one; see GET /api/v1/uploads."
         )
-    row = Upload.objects.create(owner=owner, kind=kind, name=checked_name(name), purpose=purpose, files=read, source=source or {})
+    read_columns(columns)
+    source = source or ({"columns": columns} if columns else {})
+    row = Upload.objects.create(owner=owner, kind=kind, name=checked_name(name), purpose=purpose, files=read, source=source)
     _folder(row).mkdir(mode=0o700, parents=True)
     return row
 
@@ -161,6 +165,7 @@ def upload_document(upload: Upload) -> dict[str, Any]:
         "kind": upload.kind,
         "name": upload.name,
         "purpose": upload.purpose,
+        "columns": upload.source.get("columns", ""),
         "files": files,
         "piece_bytes": PIECE_BYTES,
         "max_piece_bytes": MAX_PIECE_BYTES,
@@ -277,7 +282,8 @@ def _create_model(upload: Upload, files: "Sequence[UploadedFile[Any]]") -> Model
 
 def _create_dataset(upload: Upload, file: "UploadedFile[Any]") -> Dataset:
     purpose: DatasetPurpose = "prompts" if upload.purpose == "prompts" else "text"
-    return create_dataset(owner=_owner(upload), name=upload.name, file=file, purpose=purpose)
+    columns = upload.source.get("columns")
+    return create_dataset(owner=_owner(upload), name=upload.name, file=file, purpose=purpose, columns=columns)
 
 
 def _owner(upload: Upload) -> User:

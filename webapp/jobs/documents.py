@@ -7,6 +7,9 @@ from django.db.models import QuerySet
 from webapp.clock import iso
 from webapp.jobs.models import Artifact, Checkpoint, Event, Job, Kind
 
+FOLDER_KINDS = ("model", "adapter", "gguf")
+"""Kinds of artifacts that are a folder's files."""
+
 
 def job_document(job: Job) -> dict[str, Any]:
     """A job as ``GET /api/v1/jobs/{id}`` shows it. Select ``machine`` with it, or pay one query."""
@@ -66,11 +69,17 @@ def artifact_document(artifact: Artifact) -> dict[str, Any]:
         "job_id": artifact.job_id,
         "name": artifact.name,
         "kind": artifact.kind,
+        "path": artifact_path(artifact),
         "num_bytes": artifact.num_bytes,
         "sha256": artifact.sha256,
         "created_at": iso(artifact.created_at),
         "download": f"/api/v1/artifacts/{artifact.pk}/download",
     }
+
+
+def artifact_path(artifact: Artifact) -> str:
+    """Its place among what is downloaded: what belongs together is in a folder of its own."""
+    return f"{artifact.kind}/{artifact.name}" if artifact.kind in FOLDER_KINDS else artifact.name
 
 
 def checkpoint_document(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -105,6 +114,7 @@ def _links(job_id: str, kind: str) -> dict[str, str]:
     base = f"/api/v1/jobs/{job_id}"
     parts: tuple[str, ...] = ("cancel", "pause", "resume", "retry", "events", "metrics", "logs", "artifacts", "checkpoints")
     parts = (*parts, "results" if kind == Kind.GENERATE else "model")
+    parts = (*parts, "export") if kind == Kind.TRAIN else parts
     return {"self": base, **{part: f"{base}/{part}" for part in parts}, "page": f"/jobs/{job_id}/"}
 
 

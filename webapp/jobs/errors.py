@@ -4,6 +4,7 @@ HeadroomError
 └── JobConflict        the API answers 409
     ├── WrongState     the job's state does not allow the request
     ├── NoModelLeft    the job left no whole model
+    ├── NoCheckpoint   the job has none of that step on the disk
     ├── FilesLost      what the job left is gone from the disk, or is not what it was
     └── PlanDoesNotFit the plan was priced over its budget, and the caller did not insist
 """
@@ -36,6 +37,12 @@ class NoModelLeft(JobConflict):
     """Nothing among its files is a model by itself."""
 
     code = "no_model"
+
+
+class NoCheckpoint(JobConflict):
+    """Names the steps of those that are there."""
+
+    code = "no_checkpoint"
 
 
 class FilesLost(JobConflict):

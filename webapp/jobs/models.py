@@ -55,11 +55,14 @@ class Kind(models.TextChoices):
     """Continues each prompt of a file."""
     SERVE = "serve"
     """Holds a model on a device and answers who asks."""
+    EXPORT = "export"
+    """Writes the weights of a checkpoint as others read them; needs no device."""
     PROFILE = "profile"
     """Traces a model for pricing; made by the program, not listed among people's jobs."""
 
 
-USER_JOB_KINDS = (Kind.TRAIN, Kind.GENERATE, Kind.SERVE)
+DEVICE_JOB_KINDS = (Kind.TRAIN, Kind.GENERATE, Kind.SERVE)
+USER_JOB_KINDS = (*DEVICE_JOB_KINDS, Kind.EXPORT)
 TOKEN_KINDS = (Kind.GENERATE, Kind.SERVE)
 """Whose samples count generated tokens."""
 
@@ -324,8 +327,9 @@ class Artifact(models.Model):
     id = models.CharField(primary_key=True, max_length=48, default=new_artifact_id)
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="artifacts")
     kind = models.CharField(max_length=20)
-    """model, sample, metrics, log, plan, record, tensorboard; results and errors of a generate job."""
+    """model, adapter, gguf, sample, metrics, log, plan, record, tensorboard; results and errors of a generate job."""
     name = models.CharField(max_length=200)
+    """Inside the folder of its kind, where that has one."""
     file = models.CharField(max_length=500)
     """Relative to HEADROOM_HOME."""
     num_bytes = models.BigIntegerField()
@@ -333,8 +337,8 @@ class Artifact(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
-        ordering = ["job", "name"]
-        constraints = [models.UniqueConstraint(fields=["job", "name"], name="artifact_name_once_per_job")]
+        ordering = ["job", "kind", "name"]
+        constraints = [models.UniqueConstraint(fields=["job", "kind", "name"], name="artifact_once_per_job")]
 
     def __str__(self) -> str:
         return self.name

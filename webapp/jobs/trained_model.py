@@ -25,6 +25,7 @@ from webapp.jobs.models import Artifact, Job, Kind, State
 
 Left = Literal["", "adapter", "model"]
 _WEIGHTS_SUFFIXES = (".safetensors", ".safetensors.index.json")
+_LEAVE_WEIGHTS = (Kind.TRAIN, Kind.EXPORT)
 _NUMBER_CHARACTERS = 8
 """Characters of a name kept for the part that makes it unique."""
 
@@ -56,7 +57,7 @@ def create_trained_model(job: Job, *, name: str = "") -> Model:
 
 def what_is_left(job: Job) -> Left:
     """Kind of a training run's weights: the whole model, its adapters alone, or nothing."""
-    if job.kind != Kind.TRAIN:
+    if job.kind not in _LEAVE_WEIGHTS:
         return ""
     kinds = set(job.artifacts.filter(kind__in=("model", "adapter")).values_list("kind", flat=True))
     return "model" if "model" in kinds else "adapter" if kinds else ""
@@ -70,7 +71,7 @@ def _exported(job: Job) -> list[Artifact]:
     names = [artifact.name for artifact in artifacts]
     if "config.json" in names and any(name.endswith(".safetensors") for name in names):
         return artifacts
-    if job.kind != Kind.TRAIN:
+    if job.kind not in _LEAVE_WEIGHTS:
         raise NoModelLeft(f"job {job.pk} generates; only training leaves a model", hint="Name a job that trained.", job_id=job.pk)
     if what_is_left(job) == "adapter":
         raise NoModelLeft(

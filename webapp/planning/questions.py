@@ -89,7 +89,7 @@ def rank_cards(user: Any, question: AskedOfModel, cards: list[str], *, by_money:
         return _rank_cards_to_generate(user, question, cards, by_money=by_money)
     model, workload = read_work(user, question)
     goal = Goal(device_budget_bytes=UNLIMITED_BYTES) if question.goal is None else read_goal(question.goal)
-    row = ready_profile(ProfileNeed(model=model, adapter=workload.adapter, is_packed=workload.is_packed))
+    row = ready_profile(ProfileNeed.of_training(model, workload))
     if row is None:
         return None
     profile = read_profile(row.pk, row.document_sha256)

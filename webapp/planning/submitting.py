@@ -9,6 +9,7 @@ from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.units import format_bytes
 from webapp.accounts.access import project_of_job
 from webapp.jobs.actions import create_job
+from webapp.jobs.checkpoints import keep_for_branch
 from webapp.jobs.errors import JobConflict, PlanDoesNotFit
 from webapp.jobs.models import Job, PlanOffer
 from webapp.jobs.queries import offers_visible_to
@@ -67,6 +68,8 @@ def submit_job(
             num_steps=read.num_steps if isinstance(read, GenerateSpec) else None,
             max_duration_s=max_duration_s,
         )
+        if isinstance(read, JobSpec) and read.resume_from is not None:
+            keep_for_branch(job, read.resume_from)
         if and_then is not None:
             and_then(job)
     return job

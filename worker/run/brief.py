@@ -10,6 +10,7 @@ from typing import Any
 from webapp.catalog.files.model_parts import CHAT_FILE
 from webapp.catalog.models import Model
 from webapp.catalog.weights import model_folder, weights_part
+from webapp.jobs.checkpoints import BRANCH_FOLDER, SOURCE_FOLDER
 from webapp.jobs.models import Attempt, Job, Kind
 
 
@@ -37,27 +38,35 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, device: str) -> di
     }
     if job.kind == Kind.PROFILE:
         traced = {"adapter": job.spec.get("adapter"), **{name: bool(job.spec.get(name)) for name in ("generates", "packed")}}
+        traced["objective"] = job.spec.get("objective", "next_token")
         return {**brief, **traced, "profile_file": str(folder / "profile.json")}
     brief |= {} if job.kind == Kind.SERVE else _common_part(attempt, home=home)
+    if job.kind == Kind.EXPORT:
+        source = job_folder(home, job.pk) / SOURCE_FOLDER
+        return {**brief, "model_name": job.name, "checkpoint_folder": str(source / job.spec["checkpoint"])}
     brief["chat_file"] = str(home / job.model.folder / CHAT_FILE) if job.model.has_chat else None
     if job.kind == Kind.SERVE:
         return {**brief, **_serving_part(job, home=home)}
     if job.kind == Kind.GENERATE:
         named = {"model_name": job.model.name, "end_ids": job.model.generation.get("end_ids", [])}
         return {**brief, **named, "prompts": _dataset_part(job, home=home)}
-    return {**brief, "dataset": _dataset_part(job, home=home), "tokens_folder": str(home / "cache" / "tokens")}
+    named = {"model_name": job.name, "tokens_folder": str(home / "cache" / "tokens")}
+    return {**brief, **named, "dataset": _dataset_part(job, home=home)}
 
 
 def _common_part(attempt: Attempt, *, home: Path) -> dict[str, Any]:
     job = attempt.job
     folder = model_folder(job.model, home=home)
-    earlier = [str(job_folder(home, retried.pk)) for retried in _retried_jobs(job)]
+    line = [job, *_retried_jobs(job)]
+    earlier = [str(job_folder(home, retried.pk)) for retried in line[1:]]
+    # a branch goes on from another job's checkpoint, which was put aside as it was made; its own are newer
+    earlier += [str(job_folder(home, each.pk) / BRANCH_FOLDER) for each in line if each.spec.get("resume_from")]
     return {
         "model_folder": str(folder),
         **weights_part(job.model, home=home),
         "tokenizer_file": _tokenizer_file(job.model, folder=folder),
         "workload": job.spec["workload"],
-        "goal": job.spec["goal"],
+        "goal": job.spec.get("goal"),
         "plan": attempt.plan,
         "prediction": attempt.prediction,
         "job_folder": str(job_folder(home, job.pk)),
@@ -100,4 +109,10 @@ def _dataset_part(job: Job, *, home: Path) -> dict[str, Any] | None:
     if job.dataset is None:
         return None
     # an absolute path, that of what ships with the program, stays as it is
-    return {"file": str(home / job.dataset.file), "format": job.dataset.format, "sha256": job.dataset.sha256}
+    dataset = job.dataset
+    return {
+        "file": str(home / dataset.file),
+        "format": dataset.format,
+        "columns": dataset.columns,
+        "sha256": dataset.sha256,
+    }

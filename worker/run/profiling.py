@@ -6,9 +6,11 @@ from typing import Any
 
 from optimizer.base.serialize import from_json
 from optimizer.models.spec import read_model_spec
+from optimizer.profile.generation import GenerationProfile
+from optimizer.profile.profile import Profile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.profile.trace.trace import profile_model
-from optimizer.workload import Adapter
+from optimizer.workload import Adapter, TrainingObjective
 
 
 def profile_to_file(
@@ -18,15 +20,19 @@ def profile_to_file(
     adapter: dict[str, Any] | None = None,
     generates: bool = False,
     is_packed: bool = False,
+    objective: TrainingObjective = "next_token",
 ) -> None:
     """Trace the model that ``config`` describes; the profile's JSON appears at ``file``, whole or not at all.
 
     adapter: a workload's; the profile is then of the model with these adapters. generates: of a model that
-    generates instead. is_packed: for rows of samples that do not attend to each other.
+    generates instead. is_packed: for rows of samples that do not attend to each other. objective: of the training.
     """
     spec = read_model_spec(config)
     read = None if adapter is None else from_json(Adapter, adapter, path="adapter")
-    profile = profile_generation(spec) if generates else profile_model(spec, adapter=read, is_packed=is_packed)
+    if generates:
+        profile: Profile | GenerationProfile = profile_generation(spec)
+    else:
+        profile = profile_model(spec, adapter=read, is_packed=is_packed, objective=objective)
     document = profile.to_json()
     staged = file.with_name(f".{file.name}")
     staged.write_text(json.dumps(document))

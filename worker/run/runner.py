@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.base.errors import DiskFull, HeadroomError, InvalidDataset, InvalidModel, InvalidPlan
+from worker.run.exporting import export_attempt
 from worker.run.lifeline import die_with_supervisor
 from worker.run.pipe import PipeWriter
 from worker.run.reporter import Reporter, read_json
@@ -108,6 +109,7 @@ def profile(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFla
         adapter=attempt.get("adapter"),
         generates=attempt.get("generates", False),
         is_packed=attempt.get("packed", False),
+        objective=attempt.get("objective", "next_token"),
     )
     return {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 0}
 
@@ -130,7 +132,11 @@ def serve(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag)
     return serve_attempt(attempt, reporter=reporter, should_stop=should_stop)
 
 
-_WORK = {"train": train, "profile": profile, "generate": generate, "serve": serve}
+def export(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> dict[str, Any]:
+    return export_attempt(attempt, reporter=reporter, should_stop=should_stop)
+
+
+_WORK = {"train": train, "profile": profile, "generate": generate, "serve": serve, "export": export}
 
 
 def failure(error: Exception, *, step: int) -> dict[str, Any]:

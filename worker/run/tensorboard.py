@@ -15,6 +15,8 @@ _TAGS = {
     "validation_loss": "loss/validation",
     "learning_rate": "optimizer/learning_rate",
     "grad_norm": "optimizer/grad_norm",
+    "reward_accuracy": "rewards/accuracy",
+    "reward_margin": "rewards/margin",
     "step_ms": "speed/step_ms",
     "tokens_per_s": "speed/tokens_per_s",
     "prompts_done": "progress/prompts_done",

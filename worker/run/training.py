@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.base.serialize import from_json
 from optimizer.data.chat_facts import ChatFacts
+from optimizer.data.samples.columns import read_columns
 from optimizer.data.tokens import tokenize_dataset
 from optimizer.goal import Goal
 from optimizer.models.files.linked_files import checked_folder
@@ -36,10 +37,12 @@ def _tokenize(attempt: dict[str, Any], *, spec: ModelSpec, workload: TrainingWor
     tokens = tokenize_dataset(
         file=attempt["dataset"]["file"],
         format=attempt["dataset"]["format"],
+        columns=read_columns(attempt["dataset"]["columns"]),
         tokenizer_file=attempt["tokenizer_file"],
         folder=attempt["tokens_folder"],
         chat=ChatFacts.read(attempt.get("chat_file")),
         loss_on=workload.loss_on,
+        pairs=workload.has_pairs,
         vocab_size=spec.vocab_size,
         end_of_text_id=spec.end_of_text_id,
     )
@@ -65,5 +68,7 @@ def _read_run(
         token_file=token_folder,
         tokenizer_file=Path(attempt["tokenizer_file"]) if attempt["tokenizer_file"] else None,
         resume_from=attempt["resume_from"],
+        model_folder=Path(attempt["model_folder"]) if starts_from_weights else None,
+        name=attempt.get("model_name", "model"),
         earlier_job_folders=tuple(Path(folder) for folder in attempt["earlier_job_folders"]),
     )

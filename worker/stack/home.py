@@ -17,6 +17,7 @@ HOST = "127.0.0.1"
 DEFAULT_PORT = 8400
 LEAST_FREE_BYTES = GIB
 MODEL_ROOTS = "HEADROOM_MODEL_ROOTS"
+DATASET_ROOTS = "HEADROOM_DATASET_ROOTS"
 LONGEST_SOCKET_PATH = 107
 """sockaddr_un holds 108 bytes on Linux, the last of them zero."""
 
@@ -78,6 +79,7 @@ class Stack:
             "DJANGO_SETTINGS_MODULE": "webapp.settings",
             "PYTHONUNBUFFERED": "1",
             MODEL_ROOTS: os.environ.get(MODEL_ROOTS, default_roots()),
+            DATASET_ROOTS: os.environ.get(DATASET_ROOTS, default_roots()),
         }
 
     def read_state(self) -> dict[str, Any]:

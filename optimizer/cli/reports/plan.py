@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.units import format_bytes, format_duration
 from optimizer.cli.reports.compared import memory_costs, side_by_side
 from optimizer.cli.reports.text import (
@@ -154,3 +155,12 @@ def _rents(answers: Sequence[CardAnswer]) -> str:
         return "not known; docs/devices.md says how to add prices"
     when = rents[0] if len(rents) == 1 else f"{rents[0]} to {rents[-1]}"
     return f"list prices of {when}, the cheapest known of each card; energy is at full board power"
+
+
+def report_ways_out(error: NoFeasiblePlan) -> str:
+    """Ways out where nothing fits, what costs least first, each with the options that ask for it."""
+    ways = error.fields.get("ways_out", ())
+    if not ways:
+        return error.hint
+    listed = [line for way in ways for line in (f"- {way['sentence']}", f"    {way['flags']}")]
+    return "\n".join(["What would fit, what costs least first:", *listed])

@@ -8,6 +8,7 @@ from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.base.units import format_bytes
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction
+from optimizer.hardware.devices import BESIDE_FACT
 from optimizer.hardware.machine import PROBE_DISTURBED_FACT, Machine
 from optimizer.profile.profile import Profile
 from optimizer.search.problem import PricedPlan
@@ -106,6 +107,7 @@ def format_header(model: str, *, workload: TrainingWorkload, machine: Machine, b
             ("model", model),
             ("workload", f"{workload.global_batch_size} sequences of {workload.sequence_length:,} tokens a step"),
             ("machine", f"{machine.name}, {machine.device.name}; {source}"),
+            *([("beside it", machine.facts[BESIDE_FACT])] if BESIDE_FACT in machine.facts else []),
             ("budget", ", ".join(budgets)),
         ]
     )

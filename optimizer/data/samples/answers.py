@@ -56,6 +56,19 @@ class AnswerMarker:
             found = f"the chat template refuses it ({error.message})"
             raise _invalid(record.where, found, allowed="messages that it takes") from error
 
+    def write_pair(self, record: Record) -> tuple[MarkedText, MarkedText]:
+        """The better and the worse answer, each after all that comes before it, where nothing is learnt.
+
+        Raises as ``write`` does, and where the record is no pair or its answers are the same.
+        """
+        if record.rejected is None:
+            raise _invalid(record.where, "no pair of answers", allowed="a better and a worse one (chosen, rejected)")
+        better, worse = self.write(record), self.write(record.rejected)
+        if better.text == worse.text:
+            raise _invalid(record.where, "chosen and rejected are the same", allowed="two answers that differ")
+        num_common = _num_common(better.text, worse.text)
+        return _last_answers(better, past=num_common), _last_answers(worse, past=num_common)
+
     def _write_completion(self, record: Record) -> MarkedText:
         """The two, one after the other, a line break between them where neither has a blank there."""
         is_parted = record.prompt[-1:].isspace() or record.completion[:1].isspace() or not record.prompt
@@ -105,6 +118,18 @@ class AnswerMarker:
             return self.template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
         except InvalidModel:
             return None
+
+
+def _num_common(one: str, other: str) -> int:
+    """Characters with which both begin."""
+    pairs = zip(one, other, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _last_answers(marked: MarkedText, *, past: int) -> MarkedText:
+    """Without the answers that end before a place, of which both texts have the same; the last one stays."""
+    *earlier, last = marked.spans or ((0, 0),)
+    return replace(marked, spans=(*(span for span in earlier if span[1] > past), last))
 
 
 def _locate(text: str, message: Message, past: int) -> Span | None:

@@ -6,35 +6,22 @@ columns; ``Columns`` overrides what was found. The first row that cannot be used
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from optimizer.base.errors import InvalidDataset
 from optimizer.data.documents import MAX_DEPTH, MAX_LINE_BYTES, check_is_file, is_shallow, read_lines
+from optimizer.data.samples.columns import Columns, Row, find_columns
 from optimizer.data.samples.parquet_rows import read_parquet_rows
 
 RowFormat = Literal["jsonl", "json", "csv", "parquet"]
 ROW_FORMATS: tuple[RowFormat, ...] = ("jsonl", "json", "csv", "parquet")
-Kind = Literal["messages", "prompt_completion", "text", "preference"]
-KINDS: tuple[Kind, ...] = ("messages", "prompt_completion", "text", "preference")
 MAX_JSON_BYTES = 1_000_000_000
 """Size of a JSON array, which is read whole."""
 MAX_MESSAGES = 10_000
 
-_NAMES: Mapping[str, tuple[str, ...]] = {
-    "messages": ("messages", "conversations", "conversation", "dialogue", "chat"),
-    "prompt": ("prompt", "instruction", "question", "query"),
-    "input": ("input", "context"),
-    "completion": ("completion", "output", "response", "answer"),
-    "text": ("text", "content", "document"),
-    "chosen": ("chosen", "preferred"),
-    "rejected": ("rejected", "dispreferred"),
-    "tools": ("tools", "functions"),
-    "system": ("system", "system_prompt"),
-}
-"""Columns by what they hold, the usual names first."""
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bot": "assistant",
           "model": "assistant",
           "assistant": "assistant", "system": "system", "developer": "developer", "tool": "tool", "observation": "tool",
@@ -42,30 +29,6 @@ _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assis
 """ShareGPT's names of who speaks, as templates name them."""
 
 Message = dict[str, Any]
-Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """The kind of a dataset's rows and the column that holds each part; an empty name where there is none."""
-
-    kind: Kind
-    messages: str = ""
-    prompt: str = ""
-    input: str = ""
-    """Alpaca's second half of the instruction."""
-    completion: str = ""
-    text: str = ""
-    chosen: str = ""
-    rejected: str = ""
-    tools: str = ""
-    system: str = ""
-
-    @property
-    def main(self) -> str:
-        """The column that a row of the kind cannot lack."""
-        part = {"prompt_completion": "completion", "preference": "chosen"}.get(self.kind, self.kind)
-        return str(getattr(self, part))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,29 +70,6 @@ def read_rows(path: Path, *, format: RowFormat) -> Iterator[tuple[str, Row]]:
     if format == "csv":
         return _read_csv(path)
     return read_parquet_rows(path)
-
-
-def find_columns(row: Row, *, where: str) -> Columns:
-    """The kind of a row by its columns. Raises InvalidDataset that lists them where no kind fits."""
-    named = {part: next((name for name in names if name in row), "") for part, names in _NAMES.items()}
-    shared = {part: named[part] for part in ("tools", "system")}
-    if named["chosen"] and named["rejected"]:
-        chosen = {part: named[part] for part in ("chosen", "rejected", "prompt")}
-        return Columns(kind="preference", **chosen, **shared)
-    if named["messages"] and isinstance(row[named["messages"]], Sequence) and not isinstance(row[named["messages"]], str):
-        return Columns(kind="messages", messages=named["messages"], **shared)
-    if named["completion"] and (named["prompt"] or named["input"]):
-        asked = named["prompt"] or named["input"]
-        more = named["input"] if named["input"] != asked else ""
-        return Columns(kind="prompt_completion", prompt=asked, input=more, completion=named["completion"], **shared)
-    if named["text"]:
-        return Columns(kind="text", text=named["text"])
-    raise _invalid(
-        where,
-        f"columns {', '.join(str(name) for name in list(row)[:10]) or 'none'}",
-        allowed="messages; prompt and completion; instruction and output; chosen and rejected; or text",
-        hint="Say which column holds what, if they have other names.",
-    )
 
 
 def _read_record(row: Row, columns: Columns, *, where: str) -> Record | None:

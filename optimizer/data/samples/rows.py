@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.base.errors import InvalidDataset
-from optimizer.data.batches import IGNORED_LABEL, Batches, shuffled, split_evenly
+from optimizer.data.batches import IGNORED_LABEL, VALIDATION_FRACTION, Batches, shuffled, split_evenly
 from optimizer.data.samples.packing import pack_best_fit
 from optimizer.data.token_file import TokenFile
 from optimizer.workload import TrainingWorkload
@@ -26,6 +26,8 @@ IntArray = NDArray[np.int64]
 def open_batches(token_file: TokenFile, workload: TrainingWorkload) -> "Batches | SampleRows":
     """The batches of a workload, by its packing. Raises InvalidDataset where there is too little to train on."""
     length, seed = workload.sequence_length, workload.seed
+    if workload.has_pairs:
+        return PairRows(token_file, sequence_length=length, seed=seed, packs=False)
     if workload.packing == "wrapped":
         return Batches(token_file, sequence_length=length, seed=seed)
     return SampleRows(token_file, sequence_length=length, seed=seed, packs=workload.is_packed)
@@ -54,7 +56,13 @@ class SampleRows:
     """
 
     def __init__(
-        self, token_file: TokenFile, *, sequence_length: int, seed: int, packs: bool, validation_fraction: float = 0.05
+        self,
+        token_file: TokenFile,
+        *,
+        sequence_length: int,
+        seed: int,
+        packs: bool,
+        validation_fraction: float = VALIDATION_FRACTION,
     ) -> None:
         self.sequence_length = sequence_length
         self.seed = seed
@@ -64,7 +72,7 @@ class SampleRows:
         self._starts = np.asarray(token_file.starts())
         self._lengths: IntArray = np.minimum(np.diff(self._starts) - 1, sequence_length)
         self._num_labels = self._count_labels()
-        kept = np.flatnonzero((self._lengths > 0) & (self._num_labels > 0))
+        kept = self._find_kept((self._lengths > 0) & (self._num_labels > 0))
         if len(kept) < 2:
             raise InvalidDataset(
                 f"{len(kept)} of {len(self._lengths):,} samples hold something to learn within {sequence_length:,} tokens; "
@@ -118,7 +126,7 @@ class SampleRows:
     def train_batch(
         self, step: int, micro_index: int, micro_batch_size: int, accumulation_steps: int
     ) -> tuple[IntArray, ...]:
-        """Inputs, labels and, where rows are packed, positions, each [micro_batch_size, sequence_length]."""
+        """Inputs, labels and, where rows are packed, positions, each [rows, sequence_length]."""
         if not 0 <= micro_index < accumulation_steps:
             raise IndexError(f"micro_index {micro_index} is not below accumulation_steps {accumulation_steps}")
         indices = self.train_sequence_indices(step, micro_batch_size * accumulation_steps)
@@ -129,6 +137,10 @@ class SampleRows:
         """Validation rows index * B to (index + 1) * B, starting over at the end."""
         positions = (index * micro_batch_size + np.arange(micro_batch_size)) % self.num_validation_sequences
         return self._read([self._validation[position] for position in positions.tolist()])
+
+    def _find_kept(self, has_labels: NDArray[np.bool_]) -> IntArray:
+        """Samples that rows are made of. has_labels: by sample, whether something can be learnt from it."""
+        return np.flatnonzero(has_labels)
 
     def _lay_out(self, samples: IntArray) -> list[list[int]]:
         if not self.packs:
@@ -173,3 +185,21 @@ class SampleRows:
         if self._order[0] != epoch:
             self._order = (epoch, shuffled(self.num_train_sequences, seed=self.seed, epoch=epoch))
         return self._order[1]
+
+
+class PairRows(SampleRows):
+    """Training and validation pairs, whose better answers are the samples with even numbers, each followed by its worse one.
+
+    A sequence, in all counts of them, is a pair; a batch of B has 2 * B rows, the better answers first. Pairs of which one answer
+    has nothing left to learn are left out.
+    """
+
+    def _find_kept(self, has_labels: NDArray[np.bool_]) -> IntArray:
+        """The better answers' samples of whole pairs."""
+        return 2 * np.flatnonzero(has_labels[::2] & has_labels[1::2])
+
+    def _lay_out(self, samples: IntArray) -> list[list[int]]:
+        return [[better, better + 1] for better in samples.tolist()]
+
+    def _read(self, rows: Sequence[Sequence[int]]) -> tuple[IntArray, ...]:
+        return super()._read([[pair[answer]] for answer in (0, 1) for pair in rows])

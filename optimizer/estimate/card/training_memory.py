@@ -11,6 +11,7 @@ from optimizer.estimate.card.depth import Cut, cut_short
 from optimizer.estimate.card.host_memory import estimate_host_memory
 from optimizer.estimate.card.on_cuda import CudaMoves
 from optimizer.estimate.card.process import CardLayout, Replayed, allocator_settings, card_memory, replay_layouts
+from optimizer.estimate.job.stages import list_stages
 from optimizer.estimate.kernels.kernel_scratch import find_kernels
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.step.setting import LaidOut, lay_out
@@ -24,7 +25,7 @@ from optimizer.workload import TrainingWorkload
 def add_memory(
     prediction: Prediction, profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine
 ) -> Prediction:
-    """The prediction of this plan with ``memory`` filled in."""
+    """The prediction of this plan with ``memory`` and ``stages`` filled in."""
     replayed = _replay_plan(
         profile,
         plan=plan,
@@ -37,7 +38,8 @@ def add_memory(
         prediction, resident=laid.resident, tensors=laid.tensors, plan=plan, workload=workload, machine=machine
     )
     memory = card_memory(prediction, replayed, host=host, device=machine.device, torch_version=profile.torch_version)
-    return replace(prediction, memory=memory)
+    stages = list_stages(prediction, profile, laid, plan=plan, workload=workload, machine=machine)
+    return replace(prediction, memory=memory, stages=stages)
 
 
 def list_training_allocations(
@@ -65,7 +67,7 @@ def _cuda_moves(
     takes_norms = plan.gradients.choice != "consume"
     return CudaMoves(
         find_kernels(read_card(machine.device, torch_version=torch_version)),
-        num_tokens=plan.batch.micro_batch_size * workload.sequence_length,
+        num_tokens=workload.tokens_per_step // plan.batch.accumulation_steps,
         norm_elements=[tensor.num_elements for tensor in laid.tensors.sizes] if takes_norms else (),
     )
 

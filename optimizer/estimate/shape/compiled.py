@@ -211,7 +211,17 @@ class CompiledShape:
         rates_key: differs where machines differ; they hold dicts and cannot be hashed themselves.
         """
         name = self._alias(name)
-        return self._times.obtain((name, rates_key, trip), lambda: self._sum_times(name, machine, rates_key, trip))
+        return self._times.obtain(
+            (name, rates_key, trip), lambda: self._sum_times(name, self._part(name), machine, rates_key, trip)
+        )
+
+    def evaluation_time(self, index: int, machine: Machine, *, rates_key: str) -> PartTime:
+        """Time of a part of a forward without gradients, by its number in the profile. rates_key: as ``part_time``'s."""
+        part = self._parts[index]
+        return self._times.obtain(
+            (f"evaluation {index}", rates_key, None),
+            lambda: self._sum_times("evaluation", part, machine, rates_key, None),
+        )
 
     def part_copies(self, name: PartName, *, trip: Trip | None) -> Mapping[Link, int]:
         """Bytes by link."""
@@ -310,9 +320,8 @@ class CompiledShape:
                 found.append(PlacedChange(kept, each.op, each.storage if kept[1] == slot else -1))
         return found
 
-    def _sum_times(self, name: PartName, machine: Machine, rates_key: str, trip: Trip | None) -> PartTime:
+    def _sum_times(self, name: PartName, part: Part, machine: Machine, rates_key: str, trip: Trip | None) -> PartTime:
         priced = self._price_ops(machine.rates, rates_key)
-        part = self._part(name)
         kernels_s, work, (out_s, in_s) = self._kernels.obtain(
             (id(part), rates_key), lambda: PartKernels(*priced.sum_of(part))
         )

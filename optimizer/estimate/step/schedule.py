@@ -2,9 +2,9 @@
 
 What a search asks for hundreds of times is made of tasks that are kept: a plan only puts them in order.
 
-Per micro-batch: inputs and embedding, blocks forward, head and loss, and back in reverse; a recomputed block's
-backward begins with its forward again, an offloaded block's copies back what it moved, and weights that stream come before
-their block and go after it. Then clipping, the update, and the gradients are dropped.
+Per micro-batch: inputs, the reference's forward where there is one (``reference.py``), embedding, blocks forward, head and loss,
+and back in reverse; a recomputed block's backward begins with its forward again, an offloaded block's copies back what it moved,
+and weights that stream come before their block and go after it. Then clipping, the update, and the gradients are dropped.
 Micro-batches after the first are alike, so they are laid out once and counted.
 """
 
@@ -30,6 +30,7 @@ from optimizer.estimate.shape.shared import SharedPlaces, SharedStorages
 from optimizer.estimate.step.block_tasks import BlockTasks
 from optimizer.estimate.step.outside_tasks import OutsideTasks
 from optimizer.estimate.step.part_prices import PartPrices
+from optimizer.estimate.step.reference import list_reference_tasks
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.streaming import make_weights_task
 from optimizer.estimate.step.update import UpdateInputs, list_update_tasks, update_inputs, update_key
@@ -78,6 +79,8 @@ class StepLayout:
         prices = PartPrices.find(compiled, plan=plan, machine=machine, moments=moments, is_first=is_first)
         self._makes_anew = prices.dropped is not None
         self._rates_key = prices.rates_key
+        self._prices = prices
+        self._has_reference = workload.objective == "dpo"
         self._blocks = BlockTasks.find(prices, compress=plan.activations.compress)
         self._outside = OutsideTasks.find(profile, prices, plan=plan)
         self._trains_all = workload.adapter is None
@@ -85,7 +88,7 @@ class StepLayout:
         self._streamed_tensors = list_streamed_tensors(profile, plan.weights, trains_all=self._trains_all)
         self.input_bytes = estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
         self.inputs_stay = inputs_pile_up(machine.device)
-        self._rows_bytes = estimate_rows_bytes(tensors, num_tokens=plan.batch.micro_batch_size * workload.sequence_length)
+        self._rows_bytes = estimate_rows_bytes(tensors, num_tokens=workload.tokens_per_step // plan.batch.accumulation_steps)
         self._carried = single("temporaries", self.input_bytes if self.inputs_stay else 0)
         self._carried += single("gradients", self._rows_bytes)
         self._weights: dict[str, list[Task]] = {}
@@ -144,6 +147,7 @@ class StepLayout:
             blocks = _in_turn(self.weights_tasks("forward"), blocks)
         tasks = [
             self._inputs_task,
+            *self._reference_tasks,
             self._outside.task("prologue", choices[-1]),
             *blocks,
         ]
@@ -154,6 +158,15 @@ class StepLayout:
             tasks += self._move("forward", "end of the backbone", (("weights", -self.streamed[-1]),)).tasks
         tasks.append(self._outside.task("head", choices[-1]))
         return tasks
+
+    @cached_property
+    def _reference_tasks(self) -> list[Task]:
+        if not self._has_reference:
+            return []
+        last_bytes = self.streamed[-1] if self.streamed else 0
+        return list_reference_tasks(
+            self._prices, weights_tasks=self.weights_tasks("forward"), last_streamed_bytes=last_bytes
+        )
 
     def _list_backward(self, choices: Sequence[BlockChoice], places: SharedPlaces, *, is_first: bool) -> list[Task]:
         # A gradient that does not stay is new in every micro-batch.

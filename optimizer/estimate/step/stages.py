@@ -86,6 +86,11 @@ class Stages:
                 profile, compiled, evaluation, plan=plan, workload=workload, machine=machine
             )
 
+    def loaded(self, resident: Resident) -> Bytes:
+        """Bytes on the device, by category, once a model is there and before its first step: no moments, no gradients."""
+        early: Bytes = resident.device + self._early
+        return early - single("gradients", int(early[_SLOT["gradients"]]))
+
     def estimate(
         self, schedule: Schedule, resident: Resident, steady: Simulation, *, choices: Sequence[BlockChoice]
     ) -> "StagePeaks":

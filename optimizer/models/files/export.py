@@ -23,6 +23,7 @@ from torch import nn
 from optimizer.base.errors import DiskFull
 from optimizer.data.tokenizer import load_tokenizer
 from optimizer.models.adapters import adapter_config, adapter_file_name
+from optimizer.models.files.sidecars import GENERATION_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, sidecar_files
 from optimizer.models.files.tensor_files import TensorEntry, write_tensors
 from optimizer.models.spec import ModelSpec
 
@@ -37,6 +38,7 @@ class ExportedFile:
     """One file of an exported folder."""
 
     name: str
+    """Inside the folder."""
     num_bytes: int
     sha256: str
 
@@ -66,6 +68,7 @@ def export_model(
     max_shard_bytes: int | None = None,
     tokenizer_file: str | Path | None = None,
     chat_template: str | None = None,
+    sidecar_folder: str | Path | None = None,
 ) -> list[ExportedFile]:
     """Write config.json, generation_config.json, the weights and, where given, the tokenizer, into a new ``folder``.
 
@@ -73,30 +76,42 @@ def export_model(
     tensors: what to write in place of the model's own parameters, under the model's names, each already in its dtype.
     max_shard_bytes: weights beyond it are spread over several files with an index; None for one file.
     tokenizer_file: the tokenizer the model was trained with, the bundled one included.
+    sidecar_folder: of the model that it was trained from, whose chat templates, special tokens and generation settings go along
+    as they are (``sidecars.py``); what it lacks is written.
     Raises FileExistsError where ``folder`` exists, DiskFull.
     """
     entries = list_parameters(model, dtype=export_dtype(dtype)) if tensors is None else tensors
-    with _staged(Path(folder)) as stage:
+    with staged_folder(Path(folder)) as stage:
         end_of_text_id = _write_tokenizer(stage, spec, tokenizer_file, chat_template) if tokenizer_file else None
-        published = [part for entry in entries for part in _published_parts(entry, spec.model_type)]
+        carried = _carry_over(sidecar_folder, stage)
+        if TOKENIZER_CONFIG_FILE in carried or GENERATION_FILE in carried:
+            end_of_text_id = None  # its makers say which tokens end an answer
+        published = published_entries(entries, spec)
         write_tensors(published, folder=stage, max_shard_bytes=max_shard_bytes)
         _write_json(stage / "config.json", _loadable_config(spec, dtype, end_of_text_id))
-        _write_json(stage / "generation_config.json", _generation_config(spec, end_of_text_id))
-    return _describe_all(Path(folder))
+        if GENERATION_FILE not in carried:
+            _write_json(stage / GENERATION_FILE, _generation_config(spec, end_of_text_id))
+    return describe_all(Path(folder))
 
 
 def export_adapters(
-    model: nn.Module, *, folder: str | Path, tensors: Sequence[TensorEntry]
+    model: nn.Module, *, folder: str | Path, tensors: Sequence[TensorEntry], sidecar_folder: str | Path | None = None
 ) -> list[ExportedFile]:
     """Write adapter_config.json and adapter_model.safetensors, which peft reads only whole, into a new ``folder``.
 
-    tensors: of the adapters alone, under the model's names. Raises as ``export_model``.
+    tensors: of the adapters alone, under the model's names. sidecar_folder: as ``export_model``'s. Raises as that.
     """
-    with _staged(Path(folder)) as stage:
+    with staged_folder(Path(folder)) as stage:
+        _carry_over(sidecar_folder, stage, leave_out=(GENERATION_FILE,))
         named = [replace(entry, name=adapter_file_name(entry.name)) for entry in tensors]
         write_tensors(named, folder=stage, stem="adapter_model")
         _write_json(stage / "adapter_config.json", adapter_config(model))
-    return _describe_all(Path(folder))
+    return describe_all(Path(folder))
+
+
+def published_entries(entries: Sequence[TensorEntry], spec: ModelSpec) -> list[TensorEntry]:
+    """The tensors that published checkpoints hold in the place of a model's own."""
+    return [part for entry in entries for part in _published_parts(entry, spec.model_type)]
 
 
 def export_dtype(name: ExportDtype) -> torch.dtype:
@@ -112,7 +127,7 @@ def list_parameters(model: nn.Module, *, dtype: torch.dtype) -> list[TensorEntry
 
 
 @contextmanager
-def _staged(folder: Path) -> Iterator[Path]:
+def staged_folder(folder: Path) -> Iterator[Path]:
     """A folder beside ``folder`` that takes its place at the end, synced; gone where anything failed."""
     if folder.exists():
         raise FileExistsError(f"{folder} exists; export writes a new folder")
@@ -121,7 +136,7 @@ def _staged(folder: Path) -> Iterator[Path]:
     stage.mkdir(parents=True)
     try:
         yield stage
-        _sync((*stage.iterdir(), stage))
+        _sync((*stage.rglob("*"), stage))
         stage.rename(folder)
         _sync((folder.parent,))
     except OSError as error:
@@ -215,14 +230,26 @@ def _write_json(path: Path, document: dict[str, Any]) -> None:
     path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
 
 
-def _describe_all(folder: Path) -> list[ExportedFile]:
-    return [_describe(path) for path in sorted(folder.iterdir())]
+def _carry_over(source: str | Path | None, stage: Path, *, leave_out: Sequence[str] = ()) -> set[str]:
+    """Copy a model's sidecars, and say which they were; a tokenizer that is written already stays."""
+    if source is None:
+        return set()
+    names = [name for name in sidecar_files(source) if name not in leave_out]
+    for name in names:
+        if name != TOKENIZER_FILE or not (stage / name).exists():
+            (stage / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(Path(source) / name, stage / name)
+    return set(names)
 
 
-def _describe(path: Path) -> ExportedFile:
+def describe_all(folder: Path) -> list[ExportedFile]:
+    return [_describe(path, folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def _describe(path: Path, folder: Path) -> ExportedFile:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return ExportedFile(name=path.name, num_bytes=path.stat().st_size, sha256=digest)
+    return ExportedFile(name=str(path.relative_to(folder)), num_bytes=path.stat().st_size, sha256=digest)
 
 
 def _sync(paths: Iterable[Path]) -> None:

@@ -6,14 +6,17 @@ projection that is present or not.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from optimizer.base.errors import InvalidModel
-from optimizer.models.files.readers import tensor_readers
+from optimizer.models.files.readers import TensorReader, tensor_readers
 
 _SAVED_BUFFERS = re.compile(r"(^|\.)(attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
 _EXPERT = re.compile(
@@ -24,96 +27,169 @@ _ROUTER = re.compile(r"(?P<layer>.*\.)block_sparse_moe\.gate\.weight")
 _OTHER_NAMES = {"embed_out.weight": "lm_head.weight"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class WeightRead:
+    """The numbers of one parameter or buffer of a model, read from files when asked."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    """Dtype of what ``read`` returns, which is the file's."""
+    read: Callable[[], torch.Tensor]
+    """A new tensor on the CPU. Raises InvalidModel where a tied tensor is there twice and differs."""
+
+
 def load_weights(model: nn.Module, folder: str | Path) -> None:
     """Fill ``model`` from the files in ``folder`` (``readers.py``: safetensors, packed or not, or GGUF), converting to its dtype.
 
-    Raises InvalidModel that names tensors which are missing, not expected, or of another shape; the model's weights are then
-    undefined. The files' headers are checked first.
+    Raises as ``find_reads``, and InvalidModel where tied tensors differ; the model's weights are then undefined.
+    """
+    places = dict(model.named_parameters()) | dict(model.named_buffers())
+    with torch.no_grad():
+        for name, weight in find_reads(model, folder).items():
+            places[name].copy_(weight.read())
+
+
+def find_reads(model: nn.Module, folder: str | Path) -> dict[str, WeightRead]:
+    """Find where each parameter's numbers, and each buffer's that files hold, are read; in the model's order, tied ones once.
+
+    model: its parameters may be on ``meta``. Reads headers alone. Raises InvalidModel that names tensors which are missing, not
+    expected, or of another shape.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     buffers = dict(model.named_buffers())
-    filled: set[str] = set()
+    parts: dict[str, list[_Part]] = {}
     unexpected: list[str] = []
-    with torch.no_grad():
-        for tensor in tensor_readers(folder):
-            if _SAVED_BUFFERS.search(tensor.name):
-                continue
-            if tensor.name in buffers:
-                _copy(tensor.read(), buffers[tensor.name], name=tensor.name, is_filled=False)
-                continue
-            target = _find_target(tensor.name, model, parameters)
-            if target is None:
-                unexpected.append(tensor.name)
-                continue
-            key, destination = target
-            is_filled = key not in filled and any(parameters.get(other) is destination for other in filled)
-            _copy(tensor.read(), destination, name=tensor.name, is_filled=is_filled)
-            filled.add(key)
-    _require_complete(model, parameters, filled=filled, unexpected=unexpected)
+    for reader in tensor_readers(folder):
+        if _SAVED_BUFFERS.search(reader.name):
+            continue
+        part = _find_part(reader, model, parameters | buffers)
+        if part is None:
+            unexpected.append(reader.name)
+            continue
+        _require_shape(reader, part.shape)
+        parts.setdefault(part.key, []).append(part)
+    _require_complete(model, parameters, parts=parts, unexpected=unexpected)
+    return _join_tied(parameters, parts) | {name: _one(parts[name][0]) for name in buffers if name in parts}
 
 
-def _find_target(name: str, model: nn.Module, parameters: dict[str, nn.Parameter]) -> tuple[str, torch.Tensor] | None:
-    """The key that the tensor fills, and where its numbers go."""
-    prefix = str(getattr(model, "base_model_prefix", ""))
+class _Part(NamedTuple):
+    """A tensor of a file, and the place in a parameter that it fills."""
+
+    key: str
+    label: str
+    """The key, with the part of it where the tensor fills a part."""
+    expert: int | None
+    half: int | None
+    """Rows of an expert's gate and up projections."""
+    shape: tuple[int, ...]
+    reader: TensorReader
+
+
+def _find_part(reader: TensorReader, model: nn.Module, places: Mapping[str, torch.Tensor]) -> _Part | None:
+    """The key that the tensor fills, and where in it its numbers go."""
+    name, prefix = reader.name, str(getattr(model, "base_model_prefix", ""))
     for candidate in (name, f"{prefix}.{name}", _OTHER_NAMES.get(name, name)):
-        if candidate in parameters:
-            return candidate, parameters[candidate]
-        expert = _find_expert(candidate, parameters)
+        if candidate in places:
+            return _Part(candidate, candidate, None, None, tuple(places[candidate].shape), reader)
+        expert = _find_expert(candidate, reader, places)
         if expert is not None:
             return expert
     return None
 
 
-def _find_expert(name: str, parameters: dict[str, nn.Parameter]) -> tuple[str, torch.Tensor] | None:
+def _find_expert(name: str, reader: TensorReader, places: Mapping[str, torch.Tensor]) -> _Part | None:
     """Published files hold each expert apart; the model holds all of a layer in two tensors."""
     router = _ROUTER.fullmatch(name)
     if router is not None:
         key = f"{router['layer']}mlp.gate.weight"
-        return (key, parameters[key]) if key in parameters else None
+        return _Part(key, key, None, None, tuple(places[key].shape), reader) if key in places else None
     match = _EXPERT.fullmatch(name)
     if match is None:
         return None
     part = _EXPERT_PARTS.get(match["part"], match["part"])
     key = f"{match['layer']}mlp.experts.{'down_proj' if part == 'w2' else 'gate_up_proj'}"
     index = int(match["index"])
-    if key not in parameters or index >= len(parameters[key]):
+    if key not in places or index >= len(places[key]):
         return None
-    expert = parameters[key][index]
-    if part != "w2":
-        gate, up = expert.chunk(2, dim=0)
-        expert = gate if part == "w1" else up
-    return f"{key}[{index}].{part}", expert
+    num_rows, num_columns = places[key].shape[1:]
+    half = {"w1": 0, "w3": 1}.get(part)
+    shape = (num_rows if half is None else num_rows // 2, num_columns)
+    return _Part(key, f"{key}[{index}].{part}", index, half, shape, reader)
 
 
-def _copy(source: torch.Tensor, destination: torch.Tensor, *, name: str, is_filled: bool) -> None:
-    """``is_filled``: a tied tensor that another name has filled already; then the numbers must be the same."""
-    if source.shape != destination.shape:
+def _require_shape(reader: TensorReader, shape: tuple[int, ...]) -> None:
+    if reader.shape != shape:
         raise InvalidModel(
-            f"tensor {name} has shape {list(source.shape)}; the config asks for {list(destination.shape)}",
-            field=f"weights.{name}",
-            value=list(source.shape),
-            allowed=list(destination.shape),
+            f"tensor {reader.name} has shape {list(reader.shape)}; the config asks for {list(shape)}",
+            field=f"weights.{reader.name}",
+            value=list(reader.shape),
+            allowed=list(shape),
         )
-    if is_filled and not torch.equal(destination, source.to(destination.dtype)):
-        raise InvalidModel(
-            f"tensor {name} differs from the one it is tied to by tie_word_embeddings",
-            field=f"weights.{name}",
-            value="different numbers",
-            allowed="the same numbers, or tie_word_embeddings false",
-        )
-    destination.copy_(source)
+
+
+def _join_tied(parameters: Mapping[str, nn.Parameter], parts: Mapping[str, Sequence[_Part]]) -> dict[str, WeightRead]:
+    """One read for each parameter, under its first name; files may hold it under several, then with the same numbers."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in parameters.items():
+        names.setdefault(id(parameter), []).append(name)
+    reads: dict[str, WeightRead] = {}
+    for tied in names.values():
+        found = [name for name in tied if name in parts]
+        first, others = found[0], [parts[name][0].reader for name in found[1:]]
+        weight = _stack(parameters[first], parts[first]) if parts[first][0].expert is not None else _one(parts[first][0])
+        reads[tied[0]] = replace(weight, read=partial(_read_tied, weight, others)) if others else weight
+    return reads
+
+
+def _one(part: _Part) -> WeightRead:
+    return WeightRead(shape=part.shape, dtype=part.reader.dtype, read=part.reader.read)
+
+
+def _stack(parameter: torch.Tensor, parts: Sequence[_Part]) -> WeightRead:
+    dtype = parts[0].reader.dtype
+    return WeightRead(shape=tuple(parameter.shape), dtype=dtype, read=partial(_read_stack, tuple(parameter.shape), dtype, parts))
+
+
+def _read_stack(shape: tuple[int, ...], dtype: torch.dtype, parts: Sequence[_Part]) -> torch.Tensor:
+    """One expert in memory at a time beside the stack."""
+    stack = torch.empty(shape, dtype=dtype)
+    for part in parts:
+        assert part.expert is not None
+        place = stack[part.expert]
+        if part.half is not None:
+            place = place.chunk(2, dim=0)[part.half]
+        place.copy_(part.reader.read())
+    return stack
+
+
+def _read_tied(weight: WeightRead, others: Sequence[TensorReader]) -> torch.Tensor:
+    tensor = weight.read()
+    for other in others:
+        if not torch.equal(tensor, other.read().to(tensor.dtype)):
+            raise InvalidModel(
+                f"tensor {other.name} differs from the one it is tied to by tie_word_embeddings",
+                field=f"weights.{other.name}",
+                value="different numbers",
+                allowed="the same numbers, or tie_word_embeddings false",
+            )
+    return tensor
 
 
 def _require_complete(
-    model: nn.Module, parameters: dict[str, nn.Parameter], *, filled: set[str], unexpected: list[str]
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    *,
+    parts: Mapping[str, Sequence[_Part]],
+    unexpected: list[str],
 ) -> None:
-    filled_storages = {id(parameters[key]) for key in filled if key in parameters}
+    filled_storages = {id(parameters[key]) for key in parts if key in parameters}
     missing = []
     for key, parameter in parameters.items():
-        if id(parameter) in filled_storages:
-            continue
-        parts = _expert_parts(key, parameter)
-        missing += [part for part in parts if part not in filled] if parts and filled.intersection(parts) else [key]
+        if id(parameter) not in filled_storages:
+            missing.append(key)
+        elif key in parts and parts[key][0].expert is not None:
+            labels = {part.label for part in parts[key]}
+            missing += [label for label in _expert_parts(key, parameter) if label not in labels]
     if missing or unexpected:
         raise InvalidModel(
             f"the weights do not match the config of {type(model).__name__}: "

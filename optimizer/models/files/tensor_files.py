@@ -24,6 +24,8 @@ _DTYPE_CODES = {
     torch.bool: "BOOL",
 }
 _ALIGNMENT_BYTES = 8
+_PIECE_ELEMENTS = 1 << 20
+"""Elements that are converted and written at once, so that a tensor that lies in memory is not copied whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,8 @@ def _write_tensor(file: BinaryIO, entry: TensorEntry) -> None:
     tensor = entry.read().detach()
     if tuple(tensor.shape) != entry.shape:
         raise ValueError(f"{entry.name} was read with shape {tuple(tensor.shape)}, not {entry.shape}")
-    # A copy: a storage that numpy was shown can never be resized again, and weights that stream must be.
-    tensor = tensor.to(device="cpu", dtype=entry.dtype, copy=True).contiguous()
-    file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    for piece in torch.split(tensor.reshape(-1), _PIECE_ELEMENTS):
+        # A copy: a storage that numpy was shown can never be resized again, and weights that stream must be.
+        copied = piece.to(device="cpu", dtype=entry.dtype, copy=True).contiguous()
+        file.write(copied.view(torch.uint8).numpy().data)
+        del copied

@@ -208,7 +208,7 @@ _QWEN3_MOE = Architecture(
         "router_aux_loss_coef": number(0.001, high=1.0),
         "mlp_only_layers": Field(kind="counts", default=[], low=0, high=511, may_be_empty=True),
     },
-    aliases=ALIASES,
+    aliases={**ALIASES, "num_local_experts": "num_experts"},
     num_experts_key="num_experts",
 )
 

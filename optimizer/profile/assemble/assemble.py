@@ -20,6 +20,11 @@ from optimizer.profile.events import Event, Trace
 from optimizer.profile.profile import BlockTemplate, Evaluation, Hold, Regime, Shared, tail_name
 from optimizer.profile.sizes import Shape
 
+
+class LikeBlocksShare(InvalidModel):
+    """Blocks that are alike each make a tensor that others hold: only a model that was not shortened shows which."""
+
+
 _HEAD: PartKey = ("head and loss", -1)
 _HEAD_BACKWARD: PartKey = ("backward of head and loss", -1)
 _NORM_BACKWARD: PartKey = ("backward", -1)
@@ -131,7 +136,7 @@ def _list_shared(
         ends_in, ends_before = sharing.ends.get(birth, (-1, 0))
         for block in (birth.part[1], ends_in):
             if block >= 0 and block_templates.count(block) != 1:
-                raise InvalidModel(
+                raise LikeBlocksShare(
                     f"the model cannot be traced: a tensor made in block {birth.part[1] + 1} of the shortened model is held by "
                     "other blocks, and several blocks of the model are like it",
                     field="config",

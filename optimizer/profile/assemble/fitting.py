@@ -6,6 +6,7 @@ from typing import Final
 from optimizer.base.categories import Category, Tier
 from optimizer.base.errors import InvalidModel
 from optimizer.profile.assemble.cutting import Raw, RawChange, RawPart, Storage
+from optimizer.profile.assemble.ranges import ShapesDiffer
 from optimizer.profile.assemble.sharing import PartKey
 from optimizer.profile.assemble.tables import PartTables
 from optimizer.profile.events import Ran
@@ -43,7 +44,7 @@ class Fitter:
         what = f"{key[0]} of block {key[1] + 1}" if key[1] >= 0 else key[0]
         for shape, other in others.items():
             if _outline(part) != _outline(other):
-                raise InvalidModel(
+                raise ShapesDiffer(
                     f"the model cannot be traced: its operations in {what} at micro-batch {shape[0]}, sequence length "
                     f"{shape[1]} are not those at {self._shape[0]}, {self._shape[1]}",
                     field="config",
@@ -76,7 +77,7 @@ class Fitter:
             return
         if fitted is None or known is not None:
             listed = ", ".join(f"{size} at {shape}" for shape, size in values.items())
-            raise InvalidModel(
+            raise ShapesDiffer(
                 f"the model cannot be traced: a size in {what} ({key[0]}) is no polynomial in micro-batch and sequence "
                 f"length ({listed})",
                 field="config",

@@ -17,10 +17,17 @@ MICRO_BATCH_HIGH = 1 << 20
 _BATCHES = (13, 7, 11, 5)
 """Primes, as the lengths are, so that a size at the first shape is hardly the product of other dimensions by chance."""
 _NUM_LENGTHS = 4
+_LENGTHS = (128, 256, 512, 1_024)
+_FAR = 521
+"""A length well above those traced, whose masks are still computed for real."""
 _FEW_FACTORS = 12
 """Enough to hold four primes."""
 _SHORT_END = 256
 """Lengths are taken from so many above the range's lowest; masks that are computed for real stay small."""
+
+
+class ShapesDiffer(InvalidModel):
+    """Shapes that should differ in sizes alone have other operations, or a size that is no polynomial."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +74,30 @@ def plan_ranges(
     return ranges
 
 
+def plan_length(length: int) -> list[ShapeRange]:
+    """Ranges of one sequence length, in which only the micro-batch varies: for models whose ops depend on the length."""
+    # A micro-batch of one is traced twice, as other ranges are traced at more than one shape.
+    return [_range(batches, (length,) * len(batches), low=length, high=length) for batches in ((1, 1), _BATCHES)]
+
+
+def lengths_without_question(max_sequence_length: int) -> list[int]:
+    """Sequence lengths to trace one by one where nobody says which are wanted."""
+    return [length for length in _LENGTHS if length <= max_sequence_length] or [max_sequence_length]
+
+
+def witnesses_of(place: ShapeRange, asked: Sequence[int]) -> list[Shape]:
+    """More shapes of a range, far from where it is traced. asked: lengths that somebody wants."""
+    batch = place.more_shapes[-1][0]
+    lengths = {place.sequence_low, min(place.sequence_high, max(_FAR, place.sequence_low)), *asked}
+    # The longest first: what a model is written for, where a short sequence makes it another (BigBird).
+    return [(batch, length) for length in sorted(lengths, reverse=True) if place.sequence_low <= length <= place.sequence_high]
+
+
 def _sample_lengths(low: int, high: int) -> list[int]:
     """The largest primes of the range's short end; any lengths where it holds too few primes."""
     lengths = range(low, min(high, low + _SHORT_END) + 1)
     if len(lengths) < _NUM_LENGTHS:
-        raise InvalidModel(
+        raise ShapesDiffer(
             f"the model cannot be traced: only {len(lengths)} sequence lengths, {low} to {high}, share the same "
             f"operations; {_NUM_LENGTHS} are needed",
             field="max_position_embeddings",

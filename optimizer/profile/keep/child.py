@@ -70,7 +70,8 @@ def _trace() -> dict[str, Any]:
     spec = read_any_spec(request["config"])
     extent = from_json(Extent, request["extent"])
     rows = {name: bool(request.get(name)) for name in ("is_padded", "is_packed")}
-    return profile_model(spec, adapter=adapter, extent=extent, **rows).to_json()
+    objective = request.get("objective", "next_token")
+    return profile_model(spec, adapter=adapter, extent=extent, objective=objective, **rows).to_json()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 from optimizer.base.errors import HeadroomError, ProfilingFailed
 from optimizer.base.serialize import to_json
 from optimizer.models.spec import ModelSpec
+from optimizer.profile.assemble.merge import merge_profiles
 from optimizer.profile.extent import EVERYTHING, Extent
 from optimizer.profile.fingerprints import profile_fingerprint
 from optimizer.profile.generation import GenerationProfile
@@ -25,9 +26,8 @@ from optimizer.profile.keep.kept import (
     read_kept_generation_profile,
     read_kept_profile,
 )
-from optimizer.profile.keep.merge import merge_profiles
 from optimizer.profile.profile import BLOCK_CHOICES, Profile
-from optimizer.workload import Adapter
+from optimizer.workload import Adapter, TrainingObjective
 
 _ROOT = Path(__file__).parents[3]
 
@@ -39,15 +39,18 @@ def obtain_profile(
     extent: Extent = EVERYTHING,
     is_padded: bool = False,
     is_packed: bool = False,
+    objective: TrainingObjective = "next_token",
     folder: Path | None = None,
 ) -> Profile:
-    """A profile of at least what is asked for. is_padded, is_packed: as ``profile_model`` takes them. folder: where profiles are
-    kept, instead of ``kept.profiles_folder()``.
+    """A profile of at least what is asked for. is_padded, is_packed, objective: as ``profile_model`` takes them. folder: where
+    profiles are kept, instead of ``kept.profiles_folder()``.
 
     Raises what ``profile_model`` raises, InvalidModel also where an operation cannot be traced at all, and ProfilingFailed
     where the process that traces ends without an answer.
     """
-    with ProfileSource(spec, adapter=adapter, is_padded=is_padded, is_packed=is_packed, folder=folder) as source:
+    with ProfileSource(
+        spec, adapter=adapter, is_padded=is_padded, is_packed=is_packed, objective=objective, folder=folder
+    ) as source:
         return source.read(extent)
 
 
@@ -77,14 +80,16 @@ class ProfileSource:
         adapter: Adapter | None = None,
         is_padded: bool = False,
         is_packed: bool = False,
+        objective: TrainingObjective = "next_token",
         folder: Path | None = None,
     ) -> None:
         self._spec = spec
         self._adapter = adapter
         self._is_padded = is_padded
         self._is_packed = is_packed
+        self._objective = objective
         self._folder = folder
-        fingerprint = profile_fingerprint(spec.fingerprint, adapter, is_packed=is_packed)
+        fingerprint = profile_fingerprint(spec.fingerprint, adapter, is_packed=is_packed, objective=objective)
         self._kept = read_kept_profile(fingerprint, is_padded=is_padded, folder=folder)
         self._child = self._start() if self._kept is None else None
 
@@ -116,6 +121,7 @@ class ProfileSource:
             "adapter": to_json(self._adapter),
             "is_padded": self._is_padded,
             "is_packed": self._is_packed,
+            "objective": self._objective,
             "extent": to_json(extent),
         }
         child, self._child = self._child or self._start(), None

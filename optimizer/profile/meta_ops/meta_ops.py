@@ -13,6 +13,7 @@ each is seen to here:
 *Not modelled*: C++ code above the ops that branches on the device, attention aside. Tests compare with real steps.
 """
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -32,6 +33,7 @@ from optimizer.profile.meta_ops.stub_imports import import_meta_kernels
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
 _true_device_of = torch._C.TensorBase.device.__get__
+_get_item = torch._C.TensorBase.__getitem__
 _SAME_ON_META = frozenset(
     f"aten.{name}.default"
     for name in (
@@ -94,6 +96,7 @@ class Ops:
         self._returned: dict[tuple[Any, ...], _Returned | None] = {}
         self.is_asking = False
         """Kernels without data are at work, which need to know what is on ``meta``."""
+        self._written: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
 
     @cached_property
     def _fake_mode(self) -> FakeTensorMode:
@@ -101,6 +104,19 @@ class Ops:
         mode = FakeTensorMode()
         mode.cache_enabled = False  # nothing is asked twice
         return mode
+
+    def make_index(self, positions: list[Any]) -> torch.Tensor:
+        """The tensor that Python code's list of positions becomes. No op makes it, so that only this knows what is in it."""
+        with _disable_current_modes():
+            real = torch.tensor(positions)
+            stand_in = torch.empty_like(real, device=_META)
+        self._written[id(stand_in)] = (weakref.ref(stand_in), real)
+        return stand_in
+
+    def read_index(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The values of a tensor that ``make_index`` made; None of any other."""
+        reference, real = self._written.get(id(tensor), (lambda: None, None))
+        return real if reference() is tensor else None
 
     def traits(self, func: Any) -> OpTraits:
         # By id: hashing an op runs Python code of torch's.
@@ -132,7 +148,7 @@ class Ops:
         self.is_asking = True
         try:
             if not of_fake_mode:
-                return _try(func, args, _on_meta(kwargs))
+                return _try(func, [_without_data(value) for value in args], _on_meta(kwargs))
             with self._fake_mode:
                 return _try(
                     func, [_fake_value(value) for value in args], {k: _fake_value(v) for k, v in kwargs.items()}
@@ -155,8 +171,12 @@ def pretend_cpu(ops: Ops) -> Iterator[None]:
             args, kwargs = tuple(map(_to_meta, args)), {name: _to_meta(value) for name, value in kwargs.items()}
         return torch._C.TensorBase.to(tensor, *args, **kwargs)
 
+    def item(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+        return _get_item(tensor, _indexed(index, ops) if _true_device_of(tensor) == _META else index)
+
     with (
         mock.patch.object(torch.Tensor, "device", property(device_of)),
+        mock.patch.object(torch.Tensor, "__getitem__", item),
         mock.patch.object(torch.Tensor, "to", to),
         mock.patch.object(F, "scaled_dot_product_attention", _Attention()),
         autocast_on_meta(),
@@ -166,6 +186,13 @@ def pretend_cpu(ops: Ops) -> Iterator[None]:
 
 def _to_meta(value: Any) -> Any:
     return _META if isinstance(value, torch.device) else value
+
+
+def _indexed(index: Any, ops: Ops) -> Any:
+    """An index with the lists in it as tensors."""
+    if isinstance(index, list):
+        return ops.make_index(index) if index and all(type(each) is int for each in index) else index
+    return tuple(_indexed(each, ops) for each in index) if isinstance(index, tuple) else index
 
 
 class _Attention:
@@ -269,6 +296,13 @@ def _layout_of(value: Any) -> _Layout:
     if not isinstance(value, torch.Tensor):
         return _Layout(dtype=None, size=(), stride=(), value=value)
     return _Layout(dtype=value.dtype, size=tuple(value.shape), stride=value.stride(), value=None)
+
+
+def _without_data(value: Any) -> Any:
+    """An argument as it is on ``meta``: a tensor that model code writes out by its values has some."""
+    if isinstance(value, torch.Tensor) and not value.is_meta and value.dim():
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+    return [_without_data(item) for item in value] if isinstance(value, list) else value
 
 
 def _fake_value(value: Any) -> Any:

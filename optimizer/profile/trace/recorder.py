@@ -180,7 +180,7 @@ class Recorder(Meter):  # type: ignore[no-untyped-call]
         if not tensor.is_meta:
             return tensor
         reference, real = self._shadows.get(id(tensor), (lambda: None, None))
-        return real if reference() is tensor else None
+        return real if reference() is tensor else self._ops_without_data.read_index(tensor)
 
     def _read_scalar(self, tensor: torch.Tensor) -> Any:
         real = self._shadow_of(tensor)

@@ -36,11 +36,11 @@ def shorten_model(spec: ModelSpec) -> tuple[ModelSpec, list[int]]:
     if spec.is_listed:
         short_kinds, instances = shorten_blocks(list_block_kinds(spec))
         return with_blocks(spec, short_kinds), instances
-    kinds = _kinds_as_built(spec)
+    kinds, outside = _read_as_built(spec)
     short_kinds, instances = shorten_blocks(kinds)
     short = _shorten_config(spec, kinds, short_kinds)
     # What a config says of depth is known by trying: where the short model is not the one meant, the whole is traced.
-    if short is not None and _try_kinds(short) == short_kinds:
+    if short is not None and _try_to_read(short) == (short_kinds, outside):
         return short, instances
     return spec, list(range(len(kinds)))
 
@@ -112,14 +112,20 @@ def _mlp_kinds(config: Mapping[str, Any]) -> list[str]:
 # Model types that are not listed.
 
 
-def _kinds_as_built(spec: ModelSpec) -> list[str]:
-    """A text for each block: its modules, the shapes of its tensors, and the plain values that its modules were given."""
-    return [_fingerprint(block) for block in find_blocks(build_model(spec, device="meta"))]
+def _read_as_built(spec: ModelSpec) -> tuple[list[str], list[tuple[int, ...]]]:
+    """A text for each block: its modules, the shapes of its tensors, and the plain values that its modules were given. And the
+    shapes of the tensors outside the blocks, some of which grow with the depth (Gemma 4's embeddings for each layer).
+    """
+    model = build_model(spec, device="meta")
+    blocks = find_blocks(model)
+    inside = {id(tensor) for block in blocks for tensor in (*block.parameters(), *block.buffers())}
+    outside = [tuple(tensor.shape) for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in inside]
+    return [_fingerprint(block) for block in blocks], outside
 
 
-def _try_kinds(spec: ModelSpec) -> list[str] | None:
+def _try_to_read(spec: ModelSpec) -> tuple[list[str], list[tuple[int, ...]]] | None:
     try:
-        return _kinds_as_built(spec)
+        return _read_as_built(spec)
     except Exception:
         # Of a config that does not mean what was supposed; the whole model was built before.
         return None
@@ -133,7 +139,8 @@ def _fingerprint(block: nn.Module) -> str:
             for key, value in vars(module).items()
             if isinstance(value, bool | int | float | str) and not key.startswith("_") and key not in _NUMBERS_OF_BLOCKS
         }
-        shapes = [(key, tuple(tensor.shape)) for key, tensor in module.named_parameters(recurse=False)]
+        tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        shapes = [(key, tuple(tensor.shape)) for key, tensor in tensors]
         parts.append((name, type(module).__qualname__, sorted(plain.items()), shapes))
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

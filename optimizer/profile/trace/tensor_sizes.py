@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from optimizer.base.errors import InvalidModel
+from optimizer.models.adapters import list_sites
 from optimizer.models.anatomy import find_blocks
-from optimizer.profile.trained import FrozenBytes, Tensors, TensorSize
+from optimizer.profile.trained import BaseSize, BaseSizes, FrozenBytes, Tensors, TensorSize
+from optimizer.runtime.layers.quantized_linear import list_base_tensors
 from optimizer.runtime.step.sparse_gradients import find_sparse
 
 
@@ -89,6 +91,31 @@ def find_shared(blocks: Sequence[nn.Module]) -> set[int]:
     return {key for key, count in counts.items() if count > 1}
 
 
+def list_base(model: nn.Module) -> BaseSizes:
+    """model: short, on ``meta``, with adapters where it has any and its matrices in int8."""
+    blocks = find_blocks(model)
+    shared = find_shared(blocks)
+    owner = {id(parameter): index for index, block in enumerate(blocks) for parameter in block.parameters()}
+    parameters = dict(model.named_parameters())
+    sites = {site.name for site in list_sites(model)}
+    before: list[BaseSize] = []
+    by_block: list[list[BaseSize]] = [[] for _ in blocks]
+    after: list[BaseSize] = []
+    has_met_blocks = False
+    for base in list_base_tensors(model):
+        first = parameters[base.sources[0]]
+        size = BaseSize(
+            num_elements=torch.Size(base.shape).numel(),
+            packs=base.form is not None,
+            adapts=base.name in sites,
+            num_scales=parameters[base.sources[1]].numel() if base.form is not None else 0,
+        )
+        index = None if id(first) in shared else owner.get(id(first))
+        has_met_blocks |= index is not None
+        (by_block[index] if index is not None else after if has_met_blocks else before).append(size)
+    return BaseSizes(before=tuple(before), by_block=tuple(tuple(sizes) for sizes in by_block), after=tuple(after))
+
+
 def sum_frozen(model: nn.Module) -> FrozenBytes:
     blocks = find_blocks(model)
     in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
@@ -96,6 +123,18 @@ def sum_frozen(model: nn.Module) -> FrozenBytes:
         outside=sum_storages(p for p in model.parameters() if not p.requires_grad and id(p) not in in_blocks),
         by_block=tuple(sum_storages(p for p in block.parameters() if not p.requires_grad) for block in blocks),
     )
+
+
+def sum_in_depth(model: nn.Module, tensors: Iterable[torch.Tensor], instances: Sequence[int]) -> int:
+    """Bytes in the whole model of tensors of the short one: what one block alone holds, every block like it holds too."""
+    wanted = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+    holders: Counter[int] = Counter()
+    times: dict[int, int] = {}
+    for index, block in enumerate(find_blocks(model)):
+        held = {tensor.untyped_storage()._cdata for tensor in (*block.parameters(), *block.buffers())}
+        holders.update(held)
+        times |= dict.fromkeys(held, instances.count(index))
+    return sum(num_bytes * (times[key] if holders[key] == 1 else 1) for key, num_bytes in wanted.items())
 
 
 def sum_storages(tensors: Iterable[torch.Tensor]) -> int:

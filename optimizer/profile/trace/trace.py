@@ -12,11 +12,13 @@ Nothing is allocated and nothing computed, but for the values of small integer t
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import reduce
 from importlib.util import find_spec
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from optimizer.base.errors import HeadroomError, InvalidModel
 from optimizer.models.anatomy import find_anatomy
@@ -25,20 +27,29 @@ from optimizer.models.packing import check_packs
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
-from optimizer.profile.assemble.assemble import assemble_regime
-from optimizer.profile.assemble.ranges import ShapeRange, plan_ranges
+from optimizer.profile.assemble.assemble import LikeBlocksShare, assemble_forward, assemble_regime
+from optimizer.profile.assemble.merge import merge_profiles
+from optimizer.profile.assemble.ranges import (
+    SEQUENCE_LOW,
+    ShapeRange,
+    ShapesDiffer,
+    lengths_without_question,
+    plan_length,
+    plan_ranges,
+    witnesses_of,
+)
 from optimizer.profile.assemble.tables import PartTables
 from optimizer.profile.extent import EVERYTHING, Extent, traced_representation
 from optimizer.profile.fingerprints import profile_fingerprint
 from optimizer.profile.meta_ops.meta_ops import Ops
 from optimizer.profile.profile import BLOCK_CHOICES, Profile, Regime, beyond_positions, not_in_blocks, not_profiled
 from optimizer.profile.trace.structure import sequence_limits, sequence_steps, shorten_model
-from optimizer.profile.trace.tensor_sizes import list_tensors, mark_sparse, sum_frozen, sum_storages
+from optimizer.profile.trace.tensor_sizes import list_base, list_tensors, mark_sparse, sum_frozen, sum_in_depth
 from optimizer.profile.trace.training_step import Subject, trace_evaluation, trace_step
 from optimizer.profile.trained import FrozenBytes, Tensors
 from optimizer.runtime.job.prepare import prepare_model
 from optimizer.runtime.step.weights import torch_dtype
-from optimizer.workload import Adapter, TrainingWorkload
+from optimizer.workload import Adapter, TrainingObjective, TrainingWorkload
 
 _CPU = torch.device("cpu")
 
@@ -49,6 +60,7 @@ def profile_model(
     adapter: Adapter | None = None,
     is_padded: bool = False,
     is_packed: bool = False,
+    objective: TrainingObjective = "next_token",
     extent: Extent = EVERYTHING,
 ) -> Profile:
     """Trace each distinct block once in each representation. Seconds, whatever the depth and width; no weights are allocated.
@@ -56,22 +68,57 @@ def profile_model(
     adapter: of the workload; the profile is then of the model with these adapters, its frozen weights packed or not.
     is_padded: every micro-batch has an attention mask that hides some token at the end of a sequence.
     is_packed: every row holds samples that do not attend to each other. Raises InvalidModel for a model that cannot part them.
+    objective: of the training, whose loss is traced.
     extent: how much is traced; with less than everything the profile says so (``Profile.is_partial``).
     Raises InvalidModel where an operation cannot be traced, or a size is no polynomial in micro-batch and sequence length,
     InvalidWorkload for adapters that the model cannot have, MissingExtra without peft.
     """
     if is_packed:
         check_packs(spec.model_type)
-    short_spec, instances = shorten_model(spec)
-    multiple, shortest = sequence_steps(spec)
-    ranges = plan_ranges(
-        max_sequence_length=spec.max_sequence_length,
-        sequence_limits=sequence_limits(spec),
-        multiple=multiple,
-        shortest=shortest,
-    )
-    chosen = _choose_ranges(ranges, extent, multiple=multiple, max_sequence_length=spec.max_sequence_length)
+    asked = _Asked(spec, adapter, is_padded, is_packed, objective, extent)
+    try:
+        return _trace_blocks(asked, _choose_ranges(spec, extent), is_partial=not extent.is_everything)
+    except (ShapesDiffer, _FaultInModel):
+        if spec.is_listed:
+            raise
+        # A scan in chunks, or token by token, has other ops at each length; a model may also be another one after a length, or
+        # run at some lengths alone (Reformer's chunks).
+        profiles = [_trace_blocks(asked, ranges, is_partial=True) for ranges in _choose_lengths(spec, extent)]
+        return reduce(merge_profiles, profiles)
+
+
+class _FaultInModel(InvalidModel):
+    """The model's own code failed; maybe only at lengths that nobody asked for."""
+
+
+class _Asked(NamedTuple):
+    """A model and how much of its profile is wanted."""
+
+    spec: ModelSpec
+    adapter: Adapter | None
+    is_padded: bool
+    is_packed: bool
+    objective: TrainingObjective
+    extent: Extent
+
+
+def _trace_blocks(asked: _Asked, chosen: Sequence[ShapeRange], *, is_partial: bool) -> Profile:
+    """A model that is shortened to its distinct blocks, or the whole where like blocks hold what others of them make."""
+    spec = asked.spec
+    shortened = shorten_model(spec)
+    try:
+        return _trace_ranges(asked, chosen, shortened, is_partial=is_partial)
+    except LikeBlocksShare:
+        return _trace_ranges(asked, chosen, (spec, list(range(spec.num_blocks))), is_partial=is_partial)
+
+
+def _trace_ranges(
+    asked: _Asked, chosen: Sequence[ShapeRange], shortened: tuple[ModelSpec, list[int]], *, is_partial: bool
+) -> Profile:
+    spec, adapter, is_padded, is_packed, objective, extent = asked
+    short_spec, instances = shortened
     choices = [choice for choice in BLOCK_CHOICES if extent.choices is None or choice in ("keep", *extent.choices)]
+    lengths = sorted({length for _, length in extent.shapes or ()})
     regimes: dict[str, tuple[Regime, ...]] = {}
     buffer_bytes: dict[str, int] = {}
     frozen: dict[str, FrozenBytes] = {}
@@ -83,11 +130,15 @@ def profile_model(
         prepare_model(model, weights=weights, workload=workload)
         row_elements = mark_sparse(model)
         has_plain_head = find_anatomy(model).is_chunkable
-        subject = Subject(model, weights, adapter, tuple(instances), is_padded, set(), is_packed=is_packed)
+        subject = Subject(model, weights, adapter, tuple(instances), is_padded, set(), is_packed=is_packed, objective=objective)
         name = weights.representation
         with _naming_faults(spec):
-            regimes[name] = tuple(_trace_range(subject, place, choices, tables=tables, ops=ops) for place in chosen)
-        buffer_bytes[weights.dtype] = sum_storages([*model.buffers(), *_list_idle(subject)])
+            if not spec.is_listed:
+                _check_witnesses(subject, chosen, lengths, ops=ops)
+            regimes[name] = tuple(
+                _trace_range(subject, place, choices, is_listed=spec.is_listed, tables=tables, ops=ops) for place in chosen
+            )
+        buffer_bytes[weights.dtype] = sum_in_depth(model, [*model.buffers(), *_list_idle(subject)], instances)
         tensors = list_tensors(
             model,
             instances,
@@ -98,24 +149,29 @@ def profile_model(
         if adapter is not None:
             frozen[name] = sum_frozen(model)
     assert tensors is not None
+    plain = build_model(short_spec, device="meta")
+    prepare_model(plain, weights=WeightsPlan(frozen="int8"), workload=workload)
     return Profile(
-        model_fingerprint=profile_fingerprint(spec.fingerprint, adapter, is_packed=is_packed),
+        model_fingerprint=profile_fingerprint(spec.fingerprint, adapter, is_packed=is_packed, objective=objective),
         model_type=spec.model_type,
         num_blocks=spec.num_blocks,
         hidden_size=spec.hidden_size,
         vocab_size=spec.vocab_size,
         max_sequence_length=spec.max_sequence_length,
-        is_partial=not extent.is_everything,
+        is_partial=is_partial,
         torch_version=torch.__version__,
         is_padded=is_padded,
         is_packed=is_packed,
-        sequence_multiple=multiple,
+        objective=objective,
+        sequence_multiple=sequence_steps(spec)[0],
         has_plain_head=has_plain_head,
         clamps_fp16=spec.kind == "encoder_decoder",
         is_held_to_measurement=spec.is_listed,
         tensors=tensors,
         buffer_bytes=buffer_bytes,
         frozen=frozen,
+        base=list_base(plain),
+        weights_dtype=str(spec.config.get("dtype") or ""),
         ops=tables.ops,
         changes=tables.changes,
         parts=tables.parts,
@@ -133,12 +189,21 @@ def _naming_faults(spec: ModelSpec) -> Iterator[None]:
     except Exception as error:
         if spec.is_listed:
             raise
-        raise InvalidModel(
-            f"the model cannot be traced: {type(error).__name__}: {str(error)[:300]}",
+        raise _FaultInModel(
+            f"the model cannot be traced: {_describe_fault(error)}",
             field="config",
             value=spec.model_type,
             hint="Use a model type on the list, or a module of your own with its parts given (Anatomy).",
         ) from error
+
+
+def _describe_fault(error: Exception) -> str:
+    op = getattr(error, "func", None)
+    if isinstance(error, DynamicOutputShapeException):
+        return f"the size of what {op} returns depends on the values of its activations"
+    if "unallocated storage" in str(error):
+        return f"it decides by the values of its activations ({str(error).partition('(')[0]})"
+    return f"{type(error).__name__}: {str(error)[:300]}"
 
 
 def _list_representations(adapter: Adapter | None, extent: Extent) -> list[WeightsPlan]:
@@ -162,22 +227,54 @@ def _list_representations(adapter: Adapter | None, extent: Extent) -> list[Weigh
     return [weights for weights in listed if weights.representation in wanted]
 
 
-def _choose_ranges(
-    ranges: Sequence[ShapeRange], extent: Extent, *, multiple: int, max_sequence_length: int
-) -> Sequence[ShapeRange]:
+def _choose_ranges(spec: ModelSpec, extent: Extent) -> Sequence[ShapeRange]:
     """Choose the ranges in which some shape lies. Raises InvalidWorkload for one that lies in none."""
+    multiple, shortest = sequence_steps(spec)
+    high = spec.max_sequence_length
+    ranges = plan_ranges(
+        max_sequence_length=high, sequence_limits=sequence_limits(spec), multiple=multiple, shortest=shortest
+    )
     if extent.shapes is None:
         return ranges
     chosen = []
     for shape in extent.shapes:
         found = [place for place in ranges if place.covers(shape)]
         if shape[1] % multiple:
-            raise not_in_blocks(shape[1], multiple=multiple, high=max_sequence_length)
+            raise not_in_blocks(shape[1], multiple=multiple, high=high)
         if not found:
-            low = min(place.sequence_low for place in ranges)
-            raise beyond_positions(shape[1], low=low, high=max_sequence_length)
+            raise beyond_positions(shape[1], low=min(place.sequence_low for place in ranges), high=high)
         chosen += found
     return [place for place in ranges if place in chosen]
+
+
+def _choose_lengths(spec: ModelSpec, extent: Extent) -> list[list[ShapeRange]]:
+    """The same for a model that is traced at each sequence length for itself, by length."""
+    high = spec.max_sequence_length
+    if extent.shapes is None:
+        return [plan_length(length) for length in lengths_without_question(high)]
+    for _, length in extent.shapes:
+        if not SEQUENCE_LOW <= length <= high:
+            raise beyond_positions(length, low=SEQUENCE_LOW, high=high)
+    lengths = sorted({length for _, length in extent.shapes})
+    return [[place for place in plan_length(length) if any(map(place.covers, extent.shapes))] for length in lengths]
+
+
+def _check_witnesses(
+    subject: Subject, chosen: Sequence[ShapeRange], lengths: Sequence[int], *, ops: Ops
+) -> None:
+    """Raise ShapesDiffer where a forward pass far from the shapes traced is not what they lead to expect: lengths close to each
+    other may all have as many chunks.
+
+    What is asked for comes first: a model may settle for one way of attention in its first pass (BigBird). Of a range of one
+    length there is nothing else to check.
+    """
+    for place in chosen:
+        if place.sequence_low == place.sequence_high:
+            trace_evaluation(subject, place.shape, ops=ops)
+            continue
+        shapes = dict.fromkeys((*witnesses_of(place, lengths), place.shape, *place.more_shapes))
+        runs = {shape: trace_evaluation(subject, shape, ops=ops).first for shape in shapes}
+        assemble_forward(runs, shape=place.shape, tables=PartTables())
 
 
 def _list_idle(subject: Subject) -> Iterator[nn.Parameter]:
@@ -190,14 +287,27 @@ def _list_idle(subject: Subject) -> Iterator[nn.Parameter]:
 
 
 def _trace_range(
-    subject: Subject, place: ShapeRange, choices: Sequence[BlockChoice], *, tables: PartTables, ops: Ops
+    subject: Subject,
+    place: ShapeRange,
+    choices: Sequence[BlockChoice],
+    *,
+    is_listed: bool,
+    tables: PartTables,
+    ops: Ops,
 ) -> Regime:
-    """The whole at one shape; at the others one micro-batch of the plain plan, which shows how every size grows."""
+    """The whole at one shape; at the others one micro-batch of the plain plan, which shows how every size grows.
+
+    What a model does once, when training or evaluation begins (RWKV scales its weights), is left out: it comes before.
+    """
+    if not is_listed:
+        trace_step(subject, place.shape, "keep", num_micro_batches=1, ops=ops)
     whole = {choice: trace_step(subject, place.shape, choice, num_micro_batches=2, ops=ops) for choice in choices}
     growth = {
         shape: trace_step(subject, shape, "keep", num_micro_batches=1, ops=ops, watches_holds=False)
         for shape in place.more_shapes
     }
+    if not is_listed:
+        trace_evaluation(subject, place.shape, ops=ops)
     evaluation = {shape: trace_evaluation(subject, shape, ops=ops) for shape in (place.shape, *place.more_shapes)}
     return assemble_regime(
         whole, growth, evaluation=evaluation, place=place, block_templates=subject.instances, tables=tables

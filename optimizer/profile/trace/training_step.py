@@ -24,7 +24,7 @@ from optimizer.profile.meta_ops.meta_ops import Ops, pretend_cpu
 from optimizer.profile.sizes import Shape
 from optimizer.profile.trace.recorder import Recorder
 from optimizer.runtime.step.step import MicroBatch, Trainer
-from optimizer.workload import Adapter, TrainingWorkload
+from optimizer.workload import Adapter, Packing, TrainingObjective, TrainingWorkload
 
 _CPU = torch.device("cpu")
 
@@ -45,6 +45,21 @@ class Subject(NamedTuple):
     make_inputs: Callable[[Shape], MicroBatch] | None = None
     """A micro-batch of what is no token ids."""
     is_packed: bool = False
+    objective: TrainingObjective = "next_token"
+
+    def workload(self, shape: Shape, *, num_micro_batches: int) -> TrainingWorkload:
+        """The training that is traced, at micro-batches of a shape."""
+        batch, sequence = shape
+        has_pairs = self.objective != "next_token"
+        packing: Packing = "off" if has_pairs else "wrapped"
+        return TrainingWorkload(
+            sequence_length=sequence,
+            global_batch_size=num_micro_batches * batch,
+            adapter=self.adapter,
+            packing="best_fit" if self.is_packed else packing,
+            loss_on="assistant" if has_pairs else "all",
+            objective=self.objective,
+        )
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -64,24 +79,18 @@ def trace_step(
 
     watches_holds: notes what blocks hold; of kept blocks by hooks on what autograd saves, which cost views of their own.
     """
-    batch, sequence = shape
     model = subject.model
     recorder = Recorder(ops)
     blocks = subject.blocks
     plan = Plan(
-        batch=BatchPlan(micro_batch_size=batch, accumulation_steps=num_micro_batches),
+        batch=BatchPlan(micro_batch_size=shape[0], accumulation_steps=num_micro_batches),
         weights=subject.weights,
         activations=ActivationsPlan(per_block=(choice,) * len(blocks)),
     )
-    workload = TrainingWorkload(
-        sequence_length=sequence,
-        global_batch_size=num_micro_batches * batch,
-        adapter=subject.adapter,
-        packing="best_fit" if subject.is_packed else "wrapped",
-    )
+    workload = subject.workload(shape, num_micro_batches=num_micro_batches)
     with pretend_cpu(ops):
         trainer = Trainer(
-            model, plan=plan, workload=workload, device=_CPU, meter=recorder, anatomy=subject.anatomy
+            model, plan=plan, workload=workload, device=_CPU, meter=recorder, anatomy=subject.anatomy, is_trace=True
         )
         try:
             with trainer.metered(), _watch_holds(blocks if watches_holds else (), recorder, choice):
@@ -122,11 +131,18 @@ def _check_order(events: Sequence[Event], *, num_blocks: int, num_micro_batches:
             f"{', '.join(str(block + 1) for block in ran[:12])}",
             field="config",
         )
+    began = {(event.phase, event.block) for event in events if isinstance(event, Began)}
+    for part in (("head and loss", -1), *(("backward", block) for block in range(num_blocks))):
+        if part not in began:
+            what = f"{part[0]} of block {part[1] + 1}" if part[1] >= 0 else part[0]
+            raise InvalidModel(f"the model cannot be traced: its {what} is not run by a module of its own", field="config")
 
 
 def _make_micro_batch(subject: Subject, shape: Shape) -> MicroBatch:
     if subject.make_inputs is not None:
         return subject.make_inputs(shape)
+    if subject.objective != "next_token":
+        shape = (2 * shape[0], shape[1])
     ids, labels = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
     if subject.is_packed:
         half = shape[1] // 2
@@ -149,15 +165,10 @@ def trace_evaluation(subject: Subject, shape: Shape, *, ops: Ops) -> Trace:
         weights=subject.weights,
         activations=ActivationsPlan(per_block=(choice,) * len(subject.blocks)),
     )
-    workload = TrainingWorkload(
-        sequence_length=shape[1],
-        global_batch_size=shape[0],
-        adapter=subject.adapter,
-        packing="best_fit" if subject.is_packed else "wrapped",
-    )
+    workload = subject.workload(shape, num_micro_batches=1)
     with pretend_cpu(ops):
         trainer = Trainer(
-            model, plan=plan, workload=workload, device=_CPU, meter=recorder, anatomy=subject.anatomy
+            model, plan=plan, workload=workload, device=_CPU, meter=recorder, anatomy=subject.anatomy, is_trace=True
         )
         model.eval()
         try:
@@ -230,7 +241,8 @@ class _HoldWatcher:
         number = self._recorder.number_of(tensor)
         if number is not None:
             self._recorder.events.append(HeldStorage(self._index, number, is_given=number in self._given))
-        return tensor
+        # With its graph, one that is written to after it was saved would hold itself.
+        return tensor if tensor.grad_fn is None else tensor.detach()
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,8 @@ from torch.utils.hooks import RemovableHandle
 
 from optimizer.formats.sampling import Sampling
 from optimizer.models.anatomy import find_anatomy
-from optimizer.models.build import build_model, load_weights
+from optimizer.models.build import build_model, build_unfilled
+from optimizer.models.files.load import find_reads
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.generation import PREFILL, GenerationPlan, decode_phase, head_of
 from optimizer.plan.weights import WeightsPlan
@@ -46,12 +47,13 @@ from optimizer.runtime.generation.kv_prefix import check_prefixes, watch_prefixe
 from optimizer.runtime.generation.kv_workspace import KvHomes, KvWorkspace
 from optimizer.runtime.generation.micro_batch import MicroBatch, Watch
 from optimizer.runtime.generation.sampling import Chooser, choose_tokens
+from optimizer.runtime.layers.filling import fill_model
 from optimizer.runtime.layers.matmul_dispatch import watch_products
 from optimizer.runtime.layers.quantized_linear import freeze_base
 from optimizer.runtime.meter.counting import CountingPolicy
 from optimizer.runtime.meter.meter import Meter, count_allocations, mark_phase, set_region
 from optimizer.runtime.step.allocator import apply_allocator
-from optimizer.runtime.step.weights import StreamedWeights, torch_dtype
+from optimizer.runtime.step.weights import StreamedWeights, name_streamed, torch_dtype
 from optimizer.runtime.tiers.tiers import Tiers
 
 
@@ -65,17 +67,28 @@ def build_for_generation(
 ) -> nn.Module:
     """The model as ``Generator`` takes it: on the device, or on the host where its blocks are to stream.
 
-    What is packed or streamed is built on the host, so that the whole never stands on the device. weights_folder: where the
-    model's own weights are read from; None leaves the random ones that ``seed`` draws. Raises MissingExtra for bitsandbytes.
+    weights_folder: where the model's own weights are read from, one tensor at a time, each straight to its place. None leaves
+    the random ones that ``seed`` draws; then what is packed or streamed is built on the host, so that the whole never stands on
+    the device. Raises MissingExtra for bitsandbytes.
     """
+    if weights_folder is not None:
+        return _load_for_generation(spec, weights=weights, device=device, weights_folder=weights_folder)
     streams = weights.place != "device"
     model = build_model(
         spec, dtype=torch_dtype(weights), device="cpu" if streams or weights.frozen != "same" else device, seed=seed
     )
-    if weights_folder is not None:
-        load_weights(model, weights_folder)
     prepare_for_generation(model, weights=weights, device=device)
     return model if streams else model.to(device)
+
+
+def _load_for_generation(
+    spec: ModelSpec, *, weights: WeightsPlan, device: torch.device, weights_folder: Path
+) -> nn.Module:
+    model = build_unfilled(spec, dtype=torch_dtype(weights))
+    reads = find_reads(model, weights_folder)
+    prepare_for_generation(model, weights=weights)
+    fill_model(model, reads, device=device, streamed=name_streamed(model, weights, trains_all=True))
+    return model
 
 
 def prepare_for_generation(model: nn.Module, *, weights: WeightsPlan, device: torch.device | None = None) -> None:

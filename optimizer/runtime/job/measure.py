@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from optimizer.base.categories import Link
+from optimizer.models.anatomy import count_tokens
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.plan import Plan
 from optimizer.runtime.job.prepare import build_prepared
@@ -106,8 +107,8 @@ def hash_weights(trainer: Trainer) -> str:
 def make_synthetic_batches(model: nn.Module, *, plan: Plan, workload: TrainingWorkload) -> list[MicroBatch]:
     """One step's micro-batches of uniformly random tokens; two samples in each row where they are packed."""
     generator = torch.Generator().manual_seed(workload.seed)
-    shape = (plan.batch.micro_batch_size, workload.sequence_length)
-    num_tokens: int = model.config.vocab_size  # type: ignore[union-attr,assignment]
+    shape = (plan.batch.micro_batch_size * workload.rows_per_sequence, workload.sequence_length)
+    num_tokens = count_tokens(model)
     half = workload.sequence_length // 2
     positions = torch.cat((torch.arange(half), torch.arange(workload.sequence_length - half))).expand(shape)
     return [

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from optimizer.formats.sampling import Sampling
+from optimizer.models.anatomy import count_tokens
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.passes import arrange_passes
@@ -89,7 +90,7 @@ def make_prompts(vocab_size: int, workload: GenerationWorkload) -> torch.Tensor:
 
 
 def _measure(generator: Generator, meter: Meter, workload: GenerationWorkload) -> GenerationMeasurement:
-    vocab_size: int = generator.model.config.vocab_size  # type: ignore[union-attr,assignment]
+    vocab_size = count_tokens(generator.model)
     arranged = _arrange(generator.plan, workload, make_prompts(vocab_size, workload))
     before_bytes = dict(generator.tiers.copied_bytes)
     generator.tiers.reset_peak()

@@ -6,11 +6,14 @@ import torch
 from torch import nn
 
 from optimizer.models.adapters import attach_adapters
-from optimizer.models.build import build_model, load_weights
+from optimizer.models.build import build_model, build_unfilled
+from optimizer.models.files.load import find_reads
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.weights import WeightsPlan
+from optimizer.runtime.layers.filling import fill_model, stand_ins
 from optimizer.runtime.layers.quantized_linear import freeze_base
-from optimizer.runtime.step.weights import torch_dtype
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step.weights import name_streamed, torch_dtype
 from optimizer.workload import TrainingWorkload
 
 
@@ -21,21 +24,45 @@ def build_prepared(
     workload: TrainingWorkload,
     device: torch.device,
     weights_folder: Path | None = None,
+    meter: Meter | None = None,
 ) -> nn.Module:
-    """The model as ``Trainer`` takes it: on the device, or on the host where its blocks are to stream.
+    """The model as ``Trainer`` takes it: on the device, but for what its blocks will stream.
 
-    What is packed or streamed is built on the host, so that the whole never stands on the device. weights_folder: where the
-    model's own weights are read from; None leaves the random ones that ``workload.seed`` draws.
+    weights_folder: where the model's own weights are read from, one tensor at a time, each straight to its place. None leaves
+    the random ones that ``workload.seed`` draws; then what is packed or streamed is built on the host, so that the whole never
+    stands on the device.
     """
+    if weights_folder is not None:
+        return _load_prepared(
+            spec, weights=weights, workload=workload, device=device, weights_folder=weights_folder, meter=meter
+        )
     streams = weights.place != "device"
     packs = workload.adapter is not None and weights.frozen != "same"
     model = build_model(
         spec, dtype=torch_dtype(weights), device="cpu" if streams or packs else device, seed=workload.seed
     )
-    if weights_folder is not None:
-        load_weights(model, weights_folder)
     prepare_model(model, weights=weights, workload=workload, device=device)
     return model if streams else model.to(device)
+
+
+def _load_prepared(
+    spec: ModelSpec,
+    *,
+    weights: WeightsPlan,
+    workload: TrainingWorkload,
+    device: torch.device,
+    weights_folder: Path,
+    meter: Meter | None,
+) -> nn.Module:
+    model = build_unfilled(spec, dtype=torch_dtype(weights))
+    reads = find_reads(model, weights_folder)
+    if workload.adapter is not None:
+        with stand_ins(model):
+            attach_adapters(model, workload.adapter, seed=workload.seed)
+        freeze_base(model, weights.frozen)
+    streamed = name_streamed(model, weights, trains_all=workload.adapter is None)
+    fill_model(model, reads, device=device, streamed=streamed, meter=meter)
+    return model
 
 
 def prepare_model(

@@ -60,4 +60,6 @@ class StepWatch:
         }
         if self._trainer.precision.scales_loss:
             fields |= {"loss_scale": result.loss_scale, "is_left_out": result.is_left_out}
+        if result.rewards is not None:
+            fields |= {"reward_accuracy": result.rewards.accuracy, "reward_margin": result.rewards.margin}
         return fields

@@ -14,7 +14,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,10 +27,11 @@ from optimizer.data.token_file import TokenFile
 from optimizer.goal import Goal
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.plan import Plan
-from optimizer.runtime.job.artifacts import Artifact, leave_artifacts
 from optimizer.runtime.job.checkpoint import Checkpoint, find_resumable, read_checkpoint, write_checkpoint
+from optimizer.runtime.job.export.artifacts import Artifact, Exported, leave_artifacts
 from optimizer.runtime.job.prepare import build_prepared
 from optimizer.runtime.job.resume import export_trainer, import_trainer
+from optimizer.runtime.job.stage_watch import MeasuredStage, StageWatch
 from optimizer.runtime.job.telemetry import StepWatch
 from optimizer.runtime.layers.quantized_linear import hash_frozen
 from optimizer.runtime.meter.counting import COUNT_EVERY_S, CountingPolicy
@@ -74,6 +75,21 @@ class TrainingRun:
     timeline_every_s: float = COUNT_EVERY_S
     """A step is counted this often or, where counting is slow, more rarely, beside an attempt's first ones
     (``meter/counting.py``); each but the very first reports its timeline."""
+    model_folder: Path | None = None
+    """The model's own folder, whose templates and settings go along with what is exported; ``weights_folder`` unless given."""
+    name: str = "model"
+    """The job's, for files that carry one."""
+
+    def exported(self) -> Exported:
+        return Exported(
+            spec=self.spec,
+            export=self.workload.export,
+            trained_dtype=self.plan.weights.dtype,
+            tokenizer_file=self.tokenizer_file,
+            model_folder=self.model_folder or self.weights_folder,
+            job_folder=self.job_folder,
+            name=self.name,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +103,8 @@ class Measured:
     """In the scratch file."""
     allocator_slack_bytes: int = 0
     """Most that torch's allocator had reserved beyond what was allocated: fragmentation; 0 on the CPU device."""
+    stages: dict[str, MeasuredStage] = field(default_factory=dict)
+    """Peaks on each tier by stage, of the last attempt; empty until it has ended."""
     step_ms: float = 0.0
     """Median of the steps that were not counted, where there were any."""
     num_steps: int = 0
@@ -151,7 +169,9 @@ class _Job:
         )
         token_file = TokenFile.open(run.token_file)
         self.batches = open_batches(token_file, run.workload)
-        self.trainer = self._build()
+        self.stages = StageWatch(self.meter, job_folder=run.job_folder)
+        with self.stages.during("load"):
+            self.trainer = self._build()
         self.watch = StepWatch(self.trainer, meter=self.meter, workload=run.workload)
         self.reader = BatchReader(
             self.batches, plan=run.plan.batch, num_steps=run.workload.num_steps, device=self.device
@@ -165,6 +185,7 @@ class _Job:
         self._data_wait_ms: list[float] = []
         self._attempt_steps = 0
         self._has_evaluated = False
+        self._evaluated_step = 0
         self._saved_step = -1
         self._counting = CountingPolicy(every_s=run.timeline_every_s)
 
@@ -201,10 +222,9 @@ class _Job:
                 workload=self.workload,
                 device=self.device,
                 weights_folder=run.weights_folder,
+                meter=self.meter,
             )
-            # Before anything moves or streams; empty where every weight is trained.
-            self.frozen_sha256 = hash_frozen(model)
-            return Trainer(
+            trainer = Trainer(
                 model,
                 plan=run.plan,
                 workload=self.workload,
@@ -212,6 +232,10 @@ class _Job:
                 meter=self.meter,
                 scratch=self._scratch_folder,
             )
+            self.stages.scratch_bytes = lambda: trainer.tiers.disk_peak_bytes
+            # Empty where every weight is trained.
+            self.frozen_sha256 = hash_frozen(model, read=trainer.read_weight)
+            return trainer
 
     @property
     def _scratch_folder(self) -> Path:
@@ -225,6 +249,7 @@ class _Job:
         with_timeline = is_counted and self._attempt_steps > 0
         self.watch.begin(with_timeline=with_timeline)
         result = self.last = self.trainer.step(batches, learning_rate=learning_rate, is_counted=is_counted)
+        del batches  # what follows is not to find them in memory
         self.watch.end()
         self._counting.note(result.step_ms / 1000, is_counted=is_counted)
         self.step += 1
@@ -248,6 +273,8 @@ class _Job:
             result, learning_rate=learning_rate, data_wait_ms=wait_ms, is_counted=is_counted
         )
         self._sample("step", **fields)
+        if is_counted:
+            self.stages.note("first_step" if self._attempt_steps == 0 else "steady_step")
         if self._attempt_steps == 0 and self.workload.num_steps > 1:
             return
         self._step_ms[is_counted].append(result.step_ms)
@@ -270,8 +297,14 @@ class _Job:
         batches = read_validation_batches(
             self.batches, num_batches=self.workload.eval_batches, plan=self.run.plan.batch
         )
-        loss = self.trainer.evaluate(batches, is_counted=not self._has_evaluated)
-        self._has_evaluated = True
+        is_counted = not self._has_evaluated or (self.step > 0 and self._evaluated_step == 0)
+        with self.meter.peak_of_its_own(is_counted=is_counted):
+            loss = self.trainer.evaluate(batches, is_counted=is_counted)
+            if is_counted:
+                self.stages.note("evaluation")
+            else:
+                self.stages.note_disk("evaluation")
+        self._has_evaluated, self._evaluated_step = True, self.step
         self._sample("eval", validation_loss=loss)
         return loss
 
@@ -279,20 +312,25 @@ class _Job:
         """A checkpoint of this step, unless there is one from this attempt."""
         if self._saved_step == self.step:
             return
-        groups, facts = export_trainer(self.trainer, frozen_sha256=self.frozen_sha256)
-        written = write_checkpoint(
-            self.run.job_folder,
-            step=self.step,
-            fence=self.run.fence,
-            plan_fingerprint=self.run.plan.fingerprint,
-            tensors=groups,
-            facts={
-                **facts,
-                "validation_loss_start": self.validation_loss_start,
-                "loss": self.last.loss if self.last else None,
-                "measured": to_json(self.measured),
-            },
-        )
+        before_bytes = self.stages.file_bytes()
+        with self.stages.during("save", on_host=True):
+            groups, facts = export_trainer(self.trainer, frozen_sha256=self.frozen_sha256)
+            written = write_checkpoint(
+                self.run.job_folder,
+                step=self.step,
+                fence=self.run.fence,
+                plan_fingerprint=self.run.plan.fingerprint,
+                tensors=groups,
+                facts={
+                    **facts,
+                    "validation_loss_start": self.validation_loss_start,
+                    "loss": self.last.loss if self.last else None,
+                    "measured": to_json(self.measured),
+                },
+            )
+        # An older one goes when the new one is there.
+        gone_bytes = before_bytes + written.num_bytes - self.stages.file_bytes()
+        self.stages.note_disk("save", more_bytes=max(0, gone_bytes))
         self._saved_step = self.step
         self.report({"type": "checkpoint", **to_json(written)})
 
@@ -301,10 +339,12 @@ class _Job:
         if checkpoint is None:
             self.report({"type": "started", "resumed_from_step": 0})
             return
-        import_trainer(self.trainer, checkpoint, frozen_sha256=self.frozen_sha256)
+        with self.stages.during("resume"):
+            import_trainer(self.trainer, checkpoint, frozen_sha256=self.frozen_sha256)
         self.step = self._saved_step = checkpoint.manifest.step
         self.validation_loss_start = checkpoint.facts["validation_loss_start"]
-        self.measured = Measured(**checkpoint.facts["measured"])
+        if checkpoint.manifest.plan_fingerprint == self.run.plan.fingerprint:
+            self.measured = Measured(**checkpoint.facts["measured"])
         self.report({"type": "started", "resumed_from_step": self.step})
 
     def _find_checkpoint(self) -> Checkpoint | None:
@@ -321,18 +361,14 @@ class _Job:
             reason="",
             message=f"Stopped as asked after step {self.step}; a checkpoint was saved.",
             step=self.step,
-            measured=self.measured,
+            measured=replace(self.measured, stages=self.stages.found),
         )
 
     def _succeeded(self) -> TrainingResult:
         artifacts, weights_sha256 = leave_artifacts(
-            self.trainer,
-            spec=self.run.spec,
-            batches=self.batches,
-            tokenizer_file=self.run.tokenizer_file,
-            job_folder=self.run.job_folder,
-            enter_phase=self._phase,
+            self.trainer, self.run.exported(), batches=self.batches, stages=self.stages, enter_phase=self._phase
         )
+        self.measured = replace(self.measured, stages=self.stages.found)
         step_ms = self.measured.step_ms
         return TrainingResult(
             outcome="succeeded",

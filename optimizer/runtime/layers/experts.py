@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from optimizer.models.adapters import ADAPTER_NAME, expert_factors
+from optimizer.models.adapters import ADAPTER_NAME, expert_factors, holds_experts
 from optimizer.plan.weights import FrozenFormat
 from optimizer.runtime.layers.quantize import PackedForm, pack_parameter, unpack
 
 
 def has_stacked_experts(module: nn.Module) -> bool:
     """The module itself, or peft's wrappers around it."""
-    return any(parameter.dim() == 3 for parameter in _unwrapped(module).parameters(recurse=False))
+    layer = _unwrapped(module)
+    return holds_experts(layer) and any(parameter.dim() == 3 for parameter in layer.parameters(recurse=False))
 
 
 def take_over_experts(outer: nn.Module, form: FrozenFormat, *, device: torch.device | None) -> None:
@@ -98,12 +99,17 @@ class _Experts:
             given = tensors[start : start + stack.num_tensors]
             start += stack.num_tensors
             weight = given[0] if stack.form is None else unpack(given[0], given[1], stack.form)
-            if stack.scaling is not None:
+            if stack.scaling is not None and not self._is_off(stack):
                 low, high = expert_factors(given[-2], given[-1], num_experts=weight.shape[0])
                 # As peft does: a weight does not change its dtype for autocast.
                 with torch.autocast(weight.device.type, enabled=False):
                     weight = torch.baddbmm(weight, high, low, alpha=stack.scaling)
             yield stack.name, weight
+
+    def _is_off(self, stack: _Stack) -> bool:
+        """True while the layer runs as if it had no adapter: as its own reference."""
+        adapter: Any = self.adapters[stack.name]
+        return bool(adapter.disable_adapters)
 
     @contextmanager
     def _weights_set(self, weights: dict[str, torch.Tensor]) -> Iterator[None]:

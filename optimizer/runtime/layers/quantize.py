@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from optimizer.base.optional import load_bitsandbytes
+from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
 from optimizer.plan.weights import FrozenFormat
 
 NF4_BLOCK_ELEMENTS = 64
@@ -64,6 +65,24 @@ def unpack(packed: torch.Tensor, scales: torch.Tensor, form: PackedForm) -> torc
     flat = _bitsandbytes_ops().dequantize_4bit(packed, scales, NF4_BLOCK_ELEMENTS, "nf4", blocks, form.dtype)
     weight: torch.Tensor = flat.view(-1)[: form.num_elements].view(form.shape)
     return weight
+
+
+def pack_in_pieces(weight: torch.Tensor, form: FrozenFormat, *, input_dim: int = -1) -> tuple[torch.Tensor, torch.Tensor]:
+    """``pack`` without its scratch: a piece of the weight at a time, to the same bits; where the weight is."""
+    weight = weight.detach()
+    if weight.numel() <= PIECE_ELEMENTS:
+        return pack(weight, form, input_dim=input_dim)[:2]
+    if form != "int8":
+        flat = weight.reshape(-1)
+        made = [pack(piece, form)[:2] for piece in torch.split(flat, PIECE_ELEMENTS)]
+        return torch.cat([packed for packed, _ in made]), torch.cat([scales for _, scales in made], dim=-1)
+    sums_last = input_dim in (-1, weight.dim() - 1)
+    matrix = weight.flatten(0, -2) if sums_last else weight
+    split_dim = 0 if sums_last else 1
+    num_at_once = max(1, PIECE_ELEMENTS * matrix.shape[split_dim] // matrix.numel())
+    pieces = [_pack_int8(piece, -1 if sums_last else 0) for piece in torch.split(matrix, num_at_once, dim=split_dim)]
+    packed, scales = (torch.cat([pair[index] for pair in pieces], dim=split_dim) for index in (0, 1))
+    return packed.view(weight.shape), scales.view(*weight.shape[:-1], 1) if sums_last else scales
 
 
 def pack_parameter(

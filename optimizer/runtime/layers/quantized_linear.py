@@ -10,7 +10,7 @@ Stacked experts are another matter (``experts.py``).
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
 from optimizer.models.adapters import base_name, has_adapters
 from optimizer.models.anatomy import find_blocks
 from optimizer.plan.weights import FrozenFormat
@@ -43,17 +44,23 @@ def freeze_base(model: nn.Module, form: FrozenFormat, *, device: torch.device | 
                     take_over_experts(child, form, device=device)
 
 
-def hash_frozen(model: nn.Module) -> str:
-    """sha256 of every parameter that is not trained, packed ones as they are packed; empty where all are trained."""
+def hash_frozen(model: nn.Module, *, read: Callable[[str], torch.Tensor] | None = None) -> str:
+    """sha256 of every parameter that is not trained, packed ones as they are packed; empty where all are trained.
+
+    read: gives a parameter's numbers by its name where they stream; the parameter itself otherwise.
+    """
     if not has_adapters(model):
         return ""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)};".encode())
-            # A copy: a storage that numpy was shown can never be resized again, and weights that stream must be.
-            flat = parameter.detach().to(device="cpu", copy=True).contiguous().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().data)
+            flat = (parameter if read is None else read(name)).detach().reshape(-1)
+            for piece in torch.split(flat, PIECE_ELEMENTS):
+                # A copy: a storage that numpy was shown can never be resized again, and weights that stream must be.
+                copied = piece.to(device="cpu", copy=True).contiguous()
+                digest.update(copied.view(torch.uint8).numpy().data)
+                del copied
     return digest.hexdigest()
 
 
@@ -67,6 +74,8 @@ class BaseTensor:
     sources: tuple[str, ...]
     """Names of parameters: itself, or packed bytes and scales."""
     form: PackedForm | None
+    input_dim: int = -1
+    """The dimension over which products sum."""
 
     def make(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
         """From the sources' values, in their order."""
@@ -87,7 +96,10 @@ def list_base_tensors(model: nn.Module) -> Iterator[BaseTensor]:
             form = packed.get(stem) if stem != key else None
             sources = (name,) if form is None else (name, f"{module_name}.{stem}_scales")
             shape = tuple(parameter.shape) if form is None else form.shape
-            yield BaseTensor(name=base_name(f"{module_name}.{stem}"), shape=shape, sources=sources, form=form)
+            input_dim = 0 if getattr(module, "is_transposed", False) else -1
+            yield BaseTensor(
+                name=base_name(f"{module_name}.{stem}"), shape=shape, sources=sources, form=form, input_dim=input_dim
+            )
 
 
 def _is_of_adapter(name: str) -> bool:

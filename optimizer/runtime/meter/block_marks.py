@@ -34,7 +34,7 @@ def _backward_marker(index: int, mark: Mark) -> Callable[..., None]:
         mark(index)
 
     def after_forward(module: nn.Module, args: Any, output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output
+        hidden = output[0] if isinstance(output, tuple | list) else output
         if hidden.requires_grad:
             hidden.register_hook(at_backward)
 

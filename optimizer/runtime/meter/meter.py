@@ -158,6 +158,14 @@ class Meter(Ledger, PlainDispatchMode):
         self._peak_at = (self._phase, self._block)
         self._host_peak_bytes = self._host_bytes
 
+    @contextmanager
+    def peak_of_its_own(self, *, is_counted: bool = True) -> Iterator[None]:
+        """Begin a peak for what is done meanwhile; the one that was known until then is back afterwards."""
+        known = self._peak_bytes, self._peak_by_slot, self._peak_at, self._host_peak_bytes
+        self.reset_peak(is_counted=is_counted)
+        yield
+        self._peak_bytes, self._peak_by_slot, self._peak_at, self._host_peak_bytes = known
+
     def peak(self) -> Peak:
         """On CUDA what torch counted and no op returned (scratch, the rest of a block) is added to temporaries."""
         by_category: dict[str, int] = dict(zip(CATEGORIES, self._peak_by_slot[:NUM_CATEGORIES], strict=True))

@@ -34,6 +34,7 @@ from optimizer.runtime.step.gradients import ConsumedGradients, Gradients, HostG
 from optimizer.runtime.step.logits_and_loss import compute_loss
 from optimizer.runtime.step.optimizer_state import Optimizer
 from optimizer.runtime.step.precision import Precision
+from optimizer.runtime.step.preference import Preference, Rewards, as_reference, score_rows
 from optimizer.runtime.step.sparse_gradients import SparseGradients, find_sparse
 from optimizer.runtime.step.weights import StreamedWeights
 from optimizer.runtime.tiers.background_thread import BackgroundThread
@@ -45,8 +46,8 @@ _HEAD_BACKWARD = "backward of head and loss"
 MicroBatch = tuple[Any, ...]
 """``(ids, labels)``, both int64 ``[micro_batch_size, sequence_length]``; labels are the next tokens, already shifted, and of a
 model that is no decoder what each position or target is to be. A third of the same shape is ``position_ids`` where the workload
-packs samples, or an ``attention_mask`` where a loop of somebody's own pads sequences. Of a plain module (``models/plain.py``)
-its inputs, a tensor or a tuple of them, and the labels."""
+packs samples, or an ``attention_mask`` where a loop of somebody's own pads sequences. Of pairs there are twice as many rows, the
+better answers first. Of a plain module (``models/plain.py``) its inputs, a tensor or a tuple of them, and the labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,8 @@ class StepResult:
     """Factor that backward started from; other than 1 only with fp16."""
     is_left_out: bool = False
     """The gradients overflowed fp16: the weights were not touched."""
+    rewards: Rewards | None = None
+    """None but in preference training."""
 
 
 class Trainer:
@@ -83,7 +86,11 @@ class Trainer:
         scratch: Path | None = None,
         updates_on_thread: bool | None = None,
         anatomy: Anatomy | None = None,
+        is_trace: bool = False,
     ) -> None:
+        """is_trace: True where tensors have no numbers and the step is written down: the reference of preference training is
+        zeros then, and its forward left out, which is priced by an evaluation's.
+        """
         self.anatomy = anatomy or find_anatomy(model)
         blocks = self.anatomy.blocks
         self._sparse = find_sparse(model)
@@ -99,6 +106,8 @@ class Trainer:
         self.device = device
         self.meter = meter
         self.precision = Precision(plan.weights, device=device)
+        self._is_trace = is_trace
+        self.preference = Preference(workload, keeps_rewards=not is_trace) if workload.has_pairs else None
         self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
         is_threaded = device.type == "cuda" if updates_on_thread is None else updates_on_thread
         self._worker = BackgroundThread(
@@ -250,7 +259,9 @@ class Trainer:
             self.meter.reset_peak(is_counted=is_counted)
         # Until it is done, so that ``close`` after an error does not wait for what met it.
         self._has_failed = True
-        shares = shares_of_labels(micro_batches)
+        shares = self._shares(micro_batches)
+        if self.preference is not None:
+            self.preference.begin()
         with self.metered(is_counted=is_counted):
             self.optimizer.learning_rate = learning_rate
             loss = self.accumulate(micro_batches, shares=shares)
@@ -259,7 +270,12 @@ class Trainer:
             torch.cuda.synchronize(self.device)
             if self.meter is not None:
                 self.meter.check_peak()
-        return replace(updated, step_ms=(time.perf_counter() - start_s) * 1000)
+        rewards = None if self.preference is None else self.preference.rewards()
+        return replace(updated, rewards=rewards, step_ms=(time.perf_counter() - start_s) * 1000)
+
+    def _shares(self, micro_batches: Sequence[MicroBatch]) -> list[float]:
+        """Each micro-batch's share in the mean over a step; empty where all weigh the same, as those of as many pairs do."""
+        return [] if self.preference is not None else shares_of_labels(micro_batches)
 
     def update(self, loss: torch.Tensor, *, learning_rate: float) -> StepResult:
         """Clip, update and drop the gradients, once backward is done; ``step_ms`` is left at 0.
@@ -341,7 +357,7 @@ class Trainer:
                 losses = [float(self.loss_of(micro_batch)) for micro_batch in micro_batches]
         finally:
             self.model.train()
-        shares = shares_of_labels(micro_batches)
+        shares = self._shares(micro_batches)
         if shares:
             return math.fsum(loss * share for loss, share in zip(losses, shares, strict=True))
         return math.fsum(losses) / len(losses)
@@ -371,10 +387,30 @@ class Trainer:
         ids, labels = self._bring(ids), self._bring(labels)
         given = {"attention_mask": attention_mask, "position_ids": position_ids}
         masks = {name: self._bring(tensor) for name, tensor in given.items() if tensor is not None}
+        reference = self._score_reference(ids, labels)
         set_region(self.meter, "activations")
         with self.precision.autocast():
             result = self.anatomy.run(ids, labels=labels, masks=masks, at_hidden=self._backbone_ends)
+            if self.preference is not None:
+                scores = score_rows(self.anatomy.compute_logits(result), labels)
+                return self.preference.loss(scores, labels, reference=reference)
             return compute_loss(self.anatomy, result, labels, plan=self.plan.logits_and_loss)
+
+    def _score_reference(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor | None:
+        """Scores of the rows under the model without its adapters; None where no reference is asked for."""
+        if self.preference is None or not self.preference.has_reference:
+            return None
+        if self._is_trace:
+            return ids.new_zeros(len(ids), dtype=torch.float32)
+        mark_phase(self.meter, "reference")
+        set_region(self.meter, "activations")
+        with torch.no_grad(), as_reference(self.model), self.precision.autocast():
+            result = self.anatomy.run(ids, labels=labels, masks={}, at_hidden=self._backbone_ends)
+            scores = score_rows(self.anatomy.compute_logits(result), labels)
+        if self.meter is not None:
+            self.meter.assign(scores, "temporaries")
+        mark_phase(self.meter, "forward")
+        return scores
 
     def _bring(self, given: Any) -> Any:
         """A tensor, or each of a tuple, on the device and counted."""

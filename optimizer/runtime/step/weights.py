@@ -28,9 +28,12 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from optimizer.models.anatomy import find_blocks
 from optimizer.plan.weights import WeightsPlan
+from optimizer.runtime.layers.filling import take_read_later
+from optimizer.runtime.meter.meter import count_allocations
 from optimizer.runtime.tiers.copies import Copy
-from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes
+from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes, on_host
 from optimizer.runtime.tiers.tiers import Tiers
 
 _TORCH_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -56,6 +59,13 @@ def list_streamed(model: nn.Module, blocks: Sequence[nn.Module], *, trains_all: 
         }
         for own in inside
     ]
+
+
+def name_streamed(model: nn.Module, plan: WeightsPlan, *, trains_all: bool) -> set[str]:
+    """Names of the parameters that will have a home off the device. trains_all: as ``list_streamed``'s."""
+    if plan.place == "device":
+        return set()
+    return {name for named in list_streamed(model, find_blocks(model), trains_all=trains_all) for name in named}
 
 
 class _Streamed:
@@ -159,8 +169,16 @@ class StreamedWeights:
             streamed.parameter.data = streamed.home_tensor().load()
 
     def _leave(self, name: str, parameter: nn.Parameter) -> _Streamed:
+        read = take_read_later(parameter)
+        num_bytes = parameter.numel() * parameter.dtype.itemsize
+        home = OffDeviceBytes(self._tiers, num_bytes, place=self._plan.place, category="weights")
+        if read is not None:
+            with count_allocations(self._tiers.meter), on_host(self._tiers, "temporaries"):
+                data = read()
+                home.write(data.contiguous(), dtype=data.dtype)
+            streamed = self._by_name[name] = _Streamed(name, parameter, home)
+            return streamed
         data = parameter.data
-        home = OffDeviceBytes(self._tiers, data.nbytes, place=self._plan.place, category="weights")
         home.write(data.contiguous(), dtype=data.dtype)
         device = self._tiers.device
         if data.device != device or data.untyped_storage().nbytes() != data.nbytes or not data.is_contiguous():
@@ -183,7 +201,7 @@ class StreamedWeights:
             self._enter(range(index, max(index - self._plan.prefetch - 1, -1), -1))
 
         def watch_output(module: nn.Module, args: Any, output: Any) -> None:
-            hidden = output[0] if isinstance(output, tuple) else output
+            hidden = output[0] if isinstance(output, tuple | list) else output
             if hidden.requires_grad:
                 hidden.register_hook(at_backward)
 

@@ -1,6 +1,5 @@
 """Nothing fits: how small the job could be made, what it is then made of, and what else could be allowed."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -9,25 +8,24 @@ from optimizer.base.units import format_bytes
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import TECHNIQUE_LABELS
+from optimizer.search.answer.lightest import price_floor
 from optimizer.search.answer.nothing_fits import nothing_fits
 from optimizer.search.check.pin_errors import no_room_elsewhere
-from optimizer.search.problem import OuterPlan, SearchProblem
+from optimizer.search.problem import SearchProblem
 from optimizer.search.solver.exhaustive import price_all
-from optimizer.search.solver.grid import with_chunks, with_prefetch
-from optimizer.search.solver.levers import homes_of, largest_fraction
-from optimizer.search.solver.lines import lightest_bytes
+from optimizer.search.solver.floors import has_floors
 from optimizer.search.solver.pricebook import PriceBook
-from optimizer.search.solver.solve import price_lightest, solve
+from optimizer.search.solver.solve import solve
 
 MAX_TIGHTENINGS = 4
 """Searches below the smallest peak found so far; each has found a smaller one where it is not the last."""
-NUM_LIGHTEST = 3
-"""Settings, lightest first, whose mixtures are priced as well."""
+NEARLY = 1.05
+"""Plans that allocate up to so much more than their tensors are taken for what they are by their tensors alone."""
 
 
 def explain_infeasible(problem: SearchProblem) -> NoFeasiblePlan:
     """The error to raise. Its budget is enough: a search with exactly that much succeeds."""
-    plan, prediction = find_smallest(problem)
+    plan, prediction = find_smallest_allocated(problem)
     return nothing_fits(problem, plan, prediction, list_ways=partial(_list_ways, problem))
 
 
@@ -35,19 +33,42 @@ def find_smallest(problem: SearchProblem) -> tuple[Plan, Prediction]:
     """The permitted plan with the least upper end of the peak for which the other tiers have room: of small problems the least
     of all.
 
-    First what must be near the smallest, then searches with a byte less than was found, until one finds nothing.
+    First what must be near the smallest; where plans cannot be bounded, then searches with a byte less than was found, until
+    one finds nothing.
     """
+    return _smallest(_price_smallest(problem))
+
+
+def find_smallest_allocated(problem: SearchProblem) -> tuple[Plan, Prediction]:
+    """``find_smallest`` by what is allocated on a card: kernels hold far more beside the tensors of some plans than of others."""
+    book = _price_smallest(problem)
+    smallest = _smallest(book)
+    if problem.detail is None or allocated_bytes(problem, *smallest) <= smallest[1].device_peak_high_bytes * NEARLY:
+        return smallest
+    by_choice: dict[str, tuple[Plan, Prediction]] = {}
+    for pair in sorted(_roomy(book), key=lambda pair: pair[1].device_peak_high_bytes):
+        by_choice.setdefault(pair[0].activations.per_block[0], pair)
+    return min(by_choice.values(), key=lambda pair: allocated_bytes(problem, *pair))
+
+
+def allocated_bytes(problem: SearchProblem, plan: Plan, prediction: Prediction) -> int:
+    """The upper end of what a plan allocates, as a budget counts it."""
+    found = problem.priced("smallest", plan, prediction).prediction
+    return max(found.device_peak_high_bytes, 0 if found.memory is None else found.memory.allocated.high)
+
+
+def _price_smallest(problem: SearchProblem) -> PriceBook:
     book = PriceBook(problem)
     if price_all(book, prune=False):
-        return _smallest(book)
-    smallest = _smallest(price_floor(book))
-    for _ in range(MAX_TIGHTENINGS):
-        below = PriceBook(problem.with_budget(smallest[1].device_peak_high_bytes - 1))
+        return book
+    price_floor(book)
+    for _ in range(0 if has_floors(problem) else MAX_TIGHTENINGS):
+        below = PriceBook(problem.with_budget(_smallest(book)[1].device_peak_high_bytes - 1))
         solve(below)
         if below.best is None:
             break
-        smallest = _smallest(below)
-    return smallest
+        book = below
+    return book
 
 
 def smallest_found(book: PriceBook) -> int:
@@ -60,42 +81,22 @@ def smallest_found(book: PriceBook) -> int:
 
 
 def _smallest(book: PriceBook) -> tuple[Plan, Prediction]:
+    return min(_roomy(book), key=lambda pair: pair[1].device_peak_high_bytes)
+
+
+def _roomy(book: PriceBook) -> list[tuple[Plan, Prediction]]:
+    """Permitted plans for which the other tiers have room. Raises InvalidPlan where there are none."""
     roomy = [pair for pair in book.permitted() if book.problem.fits_elsewhere(pair[1])]
     if not roomy:
         raise no_room_elsewhere(book.problem)
-    return min(roomy, key=lambda pair: pair[1].device_peak_high_bytes)
-
-
-def price_floor(book: PriceBook) -> PriceBook:
-    """Only what can be smallest: one sequence at a time, and the whole batch, which sums no gradients."""
-    problem = book.problem
-    sizes = [setting.micro_batch_size for setting in problem.settings()]
-    candidates: dict[OuterPlan, int] = {}
-    for base in problem.settings():
-        if base.micro_batch_size == min(sizes) or base.accumulation_steps == 1:
-            book.keep_all_ms(base)
-            candidates.update({setting: lightest_bytes(book, setting) for setting in _light_settings(book, base)})
-    for setting in sorted(candidates, key=lambda setting: (candidates[setting], repr(setting)))[:NUM_LIGHTEST]:
-        price_lightest(book, setting)
-    return book
-
-
-def _light_settings(book: PriceBook, base: OuterPlan) -> Iterator[OuterPlan]:
-    """Every count of chunks at the strongest home; every home at the best of them."""
-    homes = [home for home in (largest_fraction(book, home) for home in homes_of(book, base)) if home is not None]
-    if not homes:
-        return
-    problem = book.problem
-    strongest = [fetching for chunked in with_chunks(problem, homes[-1]) for fetching in with_prefetch(problem, chunked)]
-    yield from strongest
-    best = min(strongest, key=lambda setting: lightest_bytes(book, setting))
-    for home in homes[:-1]:
-        yield replace(home, num_chunks=best.num_chunks, prefetch=best.prefetch)
+    return roomy
 
 
 def _list_ways(problem: SearchProblem, smallest_bytes: int) -> list[str]:
     """Ways out, the ones that cost least to the user first. What is said to help has been priced."""
     ways = [f"Raise the budget to {format_bytes(smallest_bytes)}", "shorten the sequence"]
+    if not problem.names_ways:
+        return ways
     ways.extend(_permissions(problem, smallest_bytes))
     unlimited = replace(problem, host_budget_bytes=2**62)
     ways.extend(_way("give it more host memory", unlimited, smallest_bytes))

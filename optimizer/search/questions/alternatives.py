@@ -1,53 +1,46 @@
-"""Nothing fits here: what would fit elsewhere, or if less were asked for. Every way out has been priced.
+"""Nothing fits here: what would fit if something else were asked for. Every way out has been priced.
 
-Of each kind the nearest: the longest sequence that is shorter, the largest batch that is smaller, choices that change the
-numbers, adapters instead of every weight, the cheapest card of the table. A way out names a plan that fits, which need not be
-the fastest: a search there finds that.
+Of each kind the nearest: choices that round, the largest batch that is smaller, adapters instead of every weight, the longest
+sequence that is shorter; ``more_hardware.py`` has those that need something more. A way out names a plan that fits, which need
+not be the fastest: a search there finds that.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
-from optimizer.base.errors import InvalidInput, NoFeasiblePlan
-from optimizer.base.serialize import WithJson
-from optimizer.base.units import format_bytes
+from optimizer.base.errors import InvalidInput, InvalidWorkload, NoFeasiblePlan
 from optimizer.goal import Goal
-from optimizer.hardware.devices import known_devices, table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import PriceList
+from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
-from optimizer.profile.profile import Profile
-from optimizer.search.answer.smallest import price_floor
-from optimizer.search.problem import PricedPlan, SearchProblem, divisors
-from optimizer.search.solver.pricebook import PriceBook
+from optimizer.plan.techniques import TECHNIQUE_LABELS
+from optimizer.plan.weights import FrozenFormat
+from optimizer.search.problem import PricedPlan, divisors
+from optimizer.search.questions.more_hardware import list_hardware_ways
+from optimizer.search.questions.ways import Asker, Kind, Obtain, Pose, WayOut, rank_ways, way_out
 from optimizer.workload import Adapter, TrainingWorkload
 
-Pose = Callable[[Profile, TrainingWorkload, Goal, Machine], SearchProblem]
-Obtain = Callable[[TrainingWorkload, Goal], Profile | None]
-"""The model's profile, as far as this work and this goal need it; None where it is not to be had now."""
-Kind = Literal["shorter_sequence", "smaller_batch", "lossy", "adapters", "another_card"]
-NUM_HALVINGS = 3
-"""Share of the gap between a sequence that fits and one that does not."""
 SEQUENCE_STEP = 128
+MAX_TRIED = 4
+"""Sequences and batches, of those that bounds leave, for which a plan is looked for."""
 ADAPTER = Adapter(rank=16)
 """Alternatives looked at where every weight is trained."""
-MAX_CARDS = 12
-"""Priced, from the cheapest: the next larger memory each time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WayOut(WithJson):
-    """One change of the request, and a plan that then fits."""
-
-    kind: Kind
-    sentence: str
-    change: dict[str, Any]
-    """The change to ask for, in the words of a job spec: ``{"workload": {"sequence_length": 512}}``, ``{"gpu": "L4"}``."""
-    plan: Plan
-    device_peak_bytes: int
-    """Upper end of that plan's peak."""
-    step_ms: float
+_PACKED: Final[tuple[FrozenFormat, ...]] = ("nf4", "int4")
+"""Formats of frozen weights, the one preferred first; nf4 needs bitsandbytes."""
+_ROUNDED: Final[tuple[tuple[Kind, str, dict[str, Any]], ...]] = (
+    ("8bit_optimizer", "8-bit optimizer state", {"optimizer_state.bits": 8}),
+    ("bf16", "bf16 weights", {"weights.dtype": "bf16"}),
+    ("bf16_8bit", "bf16 weights and 8-bit optimizer state", {"optimizer_state.bits": 8, "weights.dtype": "bf16"}),
+)
+_PLAIN: Final[dict[str, Any]] = {
+    "weights.dtype": "fp32",
+    "weights.master": "fp32",
+    "weights.autocast": "off",
+    "weights.frozen": "same",
+    "optimizer_state.bits": 32,
+}
 
 
 def add_ways_out(
@@ -60,40 +53,34 @@ def add_ways_out(
     machine: Machine,
     prices: PriceList,
 ) -> NoFeasiblePlan:
-    """The same error with ``fields["ways_out"]`` and ``fields["largest_part"]``, and its hint naming them.
+    """The same error with ``fields["ways_out"]``, what costs least first, and ``fields["largest_part"]``; its hint names them.
 
     prices: to say which card is cheapest.
     """
-    asker = _Asker(pose=pose, obtain=obtain, workload=workload, goal=goal, machine=machine)
-    ways = [
-        *_shorter(asker),
-        *_smaller_batch(asker),
-        *_lossy(asker),
-        *_adapters(asker),
-        *_another_card(asker, prices),
-    ]
+
+    def obtained(workload: TrainingWorkload, goal: Goal) -> Any:
+        try:
+            return obtain(workload, goal)
+        except InvalidInput:
+            return None  # a model that adapters cannot be put beside has one way out less
+
+    asker = Asker(
+        pose=lambda *asked: replace(pose(*asked), names_ways=False),
+        obtain=obtained,
+        workload=workload,
+        goal=goal,
+        machine=machine,
+        representation=_representation(goal.pins, Plan.from_json(error.fields["smallest_plan"])),
+    )
+    ways = [*_permitted(asker), *_rounded(asker), *_smaller_batch(asker), *_adapters(asker), *_shorter(asker)]
+    if not ways:
+        ways.extend(_shorter_with_adapters(asker))
+    ways = rank_ways([*ways, *list_hardware_ways(asker, prices, error=error)])
     error.fields["largest_part"] = largest_part(error.fields["bytes_by_category"])
     error.fields["ways_out"] = [way.to_json() for way in ways]
     if ways:
-        error.hint = f"{error.hint.rstrip('.')}. What would fit: {'; '.join(way.sentence for way in ways)}."
+        error.hint = f"What would fit: {'; '.join(way.sentence for way in ways)}."
     return error
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Asker:
-    """The question, and a way to ask another."""
-
-    pose: Pose
-    obtain: Obtain
-    workload: TrainingWorkload
-    goal: Goal
-    machine: Machine
-
-    def ask(self, *, goal: Goal | None = None, machine: Machine | None = None, **work: Any) -> PricedPlan | None:
-        """A plan that fits where the workload's fields, the goal or the machine are others."""
-        workload, goal = replace(self.workload, **work), goal or self.goal
-        profile = self.obtain(workload, goal)
-        return None if profile is None else _fitting(self.pose(profile, workload, goal, machine or self.machine))
 
 
 def largest_part(bytes_by_category: dict[str, int]) -> str:
@@ -101,44 +88,90 @@ def largest_part(bytes_by_category: dict[str, int]) -> str:
     return max(bytes_by_category, key=lambda name: bytes_by_category[name])
 
 
-def _shorter(asker: _Asker) -> Iterator[WayOut]:
-    whole = asker.obtain(asker.workload, asker.goal)
-    step = max(SEQUENCE_STEP, 1 if whole is None else whole.sequence_multiple)
-    over, found = asker.workload.sequence_length, None
-    length = over // 2 // step * step
-    while length >= step and found is None:
-        found = asker.ask(sequence_length=length)
-        if found is None:
-            over, length = length, length // 2 // step * step
-    if found is None:
-        return
-    for _ in range(NUM_HALVINGS):
-        middle = (length + over) // 2 // step * step
-        if middle in (length, over):
-            break
-        nearer = asker.ask(sequence_length=middle)
-        found, length, over = (found, length, middle) if nearer is None else (nearer, middle, over)
-    yield _way(
-        "shorter_sequence", f"sequences of {length:,} tokens", found, {"workload": {"sequence_length": length}}
+def _representation(pins: Pins, plan: Plan) -> Pins:
+    weights = plan.weights
+    return _pinned(
+        pins,
+        {
+            "weights.dtype": weights.dtype,
+            "weights.master": weights.master,
+            "weights.autocast": weights.autocast,
+            "weights.frozen": weights.frozen,
+            "optimizer_state.bits": plan.optimizer_state.bits,
+        },
     )
 
 
-def _smaller_batch(asker: _Asker) -> Iterator[WayOut]:
-    for size in reversed(divisors(asker.workload.global_batch_size)[:-1]):
-        found = asker.ask(global_batch_size=size)
-        if found is not None:
-            yield _way("smaller_batch", f"a batch of {size}", found, {"workload": {"global_batch_size": size}})
+def _pinned(pins: Pins, values: dict[str, Any]) -> Pins:
+    """The pins with more; what is pinned already stays."""
+    given = dict(pins.values())
+    by_category: dict[str, dict[str, Any]] = {"weights": {}, "optimizer_state": {}}
+    for path, value in values.items():
+        category, _, knob = path.partition(".")
+        if path not in given:
+            by_category[category][knob] = value
+    return replace(
+        pins,
+        weights=replace(pins.weights, **by_category["weights"]),
+        optimizer_state=replace(pins.optimizer_state, **by_category["optimizer_state"]),
+    )
+
+
+# The numbers stay.
+
+
+def _permitted(asker: Asker) -> Iterator[WayOut]:
+    """Each technique that is forbidden and helps by itself; where none does, all of them together."""
+    goal = asker.goal
+    forbidden = [technique for technique in goal.forbid if goal.allows_loss_by(technique)]
+    tried = [((technique,), f"permit '{TECHNIQUE_LABELS[technique]}'") for technique in forbidden]
+    found_any = False
+    for freed, words in [*tried, *([(tuple(forbidden), "permit what is forbidden")] if len(forbidden) > 1 else [])]:
+        if found_any and len(freed) > 1:
             return
+        others = tuple(technique for technique in goal.forbid if technique not in freed)
+        found = asker.ask(goal=replace(goal, forbid=others, pins=asker.representation))
+        if found is not None:
+            found_any = True
+            change = {"goal": {"forbid": list(others)}}
+            yield way_out("permit", words, found, change, flags=f"no --forbid {' '.join(freed)}", expense="nothing")
 
 
-def _lossy(asker: _Asker) -> Iterator[WayOut]:
-    if asker.goal.allow_lossy and asker.goal.most_loss == "any":
+# Numbers are rounded.
+
+
+def _rounded(asker: Asker) -> Iterator[WayOut]:
+    """Formats that round as training in 16 bits does, those that are not allowed yet; the last only where no other helps."""
+    goal = asker.goal
+    found_any = False
+    if not goal.allow_lossy:
+        for kind, words, values in _ROUNDED:
+            found = None if found_any and kind == "bf16_8bit" else asker.ask(goal=_rounding(goal, values))
+            if found is not None:
+                found_any = True
+                pins = " ".join(f"--pin {path}={value}" for path, value in values.items())
+                flags = f"--allow-lossy rounding {pins}"
+                yield way_out(kind, words, found, _goal_change("rounding", values), flags=flags, expense="rounding")
+    if goal.allow_lossy and goal.most_loss == "any":
         return
-    change: dict[str, Any] = {"most_loss": "any"} if asker.goal.allow_lossy else {"allow_lossy": True}
-    found = asker.ask(goal=replace(asker.goal, **change))
-    if found is not None and not found.plan.is_lossless:
-        words = ", ".join(_lossy_words(found.plan))
-        yield _way("lossy", f"choices that change the numbers ({words})", found, {"goal": change})
+    if not found_any:
+        found = asker.ask(goal=replace(goal, allow_lossy=True, most_loss="any"))
+        if found is not None and not found.plan.is_lossless:
+            words = f"choices that change the numbers ({', '.join(_lossy_words(found.plan))})"
+            change = {"goal": {"allow_lossy": True, "most_loss": "any"}}
+            yield way_out("lossy", words, found, change, flags="--allow-lossy", expense="training")
+
+
+def _rounding(goal: Goal, values: dict[str, Any]) -> Goal:
+    return replace(goal, allow_lossy=True, most_loss="rounding", pins=_pinned(goal.pins, {**_PLAIN, **values}))
+
+
+def _goal_change(most_loss: str, values: dict[str, Any]) -> dict[str, Any]:
+    pins: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        category, _, knob = path.partition(".")
+        pins.setdefault(category, {})[knob] = value
+    return {"goal": {"allow_lossy": True, "most_loss": most_loss, "pins": pins}}
 
 
 def _lossy_words(plan: Plan) -> Iterator[str]:
@@ -147,6 +180,8 @@ def _lossy_words(plan: Plan) -> Iterator[str]:
         yield f"autocast to {weights.autocast}"
     if weights.dtype != "fp32":
         yield f"{weights.dtype} weights"
+    if weights.master != "fp32":
+        yield "no fp32 masters"
     if weights.frozen != "same":
         yield f"frozen weights in {weights.frozen}"
     if plan.optimizer_state.bits != 32:
@@ -155,67 +190,129 @@ def _lossy_words(plan: Plan) -> Iterator[str]:
         yield f"copies in {plan.activations.compress}"
 
 
-def _adapters(asker: _Asker) -> Iterator[WayOut]:
-    if asker.workload.adapter is not None:
-        return
-    try:
-        found = asker.ask(adapter=ADAPTER)
-    except InvalidInput:
-        return  # A model that adapters cannot be put beside has one way out less.
+# Something else is trained.
+
+
+def _adapters(asker: Asker) -> Iterator[WayOut]:
+    """Low-rank adapters beside frozen weights as they are, and beside packed ones."""
+    if asker.workload.adapter is None:
+        found = asker.ask(adapter=ADAPTER, goal=asker.goal)
+        if found is not None and found.plan.weights.frozen == "same":
+            yield _adapter_way(found)
+    found = _ask_packed(asker)
     if found is not None:
-        what = f"adapters of rank {ADAPTER.rank} beside frozen weights (LoRA)"
-        yield _way("adapters", what, found, {"workload": {"adapter": {"rank": ADAPTER.rank}}})
+        yield _packed_way("qlora", asker, found)
 
 
-def _another_card(asker: _Asker, prices: PriceList) -> Iterator[WayOut]:
-    """Cards with more memory than the budget, by the price of an hour, and after them those without a price by memory."""
-    tried_bytes = 0
-    for name, price in _cards(prices, more_than_bytes=asker.goal.device_budget_bytes)[:MAX_CARDS]:
-        card = table_machine(name, host_memory_bytes=asker.machine.host_memory_bytes)
-        if card.device.memory_bytes <= tried_bytes:
-            continue
-        tried_bytes = card.device.memory_bytes
-        found = asker.ask(goal=replace(asker.goal, device_budget_bytes=card.device.memory_bytes), machine=card)
-        if found is not None:
-            yield _way("another_card", f"{name}{price}", found, {"gpu": name})
-            return
+def _adapter_way(found: PricedPlan) -> WayOut:
+    words = f"adapters of rank {ADAPTER.rank} beside frozen weights (LoRA)"
+    change = {"workload": {"adapter": {"rank": ADAPTER.rank}}}
+    return way_out("adapters", words, found, change, flags=f"--lora {ADAPTER.rank}", expense="training")
 
 
-def _cards(prices: PriceList, *, more_than_bytes: int) -> list[tuple[str, str]]:
-    rented, unpriced = [], []
-    for spec in known_devices().values():
-        if spec.usable_bytes <= more_than_bytes:
-            continue
-        rental = prices.rental(spec.name)
-        if rental is None:
-            unpriced.append((spec.usable_bytes, spec.name))
-        else:
-            words = f" ({rental.currency} {rental.price_per_hour:g}/h, {rental.provider}, price of {rental.date})"
-            rented.append((rental.price_per_hour, spec.name, words))
-    return [*((name, words) for _, name, words in sorted(rented)), *((name, "") for _, name in sorted(unpriced))]
-
-
-def _fitting(problem: SearchProblem) -> PricedPlan | None:
-    """The fastest of the smallest plans that fits with all that a process takes, or else the smallest."""
-    book = price_floor(PriceBook(problem))
-    feasible = book.feasible()
-    if not feasible:
+def _ask_packed(asker: Asker, **work: Any) -> PricedPlan | None:
+    """Adapters beside packed frozen weights; None where that is allowed already, or pinned otherwise."""
+    goal, adapter = asker.goal, asker.workload.adapter
+    pinned = dict(goal.pins.values())
+    if (adapter is not None and goal.allow_lossy and goal.most_loss == "any") or "weights.frozen" in pinned:
         return None
-    smallest = min(feasible, key=lambda pair: pair[1].device_peak_high_bytes)
-    for plan, prediction in (feasible[0], smallest):
-        priced = problem.priced("way out", plan, prediction)
-        if priced.verdict in ("fits", "unknown"):
-            return priced
+    for form in _PACKED:
+        values = {"weights.dtype": "bf16", "weights.autocast": "off", "weights.frozen": form, "optimizer_state.bits": 32}
+        try:
+            packed = replace(goal, allow_lossy=True, most_loss="any", pins=_pinned(goal.pins, values))
+        except InvalidWorkload:
+            return None
+        found = asker.ask(goal=packed, adapter=adapter or ADAPTER, **work)
+        if found is not None:
+            return found
     return None
 
 
-def _way(kind: Kind, what: str, found: PricedPlan, change: dict[str, Any]) -> WayOut:
-    high_bytes = found.prediction.device_peak_high_bytes
-    return WayOut(
-        kind=kind,
-        sentence=f"{what}, at most {format_bytes(high_bytes)}",
-        change=change,
-        plan=found.plan,
-        device_peak_bytes=high_bytes,
-        step_ms=found.prediction.step_ms,
+def _packed_way(kind: Kind, asker: Asker, found: PricedPlan, *, sequence_length: int | None = None) -> WayOut:
+    """sequence_length: where it is another than was asked for."""
+    rank, form = (asker.workload.adapter or ADAPTER).rank, found.plan.weights.frozen
+    values = {"weights.dtype": "bf16", "weights.frozen": form}
+    change = _goal_change("any", values)
+    flags = f"--allow-lossy --pin weights.dtype=bf16 --pin weights.frozen={form}"
+    words = f"adapters of rank {rank} beside weights in {form} (QLoRA)"
+    work: dict[str, Any] = {}
+    if asker.workload.adapter is None:
+        work, flags = {"adapter": {"rank": rank}}, f"--lora {rank} {flags}"
+    if sequence_length is not None:
+        words, flags = f"{words} and sequences of {sequence_length:,} tokens", f"{flags} --sequence-length {sequence_length}"
+        work["sequence_length"] = sequence_length
+    if work:
+        change["workload"] = work
+    return way_out(kind, words, found, change, flags=flags, expense="training" if sequence_length is None else "data")
+
+
+def _smaller_batch(asker: Asker) -> Iterator[WayOut]:
+    sizes = list(reversed(divisors(asker.workload.global_batch_size)[:-1]))
+    found = _largest_that_fits(
+        sizes, lambda size: asker.may(global_batch_size=size), lambda size: asker.ask(global_batch_size=size)
     )
+    if found is not None:
+        size, priced = found
+        change = {"workload": {"global_batch_size": size}}
+        yield way_out("smaller_batch", f"a batch of {size}", priced, change, flags=f"--batch {size}", expense="training")
+
+
+# Less text at once.
+
+
+def _shorter(asker: Asker) -> Iterator[WayOut]:
+    found = _shorter_that_fits(
+        asker, lambda length: asker.may(sequence_length=length), lambda length: asker.ask(sequence_length=length)
+    )
+    if found is not None:
+        length, priced = found
+        change = {"workload": {"sequence_length": length}}
+        flags = f"--sequence-length {length}"
+        yield way_out("shorter_sequence", f"sequences of {length:,} tokens", priced, change, flags=flags, expense="data")
+
+
+def _shorter_with_adapters(asker: Asker) -> Iterator[WayOut]:
+    """Both at once, where neither helps by itself."""
+    found = _shorter_that_fits(
+        asker, lambda length: True, lambda length: _ask_packed(asker, sequence_length=length)
+    )
+    if found is not None:
+        yield _packed_way("qlora_shorter", asker, found[1], sequence_length=found[0])
+
+
+def _shorter_that_fits(
+    asker: Asker, may: Callable[[int], bool], ask: Callable[[int], PricedPlan | None]
+) -> tuple[int, PricedPlan] | None:
+    whole = asker.obtain(asker.workload, asker.goal)
+    step = max(SEQUENCE_STEP, 1 if whole is None else whole.sequence_multiple)
+    asked = asker.workload.sequence_length
+    return _largest_that_fits(range((asked - 1) // step * step, 0, -step), may, ask)
+
+
+def _largest_that_fits(
+    sizes: Sequence[int], may: Callable[[int], bool], ask: Callable[[int], PricedPlan | None]
+) -> tuple[int, PricedPlan] | None:
+    """The largest size for which a plan is found, nearly. sizes: falling; of two the smaller holds less.
+
+    may: cheap, and false only where nothing fits. Halving finds the largest size that bounds leave; a few are asked for from
+    there on.
+    """
+    if not sizes or not may(sizes[-1]):
+        return None
+    low, high = 0, len(sizes) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if may(sizes[middle]) else (middle + 1, high)
+    fitting: tuple[int, PricedPlan] | None = None
+    refused, at = low - 1, low
+    for _ in range(MAX_TRIED):
+        found = ask(sizes[at])
+        if found is None:
+            refused = at
+        else:
+            fitting, high = (sizes[at], found), at
+        # until something fits, down to a quarter; then between what fits and what does not
+        at = (at + 3 * len(sizes)) // 4 if fitting is None else (refused + high) // 2
+        if not refused < at < (len(sizes) if fitting is None else high):
+            break
+    return fitting

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
 from optimizer.base.serialize import WithJson
 from optimizer.base.units import format_bytes
-from optimizer.goal import Goal
-from optimizer.hardware.devices import known_devices, table_machine
+from optimizer.goal import Budgets, Goal
+from optimizer.hardware.devices import Beside, known_devices, table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import Cost, PriceList, price_run
 from optimizer.search.answer.frontier import plan_label
@@ -47,8 +47,21 @@ class CardAnswer(WithJson):
         return next((cost.per_million_tokens for cost in self.costs if cost.kind == "rented"), None)
 
 
-def read_cards(names: Sequence[str], *, host_memory_bytes: int | None = None) -> list[Machine]:
-    """``all`` for the whole table. Raises InvalidInput for a name that is not in it, and for too many."""
+def beside_in(goal: Budgets) -> Beside:
+    """The host and the disk beside a card of the table, where a goal has budgets for them: then that is what is there."""
+    found: Beside = {}
+    if goal.host_budget_bytes is not None:
+        found["host_memory_bytes"] = goal.host_budget_bytes
+    if goal.disk_budget_bytes is not None:
+        found["disk_bytes"] = goal.disk_budget_bytes
+    return found
+
+
+def read_cards(names: Sequence[str], *, beside: Beside | None = None) -> list[Machine]:
+    """``all`` for the whole table, each with the same machine around it.
+
+    Raises InvalidInput for a name that is not in it, and for too many.
+    """
     wanted = list(known_devices()) if list(names) == [ALL] else list(names)
     if not 1 <= len(wanted) <= MAX_CARDS_AT_ONCE:
         raise InvalidInput(
@@ -57,9 +70,7 @@ def read_cards(names: Sequence[str], *, host_memory_bytes: int | None = None) ->
             value=len(wanted),
             allowed={"minimum": 1, "maximum": MAX_CARDS_AT_ONCE},
         )
-    cards = [table_machine(name) for name in wanted]
-    if host_memory_bytes is not None:
-        cards = [replace(card, host_memory_bytes=host_memory_bytes) for card in cards]
+    cards = [table_machine(name, **(beside or {})) for name in wanted]
     return list({card.name: card for card in cards}.values())
 
 

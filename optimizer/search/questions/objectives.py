@@ -65,7 +65,7 @@ class ObjectiveAnswer:
     """None where the work is as it was asked for."""
 
     def for_run(self, workload: TrainingWorkload) -> "ObjectiveAnswer":
-        """The same for a workload that is priced alike (``priced_part``): its plans are the same, a run may be longer."""
+        """The same for a workload that is priced alike (``detailed_part``): its plans are the same, a run may be longer."""
 
         def over(priced: PricedPlan) -> PricedPlan:
             return replace(priced, prediction=priced.prediction.over(workload.num_steps))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from optimizer.base.recent import Recent
+from optimizer.estimate.job.files import NUM_KEPT
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
 from optimizer.search.problem import SearchProblem
@@ -39,12 +40,25 @@ def priced_part(workload: TrainingWorkload) -> TrainingWorkload:
     )
 
 
+def detailed_part(workload: TrainingWorkload) -> TrainingWorkload:
+    """The workload with all that neither prices nor the job's other stages read at its default.
+
+    Stages read what is exported and how many checkpoints lie there at once, which grows no more after a few of them.
+    """
+    every = workload.checkpoint_every_steps
+    return replace(
+        priced_part(workload),
+        num_steps=min(workload.num_steps, max(2, (NUM_KEPT + 1) * every + 1)),
+        checkpoint_every_steps=every,
+        export=workload.export,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Known:
     """The prices of one workload."""
 
     prices: dict[Plan, Prediction] = field(default_factory=dict)
-    details: dict[Plan, Prediction] = field(default_factory=dict)
 
 
 class PriceMemory:
@@ -52,10 +66,12 @@ class PriceMemory:
 
     def __init__(self) -> None:
         self._known: Recent[TrainingWorkload, _Known] = Recent(MAX_WORKLOADS)
+        self._detailed: Recent[TrainingWorkload, _Known] = Recent(MAX_WORKLOADS)
 
     def bind(self, problem: SearchProblem) -> SearchProblem:
         """The problem with prices from memory. It must be about this model and this machine."""
         known, num_steps = self._known.obtain(priced_part(problem.workload), _Known), problem.workload.num_steps
+        detailed = self._detailed.obtain(detailed_part(problem.workload), _Known)
         price, detail = problem.price, problem.detail
 
         def remembered_price(plan: Plan) -> Prediction:
@@ -65,7 +81,7 @@ class PriceMemory:
             return replace(problem, price=remembered_price)
 
         def remembered_detail(plan: Plan, prediction: Prediction) -> Prediction:
-            return _recall(known.details, plan, lambda: detail(plan, prediction)).over(num_steps)
+            return _recall(detailed.prices, plan, lambda: detail(plan, prediction)).over(num_steps)
 
         return replace(problem, price=remembered_price, detail=remembered_detail)
 

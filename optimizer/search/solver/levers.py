@@ -53,7 +53,7 @@ def smallest_fraction(book: PriceBook, setting: OuterPlan, per_block: PerBlock) 
 
 def largest_fraction(book: PriceBook, setting: OuterPlan) -> OuterPlan | None:
     """With the largest share of the state for which host and disk have room; None where they have none for any."""
-    per_block, steps = _with_least_elsewhere(book), fraction_steps(book.problem.num_blocks)
+    per_block, steps = with_least_elsewhere(book), fraction_steps(book.problem.num_blocks)
 
     def fits(step: int) -> bool:
         prediction = book.price(replace(setting, state_fraction=step / steps), per_block)
@@ -83,10 +83,11 @@ def _has_nearer(book: PriceBook, home: OuterPlan) -> bool:
         return False
     if not book.problem.permits_setting(nearer):
         return False
-    return book.problem.fits_elsewhere(book.price(nearer, _with_least_elsewhere(book)))
+    return book.problem.fits_elsewhere(book.price(nearer, with_least_elsewhere(book)))
 
 
-def _with_least_elsewhere(book: PriceBook) -> PerBlock:
+def with_least_elsewhere(book: PriceBook) -> PerBlock:
+    """Blocks that hold nothing on the other tiers, where that is left open."""
     lightest = (book.problem.rebuilding or ("keep",))[0]
     return book.problem.pinned_blocks or (lightest,) * book.problem.num_blocks
 

@@ -21,8 +21,10 @@ _Key = tuple[float, bool, int, int, int, int, str, PerBlock]
 class PriceBook:
     """Memory of one search. Not shared between searches."""
 
-    def __init__(self, problem: SearchProblem) -> None:
+    def __init__(self, problem: SearchProblem, *, most_prices: int = MAX_PRICES) -> None:
+        """most_prices: after which a search in it looks no further."""
         self.problem = problem
+        self._most_prices = most_prices
         self._priced: dict[Plan, Prediction] = {}
         self._known: dict[tuple[OuterPlan, PerBlock], Prediction] = {}
         """The same by what was asked; several settings may make one plan."""
@@ -73,7 +75,7 @@ class PriceBook:
 
     @property
     def is_full(self) -> bool:
-        return self.num_prices >= MAX_PRICES
+        return self.num_prices >= self._most_prices
 
     @property
     def is_polished(self) -> bool:
@@ -114,7 +116,17 @@ class PriceBook:
 
 def remembering(problem: SearchProblem) -> SearchProblem:
     """The problem with every price worked out once, but for the last check of the chosen plan; for several books."""
-    return replace(problem, price=cache(problem.price), price_afresh=problem.price_afresh or problem.price)
+    remembered = replace(problem, price=cache(problem.price), price_afresh=problem.price_afresh or problem.price)
+    if problem.detail is None:
+        return remembered
+    work_out, known = problem.detail, dict[Plan, Prediction]()
+
+    def detail(plan: Plan, prediction: Prediction) -> Prediction:
+        if plan not in known:
+            known[plan] = work_out(plan, prediction)
+        return known[plan]
+
+    return replace(remembered, detail=detail)
 
 
 def order_key(plan: Plan, prediction: Prediction) -> _Key:

@@ -21,6 +21,14 @@ _SLACK: Final = 1e-9
 """Share by which rounding may make a bound too high."""
 
 
+def least_high_bytes(found: Relaxation, *, share: float = 1.0) -> Numbers:
+    """[chunks]: no plan has a smaller upper end of its peak. share: the most of the state that may leave, where it may."""
+    own_bytes = found.last_bytes.min(axis=1) + _least_in_kinds(found)
+    held_bytes = np.maximum(own_bytes, found.end_bytes) - share * found.state_bytes + found.fixed_bytes
+    least: Numbers = held_bytes * (1 + found.margin) * (1 - _SLACK)
+    return least
+
+
 def bound_with_between(found: Relaxation, *, budget_bytes: int) -> tuple[Numbers, Numbers]:
     """``bound_relaxed`` for each count of chunks, and for each with all up to the next."""
     both = replace(
@@ -71,10 +79,14 @@ def _with_next(rows: Numbers) -> Numbers:
 
 def _fits(found: Relaxation, room_bytes: float) -> NDArray[np.bool_]:
     """[chunks]: whether the least that blocks could hold has room."""
-    least_bytes = float(found.num_of_kind @ found.kind_bytes.min(axis=1)) if len(found.num_of_kind) else 0.0
-    most_bytes = np.maximum(least_bytes + found.last_bytes.min(axis=1), found.end_bytes)
+    most_bytes = np.maximum(_least_in_kinds(found) + found.last_bytes.min(axis=1), found.end_bytes)
     fits: NDArray[np.bool_] = most_bytes - found.state_bytes <= room_bytes * (1 + _SLACK)
     return fits
+
+
+def _least_in_kinds(found: Relaxation) -> float:
+    """The least that all blocks but the last hold."""
+    return float(found.num_of_kind @ found.kind_bytes.min(axis=1)) if len(found.num_of_kind) else 0.0
 
 
 def _undominated(found: Relaxation) -> list[int]:

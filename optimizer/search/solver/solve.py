@@ -27,7 +27,6 @@ from optimizer.search.solver.lines import (
     INFINITE_MS,
     MAX_BLOCKS_FOR_ALL_LINES,
     lightest_bytes,
-    mixed_lines,
     plain_lines,
     pure_blocks,
     pure_offload_lines,
@@ -56,16 +55,6 @@ def solve(book: PriceBook) -> None:
     _Solver(book).solve()
     if relax is not None:
         bound_guided(book, relax)
-
-
-def price_lightest(book: PriceBook, setting: OuterPlan) -> int:
-    """Price the plans of a setting that could have its least peak; the least upper end found."""
-    highs = [lightest_bytes(book, setting)]
-    for line in [*plain_lines(book), *pure_offload_lines(book, setting), *mixed_lines(book, setting)]:
-        for index in (0, 1):
-            if index <= line.length:
-                highs.append(book.price(setting, line.per_block(index)).device_peak_high_bytes)
-    return min(highs)
 
 
 @dataclass

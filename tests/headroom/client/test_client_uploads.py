@@ -26,7 +26,7 @@ class Service:
 
     def document(self) -> dict[str, Any]:
         files = [{**self.announced["files"][0], "received_bytes": len(self.kept)}]
-        head = {key: self.announced[key] for key in ("kind", "name", "purpose")}
+        head = {key: self.announced[key] for key in ("kind", "name", "purpose", "columns")}
         return {"id": "upload_1", **head, "files": files, "piece_bytes": PIECE_BYTES}
 
     def __call__(self, request: httpx.Request) -> httpx.Response | None:

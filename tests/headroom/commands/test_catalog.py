@@ -124,3 +124,28 @@ def test_a_model_of_the_hub_is_fetched_by_the_service(
     service.answers["GET", "/uploads/upload_1"] = (200, {**upload, "source": failed})
     assert cli.main(["models", "add", "hub:acme/small"]) != 0
     assert "too large" in capsys.readouterr().err
+
+
+def test_a_folder_of_data_is_sent_as_one_file(
+    service: AnsweringService, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "chats"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "one"}\n')
+    (folder / "b.jsonl").write_text('{"text": "two"}\n')
+    service.answers["POST", "/datasets"] = (201, {"id": "dataset_1", "name": "chats", "num_documents": 2})
+    assert cli.main(["datasets", "add", str(folder), "--columns", "text=text"]) == 0
+    (body,) = service.sent_bytes("/datasets")
+    assert b'{"text": "one"}\n{"text": "two"}\n' in body
+    assert b'filename="chats.jsonl"' in body
+    assert b"text=text" in body
+    assert capsys.readouterr().out == "dataset_1  chats  2 documents\n"
+
+
+def test_columns_are_corrected(service: AnsweringService, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"id": "dataset_1", "name": "chats", "num_documents": 2, "facts": {"columns": {"text": "body"}}}
+    service.answers["GET", "/datasets"] = (200, {"results": [row], "next": None})
+    service.answers["PATCH", "/datasets/dataset_1"] = (200, row)
+    assert cli.main(["datasets", "columns", "chats", "text=body"]) == 0
+    assert service.sent("/datasets/dataset_1") == [{"columns": {"text": "body"}}]
+    assert capsys.readouterr().out == "chats is read as text=body  (2 documents)\n"

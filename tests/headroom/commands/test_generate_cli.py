@@ -35,7 +35,7 @@ ANSWERS = {
     ("GET", "/jobs/job_1"): (200, JOB),
     ("GET", "/jobs/job_1/artifacts"): (
         200,
-        {"results": [{"id": "artifact_1", "name": "results.jsonl", "num_bytes": len(RESULTS)}]},
+        {"results": [{"id": "artifact_1", "name": "results.jsonl", "path": "results.jsonl", "num_bytes": len(RESULTS)}]},
     ),
     ("GET", "/artifacts/artifact_1/download"): (200, RESULTS),
     ("GET", "/jobs/job_1/events"): (200, b'event: snapshot\ndata: {"job": ' + json.dumps(JOB).encode() + b"}\n\n"),

@@ -234,10 +234,29 @@ def test_cancel_saves_unless_asked_to_discard(service: AnsweringService) -> None
     assert [body["mode"] for body in service.sent("/jobs/job_1/cancel")] == ["save", "discard"]
 
 
+def test_a_checkpoint_is_exported_and_branched_from(service: AnsweringService, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = {"name": "a", "model": "m", "dataset": "d", "workload": {"num_steps": 9}, "goal": {}, "plan": "chosen"}
+    service.answers = {
+        ("POST", "/jobs/job_1/export"): (201, {**JOB, "id": "job_2"}),
+        ("GET", "/jobs/job_1"): (200, {**JOB, "spec": spec}),
+        ("POST", "/plans"): (200, {"offers": [{"id": "plan_1", "label": "chosen", "chosen": True}], "profile": "ready"}),
+        ("POST", "/jobs"): (201, {**JOB, "id": "job_3"}),
+    }
+    assert main(["export", "job_1", "--step", "4", "--gguf", "q8_0"]) == 0
+    assert service.sent("/jobs/job_1/export") == [{"step": 4, "export": {"gguf": "q8_0"}}]
+    assert main(["branch", "job_1", "--step", "4", "--steps", "20"]) == 0
+    sent = service.sent("/jobs")[-1]["spec"]
+    assert sent["resume_from"] == {"job": "job_1", "step": 4}
+    assert (sent["name"], sent["workload"]) == ("a, branched", {"num_steps": 20})
+    printed = capsys.readouterr().out
+    assert "job_2" in printed
+    assert "job_3" in printed
+
+
 def test_artifacts_are_downloaded_under_their_names(
     service: AnsweringService, client: HeadroomClient, tmp_path: Path
 ) -> None:
-    artifacts = [{"id": "art_1", "name": "model/config.json", "num_bytes": 2}]
+    artifacts = [{"id": "art_1", "name": "config.json", "path": "model/config.json", "num_bytes": 2}]
     service.answers = {
         ("GET", "/jobs/job_1/artifacts"): (200, {"results": artifacts, "next": None}),
         ("GET", "/artifacts/art_1/download"): (200, b"{}"),
@@ -249,7 +268,7 @@ def test_artifacts_are_downloaded_under_their_names(
 def test_an_artifact_that_would_leave_the_folder_is_refused(
     service: AnsweringService, client: HeadroomClient, tmp_path: Path
 ) -> None:
-    artifacts = [{"id": "art_1", "name": "../evil", "num_bytes": 2}]
+    artifacts = [{"id": "art_1", "name": "evil", "path": "../evil", "num_bytes": 2}]
     service.answers = {("GET", "/jobs/job_1/artifacts"): (200, {"results": artifacts, "next": None})}
     with pytest.raises(Exception, match="would be written outside"):
         download_artifacts(client, "job_1", folder=tmp_path / "out", say=lambda _: None)
@@ -308,7 +327,7 @@ def test_a_token_or_address_that_cannot_be_one_is_one_line(
 def test_a_folder_that_cannot_be_written_is_one_line(
     service: AnsweringService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    artifacts = [{"id": "art_1", "name": "a.txt", "num_bytes": 2}]
+    artifacts = [{"id": "art_1", "name": "a.txt", "path": "a.txt", "num_bytes": 2}]
     service.answers = {("GET", "/jobs/job_1/artifacts"): (200, {"results": artifacts, "next": None})}
     (tmp_path / "taken").write_text("a file")
     assert main(["download", "job_1", "-o", str(tmp_path / "taken")]) == 1

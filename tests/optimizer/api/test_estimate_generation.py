@@ -158,7 +158,7 @@ def test_the_commands_find_the_best_plan(
     text = capsys.readouterr().out
     assert "4 at once  <- chosen" in text
     assert "no plan that is allowed and fits is better" in text
-    assert main(["plan", *asked, "--budget", "1000"]) == 2
+    assert main(["plan", *asked, "--budget", "1000 B"]) == 2
     assert "Raise the budget to" in capsys.readouterr().err
 
 

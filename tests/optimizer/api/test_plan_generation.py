@@ -157,7 +157,7 @@ def test_the_library_ranks_cards_as_the_command_does(plan: Callable[..., tuple[i
 def test_where_nothing_fits_a_program_gets_the_reason_in_json(
     plan: Callable[..., tuple[int, str]], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["--prompt-length", "8", "--new-tokens", "6", "--budget", "1000", "--json"]
+    asked = ["--prompt-length", "8", "--new-tokens", "6", "--budget", "1000 B", "--json"]
     assert main(["plan", "--model", str(folder), "--gpu", "T4", *asked]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "no_feasible_plan"

@@ -7,7 +7,16 @@ from optimizer.base.units import parse_bytes
 
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
-    [("12 GiB", 12 * 2**30), ("1.5KiB", 1536), ("7", 7), (7, 7), ("2 MB", 2_000_000), ("9007199254740993 B", 2**53 + 1)],
+    [
+        ("12 GiB", 12 * 2**30),
+        ("1.5KiB", 1536),
+        ("7 B", 7),
+        (7, 7),
+        ("0", 0),
+        ("3000000", 3_000_000),
+        ("2 MB", 2_000_000),
+        ("9007199254740993 B", 2**53 + 1),
+    ],
 )
 def test_a_size_is_read_exactly(text: int | str, num_bytes: int) -> None:
     assert parse_bytes(text) == num_bytes
@@ -17,6 +26,8 @@ def test_a_size_is_read_exactly(text: int | str, num_bytes: int) -> None:
     ("text", "reason"),
     [
         ("five", "is not understood"),
+        ("8", "has no unit; 8 GiB?"),
+        ("1048575", "has no unit"),
         ("6e9", "is not understood"),
         (-1, "is negative"),
         (-(10**400), "is negative"),

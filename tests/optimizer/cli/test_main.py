@@ -61,7 +61,7 @@ def test_plan_as_json_holds_a_plan_that_fits_when_priced_again(files: Path, caps
     workload = TrainingWorkload(sequence_length=128, global_batch_size=4)
     prediction = estimate_training(profile, plan=plan, workload=workload, machine=machine)
     assert prediction.device_peak_high_bytes <= budget_bytes < plain["prediction"]["device_peak_bytes"]
-    assert prediction.to_json() == {**result["chosen"]["prediction"], "memory": None}
+    assert prediction.to_json() == {**result["chosen"]["prediction"], "memory": None, "stages": []}
     assert result["chosen"]["verdict"] == "fits"
     assert result["machine"]["name"] == "bench"
 
@@ -172,11 +172,13 @@ def test_a_profile_file_names_the_model_it_was_made_of(files: Path) -> None:
     assert profile.model_fingerprint == read_model_spec(llama.CONFIG).fingerprint
 
 
-def test_no_feasible_plan_is_one_line_and_a_hint(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    error, hint = fail(capsys, "plan", *plan_options(files, "--budget", "100 KiB"))
+def test_no_feasible_plan_is_one_line_and_what_would_fit(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error, hint, *ways = fail(capsys, "plan", *plan_options(files, "--budget", "100 KiB"))
     assert error.startswith("error: memory budget 100 KiB is under the smallest feasible peak ")
-    assert hint.startswith("hint: Raise the budget to ")
-    assert "allow lossy choices" in hint
+    assert hint == "hint: What would fit, what costs least first:"
+    assert ways[0].startswith("- a budget of ")
+    assert ways[0].endswith(" a step")
+    assert ways[1].strip().startswith('--budget "')
 
 
 @pytest.mark.parametrize(
@@ -332,7 +334,23 @@ def test_where_nothing_fits_json_says_so_too(files: Path, capsys: pytest.Capture
     assert main(["plan", *plan_options(files, "--budget", "100 KiB"), "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "no_feasible_plan"
-    assert {way["kind"] for way in error["fields"]["ways_out"]} >= {"another_card"}
+    assert {way["kind"] for way in error["fields"]["ways_out"]} >= {"budget"}
+
+
+def test_a_card_of_the_table_gets_the_host_and_the_disk_that_are_given(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--profile", str(files / "profile.json"), *WORK, "--gpu", "T4")
+    machine = run_json(capsys, "plan", *options)["machine"]
+    assert (machine["host_memory_bytes"], machine["disk_free_bytes"]) == (32 * 2**30, 256 * 2**30)
+    machine = run_json(capsys, "plan", *options, "--host-memory", "64GiB", "--disk", "0")["machine"]
+    assert (machine["host_memory_bytes"], machine["disk_free_bytes"]) == (64 * 2**30, 0)
+    assert machine["rates"]["disk_read_bytes_per_s"] is None
+
+
+def test_a_measured_machine_has_its_own_host(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = fail(capsys, "plan", *plan_options(files, "--host-memory", "64GiB"))
+    assert "a measured machine has its own" in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def test_counts_and_preview_of_a_small_file_are_exact(tmp_path: Path) -> None:
             "lengths": [[8, 1], [32, 1]],
             "kind": "text",
             "columns": {"text": "text"},
+            "names": ["text"],
     }
 
 
@@ -67,6 +68,7 @@ def test_the_process_prints_the_facts(tmp_path: Path) -> None:
             "lengths": [[4, 2]],
             "kind": "text",
             "columns": {},
+            "names": [],
         }
     }
 

@@ -50,3 +50,14 @@ def test_a_sample_that_cannot_be_used_is_named(
     code, answer = _run(capsys, monkeypatch, tmp_path / "d.jsonl")
     assert code == 2
     assert "line 1: only messages by user" in answer["error"]["message"]
+
+
+def test_both_answers_of_a_pair_are_shown_as_learnt_and_what_comes_before_them_as_not(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"prompt": "Well?", "chosen": "Yes.", "rejected": "No."}) + "\n")
+    _, answer = _run(capsys, monkeypatch, file)
+    shown = [sample["parts"] for sample in answer["preview"]["samples"]]
+    question = ["user: Well?\nassistant:", False]
+    assert shown == [[question, [" Yes.\n", True]], [question, [" No.\n", True]]]

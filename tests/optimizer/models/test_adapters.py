@@ -10,6 +10,7 @@ from peft.tuners.lora import LoraLayer
 from optimizer.base.errors import InvalidWorkload, MissingExtra
 from optimizer.models.adapters import add_adapter, attach_adapters, base_name, has_adapters, list_sites
 from optimizer.models.anatomy import find_anatomy, find_blocks
+from optimizer.models.any_spec import read_any_spec
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
 from optimizer.models.targets import ADAPTER_TARGETS, check_targets
@@ -102,8 +103,13 @@ def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_dense_mlp_of_a_model_that_also_has_experts_takes_no_adapters() -> None:
     spec = read_model_spec({**SMALL_CONFIGS["qwen3_moe"], "mlp_only_layers": [0]})
-    with pytest.raises(InvalidWorkload, match=r"holds down_proj, gate_proj, up_proj, matrices of some blocks"):
-        attach_adapters(build_model(spec), Adapter(), seed=1)
+    with pytest.raises(InvalidWorkload, match=r"holds down_proj, matrices of some blocks"):
+        attach_adapters(build_model(spec), Adapter(targets=("q_proj", "down_proj")), seed=1)
+    model = build_model(spec)
+    attach_adapters(model, Adapter(), seed=1)
+    names = {site.name for site in list_sites(model)}
+    assert not any(name.startswith("model.layers.0.mlp") for name in names)
+    assert {"model.layers.1.mlp.experts.gate_up_proj", "model.layers.1.mlp.experts.down_proj"} <= names
 
 
 def test_targets_are_checked_by_type_without_a_model() -> None:
@@ -144,3 +150,14 @@ def test_blocks_that_share_parameters_can_have_no_adapters() -> None:
     second.mlp.up_proj.weight = first.mlp.up_proj.weight
     with pytest.raises(InvalidWorkload, match=r"blocks of this model share parameters \(mlp\.up_proj\.weight\)"):
         attach_adapters(model, Adapter(), seed=1)
+
+
+def test_what_peft_refuses_is_left_out_unless_it_is_named() -> None:
+    """Of Mamba's layers ``out_proj`` is read past its forward; a refusal names it."""
+    mamba = {"model_type": "mamba", "vocab_size": 64, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 2}
+    spec = read_any_spec({**mamba, "time_step_rank": 2})
+    model = build_model(spec, device="meta")
+    attach_adapters(model, Adapter(rank=2), seed=1)
+    assert {site.name.split(".")[-2] for site in list_sites(model)} == {"in_proj", "x_proj", "dt_proj"}
+    with pytest.raises(InvalidWorkload, match="'out_proj', which peft refuses"):
+        attach_adapters(build_model(spec, device="meta"), Adapter(rank=2, targets=("out_proj",)), seed=1)

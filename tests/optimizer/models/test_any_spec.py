@@ -9,6 +9,7 @@ from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.errors import InvalidModel, UnsupportedModelType
 from optimizer.estimate.training import estimate_training
 from optimizer.models.any_spec import read_any_spec
+from optimizer.models.build import build_config
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
@@ -44,6 +45,31 @@ def test_another_type_is_read_as_its_class_declares() -> None:
     assert spec.num_parameters > 2 * 128 * 32
     assert set(spec.config) == set(OLMO) | {"architectures"}
     assert read_any_spec(spec.to_config()) == spec
+
+
+def test_a_value_is_read_under_the_name_that_transformers_saves_it_by() -> None:
+    """Mellum's class declares ``num_experts`` and keeps it as ``num_local_experts``."""
+    mellum = {
+        **OLMO,
+        "model_type": "mellum",
+        "num_local_experts": 3,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "head_dim": 8,
+        "layer_types": ["full_attention"] * 5,
+    }
+    saved = read_any_spec(mellum)
+    declared = read_any_spec({**mellum, "num_experts": mellum.pop("num_local_experts")})
+    assert saved.num_parameters == declared.num_parameters
+    assert build_config(saved).num_experts == 3
+
+
+def test_a_number_that_the_class_does_not_declare_is_taken_where_the_models_source_reads_it() -> None:
+    attention = {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 500_000, "made_up": 7}
+    experts = {"ffn_hidden_size": 16, "moe_num_experts": 2, "moe_top_k": 1}
+    dbrx = {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": 128, "max_seq_len": 64}
+    spec = read_any_spec({"model_type": "dbrx", **dbrx, "attn_config": attention, "ffn_config": experts})
+    assert spec.config["attn_config"] == {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 500_000}
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.assemble.merge import merge_profiles
 from optimizer.profile.extent import EVERYTHING, Extent
-from optimizer.profile.keep.merge import merge_profiles
 from optimizer.profile.plan_extent import extent_of_plans
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload

@@ -18,7 +18,7 @@ from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
 WORKLOAD = TrainingWorkload(sequence_length=128, global_batch_size=2)
-MACHINE = table_machine("RTX 3060 12GB")
+MACHINE = table_machine("RTX 3060 12GB", disk_bytes=0)
 HEAVY_OPS = replace(MACHINE, rates=replace(MACHINE.rates, op_overhead_s=1e-9, memory_bytes_per_s=1e9))
 """So slow at computing that copies hide behind it."""
 CPU = replace(MACHINE, device=replace(MACHINE.device, kind="cpu"))

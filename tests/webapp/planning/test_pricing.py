@@ -119,7 +119,7 @@ def test_each_offer_holds_what_the_estimate_says_of_its_plan(
             workload=TrainingWorkload(**WORKLOAD),
             machine=MachineSpec.from_json(machine.document),
         )
-        assert {**offer.row.prediction, "memory": None} == again.to_json()
+        assert {**offer.row.prediction, "memory": None, "stages": []} == again.to_json()
         assert offer.row.prediction["memory"]["process"]["value"] == again.device_peak_bytes
         assert offer.row.verdict == again.verdict(ROOMY_BYTES)
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from headroom.commands.submit import read_job_file
 from optimizer.base.serialize import to_json
+from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine
@@ -42,6 +43,34 @@ def run_in_folder(folder: Path, attempt: dict[str, Any]) -> subprocess.Completed
     )
 
 
+def train_within(
+    folder: Path, dataset: Path, *, format: str, workload: TrainingWorkload, plan: Plan, predicted: Prediction
+) -> dict[str, Any]:
+    """The result of a job whose budget is what was promised, and the losses of a step."""
+    attempt = {
+        "kind": "train",
+        "config": CONFIG,
+        "model_folder": str(folder),
+        "weights_folder": None,
+        "linked_files": [],
+        "tokenizer_file": str(write_tokenizer(folder / "tokenizer.json")),
+        "dataset": {"file": str(dataset), "format": format},
+        "tokens_folder": str(folder / "tokens"),
+        "workload": to_json(workload),
+        "goal": to_json(Goal(device_budget_bytes=predicted.device_peak_bytes + 1024)),
+        "plan": plan.to_json(),
+        "prediction": predicted.to_json(),
+        "job_folder": str(folder / "job"),
+        "resume_from": None,
+        "earlier_job_folders": [],
+    }
+    ended = run_in_folder(folder / "attempt", attempt)
+    assert ended.returncode == 0, ended.stderr
+    result = read_result(folder / "attempt")
+    assert result["outcome"] == "succeeded"
+    return result
+
+
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     folder = tmp_path_factory.mktemp("profile") / "attempt"
@@ -69,31 +98,10 @@ def test_the_job_trains_within_its_price_and_leaves_adapters_that_can_be_read(pr
     predicted = estimate_training(profile, plan=plan, workload=workload, machine=Machine.from_json(MACHINE_DOCUMENT))
     dataset = tmp_path / "text.txt"
     dataset.write_text("In the beginning God created the heaven and the earth.\n" * 40)
-    job_folder = tmp_path / "job"
-    attempt = {
-        "kind": "train",
-        "config": CONFIG,
-        "model_folder": str(tmp_path),
-        "weights_folder": None,
-        "linked_files": [],
-        "tokenizer_file": str(write_tokenizer(tmp_path / "tokenizer.json")),
-        "dataset": {"file": str(dataset), "format": "txt"},
-        "tokens_folder": str(tmp_path / "tokens"),
-        "workload": to_json(workload),
-        # The bytes that were promised, and the losses of a step.
-        "goal": to_json(Goal(device_budget_bytes=predicted.device_peak_bytes + 1024)),
-        "plan": plan.to_json(),
-        "prediction": predicted.to_json(),
-        "job_folder": str(job_folder),
-        "resume_from": None,
-        "earlier_job_folders": [],
-    }
-    ended = run_in_folder(tmp_path / "attempt", attempt)
-    assert ended.returncode == 0, ended.stderr
-    result = read_result(tmp_path / "attempt")
-    assert result["outcome"] == "succeeded"
+    result = train_within(tmp_path, dataset, format="txt", workload=workload, plan=plan, predicted=predicted)
     assert abs(result["measured"]["device_peak_bytes"] - predicted.device_peak_bytes) <= 16
     assert {artifact["kind"] for artifact in result["artifacts"]} == {"model", "adapter"}
+    job_folder = tmp_path / "job"
     for artifact in result["artifacts"]:
         assert (job_folder / artifact["file"]).stat().st_size == artifact["num_bytes"]
     adapters = load_file(job_folder / "artifacts" / "adapter" / "adapter_model.safetensors")

@@ -27,6 +27,7 @@ from webapp.catalog.queries import (
     models_visible_to,
 )
 from webapp.catalog.removal import KEPT, delete_row, restore_row
+from webapp.catalog.server_data import create_dataset_of_path
 from webapp.catalog.uploads import upload_document
 from webapp.clock import iso
 from webapp.http.auth import owner_of
@@ -47,6 +48,12 @@ class ModelDetails(ModelRow):
     config: dict[str, Any]
     num_bytes: int
     structure: dict[str, Any]
+
+
+class ColumnsSaid(Schema):
+    """Parts of a sample with the columns that hold them: ``{"prompt": "ask", "completion": "reply"}``; null: as found."""
+
+    columns: dict[str, str] | None
 
 
 class ModelPage(Schema):
@@ -176,12 +183,28 @@ def list_datasets(request: HttpRequest, cursor: str = "", page_size: str = "") -
 @router.post("/datasets", response={201: dict[str, Any]}, tags=["datasets"])
 @idempotent
 def create_dataset(
-    request: HttpRequest, name: Form[str], file: File[UploadedFile], purpose: Form[actions.DatasetPurpose] = "text"
+    request: HttpRequest,
+    name: Form[str] = "",
+    file: File[UploadedFile | None] = None,
+    path: Form[str] = "",
+    purpose: Form[actions.DatasetPurpose] = "text",
+    columns: Form[str] = "",
 ) -> HttpResponse:
     """Text to train on: .txt, .jsonl, .json, .csv or .parquet with rows. With ``purpose=prompts`` what generate jobs
     continue: .jsonl with ``prompt`` or ``messages``, or lines as OpenAI's Batch API has them.
+
+    ``columns`` says which column holds what, where that is not to be found: ``prompt=ask, completion=reply``, or JSON.
+
+    With ``path`` it is a copy of a file on the server, or of all files of a folder as one, below a folder that an
+    administrator opened.
     """
-    dataset = actions.create_dataset(owner=owner_of(request), name=name, file=file, purpose=purpose)
+    owner = owner_of(request)
+    if (file is None) == (not path):
+        raise InvalidInput("a dataset is made of a file or of a path, one of the two", field="file", allowed="file, or path")
+    if file is None:
+        dataset = create_dataset_of_path(owner=owner, name=name, path=path, columns=columns)
+    else:
+        dataset = actions.create_dataset(owner=owner, name=name, file=file, purpose=purpose, columns=columns)
     location = f"/api/v1/datasets/{dataset.pk}"
     with transaction.atomic():
         return remember(request, status=201, body=dataset_documents([dataset])[0], location=location)
@@ -190,6 +213,14 @@ def create_dataset(
 @router.get("/datasets/{dataset_id}", response=dict[str, Any], tags=["datasets"])
 def get_dataset(request: HttpRequest, dataset_id: str) -> dict[str, Any]:
     return dataset_documents([_one(datasets_visible_to(request.user), dataset_id)])[0]
+
+
+@router.patch("/datasets/{dataset_id}", response=dict[str, Any], tags=["datasets"])
+def correct_dataset(request: HttpRequest, dataset_id: str, body: ColumnsSaid) -> dict[str, Any]:
+    """Say which column holds what; the file is read anew, and later jobs train on it so. Nothing: as it is found."""
+    dataset = _one(datasets_visible_to(request.user), dataset_id)
+    actions.correct_columns(dataset, body.columns)
+    return dataset_documents([dataset])[0]
 
 
 @router.get("/datasets/{dataset_id}/preview", response=dict[str, Any], tags=["datasets"])

@@ -15,9 +15,11 @@ from webapp.catalog.documents import model_documents
 from webapp.http.idempotency import idempotent, remember
 from webapp.http.paging import page_of
 from webapp.jobs import actions, documents
+from webapp.jobs.checkpoints import export_job
 from webapp.jobs.metrics import DEFAULT_MAX_POINTS, MAX_POINTS_ALLOWED, job_metrics
 from webapp.jobs.models import Job, State
 from webapp.jobs.queries import artifacts_visible_to, jobs_visible_to
+from webapp.jobs.specs.exporting import read_export
 from webapp.jobs.trained_model import create_trained_model
 from webapp.planning.submitting import submit_job
 
@@ -36,6 +38,13 @@ class ModelRequest(Schema, extra="forbid"):
     """name: of the new model; the job's unless given, with a number where that is taken."""
 
     name: str | None = None
+
+
+class ExportRequest(Schema, extra="forbid"):
+    """step: of the checkpoint; the newest unless given. export: fields of ``workload.export``; the job's own unless given."""
+
+    step: int | None = None
+    export: dict[str, Any] | None = None
 
 
 class CancelRequest(Schema, extra="forbid"):
@@ -115,6 +124,20 @@ def retry_job(request: HttpRequest, job_id: str) -> HttpResponse:
     job = _job(request, job_id)
     with transaction.atomic():
         return _created(request, actions.retry_job(job, actor=_actor(request)), status=202)
+
+
+@router.post("/jobs/{job_id}/export", response={201: dict[str, Any]}, tags=["jobs"])
+@idempotent
+def export_checkpoint(request: HttpRequest, job_id: str, body: ExportRequest | None = None) -> HttpResponse:
+    """Write the weights of one of a training run's checkpoints, by a job of its own, which is the answer and needs no device.
+
+    409 where there is no such checkpoint; the job may be running, and goes on.
+    """
+    job, asked = _job(request, job_id), body or ExportRequest()
+    export = None if asked.export is None else read_export(job, asked.export)
+    with transaction.atomic():
+        made = export_job(job, step=asked.step, export=export, actor=_actor(request), owner=request.user)
+        return _created(request, made, status=201)
 
 
 @router.post("/jobs/{job_id}/model", response={201: ModelRow}, tags=["jobs"])

@@ -32,6 +32,8 @@ class UploadToCome(Schema):
     name: str
     files: list[FileToCome] = Field(max_length=uploads.MAX_FILES)
     purpose: Literal["text", "prompts"] = "text"
+    columns: str = ""
+    """The columns of a dataset by what they hold, where that is not to be found: ``prompt=ask, completion=reply``, or JSON."""
 
 
 @router.get("/uploads", response=dict[str, Any], tags=["uploads"])

@@ -13,6 +13,8 @@ from optimizer.base.shown import shown_value
 
 _ADAPTER: Final = {"rank": 16, "alpha": 32.0, "dropout": 0.0, "targets": []}
 
+_PAIRED: Final = {"packing": "off", "loss_on": "assistant"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -45,6 +47,13 @@ RECIPES: Final = {
             goal={"allow_lossy": True, "most_loss": "any", "pins": {"weights": {"frozen": "nf4"}}},
         ),
         Recipe(
+            name="preference",
+            title="Preference (DPO)",
+            sentence="Learns from pairs of a better and a worse answer (DPO), with adapters: the reference costs no memory.",
+            workload={"mode": "finetune", "adapter": _ADAPTER, "learning_rate": 5e-6, "objective": "dpo", **_PAIRED},
+            goal={"allow_lossy": True, "most_loss": "any"},
+        ),
+        Recipe(
             name="full",
             title="Full, 16 bits",
             sentence="Trains every weight; products are computed in bf16, and optimizer state may be kept in 8 bits.",
@@ -63,17 +72,24 @@ RECIPES: Final = {
 }
 
 
-def fill_in(
-    document: Mapping[str, Any], *, model_name: str, has_weights: bool, samples: Mapping[str, str]
-) -> dict[str, Any]:
-    """The spec with what it leaves out: its recipe's values, and a mode that uses the model's weights if it has some.
+Defaults = dict[str, Any]
+"""Values of a workload or a goal that a spec may leave out."""
+
+
+def suggest(
+    name: Any, *, model_name: str, has_weights: bool, samples: Mapping[str, str]
+) -> tuple[Defaults, Defaults]:
+    """Defaults of the workload and of the goal: a recipe's, and a mode that uses the model's weights if it has some.
 
     samples: packing and loss that suit the dataset.
 
     Raises InvalidInput for a recipe that is not known, InvalidWorkload for one that needs weights where there are none.
     """
-    recipe = _find(document.get("recipe"))
-    if recipe is not None and recipe.needs_weights and not has_weights:
+    recipe = _find(name)
+    workload: Defaults = {"mode": "finetune" if has_weights else "pretrain", **samples}
+    if recipe is None:
+        return workload, {}
+    if recipe.needs_weights and not has_weights:
         raise InvalidWorkload(
             f"recipe is {recipe.name!r}, which fine-tunes; {model_name} has no weights, allowed: exact",
             field="recipe",
@@ -81,22 +97,7 @@ def fill_in(
             allowed=[other.name for other in RECIPES.values() if not other.needs_weights],
             hint="Upload the model with its weights to fine-tune it.",
         )
-    workload: dict[str, Any] = {"mode": "finetune" if has_weights else "pretrain", **samples}
-    goal: dict[str, Any] = {}
-    if recipe is not None:
-        workload |= recipe.workload
-        goal |= recipe.goal
-    filled = {name: value for name, value in document.items() if name != "recipe"}
-    return {
-        **filled,
-        "workload": _over(workload, document.get("workload", {})),
-        **({"goal": _over(goal, document["goal"])} if "goal" in document else {}),
-    }
-
-
-def _over(defaults: Mapping[str, Any], given: Any) -> Any:
-    """The defaults under what was given; what is no object is left for the reader to refuse."""
-    return {**defaults, **given} if isinstance(given, Mapping) else given
+    return {**workload, **recipe.workload}, dict(recipe.goal)
 
 
 def _find(name: Any) -> Recipe | None:

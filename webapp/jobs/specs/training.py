@@ -3,9 +3,11 @@
 import dataclasses
 import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from django.conf import settings
 from django.db.models import QuerySet
 
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidWorkload
@@ -13,6 +15,9 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_value
 from optimizer.base.units import parse_bytes
 from optimizer.goal import GenerationGoal, Goal
+from optimizer.models.files.gguf_export.kinds import check_gguf
+from optimizer.models.files.gguf_export.vocabulary import read_vocabulary
+from optimizer.models.files.sidecars import TOKENIZER_FILE
 from optimizer.models.packing import PACKING_TYPES, check_packs
 from optimizer.models.spec import read_model_spec
 from optimizer.models.targets import check_targets
@@ -21,13 +26,17 @@ from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import Adapter, Export, GenerationWorkload, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
-from webapp.jobs.specs.recipes import fill_in
+from webapp.jobs.models import Checkpoint
+from webapp.jobs.specs.branching import branch_document, check_branch, read_resume_from, with_pins
+from webapp.jobs.specs.epochs import split_epochs, steps_of
+from webapp.jobs.specs.recipes import suggest
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-SPEC_FIELDS = ("name", "model", "dataset", "recipe", "workload", "goal", "plan", "kind")
+SPEC_FIELDS = ("name", "model", "dataset", "recipe", "workload", "goal", "plan", "kind", "resume_from")
 _MAX_NAME_CHARACTERS = 200
+_KIND_WORDS = {"messages": "conversations", "prompt_completion": "prompts with completions"}
 _SIZES = ("device_budget_bytes", "host_budget_bytes", "disk_budget_bytes")
 
 R = TypeVar("R", Model, Dataset)
@@ -45,11 +54,18 @@ class JobSpec:
     plan_label: str
     """``chosen``, or the baseline that is asked for."""
     kind: Literal["train"] = "train"
+    resume_from: Checkpoint | None = None
+    """Another run's checkpoint that this one goes on from."""
 
     @property
     def profile_fingerprint(self) -> str:
         """Fingerprint of the profile that prices it: the model's, or that of the model with the workload's adapters."""
-        return profile_fingerprint(self.model.fingerprint, self.workload.adapter, is_packed=self.workload.is_packed)
+        return profile_fingerprint(
+            self.model.fingerprint,
+            self.workload.adapter,
+            is_packed=self.workload.is_packed,
+            objective=self.workload.objective,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Normalized: ids for names, bytes for sizes, every default written out."""
@@ -60,6 +76,7 @@ class JobSpec:
             "workload": to_json(self.workload),
             "goal": to_json(self.goal),
             "plan": self.plan_label,
+            **branch_document(self.resume_from),
         }
 
     def priced_part(self) -> dict[str, Any]:
@@ -76,13 +93,21 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     model = find_visible(models_visible_to(user), document.get("model"), field="model")
     texts = datasets_visible_to(user).exclude(format="prompts")
     dataset = find_visible(texts, document.get("dataset"), field="dataset")
-    document = fill_in(
-        document, model_name=model.name, has_weights=model.has_weights, samples=_suited_to(dataset, model, document)
+    samples = _suited_to(dataset, model, document)
+    for_workload, for_goal = suggest(
+        document.get("recipe"), model_name=model.name, has_weights=model.has_weights, samples=samples
     )
-    _check_kind(dataset)
-    workload = read_workload(document["workload"])
-    goal = read_goal(document.get("goal"))
+    fields, epochs = split_epochs(_over(for_workload, document.get("workload", {})))
+    workload = read_workload(fields)
+    _check_kind(dataset, workload)
+    if epochs is not None:
+        workload = replace(workload, num_steps=steps_of(epochs, dataset, model, workload))
+    goal = read_goal(_over(for_goal, document.get("goal")))
     check_against_model(workload, model)
+    resume_from = read_resume_from(user, document.get("resume_from"))
+    if resume_from is not None:
+        check_branch(resume_from, workload, model)
+        goal = with_pins(goal, resume_from)
     return JobSpec(
         name=read_name(document.get("name"), fallback=f"{model.name} on {dataset.name}"),
         model=model,
@@ -90,23 +115,45 @@ def read_spec(user: Any, document: Any) -> JobSpec:
         workload=workload,
         goal=goal,
         plan_label=_read_plan(document.get("plan", "chosen")),
+        resume_from=resume_from,
     )
 
 
-def _check_kind(dataset: Dataset) -> None:
-    if dataset.facts.get("kind") == "preference":
+def _over(defaults: dict[str, Any], given: Any) -> Any:
+    """The defaults under what was given; what is no object is left for the reader to refuse."""
+    return {**defaults, **given} if isinstance(given, dict) else given
+
+
+def _check_kind(dataset: Dataset, workload: TrainingWorkload) -> None:
+    """Raise InvalidInput where pairs of answers meet an objective that reads single ones, or the reverse."""
+    has_pairs = dataset.facts.get("kind") == "preference"
+    if has_pairs and not workload.has_pairs:
         raise InvalidInput(
-            f"dataset {dataset.name!r} holds pairs of a better and a worse answer; jobs train on single answers",
+            f"dataset {dataset.name!r} holds pairs of a better and a worse answer; workload.objective is 'next_token', which "
+            "trains on single answers",
             field="dataset",
             value=dataset.name,
             allowed="conversations, prompts with completions, or texts",
-            hint="Upload the better answers alone, as messages or completions.",
+            hint="Take recipe preference, or set workload.objective to dpo or orpo.",
+        )
+    if workload.has_pairs and not has_pairs:
+        kind = _KIND_WORDS.get(dataset.facts.get("kind", "text"), "texts")
+        raise InvalidInput(
+            f"dataset {dataset.name!r} holds {kind}; workload.objective is "
+            f"{workload.objective!r}, which learns from pairs of a better and a worse answer",
+            field="dataset",
+            value=dataset.name,
+            allowed="rows with chosen and rejected",
+            hint="Upload pairs, or set workload.objective to next_token.",
         )
 
 
 def _suited_to(dataset: Dataset, model: Model, document: dict[str, Any]) -> dict[str, str]:
     """Packing and loss of a spec that names neither: conversations and completions stay whole, and their answers are learnt."""
     given = document.get("workload")
+    asks_for_pairs = isinstance(given, dict) and given.get("objective", "next_token") != "next_token"
+    if asks_for_pairs or dataset.facts.get("kind") == "preference":
+        return {"packing": "off", "loss_on": "assistant"}
     if dataset.facts.get("kind", "text") == "text" or (isinstance(given, dict) and {"packing", "loss_on"} & set(given)):
         return {}
     return {"packing": "best_fit" if model.model_type in PACKING_TYPES else "off", "loss_on": "assistant"}
@@ -156,7 +203,7 @@ def read_workload(document: Any) -> TrainingWorkload:
         if isinstance(document.get("adapter"), dict):
             document["adapter"] = _with_numbers(document["adapter"], Adapter)
         if isinstance(document.get("export"), dict):
-            document["export"] = _with_sizes(document["export"], Export)
+            document["export"] = with_sizes(document["export"], Export)
     return from_json(TrainingWorkload, document, path="workload", error=InvalidWorkload)
 
 
@@ -166,7 +213,7 @@ def _with_numbers(document: dict[str, Any], kind: "type[DataclassInstance]") -> 
     return {key: _as_number(value) if key in floats else value for key, value in document.items()}
 
 
-def _with_sizes(document: dict[str, Any], kind: "type[DataclassInstance]") -> dict[str, Any]:
+def with_sizes(document: dict[str, Any], kind: "type[DataclassInstance]") -> dict[str, Any]:
     sizes = {f.name for f in dataclasses.fields(kind) if f.name.endswith("_bytes")}
     return {
         key: _as_bytes(value, field=f"workload.export.{key}") if key in sizes else value
@@ -251,6 +298,9 @@ def check_against_model(workload: TrainingWorkload, model: Model) -> None:
         )
     if workload.adapter is not None:
         check_targets(workload.adapter, model.model_type)
+    if workload.export.gguf != "none":
+        check_gguf(spec)
+        _check_gguf_tokenizer(model)
     if workload.is_packed:
         check_packs(model.model_type)
     if workload.mode == "finetune" and not model.has_weights:
@@ -261,6 +311,13 @@ def check_against_model(workload: TrainingWorkload, model: Model) -> None:
             allowed=["pretrain"],
             hint="Upload the model with its weights to fine-tune it.",
         )
+
+
+def _check_gguf_tokenizer(model: Model) -> None:
+    """Refuse now a tokenizer that GGUF has no words for, and not after the training. Raises InvalidWorkload."""
+    file = Path(settings.HEADROOM_HOME) / model.folder / TOKENIZER_FILE
+    if model.has_tokenizer and file.is_file():
+        read_vocabulary(file, vocab_size=read_model_spec(model.config).vocab_size, special_ids={}, chat=None)
 
 
 def read_name(name: Any, *, fallback: str) -> str:

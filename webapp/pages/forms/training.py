@@ -15,6 +15,7 @@ from optimizer.workload import Adapter, TrainingWorkload
 from webapp.catalog.hub.download import is_open
 from webapp.catalog.linked import model_roots
 from webapp.catalog.models import Dataset, Model
+from webapp.catalog.server_data import dataset_roots
 from webapp.pages.forms.pins import TRAINING, PinnedForm, written_pins
 from webapp.pages.forms.work import initial_goal
 
@@ -59,6 +60,11 @@ PACKING = (
     ("off", "one sample in a row, padded"),
     ("wrapped", "one stream of text, cut into rows"),
 )
+TRAIN_ON = (
+    ("", "texts and answers: the next token"),
+    ("dpo", "pairs of answers, by DPO (with adapters)"),
+    ("orpo", "pairs of answers, by ORPO"),
+)
 LOSS_ON = (("", "as suits the dataset"), ("assistant", "answers alone"), ("all", "every token"))
 ANY_LOSS = {"most_loss": "any"}
 """The form's field that allows it all."""
@@ -69,7 +75,7 @@ class JobForm(PinnedForm):
 
     decisions = TRAINING
     techniques = techniques_for("training")
-    decimals = ("learning_rate", "momentum", "weight_decay", "max_grad_norm", "alpha", "dropout")
+    decimals = ("learning_rate", "momentum", "weight_decay", "max_grad_norm", "alpha", "dropout", "beta")
 
     name = forms.CharField(max_length=200, initial="my-job")
     objective = forms.ChoiceField(label="Best is", choices=OBJECTIVES, initial="fastest_step", required=False)
@@ -90,7 +96,12 @@ class JobForm(PinnedForm):
     )
     packing = forms.ChoiceField(label="Rows", choices=PACKING, required=False)
     loss_on = forms.ChoiceField(label="Learn", choices=LOSS_ON, required=False)
+    train_on = forms.ChoiceField(label="Learn from", choices=TRAIN_ON, required=False)
+    beta = forms.FloatField(
+        label="Beta", help_text="weight of the preference", initial=_DEFAULTS.beta, required=False
+    )
     num_steps = forms.IntegerField(label="Steps", initial=200)
+    num_epochs = forms.FloatField(label="Epochs", help_text="passes over the data, in place of steps", required=False)
     learning_rate = forms.FloatField(label="Learning rate", initial=_DEFAULTS.learning_rate)
     schedule = forms.ChoiceField(
         choices=[(name, name) for name in ("cosine", "linear", "constant")], initial=_DEFAULTS.schedule
@@ -146,6 +157,19 @@ class JobForm(PinnedForm):
         required=False,
     )
 
+    export_gguf = forms.ChoiceField(
+        label="GGUF file",
+        choices=[("none", "none"), ("q8_0", "Q8_0, for llama.cpp"), ("f16", "F16, for llama.cpp")],
+        initial=_DEFAULTS.export.gguf,
+        required=False,
+    )
+    resume_from = forms.RegexField(
+        r"^[A-Za-z0-9_]{1,60}:[0-9]{1,10}$",
+        label="Go on from the checkpoint",
+        help_text="job:step; empty: from the beginning",
+        required=False,
+    )
+
     def __init__(self, *args: Any, models: Iterable[Model], datasets: Iterable[Dataset], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.offer_rows("model", models, nothing="no model yet: upload one")
@@ -159,14 +183,31 @@ class JobForm(PinnedForm):
             "model": data["model"],
             "dataset": data["dataset"],
             "workload": {
-                **{name: data[name] for name in WORKLOAD_FIELDS},
+                **{name: data[name] for name in WORKLOAD_FIELDS if name != "num_steps"},
+                **self._duration(),
                 **{name: data[name] for name in ("packing", "loss_on", "mode") if data[name]},
+                **self._objective(),
                 "adapter": self._adapter() if data["use_adapters"] else None,
                 "export": self._export(),
             },
             "goal": self.goal(),
             "plan": "chosen",
+            **self._resume_from(),
         }
+
+    def _duration(self) -> dict[str, Any]:
+        """Epochs where they are given, else steps."""
+        epochs = self.cleaned_data["num_epochs"]
+        return {"num_steps": self.cleaned_data["num_steps"]} if epochs is None else {"num_epochs": epochs}
+
+    def _objective(self) -> dict[str, Any]:
+        data = self.cleaned_data
+        beta = {} if data["beta"] is None else {"beta": data["beta"]}
+        return {"objective": data["train_on"], **beta} if data["train_on"] else {}
+
+    def _resume_from(self) -> dict[str, Any]:
+        job_id, _, step = self.cleaned_data["resume_from"].partition(":")
+        return {"resume_from": {"job": job_id, "step": int(step)}} if job_id else {}
 
     def _adapter(self) -> dict[str, Any]:
         """A number that was left empty is the default."""
@@ -177,16 +218,21 @@ class JobForm(PinnedForm):
 
     def _export(self) -> dict[str, Any]:
         data = self.cleaned_data
-        return {name: data[f"export_{name}"] for name in ("dtype", "adapter") if data[f"export_{name}"]}
+        return {name: data[f"export_{name}"] for name in ("dtype", "adapter", "gguf") if data[f"export_{name}"]}
 
 
 def initial_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
     """The form's values for a spec: a clone of a job."""
     goal, workload = spec.get("goal", {}), spec.get("workload", {})
-    initial = {**workload, **{name: spec.get(name) for name in ("name", "model", "dataset")}}
+    shown = {name: value for name, value in workload.items() if name != "objective"}
+    train_on = workload.get("objective", "next_token")
+    shown["train_on"] = "" if train_on == "next_token" else train_on
+    initial = {**shown, **{name: spec.get(name) for name in ("name", "model", "dataset")}}
     if (adapter := workload.get("adapter")) is not None:
         initial |= {**adapter, "use_adapters": True, "targets": ", ".join(adapter.get("targets", ()))}
     initial |= {f"export_{name}": value for name, value in workload.get("export", {}).items()}
+    if (resumed := spec.get("resume_from")) is not None:
+        initial["resume_from"] = f"{resumed['job']}:{resumed['step']}"
     return {**initial, **initial_goal(goal), **written_pins(goal.get("pins") or {})}
 
 
@@ -265,5 +311,31 @@ class DatasetUploadForm(forms.Form):
     """A dataset as its file; the checks are ``create_dataset``'s."""
 
     name = forms.CharField(max_length=200)
-    file = forms.FileField(label="File", help_text=".txt; or chats, completions or texts in .jsonl, .json, .csv, .parquet")
+    path = forms.CharField(
+        label="File or folder on the server",
+        required=False,
+        max_length=1000,
+        help_text="is copied; all dataset files of a folder become one",
+    )
+    file = forms.FileField(
+        label="File", required=False, help_text=".txt; or chats, completions or texts in .jsonl, .json, .csv, .parquet"
+    )
+    columns = forms.CharField(
+        required=False,
+        max_length=1000,
+        help_text="only where they have unusual names: prompt=ask, completion=reply",
+    )
     fallback_field = "file"
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if not dataset_roots():
+            del self.fields["path"]
+
+    def clean(self) -> dict[str, Any]:
+        data: dict[str, Any] = super().clean() or {}
+        if data.get("path") and data.get("file"):
+            self.add_error("path", "Give one of the two: a path on the server, or a file.")
+        elif not data.get("path") and not data.get("file") and "file" not in self.errors:
+            self.add_error("file", "This field is required.")
+        return data

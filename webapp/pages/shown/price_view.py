@@ -83,8 +83,8 @@ class Suggestion:
     """Something else to ask for, as a button that fills fields of the form."""
 
     words: str
-    changes: dict[str, str]
-    """Text of fields, by name."""
+    changes: dict[str, Any]
+    """Text of fields, by name; of boxes the list of those that are ticked."""
     gained: str = ""
     """The effect in words: ``−7.1 GiB, +19 % time``."""
     part: str = ""
@@ -246,26 +246,51 @@ def _enough_bytes(error: NoFeasiblePlan) -> int:
     return -(-int(error.fields["smallest_feasible_bytes"]) // MIB) * MIB
 
 
-def ways_out(error: NoFeasiblePlan) -> tuple[Suggestion, ...]:
-    """Alternatives that would fit, each of which was priced."""
-    return tuple(_way_out(way) for way in error.fields.get("ways_out", ()))
+def ways_out(error: NoFeasiblePlan, *, on_card: bool = False) -> tuple[Suggestion, ...]:
+    """Alternatives that would fit, what costs least first, each of which was priced; else the budget that would do.
+
+    on_card: the work is put on a card of the table, beside which any host and disk may stand.
+    """
+    ways = error.fields.get("ways_out", ())
+    return tuple(_way_out(way, on_card=on_card) for way in ways) or (budget_suggestion(error),)
 
 
-def _way_out(way: Mapping[str, Any]) -> Suggestion:
+def _way_out(way: Mapping[str, Any], *, on_card: bool) -> Suggestion:
+    if way["kind"] in ("host_memory", "disk") and not on_card:
+        return Suggestion(words=str(way["sentence"]), changes={}, gained=EXPENSES[way["expense"]])
     card = str(way["change"].get("gpu", ""))
     whole = {"device_budget": exact_bytes(find_device(card).usable_bytes)} if card else {}
-    return Suggestion(words=str(way["sentence"]), changes={**_fields_of(way["change"]), **whole}, card=card)
+    return Suggestion(
+        words=str(way["sentence"]),
+        changes={**_fields_of(way["change"]), **whole},
+        card=card,
+        gained=EXPENSES[way["expense"]],
+    )
 
 
-def _fields_of(change: Mapping[str, Any]) -> dict[str, str]:
+EXPENSES = {
+    "nothing": "same numbers",
+    "rounding": "numbers are rounded",
+    "training": "trains something else",
+    "data": "less text at once",
+    "hardware": "needs what is not there",
+}
+"""The cost of a way out besides its time, in words."""
+
+
+def _fields_of(change: Mapping[str, Any]) -> dict[str, Any]:
     """A change in the words of a job spec as text of the form's fields."""
     workload = dict(change.get("workload", {}))
     adapter = workload.pop("adapter", None)
     fields = {name: str(value) for name, value in workload.items()}
     if adapter is not None:
         fields |= {"use_adapters": "on", "rank": str(adapter["rank"])}
-    goal = change.get("goal", {})
-    return {**fields, **ANY_LOSS} if goal.get("allow_lossy") or goal.get("most_loss") else fields
+    goal = dict(change.get("goal", {}))
+    if goal.get("allow_lossy") or goal.get("most_loss"):
+        fields |= {"most_loss": str(goal.get("most_loss", "any"))}
+    fields |= written_pins(goal.get("pins", {}))
+    budgets = {name.removesuffix("_bytes"): exact_bytes(goal[name]) for name in goal if name.endswith("_budget_bytes")}
+    return {**fields, **budgets, **({"forbid": goal["forbid"]} if "forbid" in goal else {})}
 
 
 def _pending(answer: PlanAnswer, read: JobSpec | GenerateSpec) -> Pricing:
@@ -295,7 +320,7 @@ def _nothing_fits(error: NoFeasiblePlan, *, budget_bytes: int, selected: str) ->
         kind="does_not_fit",
         budget_bytes=budget_bytes,
         smallest_bytes=_enough_bytes(error),
-        suggestions=(budget_suggestion(error), *ways_out(error)),
+        suggestions=ways_out(error),
         largest=largest_part(sizes),
         bar=stacked_bar(sizes, budget_bytes=budget_bytes) if sizes else None,
     )

@@ -14,11 +14,12 @@ from optimizer.base.errors import HeadroomError
 from optimizer.models.spec import read_model_spec
 from optimizer.models.structure import describe_structure
 from webapp.accounts.audit import note_target
-from webapp.catalog.actions import create_dataset, create_model, files_bytes, read_again
+from webapp.catalog.actions import correct_columns, create_dataset, create_model, files_bytes, read_again
 from webapp.catalog.files.model_parts import as_sidecars
 from webapp.catalog.hub.download import begin_download, list_downloads
 from webapp.catalog.linked import link_model
 from webapp.catalog.models import Dataset, Model
+from webapp.catalog.preview import preview_samples
 from webapp.catalog.queries import (
     datasets_visible_to,
     deleted_datasets_visible_to,
@@ -27,11 +28,14 @@ from webapp.catalog.queries import (
     profile_states,
 )
 from webapp.catalog.removal import delete_row, restore_row
+from webapp.catalog.server_data import create_dataset_of_path
 from webapp.jobs.queries import jobs_visible_to
 from webapp.pages.forms.training import DatasetUploadForm, ModelUploadForm
-from webapp.pages.words.catalog import fold_cards, length_facts, structure_rows
+from webapp.pages.words.catalog import columns_words, fold_cards, length_facts, structure_rows
 from webapp.planning.reach import ask_for_needs, read_cards, read_needs
 
+PREVIEW_LENGTH = 512
+"""Tokens in a row, until another number is chosen."""
 SHOWN_JOBS = 10
 """That used a model or dataset, the newest."""
 
@@ -127,9 +131,50 @@ def dataset_page(request: HttpRequest, dataset_id: str) -> HttpResponse:
         "dataset": dataset,
         "records": dataset.facts.get("records") or [],
         "lengths": length_facts(dataset),
+        "columns": columns_words(dataset),
+        "said": bool(dataset.columns),
         "jobs": jobs_visible_to(request.user).filter(dataset=dataset).order_by("-created_at")[:SHOWN_JOBS],
     }
     return render(request, "catalog/dataset.html", context)
+
+
+@require_GET
+@login_required
+def dataset_preview(request: HttpRequest, dataset_id: str) -> HttpResponse:
+    """Samples with the parts that training learns: a part of the dataset's page, a page of its own without JavaScript."""
+    dataset = get_object_or_404(datasets_visible_to(request.user), pk=dataset_id)
+    models = list(models_visible_to(request.user).order_by("name"))
+    asked = request.GET.get("model", "")
+    model = next((each for each in models if asked in (each.pk, each.name)), None) or _chat_model_first(models)
+    fragment = bool(request.htmx)  # type: ignore[attr-defined]
+    context = {
+        "dataset": dataset,
+        "models": models,
+        "model": model,
+        "sequence_length": request.GET.get("sequence_length", str(PREVIEW_LENGTH)),
+        "loss_on": "all" if request.GET.get("loss_on") == "all" else "assistant",
+        "fragment": fragment,
+        "page_base": "fragment.html" if fragment else "base.html",
+    }
+    if model is not None:
+        context |= _preview(dataset, model, length=str(context["sequence_length"]), loss_on=str(context["loss_on"]))
+    return render(request, "catalog/dataset_preview.html", context)
+
+
+def _chat_model_first(models: list[Model]) -> Model | None:
+    return next((model for model in models if model.has_chat), models[0] if models else None)
+
+
+def _preview(dataset: Dataset, model: Model, *, length: str, loss_on: str) -> dict[str, Any]:
+    """The part of the page's context that was read from the file, or the sentence that says why not."""
+    if not length.isdecimal():
+        return {"refusal": f"The row length is {length!r:.20}; give a whole number of tokens."}
+    try:
+        found = preview_samples(dataset, model, sequence_length=int(length), loss_on="all" if loss_on == "all" else "assistant")
+    except HeadroomError as error:
+        return {"refusal": f"{error.message}. {error.hint}".strip()}
+    learnt_percent = round(100 * found["learnt_share"])
+    return {"preview": found, "learnt_percent": learnt_percent, "padded_rows": found["num_samples"] - found["num_left_out"]}
 
 
 @require_POST
@@ -141,6 +186,20 @@ def dataset_read(request: HttpRequest, dataset_id: str) -> HttpResponse:
         read_again(dataset)
     except HeadroomError as error:
         messages.error(request, f"{error.message}. {error.hint}".strip())
+    return redirect("dataset", dataset.pk)
+
+
+@require_POST
+@login_required
+def dataset_columns(request: HttpRequest, dataset_id: str) -> HttpResponse:
+    """Say which column holds what, or have it found again."""
+    dataset = get_object_or_404(datasets_visible_to(request.user), pk=dataset_id)
+    try:
+        correct_columns(dataset, request.POST.get("columns", ""))
+    except HeadroomError as error:
+        messages.error(request, f"{error.message}. {error.hint}".strip())
+    else:
+        messages.success(request, f"{dataset.name} is read as: {columns_words(dataset) or 'a text'}.")
     return redirect("dataset", dataset.pk)
 
 
@@ -196,11 +255,17 @@ def _make_model(user: Any, data: dict[str, Any]) -> Model:
 def upload_dataset(request: HttpRequest, form: DatasetUploadForm) -> str:
     """The new dataset's id; empty, with the reason beside its field, when the file was refused."""
     try:
-        dataset = create_dataset(owner=request.user, name=form.cleaned_data["name"], file=form.cleaned_data["file"])  # type: ignore[arg-type]
+        dataset = _make_dataset(request.user, form.cleaned_data)
     except HeadroomError as error:
         return refuse_upload(form, error, fallback=form.fallback_field)
     note_target(request, dataset.pk, detail=dataset.name)
     return dataset.pk
+
+
+def _make_dataset(user: Any, data: dict[str, Any]) -> Dataset:
+    if data.get("path"):
+        return create_dataset_of_path(owner=user, name=data["name"], path=data["path"], columns=data["columns"])
+    return create_dataset(owner=user, name=data["name"], file=data["file"], columns=data["columns"])
 
 
 def refuse_upload(form: forms.Form, error: HeadroomError, *, fallback: str) -> str:

@@ -21,6 +21,7 @@ from optimizer.base.errors import HeadroomError
 from optimizer.base.units import format_bytes
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction
+from optimizer.models.files.gguf_export.kinds import ARCHITECTURES as GGUF_ARCHITECTURES
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.explain.generation import explain_generation_plan
 from optimizer.plan.explain.training import explain_plan
@@ -30,11 +31,13 @@ from webapp.accounts.audit import note_target
 from webapp.catalog.errors import ModelExists
 from webapp.catalog.queries import models_visible_to
 from webapp.jobs.actions import CancelMode, cancel_job, pause_job, resume_job, retry_job
+from webapp.jobs.checkpoints import export_job, exports_of, is_there
 from webapp.jobs.documents import job_document
 from webapp.jobs.errors import JobConflict
 from webapp.jobs.models import Job, Kind, State
 from webapp.jobs.queries import jobs_visible_to
 from webapp.jobs.specs.copying import copies_of
+from webapp.jobs.specs.exporting import read_export
 from webapp.jobs.specs.generation import generation_workload, spec_of_job
 from webapp.jobs.trained_model import create_trained_model, what_is_left
 from webapp.pages.forms.pins import flat_pins
@@ -146,6 +149,22 @@ def job_resume(request: HttpRequest, job_id: str) -> HttpResponse:
 def job_retry(request: HttpRequest, job_id: str) -> HttpResponse:
     """A retry is a new job; the page goes to it."""
     return _act(request, job_id, lambda job, actor: retry_job(job, actor=actor))
+
+
+@require_POST
+@login_required
+def job_export(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Write the weights of a checkpoint, by a job of its own; the page goes to it."""
+    job = _get(request, job_id)
+    gguf = request.POST.get("gguf", "none")
+    try:
+        export = read_export(job, {"gguf": gguf} if gguf != "none" else {})
+        step = _whole(request.POST.get("step", "")) or None
+        made = export_job(job, step=step, export=export, actor=f"user:{request.user.get_username()}", owner=request.user)
+    except HeadroomError as error:
+        messages.error(request, f"{error.message[:1].upper()}{error.message[1:]}. {error.hint}".strip())
+        return redirect(f"{reverse('job', args=[job.pk])}?tab=checkpoints")
+    return redirect("job", made.pk)
 
 
 @require_POST
@@ -281,7 +300,12 @@ def _measured_so_far(job: Job) -> dict[str, Any]:
 
 
 def _checkpoints_tab(job: Job) -> dict[str, Any]:
-    return {"checkpoints": job.checkpoints.all()}
+    """The newest are on the disk still; each with the form that goes on from it."""
+    rows = [
+        {"checkpoint": row, "is_there": is_there(row), "branch_url": edit_url(job, resume_from=f"{job.pk}:{row.step}")}
+        for row in job.checkpoints.all()
+    ]
+    return {"checkpoints": rows, "exports": exports_of(job), "has_gguf": job.model.model_type in GGUF_ARCHITECTURES}
 
 
 def _samples_tab(job: Job) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from webapp.pages.forms.work import WorkForm, form_query, initial_from_query, li
 from webapp.pages.presentation import largest_part
 from webapp.pages.shown import plans
 from webapp.pages.shown.plan_work import Edited, GenerationWork, PlanAnswer, TrainingWork, Work
-from webapp.pages.shown.price_view import budget_suggestion, ways_out
+from webapp.pages.shown.price_view import ways_out
 from webapp.planning.cards import rank_some_cards
 from webapp.planning.search.asked import AskedOfModel, question_at, read_place, read_question
 from webapp.planning.search.generation import asked_by_generation
@@ -81,7 +81,7 @@ def plans_page(request: HttpRequest) -> HttpResponse:
         return render(request, "plans/page.html", context | _described(request, work))
     except NoFeasiblePlan as error:
         cards_url = f"{reverse('plans_cards')}?{_with(request)}"
-        return render(request, "plans/page.html", context | _nothing_fits(error) | {"cards_url": cards_url})
+        return render(request, "plans/page.html", context | _nothing_fits(error, on=on) | {"cards_url": cards_url})
     except HeadroomError as error:
         if "waits" in request.GET:  # an answer as well, which the page then shows
             return HttpResponse(headers={"HX-Refresh": "true"})
@@ -205,7 +205,7 @@ def _generation(request: HttpRequest, form: WorkForm, on: str) -> GenerationWork
     spec = read_job_spec(request.user, form.spec())
     if not isinstance(spec, GenerateSpec):
         raise InvalidInput("this address is that of a generate job", field="kind", value=spec.kind)
-    question = question_at(asked_by_generation(spec), read_place(request.user, **_place(on)))
+    question = question_at(asked_by_generation(spec), read_place(request.user, **_place(on), goal=spec.goal))
     return None if question is None else GenerationWork(question=question)
 
 
@@ -227,7 +227,11 @@ def _asked_at(request: HttpRequest, kind: FormKind, form: WorkForm) -> datetime 
     generates = kind.kind == Kind.GENERATE
     workload = TrainingWorkload() if generates else read_workload(spec["workload"])
     wanted = traced_fingerprint(
-        fingerprint, adapter=workload.adapter, generates=generates, is_packed=workload.is_packed
+        fingerprint,
+        adapter=workload.adapter,
+        generates=generates,
+        is_packed=workload.is_packed,
+        objective=workload.objective,
     )
     return Profile.objects.filter(fingerprint=wanted).values_list("created_at", flat=True).first()
 
@@ -312,7 +316,7 @@ def _described(request: HttpRequest, work: Work) -> dict[str, Any]:
     if found.chosen is not None:
         described["largest"] = largest_part(found.chosen.prediction.device_bytes_by_category)
     if found.nothing_fits is not None:
-        described |= _nothing_fits(found.nothing_fits)
+        described |= _nothing_fits(found.nothing_fits, on=request.GET.get("on", ""))
     return described
 
 
@@ -320,8 +324,8 @@ def _prefixed(fields: dict[str, str]) -> dict[str, str]:
     return {f"{EDIT}-{name}": text for name, text in fields.items()}
 
 
-def _nothing_fits(error: NoFeasiblePlan) -> dict[str, Any]:
-    suggestions = (budget_suggestion(error), *ways_out(error))
+def _nothing_fits(error: NoFeasiblePlan, *, on: str) -> dict[str, Any]:
+    suggestions = ways_out(error, on_card=on.startswith(CARD))
     return {"nothing_fits": error.message, "hint": error.hint, "pricing": {"suggestions": suggestions}}
 
 

@@ -88,6 +88,11 @@ def fold_cards(cards: Sequence[Card]) -> list[CardRow]:
     ]
 
 
+def columns_words(dataset: Dataset) -> str:
+    """The columns in the form in which a person says them; empty for a text."""
+    return ", ".join(f"{part}={name}" for part, name in (dataset.facts.get("columns") or {}).items())
+
+
 def length_facts(dataset: Dataset) -> dict[str, Any] | None:
     """Data of the chart of lengths and its table; None where nobody has looked yet."""
     lengths = dataset.facts.get("lengths")

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from optimizer.base.errors import InvalidInput
-from optimizer.goal import Goal
+from optimizer.goal import Budgets, Goal
 from optimizer.hardware.devices import table_machine
+from optimizer.search.questions.cards import beside_in
 from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Model
 from webapp.catalog.queries import machines_visible_to, models_visible_to
@@ -55,14 +56,16 @@ def read_question(user: Any, asked: AskedOfModel) -> TrainingQuestion | None:
     Raises InvalidInput for the first field that is wrong, and ProfileFailed.
     """
     model, workload = read_work(user, asked)
-    place = read_place(user, machine=asked.machine, gpu=asked.gpu)
-    goal = Goal(device_budget_bytes=place.machine.device.memory_bytes) if asked.goal is None else read_goal(asked.goal)
+    given = None if asked.goal is None else read_goal(asked.goal)
+    place = read_place(user, machine=asked.machine, gpu=asked.gpu, goal=given)
+    goal = given or Goal(device_budget_bytes=place.machine.device.memory_bytes)
     return question_at(AskedTraining(model=model, workload=workload, goal=goal), place)
 
 
 def read_generation(user: Any, asked: AskedOfModel) -> GenerationQuestion | None:
     """The same of prompts, or a workload of kind ``generation``."""
-    place = read_place(user, machine=asked.machine, gpu=asked.gpu)
+    stated = None if asked.goal is None else read_generation_goal(asked.goal)
+    place = read_place(user, machine=asked.machine, gpu=asked.gpu, goal=stated)
     given = {"device_budget_bytes": place.machine.device.memory_bytes} if asked.goal is None else asked.goal
     work = {key: value for key, value in asked.workload.items() if key != "kind"}
     if asked.prompts is not None:
@@ -86,8 +89,10 @@ def read_work(user: Any, asked: AskedOfModel) -> tuple[Model, TrainingWorkload]:
     return model, workload
 
 
-def read_place(user: Any, *, machine: str | None, gpu: str | None) -> Place:
-    """With what finished runs taught of it, where it is a real one."""
+def read_place(user: Any, *, machine: str | None, gpu: str | None, goal: Budgets | None = None) -> Place:
+    """With what finished runs taught of it, where it is a real one. goal: its budgets of host and disk are what stands beside a
+    card of the table.
+    """
     if (machine is None) == (gpu is None):
         raise InvalidInput(
             "machine and gpu are both given; allowed: one of them"
@@ -97,7 +102,7 @@ def read_place(user: Any, *, machine: str | None, gpu: str | None) -> Place:
             allowed="a machine's id, or gpu: the name of a card",
         )
     if gpu is not None:
-        return Place(machine=table_machine(gpu))
+        return Place(machine=table_machine(gpu, **({} if goal is None else beside_in(goal))))
     # isprintable: a text may hold a NUL, on which PostgreSQL fails
     wanted = str(machine)
     row = machines_visible_to(user).filter(pk=wanted).first() if wanted.isprintable() else None

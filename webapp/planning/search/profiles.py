@@ -12,7 +12,7 @@ from optimizer.profile.fingerprints import traced_fingerprint
 from optimizer.profile.generation import GENERATION_PROFILE_VERSION, GenerationProfile
 from optimizer.profile.profile import PROFILE_VERSION
 from optimizer.profile.profile import Profile as ModelProfile
-from optimizer.workload import Adapter, TrainingWorkload
+from optimizer.workload import Adapter, TrainingObjective, TrainingWorkload
 from webapp.catalog.models import Model, Profile
 
 
@@ -25,11 +25,22 @@ class ProfileNeed:
     generates: bool = False
     is_packed: bool = False
     """True for rows of samples that do not attend to each other."""
+    objective: TrainingObjective = "next_token"
+
+    @classmethod
+    def of_training(cls, model: Model, workload: TrainingWorkload) -> "ProfileNeed":
+        return cls(
+            model=model, adapter=workload.adapter, is_packed=workload.is_packed, objective=workload.objective
+        )
 
     @property
     def fingerprint(self) -> str:
         return traced_fingerprint(
-            self.model.fingerprint, adapter=self.adapter, generates=self.generates, is_packed=self.is_packed
+            self.model.fingerprint,
+            adapter=self.adapter,
+            generates=self.generates,
+            is_packed=self.is_packed,
+            objective=self.objective,
         )
 
     @property
@@ -46,6 +57,8 @@ class ProfileNeed:
         spec: dict[str, Any] = {"name": name, "model": self.model.pk}
         if self.adapter is not None:
             spec |= {"name": f"{name} with adapters", "adapter": to_json(self.adapter)}
+        if self.objective != "next_token":
+            spec |= {"name": f"{spec['name']}, {self.objective}", "objective": self.objective}
         return {**spec, "name": f"{spec['name']}, packed", "packed": True} if self.is_packed else spec
 
     def find_row(self) -> Profile | None:
@@ -56,7 +69,7 @@ class ProfileNeed:
 
 def known_profile_of(model: Model, workload: TrainingWorkload) -> ModelProfile | None:
     """The model's profile for such training; None unless it is there. Asks for nothing."""
-    row = ProfileNeed(model=model, adapter=workload.adapter, is_packed=workload.is_packed).find_row()
+    row = ProfileNeed.of_training(model, workload).find_row()
     return None if row is None else read_profile(row.pk, row.document_sha256)
 
 

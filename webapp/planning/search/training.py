@@ -4,7 +4,7 @@ Kept in this process. What is kept is what a new search would find, because a se
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
@@ -19,7 +19,7 @@ from optimizer.search.answer.baselines import Baseline, list_baselines, price_ba
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.alternatives import add_ways_out
 from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
-from optimizer.search.questions.price_cache import PriceMemory, priced_part
+from optimizer.search.questions.price_cache import PriceMemory, detailed_part
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Model, Profile
@@ -42,7 +42,7 @@ class TrainingQuestion(Question[ModelProfile, TrainingWorkload, Goal]):
     @property
     def key(self) -> tuple[object, ...]:
         """Neither the name of a schedule nor how many steps there are is among it."""
-        return self.profile_sha256, self.place.sha256, priced_part(self.workload), self.goal
+        return self.profile_sha256, self.place.sha256, detailed_part(self.workload), self.goal
 
     @property
     def is_answered(self) -> bool:
@@ -79,7 +79,7 @@ class AskedTraining:
 
     @property
     def need(self) -> ProfileNeed:
-        return ProfileNeed(model=self.model, adapter=self.workload.adapter, is_packed=self.workload.is_packed)
+        return ProfileNeed.of_training(self.model, self.workload)
 
     def complete(self, profile: Profile, places: Sequence[Place]) -> list[TrainingQuestion]:
         return [
@@ -118,7 +118,9 @@ def _search(question: TrainingQuestion) -> ObjectiveAnswer | NothingFits:
     pose = partial(_pose, question)
 
     def obtain(workload: TrainingWorkload, goal: Goal) -> ModelProfile | None:
-        is_same = (workload.adapter, workload.is_packed) == (question.workload.adapter, question.workload.is_packed)
+        traced = (workload.adapter, workload.is_packed, workload.objective)
+        asked = question.workload
+        is_same = traced == (asked.adapter, asked.is_packed, asked.objective)
         return question.profile if is_same else question.known_profile(workload)
 
     try:
@@ -152,6 +154,7 @@ def _pose(
         machine=machine or place.machine,
         calibration=place.calibration,
     )
+    problem = replace(problem, names_ways=False)
     is_here = profile is question.profile and machine in (None, place.machine)
     return _memory(question).bind(problem) if is_here else problem
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from optimizer.base.errors import InvalidDataset
-from optimizer.data.samples.records import Columns, Record, read_records
+from optimizer.data.samples.columns import Columns
+from optimizer.data.samples.records import Record, read_records
 
 Write = Callable[[bytes | str], Path]
 TURN = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "there"}]

@@ -98,7 +98,7 @@ def test_what_is_reported_follows_the_contract(make_run: Callable[..., TrainingR
     assert all(len(json.dumps(m, allow_nan=False)) < 64 * 1024 for m in messages)
     phases = [m["phase"] for m in messages if m["type"] == "phase"]
     assert phases[0] == "loading"
-    assert phases[-2:] == ["saving", "sampling"]
+    assert phases[-3:] == ["saving", "verifying", "sampling"]
 
 
 def test_a_run_reports_the_time_and_bytes_of_its_lanes(make_run: Callable[..., TrainingRun]) -> None:

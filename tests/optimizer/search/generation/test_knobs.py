@@ -26,7 +26,7 @@ from optimizer.search.generation.search import find_best_generation, generation_
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
-CARD = table_machine("RTX 4090")
+CARD = table_machine("RTX 4090", disk_bytes=0)
 WORKLOAD = GenerationWorkload(prompt_length=12, num_new_tokens=8, num_sequences=6)
 GOAL = GenerationGoal(device_budget_bytes=CARD.device.memory_bytes)
 STREAMED = GenerationPlan(batch_size=2, weights=WeightsPlan(place="host"), kv_cache=KvCachePlan(place="host"))

@@ -281,7 +281,7 @@ def test_a_pin_against_the_rest_of_the_goal_is_refused_with_it(pin: str, goal: d
 def test_pins_that_no_plan_can_keep_are_refused_before_a_search(
     profile: GenerationProfile, pins: list[str], goal: dict[str, Any], words: str
 ) -> None:
-    machine = table_machine("T4", host_memory_bytes=8 * GIB)
+    machine = table_machine("T4", host_memory_bytes=8 * GIB, disk_bytes=0)
     with pytest.raises(InvalidPlan) as caught:
         find_best_generation(pose(profile, machine, GIB, pins=read_generation_pins(pins), **goal))
     assert words in f"{caught.value.message} {caught.value.hint}"

@@ -10,7 +10,7 @@ from optimizer.hardware.devices import table_machine
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
-from optimizer.search.questions.price_cache import MAX_WORKLOADS, PriceMemory, priced_part
+from optimizer.search.questions.price_cache import MAX_WORKLOADS, PriceMemory, detailed_part, priced_part
 from optimizer.search.training import training_problem
 from optimizer.workload import Adapter, Export, TrainingWorkload
 
@@ -113,6 +113,16 @@ def test_facts_that_no_price_reads_are_not_asked_about(llama_profile: Profile, c
 
 
 def test_an_answer_for_a_longer_run_takes_longer_and_is_else_the_same(llama_profile: Profile) -> None:
-    answer = ask(llama_profile)
+    answer = ask(llama_profile, workload=replace(WORK, num_steps=500))
     longer = answer.for_run(replace(WORK, num_steps=1000))
     assert longer.to_json() == ask(llama_profile, workload=replace(WORK, num_steps=1000)).to_json()
+
+
+@pytest.mark.parametrize("change", [{"num_steps": 200}, {"checkpoint_every_steps": 5}, {"export": Export(gguf="f16")}])
+def test_the_stages_of_another_run_are_worked_out_anew(llama_profile: Profile, change: dict[str, Any]) -> None:
+    memory = PriceMemory()
+    ask(llama_profile, memory=memory)
+    workload = replace(WORK, **change)
+    remembered = ask(llama_profile, workload=workload, memory=memory).to_json()
+    assert remembered == ask(llama_profile, workload=workload).to_json()
+    assert detailed_part(workload) != detailed_part(WORK)

@@ -9,6 +9,7 @@ from django.test import Client
 
 from tests.webapp.conftest import make_text, make_tiny_model
 from tests.webapp.pages import rows
+from webapp.catalog.bundled import ensure_bundled
 from webapp.catalog.models import Dataset, Model
 from webapp.jobs.models import Job
 
@@ -114,3 +115,26 @@ def test_the_jobs_of_a_model_are_listed(browser: Client, ada: User, eve: User) -
         text = text_of(browser, path)
         assert ">mine<" in text
         assert "hers" not in text
+
+
+@pytest.fixture
+def chats(db: None) -> Dataset:
+    ensure_bundled()
+    return Dataset.objects.get(name="kjv-chats")
+
+
+def test_a_dataset_s_page_shows_the_parts_of_samples_that_are_learnt(browser: Client, chats: Dataset) -> None:
+    assert f'hx-get="/datasets/{chats.pk}/preview/"' in text_of(browser, f"/datasets/{chats.pk}/")
+    text = text_of(browser, f"/datasets/{chats.pk}/preview/")
+    assert "Written by the model’s own chat template." in text
+    assert "&lt;|user|&gt;\nSay something about deeds.&lt;|end|&gt;" in text
+    assert "<mark>Ye do the deeds of your father." in text
+    assert '<dt>samples cut</dt><dd class="num">0</dd>' in text
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [("sequence_length=many", "The row length is"), ("sequence_length=3", "sequence_length"), ("model=nobody", "learnt")],
+)
+def test_a_preview_that_cannot_be_made_says_why(browser: Client, chats: Dataset, asked: str, words: str) -> None:
+    assert words in text_of(browser, f"/datasets/{chats.pk}/preview/?{asked}")

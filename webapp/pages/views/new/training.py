@@ -19,6 +19,8 @@ from webapp.pages.views.new.work import FormPage, answer_form, answer_price, ans
 ADVANCED = (
     *ADVANCED_FIELDS,
     "export_dtype",
+    "export_gguf",
+    "resume_from",
 )
 ADAPTERS = ("rank", "alpha", "dropout", "targets", "export_adapter")
 

@@ -1,5 +1,6 @@
 """The form against real prices: levers, ways out, objectives, decisions that are held, and the form as an address."""
 
+import dataclasses
 import re
 from collections.abc import Callable
 from html import unescape
@@ -86,7 +87,16 @@ def test_what_does_not_fit_offers_the_smallest_budget_and_what_else_would(price:
     assert any(words.startswith("A budget of") for words in found)
     (shorter,) = [fields for words, fields in found.items() if words.startswith("Sequences of")]
     assert int(shorter["sequence_length"][0]) < 256
+    assert "on=gpu:" not in answer.content.decode()  # the machine's own card has room for more
+
+
+def test_where_the_machine_is_too_small_another_card_is_offered(price: Callable[..., Any]) -> None:
+    small = table_machine("T4")
+    small = dataclasses.replace(small, device=dataclasses.replace(small.device, memory_bytes=int(4.2 * 2**20)))
+    register_machine(name="bench", document=small.to_json())
+    answer = price(device_budget="4.2 MiB", sequence_length="256")
     card = re.search(r'href="(/plans/[^"]+on=gpu:[^"]+)"', answer.content.decode())
+    assert card is not None
     assert parse_qs(urlparse(unescape(card[1])).query)["device_budget"] != ["4.2 MiB"]
 
 

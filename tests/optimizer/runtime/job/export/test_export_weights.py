@@ -20,8 +20,8 @@ from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.runtime.job.artifacts import Artifact, leave_artifacts
-from optimizer.runtime.job.export_weights import FinalWeights
+from optimizer.runtime.job.export.artifacts import Artifact, Exported, leave_artifacts
+from optimizer.runtime.job.export.export_weights import FinalWeights
 from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.job.prepare import build_prepared
 from optimizer.runtime.layers.quantized_linear import list_base_tensors
@@ -66,14 +66,15 @@ def step(trainer: Trainer) -> None:
 def save(trainer: Trainer, spec: ModelSpec, folder: Path) -> tuple[dict[tuple[str, str], Artifact], str]:
     tokenizer = folder / "tokenizer.json"
     folder.mkdir()
-    artifacts, digest = leave_artifacts(
-        trainer,
+    exported = Exported(
         spec=spec,
-        batches=None,
+        export=trainer.workload.export,
+        trained_dtype=trainer.plan.weights.dtype,
         tokenizer_file=write_tokenizer(tokenizer),
+        model_folder=None,
         job_folder=folder,
-        enter_phase=lambda phase, message: None,
     )
+    artifacts, digest = leave_artifacts(trainer, exported, batches=None, enter_phase=lambda phase, message: None)
     return {(artifact.kind, artifact.name): artifact for artifact in artifacts}, digest
 
 
@@ -122,7 +123,7 @@ def test_merging_adds_the_adapter_to_exactly_the_weights_that_were_computed_with
         for base in list_base_tensors(trainer.model)
     }
     modules = {base_name(name): module for name, module in trainer.model.named_modules() if hasattr(module, "lora_A")}
-    final = {entry.name: entry.read() for entry in FinalWeights(trainer).model_tensors(dtype=torch.float32)}
+    final = {entry.name: entry.read() for entry in FinalWeights.of_trainer(trainer).model_tensors(dtype=torch.float32)}
     assert final.keys() == unpacked.keys()
     num_adapted = 0
     for name, weight in final.items():
@@ -203,7 +204,7 @@ def test_half_precision_rounds_what_was_trained_once(
     save(trainer, make_spec(), tmp_path / "job")
     target = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     saved = load_file(tmp_path / "job" / "artifacts" / "model" / "model.safetensors")
-    for entry in FinalWeights(trainer).model_tensors(dtype=torch.float32):
+    for entry in FinalWeights.of_trainer(trainer).model_tensors(dtype=torch.float32):
         assert torch.equal(saved[entry.name], entry.read().to(target)), entry.name
     adapters = load_file(tmp_path / "job" / "artifacts" / "adapter" / "adapter_model.safetensors")
     assert {tensor.dtype for tensor in adapters.values()} == {target}

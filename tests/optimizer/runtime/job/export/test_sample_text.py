@@ -3,7 +3,7 @@ from typing import Any
 import torch
 
 from optimizer.models.build import build_model
-from optimizer.runtime.job.sample_text import generate_tokens
+from optimizer.runtime.job.export.sample_text import generate_tokens
 from tests.optimizer.runtime.tiny import VOCAB_SIZE, make_spec
 
 

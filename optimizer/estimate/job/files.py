@@ -1,0 +1,132 @@
+"""Bytes that saving, merging and exporting hold on the host for a moment, and write. Torch-free.
+
+A checkpoint is written a piece at a time (``models/files/tensor_files.py``). Exported, a tensor is whole for a moment where
+it has to be made: unpacked, or with its adapter added in fp32 (``runtime/job/export/export_weights.py``); the files are
+compared a piece at a time.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+from optimizer.estimate.categories.tensors import TensorList
+from optimizer.estimate.job.load import packed_bytes
+from optimizer.estimate.tasks.moments import moments_of
+from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
+from optimizer.hardware.machine import Machine
+from optimizer.plan.plan import Plan
+from optimizer.plan.weights import DTYPE_BYTES
+from optimizer.profile.profile import Profile
+from optimizer.profile.trained import BaseSize
+from optimizer.workload import TrainingWorkload
+
+NUM_KEPT = 3
+"""Checkpoints that stay beside the one that is being written (``runtime/job/checkpoint.py``)."""
+_FP32_BYTES = 4
+_ENTRY_BYTES = 140
+"""In a header, for each tensor."""
+_RANDOM_BYTES = 6 * 1024
+"""The random state, facts and the manifest."""
+_Q8_BYTES_PER_BLOCK, _Q8_BLOCK_ELEMENTS = 34, 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesHeld:
+    """One stage's bytes beside what is there all the while."""
+
+    host_bytes: int
+    """On the host, for a moment."""
+    disk_bytes: int
+    """In files, once it has ended or at its most."""
+
+
+def estimate_save(tensors: TensorList, *, plan: Plan, workload: TrainingWorkload) -> FilesHeld:
+    """The last checkpoint but one that is written beside those that are kept."""
+    checkpoint_bytes = estimate_checkpoint_bytes(tensors, plan=plan, workload=workload)
+    largest = max(tensors.num_elements, default=0)
+    keeps_fp32 = workload.num_moments > 0 or plan.weights.master_bytes_per_element > 0
+    element_bytes = _FP32_BYTES if keeps_fp32 else plan.weights.bytes_per_element
+    num_written = workload.num_steps // workload.checkpoint_every_steps if workload.checkpoint_every_steps else 0
+    read_bytes = largest * _FP32_BYTES if plan.optimizer_state.place == "disk" else 0
+    return FilesHeld(
+        host_bytes=read_bytes + min(largest, PIECE_ELEMENTS) * element_bytes,
+        disk_bytes=checkpoint_bytes * min(max(num_written, 1), NUM_KEPT + 1),
+    )
+
+
+def estimate_checkpoint_bytes(tensors: TensorList, *, plan: Plan, workload: TrainingWorkload) -> int:
+    """Trained weights, their masters and moments, with headers and random states as they usually are."""
+    moments = moments_of(tensors.sizes, bits=plan.optimizer_state.bits, kept=workload.kept_state)
+    state_bytes = sum(moments.num_bytes(size.num_elements) for size in tensors.sizes)
+    num_entries = len(tensors.sizes) * (2 + workload.num_moments + bool(plan.weights.master_bytes_per_element))
+    weight_bytes = tensors.total_elements * (plan.weights.bytes_per_element + plan.weights.master_bytes_per_element)
+    return weight_bytes + state_bytes + num_entries * _ENTRY_BYTES + _RANDOM_BYTES
+
+
+def kept_checkpoint_bytes(tensors: TensorList, *, plan: Plan, workload: TrainingWorkload, num_steps: int) -> int:
+    """Bytes of the checkpoints that lie there after so many steps."""
+    num_written = num_steps // workload.checkpoint_every_steps if workload.checkpoint_every_steps else 0
+    return min(num_written, NUM_KEPT) * estimate_checkpoint_bytes(tensors, plan=plan, workload=workload)
+
+
+def estimate_export(
+    profile: Profile, tensors: TensorList, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+) -> dict[str, FilesHeld]:
+    """By stage, ``merge`` and ``export``, as far as the workload has them; empty where a profile does not know the tensors."""
+    base = profile.base
+    if base is None:
+        return {}
+    export, adapts = workload.export, workload.adapter is not None
+    element_bytes = plan.weights.bytes_per_element if export.dtype == "same" else DTYPE_BYTES[export.dtype]
+    sizes = [size for _, size in base.in_order(profile.tensors.block_kinds)]
+    num_elements = sum(size.num_elements for size in sizes)
+    # Of a GGUF file two pieces are there at once: the one that is converted and the one before.
+    piece_bytes = 2 * _FP32_BYTES if export.gguf != "none" else element_bytes
+    held = partial(_held, plan=plan, adapts=adapts, piece_bytes=piece_bytes, on_cuda=machine.device.kind == "cuda")
+    made_bytes = max(held(size) for size in set(sizes))
+    whole_bytes = num_elements * element_bytes
+    gguf_bytes = _gguf_bytes(sizes, export.gguf)
+    if not adapts:
+        return {"export": FilesHeld(host_bytes=made_bytes, disk_bytes=whole_bytes + gguf_bytes)}
+    merges = export.adapter in ("merged", "both")
+    alone_bytes = tensors.total_elements * element_bytes if export.adapter in ("alone", "both") else 0
+    merged_bytes = (whole_bytes if merges else 0) + gguf_bytes
+    stages: dict[str, FilesHeld] = {}
+    if merged_bytes:
+        stages["merge"] = FilesHeld(host_bytes=made_bytes, disk_bytes=merged_bytes + alone_bytes)
+    if alone_bytes:
+        compared = [size for size in set(sizes) if merges and size.adapts]
+        alone_held = max((_compared(size, plan, element_bytes=element_bytes) for size in compared), default=0)
+        alone_held = max(alone_held, min(max(tensors.num_elements), PIECE_ELEMENTS) * element_bytes)
+        stages["export"] = FilesHeld(host_bytes=alone_held, disk_bytes=alone_bytes + (whole_bytes if merges else 0))
+    return stages
+
+
+def _held(size: BaseSize, plan: Plan, *, adapts: bool, piece_bytes: int, on_cuda: bool) -> int:
+    """Host bytes of one tensor while it is made and written, at the most."""
+    value = size.num_elements * plan.weights.bytes_per_element
+    packs = adapts and size.packs and plan.weights.frozen != "same"
+    is_copied = (on_cuda and plan.weights.place == "device") or plan.weights.place == "disk"
+    source = (packed_bytes(size, plan) if packs else value) if is_copied else 0
+    if not adapts and plan.optimizer_state.place == "disk":
+        source = size.num_elements * _FP32_BYTES
+    made = source + (value if packs else 0)
+    kept = value if packs else source
+    if adapts and size.adapts:
+        made, kept = made + size.num_elements * _FP32_BYTES, size.num_elements * _FP32_BYTES
+    return max(made, kept + min(size.num_elements, PIECE_ELEMENTS) * piece_bytes)
+
+
+def _compared(size: BaseSize, plan: Plan, *, element_bytes: int) -> int:
+    """Host bytes while a merged matrix is compared with what its saved adapter adds."""
+    packs = size.packs and plan.weights.frozen != "same"
+    beside = max(plan.weights.bytes_per_element if packs else 0, element_bytes)
+    return size.num_elements * (_FP32_BYTES + beside)
+
+
+def _gguf_bytes(sizes: list[BaseSize], packing: str) -> int:
+    if packing == "none":
+        return 0
+    num_elements = sum(size.num_elements for size in sizes)
+    if packing == "f16":
+        return 2 * num_elements
+    return num_elements // _Q8_BLOCK_ELEMENTS * _Q8_BYTES_PER_BLOCK

@@ -1,0 +1,111 @@
+"""Peaks while a model is read from files, tensor by tensor to its place, as ``runtime/layers/filling.py`` does. Torch-free.
+
+A tensor that the CPU device keeps as the file has it is read where it stays. Any other is on the host as the file has it
+while it is brought to the device, converted or packed; one that streams is converted or packed on the host and written to
+its home.
+
+*Not modelled*: a checkpoint that is packed already, of which a matrix is on the host in fp32; what bitsandbytes holds
+inside.
+"""
+
+from dataclasses import dataclass
+
+from optimizer.estimate.step.simulate import Resident
+from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
+from optimizer.hardware.machine import Machine
+from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Profile
+from optimizer.profile.trained import BaseSize
+from optimizer.workload import TrainingWorkload
+
+_FILE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_FP32_BYTES = 4
+_PACKED_BLOCK_ELEMENTS = 64
+_BLOCK_SCALE_BYTES = 4
+"""For 64 elements: nf4 has one fp32 scale, int4 two numbers in fp16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierPeaks:
+    """Most bytes on each tier."""
+
+    device_bytes: int
+    host_bytes: int
+    disk_bytes: int = 0
+    together_bytes: int = 0
+    """Most on device and host at once: what a process holds where the processor is the device."""
+
+
+def estimate_load(
+    profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine, loaded: Resident
+) -> TierPeaks | None:
+    """None where a profile does not know the tensors. loaded: bytes that are there once it has ended."""
+    base = profile.base
+    if base is None:
+        return None
+    adapter_bytes = profile.num_parameters * plan.weights.bytes_per_element if workload.adapter is not None else 0
+    level = _Level(device=adapter_bytes + profile.buffer_bytes["fp32" if plan.weights.dtype == "fp32" else "bf16"])
+    file_bytes = _FILE_BYTES.get(profile.weights_dtype, 4)
+    for in_block, size in base.in_order(profile.tensors.block_kinds):
+        streams = in_block and plan.weights.place != "device"
+        packs = size.packs and plan.weights.frozen != "same" and workload.adapter is not None
+        _read(level, size, plan, file_bytes=file_bytes, streams=streams, packs=packs, on_cuda=machine.device.kind == "cuda")
+    # The optimizer's part of what stays comes after the weights.
+    level.reach(int(loaded.device.sum()), loaded.host)
+    return TierPeaks(
+        device_bytes=level.device_peak,
+        host_bytes=level.host_peak,
+        disk_bytes=loaded.disk,
+        together_bytes=level.together_peak,
+    )
+
+
+def packed_bytes(size: BaseSize, plan: Plan) -> int:
+    """Bytes of a matrix as the plan holds it while frozen, scales included."""
+    if plan.weights.frozen == "int8":
+        return size.num_elements + size.num_scales * plan.weights.bytes_per_element
+    num_blocks = -(-size.num_elements // _PACKED_BLOCK_ELEMENTS)
+    return num_blocks * (_PACKED_BLOCK_ELEMENTS // 2 + _BLOCK_SCALE_BYTES)
+
+
+def _packing_bytes(size: BaseSize, plan: Plan) -> int:
+    """Bytes that packing a piece holds beside the piece and its result, as far as torch sees it."""
+    beside = {"nf4": plan.weights.bytes_per_element, "int8": 2 * _FP32_BYTES, "int4": 2 * _FP32_BYTES + 1}
+    return min(size.num_elements, PIECE_ELEMENTS) * beside.get(plan.weights.frozen, 0)
+
+
+class _Level:
+    def __init__(self, *, device: int) -> None:
+        self.device, self.host = device, 0
+        self.device_peak, self.host_peak, self.together_peak = device, 0, device
+
+    def reach(self, device: int, host: int) -> None:
+        self.device_peak, self.host_peak = max(self.device_peak, device), max(self.host_peak, host)
+        self.together_peak = max(self.together_peak, device + host)
+
+
+def _read(
+    level: _Level, size: BaseSize, plan: Plan, *, file_bytes: int, streams: bool, packs: bool, on_cuda: bool
+) -> None:
+    """One tensor, to its place."""
+    raw = size.num_elements * file_bytes
+    value = size.num_elements * plan.weights.bytes_per_element
+    converted = value if file_bytes != plan.weights.bytes_per_element else 0
+    stays = packed_bytes(size, plan) if packs else value
+    if streams:
+        home = stays if plan.weights.place == "host" else 0
+        piece = min(size.num_elements, PIECE_ELEMENTS) * (1 if packs else plan.weights.bytes_per_element)
+        made = converted + stays + _packing_bytes(size, plan) if packs else converted
+        level.reach(level.device, level.host + home + max(raw + made, (stays if packs else made or raw) + piece))
+        level.host += home
+        return
+    if on_cuda:
+        made = raw + converted if packs else raw if converted else 0
+        level.reach(level.device + made + stays, level.host + raw)
+    elif packs:
+        level.reach(level.device + converted + stays, level.host + raw)
+    elif converted:
+        level.reach(level.device + value, level.host + raw)
+    else:
+        level.reach(level.device + value, level.host)
+    level.device += stays
