@@ -19,7 +19,7 @@ from tests.worker.processes import wait_for
 pytestmark = pytest.mark.slow
 
 MODEL_FOLDER = Path(__file__).parents[2] / "optimizer" / "models" / "bundled" / "headroom-chat-4m"
-QUESTION = [{"role": "user", "content": "Who built the ark?"}]
+QUESTION: list[Any] = [{"role": "user", "content": "Who built the ark?"}]
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,13 @@ def stack() -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-def service(stack: Stack) -> Iterator[HeadroomClient]:
-    url, token = stack.start_web(), stack.ask("token", name="ada")
+def token(stack: Stack) -> str:
+    return str(stack.ask("token", name="ada"))
+
+
+@pytest.fixture(scope="module")
+def service(stack: Stack, token: str) -> Iterator[HeadroomClient]:
+    url = stack.start_web()
     with HeadroomClient(url, token=token) as client:
         client.create_model(MODEL_FOLDER, name="chat")
         wait_for(lambda: client.machines(), what="a machine", timeout_s=60)
@@ -38,8 +43,8 @@ def service(stack: Stack) -> Iterator[HeadroomClient]:
 
 
 @pytest.fixture(scope="module")
-def client(service: HeadroomClient, stack: Stack) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{service.url}/v1", api_key=stack.ask("token", name="ada"), max_retries=0, timeout=240) as client:
+def client(service: HeadroomClient, stack: Stack, token: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{service.url}/v1", api_key=token, max_retries=0, timeout=240) as client:
         try:
             yield client
         finally:
@@ -149,19 +154,13 @@ def train_adapter(service: HeadroomClient, dataset: str) -> str:
         "model": "chat",
         "dataset": dataset,
         "workload": {
-            "mode": "finetune", "sequence_length": 64, "batch_size": 4, "num_steps": 12,
+            "mode": "finetune", "sequence_length": 64, "global_batch_size": 4, "num_steps": 12,
             "learning_rate": 0.02, "adapter": {"rank": 4}, "export": {"adapter": "alone"}, "sample_tokens": 0,
         },
         "goal": {"device_budget_bytes": 2**30},
     }  # fmt: skip
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            return service.create_job(spec)["id"]
-        except Exception as error:
-            assert time.monotonic() < deadline, error
-            assert "priced yet" in str(error), error
-            time.sleep(1)
+    service.price_plans(spec)  # waits until the model has been profiled
+    return service.create_job(spec)["id"]
 
 
 def test_a_worker_that_is_killed_ends_the_answer_with_an_error(client: OpenAI, stack: Stack) -> None:

@@ -87,13 +87,15 @@ class Forward:
         """Bytes of one token's keys and values, by block."""
         cache = self.make_cache(1)
         self.prefill([0], cache=cache, adapter="")
-        return [_bytes_of(layer.keys) + _bytes_of(layer.values) for layer in cache.layers]  # type: ignore[attr-defined]
+        layers: list[Any] = [*cache.layers]
+        return [_bytes_of(layer.keys) + _bytes_of(layer.values) for layer in layers]
 
     def _try_rows(self) -> bool:
         """Compare rows together with rows alone, where the model takes positions and lets others attend."""
         if self._num_rows < 2:
             return False
-        rows, alone = [], []
+        rows: list[Row] = []
+        alone: list[Row] = []
         for length in _TRIAL_LENGTHS:
             ids = tuple(range(1, length + 1))
             for found in (rows, alone):

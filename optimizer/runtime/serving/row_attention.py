@@ -63,11 +63,12 @@ class RowsCache(Cache):
     """The caches of several rows as one, for one token of each."""
 
     def __init__(self, caches: Sequence[KvCache]) -> None:
-        super().__init__(layers=[RowsLayer(layers) for layers in zip(*(cache.layers for cache in caches), strict=True)])
+        self._by_block = [RowsLayer(layers) for layers in zip(*(cache.layers for cache in caches), strict=True)]
+        super().__init__(layers=[*self._by_block])
 
     def check_attended(self) -> None:
         """Raises RowsNotSupportedError where a block attended by code of its own."""
-        if any(layer.is_waiting for layer in self.layers):  # type: ignore[attr-defined]
+        if any(layer.is_waiting for layer in self._by_block):
             raise RowsNotSupportedError("a block attends in code of its own")
 
 
