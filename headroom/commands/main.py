@@ -17,6 +17,7 @@ from headroom.client import HeadroomClient
 from headroom.client.types import Job
 from headroom.commands import access as cli_access
 from headroom.commands import catalog as cli_catalog
+from headroom.commands import chat as cli_chat
 from headroom.commands import datasets as cli_datasets
 from headroom.commands import plans as cli_plans
 from headroom.commands import records as cli_records
@@ -73,7 +74,7 @@ def make_parser(*, with_optimizer: bool) -> argparse.ArgumentParser:
     for name in ("up", "down", "status"):
         commands.choices[name].set_defaults(run=stack.run_command)
     _add_job_commands(commands, connection)
-    for more in (cli_plans, cli_records, cli_catalog, cli_datasets, cli_access):
+    for more in (cli_plans, cli_records, cli_chat, cli_catalog, cli_datasets, cli_access):
         more.add_commands(commands, connection, connect=_connect)
     if with_optimizer:
         from optimizer.cli.main import add_subcommands

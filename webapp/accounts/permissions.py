@@ -238,6 +238,7 @@ TABLE: Final[dict[str, Rule]] = {
     f"POST {_JOB_PAGE}export/": _runs("job.export"),
     f"POST {_JOB_PAGE}model/": _runs("model.create"),
     f"POST {_JOB_PAGE}move/": _runs("job.move"),
+    "GET chat/": SIGNED_IN,
     "GET queue/": SIGNED_IN,
     # pages: what jobs are made of
     "GET models/": SIGNED_IN,

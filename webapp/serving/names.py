@@ -1,6 +1,6 @@
 """What a model's name in a request means: a model of the catalog, with the adapter or the weights of a finished run.
 
-``NAME`` is the model as it is; ``NAME:RUN`` what a run on it left, by the run's id or name; a run's id alone says the same.
+``NAME`` is the model as it is; ``NAME:RUN`` what a run on it left, by the run's id or name; a run's id or name alone says it, too.
 """
 
 from dataclasses import dataclass
@@ -98,6 +98,7 @@ def _model(rows: "QuerySet[Model]", name: str) -> Model | None:
 def _run(user: Any, name: str, model: Model | None) -> Job | None:
     rows = jobs_visible_to(user).filter(kind=Kind.TRAIN).select_related("model")
     found = rows.filter(pk=name).first()
-    if found is None and model is not None:
-        found = rows.filter(name=name, model=model, artifacts__kind__in=("adapter", "model")).order_by("-pk").first()
+    if found is None and name:
+        named = rows.filter(name=name, artifacts__kind__in=("adapter", "model"))
+        found = (named if model is None else named.filter(model=model)).order_by("-pk").first()
     return found if found is not None and (model is None or found.model_id == model.pk) else None
