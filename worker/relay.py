@@ -19,7 +19,7 @@ from django.db import close_old_connections, connections
 from django.db.models import Q
 from django.utils import timezone
 
-from webapp.jobs.models import USER_JOB_KINDS, Attempt, Job
+from webapp.jobs.models import DEVICE_JOB_KINDS, Attempt, Job
 from webapp.jobs.moves import claimable
 from webapp.wire.serving import SupervisorWire
 from worker.config import WorkerConfig
@@ -142,7 +142,7 @@ class AskRelay:
         device = machine.document["device"]
         fits = Q(need_device_kind__in=("", device["kind"]), need_device_bytes__lte=device["memory_bytes"])
         since = timezone.now() - timedelta(seconds=_OTHERS_WAIT_S)
-        return Job.objects.filter(claimable() & fits, kind__in=USER_JOB_KINDS, created_at__lt=since).exists()
+        return Job.objects.filter(claimable() & fits, kind__in=DEVICE_JOB_KINDS, created_at__lt=since).exists()
 
     # From the process to Redis.
 

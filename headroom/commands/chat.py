@@ -53,8 +53,8 @@ def _read_settings(options: argparse.Namespace) -> Row:
     if options.budget is not None:
         try:
             settings["device_budget_bytes"] = parse_bytes(options.budget)
-        except HeadroomError as error:
-            raise UsageError(error.message, hint=error.hint) from error
+        except ValueError as error:
+            raise UsageError(f"--budget: {error}", hint="Such as 12 GiB.") from error
     return settings
 
 
@@ -105,7 +105,7 @@ def _answer(client: HeadroomClient, model: str, messages: list[Row], settings: R
 
 
 def _show(event: ChatEvent, waited_for: str) -> str:
-    """What is waited for goes to standard error, once."""
+    """Write text to standard output, and to standard error what is waited for, once."""
     if event.kind == "waiting" and event.text not in ("", "waiting", waited_for):
         print(f"({event.text})", file=sys.stderr, flush=True)
         return event.text

@@ -175,7 +175,7 @@ def _list(options: argparse.Namespace) -> None:
     with _connect(options) as client:
         jobs = client.jobs(state=options.state, text=options.text, limit=options.limit)
     rows = [
-        (job["id"], job["name"], job["state"], f"{job['step']} of {job['num_steps']}", _loss(job), job["created_at"])
+        (job["id"], job["name"], job["state"], _steps_of(job), _loss(job), job["created_at"])
         for job in jobs
     ]
     heads = ("id", "name", "state", "step", "loss", "created")
@@ -195,8 +195,8 @@ def _show(options: argparse.Namespace) -> None:
 def describe_job(job: Job) -> list[str]:
     """Print what a person asks first: how far, why so, and whether the prediction held."""
     prediction, summary = job.get("prediction") or {}, job.get("summary") or {}
-    counted = "prompt" if job.get("kind") == "generate" else "step"
-    lines = [f"{job['name']}  {job['state']} · {counted} {job['step']} of {job['num_steps']}  ({job['id']})"]
+    counted = {"generate": "prompt ", "serve": ""}.get(job.get("kind", ""), "step ")
+    lines = [f"{job['name']}  {job['state']} · {counted}{_steps_of(job)}  ({job['id']})"]
     if job.get("message"):
         lines.append(f"  {job['message']}")
     if (eta_s := job.get("eta_s")) and not job["is_terminal"]:
@@ -303,6 +303,13 @@ def _download(options: argparse.Namespace) -> None:
     with _connect(options) as client:
         folder: Path = options.output or Path(_file_name(client.job(options.job)["name"]))
         download_artifacts(client, options.job, folder=folder, say=print)
+
+
+def _steps_of(job: Job) -> str:
+    """A held model has no end to count to."""
+    if job.get("kind") == "serve":
+        return f"{job['step']} answers"
+    return f"{job['step']} of {job['num_steps']}"
 
 
 def _loss(job: Job) -> str:

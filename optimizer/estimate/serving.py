@@ -11,7 +11,7 @@ from typing import Any, Final
 from optimizer.base.errors import InvalidInput
 from optimizer.base.units import format_bytes
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.weights import DTYPE_BYTES, FrozenFormat
+from optimizer.plan.weights import DTYPE_BYTES, FrozenFormat, WeightsDtype
 
 DEFAULT_CONTEXT_TOKENS: Final = 8192
 SMALLEST_CONTEXT_TOKENS: Final = 128
@@ -19,7 +19,7 @@ DEFAULT_ROWS: Final = 8
 MAX_ROWS: Final = 64
 _PACKED_BYTES: dict[FrozenFormat, float] = {"int8": 1.02, "int4": 0.57, "nf4": 0.57}
 """Bytes of an element of a packed matrix, its scales among them."""
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_DTYPES: dict[str, WeightsDtype] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _HIDDEN_WIDTHS: Final = 4
 """Hidden states of a block at its widest moment: the stream, its norm, and two that are on their way."""
 _FFN_WIDTHS: Final = 3
@@ -50,6 +50,7 @@ class ServingNeed:
         """The form in which a job keeps its prediction."""
         return {
             "device_peak_bytes": self.peak_bytes,
+            "device_peak_low_bytes": self.weights_bytes,
             "device_peak_high_bytes": self.peak_bytes,
             "device_bytes_by_category": {
                 "weights": self.weights_bytes,
@@ -62,7 +63,7 @@ class ServingNeed:
         }
 
 
-def serving_dtype(spec: ModelSpec) -> str:
+def serving_dtype(spec: ModelSpec) -> WeightsDtype:
     """fp32, bf16 or fp16: what the config names."""
     return _DTYPES.get(str(spec.config.get("dtype")), "fp32")
 
@@ -75,7 +76,7 @@ def predict_serving(
     context_tokens: int | None = None,
     frozen: FrozenFormat = "same",
 ) -> ServingNeed:
-    """What a model takes that is held for ``num_rows`` askers at once.
+    """The bytes that a model takes that is held for ``num_rows`` askers at once.
 
     budget_bytes: None for what all rows take at the whole context. context_tokens: None for the model's own length, at most
     8,192, halved until one request of that length fits. Raises InvalidInput where the budget holds not even that.

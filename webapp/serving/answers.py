@@ -33,7 +33,7 @@ class Answer:
         return [self._chunk({"role": "assistant", "content": ""})] if self._asked.is_chat else []
 
     def chunks(self, event: Document) -> list[Document]:
-        """What one event adds to a stream."""
+        """The chunks that one event adds to a stream."""
         text, logprobs = self._take(event)
         made = [self._chunk(self._part(text), logprobs=logprobs)] if text or logprobs else []
         if event["type"] != "end":

@@ -32,7 +32,7 @@ class AskedFor:
     prompt: str | None = None
     tools: list[Document] = field(default_factory=list)
     settings: Document = field(default_factory=dict)
-    """Of ``GenerationRequest``, with a temperature and a seed always there."""
+    """Fields of ``GenerationRequest``, with a temperature and a seed always there."""
     num_top: int | None = None
     """Likeliest tokens beside each one; None where no logarithms are asked for."""
     stream: bool = False

@@ -17,7 +17,7 @@ class Choice:
     """One that can answer."""
 
     name: str
-    """As a request names it."""
+    """The name that a request gives."""
     label: str
     base: str
     """Name of the model that a run tuned; empty for a model itself."""

@@ -97,7 +97,7 @@ class Conversation:
         }
 
     async def _look(self, *, waited_s: float) -> Event:
-        """What a silence means."""
+        """Find out why nothing comes."""
         assert self._job is not None
         job_id = self._job.pk
         job = await from_database(lambda: Job.objects.filter(pk=job_id).first())

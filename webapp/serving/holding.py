@@ -58,7 +58,7 @@ def find_held(user: Any, target: Target) -> Job | None:
 
 
 def waiting_words(job: Job) -> str:
-    """What one waits for, in a sentence."""
+    """The thing that is waited for, in a sentence."""
     if job.state == State.QUEUED:
         return "waiting for a free place on a machine"
     if is_up(job):
@@ -104,7 +104,7 @@ def _start(user: Any, target: Target, device_budget_bytes: int | None) -> Job:
 
 
 def _budget_of(model: Model, wanted_bytes: int | None) -> int | None:
-    """What was asked for; else the largest machine's memory where the whole of it would be needed."""
+    """The budget that was asked for; else the largest machine's memory where the whole of it would be needed."""
     if wanted_bytes is not None:
         return wanted_bytes
     sizes = [int(row.document["device"]["memory_bytes"]) for row in Machine.objects.all()]

@@ -1,6 +1,6 @@
-"""What a model's name in a request means: a model of the catalog, with the adapter or the weights of a finished run.
+"""The meaning of a model's name in a request: a model of the catalog, with the adapter or the weights of a finished run.
 
-``NAME`` is the model as it is; ``NAME:RUN`` what a run on it left, by the run's id or name; a run's id or name alone says it, too.
+``NAME`` is the model as it is; ``NAME:RUN`` what a run on it left, by the run's id or name; a run's id or name says it, too.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from webapp.jobs.trained_model import what_is_left
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What answers."""
+    """A model, and the run whose work is switched on, that answer together."""
 
     model: Model
     run: Job | None = None

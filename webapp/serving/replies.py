@@ -86,7 +86,7 @@ class Replies:
 
 
 def _entries(found: Any) -> list[Any]:
-    """Of one stream, whichever protocol wrote it: RESP3 nests a list more."""
+    """Entries of one stream, whichever protocol wrote it: RESP3 nests a list more."""
     streams = found.items() if isinstance(found, dict) else found
     entries = [entry for _, per_stream in streams for entry in per_stream]
     return [each for entry in entries for each in (entry if isinstance(entry, list) else [entry])]

@@ -49,7 +49,7 @@ class CallReader:
         return written
 
     def end(self) -> str:
-        """What was held back and is text after all; a call whose end never came may still be whole."""
+        """The text that was held back and is no call after all; a call whose end never came may still be whole."""
         held, self._held = self._held, ""
         if not self._is_inside:
             return held

@@ -127,7 +127,7 @@ def generate(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFl
 
 
 def serve(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> dict[str, Any]:
-    from worker.run.serving import serve_attempt
+    from worker.run.serving.session import serve_attempt
 
     return serve_attempt(attempt, reporter=reporter, should_stop=should_stop)
 

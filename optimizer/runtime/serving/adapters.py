@@ -115,7 +115,7 @@ class AdapterShelf:
 
 
 def _unknown_settings(config: dict[str, Any]) -> str:
-    """What this cannot switch by row; empty for a plain adapter."""
+    """The traits that cannot be switched by row; empty for a plain adapter."""
     if config.get("peft_type", "LORA") != "LORA":
         return f"peft_type {config['peft_type']}"
     special = ("target_parameters", "modules_to_save", "rank_pattern", "alpha_pattern", "use_dora", "lora_bias")

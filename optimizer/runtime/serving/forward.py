@@ -20,7 +20,7 @@ from optimizer.runtime.serving.row_attention import RowsCache, RowsNotSupportedE
 
 _TRIAL_LENGTHS = (3, 5)
 _TRIAL_TOLERANCE = 0.02
-"""Of the largest logit: two kernels differ by less, in 16 bits too; a wrong position or a wrong key by much more."""
+"""Share of the largest logit: two kernels differ by less, in 16 bits too; a wrong position or a wrong key by much more."""
 
 
 class Forward:
@@ -44,7 +44,7 @@ class Forward:
         return KvCache(self._windows, capacity=num_tokens, meter=self._meter)
 
     def kv_bytes(self, num_tokens: int) -> int:
-        """What the cache of a sequence of so many tokens takes: a block with a window keeps no more than that."""
+        """Bytes of the cache of a sequence of so many tokens: a block with a window keeps no more than that."""
         kept = [num_tokens if window is None else min(num_tokens, window) for window in self._windows]
         return sum(one * num for one, num in zip(self.kv_bytes_per_token, kept, strict=True))
 

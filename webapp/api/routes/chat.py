@@ -58,7 +58,7 @@ async def create_completion(request: HttpRequest) -> HttpResponseBase:
 
 @session_router.post("/chat/completions", tags=["chat"], openapi_extra={"requestBody": {"content": {"application/json": {}}}})
 async def create_chat_here(request: HttpRequest) -> HttpResponseBase:
-    """As ``POST /v1/chat/completions``, whose errors and chunks these are; a session counts, too."""
+    """Answer like ``POST /v1/chat/completions``, whose errors and chunks these are; a session counts, too."""
     return await answer_request(request, read_chat)
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a served model, and its answers: JSON lines over one socket between the attempt and its supervisor.
+"""Questions to a served model, and its answers: JSON lines over one socket between the attempt and its supervisor.
 
 The attempt's end. A thread reads, so that the loop that makes tokens never waits for a line; the loop alone writes. The end of
 the lines means that nobody will ask any more.

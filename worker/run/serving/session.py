@@ -21,8 +21,9 @@ from optimizer.estimate.serving import predict_serving, serving_dtype
 from optimizer.formats.sampling import Sampling
 from optimizer.models.files.linked_files import checked_folder
 from optimizer.models.spec import ModelSpec, read_model_spec
-from worker.run.asks import END, Ask, AskSocket
+from optimizer.plan.weights import WeightsPlan
 from worker.run.reporter import Reporter
+from worker.run.serving.asks import END, Ask, AskSocket
 
 if TYPE_CHECKING:
     from optimizer.runtime.meter.meter import Meter
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
     from optimizer.runtime.serving.server import Server
 
 MAX_DEFAULT_TOKENS = 1024
-"""Of a chat answer whose asker names no limit."""
+"""Length of a chat answer whose asker names no limit."""
 DEFAULT_COMPLETION_TOKENS = 16
-"""Of a plain completion, as in OpenAI's API."""
+"""Length of a plain completion, as in OpenAI's API."""
 _IDLE_TURN_S = 0.2
 _REPORT_EVERY_S = 2.0
 
@@ -58,14 +59,7 @@ def serve_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: C
 
 
 def _open_server(attempt: dict[str, Any], spec: ModelSpec, opened: ExitStack) -> "tuple[Server, Meter]":
-    import torch
-
-    from optimizer.plan.weights import WeightsPlan
-    from optimizer.runtime.generation.generator import build_for_generation
-    from optimizer.runtime.job.train import set_num_threads
-    from optimizer.runtime.meter.device import prepared_device
-    from optimizer.runtime.meter.meter import Meter
-    from optimizer.runtime.serving.server import Server
+    from optimizer.runtime.serving.opening import open_server
 
     given = attempt["serving"]
     budget_bytes = given["device_budget_bytes"]
@@ -76,28 +70,18 @@ def _open_server(attempt: dict[str, Any], spec: ModelSpec, opened: ExitStack) ->
         context_tokens=given["context_tokens"],
         frozen=given["weights"],
     )
-    set_num_threads()
-    device = torch.device(attempt["device"])
-    opened.enter_context(prepared_device(device))
-    meter = Meter(device=device, cap_bytes=budget_bytes)
-    weights: Any = WeightsPlan(dtype=serving_dtype(spec), frozen=given["weights"])  # type: ignore[arg-type]
-    model = build_for_generation(
+    folder = checked_folder(attempt["weights_folder"], attempt["linked_files"])
+    server = open_server(
         spec,
-        weights=weights,
-        device=device,
-        weights_folder=checked_folder(attempt["weights_folder"], attempt["linked_files"]),
-    )
-    meter.assign_module(model)
-    meter.reset_peak()
-    server = Server(
-        model,
-        device=device,
+        weights=WeightsPlan(dtype=serving_dtype(spec), frozen=given["weights"]),
         num_rows=need.num_rows,
-        kv_limit_bytes=need.kv_limit_bytes,
         max_tokens=need.context_tokens,
-        meter=meter,
+        kv_limit_bytes=need.kv_limit_bytes,
+        budget_bytes=budget_bytes,
+        device_name=attempt["device"],
+        weights_folder=folder,
     )
-    return server, meter
+    return opened.enter_context(server)
 
 
 def _held_words(server: "Server", meter: "Meter") -> str:
