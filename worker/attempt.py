@@ -19,11 +19,12 @@ from django.db import connections
 
 from webapp.attempts.outcome import finish_attempt
 from webapp.jobs import actions
-from webapp.jobs.models import Attempt, Sample
+from webapp.jobs.models import Attempt, Kind, Sample
 from webapp.wire.publish import publish, publish_all, report_gap
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter
 from worker.heartbeat import Heartbeat
+from worker.relay import AskRelay
 from worker.run.brief import job_folder, write_brief
 from worker.run.child import Child, DeviceLock, isolated_command
 from worker.run.pipe import PipeReader
@@ -99,9 +100,17 @@ class _AttemptRun:
 
     def run(self) -> None:
         write_brief(self._attempt, folder=self._folder, home=self._config.home, device=self._device)
-        child = Child(isolated_command("worker.run.runner", str(self._folder)), folder=self._folder, lock=self._lock)
+        relay = AskRelay(self._attempt, config=self._config) if self._job.kind == Kind.SERVE else None
+        child = Child(
+            isolated_command("worker.run.runner", str(self._folder)),
+            folder=self._folder,
+            lock=self._lock,
+            asks_fd=relay.child_fd if relay else None,
+        )
         self._heartbeat.start()
         try:
+            if relay:
+                relay.start()
             self._pending.append(lambda: copy_earlier_samples(self._attempt, home=self._config.home))
             self._follow(child)
             exit_code = child.reap()
@@ -109,6 +118,8 @@ class _AttemptRun:
                 self._finish(exit_code)
         finally:
             child.close()
+            if relay:
+                relay.close()
             self._heartbeat.stop()
 
     def _follow(self, child: Child) -> None:

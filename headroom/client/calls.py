@@ -10,6 +10,7 @@ import httpx
 
 from headroom.client import types
 from headroom.client.access import AccessCalls
+from headroom.client.chat import ChatCalls
 from headroom.client.connection import (
     LONGEST_RETRY_S,
     ApiProblem,
@@ -32,7 +33,7 @@ SILENCE_LIMIT_S = 45.0
 """A stream that sends nothing for this long, not even its keep-alive comment, is taken for dead."""
 
 
-class HeadroomClient(AccessCalls, UploadCalls):
+class HeadroomClient(AccessCalls, ChatCalls, UploadCalls):
     """Calls of ``/api/v1`` as one user. Use as a context manager, or call ``close``."""
 
     def me(self) -> types.Me:

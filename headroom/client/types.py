@@ -175,7 +175,7 @@ class Offer(TypedDict):
 class Job(TypedDict):
     id: str
     name: str
-    kind: Literal["train", "generate", "export"]
+    kind: Literal["train", "generate", "serve", "export"]
     state: State
     phase: str
     reason: str

@@ -17,6 +17,7 @@ from headroom.client import HeadroomClient
 from headroom.client.types import Job
 from headroom.commands import access as cli_access
 from headroom.commands import catalog as cli_catalog
+from headroom.commands import chat as cli_chat
 from headroom.commands import datasets as cli_datasets
 from headroom.commands import plans as cli_plans
 from headroom.commands import records as cli_records
@@ -73,7 +74,7 @@ def make_parser(*, with_optimizer: bool) -> argparse.ArgumentParser:
     for name in ("up", "down", "status"):
         commands.choices[name].set_defaults(run=stack.run_command)
     _add_job_commands(commands, connection)
-    for more in (cli_plans, cli_records, cli_catalog, cli_datasets, cli_access):
+    for more in (cli_plans, cli_records, cli_chat, cli_catalog, cli_datasets, cli_access):
         more.add_commands(commands, connection, connect=_connect)
     if with_optimizer:
         from optimizer.cli.main import add_subcommands
@@ -174,7 +175,7 @@ def _list(options: argparse.Namespace) -> None:
     with _connect(options) as client:
         jobs = client.jobs(state=options.state, text=options.text, limit=options.limit)
     rows = [
-        (job["id"], job["name"], job["state"], f"{job['step']} of {job['num_steps']}", _loss(job), job["created_at"])
+        (job["id"], job["name"], job["state"], _steps_of(job), _loss(job), job["created_at"])
         for job in jobs
     ]
     heads = ("id", "name", "state", "step", "loss", "created")
@@ -194,8 +195,8 @@ def _show(options: argparse.Namespace) -> None:
 def describe_job(job: Job) -> list[str]:
     """Print what a person asks first: how far, why so, and whether the prediction held."""
     prediction, summary = job.get("prediction") or {}, job.get("summary") or {}
-    counted = "prompt" if job.get("kind") == "generate" else "step"
-    lines = [f"{job['name']}  {job['state']} · {counted} {job['step']} of {job['num_steps']}  ({job['id']})"]
+    counted = {"generate": "prompt ", "serve": ""}.get(job.get("kind", ""), "step ")
+    lines = [f"{job['name']}  {job['state']} · {counted}{_steps_of(job)}  ({job['id']})"]
     if job.get("message"):
         lines.append(f"  {job['message']}")
     if (eta_s := job.get("eta_s")) and not job["is_terminal"]:
@@ -302,6 +303,13 @@ def _download(options: argparse.Namespace) -> None:
     with _connect(options) as client:
         folder: Path = options.output or Path(_file_name(client.job(options.job)["name"]))
         download_artifacts(client, options.job, folder=folder, say=print)
+
+
+def _steps_of(job: Job) -> str:
+    """A held model has no end to count to."""
+    if job.get("kind") == "serve":
+        return f"{job['step']} answers"
+    return f"{job['step']} of {job['num_steps']}"
 
 
 def _loss(job: Job) -> str:

@@ -7,9 +7,10 @@ process or in the limited one that counts tokens for a price, never in the web p
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from optimizer.base.errors import InvalidModel
 from optimizer.data.chat import DEFAULT_REPLY_TEMPLATE, ChatTemplate
@@ -62,11 +63,7 @@ class PromptTokenizer:
             tokenizer_file, model_vocab_size=vocab_size, end_of_text_id=end_of_text_id
         )
         self._chat = ChatFacts.read(chat_file)
-        self._template = ChatTemplate(
-            self._chat.template or DEFAULT_REPLY_TEMPLATE,
-            begin_of_text=self._chat.begin_of_text,
-            end_of_text=self._chat.end_of_text or self.loaded.end_of_text,
-        )
+        self._template = self._compile(self._chat.template or DEFAULT_REPLY_TEMPLATE)
 
     @property
     def end_ids(self) -> tuple[int, ...]:
@@ -88,6 +85,35 @@ class PromptTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Without special tokens. Ids that the tokenizer does not know, which a wider model may draw, write nothing."""
         return str(self.loaded.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        """Ids of a conversation up to where its answer begins, with tools as the model's template writes them.
+
+        Raises InvalidModel where the template fails, or writes the same with tools and without.
+        """
+        named = self._chat.named_templates.get("tool_use") if tools else None
+        template = self._compile(named) if named else self._template
+        text = template.render(messages, tools=tools, add_generation_prompt=True)
+        if tools and named is None and text == template.render(messages, add_generation_prompt=True):
+            raise InvalidModel(
+                "the model's chat template has no place for tools", field="tools", value=len(tools), allowed="no tools"
+            )
+        return encode_prompt(self.loaded.tokenizer, text, add_special_tokens=False)
+
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        """Ids of a plain prompt, with what the tokenizer puts around one."""
+        return encode_prompt(self.loaded.tokenizer, text, add_special_tokens=True)
+
+    def write_token(self, token: int) -> str:
+        """One token alone, special ones as their names."""
+        return str(self.loaded.tokenizer.decode([token], skip_special_tokens=False))
+
+    def _compile(self, source: str) -> ChatTemplate:
+        return ChatTemplate(
+            source,
+            begin_of_text=self._chat.begin_of_text,
+            end_of_text=self._chat.end_of_text or self.loaded.end_of_text,
+        )
 
     def _encode_batch(self, lines: Sequence[PromptLine]) -> Iterator[LineTokens]:
         for line in lines:

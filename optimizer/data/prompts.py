@@ -139,6 +139,17 @@ def read_prompts(path: str | Path) -> Iterator[PromptLine]:
         raise InvalidDataset("prompts: the file holds none", field="file", value=0, allowed="one JSON object a line")
 
 
+def read_request(url: str, body: dict[str, Any]) -> PromptLine:
+    """One request of OpenAI's form, as it is sent to an address; what is wrong with it is its ``problem``."""
+    line = PromptLine(index=0, number=1, id="1", form="batch")
+    try:
+        if not is_shallow(body, MAX_DEPTH):
+            raise _LineError("invalid_value", f"the body is nested deeper than {MAX_DEPTH} levels")
+        return _read_request({"method": "POST", "url": url, "body": body}, line)
+    except _LineError as error:
+        return replace(line, problem=error.problem)
+
+
 def _read_line(text: str, *, index: int, number: int) -> PromptLine:
     blank = PromptLine(index=index, number=number, id=str(number))
     try:

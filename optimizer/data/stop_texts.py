@@ -54,3 +54,59 @@ class StopWatch:
         middle = (self._start + len(self._ids)) // 2
         if len(self._written(middle)) >= self._kept_characters:
             self._start = middle
+
+
+class TextStream:
+    """The text of a continuation, piece by piece, as far as it is certain.
+
+    Held back: characters whose bytes have not all come, and an end that may become a stop text. A token costs the decoding of
+    the newest ones.
+    """
+
+    def __init__(self, stops: Sequence[str], *, decode: Callable[[Sequence[int]], str]) -> None:
+        self._stops = tuple(stops)
+        self._decode = decode
+        self._ids: list[int] = []
+        self._context = 0
+        """Index of the first token that is decoded with new ones: some decoders write the first token otherwise."""
+        self._num_written = 0
+        self._held = ""
+        self.is_stopped = False
+        """True once a stop text has come; what follows it is dropped."""
+
+    def add(self, token: int) -> str:
+        """The characters that are certain now."""
+        if self.is_stopped:
+            return ""
+        self._ids.append(token)
+        return self._release(self._newest(), is_last=False)
+
+    def end(self) -> str:
+        """The rest, when no token comes any more."""
+        if self.is_stopped:
+            return ""
+        before = self._decode(self._ids[self._context : self._num_written])
+        return self._release(self._decode(self._ids[self._context :])[len(before) :], is_last=True)
+
+    def _newest(self) -> str:
+        before = self._decode(self._ids[self._context : self._num_written])
+        text = self._decode(self._ids[self._context :])
+        if text.endswith(_HALF_CHARACTER) or len(text) <= len(before):
+            return ""
+        self._context, self._num_written = self._num_written, len(self._ids)
+        return text[len(before) :]
+
+    def _release(self, newest: str, *, is_last: bool) -> str:
+        text, self._held = self._held + newest, ""
+        text, self.is_stopped = cut_at_stop(text, self._stops)
+        if self.is_stopped or is_last:
+            return text
+        num_held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        kept = len(text) - num_held
+        self._held = text[kept:]
+        return text[:kept]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Characters at the end of ``text`` with which ``stop`` begins."""
+    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

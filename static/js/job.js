@@ -14,7 +14,7 @@ const FIRST_DRAW_MS = 1000;
 const page = document.getElementById("job-page");
 const facts = JSON.parse(document.getElementById("job-facts").textContent);
 const series = new Series();
-const generates = facts.job.kind === "generate";
+const generates = ["generate", "serve"].includes(facts.job.kind);
 
 let job = facts.job;
 let memoryView = "run";
@@ -56,7 +56,7 @@ const board = new Board([
   { id: "chart-host", draw: charts.drawHostBytes },
   ...(generates ? [] : [{ id: "chart-loss", draw: charts.drawLoss }]),
   { id: "chart-speed", draw: charts.drawSpeed },
-  { id: "chart-lanes", draw: drawLanesNow },
+  ...(facts.job.kind === "serve" ? [] : [{ id: "chart-lanes", draw: drawLanesNow }]),
   { id: "chart-links", draw: charts.drawLinks },
   { id: "chart-card", draw: charts.drawCard },
 ]);

@@ -52,6 +52,9 @@ LOOK: Final = Rule(who="role")
 ASK: Final = Rule(who="role", anywhere=True)
 """A question about plans: it changes nothing but what is worked out."""
 
+CHAT: Final = Rule(who="role", role=Role.MEMBER, scope=Scope.WRITE, anywhere=True)
+"""A question to a model; a job that it starts records itself, and asks for the role in its own project."""
+
 
 def _runs(action: str, *, anywhere: bool = False) -> Rule:
     return Rule(who="role", role=Role.MEMBER, scope=Scope.WRITE, action=action, anywhere=anywhere)
@@ -167,7 +170,10 @@ TABLE: Final[dict[str, Rule]] = {
     "GET api/v1/artifacts/<artifact_id>/download": LOOK,
     "GET api/v1/compare": SIGNED_IN,
     "GET api/v1/queue": SIGNED_IN,
+    "POST api/v1/chat/completions": CHAT,
     # after OpenAI's API
+    "POST v1/chat/completions": CHAT,
+    "POST v1/completions": CHAT,
     "GET v1/models": SIGNED_IN,
     "GET v1/files": SIGNED_IN,
     "POST v1/files": _runs("file.create"),
@@ -232,6 +238,7 @@ TABLE: Final[dict[str, Rule]] = {
     f"POST {_JOB_PAGE}export/": _runs("job.export"),
     f"POST {_JOB_PAGE}model/": _runs("model.create"),
     f"POST {_JOB_PAGE}move/": _runs("job.move"),
+    "GET chat/": SIGNED_IN,
     "GET queue/": SIGNED_IN,
     # pages: what jobs are made of
     "GET models/": SIGNED_IN,

@@ -15,6 +15,7 @@ from optimizer.base.errors import HeadroomError
 from webapp.api.openapi import complete_document
 from webapp.api.routes import access as account_routes
 from webapp.api.routes import catalog as catalog_routes
+from webapp.api.routes import chat as chat_routes
 from webapp.api.routes import compare as compare_routes
 from webapp.api.routes import estimates as estimate_routes
 from webapp.api.routes import events as live_routes
@@ -51,6 +52,7 @@ _ROUTERS = (
     plan_routes.router,
     file_routes.router,
     live_routes.router,
+    chat_routes.session_router,
 )
 for router in _ROUTERS:
     api.add_router("", router)

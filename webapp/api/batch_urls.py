@@ -13,6 +13,7 @@ from ninja.errors import AuthenticationError, HttpError, ValidationError
 
 from optimizer.base.errors import HeadroomError
 from webapp.api.routes.batches import router
+from webapp.api.routes.chat import router as chat_router
 from webapp.batches.answers import answer_of, error_answer, not_found, unauthorized
 from webapp.http.auth import TokenOrSession
 from webapp.http.parsing import JsonParser
@@ -28,7 +29,7 @@ class TokenOnly(TokenOrSession):
 
 
 api = NinjaAPI(
-    title="Headroom, after OpenAI's Batch API",
+    title="Headroom, after OpenAI's API",
     version="1",
     urls_namespace="openai-v1",
     auth=TokenOnly(),
@@ -37,6 +38,7 @@ api = NinjaAPI(
     openapi_url=None,
 )
 api.add_router("", router)
+api.add_router("", chat_router)
 
 
 @api.exception_handler(HeadroomError)

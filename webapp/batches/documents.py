@@ -8,6 +8,7 @@ from typing import Any
 
 from webapp.batches.models import Batch, BatchFile
 from webapp.catalog.models import Model
+from webapp.jobs.models import Job
 
 
 def file_document(file: BatchFile) -> dict[str, Any]:
@@ -59,6 +60,17 @@ def model_document(model: Model) -> dict[str, Any]:
         "object": "model",
         "created": _seconds(model.created_at),
         "owned_by": model.owner.get_username() if model.owner else "headroom",
+    }
+
+
+def tuned_document(run: Job) -> dict[str, Any]:
+    """A model with what a run on it left; the run's name is said as well."""
+    return {
+        "id": f"{run.model.name}:{run.pk}",
+        "object": "model",
+        "created": _seconds(run.finished_at),
+        "owned_by": run.owner.get_username() if run.owner else "headroom",
+        "headroom_job_name": run.name,
     }
 
 

@@ -53,14 +53,18 @@ class Kind(models.TextChoices):
     TRAIN = "train"
     GENERATE = "generate"
     """Continues each prompt of a file."""
+    SERVE = "serve"
+    """Holds a model on a device and answers who asks."""
     EXPORT = "export"
     """Writes the weights of a checkpoint as others read them; needs no device."""
     PROFILE = "profile"
     """Traces a model for pricing; made by the program, not listed among people's jobs."""
 
 
-DEVICE_JOB_KINDS = (Kind.TRAIN, Kind.GENERATE)
+DEVICE_JOB_KINDS = (Kind.TRAIN, Kind.GENERATE, Kind.SERVE)
 USER_JOB_KINDS = (*DEVICE_JOB_KINDS, Kind.EXPORT)
+TOKEN_KINDS = (Kind.GENERATE, Kind.SERVE)
+"""Whose samples count generated tokens."""
 
 
 class PlanOffer(models.Model):
@@ -172,6 +176,11 @@ class Job(InProject):
     @property
     def is_terminal(self) -> bool:
         return self.state in TERMINAL_STATES
+
+    @property
+    def makes_tokens(self) -> bool:
+        """Generates or serves; else it trains, or traces."""
+        return self.kind in TOKEN_KINDS
 
 
 class FenceSequence(models.Model):

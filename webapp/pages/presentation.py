@@ -234,10 +234,9 @@ def comparisons(
         measured=format_bytes(peak) if peak else _MEASURED_LATER[has_ended],
         error=signed_error(prediction["device_peak_bytes"], measured=peak),
     )
-    timed = [("step time", "step")]
-    if "prefill_ms" in prediction:
-        timed = [("first token of a pass", "prefill"), ("each later token", "decode")]
-    return [memory, *(_compare_time(name, key, prediction, found, has_ended=has_ended) for name, key in timed)]
+    timed = [("step time", "step"), ("first token of a pass", "prefill"), ("each later token", "decode")]
+    known = [(name, key) for name, key in timed if f"{key}_low_ms" in prediction]
+    return [memory, *(_compare_time(name, key, prediction, found, has_ended=has_ended) for name, key in known)]
 
 
 _MEASURED_LATER = {False: "not yet", True: "not measured"}

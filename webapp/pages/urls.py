@@ -6,6 +6,7 @@ from django.urls import path, reverse_lazy
 from webapp.pages.views import (
     audit,
     catalog,
+    chat,
     compare,
     job,
     jobs,
@@ -56,6 +57,7 @@ urlpatterns = [
     path("jobs/<slug:job_id>/export/", job.job_export, name="job_export"),
     path("jobs/<slug:job_id>/model/", job.job_model, name="job_model"),
     path("queue/", queue.queue_page, name="queue"),
+    path("chat/", chat.chat_page, name="chat"),
     path("jobs/<slug:job_id>/move/", queue.queue_move, name="queue_move"),
     path("models/", catalog.model_list, name="models"),
     path("models/<slug:model_id>/", catalog.model_page, name="model"),

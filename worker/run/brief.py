@@ -40,11 +40,13 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, device: str) -> di
         traced = {"adapter": job.spec.get("adapter"), **{name: bool(job.spec.get(name)) for name in ("generates", "packed")}}
         traced["objective"] = job.spec.get("objective", "next_token")
         return {**brief, **traced, "profile_file": str(folder / "profile.json")}
-    brief |= _common_part(attempt, home=home)
+    brief |= {} if job.kind == Kind.SERVE else _common_part(attempt, home=home)
     if job.kind == Kind.EXPORT:
         source = job_folder(home, job.pk) / SOURCE_FOLDER
         return {**brief, "model_name": job.name, "checkpoint_folder": str(source / job.spec["checkpoint"])}
     brief["chat_file"] = str(home / job.model.folder / CHAT_FILE) if job.model.has_chat else None
+    if job.kind == Kind.SERVE:
+        return {**brief, **_serving_part(job, home=home)}
     if job.kind == Kind.GENERATE:
         named = {"model_name": job.model.name, "end_ids": job.model.generation.get("end_ids", [])}
         return {**brief, **named, "prompts": _dataset_part(job, home=home)}
@@ -70,6 +72,22 @@ def _common_part(attempt: Attempt, *, home: Path) -> dict[str, Any]:
         "job_folder": str(job_folder(home, job.pk)),
         "resume_from": "newest" if attempt.number > 1 or earlier else None,
         "earlier_job_folders": earlier,
+    }
+
+
+def _serving_part(job: Job, *, home: Path) -> dict[str, Any]:
+    """A model that is held: the catalog's weights, or those that a run left."""
+    folder, spec = model_folder(job.model, home=home), job.spec
+    weights = weights_part(job.model, home=home)
+    if weights_job := spec.get("weights_job"):
+        weights = {"weights_folder": str(job_folder(home, weights_job) / "artifacts" / "model"), "linked_files": []}
+    return {
+        **weights,
+        "model_name": job.model.name,
+        "tokenizer_file": _tokenizer_file(job.model, folder=folder),
+        "end_ids": job.model.generation.get("end_ids", []),
+        "job_folder": str(job_folder(home, job.pk)),
+        "serving": {**spec["serving"], **spec["goal"]},
     }
 
 

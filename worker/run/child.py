@@ -114,12 +114,17 @@ class DeviceLock:
 class Child:
     """A started process group. ``pipe_fd`` is read without blocking; ``close`` frees what the supervisor holds."""
 
-    def __init__(self, command: list[str], *, folder: Path, lock: DeviceLock | None = None) -> None:
+    def __init__(
+        self, command: list[str], *, folder: Path, lock: DeviceLock | None = None, asks_fd: int | None = None
+    ) -> None:
+        """asks_fd: a socket that the process is given as its own, for what is asked of it while it runs."""
         pipe_read, pipe_write = os.pipe2(os.O_CLOEXEC)
         lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
         environment = child_environment(os.environ, folder=folder)
         environment |= {"HEADROOM_PIPE_FD": str(pipe_write), "HEADROOM_LIFELINE_FD": str(lifeline_read)}
-        passed = [pipe_write, lifeline_read, *([lock.fd] if lock else [])]
+        passed = [pipe_write, lifeline_read, *([lock.fd] if lock else []), *([] if asks_fd is None else [asks_fd])]
+        if asks_fd is not None:
+            environment["HEADROOM_ASKS_FD"] = str(asks_fd)
         try:
             with (folder / "log.txt").open("ab") as log:
                 self._process = subprocess.Popen(

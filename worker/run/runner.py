@@ -126,11 +126,17 @@ def generate(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFl
     return generate_attempt(attempt, reporter=reporter, should_stop=should_stop)
 
 
+def serve(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> dict[str, Any]:
+    from worker.run.serving.session import serve_attempt
+
+    return serve_attempt(attempt, reporter=reporter, should_stop=should_stop)
+
+
 def export(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> dict[str, Any]:
     return export_attempt(attempt, reporter=reporter, should_stop=should_stop)
 
 
-_WORK = {"train": train, "profile": profile, "generate": generate, "export": export}
+_WORK = {"train": train, "profile": profile, "generate": generate, "serve": serve, "export": export}
 
 
 def failure(error: Exception, *, step: int) -> dict[str, Any]:

@@ -127,7 +127,11 @@ def test_every_part_of_an_address_is_known_to_name_a_projects_row_a_persons_or_n
 def test_what_changes_something_needs_more_than_looking_and_is_audited() -> None:
     asks = ("plans", "estimates", "price/", "cards", "work-in/", "login/", "logout/", "files/<number>")
     changing = [one for one in ADDRESSES if one.method != "GET" and not any(word in one.route for word in asks)]
-    assert [str(one) for one in changing if one.rule.scope == Scope.READ or not one.rule.action] == []
+    # a question to a model is no act of its own: the job that it may start is recorded with who started it
+    questions = [one for one in changing if one.route.endswith("completions")]
+    assert len(questions) == 3
+    assert [str(one) for one in changing if one.rule.scope == Scope.READ] == []
+    assert [str(one) for one in changing if not one.rule.action and one not in questions] == []
 
 
 def test_a_stranger_gets_in_nowhere(ids: dict[str, str]) -> None:

@@ -15,12 +15,13 @@ from pydantic import Field
 from webapp.accounts.audit import note_target
 from webapp.batches import actions
 from webapp.batches.answers import RequestRefused
-from webapp.batches.documents import batch_document, file_document, model_document
+from webapp.batches.documents import batch_document, file_document, model_document, tuned_document
 from webapp.batches.models import Batch, BatchFile
 from webapp.batches.queries import batches_visible_to, files_visible_to
 from webapp.catalog.queries import models_visible_to
 from webapp.http.auth import owner_of
 from webapp.http.streaming import stream_file
+from webapp.serving.names import tuned_runs
 
 router = Router()
 R = TypeVar("R", bound=Row)
@@ -119,9 +120,10 @@ def cancel_batch(request: HttpRequest, batch_id: str) -> Document:
 
 @router.get("/models", response=Document)
 def list_models(request: HttpRequest) -> Document:
-    """Those that can generate: with weights."""
+    """Those that can generate: with weights, and what finished runs left of theirs."""
     rows = models_visible_to(request.user).filter(has_weights=True).select_related("owner")
-    return _list([model_document(row) for row in rows], has_more=False)
+    tuned = [tuned_document(run) for run in tuned_runs(request.user)]
+    return _list([*(model_document(row) for row in rows), *tuned], has_more=False)
 
 
 def _followed(batch: Batch) -> Document:

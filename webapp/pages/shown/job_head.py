@@ -107,6 +107,8 @@ def waiting_words(job: Job) -> str:
         return f"Paused: it may not start until it is resumed.{kept}"
     if job.state in LIVE_STATES and job.cancel_requested_at is not None:
         saves = "Stopping: the worker ends the step at hand and saves."
+        if job.kind == Kind.SERVE:
+            return "Being taken down: answers on their way end with an error."
         if job.kind == Kind.GENERATE:
             saves = "Stopping: the worker ends the pass at hand and writes the results."
         return saves if job.cancel_mode == "save" else "Stopping now."

@@ -67,6 +67,8 @@ def next_steps(job: Job, *, has_checkpoint: bool) -> tuple[NextStep, ...]:
 
 def edit_url(job: Job, **changes: str) -> str:
     """The form for a new job, filled from this one but for ``changes``."""
+    if job.kind == Kind.SERVE:
+        return f"{reverse('chat')}?{urlencode({'model': job.model_id})}"
     form = reverse("generate_new" if job.kind == Kind.GENERATE else "job_new")
     return f"{form}?{urlencode({'from': job.pk, **changes})}"
 
