@@ -52,7 +52,7 @@ def test_the_job_that_holds_a_model_has_a_page(client: Client) -> None:
     client.force_login(owner)
     page = client.get(f"/jobs/{job.pk}/").content.decode()
     assert "Held for up to 8 askers at once, 512 tokens for each" in page
-    assert "0 answers" in page
+    assert 'data-live="step">0</span> answers' in page
     assert "Take it down" in page
     assert "ms left" not in page
     assert client.get(f"/api/v1/jobs/{job.pk}").json()["kind"] == "serve"
