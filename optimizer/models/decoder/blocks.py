@@ -128,7 +128,8 @@ class Attention(nn.Module):
             if self.kind == "full":
                 # The same numbers; what was projected goes before attention.
                 key, value = seen
-        return self._project(self._attend(query, key, value, self._make_mask(query.shape[2], query)))
+        mask = self._make_mask(query.shape[2], query)
+        return self._project(self._attend(query, key, value, mask, dropout=self.dropout))
 
     @property
     def dropout(self) -> float:
@@ -139,7 +140,7 @@ class Attention(nn.Module):
         """constants: cosines and sines where positions are rotary."""
         rotary = (constants[0], constants[1]) if constants else None
         mask = self._make_mask(projected.shape[1], projected)
-        return lambda columns: self._attend(*self._rotated_heads(columns, rotary), mask)
+        return lambda columns: self._attend(*self._rotated_heads(columns, rotary), mask, dropout=0.0)
 
     def _make_mask(self, length: int, like: torch.Tensor) -> torch.Tensor | None:
         if self.pattern is None:
@@ -158,18 +159,24 @@ class Attention(nn.Module):
         return projected
 
     def _attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        *,
+        dropout: float,
     ) -> torch.Tensor:
         if self.kind == "full":
-            return full_attention(query, key, value, dropout=self.dropout)
+            return full_attention(query, key, value, dropout=dropout)
         if self.kind == "linear":
             block, feature_map = self.config.attention_block, self.config.linear_feature_map
-            # Its products are small, and more bytes than all else that a block keeps.
+            # Its products are cheap, and more bytes than all else that a block keeps.
             with cheap_to_run_again():
                 return linear_attention(query, key, value, block=block, feature_map=feature_map)
         assert self.pattern is not None
         assert mask is not None
-        return blocked_attention(query, key, value, pattern=self.pattern, mask=mask, dropout=self.dropout)
+        return blocked_attention(query, key, value, pattern=self.pattern, mask=mask, dropout=dropout)
 
 
 def _attend_newest(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

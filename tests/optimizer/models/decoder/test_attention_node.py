@@ -168,6 +168,14 @@ def test_dropout_on_weights_draws_its_numbers_once() -> None:
     assert not torch.equal(attention(hidden), attention.eval()(hidden))
 
 
+def test_training_begun_before_backward_adds_no_dropout() -> None:
+    attention, hidden = make_attention("local", attention_dropout=0.5).eval(), make_hidden(16)
+    results = [attention(hidden, rotary=rotary_of(attention, hidden)).sum() for _ in range(2)]
+    expected = torch.autograd.grad(results[0], hidden)[0]
+    attention.train()
+    assert torch.equal(torch.autograd.grad(results[1], hidden)[0], expected)
+
+
 def column_numbers(heads: Heads, *, is_fused: bool) -> Iterator[list[slice]]:
     for place in range(3):
         yield [run.columns[place] for run in heads.runs(is_fused=is_fused)]
