@@ -150,6 +150,20 @@ HEADROOM_HUB_URL = env.str("HEADROOM_HUB_URL", default="https://huggingface.co")
 HEADROOM_HUB_HOSTS = env.list("HEADROOM_HUB_HOSTS", default=[])
 """Further hosts, as host or host:port, that the hub may redirect downloads to; its own are known."""
 
+HEADROOM_PUBLIC_URL = env.str("HEADROOM_PUBLIC_URL", default="")
+"""Address of this service as people type it, for links in notices."""
+HEADROOM_EMAIL_URL = env.str("HEADROOM_EMAIL_URL", default="")
+"""Mail server for notices: ``smtp+tls://user:password@host:587``, ``smtp+ssl://…`` or ``smtp://host:25``."""
+HEADROOM_EMAIL_DOMAINS = env.list("HEADROOM_EMAIL_DOMAINS", default=[])
+"""Domains that notices may be mailed to; none named: all."""
+_mail = env.email_url("HEADROOM_EMAIL_URL", default="dummymail://")
+EMAIL_BACKEND = _mail["EMAIL_BACKEND"]
+EMAIL_HOST, EMAIL_PORT = _mail.get("EMAIL_HOST") or "localhost", _mail.get("EMAIL_PORT") or 25
+EMAIL_HOST_USER, EMAIL_HOST_PASSWORD = _mail.get("EMAIL_HOST_USER") or "", _mail.get("EMAIL_HOST_PASSWORD") or ""
+EMAIL_USE_TLS, EMAIL_USE_SSL = _mail.get("EMAIL_USE_TLS", False), _mail.get("EMAIL_USE_SSL", False)
+EMAIL_TIMEOUT = 10
+DEFAULT_FROM_EMAIL = env.str("HEADROOM_EMAIL_FROM", default="headroom@localhost")
+
 HEADROOM_WEBHOOK_NETWORKS = env.list("HEADROOM_WEBHOOK_NETWORKS", default=[])
 """Private networks that webhooks may be sent into, such as 10.1.0.0/16; by themselves they go to public addresses only."""
 for _network in HEADROOM_WEBHOOK_NETWORKS:

@@ -57,8 +57,12 @@ class AccessCalls(Connection):
     def webhooks(self, project_id: str) -> list[types.Webhook]:
         return self._all_rows(f"projects/{in_path(project_id)}/webhooks")
 
-    def create_webhook(self, project_id: str, url: str, *, events: tuple[str, ...] = ()) -> types.NewWebhook:
-        path, body = f"projects/{in_path(project_id)}/webhooks", {"url": url, "events": list(events)}
+    def create_webhook(
+        self, project_id: str, url: str, *, events: tuple[str, ...] = (), kind: str | None = None
+    ) -> types.NewWebhook:
+        """url: to post to, or a mail address. kind: ``webhook``, ``slack`` or ``email``; seen by the address if not given."""
+        body = {"url": url, "events": list(events), **({"kind": kind} if kind else {})}
+        path = f"projects/{in_path(project_id)}/webhooks"
         return cast(types.NewWebhook, self._json("POST", path, json=body))
 
     def set_webhook_active(self, webhook_id: str, *, is_active: bool) -> types.Webhook:

@@ -349,6 +349,7 @@ class AuditRecord(TypedDict):
 class Webhook(TypedDict):
     id: str
     project: str
+    kind: Literal["webhook", "slack", "email"]
     url: str
     events: list[str]
     """Empty for all."""

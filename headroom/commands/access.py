@@ -54,9 +54,9 @@ def _add_projects(commands: Subparsers, add: Callable[..., argparse.ArgumentPars
 def _add_webhooks(commands: Subparsers, add: Callable[..., argparse.ArgumentParser]) -> None:
     webhooks = add_group(commands, "webhooks", "addresses that hear of a project's jobs")
     add(webhooks, "list", _list_webhooks, "of a project", "project")
-    add(webhooks, "add", _add_webhook, "a new address; its secret is shown once", "project", "url").add_argument(
-        "--event", action="append", default=[], metavar="NAME", help="only these; may be given several times"
-    )
+    adding = add(webhooks, "add", _add_webhook, "an address to post to, a Slack channel's, or a mail address", "project", "url")
+    adding.add_argument("--event", action="append", default=[], metavar="NAME", help="only these; may be given several times")
+    adding.add_argument("--kind", choices=("webhook", "slack", "email"), help="seen by the address if not given")
     add(webhooks, "test", _test_webhook, "send a test message", "webhook")
     add(webhooks, "log", _list_deliveries, "what was sent and how it went", "webhook")
     add(webhooks, "replay", _replay, "send a message of the log once more", "delivery")
@@ -131,8 +131,8 @@ def _audit(client: HeadroomClient, options: argparse.Namespace) -> None:
 
 
 def _list_webhooks(client: HeadroomClient, options: argparse.Namespace) -> None:
-    rows = [(row["id"], row["url"], *_webhook_words(row)) for row in client.webhooks(options.project)]
-    print_table(("id", "address", "events", ""), rows, empty="none")
+    rows = [(row["id"], row["kind"], row["url"], *_webhook_words(row)) for row in client.webhooks(options.project)]
+    print_table(("id", "kind", "address", "events", ""), rows, empty="none")
 
 
 def _webhook_words(webhook: Webhook) -> tuple[str, str]:
@@ -140,8 +140,9 @@ def _webhook_words(webhook: Webhook) -> tuple[str, str]:
 
 
 def _add_webhook(client: HeadroomClient, options: argparse.Namespace) -> None:
-    webhook = client.create_webhook(options.project, options.url, events=tuple(options.event))
-    print(f"{webhook['id']}  secret, shown this once: {webhook['secret']}")
+    webhook = client.create_webhook(options.project, options.url, events=tuple(options.event), kind=options.kind)
+    secret = f"  secret, shown this once: {webhook['secret']}" if webhook["secret"] else f"  {webhook['kind']}"
+    print(f"{webhook['id']}{secret}")
 
 
 def _test_webhook(client: HeadroomClient, options: argparse.Namespace) -> None:

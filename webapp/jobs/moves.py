@@ -54,7 +54,9 @@ def move_job(
 def enqueue_webhooks(job: Job, kind: str) -> None:
     """In the transaction of the move. Profiling jobs are the program's own and nobody's news."""
     if job.kind in USER_JOB_KINDS:
-        queue_job_event(project_id=job.project_id, event=f"job.{kind}", data=state_document(job))
+        predicted = (job.prediction or {}).get("device_peak_bytes")
+        data = {**state_document(job), "predicted_peak_bytes": predicted}
+        queue_job_event(project_id=job.project_id, event=f"job.{kind}", data=data)
 
 
 def announce(job: Job) -> None:

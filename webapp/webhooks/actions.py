@@ -11,17 +11,27 @@ from django.utils import timezone
 
 from optimizer.base.errors import InvalidInput
 from webapp.accounts.models import Project
-from webapp.webhooks.models import EVENTS, TEST_EVENT, Delivery, Webhook
+from webapp.webhooks.mail import check_address
+from webapp.webhooks.models import EVENTS, TEST_EVENT, Delivery, Kind, Webhook
+from webapp.webhooks.notices import ENDINGS, write_notice
 from webapp.webhooks.signing import secret_of
 from webapp.webhooks.targets import check_url
 
 MAX_WEBHOOKS_PER_PROJECT = 20
 
 
-def create_webhook(user: User, project: Project, *, url: str, events: list[str]) -> tuple[Webhook, str]:
-    """The row and its secret. events: empty for all. Raises InvalidInput."""
+def create_webhook(
+    user: User, project: Project, *, url: str, events: list[str], kind: str = ""
+) -> tuple[Webhook, str]:
+    """The row, and the secret of one that is signed.
+
+    url: an address to post to, or to mail to. events: empty for all, or for the endings where people are to read it.
+    kind: seen by the address where it is not given. Raises InvalidInput.
+    """
     url = url.strip()
-    check_url(url)
+    kind = kind or guess_kind(url)
+    check_address(url) if kind == Kind.EMAIL else check_url(url)
+    events = events or ([] if kind == Kind.WEBHOOK else list(ENDINGS))
     unknown = [event for event in events if event not in EVENTS]
     if unknown:
         raise InvalidInput(
@@ -38,8 +48,15 @@ def create_webhook(user: User, project: Project, *, url: str, events: list[str])
                 field="url",
                 hint="Delete one that is no longer used.",
             )
-        row = Webhook.objects.create(project=project, created_by=user, url=url, events=sorted(set(events), key=EVENTS.index))
-    return row, secret_of(row)
+        chosen = sorted(set(events), key=EVENTS.index)
+        row = Webhook.objects.create(project=project, created_by=user, kind=kind, url=url, events=chosen)
+    return row, secret_of(row) if kind == Kind.WEBHOOK else ""
+
+
+def guess_kind(url: str) -> Kind:
+    if "@" in url and "://" not in url:
+        return Kind.EMAIL
+    return Kind.SLACK if url.startswith("https://hooks.slack.com/") else Kind.WEBHOOK
 
 
 def renew_secret(webhook: Webhook) -> str:
@@ -83,6 +100,11 @@ def replay(delivery: Delivery) -> Delivery:
 
 
 def _queue(webhook: Webhook, *, event: str, data: dict[str, Any]) -> Delivery:
-    document = {"type": event, "timestamp": timezone.now().isoformat(), "project": webhook.project_id, "data": data}
+    document: dict[str, Any]
+    if webhook.kind == Kind.WEBHOOK:
+        document = {"type": event, "timestamp": timezone.now().isoformat(), "project": webhook.project_id, "data": data}
+    else:
+        subject, text = write_notice(event, data)
+        document = {"subject": subject, "text": text} if webhook.kind == Kind.EMAIL else {"text": text}
     body = json.dumps(document, separators=(",", ":"))
     return Delivery.objects.create(webhook=webhook, event=event, body=body, next_try_at=Now())

@@ -20,13 +20,24 @@ EVENTS = (
 """Events that can be subscribed to; the second word is the kind of the job's event."""
 
 
+class Kind(models.TextChoices):
+    WEBHOOK = "webhook", "Webhook"
+    """The whole event, signed, for programs."""
+    SLACK = "slack", "Slack"
+    """A sentence to a channel, by an incoming webhook of Slack or of what understands the same."""
+    EMAIL = "email", "E-mail"
+    """A sentence by mail."""
+
+
 class Webhook(models.Model):
     """One address. Its secret is not stored: it follows from the service's key, this id and ``secret_number``."""
 
     id = models.CharField(primary_key=True, max_length=48, default=new_webhook_id)
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="webhooks")
     created_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL)
+    kind = models.CharField(max_length=10, choices=Kind.choices, default=Kind.WEBHOOK)
     url = models.CharField(max_length=500)
+    """For a mail, the address alone."""
     events = models.JSONField()
     """Names out of EVENTS; empty for all."""
     secret_number = models.IntegerField(default=1)
@@ -38,7 +49,15 @@ class Webhook(models.Model):
         ordering = ["project", "id"]
 
     def __str__(self) -> str:
-        return self.url
+        return self.shown_url
+
+    @property
+    def shown_url(self) -> str:
+        """A channel's address lets everybody write who knows it, so only its ends are shown."""
+        if self.kind != Kind.SLACK:
+            return self.url
+        scheme, _, rest = self.url.partition("://")
+        return f"{scheme}://{rest.partition('/')[0]}/…{self.url[-4:]}"
 
 
 class State(models.TextChoices):

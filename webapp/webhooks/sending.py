@@ -4,6 +4,7 @@ thing twice and recognizes it by ``webhook-id``.
 Of an answer nothing is believed: at most 64 KiB of it are read, redirects are not followed, 5 s are all it gets.
 """
 
+import json
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,8 @@ from django.utils import timezone
 
 from optimizer.base.errors import InvalidInput
 from webapp.clock import from_now
-from webapp.webhooks.models import Delivery, State, Webhook
+from webapp.webhooks.mail import send_mail
+from webapp.webhooks.models import Delivery, Kind, State, Webhook
 from webapp.webhooks.signing import signed_headers
 from webapp.webhooks.targets import find_target
 
@@ -67,18 +69,32 @@ def forget_old() -> int:
 def call(delivery: Delivery) -> Outcome:
     """One POST to the delivery's address. Touches no database."""
     started_s = time.monotonic()
+    if delivery.webhook.kind == Kind.EMAIL:
+        mail = json.loads(delivery.body)
+        status_code, trouble = send_mail(delivery.webhook.url, **mail, message_id=delivery.pk)
+        return _outcome(status_code, trouble, started_s)
     body = delivery.body.encode()
     try:
         target = find_target(delivery.webhook.url)
-        headers = signed_headers(delivery.webhook, delivery_id=delivery.pk, timestamp_s=int(time.time()), body=body)
+        headers = _headers(delivery, body)
         status_code, trouble = _post(target.connect_url, body, {**headers, "host": target.host_header}, sni=target.host)
     except InvalidInput as error:
         status_code, trouble = None, error.message
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         status_code, trouble = None, f"{type(error).__name__}: {error}".rstrip(": ")
-    return Outcome(
-        status_code=status_code, trouble=trouble[:300], duration_ms=round((time.monotonic() - started_s) * 1000)
-    )
+    return _outcome(status_code, trouble, started_s)
+
+
+def _outcome(status_code: int | None, trouble: str, started_s: float) -> Outcome:
+    took_ms = round((time.monotonic() - started_s) * 1000)
+    return Outcome(status_code=status_code, trouble=trouble[:300], duration_ms=took_ms)
+
+
+def _headers(delivery: Delivery, body: bytes) -> dict[str, str]:
+    """A channel knows no signature."""
+    if delivery.webhook.kind == Kind.SLACK:
+        return {"content-type": "application/json"}
+    return signed_headers(delivery.webhook, delivery_id=delivery.pk, timestamp_s=int(time.time()), body=body)
 
 
 def _post(url: str, body: bytes, headers: dict[str, str], *, sni: str) -> tuple[int, str]:
@@ -120,6 +136,6 @@ def _settle(delivery: Delivery, outcome: Outcome) -> bool:
         duration_ms=outcome.duration_ms,
     )
     if outcome.status_code == _GONE:
-        logger.info("%s wants no more: %s", delivery.webhook_id, delivery.webhook.url)
+        logger.info("%s wants no more: %s", delivery.webhook_id, delivery.webhook.shown_url)
         Webhook.objects.filter(pk=delivery.webhook_id).update(is_active=False)
     return outcome.is_delivered

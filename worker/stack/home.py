@@ -76,6 +76,7 @@ class Stack:
         return os.environ | {
             "HEADROOM_HOME": str(self.home),
             "HEADROOM_PORT": str(self.port),
+            "HEADROOM_PUBLIC_URL": os.environ.get("HEADROOM_PUBLIC_URL", f"http://127.0.0.1:{self.port}"),
             "DJANGO_SETTINGS_MODULE": "webapp.settings",
             "PYTHONUNBUFFERED": "1",
             MODEL_ROOTS: os.environ.get(MODEL_ROOTS, default_roots()),

@@ -25,14 +25,15 @@ class WebhookAnswer(Schema):
 
     id: str
     project: str
-    url: str
+    kind: Literal["webhook", "slack", "email"]
+    url: str = Field(description="of a channel only its ends, since who knows it may write there")
     events: list[str] = Field(description="empty for all")
     is_active: bool
     created_at: datetime
 
 
 class NewWebhookAnswer(WebhookAnswer):
-    """With the secret, this once."""
+    """With the secret, this once; empty for what is not signed."""
 
     secret: str
 
@@ -46,8 +47,11 @@ class WebhooksAnswer(Schema):
 class WebhookBody(Schema, extra="forbid"):
     """The address and the events of a webhook."""
 
-    url: str = Field(max_length=500)
-    events: list[str] = Field(default_factory=list, max_length=20, description="empty for all")
+    url: str = Field(max_length=500, description="to post to, or a mail address")
+    kind: Literal["webhook", "slack", "email"] | None = Field(default=None, description="seen by the address if not given")
+    events: list[str] = Field(
+        default_factory=list, max_length=20, description="empty for all; for slack and email the endings of jobs"
+    )
 
 
 class WebhookChange(Schema, extra="forbid"):
@@ -95,8 +99,8 @@ def make_webhook(
     project = reachable_projects(request.user).filter(pk=project_id).first()
     if project is None:
         raise Http404
-    row, secret = actions.create_webhook(owner_of(request), project, url=body.url, events=body.events)
-    note_target(request, row.pk, detail=row.url)
+    row, secret = actions.create_webhook(owner_of(request), project, url=body.url, events=body.events, kind=body.kind or "")
+    note_target(request, row.pk, detail=row.shown_url)
     response["Location"] = f"/api/v1/webhooks/{row.pk}"
     return Status(201, {**_webhook(row), "secret": secret})
 
@@ -169,7 +173,8 @@ def _webhook(row: Webhook) -> dict[str, Any]:
     return {
         "id": row.pk,
         "project": row.project_id,
-        "url": row.url,
+        "kind": row.kind,
+        "url": row.shown_url,
         "events": row.events,
         "is_active": row.is_active,
         "created_at": row.created_at,

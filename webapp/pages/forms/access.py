@@ -7,7 +7,7 @@ from django import forms
 from webapp.accounts.access import reachable_projects
 from webapp.accounts.models import Role, Scope
 from webapp.accounts.projects import ACCOUNT_ROLES
-from webapp.webhooks.models import EVENTS
+from webapp.webhooks.models import EVENTS, Kind
 
 SCOPE_WORDS = {
     Scope.READ: "read: look at everything",
@@ -51,10 +51,17 @@ class AccountForm(forms.Form):
 
 
 class WebhookForm(forms.Form):
-    url = forms.CharField(max_length=500, label="Address", help_text="https, such as https://example.org/headroom")
+    url = forms.CharField(
+        max_length=500, label="Address", help_text="https://example.org/headroom, a channel's https address, or name@example.org"
+    )
+    kind = forms.ChoiceField(
+        required=False,
+        choices=[("", "as the address says"), *Kind.choices],
+        help_text="choose Slack for another service that understands its messages",
+    )
     events = forms.MultipleChoiceField(
         required=False,
         choices=[(event, event) for event in EVENTS],
         widget=forms.CheckboxSelectMultiple,
-        help_text="none chosen: all of them",
+        help_text="none chosen: all of them for a webhook, the endings for people",
     )

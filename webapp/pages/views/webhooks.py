@@ -28,9 +28,13 @@ def webhook_list(request: HttpRequest, project_id: str) -> HttpResponse:
     if form.is_bound and form.is_valid():
         try:
             row, secret = actions.create_webhook(
-                cast(User, request.user), project, url=form.cleaned_data["url"], events=form.cleaned_data["events"]
+                cast(User, request.user),
+                project,
+                url=form.cleaned_data["url"],
+                events=form.cleaned_data["events"],
+                kind=form.cleaned_data["kind"],
             )
-            note_target(request, row.pk, detail=row.url)
+            note_target(request, row.pk, detail=row.shown_url)
             form = WebhookForm()
         except InvalidInput as error:
             form.add_error(error.fields["field"], f"{error.message}. {error.hint}".strip())
@@ -75,7 +79,7 @@ def webhook_delete(request: HttpRequest, webhook_id: str) -> HttpResponse:
     webhook = _webhook(request, webhook_id)
     project_id = webhook.project_id
     actions.delete_webhook(webhook)
-    messages.success(request, f"Nothing is sent to {webhook.url} any more.")
+    messages.success(request, f"Nothing is sent to {webhook.shown_url} any more.")
     return redirect("webhooks", project_id)
 
 
