@@ -11,14 +11,12 @@ from typing import Any, Final
 from optimizer.base.errors import InvalidInput
 from optimizer.base.units import format_bytes
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.weights import DTYPE_BYTES, FrozenFormat, WeightsDtype
+from optimizer.plan.weights import DTYPE_BYTES, PACKED_SIZES, FrozenFormat, WeightsDtype
 
 DEFAULT_CONTEXT_TOKENS: Final = 8192
 SMALLEST_CONTEXT_TOKENS: Final = 128
 DEFAULT_ROWS: Final = 8
 MAX_ROWS: Final = 64
-_PACKED_BYTES: dict[FrozenFormat, float] = {"int8": 1.02, "int4": 0.57, "nf4": 0.57}
-"""Bytes of an element of a packed matrix, its scales among them."""
 _DTYPES: dict[str, WeightsDtype] = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _HIDDEN_WIDTHS: Final = 4
 """Hidden states of a block at its widest moment: the stream, its norm, and two that are on their way."""
@@ -117,7 +115,9 @@ def _weights_bytes(spec: ModelSpec, *, element: int, frozen: FrozenFormat) -> in
     if frozen == "same":
         return spec.num_parameters * element
     outside = spec.vocab_size * spec.hidden_size * (1 if spec.tied_embeddings else 2)
-    return int(outside * element + max(0, spec.num_parameters - outside) * _PACKED_BYTES[frozen])
+    inside = max(0, spec.num_parameters - outside)
+    rows = -(-inside // spec.hidden_size)
+    return outside * element + PACKED_SIZES[frozen].count_bytes(inside, num_rows=rows, bytes_per_element=element)
 
 
 def _kv_width(spec: ModelSpec) -> int:

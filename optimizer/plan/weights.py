@@ -1,5 +1,6 @@
 """Decisions about weights: the representation they are trained in, and where blocks keep theirs between uses."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
@@ -12,6 +13,34 @@ WeightsPlace = Literal["device", "host", "disk"]
 FrozenFormat = Literal["same", "int8", "int4", "nf4"]
 MasterFormat = Literal["fp32", "none"]
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedSizes:
+    """Bytes of a packed format."""
+
+    bits: int
+    """For each element."""
+    block_elements: int = 0
+    """Elements that share their scales; 0 where each row of a matrix has one scale, in the plan's dtype."""
+    block_scale_bytes: int = 0
+    packing_bytes: int | None = None
+    """For each element of a piece while it is packed, beside the piece and its result; None: one number of the dtype."""
+
+    def count_bytes(self, num_elements: int, *, num_rows: int, bytes_per_element: int) -> int:
+        """A packed matrix with its scales; bytes_per_element: of the plan's dtype."""
+        if not self.block_elements:
+            return num_elements * self.bits // 8 + num_rows * bytes_per_element
+        num_blocks = -(-num_elements // self.block_elements)
+        return num_blocks * (self.block_elements * self.bits // 8 + self.block_scale_bytes)
+
+
+PACKED_SIZES: Mapping[FrozenFormat, PackedSizes] = {
+    "int8": PackedSizes(bits=8, packing_bytes=8),
+    "int4": PackedSizes(bits=4, block_elements=64, block_scale_bytes=4, packing_bytes=9),
+    "nf4": PackedSizes(bits=4, block_elements=64, block_scale_bytes=4),
+}
+"""Every format but ``same``. A block of nf4 has one fp32 scale, one of int4 two numbers in fp16."""
 ROUNDING_PIECE_ELEMENTS: Final = 1 << 20
 """Elements that are rounded at random with one draw of bits."""
 

@@ -14,15 +14,12 @@ from optimizer.estimate.step.simulate import Resident
 from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
+from optimizer.plan.weights import PACKED_SIZES
 from optimizer.profile.profile import Profile
 from optimizer.profile.trained import BaseSize
 from optimizer.workload import TrainingWorkload
 
 _FILE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_FP32_BYTES = 4
-_PACKED_BLOCK_ELEMENTS = 64
-_BLOCK_SCALE_BYTES = 4
-"""For 64 elements: nf4 has one fp32 scale, int4 two numbers in fp16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +59,15 @@ def estimate_load(
 
 def packed_bytes(size: BaseSize, plan: Plan) -> int:
     """Bytes of a matrix as the plan holds it while frozen, scales included."""
-    if plan.weights.frozen == "int8":
-        return size.num_elements + size.num_scales * plan.weights.bytes_per_element
-    num_blocks = -(-size.num_elements // _PACKED_BLOCK_ELEMENTS)
-    return num_blocks * (_PACKED_BLOCK_ELEMENTS // 2 + _BLOCK_SCALE_BYTES)
+    sizes = PACKED_SIZES[plan.weights.frozen]
+    element = plan.weights.bytes_per_element
+    return sizes.count_bytes(size.num_elements, num_rows=size.num_scales, bytes_per_element=element)
 
 
 def _packing_bytes(size: BaseSize, plan: Plan) -> int:
     """Bytes that packing a piece holds beside the piece and its result, as far as torch sees it."""
-    beside = {"nf4": plan.weights.bytes_per_element, "int8": 2 * _FP32_BYTES, "int4": 2 * _FP32_BYTES + 1}
-    return min(size.num_elements, PIECE_ELEMENTS) * beside.get(plan.weights.frozen, 0)
+    beside = PACKED_SIZES[plan.weights.frozen].packing_bytes
+    return min(size.num_elements, PIECE_ELEMENTS) * (plan.weights.bytes_per_element if beside is None else beside)
 
 
 class _Level:

@@ -1,7 +1,7 @@
 """Plans of training: JSON there and back, values that are refused by name, and decisions that cannot go together."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -12,7 +12,7 @@ from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.logits_and_loss import MAX_CHUNKS, LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan, split_state
 from optimizer.plan.plan import Plan
-from optimizer.plan.weights import WeightsPlan
+from optimizer.plan.weights import PACKED_SIZES, FrozenFormat, WeightsPlan
 from optimizer.workload import Adapter, TrainingWorkload
 
 PLAIN = Plan(
@@ -162,3 +162,9 @@ def test_a_share_of_the_state_leaves_in_whole_tensors_and_never_more_than_the_sh
     half = split_state(OptimizerStatePlan(place="host", fraction=0.5), sizes)
     assert half == [True, False, True, True]
     assert sum(size for size, leaves in zip(sizes, half, strict=True) if leaves) <= 0.5 * sum(sizes)
+
+
+def test_every_packed_format_has_its_sizes() -> None:
+    assert set(PACKED_SIZES) == set(get_args(FrozenFormat)) - {"same"}
+    assert PACKED_SIZES["int8"].count_bytes(1000, num_rows=10, bytes_per_element=2) == 1020
+    assert PACKED_SIZES["nf4"].count_bytes(65, num_rows=1, bytes_per_element=2) == 2 * (32 + 4)
