@@ -211,7 +211,12 @@ def _find_stacks(model: nn.Module) -> tuple[nn.Module, ...]:
     found = [stack for stack, size in zip(lists, sizes, strict=True) if size > max(sizes) * _SMALLEST_STACK]
     if not found:
         raise LookupError(f"{type(model).__name__} has no list of blocks; its parts have to be given (Anatomy)")
-    return tuple(block for stack in found for block in stack)
+    return tuple(block for stack in found for block in stack if not sees_images_alone(block))
+
+
+def sees_images_alone(block: nn.Module) -> bool:
+    """A block that attends to an image and to nothing else (Mllama's), and is passed over where there is none."""
+    return hasattr(block, "cross_attn") and not hasattr(block, "self_attn")
 
 
 def _has_parts(stack: nn.ModuleList) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from optimizer.models.anatomy import find_text_part
+from optimizer.models.anatomy import find_text_part, sees_images_alone
 from optimizer.models.declared import decode_numbers
 from optimizer.models.decoder.config import DECODER_TYPE
 from optimizer.models.decoder.model import Decoder
@@ -90,6 +90,9 @@ def _freeze_other_parts(model: nn.Module) -> None:
     for part in (decoder, model.get_input_embeddings(), model.get_output_embeddings()):  # type: ignore[operator]
         if part is not None:
             part.requires_grad_(requires_grad=True)
+    for module in decoder.modules():
+        if sees_images_alone(module):
+            module.requires_grad_(requires_grad=False)
 
 
 def _build_published(spec: ModelSpec, dtype: torch.dtype) -> nn.Module:

@@ -30,6 +30,7 @@ TRAITS = {
     "gemma4_text": "embeddings that grow with the depth",
     "mamba": "a scan whose ops depend on the length",
     "megatron-bert": "a check of its masks' values",
+    "mllama": "blocks that text does not run through",
     "mpt": "a part of the config without a type",
     "olmo_hybrid": "linear attention in chunks",
     "rwkv": "weights that are scaled when training or evaluation begins",
