@@ -100,6 +100,7 @@ def run_estimate(options: argparse.Namespace) -> int:
         read_prices(),
         device=machine.device.name,
         total_s=estimate.priced.prediction.total_s,
+        interval_s=estimate.priced.prediction.total_interval_s,
         num_tokens=workload.num_steps * workload.tokens_per_step,
     )
     if options.json:

@@ -83,6 +83,7 @@ def run_generation_estimate(options: argparse.Namespace, *, weights: WeightsPlan
         read_prices(),
         device=machine.device.name,
         total_s=estimate.prediction.total_s,
+        interval_s=estimate.prediction.total_interval_s,
         num_tokens=workload.num_sequences * workload.num_new_tokens,
     )
     if options.json:

@@ -203,6 +203,12 @@ class Prediction:
         values = {name: value for name, value in self.__dict__.items() if name not in DETAILS}
         return _make_without_init({**values, _WORK_OUT: work_out})
 
+    @property
+    def total_interval_s(self) -> tuple[float, float]:
+        """From and to, around ``total_s``, as a step's time has it."""
+        each_s = self.total_s / self.step_ms if self.step_ms else 0.0
+        return each_s * self.step_low_ms, each_s * self.step_high_ms
+
     def over(self, num_steps: int) -> "Prediction":
         """The same step in a run of so many."""
         total_s = self.step_ms * num_steps / 1000

@@ -10,7 +10,7 @@ prices; the machine around an owned card.
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -99,6 +99,9 @@ class Cost:
     kind: Literal["rented", "energy"]
     """Way of having the device; ``energy`` is of a card one owns, at the power its board may draw, and an upper bound."""
     amount: float
+    amount_low: float
+    amount_high: float
+    """From and to, as the predicted time has it; the price itself is taken as it stands."""
     per_million_tokens: float | None
     """Price of a million tokens; None without tokens to count."""
     currency: str
@@ -113,8 +116,10 @@ class Cost:
         unit = "h" if self.kind == "rented" else "kWh"
         tokens = "" if self.per_million_tokens is None else f", {_amount(self.per_million_tokens)} per million tokens"
         what = "rent" if self.kind == "rented" else "energy at full board power"
+        has_span = self.amount_low < self.amount_high
+        span = f", {_amount(self.amount_low)} to {_amount(self.amount_high)}" if has_span else ""
         return (
-            f"{what}: {self.currency} {_amount(self.amount)}{tokens} "
+            f"{what}: {self.currency} {_amount(self.amount)}{span}{tokens} "
             f"({self.currency} {self.price:g}/{unit}, {self.provider}, price of {self.price_date})"
         )
 
@@ -161,9 +166,17 @@ def merge_prices(prices: PriceList, *, own: PriceList) -> PriceList:
     )
 
 
-def price_run(prices: PriceList, *, device: str, total_s: float, num_tokens: int | None = None) -> tuple[Cost, ...]:
+def price_run(
+    prices: PriceList,
+    *,
+    device: str,
+    total_s: float,
+    interval_s: tuple[float, float] | None = None,
+    num_tokens: int | None = None,
+) -> tuple[Cost, ...]:
     """Costs of ``total_s`` seconds on the device: to rent, and in energy on a card of one's own. Empty where no price is known.
 
+    interval_s: from and to, around ``total_s``; None for a time that was measured.
     device: a name of the table, as ``Machine.device.name`` has it; others have no price.
     Raises InvalidInput for a time or a number of tokens below zero.
     """
@@ -176,13 +189,14 @@ def price_run(prices: PriceList, *, device: str, total_s: float, num_tokens: int
     spec = _known_device(device)
     if spec is None:
         return ()
-    hours = total_s / _SECONDS_PER_HOUR
+    low_s, high_s = interval_s or (total_s, total_s)
+    hours = tuple(seconds / _SECONDS_PER_HOUR for seconds in (total_s, low_s, high_s))
     rental, electricity = prices.rental(spec.name), prices.electricity
     costs = []
     if rental is not None:
         costs.append(_rental_cost(rental, hours=hours, num_tokens=num_tokens))
     if electricity is not None:
-        costs.append(_energy_cost(electricity, kwh=hours * spec.power_w / 1000, num_tokens=num_tokens))
+        costs.append(_energy_cost(electricity, kwh=[each * spec.power_w / 1000 for each in hours], num_tokens=num_tokens))
     return tuple(costs)
 
 
@@ -209,11 +223,14 @@ def _known_device(name: str) -> DeviceSpec | None:
         return None
 
 
-def _rental_cost(rental: Rental, *, hours: float, num_tokens: int | None) -> Cost:
-    amount = hours * rental.price_per_hour
+def _rental_cost(rental: Rental, *, hours: Sequence[float], num_tokens: int | None) -> Cost:
+    """hours: as predicted, from, and to."""
+    amount, low, high = (each * rental.price_per_hour for each in hours)
     return Cost(
         kind="rented",
         amount=amount,
+        amount_low=low,
+        amount_high=high,
         per_million_tokens=_per_million(amount, num_tokens),
         currency=rental.currency,
         price=rental.price_per_hour,
@@ -222,11 +239,14 @@ def _rental_cost(rental: Rental, *, hours: float, num_tokens: int | None) -> Cos
     )
 
 
-def _energy_cost(electricity: Electricity, *, kwh: float, num_tokens: int | None) -> Cost:
-    amount = kwh * electricity.price_per_kwh
+def _energy_cost(electricity: Electricity, *, kwh: Sequence[float], num_tokens: int | None) -> Cost:
+    """kwh: as predicted, from, and to."""
+    amount, low, high = (each * electricity.price_per_kwh for each in kwh)
     return Cost(
         kind="energy",
         amount=amount,
+        amount_low=low,
+        amount_high=high,
         per_million_tokens=_per_million(amount, num_tokens),
         currency=electricity.currency,
         price=electricity.price_per_kwh,

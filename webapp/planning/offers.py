@@ -86,14 +86,20 @@ def keep_offer(
         verdict=found.priced.verdict,
         basis=basis_of(profile_sha256, machine),
     )
-    device, total_s = str(machine.document["device"]["name"]), found.priced.prediction.total_s
+    device, prediction = str(machine.document["device"]["name"]), found.priced.prediction
     num_tokens = spec.workload.num_steps * spec.workload.tokens_per_step if isinstance(spec, JobSpec) else None
     return Offer(
         row=row,
         is_chosen=False,
         is_lossless=found.priced.plan.is_lossless,
         explanation=found.explanation,
-        costs=price_run(prices, device=device, total_s=total_s, num_tokens=num_tokens),
+        costs=price_run(
+            prices,
+            device=device,
+            total_s=prediction.total_s,
+            interval_s=prediction.total_interval_s,
+            num_tokens=num_tokens,
+        ),
     )
 
 

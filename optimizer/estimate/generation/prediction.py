@@ -75,6 +75,18 @@ class GenerationPrediction:
     memory: CardMemory | None = None
     """Memory from tensors to a card (``estimate/generation/process.py``); None where it was not worked out."""
 
+    @property
+    def total_interval_s(self) -> tuple[float, float]:
+        """From and to, around ``total_s``: the wider of what the first and the later tokens have."""
+        times = [
+            (self.prefill_low_ms, self.prefill_ms, self.prefill_high_ms),
+            (self.decode_low_ms, self.decode_ms, self.decode_high_ms),
+        ]
+        known = [(low / middle, high / middle) for low, middle, high in times if middle]
+        shortest = min((low for low, _ in known), default=1.0)
+        longest = max((high for _, high in known), default=1.0)
+        return self.total_s * shortest, self.total_s * longest
+
     def decode_step_ms(self, num_tokens: int) -> float:
         """Time for the token that sees so many, itself included; the nearest priced one beyond the pass's own."""
         points = self.decode

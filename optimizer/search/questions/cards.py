@@ -139,7 +139,13 @@ def _answer(
         chosen=chosen,
         what=what,
         tokens_per_s=chosen.prediction.tokens_per_s,
-        costs=price_run(prices, device=name, total_s=chosen.prediction.total_s, num_tokens=num_tokens),
+        costs=price_run(
+            prices,
+            device=name,
+            total_s=chosen.prediction.total_s,
+            interval_s=chosen.prediction.total_interval_s,
+            num_tokens=num_tokens,
+        ),
     )
 
 

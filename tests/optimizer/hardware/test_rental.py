@@ -152,3 +152,14 @@ def test_a_price_of_an_unknown_device_is_refused() -> None:
     row = {"device": "Voodoo 2", "provider": "x", "price_per_hour": 1.0, "currency": "USD"}
     with pytest.raises(InvalidInput, match="GPU 'Voodoo 2' is not in the table"):
         parse_prices({"rentals": [row | {"date": "2025-06-01", "source": "x"}]}, path="prices.toml")
+
+
+def test_a_cost_is_as_uncertain_as_its_time() -> None:
+    prices = PriceList(rentals=(rental(),))
+    (cost,) = price_run(prices, device="RTX 4090", total_s=7200, interval_s=(3600, 14400))
+    assert (cost.amount_low, cost.amount_high) == pytest.approx((cost.amount / 2, cost.amount * 2))
+    low, high = f"{cost.amount_low:.2f}", f"{cost.amount_high:.2f}"
+    assert f", {low} to {high} (" in cost.describe()
+    (measured,) = price_run(prices, device="RTX 4090", total_s=7200)
+    assert measured.amount_low == measured.amount == measured.amount_high
+    assert " to " not in measured.describe()

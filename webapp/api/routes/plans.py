@@ -158,6 +158,8 @@ class Cost(Schema):
 
     kind: Literal["rented", "energy"]
     amount: float
+    amount_low: float
+    amount_high: float
     per_million_tokens: float | None
     currency: str
     price: float
