@@ -95,7 +95,7 @@ class Mirrors:
             start_new_session=True,
         )
         self._processes.append(process)
-        threading.Thread(target=follow, args=(process, self._job.pk, name), name=f"mirror-{name}", daemon=True).start()
+        threading.Thread(target=_follow_in_thread, args=(process, self._job.pk, name), name=f"mirror-{name}", daemon=True).start()
 
 
 def follow(process: "subprocess.Popen[bytes]", job_id: str, name: str) -> None:
@@ -110,6 +110,11 @@ def follow(process: "subprocess.Popen[bytes]", job_id: str, name: str) -> None:
             _record(job_id, name, url=url, trouble=f"its process ended with exit code {exit_code}")
     except Exception:
         logger.exception("mirror %s of %s is no longer followed", name, job_id)
+
+
+def _follow_in_thread(process: "subprocess.Popen[bytes]", job_id: str, name: str) -> None:
+    try:
+        follow(process, job_id, name)
     finally:
         connections.close_all()
 

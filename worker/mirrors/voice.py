@@ -21,7 +21,8 @@ class Voice:
     def say(self, *, url: str | None = None, trouble: str | None = None) -> None:
         """trouble: empty once it is over."""
         changes = {"url": url, "trouble": trouble}
-        said = {"url": "", "trouble": "", **self._said, **{name: self.clean(value) for name, value in changes.items() if value is not None}}
+        new = {name: self.clean(text) for name, text in changes.items() if text is not None}
+        said = {"url": "", "trouble": "", **self._said, **new}
         if said != self._said:
             self._said = said
             os.write(self._fd, json.dumps(said).encode() + b"\n")
