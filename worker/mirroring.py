@@ -18,18 +18,12 @@ from django.db import connections
 
 from webapp.jobs.actions import record_mirror
 from webapp.jobs.models import Job, Kind
-from worker.run.child import isolated_command
+from worker.run.child import BASE_VARIABLES, isolated_command
 
 logger = logging.getLogger(__name__)
 
 ALLOWED_VARIABLES = (
-    "PATH",
-    "LANG",
-    "LC_ALL",
-    "LC_CTYPE",
-    "TZ",
-    "TMPDIR",
-    "LD_LIBRARY_PATH",
+    *BASE_VARIABLES,
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
     "REQUESTS_CA_BUNDLE",
@@ -41,7 +35,7 @@ ALLOWED_VARIABLES = (
     "no_proxy",
 )
 OWN_VARIABLES = {"wandb": ("WANDB_",), "mlflow": ("MLFLOW_", "DATABRICKS_")}
-"""How the variables of a service begin."""
+"""The beginnings of a service's variables."""
 ENDINGS = ("succeeded", "failed", "cancelled")
 
 

@@ -319,7 +319,7 @@ def record_checkpoint(attempt: Attempt, *, step: int, folder: str, manifest_sha2
 
 
 def record_mirror(job_id: str, *, name: str, url: str, trouble: str) -> None:
-    """How the copy of a run at another service is doing, also after the run's end; a new trouble is an event.
+    """Keep how the copy of a run at another service is doing, also after the run's end; a new trouble is an event.
 
     Nothing of the attempt hangs on it, so it needs no fence.
     """

@@ -1,4 +1,4 @@
-"""How a mirror's process hears of the run's end: a word on its standard input, which the supervisor then closes.
+"""A mirror's process hears of the run's end: a word on its standard input, which the supervisor then closes.
 
 A line that is closed without a word means that the supervisor is gone. From that moment the process has GRACE_S left, whatever
 its library waits for.

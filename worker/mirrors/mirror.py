@@ -23,7 +23,7 @@ class Run:
     config: Mapping[str, str | int | float | bool]
     """Workload, goal and prediction with dotted names."""
     folder: Path
-    """Where a mirror's library may keep files."""
+    """Place for the files of a mirror's library."""
 
 
 class Mirror(Protocol):

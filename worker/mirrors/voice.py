@@ -1,4 +1,4 @@
-"""What a mirror's process says to its supervisor: a line of JSON for each change, without anything secret."""
+"""The words of a mirror's process to its supervisor: a line of JSON for each change, without anything secret."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a mirror has not had yet: each measurement comes once, in order, also after another start."""
+"""The measurements that a mirror has not had yet: each measurement comes once, in order, also after another start."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a mirror's process says: what is new, and nothing secret."""
+"""A mirror's process says what is new, and nothing secret."""
 
 import json
 import os

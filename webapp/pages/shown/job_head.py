@@ -38,7 +38,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorState:
-    """How the copy of the run at another service is doing."""
+    """State of the run's copy at another service."""
 
     title: str
     url: str
