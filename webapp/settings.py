@@ -164,6 +164,11 @@ EMAIL_USE_TLS, EMAIL_USE_SSL = _mail.get("EMAIL_USE_TLS", False), _mail.get("EMA
 EMAIL_TIMEOUT = 10
 DEFAULT_FROM_EMAIL = env.str("HEADROOM_EMAIL_FROM", default="headroom@localhost")
 
+HEADROOM_MIRRORS = env.list("HEADROOM_MIRRORS", default=[])
+"""Services that jobs may be copied to: wandb, mlflow. Their own variables are the workers' alone."""
+if _unknown := sorted(set(HEADROOM_MIRRORS) - {"wandb", "mlflow"}):
+    raise ValueError(f"HEADROOM_MIRRORS names {_unknown[0]!r}; allowed: wandb, mlflow, by commas")
+
 HEADROOM_WEBHOOK_NETWORKS = env.list("HEADROOM_WEBHOOK_NETWORKS", default=[])
 """Private networks that webhooks may be sent into, such as 10.1.0.0/16; by themselves they go to public addresses only."""
 for _network in HEADROOM_WEBHOOK_NETWORKS:

@@ -24,6 +24,7 @@ from webapp.wire.publish import publish, publish_all, report_gap
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter
 from worker.heartbeat import Heartbeat
+from worker.mirroring import Mirrors
 from worker.relay import AskRelay
 from worker.run.brief import job_folder, write_brief
 from worker.run.child import Child, DeviceLock, isolated_command
@@ -95,6 +96,7 @@ class _AttemptRun:
             outage_s=config.outage_s,
         )
         self._pending: list[Callable[[], object]] = []
+        self._mirrors = Mirrors(self._job, attempt_folder=self._folder)
         self._stop = StopOrder(grace_s=config.grace_s)
         self._retry_at = float("-inf")
 
@@ -108,19 +110,22 @@ class _AttemptRun:
             asks_fd=relay.child_fd if relay else None,
         )
         self._heartbeat.start()
+        outcome = ""
         try:
             if relay:
                 relay.start()
+            self._mirrors.start()
             self._pending.append(lambda: copy_earlier_samples(self._attempt, home=self._config.home))
             self._follow(child)
             exit_code = child.reap()
             if not self._heartbeat.is_fenced_out:
-                self._finish(exit_code)
+                outcome = self._finish(exit_code)
         finally:
             child.close()
             if relay:
                 relay.close()
             self._heartbeat.stop()
+            self._mirrors.end(outcome)
 
     def _follow(self, child: Child) -> None:
         """Until the process has ended and its last words are read."""
@@ -185,13 +190,15 @@ class _AttemptRun:
             connections.close_all()
             self._retry_at = time.monotonic() + _RETRY_S
 
-    def _finish(self, exit_code: int) -> None:
+    def _finish(self, exit_code: int) -> str:
+        """The outcome; empty when the lease was lost meanwhile."""
         result = judge_end(self._folder, exit_code=exit_code, was_asked_to_stop=self._stop.is_asked)
         for write in self._pending:
             self._persist(write)
         self._persist(self._copier.copy)
         outcome = self._persist(lambda: finish_attempt(self._attempt, result=result, exit_code=exit_code))
         logger.info("%s ended: %s (exit code %d)", self._attempt, outcome, exit_code)
+        return outcome or ""
 
     def _persist(self, write: Callable[[], T]) -> T | None:
         """Try until it is written; None when the lease was lost meanwhile, and the write with it."""

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from headroom.client import HeadroomClient, Row
-from headroom.commands.job_options import largest_device_bytes, size
+from headroom.commands.job_options import add_mirror_option, largest_device_bytes, size
 from headroom.commands.submit import UsageError, connect, download_artifacts, follow_to_end, submit_job, verdict_of
 
 
@@ -26,6 +26,7 @@ def add_generate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-lossy", action="store_true", help="16-bit and packed weights may be taken")
     parser.add_argument("--plan", metavar="LABEL", default="chosen", help="chosen (default) or a baseline, such as resident")
     parser.add_argument("--name", help="of the job")
+    add_mirror_option(parser)
     parser.add_argument("--detach", action="store_true", help="do not wait for the end")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="for results.jsonl and errors.jsonl (default: here)")
 
@@ -62,6 +63,7 @@ def make_spec(client: HeadroomClient, options: argparse.Namespace) -> Row:
         "prompts": prompts,
         "workload": workload,
         "goal": _goal(client, options),
+        **({"mirrors": options.mirrors} if options.mirrors else {}),
     }
 
 

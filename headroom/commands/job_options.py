@@ -10,6 +10,7 @@ from headroom.commands.submit import UsageError, read_job_file
 from optimizer.base.units import format_bytes, parse_bytes
 
 RECIPES = ("lora", "qlora", "preference", "full", "exact")
+MIRRORS = ("wandb", "mlflow")
 _WORKLOAD = {
     "steps": "num_steps",
     "epochs": "num_epochs",
@@ -38,12 +39,19 @@ def add_submit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host-budget", type=size, metavar="SIZE", help="host memory (default: what is free)")
     parser.add_argument("--disk-budget", type=size, metavar="SIZE", help="room on the disk (default: what is free)")
     parser.add_argument("--name", help="a name for the job")
+    add_mirror_option(parser)
+
+
+def add_mirror_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--mirror", dest="mirrors", action="append", choices=MIRRORS, help="copy the measurements there; may be given twice"
+    )
 
 
 def job_from_options(options: argparse.Namespace) -> Row:
     """The spec, as far as it is known without asking the service. Raises UsageError where it names no model or dataset."""
     spec = read_job_file(options.file) if options.file is not None else {}
-    given = {name: getattr(options, name) for name in ("model", "dataset", "recipe", "name") if getattr(options, name)}
+    given = {name: getattr(options, name) for name in ("model", "dataset", "recipe", "name", "mirrors") if getattr(options, name)}
     spec |= given
     for name in ("model", "dataset"):
         if not spec.get(name):

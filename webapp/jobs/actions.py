@@ -318,6 +318,27 @@ def record_checkpoint(attempt: Attempt, *, step: int, folder: str, manifest_sha2
     return True
 
 
+def record_mirror(job_id: str, *, name: str, url: str, trouble: str) -> None:
+    """Keep how the copy of a run at another service is doing, also after the run's end; a new trouble is an event.
+
+    Nothing of the attempt hangs on it, so it needs no fence.
+    """
+    with transaction.atomic():
+        job = Job.objects.select_for_update(of=("self",)).get(pk=job_id)
+        mirrors = job.summary.get("mirrors", {})
+        known = mirrors.get(name, {})
+        status = {"url": url if url.startswith(("https://", "http://")) else "", "trouble": trouble}
+        if status == known:
+            return
+        summary = {**job.summary, "mirrors": {**mirrors, name: status}}
+        if not trouble or trouble == known.get("trouble"):
+            Job.objects.filter(pk=job_id).update(summary=summary)
+            return
+        move_job(
+            job_id, when=Q(pk=job_id), changes={"summary": summary}, kind="mirror_failed", actor=name, message=trouble
+        )
+
+
 def _hint_on_commit(job_id: str) -> None:
     Outbox.objects.create(job_id=job_id)
     transaction.on_commit(lambda: _send_and_forget(job_id), robust=True)

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
+
 from webapp.catalog.files.model_parts import CHAT_FILE
 from webapp.catalog.models import Model
 from webapp.catalog.weights import model_folder, weights_part
@@ -41,6 +43,8 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, device: str) -> di
         traced["objective"] = job.spec.get("objective", "next_token")
         return {**brief, **traced, "profile_file": str(folder / "profile.json")}
     brief |= {} if job.kind == Kind.SERVE else _common_part(attempt, home=home)
+    if job.spec.get("mirrors"):
+        brief["mirrored"] = _mirrored_part(job)
     if job.kind == Kind.EXPORT:
         source = job_folder(home, job.pk) / SOURCE_FOLDER
         return {**brief, "model_name": job.name, "checkpoint_folder": str(source / job.spec["checkpoint"])}
@@ -89,6 +93,13 @@ def _serving_part(job: Job, *, home: Path) -> dict[str, Any]:
         "job_folder": str(job_folder(home, job.pk)),
         "serving": {**spec["serving"], **spec["goal"]},
     }
+
+
+def _mirrored_part(job: Job) -> dict[str, Any]:
+    """The run's facts for the services that it is copied to."""
+    config = {"model": job.model.name, "dataset": job.dataset.name if job.dataset else None}
+    address = settings.HEADROOM_PUBLIC_URL.rstrip("/")
+    return {"name": job.name, "url": f"{address}/jobs/{job.pk}/" if address else "", "config": config}
 
 
 def _retried_jobs(job: Job) -> list[Job]:

@@ -16,14 +16,10 @@ from pathlib import Path
 from optimizer.base.heap import MALLOC_SETTINGS
 from optimizer.base.threads import WAIT_POLICY, wait_policy
 
+BASE_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+"""Those that any process beside a worker needs."""
 ALLOWED_VARIABLES = (
-    "PATH",
-    "LANG",
-    "LC_ALL",
-    "LC_CTYPE",
-    "TZ",
-    "TMPDIR",
-    "LD_LIBRARY_PATH",
+    *BASE_VARIABLES,
     "CUDA_HOME",
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",

@@ -11,15 +11,14 @@ import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from worker.mirrors.scalars import Scalars
+
 FILE_VERSION = "brain.Event:2"
 FILE_NAME_START = "events.out.tfevents."
 """TensorBoard takes files whose names hold ``tfevents``."""
 _POLYNOMIAL = 0x82F63B78
 """Castagnoli's, reversed."""
 _MASK_DELTA = 0xA282EAD8
-
-Scalars = tuple[float, int, Mapping[str, float]]
-"""Unix seconds, step, value by tag."""
 
 
 def write_event_file(file: Path, events: Iterable[Scalars]) -> int:

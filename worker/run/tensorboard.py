@@ -1,28 +1,14 @@
 """Writes a job's telemetry of all attempts as one TensorBoard event file among the artifacts. Torch-free."""
 
 import hashlib
-import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from worker.run.event_file import FILE_NAME_START, Scalars, write_event_file
+from worker.mirrors.scalars import read_record, scalars_of
+from worker.run.event_file import FILE_NAME_START, write_event_file
 
 FOLDER = "tensorboard"
-_TAGS = {
-    "loss": "loss/training",
-    "validation_loss": "loss/validation",
-    "learning_rate": "optimizer/learning_rate",
-    "grad_norm": "optimizer/grad_norm",
-    "reward_accuracy": "rewards/accuracy",
-    "reward_margin": "rewards/margin",
-    "step_ms": "speed/step_ms",
-    "tokens_per_s": "speed/tokens_per_s",
-    "prompts_done": "progress/prompts_done",
-    "device_peak_bytes": "memory/device_peak_bytes",
-    "host_bytes": "memory/host_bytes",
-}
 
 
 def leave_event_file(attempt_folder: Path, *, attempt_number: int) -> list[dict[str, Any]]:
@@ -39,7 +25,7 @@ def leave_event_file(attempt_folder: Path, *, attempt_number: int) -> list[dict[
     folder.mkdir(parents=True, exist_ok=True)
     for earlier in folder.glob(f"{FILE_NAME_START}*"):
         earlier.unlink()
-    write_event_file(folder / name, map(_scalars, records))
+    write_event_file(folder / name, map(scalars_of, records))
     return [
         {
             "kind": FOLDER,
@@ -70,19 +56,5 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
         return
     with file.open("rb") as stream:
         for line in stream:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict) and record.get("kind") in ("step", "eval", "generate"):
+            if (record := read_record(line)) is not None:
                 yield record
-
-
-def _scalars(record: dict[str, Any]) -> Scalars:
-    found = {tag: record.get(key) for key, tag in _TAGS.items()}
-    for category, num_bytes in (record.get("device_bytes") or {}).items():
-        found[f"memory/{category}_bytes"] = num_bytes
-    values = {
-        tag: float(value) for tag, value in found.items() if isinstance(value, int | float) and math.isfinite(value)
-    }
-    return float(record["time_s"]), int(record["step"]), values

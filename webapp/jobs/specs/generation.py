@@ -18,6 +18,7 @@ from webapp.catalog.actions import count_prompt_tokens
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
 from webapp.jobs.models import Job
+from webapp.jobs.specs.mirrors import mirrors_document, read_mirrors
 from webapp.jobs.specs.training import (
     JobSpec,
     check_generates,
@@ -29,7 +30,7 @@ from webapp.jobs.specs.training import (
     refuse_unknown,
 )
 
-GENERATE_FIELDS = ("name", "model", "prompts", "workload", "goal", "plan", "kind")
+GENERATE_FIELDS = ("name", "model", "prompts", "workload", "goal", "plan", "kind", "mirrors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,8 @@ class GenerateSpec:
     plan_label: str
     """``chosen``, or the baseline that is asked for."""
     kind: Literal["generate"] = "generate"
+    mirrors: tuple[str, ...] = ()
+    """Services that its measurements are copied to."""
 
     @property
     def profile_fingerprint(self) -> str:
@@ -65,6 +68,7 @@ class GenerateSpec:
             "workload": to_json(self.workload),
             "goal": to_json(self.goal),
             "plan": self.plan_label,
+            **mirrors_document(self.mirrors),
         }
 
     def priced_part(self) -> dict[str, Any]:
@@ -106,6 +110,7 @@ def read_generate_spec(user: Any, document: dict[str, Any]) -> GenerateSpec:
         workload=workload,
         goal=goal,
         plan_label=_read_plan(document.get("plan", "chosen")),
+        mirrors=read_mirrors(document.get("mirrors")),
     )
 
 

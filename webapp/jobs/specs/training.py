@@ -29,12 +29,13 @@ from webapp.catalog.queries import datasets_visible_to, models_visible_to
 from webapp.jobs.models import Checkpoint
 from webapp.jobs.specs.branching import branch_document, check_branch, read_resume_from, with_pins
 from webapp.jobs.specs.epochs import split_epochs, steps_of
+from webapp.jobs.specs.mirrors import mirrors_document, read_mirrors
 from webapp.jobs.specs.recipes import suggest
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-SPEC_FIELDS = ("name", "model", "dataset", "recipe", "workload", "goal", "plan", "kind", "resume_from")
+SPEC_FIELDS = ("name", "model", "dataset", "recipe", "workload", "goal", "plan", "kind", "resume_from", "mirrors")
 _MAX_NAME_CHARACTERS = 200
 _KIND_WORDS = {"messages": "conversations", "prompt_completion": "prompts with completions"}
 _SIZES = ("device_budget_bytes", "host_budget_bytes", "disk_budget_bytes")
@@ -56,6 +57,8 @@ class JobSpec:
     kind: Literal["train"] = "train"
     resume_from: Checkpoint | None = None
     """Another run's checkpoint that this one goes on from."""
+    mirrors: tuple[str, ...] = ()
+    """Services that its measurements are copied to."""
 
     @property
     def profile_fingerprint(self) -> str:
@@ -77,6 +80,7 @@ class JobSpec:
             "goal": to_json(self.goal),
             "plan": self.plan_label,
             **branch_document(self.resume_from),
+            **mirrors_document(self.mirrors),
         }
 
     def priced_part(self) -> dict[str, Any]:
@@ -116,6 +120,7 @@ def read_spec(user: Any, document: Any) -> JobSpec:
         goal=goal,
         plan_label=_read_plan(document.get("plan", "chosen")),
         resume_from=resume_from,
+        mirrors=read_mirrors(document.get("mirrors")),
     )
 
 

@@ -70,6 +70,7 @@ class GenerateForm(PinnedForm):
             },
             "goal": self.goal(),
             "plan": "chosen",
+            **self.mirrors_part(),
         }
 
 
@@ -78,6 +79,7 @@ def initial_from_generate_spec(spec: dict[str, Any]) -> dict[str, Any]:
     goal, workload = spec.get("goal", {}), spec.get("workload", {})
     initial = {name: spec.get(name) for name in ("name", "model", "prompts")}
     initial |= {name: workload[name] for name in SAMPLING_FIELDS if name in workload}
+    initial["mirrors"] = list(spec.get("mirrors", ()))
     initial["stop"] = "\n".join(workload.get("stop", ()))
     return {**initial, **initial_goal(goal), **written_pins(goal.get("pins") or {})}
 

@@ -193,6 +193,7 @@ class JobForm(PinnedForm):
             "goal": self.goal(),
             "plan": "chosen",
             **self._resume_from(),
+            **self.mirrors_part(),
         }
 
     def _duration(self) -> dict[str, Any]:
@@ -228,6 +229,7 @@ def initial_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
     train_on = workload.get("objective", "next_token")
     shown["train_on"] = "" if train_on == "next_token" else train_on
     initial = {**shown, **{name: spec.get(name) for name in ("name", "model", "dataset")}}
+    initial["mirrors"] = list(spec.get("mirrors", ()))
     if (adapter := workload.get("adapter")) is not None:
         initial |= {**adapter, "use_adapters": True, "targets": ", ".join(adapter.get("targets", ()))}
     initial |= {f"export_{name}": value for name, value in workload.get("export", {}).items()}

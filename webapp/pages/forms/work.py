@@ -15,6 +15,8 @@ from django.http import QueryDict
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import format_bytes, parse_bytes
 from optimizer.plan.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS, Technique
+from webapp.jobs.specs.mirrors import TITLES as MIRROR_TITLES
+from webapp.jobs.specs.mirrors import open_mirrors
 
 FORM_ID = "job-form"
 """Fields stand outside the form element, because upload forms stand between them and forms cannot nest."""
@@ -54,12 +56,16 @@ class WorkForm(forms.Form):
     host_budget = BytesField(label="Host memory budget", help_text="empty: what the machine has free", required=False)
     disk_budget = BytesField(label="Disk budget", help_text="empty: what the machine has free", required=False)
     forbid = forms.MultipleChoiceField(label="Never use", required=False, widget=forms.CheckboxSelectMultiple)
+    mirrors = forms.MultipleChoiceField(
+        label="Copy the measurements to", required=False, widget=forms.CheckboxSelectMultiple
+    )
 
     def __init__(self, *args: Any, more: Mapping[str, forms.Field] | None = None, **kwargs: Any) -> None:
         """more: fields that no class names."""
         super().__init__(*args, **kwargs)
         self.fields.update(more or {})
         cast(forms.ChoiceField, self.fields["forbid"]).choices = [(name, TECHNIQUE_LABELS[name]) for name in self.techniques]
+        cast(forms.ChoiceField, self.fields["mirrors"]).choices = [(name, MIRROR_TITLES[name]) for name in open_mirrors()]
         for name in self.decimals:
             self.fields[name].widget = forms.TextInput(attrs={"inputmode": "decimal"})
         for field in self.fields.values():
@@ -89,6 +95,11 @@ class WorkForm(forms.Form):
             goal |= {"allow_lossy": True, "most_loss": data["most_loss"]}
         return {**goal, "forbid": data["forbid"]} if data["forbid"] else goal
 
+    def mirrors_part(self) -> dict[str, Any]:
+        """The spec's word on services that the measurements are copied to."""
+        chosen = self.cleaned_data["mirrors"]
+        return {"mirrors": chosen} if chosen else {}
+
     def put_error(self, error: HeadroomError) -> bool:
         """Put an error of the library beside the field it names. False when it names none of this form's."""
         name = field_of(str(error.fields.get("field", "")))
@@ -112,7 +123,7 @@ def initial_goal(goal: Mapping[str, Any]) -> dict[str, Any]:
 
 def initial_from_query(query: QueryDict) -> dict[str, Any]:
     """Values from an address that ``form_query`` wrote."""
-    return {name: query.getlist(name) if name == "forbid" else query[name] for name in query}
+    return {name: query.getlist(name) if name in ("forbid", "mirrors") else query[name] for name in query}
 
 
 def form_query(form: forms.BaseForm, changes: Mapping[str, Any] | None = None) -> str:

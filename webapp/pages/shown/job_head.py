@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from optimizer.base.units import format_bytes, format_duration
 from webapp.jobs.models import LIVE_STATES, Job, Kind, State
+from webapp.jobs.specs.mirrors import TITLES
 from webapp.pages.presentation import StackedBar, eta_words, signed_error, stacked_bar
 from webapp.pages.shown.next_steps import NAMES, NextStep, edit_url, next_steps
 
@@ -36,6 +37,16 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MirrorState:
+    """State of the run's copy at another service."""
+
+    title: str
+    url: str
+    trouble: str
+    """Why it is not up to date; empty where it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobHead:
     """Values that the head shows beside the row itself."""
 
@@ -54,6 +65,8 @@ class JobHead:
     """The form for a new job, filled from this one."""
     stop_loses: str
     outcome: Outcome | None
+    mirrors: tuple[MirrorState, ...]
+    """Services that the run is copied to."""
 
 
 def describe_job(job: Job, *, last_checkpoint_step: int | None) -> JobHead:
@@ -76,7 +89,22 @@ def describe_job(job: Job, *, last_checkpoint_step: int | None) -> JobHead:
         edit_url=edit_url(job),
         stop_loses=_stop_loses(job, last_checkpoint_step),
         outcome=_outcome(job, last_checkpoint_step) if job.is_terminal else None,
+        mirrors=_mirrors(job),
     )
+
+
+def _mirrors(job: Job) -> tuple[MirrorState, ...]:
+    """In the order of the spec; those that have said nothing yet are left out."""
+    known = job.summary.get("mirrors", {})
+    return tuple(
+        MirrorState(title=TITLES.get(name, name), url=known[name]["url"], trouble=_sentence(known[name]["trouble"]))
+        for name in job.spec.get("mirrors", ())
+        if name in known
+    )
+
+
+def _sentence(text: str) -> str:
+    return f"{text}." if text and text[-1] not in ".…" else text
 
 
 def budget_bytes(job: Job) -> int | None:

@@ -1,0 +1,78 @@
+"""The mirror's process as a worker starts it, with the real libraries: W&B offline, MLflow's store of files."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.worker.mirrors.beside import run_mirror, write_attempt
+
+needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="pip install 'headroom[wandb]'")
+needs_mlflow = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="pip install 'headroom[mlflow]'")
+NOBODY = "http://127.0.0.1:9"
+"""The port of "discard", where nobody listens."""
+
+
+@needs_wandb
+def test_wandb_gets_every_value_with_its_step_and_moment_and_nothing_of_the_machine(tmp_path: Path) -> None:
+    folder = write_attempt(tmp_path)
+    assert run_mirror("wandb", folder, environment={"WANDB_MODE": "offline"}) == [{"url": "", "trouble": ""}]
+    [kept] = (tmp_path / "mirrors" / "wandb").glob("offline-run-*/run-job_1.wandb")
+    written = kept.read_bytes()
+    assert all(str(1000 + step).encode() in written for step in range(1, 5))
+    assert b"loss/training" in written
+    assert b"workload.adapter.rank" in written
+    assert b"http://127.0.0.1:8400/jobs/job_1/" in written
+    assert sys.executable.encode() not in written
+    assert not list(kept.parent.rglob("requirements.txt"))
+
+
+@needs_wandb
+def test_an_attempt_that_goes_on_sends_what_is_new_alone(tmp_path: Path) -> None:
+    offline = {"WANDB_MODE": "offline"}
+    run_mirror("wandb", write_attempt(tmp_path, 1, steps=range(1, 5)), environment=offline, ending="")
+    run_mirror("wandb", write_attempt(tmp_path, 2, steps=range(3, 5)), environment=offline)
+    written = [file.read_bytes() for file in (tmp_path / "mirrors" / "wandb").glob("offline-run-*/run-job_1.wandb")]
+    first, second = sorted(written, key=len, reverse=True)  # of four steps and of two
+    assert (b"1002" in first, b"1002" in second, b"1003" in second) == (True, False, True)
+
+
+@needs_mlflow
+def test_mlflow_gets_every_value_with_its_step_and_moment(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    environment = {"MLFLOW_TRACKING_URI": str(store), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    assert run_mirror("mlflow", write_attempt(tmp_path), environment=environment) == [{"url": "", "trouble": ""}]
+    [losses] = store.glob("*/*/metrics/loss/training")
+    assert [line.split()[:3] for line in losses.read_text().splitlines()] == [
+        [str(1_000_000 + 1000 * step), str(5.0 - step), str(step)] for step in range(1, 5)
+    ]
+    run = losses.parents[2]
+    assert (run / "params" / "workload.adapter.rank").read_text() == "8"
+    assert (run / "tags" / "headroom.job").read_text() == "job_1"
+    assert "status: 3" in (run / "meta.yaml").read_text()
+
+
+@needs_mlflow
+def test_mlflow_finds_the_run_of_an_earlier_attempt_again(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    environment = {"MLFLOW_TRACKING_URI": str(store), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    run_mirror("mlflow", write_attempt(tmp_path, 1, steps=range(1, 3)), environment=environment, ending="")
+    run_mirror("mlflow", write_attempt(tmp_path, 2, steps=range(3, 5)), environment=environment, ending="failed")
+    [losses] = store.glob("*/*/metrics/loss/training")
+    assert [line.split()[2] for line in losses.read_text().splitlines()] == ["1", "2", "3", "4"]
+    assert "status: 4" in (losses.parents[2] / "meta.yaml").read_text()
+
+
+@needs_mlflow
+def test_a_server_that_is_away_is_said_without_its_password_and_ends_in_time(tmp_path: Path) -> None:
+    environment = {"MLFLOW_TRACKING_URI": "http://ada:open-sesame@127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    [said] = run_mirror("mlflow", write_attempt(tmp_path), environment=environment)
+    assert said["trouble"].startswith("MlflowException: API request to http://127.0.0.1:9/")
+    assert "open-sesame" not in said["trouble"]
+
+
+@needs_mlflow
+def test_a_worker_without_a_server_says_which_variable_names_it(tmp_path: Path) -> None:
+    [said] = run_mirror("mlflow", write_attempt(tmp_path), environment={"MLFLOW_TRACKING_URI": ""})
+    assert "MLFLOW_TRACKING_URI is not set on this worker" in said["trouble"]
