@@ -13,7 +13,7 @@ from optimizer.base.errors import InvalidInput
 from webapp.accounts.models import Project
 from webapp.webhooks.mail import check_address
 from webapp.webhooks.models import EVENTS, TEST_EVENT, Delivery, Kind, Webhook
-from webapp.webhooks.notices import ENDINGS, write_notice
+from webapp.webhooks.notices import ENDINGS, escape_for_channel, write_notice
 from webapp.webhooks.signing import secret_of
 from webapp.webhooks.targets import check_url
 
@@ -105,6 +105,6 @@ def _queue(webhook: Webhook, *, event: str, data: dict[str, Any]) -> Delivery:
         document = {"type": event, "timestamp": timezone.now().isoformat(), "project": webhook.project_id, "data": data}
     else:
         subject, text = write_notice(event, data)
-        document = {"subject": subject, "text": text} if webhook.kind == Kind.EMAIL else {"text": text}
+        document = {"subject": subject, "text": text} if webhook.kind == Kind.EMAIL else {"text": escape_for_channel(text)}
     body = json.dumps(document, separators=(",", ":"))
     return Delivery.objects.create(webhook=webhook, event=event, body=body, next_try_at=Now())

@@ -37,6 +37,11 @@ def write_notice(event: str, data: Mapping[str, Any]) -> tuple[str, str]:
     return subject, "\n".join([" ".join(facts), *link])
 
 
+def escape_for_channel(text: str) -> str:
+    """Slack's three control characters as entities: a job named ``<!channel>`` must call nobody and hide no address."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
 def _after(data: Mapping[str, Any]) -> str:
     begun, ended = data.get("started_at"), data.get("finished_at")
     if not begun or not ended:

@@ -16,7 +16,7 @@ from webapp.catalog.models import Machine
 from webapp.jobs.actions import cancel_job
 from webapp.jobs.models import Job
 from webapp.webhooks import sending
-from webapp.webhooks.actions import create_webhook, send_test
+from webapp.webhooks.actions import create_webhook, queue_job_event, send_test
 from webapp.webhooks.models import Delivery, State
 from webapp.webhooks.notices import write_notice
 
@@ -157,3 +157,13 @@ def test_a_channel_gets_a_sentence_and_its_address_is_not_shown(ada: User, setti
     assert str(row) == row.shown_url
     slack, _ = create_webhook(ada, ada.home_project, url="https://hooks.slack.com/services/T0/B0/secretsecret", events=[])
     assert (slack.kind, slack.shown_url) == ("slack", "https://hooks.slack.com/…cret")
+
+
+def test_a_job_s_name_calls_nobody_in_a_channel(ada: User, settings: Settings) -> None:
+    settings.HEADROOM_WEBHOOK_NETWORKS = ["127.0.0.0/8"]
+    create_webhook(ada, ada.home_project, url="http://127.0.0.1:1/hook", events=[], kind="slack")
+    data = {**ENDED, "name": "<!channel> & <http://bad.example|report>"}
+    queue_job_event(project_id=ada.home_project.pk, event="job.failed", data=data)
+    text = json.loads(Delivery.objects.get().body)["text"]
+    assert text.startswith("&lt;!channel&gt; &amp; &lt;http://bad.example|report&gt; failed after 2 h 5 min.")
+    assert not {"<", ">"} & set(text)
