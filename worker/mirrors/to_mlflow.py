@@ -5,11 +5,13 @@ _USERNAME and _PASSWORD, MLFLOW_EXPERIMENT_NAME and others.
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 # before the import: by itself it tries for minutes
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+# else its use is reported to its makers, whatever server is named
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
@@ -37,10 +39,11 @@ class ToMlflow:
         experiment_id = self._find_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or "headroom")
         found = self._client.search_runs([experiment_id], filter_string=f"tags.`{_JOB_TAG}` = '{run.id}'", max_results=1)
         if found:
-            self._run_id = found[0].info.run_id
-            self._client.update_run(self._run_id, status="RUNNING")
-        else:
-            self._run_id = self._begin(run, experiment_id)
+            self._client.update_run(found[0].info.run_id, status="RUNNING")
+        there = found[0] if found else self._begin(run, experiment_id)
+        self._run_id = str(there.info.run_id)
+        if not there.data.params:  # they cannot change; a run that an error met just after its beginning has none
+            self._describe(run)
         is_web = server.startswith(("http://", "https://"))
         self.url = f"{server.rstrip('/')}/#/experiments/{experiment_id}/runs/{self._run_id}" if is_web else ""
 
@@ -63,12 +66,13 @@ class ToMlflow:
         experiment = self._client.get_experiment_by_name(name)
         return str(experiment.experiment_id if experiment else self._client.create_experiment(name))
 
-    def _begin(self, run: Run, experiment_id: str) -> str:
+    def _begin(self, run: Run, experiment_id: str) -> Any:
         tags = {_JOB_TAG: run.id, "headroom.url": run.url}
-        made: str = self._client.create_run(experiment_id, run_name=run.name, tags=tags).info.run_id
+        return self._client.create_run(experiment_id, run_name=run.name, tags=tags)
+
+    def _describe(self, run: Run) -> None:
         for batch in _batches((Param(name, str(value)) for name, value in run.config.items()), _MAX_PARAMS):
-            self._client.log_batch(made, params=batch)
-        return made
+            self._client.log_batch(self._run_id, params=batch)
 
 
 def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

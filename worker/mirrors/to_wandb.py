@@ -7,6 +7,9 @@ Nothing of the machine goes out beside the measurements: no console, no code, no
 import os
 from collections.abc import Sequence
 
+# before the import: else faults of the library are reported to its makers, whatever server is named
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+
 import wandb
 
 from worker.mirrors.mirror import Run
@@ -37,16 +40,20 @@ class ToWandb:
             x_disable_stats=True,
             x_save_requirements=False,
         )
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT") or "headroom",
-            id=run.id,
-            name=run.name,
-            notes=run.url,
-            config=dict(run.config),
-            dir=run.folder,
-            resume="allow",
-            settings=settings,
-        )
+        try:
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT") or "headroom",
+                id=run.id,
+                name=run.name,
+                notes=run.url,
+                config=dict(run.config),
+                dir=run.folder,
+                resume="allow",
+                settings=settings,
+            )
+        except Exception:
+            wandb.teardown()  # its helper process else holds the run's id, and refuses every later try with "is in use"
+            raise
         # its own counter only grows, and an attempt that resumes measures steps again
         self._run.define_metric(_STEP)
         self._run.define_metric("*", step_metric=_STEP)

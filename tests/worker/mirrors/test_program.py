@@ -1,15 +1,32 @@
 """The mirror's process as a worker starts it, with the real libraries: W&B offline, MLflow's store of files."""
 
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.worker.mirrors.beside import run_mirror, write_attempt
+from worker.mirroring import mirror_environment
 
 needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="pip install 'headroom[wandb]'")
 needs_mlflow = pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="pip install 'headroom[mlflow]'")
+OPEN_TWICE = """
+import os, sys
+from pathlib import Path
+from worker.mirrors import to_wandb
+from worker.mirrors.mirror import Run
+to_wandb.OPEN_WITHIN_S = 1
+for mode in ("online", "offline"):
+    os.environ["WANDB_MODE"] = mode
+    try:
+        to_wandb.ToWandb(Run(id="job_1", name="tiny", url="", config={}, folder=Path(sys.argv[1]))).finish("succeeded")
+        print("opened")
+    except Exception as error:
+        print(type(error).__name__)
+"""
 NOBODY = "http://127.0.0.1:9"
 """The port of "discard", where nobody listens."""
 
@@ -26,6 +43,21 @@ def test_wandb_gets_every_value_with_its_step_and_moment_and_nothing_of_the_mach
     assert b"http://127.0.0.1:8400/jobs/job_1/" in written
     assert sys.executable.encode() not in written
     assert not list(kept.parent.rglob("requirements.txt"))
+
+
+@needs_wandb
+def test_wandb_can_be_opened_after_it_was_away(tmp_path: Path) -> None:
+    """With the library as it is, a first try that failed keeps the run's id in use for every later one."""
+    environment = {**os.environ, "WANDB_BASE_URL": NOBODY, "WANDB_API_KEY": "0" * 40}
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN_TWICE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=mirror_environment(environment, name="wandb", home=tmp_path),
+        timeout=100,
+        check=True,
+    )
+    assert done.stdout.split() == ["CommError", "opened"]
 
 
 @needs_wandb
@@ -51,6 +83,19 @@ def test_mlflow_gets_every_value_with_its_step_and_moment(tmp_path: Path) -> Non
     assert (run / "params" / "workload.adapter.rank").read_text() == "8"
     assert (run / "tags" / "headroom.job").read_text() == "job_1"
     assert "status: 3" in (run / "meta.yaml").read_text()
+    assert not list(tmp_path.rglob("telemetry.json"))  # which it keeps where it reports its use to its makers
+
+
+@needs_mlflow
+def test_mlflow_gets_what_describes_a_run_also_where_an_error_came_between(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    environment = {"MLFLOW_TRACKING_URI": str(store), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    run_mirror("mlflow", write_attempt(tmp_path, 1, steps=range(1, 3)), environment=environment, ending="")
+    [described] = store.glob("*/*/params")
+    for file in described.iterdir():
+        file.unlink()
+    run_mirror("mlflow", write_attempt(tmp_path, 2, steps=range(3, 5)), environment=environment)
+    assert (described / "workload.adapter.rank").read_text() == "8"
 
 
 @needs_mlflow
