@@ -65,7 +65,10 @@ class WorkForm(forms.Form):
         super().__init__(*args, **kwargs)
         self.fields.update(more or {})
         cast(forms.ChoiceField, self.fields["forbid"]).choices = [(name, TECHNIQUE_LABELS[name]) for name in self.techniques]
-        cast(forms.ChoiceField, self.fields["mirrors"]).choices = [(name, MIRROR_TITLES[name]) for name in open_mirrors()]
+        if mirrors := open_mirrors():
+            cast(forms.ChoiceField, self.fields["mirrors"]).choices = [(name, MIRROR_TITLES[name]) for name in mirrors]
+        else:
+            del self.fields["mirrors"]
         for name in self.decimals:
             self.fields[name].widget = forms.TextInput(attrs={"inputmode": "decimal"})
         for field in self.fields.values():
@@ -97,7 +100,7 @@ class WorkForm(forms.Form):
 
     def mirrors_part(self) -> dict[str, Any]:
         """The spec's word on services that the measurements are copied to."""
-        chosen = self.cleaned_data["mirrors"]
+        chosen = self.cleaned_data.get("mirrors")
         return {"mirrors": chosen} if chosen else {}
 
     def put_error(self, error: HeadroomError) -> bool:
