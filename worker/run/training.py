@@ -37,7 +37,7 @@ def _tokenize(attempt: dict[str, Any], *, spec: ModelSpec, workload: TrainingWor
     tokens = tokenize_dataset(
         file=attempt["dataset"]["file"],
         format=attempt["dataset"]["format"],
-        columns=read_columns(attempt["dataset"]["columns"]),
+        columns=read_columns(attempt["dataset"].get("columns")),
         tokenizer_file=attempt["tokenizer_file"],
         folder=attempt["tokens_folder"],
         chat=ChatFacts.read(attempt.get("chat_file")),
