@@ -245,3 +245,14 @@ def test_results_written_to_in_place_are_kept_and_gradients_stay_the_same() -> N
     for other in gradients[1:]:
         for mine, plain in zip(other, gradients[0], strict=True):
             assert torch.equal(mine, plain)
+
+
+def test_ops_in_place_belong_to_what_they_write_to_in_every_look() -> None:
+    """torch's estimator took a freed result for the one that was written to, now and then."""
+    spec = read_model_spec({**gpt2(32, 2, 64), "n_positions": 32})
+    workload = TrainingWorkload(sequence_length=16, global_batch_size=2)
+    job = Job(spec=spec, workload=workload, device=torch.device("cpu"))
+    for _ in range(20):
+        for unit in collect_statistics(job).units:
+            written = {unit.ops.func_names[parent] for _, parent in unit.ops.inplace_ops}
+            assert written == {"empty_like"}

@@ -255,11 +255,16 @@ class _Follow:
 
 
 class OpClock:
-    """Times each op once by running it, and remembers it by what it was given."""
+    """Times each op once by running it, and remembers it by what it was given.
+
+    Results are held as long as the clock lives: torch's estimator knows a storage by its hash, and a freed one's is given to
+    the next. An op in place was then tied to another op's result, and a policy kept half of a dropout's mask.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._known: dict[str, float] = {}
+        self._held: list[Any] = []
 
     def estimate(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
         """The op's result without data, and milliseconds."""
@@ -270,7 +275,9 @@ class OpClock:
         key = "" if packet in _VIEW_OPS or packet in _IGNORE_OPS else repr((str(func), _shapes((args, kwargs))))
         if key and key not in self._known:
             self._known[key] = self._time(func, args, kwargs)
-        return func(*args, **kwargs), self._known.get(key, 0.0)
+        result = func(*args, **kwargs)
+        self._held.append(result)
+        return result, self._known.get(key, 0.0)
 
     def _time(self, func: Any, args: Any, kwargs: Any) -> float:
         from torch.utils._mode_utils import no_dispatch
