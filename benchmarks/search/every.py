@@ -20,7 +20,7 @@ from optimizer.search.problem import OuterPlan, SearchProblem
 from optimizer.search.solver.grid import MAX_PREFETCH, chunk_counts, fraction_steps
 
 _COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
-_AWAY: tuple[Literal["host", "disk"], ...] = ("host", "disk")
+_AWAY: tuple[Literal["host", "disk", "remote"], ...] = ("host", "disk", "remote")
 
 
 def every_plan(

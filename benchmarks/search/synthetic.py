@@ -122,7 +122,7 @@ class _Step:
     def _update(self) -> None:
         millis = self.sizes.weight_mib * self.num_blocks
         self.now += millis * 0.05 * (1 - self.share)
-        slow = 3.0 if self.plan.optimizer_state.place == "disk" else 1.0
+        slow = {"disk": 3.0, "remote": 4.0}.get(self.plan.optimizer_state.place, 1.0)
         self.now += millis * self.sizes.host_update_ms_per_mib * self.share * slow
         self._note("optimizer", self._gradients(self.num_blocks))
 
@@ -130,7 +130,7 @@ class _Step:
         """Half of each fetch hides with one block ahead, all but a tenth with more."""
         if self.plan.weights.place == "device":
             return
-        far = 5.0 if self.plan.weights.place == "disk" else 1.0
+        far = {"disk": 5.0, "remote": 7.0}.get(self.plan.weights.place, 1.0)
         hidden = {0: 1.0, 1: 0.5}.get(self.plan.weights.prefetch, 0.1)
         self.now += self.sizes.copy_ms_per_mib * far * self.block_weight / MIB * hidden
 

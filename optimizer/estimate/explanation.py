@@ -6,6 +6,7 @@ from typing import Any
 
 from optimizer.base.categories import CATEGORIES, Category
 from optimizer.base.serialize import to_json
+from optimizer.estimate.categories.stores import PLACE_WORDS
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
@@ -103,7 +104,7 @@ def _weights_reason(profile: Profile, plan: Plan, workload: TrainingWorkload) ->
     place = (
         "all step long"
         if plan.weights.place == "device"
-        else f"of the blocks only those at work; the rest is on the {plan.weights.place}"
+        else f"of the blocks only those at work; the rest is {PLACE_WORDS[plan.weights.place]}"
     )
     trained = f"{profile.num_parameters:,} parameters in {plan.weights.dtype}"
     if workload.adapter is not None:
@@ -127,7 +128,7 @@ def _state_reason(profile: Profile, plan: Plan, workload: TrainingWorkload) -> s
     share = (
         "between steps too"
         if where == "device"
-        else f"{100 * plan.optimizer_state.fraction:.0f} % of it on the {where} between updates"
+        else f"{100 * plan.optimizer_state.fraction:.0f} % of it {PLACE_WORDS[where]} between updates"
     )
     return f"{numbers}{masters} of each trained weight in {plan.optimizer_state.bits} bits, {share}"
 

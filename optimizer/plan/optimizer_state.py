@@ -18,7 +18,7 @@ _NUM_COPIES = {8: 5, 32: 3}
 _FP32_BYTES = 4
 _SCALARS_BYTES = 12
 
-StatePlace = Literal["device", "host", "disk"]
+StatePlace = Literal["device", "host", "disk", "remote"]
 
 
 def update_scratch_bytes(num_elements: int, *, bits: int) -> int:
@@ -90,7 +90,7 @@ TECHNIQUES: Final = (
     TechniqueDeclaration(
         name="offload_optimizer",
         label="optimizer state on the host",
-        sentence="Keeps the optimizer's state, or a share of it, on the host or the disk, and updates those weights on the host.",
+        sentence="Keeps the optimizer's state, or a share of it, on the host, on disk or in a remote store; the host updates it.",
         group="Gradients, optimizer state and weights",
         lowers=("optimizer_state",),
     ),
@@ -114,9 +114,11 @@ KNOBS: Final = (
     Knob(
         path="optimizer_state.place",
         plain="device",
+        words={"remote": "remote store"},
         uses=(
             Use(technique="offload_optimizer", asks=differs("device")),
             Use(technique="disk", asks=equals("disk")),
+            Use(technique="remote", asks=equals("remote")),
         ),
         training=Face(label="State lives on"),
     ),

@@ -53,7 +53,7 @@ _PLACES: Final = (
     TechniqueDeclaration(
         name="remote",
         label="anything in a remote store",
-        sentence="Keeps activations, keys and values in another machine's memory, behind a store that speaks the Redis protocol.",
+        sentence="Keeps anything at all in another machine's memory, behind a store that speaks the Redis protocol.",
         group="Places",
         searches=("training", "generation"),
     ),

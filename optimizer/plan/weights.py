@@ -9,7 +9,7 @@ from optimizer.plan.knob import Condition, Face, Knob, Package, TechniqueDeclara
 
 WeightsDtype = Literal["fp32", "bf16", "fp16"]
 Autocast = Literal["off", "bf16", "fp16"]
-WeightsPlace = Literal["device", "host", "disk"]
+WeightsPlace = Literal["device", "host", "disk", "remote"]
 FrozenFormat = Literal["same", "int8", "int4", "nf4"]
 MasterFormat = Literal["fp32", "none"]
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -146,7 +146,7 @@ TECHNIQUES: Final = (
     TechniqueDeclaration(
         name="stream_weights",
         label="stream weights block by block",
-        sentence="Keeps the blocks' weights on the host or the disk; each block's are on the device for as long as it runs.",
+        sentence="Keeps the blocks' weights on the host, on disk or in a remote store; each block's come to the device to run.",
         group="Gradients, optimizer state and weights",
         searches=("training", "generation"),
         lowers=("weights",),
@@ -235,9 +235,16 @@ KNOBS: Final = (
     Knob(
         path="weights.place",
         plain="device",
-        uses=(Use(technique="stream_weights", asks=differs("device")), Use(technique="disk", asks=equals("disk"))),
+        words={"remote": "remote store"},
+        uses=(
+            Use(technique="stream_weights", asks=differs("device")),
+            Use(technique="disk", asks=equals("disk")),
+            Use(technique="remote", asks=equals("remote")),
+        ),
         training=Face(label="Weights live on"),
-        generation=Face(label="Weights live on", change="weights on the {value}"),
+        generation=Face(
+            label="Weights live on", change="weights on the {value}", changes={"remote": "weights in the remote store"}
+        ),
     ),
     Knob(
         path="weights.prefetch",

@@ -76,10 +76,18 @@ class Budgeted(Generic[PlanT, PredictionT, GoalT]):
         if prediction.memory is not None:
             host_bytes = max(host_bytes, prediction.memory.host_pinned.value + prediction.memory.host_pageable.value)
         return (
-            host_bytes <= self.host_budget_bytes
-            and prediction.disk_peak_bytes <= self.disk_budget_bytes
-            and prediction.remote_peak_bytes <= self.remote_budget_bytes
+            self.has_room(
+                host_bytes=host_bytes, disk_bytes=prediction.disk_peak_bytes, remote_bytes=prediction.remote_peak_bytes
+            )
             and not self.stages_over(prediction)
+        )
+
+    def has_room(self, *, host_bytes: int, disk_bytes: int, remote_bytes: int) -> bool:
+        """Report whether so many bytes are within the budgets of host, disk and remote store."""
+        return (
+            host_bytes <= self.host_budget_bytes
+            and disk_bytes <= self.disk_budget_bytes
+            and remote_bytes <= self.remote_budget_bytes
         )
 
     def stages_over(self, prediction: PredictionT) -> list[str]:

@@ -141,7 +141,9 @@ def _decisions(document: Mapping[str, Any]) -> dict[str, tuple[str, str, str]]:
     frozen = "" if weights.frozen == "same" else f", frozen ones {weights.frozen}"
     masters = ", with fp32 masters" if weights.master_bytes_per_element else ""
     return {
-        "weights": (_WEIGHTS_LIFETIMES[weights.place == "device"], weights.place, computed + frozen),
+        "weights": (
+            _WEIGHTS_LIFETIMES[weights.place == "device"], PLACE_WORDS.get(weights.place, weights.place), computed + frozen
+        ),
         "gradients": (*_GRADIENTS[plan.gradients.choice], weights.dtype),
         "optimizer_state": ("kept", _state_place(plan), f"{'fp32' if state.bits == 32 else '8-bit'}{masters}"),
         "activations": _activations_decision(plan),
@@ -157,7 +159,7 @@ def _generation_decisions(document: Mapping[str, Any]) -> dict[str, tuple[str, s
     again = f", {cache.prefix_tokens:,} tokens made again for each" if cache.prefix_tokens else ""
     attended = ", attended to where it is" if cache.attention == "host" else ""
     return {
-        "weights": (lifetime, weights.place, f"{weights.dtype}{packed}"),
+        "weights": (lifetime, PLACE_WORDS.get(weights.place, weights.place), f"{weights.dtype}{packed}"),
         "kv_cache": (
             f"kept until its pass ends{attended}{again}",
             PLACE_WORDS.get(cache.place, cache.place),
@@ -178,9 +180,10 @@ _GRADIENTS = {
 
 def _state_place(plan: Plan) -> str:
     state = plan.optimizer_state
+    place = PLACE_WORDS.get(state.place, state.place)
     if state.place == "device" or state.fraction == 1:
-        return state.place
-    return f"{state.place} {100 * state.fraction:.0f} %, device {100 * (1 - state.fraction):.0f} %"
+        return place
+    return f"{place} {100 * state.fraction:.0f} %, device {100 * (1 - state.fraction):.0f} %"
 
 
 def _activations_decision(plan: Plan) -> tuple[str, str, str]:

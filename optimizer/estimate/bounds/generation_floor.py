@@ -151,11 +151,12 @@ class GenerationFloors:
             return _Lanes(0.0, 0.0, 0.0, 0.0)
         held = self._profile.weight_bytes(plan.weights.representation)
         tensors = [size for kind in self._profile.block_kinds for size in held.tensors[kind]]
+        stored_ms = read_ms(sum(tensors), rates, place=plan.weights.place)
         return _Lanes(
             streaming_python_ms(tensors, plan.weights, rates, generates=True),
             sum(tensors) / rates.host_to_device_bytes_per_s * 1000,
-            read_ms(sum(tensors), rates, place=plan.weights.place),
-            0.0,
+            stored_ms if plan.weights.place == "disk" else 0.0,
+            stored_ms if plan.weights.place == "remote" else 0.0,
         )
 
     # What a batch is split into, what its micro-batches take, and what their keys and values do.

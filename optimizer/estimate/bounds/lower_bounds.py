@@ -48,6 +48,7 @@ class Relaxation:
     host_bytes: int
     """Bytes on the host between steps, where all of the state leaves."""
     disk_bytes: int
+    remote_bytes: int
     margin: float
     """Share of a peak that the budget must have room for beside it."""
 

@@ -147,7 +147,7 @@ class _Relaxer:
         num_of_kind = np.array([others.count(kind) for kind in kinds], dtype=np.float64)
         block_ms, fixed_ms, state_ms = self._list_sums(state_is_free=state_is_free)
         state_bytes = self._state_bytes() if state_is_free else 0
-        resident_bytes, host_bytes, disk_bytes = self._resident()
+        resident_bytes, host_bytes, disk_bytes, remote_bytes = self._resident()
         return Relaxation(
             num_of_kind=num_of_kind,
             kind_bytes=self._blocks.held[kinds],
@@ -161,6 +161,7 @@ class _Relaxer:
             state_ms=state_ms,
             host_bytes=host_bytes,
             disk_bytes=disk_bytes,
+            remote_bytes=remote_bytes,
             margin=MEMORY_MARGIN[self._machine.device.kind],
         )
 
@@ -179,15 +180,16 @@ class _Relaxer:
 
     # Bytes.
 
-    def _resident(self) -> tuple[int, int, int]:
-        """Bytes on the device, the host and the disk between steps."""
+    def _resident(self) -> tuple[int, int, int, int]:
+        """Bytes on the device, the host, the disk and in the remote store between steps."""
         plan, state = self._plan, self._state
         streamed_bytes = sum(self._streamed)
         gradients = estimate_gradient_bytes(self._tensors, plan, device_kind=self._machine.device.kind)
         device_bytes = estimate_weight_bytes(self._profile, plan.weights) - streamed_bytes
         device_bytes += state.device_bytes + gradients.device
-        home = {"device": 0, "host": 0, "disk": 0, plan.weights.place: streamed_bytes}
-        return device_bytes, gradients.host + state.host_bytes + home["host"], state.disk_bytes + home["disk"]
+        home = {"host": 0, "disk": 0, "remote": 0, plan.weights.place: streamed_bytes}
+        host_bytes = gradients.host + state.host_bytes + home["host"]
+        return device_bytes, host_bytes, state.disk_bytes + home["disk"], state.remote_bytes + home["remote"]
 
     def _state_bytes(self) -> int:
         """Bytes of all optimizer state on the device, in 32 bits: other widths do not leave."""

@@ -80,8 +80,8 @@ class Update:
 
     @property
     def host_ms(self) -> float:
-        """Milliseconds of the host's work before the next forward is over: the busier of the host and the disk."""
-        return float(max(self.lanes[_HOST], self.lanes[_DISK])) if self.is_away else 0.0
+        """Milliseconds of the host's work before the next forward is over: the busiest of the host, the disk and the network."""
+        return float(max(self.lanes[_HOST], self.lanes[_DISK], self.lanes[_NETWORK])) if self.is_away else 0.0
 
 
 Sum = tuple[Numbers, Numbers, float]

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from optimizer.base.categories import Link, Tier
-from optimizer.estimate.categories.stores import STORE_LINKS, read_ms, write_ms
+from optimizer.estimate.categories.stores import STORE_LANES, STORE_LINKS, read_ms, write_ms
 from optimizer.estimate.ops.op_times import seconds_by_bytes
 from optimizer.estimate.tasks.change import Change
 from optimizer.formats.op_costs import OpKind
@@ -157,7 +157,7 @@ def estimate_staging_bytes(activations: ActivationsPlan, weights: WeightsPlan) -
     """Bytes on the host, as long as the run, where bytes go between the device and a store; one staging area serves all
     that do.
     """
-    uses_store = activations.count("offload_disk", "offload_remote") > 0 or weights.place == "disk"
+    uses_store = activations.count("offload_disk", "offload_remote") > 0 or weights.place in STORE_LANES
     return STAGING_BYTES if uses_store else 0
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.base.categories import Link
-from optimizer.estimate.categories.stores import assumed_rate
+from optimizer.estimate.categories.stores import STORE_LANES, STORE_LINKS, assumed_rate
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.categories.weights import is_streamed
 from optimizer.estimate.memo import Table
@@ -67,6 +67,7 @@ class StateCosts:
     device_bytes: int
     host_bytes: int = 0
     disk_bytes: int = 0
+    remote_bytes: int = 0
     copied_bytes: dict[Link, int] = field(default_factory=dict)
     """Bytes that the updates of one step copy, by link."""
     num_staying: int
@@ -179,9 +180,9 @@ def _with_leaving_state(costs: StateCosts, tensors: TensorList, plan: Plan, *, k
             by_block[block] = by_block.get(block, 0) + num_elements
             elements[is_home] += num_elements
             num_leaving, largest = num_leaving + 1, max(largest, num_elements)
-    held = {"host": Moments(bits=32, kept=kept).counter_bytes * num_leaving, "disk": 0}
+    held = {"host": Moments(bits=32, kept=kept).counter_bytes * num_leaving, "disk": 0, "remote": 0}
     copied: list[tuple[Link, int]] = []
-    stored_bytes = 0
+    stored_bytes = dict.fromkeys(STORE_LINKS, 0)
     stored_masters = False
     for is_home, num_elements in elements.items():
         if not num_elements:
@@ -189,17 +190,18 @@ def _with_leaving_state(costs: StateCosts, tensors: TensorList, plan: Plan, *, k
         # A weight at home is its own master where both have one dtype.
         has_own_master = master_size != size or not is_home
         held[place] += num_elements * (moments_size + master_size * has_own_master)
-        is_master_stored = (place if has_own_master else home) == "disk"
-        stored_masters |= is_master_stored
-        stored_bytes += num_elements * (master_size * is_master_stored + moments_size * (place == "disk"))
+        master_place = place if has_own_master else home
+        stored_masters |= master_place in STORE_LANES
+        for store in stored_bytes:
+            stored_bytes[store] += num_elements * (master_size * (master_place == store) + moments_size * (place == store))
         if not is_home:
             copied.append(("host_to_device", size * num_elements))
-        elif has_own_master and home == "disk":
-            copied.append(("host_to_disk", size * num_elements))
-    copied += [("disk_to_host", stored_bytes), ("host_to_disk", stored_bytes)]
+        elif has_own_master and home in STORE_LINKS:
+            copied.append((STORE_LINKS[home][0], size * num_elements))
+    copied += [(link, num_bytes) for store, num_bytes in stored_bytes.items() for link in STORE_LINKS[store]]
     num_piece = min(_PIECE_ELEMENTS, largest)
-    converts = master_size != size and (elements[False] > 0 or home == "disk")
-    slot_size = master_size * stored_masters + moments_size * (place == "disk") + size * converts
+    converts = master_size != size and (elements[False] > 0 or home in STORE_LANES)
+    slot_size = master_size * stored_masters + moments_size * (place in STORE_LANES) + size * converts
     held["host"] += num_piece * (_NUM_SLOTS * slot_size + _FP32_BYTES * plan.weights.widens_updates)
     held["host"] += Moments(bits=32, kept=kept).copy_of(num_piece)
     if plan.weights.master == "none":
@@ -208,6 +210,7 @@ def _with_leaving_state(costs: StateCosts, tensors: TensorList, plan: Plan, *, k
         costs,
         host_bytes=held["host"],
         disk_bytes=held["disk"],
+        remote_bytes=held["remote"],
         copied_bytes=_sum_by_link(copied),
         leaving_by_block=by_block,
     )

@@ -19,6 +19,9 @@ STORE_LINKS: Final[Mapping[str, tuple[Link, Link]]] = {
 """Links by place, on the way out from the host and on the way back there."""
 
 
+PLACE_WORDS: Final[Mapping[str, str]] = {"host": "on the host", "disk": "on the disk", "remote": "in the remote store"}
+
+
 def read_ms(num_bytes: float, rates: Rates, *, place: str) -> float:
     """Time to read from a place; 0 where it is no store."""
     return num_bytes / _rate(rates, place, "read") * 1000 if place in STORE_LANES else 0.0

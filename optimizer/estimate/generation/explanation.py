@@ -1,6 +1,7 @@
 """A generation's prediction explained, as ``explanation.py`` does for training. Torch-free."""
 
 from optimizer.base.categories import CATEGORIES, Category
+from optimizer.estimate.categories.stores import PLACE_WORDS
 from optimizer.estimate.explanation import CategoryAtPeak, Explanation, list_lanes
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.plan.generation import GenerationPlan
@@ -43,7 +44,7 @@ def _reasons(
     place = (
         "all the while"
         if weights.place == "device"
-        else f"of the blocks only those at work; the rest is on the {weights.place}"
+        else f"of the blocks only those at work; the rest is {PLACE_WORDS[weights.place]}"
     )
     windows = [tensors.window for tensors in profile.kv if tensors.window is not None]
     window = f", blocks with a window at most {max(windows):,}" if windows else ""

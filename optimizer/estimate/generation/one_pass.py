@@ -81,7 +81,7 @@ class GenerationPass:
         """A pass of the same plan for other micro-batches."""
         return GenerationPass(self.profile, self.plan, self.workload, self.machine, micro_batches=micro_batches)
 
-    # Host and disk.
+    # Host and stores.
 
     @property
     def host_bytes(self) -> int:
@@ -96,6 +96,11 @@ class GenerationPass:
     def disk_bytes(self) -> int:
         """Bytes on the disk without homes of keys and values."""
         return sum(self.layout.streamed) if self.plan.weights.place == "disk" else 0
+
+    @property
+    def remote_bytes(self) -> int:
+        """Bytes in the remote store without homes of keys and values."""
+        return sum(self.layout.streamed) if self.plan.weights.place == "remote" else 0
 
     @property
     def kv_homes(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -229,7 +234,7 @@ class GenerationPass:
             self.allocated_bytes = max(self.allocated_bytes, allocated_bytes)
         return simulate(
             schedule,
-            resident=Resident(device=resident, host=self.host_bytes, disk=self.disk_bytes),
+            resident=Resident(device=resident, host=self.host_bytes, disk=self.disk_bytes, remote=self.remote_bytes),
             device_kind=self.machine.device.kind,
             fresh_bytes_per_s=self.machine.rates.fresh_bytes_per_s,
         )

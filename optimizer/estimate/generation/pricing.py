@@ -139,7 +139,7 @@ def _predict(
         kv_cache_bytes=full.kv_cache_bytes,
         host_peak_bytes=max(each.host_bytes for each in every) + (away_bytes if full.plan.kv_cache.place == "host" else 0),
         disk_peak_bytes=full.disk_bytes + (away_bytes if full.plan.kv_cache.place == "disk" else 0),
-        remote_peak_bytes=away_bytes if full.plan.kv_cache.place == "remote" else 0,
+        remote_peak_bytes=full.remote_bytes + (away_bytes if full.plan.kv_cache.place == "remote" else 0),
         copied_bytes=_sum_bytes(
             (each.copied_bytes, count) for each, (_, count) in zip(every, passes, strict=True)
         ),

@@ -8,6 +8,7 @@ compared a piece at a time.
 from dataclasses import dataclass
 from functools import partial
 
+from optimizer.estimate.categories.stores import STORE_LANES
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.job.load import packed_bytes
 from optimizer.estimate.tasks.moments import moments_of
@@ -46,7 +47,7 @@ def estimate_save(tensors: TensorList, *, plan: Plan, workload: TrainingWorkload
     keeps_fp32 = workload.num_moments > 0 or plan.weights.master_bytes_per_element > 0
     element_bytes = _FP32_BYTES if keeps_fp32 else plan.weights.bytes_per_element
     num_written = workload.num_steps // workload.checkpoint_every_steps if workload.checkpoint_every_steps else 0
-    read_bytes = largest * _FP32_BYTES if plan.optimizer_state.place == "disk" else 0
+    read_bytes = largest * _FP32_BYTES if plan.optimizer_state.place in STORE_LANES else 0
     return FilesHeld(
         host_bytes=read_bytes + min(largest, PIECE_ELEMENTS) * element_bytes,
         disk_bytes=checkpoint_bytes * min(max(num_written, 1), NUM_KEPT + 1),
@@ -105,9 +106,9 @@ def _held(size: BaseSize, plan: Plan, *, adapts: bool, piece_bytes: int, on_cuda
     """Host bytes of one tensor while it is made and written, at the most."""
     value = size.num_elements * plan.weights.bytes_per_element
     packs = adapts and size.packs and plan.weights.frozen != "same"
-    is_copied = (on_cuda and plan.weights.place == "device") or plan.weights.place == "disk"
+    is_copied = (on_cuda and plan.weights.place == "device") or plan.weights.place in STORE_LANES
     source = (packed_bytes(size, plan) if packs else value) if is_copied else 0
-    if not adapts and plan.optimizer_state.place == "disk":
+    if not adapts and plan.optimizer_state.place in STORE_LANES:
         source = size.num_elements * _FP32_BYTES
     made = source + (value if packs else 0)
     kept = value if packs else source

@@ -69,7 +69,7 @@ class PreparedStep:
         if not packing_bytes and not staging_bytes:
             return self.always
         device: Bytes = self.always.device + single("temporaries", packing_bytes)
-        return Resident(device=device, host=self.always.host + staging_bytes, disk=self.always.disk)
+        return Resident(device=device, host=self.always.host + staging_bytes, disk=self.always.disk, remote=self.always.remote)
 
 
 def find_setting(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> PreparedStep:
@@ -109,7 +109,7 @@ def _make_setting(
         StepLayout, profile, compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state
     )
     first = lay_out_step(is_first=True).schedule if plan.gradients.choice == "consume" else None
-    home_bytes = {"device": 0, "host": 0, "disk": 0, plan.weights.place: streamed_bytes}
+    home_bytes = {"host": 0, "disk": 0, "remote": 0, plan.weights.place: streamed_bytes}
     return PreparedStep(
         layout=lay_out_step(),
         stages=Stages(
@@ -128,6 +128,7 @@ def _make_setting(
             device=device,
             host=gradients.host + state.host_bytes + home_bytes["host"],
             disk=state.disk_bytes + home_bytes["disk"],
+            remote=state.remote_bytes + home_bytes["remote"],
         ),
     )
 

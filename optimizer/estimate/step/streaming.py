@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.base.categories import CATEGORIES, LANES, Link
-from optimizer.estimate.categories.stores import STORE_LANES, read_ms
+from optimizer.estimate.categories.stores import STORE_LANES, STORE_LINKS, reach_ms, read_ms
 from optimizer.estimate.ops.op_times import weights_python_s
 from optimizer.estimate.tasks.change import Change
 from optimizer.estimate.tasks.parts import PartTime
@@ -42,8 +42,10 @@ def make_weights_task(
     so that tasks which are alike can be one; never fewer than come ahead, and the one at work. holds_up_cpu: as ``Transfer``'s.
     """
     transfers = {
-        other: _transfer(
-            phase, other if num_keys is None else other % num_keys, by_block[other], plan, rates, holds_up_cpu=holds_up_cpu
+        other: Transfer(
+            key=("weights", phase, other if num_keys is None else other % num_keys),
+            legs=_legs(by_block[other], tensors[other], plan, rates),
+            holds_up_cpu=holds_up_cpu,
         )
         for other in (*coming, block)
     }
@@ -75,7 +77,7 @@ def sum_weights_ms(
     total = np.zeros(len(LANES))
     for (num_bytes, sizes), count in Counter(zip(by_block, map(tuple, tensors), strict=True)).items():
         time = PartTime.spent(hooks=streaming_python_ms(sizes, plan, rates))
-        total += count * np.array(add_legs(time, _legs(num_bytes, plan, rates)).by_lane)
+        total += count * np.array(add_legs(time, _legs(num_bytes, sizes, plan, rates)).by_lane)
     return total
 
 
@@ -91,15 +93,15 @@ def streaming_python_ms(
 def _copied(num_bytes: int, plan: WeightsPlan) -> Mapping[Link, int]:
     if not num_bytes:
         return {}
-    return {"host_to_device": num_bytes, **({"disk_to_host": num_bytes} if plan.place == "disk" else {})}
+    if plan.place not in STORE_LINKS:
+        return {"host_to_device": num_bytes}
+    return {"host_to_device": num_bytes, STORE_LINKS[plan.place][1]: num_bytes}
 
 
-def _transfer(
-    phase: str, block: int, num_bytes: int, plan: WeightsPlan, rates: Rates, *, holds_up_cpu: bool
-) -> Transfer:
-    return Transfer(key=("weights", phase, block), legs=_legs(num_bytes, plan, rates), holds_up_cpu=holds_up_cpu)
-
-
-def _legs(num_bytes: int, plan: WeightsPlan, rates: Rates) -> Legs:
-    legs: Legs = (("copy_in", num_bytes / rates.host_to_device_bytes_per_s * 1000),)
-    return (("disk", read_ms(num_bytes, rates, place="disk")), *legs) if plan.place == "disk" else legs
+def _legs(num_bytes: int, tensors: Sequence[int], plan: WeightsPlan, rates: Rates) -> Legs:
+    """tensors: bytes of each, which are asked for one by one."""
+    copy: Legs = (("copy_in", num_bytes / rates.host_to_device_bytes_per_s * 1000),)
+    if plan.place not in STORE_LANES:
+        return copy
+    reached_ms = sum(reach_ms(size, rates, place=plan.place) for size in tensors)
+    return ((STORE_LANES[plan.place], read_ms(num_bytes, rates, place=plan.place) + reached_ms), *copy)

@@ -28,7 +28,7 @@ from optimizer.estimate.categories.optimizer_state import (
     estimate_update_ms,
     host_update_s,
 )
-from optimizer.estimate.categories.stores import read_ms, write_ms
+from optimizer.estimate.categories.stores import STORE_LANES, STORE_LINKS, read_ms, write_ms
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.tasks.change import Change, Move
 from optimizer.estimate.tasks.parts import PartTime, sum_device_rows
@@ -248,15 +248,16 @@ def _list_host_updates(
     returned_bytes = state.copied_bytes.get("host_to_device", 0)
     if plan.gradients.choice == "host":
         returned_bytes -= state.num_staying * size
-    stored = {link: state.copied_bytes.get(link, 0) for link in ("disk_to_host", "host_to_disk")}
     transfers = []
     for block, num_elements in state.leaving_by_block.items():
         share = num_elements / num_leaving
         legs: list[tuple[Lane, float]] = []
-        if any(stored.values()):
-            come_ms = read_ms(round(share * stored["disk_to_host"]), rates, place="disk")
-            go_ms = write_ms(round(share * stored["host_to_disk"]), rates, place="disk")
-            legs.append(("disk", come_ms + go_ms))
+        for place, (out, back) in STORE_LINKS.items():
+            out_bytes, back_bytes = state.copied_bytes.get(out, 0), state.copied_bytes.get(back, 0)
+            if out_bytes or back_bytes:
+                come_ms = read_ms(round(share * back_bytes), rates, place=place)
+                go_ms = write_ms(round(share * out_bytes), rates, place=place)
+                legs.append((STORE_LANES[place], come_ms + go_ms))
         legs.append(("host", num_elements * host_s * 1000))
         if returned_bytes:
             legs.append(("copy_in", share * returned_bytes / rates.host_to_device_bytes_per_s * 1000))

@@ -89,7 +89,7 @@ def _prefill_sentences(plan: GenerationPlan, workload: GenerationWorkload) -> It
 def _weights_sentences(plan: GenerationPlan) -> Iterator[str]:
     weights = plan.weights
     if weights.place != "device":
-        source = "the host" if weights.place == "host" else "disk"
+        source = {"host": "the host", "disk": "disk", "remote": "the remote store"}[weights.place]
         ahead = {0: "none ahead", 1: "one block ahead"}.get(weights.prefetch, f"{weights.prefetch} blocks ahead")
         shared = "" if plan.num_micro_batches == 1 else f", once for all {plan.num_micro_batches} micro-batches"
         yield f"each block's weights come from {source} for the prompt and again for every token{shared}, {ahead}"

@@ -208,16 +208,18 @@ def _state_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
     if state.place == "device":
         return
     share = "the optimizer state" if state.fraction == 1 else f"{100 * state.fraction:.0f} % of the optimizer state"
-    where = (
-        "on the host and is updated there" if state.place == "host" else "in a file on disk and is updated on the host"
-    )
+    where = {
+        "host": "on the host and is updated there",
+        "disk": "in a file on disk and is updated on the host",
+        "remote": "in the remote store and is updated on the host",
+    }[state.place]
     yield f"{share} lives {where}{worth.clause('offload_optimizer')}"
 
 
 def _weights_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
     weights = plan.weights
     if weights.place != "device":
-        source = "the host" if weights.place == "host" else "disk"
+        source = {"host": "the host", "disk": "disk", "remote": "the remote store"}[weights.place]
         ahead = {0: "none ahead", 1: "one block ahead"}.get(weights.prefetch, f"{weights.prefetch} blocks ahead")
         yield f"each block's weights come from {source} as they are needed, {ahead}{worth.clause('stream_weights')}"
 

@@ -1,26 +1,26 @@
-"""AdamW, SGD and Lion for tensors whose state left the device: kept on the host or in the scratch file, updated on the host.
+"""AdamW, SGD and Lion for tensors whose state left the device: kept on the host or in a store, updated on the host.
 
 The numbers are those of the device's update: the same fused kernel (``update_rule.py``) on the same fp32 values, cut at the
 borders at which that kernel cuts its own work. The update of a tensor runs in pieces of at most ``PIECE_ELEMENTS``; while one
-is worked on, the next is read from the disk and the one before is written back. Jobs run on the worker of
+is worked on, the next is read from its store and the one before is written back. Jobs run on the worker of
 ``optimizer_state.py``: on CUDA a thread beside backward or the next forward, on the CPU device at once. Who needs a tensor's
 new weights waits for that tensor alone.
 
 What is allocated, all of it at construction and until the end; P is the most elements of a piece: ``PIECE_ELEMENTS`` or the
 largest leaving tensor, and each leaving tensor, in the model's order, has n elements:
 
-host or disk   by the plan's place: fp32 master (4n) and each moment (4n), as optimizer state. No master where the weight
+host or store  by the plan's place: fp32 master (4n) and each moment (4n), as optimizer state. No master where the weight
                streams and is fp32: its home (``weights.py``) is the master, where the plan's weights have their place.
                Without masters a copy in the weight's own dtype stands for one, and a home of any dtype.
 host           4 bytes per tensor: its count of steps (optimizer state), with AdamW.
 host           gradient scratch, where gradients are below fp32: 4P (gradients).
 host           with Lion, 4P for what its update holds (temporaries).
 host           without masters, 4P for the fp32 numbers of a piece and the random bits of its rounding (temporaries).
-host           two slots, each: 4P for the master and each moment that any tensor has on the disk (optimizer state),
+host           two slots, each: 4P for the master and each moment that any tensor has in a store (optimizer state),
                and, where weights are below fp32 and not at home on the host, P weights in their dtype (weights).
 
-Nothing is allocated by an update. Its copies per step and tensor: disk to host and back 4n for each part on the disk; the new
-weights, n in their dtype, from the host to the device, or, for a home on the disk below fp32, from the host to the disk.
+Nothing is allocated by an update. Its copies per step and tensor: store to host and back 4n for each part in a store; the new
+weights, n in their dtype, from the host to the device, or, for a home in a store below fp32, from the host to that store.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -31,6 +31,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from optimizer.base.categories import Lane
 from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
 from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
 from optimizer.runtime.tiers.copies import Copy
@@ -84,6 +85,12 @@ class _Leaving:
     def has_master(self) -> bool:
         """True if the master has other numbers than the weight."""
         return self.parameter.dtype != self.master_dtype
+
+    @property
+    def lane(self) -> Lane:
+        """The lane that its parts are waited for on."""
+        stored = [home.stored.lane for home in self.parts.values() if home.stored is not None]
+        return "network" if "network" in stored else "disk"
 
     def dtype_of(self, key: str) -> torch.dtype:
         """Bytes of one of the parts."""
@@ -269,7 +276,7 @@ class HostState:
             if index + 1 < len(work):
                 reading = self._begin_reading(work[index + 1], next_slot)
             if arriving:
-                with self._tiers.lanes.waiting("disk"):
+                with self._tiers.lanes.waiting(piece.tensor.lane):
                     for transfer in arriving:
                         transfer.wait()
             self._update_piece(piece, slot, gradient_of(piece.tensor.name), facts)

@@ -1,20 +1,21 @@
 """Carries out the weights row of a plan: the dtype, and where blocks keep their weights between uses.
 
-With ``place`` host or disk, each parameter that belongs to exactly one block, and to nothing else, has a home there. On the
-device it is a storage of no bytes but while its block is in use; the parameter, its storage object and every view of it stay
-the same, so what autograd has saved of it is whole again when its block comes back. Copies go through a view of bytes, which
-autograd's version counters do not see. Parameters that blocks share, buffers, and trained adapters stay on the device.
+With ``place`` host, disk or remote, each parameter that belongs to exactly one block, and to nothing else, has a home there.
+On the device it is a storage of no bytes but while its block is in use; the parameter, its storage object and every view of
+it stay the same, so what autograd has saved of it is whole again when its block comes back. Copies go through a view of bytes,
+which autograd's version counters do not see. Parameters that blocks share, buffers, and trained adapters stay on the device.
 
 What is allocated and freed, in order (the tensors of a block in the model's order, each whole):
 
-construction   for each streamed tensor: its home (host: category weights; disk: its share of the scratch file), then its
-               device bytes go. With disk also, from the first fetch on, the staging area of ``tiers/tiers.py`` on the host.
+construction   for each streamed tensor: its home (host: category weights; disk: its share of the scratch file; remote: its
+               values in the store), then its
+               device bytes go. With a store also, from the first fetch on, the staging area of ``tiers/tiers.py`` on the host.
 forward        before block i: the device bytes of block i - 1 go, then those of blocks i to i + prefetch come, as far as
                they are not there. At the end of the backbone all that are there go.
 backward       as the gradient of block i's output is complete: block i + 1 goes, then blocks i to i - prefetch come. At the
                end of backward all go. The same for each micro-batch, and forward alone in evaluation.
 
-All device bytes count as weights. Each coming is one copy of the block's bytes (disk: disk to host, then host to device);
+All device bytes count as weights. Each coming is one copy of the block's bytes (from a store: to the host, then to the device);
 going copies nothing: a home is newer than the device, never older, because trained weights are updated at home.
 An fp32 home is the optimizer's master copy itself (``host_update.py``).
 """

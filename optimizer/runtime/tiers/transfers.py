@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from optimizer.base.categories import Link
+from optimizer.base.categories import Lane, Link
 from optimizer.formats.transfer_sizes import SLAB_BYTES
 from optimizer.runtime.meter.lanes import LaneClock
 from optimizer.runtime.tiers.compression import Packing, Unit
@@ -114,6 +114,11 @@ class StoredBuffer:
     @property
     def num_bytes(self) -> int:
         return self._place.num_bytes
+
+    @property
+    def lane(self) -> Lane:
+        """The lane that reading it occupies."""
+        return self._store.lane
 
     def release(self) -> None:
         """Give the room back once nothing is under way; what failed on its way is of no more interest."""

@@ -83,6 +83,7 @@ def _candidates_at(problem: SearchProblem, home: OuterPlan, relax: Relax) -> Ite
     share = min(
         share_with_room(found.host_bytes, problem.host_budget_bytes),
         share_with_room(found.disk_bytes, problem.disk_budget_bytes),
+        share_with_room(found.remote_bytes, problem.remote_budget_bytes),
     )
     if (share < 1.0 and not is_free) or least_high_bytes(found, share=share).min() > budget_bytes:
         return

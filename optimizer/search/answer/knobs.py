@@ -13,6 +13,7 @@ from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import WithJson
 from optimizer.estimate.prediction import Prediction, Verdict
 from optimizer.plan.activations import BlockChoice
+from optimizer.plan.optimizer_state import StatePlace
 from optimizer.plan.pins.training import knob_kinds
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import Technique, is_idle, knobs_of
@@ -140,10 +141,14 @@ def _batch_changes(problem: SearchProblem, setting: OuterPlan) -> _Changes:
 def _place_changes(setting: OuterPlan) -> _Changes:
     yield "consume_gradients", "update as gradients appear", replace(setting, gradients="consume")
     yield "offload_gradients", "gradients on the host", replace(setting, gradients="host")
-    for place in ("host", "disk"):
+    places: tuple[tuple[StatePlace, Technique, str], ...] = (
+        ("host", "offload_optimizer", "on the host"),
+        ("disk", "disk", "on the disk"),
+        ("remote", "remote", "in the remote store"),
+    )
+    for place, technique, words in places:
         away = replace(setting, gradients="host", state_place=place, state_fraction=1.0)
-        technique: Technique = "disk" if place == "disk" else "offload_optimizer"
-        yield technique, f"optimizer state on the {place}, with the gradients on the host", away
+        yield technique, f"optimizer state {words}, with the gradients on the host", away
     streamed = replace(setting, gradients="host", state_place="host", state_fraction=1.0, weights_place="host")
     yield "stream_weights", "stream the weights from the host, with state and gradients there", streamed
     back = replace(setting, weights_place="device")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Final
+from typing import Final, get_args
 
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.plan.generation import GenerationPlan
@@ -15,7 +15,7 @@ from optimizer.search.generation.solve import Book, largest_of
 _GROWTH = 4
 """Batch sizes priced for the frontier alone are powers of this."""
 _STORED: Final = {"remote": "the remote store"}
-_PLACES: Final[tuple[WeightsPlace, ...]] = ("device", "host", "disk")
+_PLACES: Final = get_args(WeightsPlace)
 
 
 def generation_frontier(book: Book) -> tuple[PricedGenerationPlan, ...]:
@@ -51,7 +51,7 @@ def _words(plan: GenerationPlan) -> Iterator[str]:
     if weights.frozen != "same":
         yield f"blocks in {weights.frozen}"
     if weights.place != "device":
-        yield f"weights from {weights.place}, {weights.prefetch} ahead"
+        yield f"weights from {_STORED.get(weights.place, weights.place)}, {weights.prefetch} ahead"
     cache = plan.kv_cache
     if not cache.is_plain:
         form = "" if cache.dtype == "same" else f" in {cache.dtype}"

@@ -2,7 +2,7 @@
 
 A setting whose bound is over the budget holds nothing that fits, so most of what cannot fit is refused in milliseconds. Looked
 at are one sequence at a time, since larger micro-batches hold no less, and the whole batch at once, which sums no gradients; of
-homes the strongest for which host and disk have room, and those stronger ones that may take a part.
+homes the strongest for which host, disk and remote store have room, and those stronger ones that may take a part.
 """
 
 from collections.abc import Iterator
@@ -54,6 +54,7 @@ def _floors_of(problem: SearchProblem, base: OuterPlan, relax: Relax) -> Iterato
         share = min(
             share_with_room(found.host_bytes, problem.host_budget_bytes),
             share_with_room(found.disk_bytes, problem.disk_budget_bytes),
+            share_with_room(found.remote_bytes, problem.remote_budget_bytes),
         )
         if share == 1.0 or is_free:
             highs_bytes = least_high_bytes(found, share=share)
@@ -68,11 +69,11 @@ def share_with_room(needed_bytes: int, budget_bytes: int) -> float:
 
 
 def _strongest_first(home: OuterPlan) -> tuple[bool, bool, int, int]:
-    """First those that leave the device; of homes alike in that those with less on disk, which is slower than the host."""
+    """First those that leave the device; of homes alike in that those with less in stores, which are slower than the host."""
     places = (home.weights_place, home.state_place)
     return (
         home.weights_place == "device",
         home.state_place == "device",
         ("host", "consume", "keep").index(home.gradients),
-        places.count("disk"),
+        places.count("disk") + places.count("remote"),
     )

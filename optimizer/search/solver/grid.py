@@ -41,6 +41,15 @@ def all_homes(problem: SearchProblem, base: OuterPlan) -> list[OuterPlan]:
     return [home for home in homes if problem.permits_setting(home)]
 
 
+def on_host(setting: OuterPlan) -> OuterPlan:
+    """The same with what it puts in a store on the host."""
+    return replace(
+        setting,
+        state_place="host" if setting.state_place in ("disk", "remote") else setting.state_place,
+        weights_place="host" if setting.weights_place in ("disk", "remote") else setting.weights_place,
+    )
+
+
 def with_chunks(problem: SearchProblem, setting: OuterPlan) -> list[OuterPlan]:
     """The setting with one chunk and with more, where that is allowed."""
     if not problem.allows("chunked_loss") or "num_chunks" in problem.pinned_levers:
@@ -63,7 +72,7 @@ def has_free_fraction(problem: SearchProblem, setting: OuterPlan) -> bool:
 
 def _strength(home: tuple[GradientsChoice, StatePlace, WeightsPlace]) -> tuple[int, int, int]:
     gradients, state, weights = home
-    order = ("device", "host", "disk")
+    order = ("device", "host", "disk", "remote")
     return order.index(weights), order.index(state), ("keep", "consume", "host").index(gradients)
 
 

@@ -2,7 +2,8 @@
 
 ``grid.py`` lists what is permitted at all. A home says where gradients, optimizer state and weights live. Homes are few, because
 a plan in which they contradict each other is no plan (``Plan.find_conflict``): state leaves the device only after gradients,
-trained weights only after all state. Disk is looked at only where the host is too small for the same home there.
+trained weights only after all state. Disk and remote store are looked at only where the host has no room for
+the same home.
 """
 
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from optimizer.search.solver.grid import (
     all_homes,
     fraction_steps,
     has_free_fraction,
+    on_host,
     with_chunks,
     with_prefetch,
 )
@@ -52,7 +54,7 @@ def smallest_fraction(book: PriceBook, setting: OuterPlan, per_block: PerBlock) 
 
 
 def largest_fraction(book: PriceBook, setting: OuterPlan) -> OuterPlan | None:
-    """With the largest share of the state for which host and disk have room; None where they have none for any."""
+    """With the largest share of the state for which the tiers have room; None where they have none for any."""
     per_block, steps = with_least_elsewhere(book), fraction_steps(book.problem.num_blocks)
 
     def fits(step: int) -> bool:
@@ -73,12 +75,8 @@ def largest_fraction(book: PriceBook, setting: OuterPlan) -> OuterPlan | None:
 
 
 def _has_nearer(book: PriceBook, home: OuterPlan) -> bool:
-    """True where what the home puts on disk has room on the host, where access is faster."""
-    nearer = replace(
-        home,
-        state_place="host" if home.state_place == "disk" else home.state_place,
-        weights_place="host" if home.weights_place == "disk" else home.weights_place,
-    )
+    """True where what the home puts in a store has room on the host, where access is faster."""
+    nearer = on_host(home)
     if nearer == home:
         return False
     if not book.problem.permits_setting(nearer):
@@ -99,5 +97,5 @@ def is_weaker(home: OuterPlan, other: OuterPlan) -> bool:
     return all(_DEVICE_RANK[a] >= _DEVICE_RANK[b] for a, b in zip(places, others, strict=True))
 
 
-_DEVICE_RANK: Final = {"keep": 2, "consume": 1, "device": 1, "host": 0, "disk": 0}
+_DEVICE_RANK: Final = {"keep": 2, "consume": 1, "device": 1, "host": 0, "disk": 0, "remote": 0}
 """Higher leaves more on the device."""

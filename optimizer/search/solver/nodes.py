@@ -13,7 +13,7 @@ from math import isfinite
 
 from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
 from optimizer.search.problem import OuterPlan, Relax
-from optimizer.search.solver.grid import all_homes, has_free_fraction, with_chunks
+from optimizer.search.solver.grid import all_homes, has_free_fraction, on_host, with_chunks
 from optimizer.search.solver.pricebook import PriceBook
 from optimizer.search.solver.relaxed import INFINITE_MS, bound_relaxed, bound_with_between, count_forms
 
@@ -185,17 +185,17 @@ def _home_key(setting: OuterPlan) -> OuterPlan:
 
 
 def _homes_of(book: PriceBook, base: OuterPlan, relax: Relax) -> Iterator[NodeGroup]:
-    """A home on the disk only where the same on the host has no room."""
+    """A home in a store only where the same on the host has no room."""
     problem = book.problem
     roomy: set[OuterPlan] = set()
     for setting in all_homes(book.problem, base):
-        nearer = _on_host(setting)
+        nearer = on_host(setting)
         if nearer != setting and nearer in roomy:
             continue
         counts = tuple(chunked.num_chunks for chunked in with_chunks(book.problem, setting))
         is_free = has_free_fraction(book.problem, setting)
         found = relax.setting(setting, forms=problem.forms, chunk_counts=counts, state_is_free=is_free)
-        if found.host_bytes <= problem.host_budget_bytes and found.disk_bytes <= problem.disk_budget_bytes:
+        if problem.has_room(host_bytes=found.host_bytes, disk_bytes=found.disk_bytes, remote_bytes=found.remote_bytes):
             roomy.add(setting)
         elif not is_free:
             continue
@@ -206,11 +206,3 @@ def _homes_of(book: PriceBook, base: OuterPlan, relax: Relax) -> Iterator[NodeGr
             relaxation=found,
             budget_bytes=problem.goal.device_budget_bytes,
         )
-
-
-def _on_host(setting: OuterPlan) -> OuterPlan:
-    return replace(
-        setting,
-        state_place="host" if setting.state_place == "disk" else setting.state_place,
-        weights_place="host" if setting.weights_place == "disk" else setting.weights_place,
-    )

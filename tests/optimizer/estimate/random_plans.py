@@ -80,13 +80,13 @@ def draw_plan(rng: Random, num_blocks: int) -> Plan:
         gradients=GradientsPlan(choice=gradients),
         optimizer_state=OptimizerStatePlan(
             bits=8 if not leaves and rng.random() < 0.3 else 32,
-            place=rng.choice(["host", "disk"]) if leaves else "device",
+            place=rng.choice(["host", "disk", "remote"]) if leaves else "device",
             fraction=rng.choice([1.0, 0.5]) if leaves and not streams else 1.0,
         ),
         weights=WeightsPlan(
             dtype=dtype,
             autocast=rng.choice(["off", "bf16", "fp16"]) if dtype == "fp32" else "off",
-            place=rng.choice(["host", "disk"]) if streams else "device",
+            place=rng.choice(["host", "disk", "remote"]) if streams else "device",
             prefetch=rng.choice([0, 1, 2]) if streams else 1,
         ),
     )

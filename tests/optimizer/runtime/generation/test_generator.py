@@ -14,6 +14,7 @@ from optimizer.runtime.job.measure_generation import make_prompts, measure_gener
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.generation.test_kv_generation import CPU, build
+from tests.valkey import Valkey
 
 MODELS = ("gemma", "gemma2", "gpt2", "llama", "mistral", "mixtral", "opt", "phi3", "qwen2", "qwen3")
 NUM_NEW = 14
@@ -69,9 +70,15 @@ def test_our_decoders_tokens_are_those_of_the_whole_window_each_time(changes: di
 
 
 @pytest.mark.parametrize(
-    "weights", [WeightsPlan(place="host"), WeightsPlan(place="host", prefetch=0), WeightsPlan(place="disk", prefetch=2)]
+    "weights",
+    [
+        WeightsPlan(place="host"),
+        WeightsPlan(place="host", prefetch=0),
+        WeightsPlan(place="disk", prefetch=2),
+        WeightsPlan(place="remote"),
+    ],
 )
-def test_streamed_weights_give_the_same_tokens_and_are_the_models_again(weights: WeightsPlan) -> None:
+def test_streamed_weights_give_the_same_tokens_and_are_the_models_again(remote: Valkey, weights: WeightsPlan) -> None:
     model, prompts = build(SMALL_CONFIGS["llama"]), prompts_of(12)
     expected = generate(model, prompts, batch_size=3)
     assert torch.equal(generate(model, prompts, batch_size=3, weights=weights), expected)

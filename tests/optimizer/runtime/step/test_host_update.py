@@ -12,6 +12,7 @@ from optimizer.runtime.step.host_update import HostState, UpdateFacts
 from optimizer.runtime.tiers import homes
 from optimizer.runtime.tiers.tiers import Tiers
 from tests.optimizer.runtime.tiny import make_workload
+from tests.valkey import Valkey
 
 CPU = torch.device("cpu")
 
@@ -55,10 +56,14 @@ def update(
     state.run(list(gradients), gradients.__getitem__, facts)
 
 
-@pytest.mark.parametrize("place", ["host", "disk"])
+@pytest.mark.parametrize("place", ["host", "disk", "remote"])
 @pytest.mark.parametrize("piece_elements", [1 << 20, 64])
 def test_it_is_fused_adamw_with_decay_on_matrices_only(
-    make_state: Callable[..., tuple[HostState, Tiers]], monkeypatch: pytest.MonkeyPatch, place: str, piece_elements: int
+    make_state: Callable[..., tuple[HostState, Tiers]],
+    monkeypatch: pytest.MonkeyPatch,
+    remote: Valkey,
+    place: str,
+    piece_elements: int,
 ) -> None:
     for module in (homes, host_update):
         monkeypatch.setattr(module, "PIECE_ELEMENTS", piece_elements)

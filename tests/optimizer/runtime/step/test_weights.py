@@ -18,9 +18,10 @@ from optimizer.runtime.step.weights import list_streamed
 from optimizer.workload import Adapter
 from tests.optimizer.runtime.states import CPU, assert_same_bits, make_trainer, run_steps
 from tests.optimizer.runtime.tiny import CONFIGS, NUM_BLOCKS, make_plan, make_spec, make_workload
+from tests.valkey import Valkey
 
 ADAPTER = Adapter(rank=4)
-PLACES = ("host", "disk")
+PLACES = ("host", "disk", "remote")
 
 
 def streaming_plan(*choices: Any, place: str = "host", prefetch: int = 1, **changes: Any) -> Plan:
@@ -97,7 +98,7 @@ def test_the_meter_counts_weights_as_they_come_and_go() -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_closing_leaves_the_model_whole_with_its_trained_weights(tmp_path: Path, place: str) -> None:
+def test_closing_leaves_the_model_whole_with_its_trained_weights(tmp_path: Path, remote: Valkey, place: str) -> None:
     trainer = make_trainer(plan=streaming_plan(place=place), scratch=tmp_path)
     ran = run_steps(trainer)
     trainer.close()
@@ -149,7 +150,9 @@ def test_a_tied_head_stays_on_the_device() -> None:
 
 @pytest.mark.parametrize("frozen", ["same", "int8", "int4", "nf4"])
 @pytest.mark.parametrize("place", PLACES)
-def test_frozen_weights_stream_under_adapters_and_adapters_stay(tmp_path: Path, frozen: str, place: str) -> None:
+def test_frozen_weights_stream_under_adapters_and_adapters_stay(
+    tmp_path: Path, remote: Valkey, frozen: str, place: str
+) -> None:
     runs = []
     for weights in (WeightsPlan(frozen=frozen), WeightsPlan(frozen=frozen, place=place)):
         plan = dataclasses.replace(make_plan("recompute", "keep", "offload"), weights=weights)

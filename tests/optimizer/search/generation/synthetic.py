@@ -67,6 +67,7 @@ def make_problem(seed: int, *, num_sequences: int | None = None, has_dips: bool 
     unpacking = {"same": 0.0, "int8": draw.uniform(0, 5), "int4": draw.uniform(0, 8), "nf4": draw.uniform(0, 8)}
     link_ms = {"device": 0.0, "host": draw.uniform(0, 60)}
     link_ms["disk"] = link_ms["host"] + draw.uniform(0, 140)
+    link_ms["remote"] = link_ms["host"] + draw.uniform(0, 140)
     act_bytes = draw.randint(0, 100)
     hidden = [draw.uniform(0, 1) for _ in range(9)]
     dips = [draw.uniform(0.9, 1.0) if has_dips else 1.0 for _ in range(workload.num_sequences + 1)]
@@ -104,13 +105,10 @@ def make_problem(seed: int, *, num_sequences: int | None = None, has_dips: bool 
             _PREDICTION,
             device_peak_bytes=peak,
             device_peak_high_bytes=peak + peak // 20,
-            host_peak_bytes=sum(
-                size for place, size in ((plan.weights.place, held), (plan.kv_cache.place, kv_away)) if place == "host"
-            ),
-            disk_peak_bytes=sum(
-                size for place, size in ((plan.weights.place, held), (plan.kv_cache.place, kv_away)) if place == "disk"
-            ),
-            remote_peak_bytes=kv_away if plan.kv_cache.place == "remote" else 0,
+            **{
+                f"{tier}_peak_bytes": held * (plan.weights.place == tier) + kv_away * (plan.kv_cache.place == tier)
+                for tier in ("host", "disk", "remote")
+            },
             prefill_ms=prefill_ms,
             decode_ms=pass_ms(plan, passes[0][0]) if passes[0][1] > 1 else 0.0,
             total_s=sum(count * (prefill + steps) * pass_ms(plan, sizes) for sizes, steps, count in passes) / 1000,

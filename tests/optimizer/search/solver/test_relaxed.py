@@ -51,9 +51,9 @@ def draw_setting(draw: random.Random, problem: SearchProblem) -> OuterPlan:
         setting = replace(
             draw.choice(problem.settings()),
             gradients=draw.choice(["keep", "consume", "host"]),
-            state_place=draw.choice(["device", "host", "disk"]),
+            state_place=draw.choice(["device", "host", "disk", "remote"]),
             state_fraction=draw.choice([1.0, 0.5, 3 / 64]),
-            weights_place=draw.choice(["device", "host", "disk"]),
+            weights_place=draw.choice(["device", "host", "disk", "remote"]),
             prefetch=draw.randint(0, MAX_PREFETCH),
             compress=draw.choice(["none", "bf16", "int8"]),
         )
