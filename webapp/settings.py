@@ -49,7 +49,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "servestatic",
-    "django.contrib.staticfiles",
+    "webapp.http.static_files.CollectedFiles",
     "django_htmx",
     "ninja",
     "webapp.accounts",
@@ -196,6 +196,12 @@ USE_TZ = True
 STATIC_URL = "static/"
 STATIC_ROOT = HEADROOM_HOME / "static"
 STATICFILES_DIRS = [BASE_DIR / "static"]
+SERVESTATIC_KEEP_ONLY_HASHED_FILES = True
+SERVESTATIC_SKIP_COMPRESS_EXTENSIONS = ("png", "map")
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "webapp.http.static_files.HashedStaticFiles"},
+}
 
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1024 * 1024
 FILE_UPLOAD_PERMISSIONS = 0o600

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
@@ -13,6 +14,7 @@ from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationEr
 
 from optimizer.base.errors import HeadroomError
 from webapp.api.openapi import complete_document
+from webapp.api.query_parameters import refusing_unknown
 from webapp.api.routes import access as account_routes
 from webapp.api.routes import catalog as catalog_routes
 from webapp.api.routes import chat as chat_routes
@@ -54,6 +56,25 @@ _ROUTERS = (
     live_routes.router,
     chat_routes.session_router,
 )
+
+
+@cache
+def _query_names() -> dict[tuple[str, str], frozenset[str]]:
+    """Names of the parameters that routes read from their address, by method and route."""
+    return {
+        (method.upper(), path.removeprefix("/").replace("{", "<").replace("}", ">")): frozenset(
+            parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "query"
+        )
+        for path, methods in openapi_document()["paths"].items()
+        for method, operation in methods.items()
+    }
+
+
+def _names_of(method: str, route: str) -> frozenset[str]:
+    return _query_names().get(("GET" if method == "HEAD" else method, route), frozenset())
+
+
+api.add_decorator(refusing_unknown(_names_of), mode="operation")
 for router in _ROUTERS:
     api.add_router("", router)
 

@@ -216,3 +216,15 @@ def test_the_web_process_never_imports_torch(headroom_home: Path) -> None:
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "unknown"),
+    [("/api/v1/jobs?limt=1", "limt"), ("/api/v1/models?state=done", "state")],
+)
+def test_a_parameter_that_no_route_reads_is_refused_by_name(db: None, as_ada: Client, path: str, unknown: str) -> None:
+    response = as_ada.get(path)
+    assert response.status_code == 422
+    (field,) = response.json()["fields"]
+    assert field["field"] == unknown
+    assert unknown not in field["allowed"]

@@ -1,0 +1,42 @@
+"""Files of the pages under names that hold their content's hash, compressed when they are collected.
+
+Such a name never has other content, so that browsers keep the file for a year and ask no more. Modules name one another by
+these names as well, or a page would load two copies of each.
+"""
+
+from typing import Any
+
+import brotli
+from django.contrib.staticfiles.apps import StaticFilesConfig
+from servestatic.compress import Compressor
+from servestatic.storage import CompressedManifestStaticFilesStorage
+
+
+class CollectedFiles(StaticFilesConfig):
+    """Leaves out what no page loads: htmx's extensions, one of which imports a module that is not beside it, its other
+    versions, and django-ninja's second documentation program."""
+
+    ignore_patterns = [*StaticFilesConfig.ignore_patterns, "ext", "htm?x-4*", "htmx-2.js", "swagger-ui*", "*.md"]
+
+
+class QuickCompressor(Compressor):  # type: ignore[misc]
+    """Brotli at a twentieth of its longest time: 9 % more bytes, and a service that starts six seconds sooner."""
+
+    @staticmethod
+    def compress_brotli(data: bytes) -> bytes:
+        compressed: bytes = brotli.compress(data, quality=9)
+        return compressed
+
+
+class HashedStaticFiles(CompressedManifestStaticFilesStorage):  # type: ignore[misc]
+    """``collectstatic`` writes the names; where it never ran, as in tests, files keep their own."""
+
+    support_js_module_import_aggregation = True
+
+    def create_compressor(self, **options: Any) -> Compressor:
+        return QuickCompressor(**options)
+
+    def stored_name(self, name: str) -> str:
+        """Name of a file as it is served."""
+        known: str | None = self.hashed_files.get(self.hash_key(self.clean_name(name)))
+        return name if known is None else known
