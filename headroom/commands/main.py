@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def make_parser(*, with_optimizer: bool) -> argparse.ArgumentParser:
     """with_optimizer: also the commands that need no service; their import is slow, so it is left out where not asked for."""
     parser = argparse.ArgumentParser(prog="headroom", description="Train large models on the GPU you have.")
+    parser.add_argument("--version", action="version", version=f"headroom {version('headroom')}")
     connection = argparse.ArgumentParser(add_help=False)
     connection.add_argument("--url", help="of the service (else HEADROOM_URL, else the local one)")
     connection.add_argument("--token", help="an API token (else HEADROOM_TOKEN, else the local one)")

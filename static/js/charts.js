@@ -20,12 +20,12 @@ export function drawMemoryOverRun(element, { series, categories, prediction, bud
   // what is known of one moment alone is drawn up to there: an area has no width at a point
   const samples = measured.length === 1 ? [{ ...measured[0], step: 0 }, measured[0]] : measured;
   const steps = samples.map((sample) => sample.step);
-  const highest = Math.max(series.peakBytes(), prediction?.device_peak_bytes ?? 0, budgetBytes ?? 0);
+  const highest = topOf({ usedBytes: Math.max(series.peakBytes(), prediction?.device_peak_bytes ?? 0), budgetBytes });
   const unit = axisUnit(highest);
   const end = Math.max(numSteps, steps.at(-1) ?? 0, 1);
   const traces = stack(samples.map((sample) => sample.device_bytes ?? {}), steps, categories, unit, "linear", `${point} %{x}`);
   if (prediction) traces.push(predictionTrace([0, end], [prediction.device_peak_bytes, prediction.device_peak_bytes], unit, `${point} %{x}`));
-  if (budgetBytes) traces.push(budgetTrace([0, end], budgetBytes, unit));
+  if (budgetBytes <= highest) traces.push(budgetTrace([0, end], budgetBytes, unit));
   const layout = memoryLayout({ unit, highest, budgetBytes, uirevision: `${uirevision}-run` });
   layout.xaxis = { ...layout.xaxis, title: axisTitle(point), range: [0, end], showticklabels: samples.length > 0 || numSteps > 0 };
   Plotly.react(element, traces, layout, CONFIG);
@@ -39,7 +39,7 @@ export function drawMemoryWithinStep(element, { series, categories, prediction, 
   const length = Math.max(measured.at(-1)?.[0] ?? 0, 1e-9);
   const x = measured.map(([offsetMs]) => (offsetMs / length) * 100);
   const bytes = measured.map(([, byCategory]) => byCategory);
-  const highest = Math.max(...bytes.map(total), prediction?.device_peak_bytes ?? 0, budgetBytes ?? 0, 1);
+  const highest = topOf({ usedBytes: Math.max(...bytes.map(total), prediction?.device_peak_bytes ?? 0, 1), budgetBytes });
   const unit = axisUnit(highest);
   const traces = stack(bytes, x, categories, unit, "hv", `%{customdata:.1f} ms`, measured.map(([offsetMs]) => offsetMs));
   const predicted = prediction?.timeline ?? [];
@@ -51,7 +51,7 @@ export function drawMemoryWithinStep(element, { series, categories, prediction, 
       predicted.map((point) => `${point.phase}, ${point.offset_ms.toFixed(1)} ms`),
     ));
   }
-  if (budgetBytes) traces.push(budgetTrace([0, 100], budgetBytes, unit));
+  if (budgetBytes <= highest) traces.push(budgetTrace([0, 100], budgetBytes, unit));
   const layout = memoryLayout({ unit, highest, budgetBytes, uirevision: `${uirevision}-step` });
   layout.xaxis = { ...layout.xaxis, title: axisTitle("percent of the step"), range: [0, 100] };
   Plotly.react(element, traces, layout, CONFIG);
@@ -243,14 +243,24 @@ export function budgetTrace(x, budgetBytes, unit) {
   };
 }
 
+// Bytes at the top of a chart: the budget, or where that is far above what is used, a quarter more than is used.
+function topOf({ usedBytes, budgetBytes }) {
+  const enough = usedBytes * 1.25;
+  if (!budgetBytes) return usedBytes;
+  return budgetBytes <= enough || !usedBytes ? Math.max(usedBytes, budgetBytes) : enough;
+}
+
+// A budget above the chart is an arrow at its upper edge.
 export function memoryLayout({ unit, highest, budgetBytes, uirevision }) {
   const colours = ink();
   const layout = baseLayout(uirevision);
   layout.yaxis = { ...layout.yaxis, title: axisTitle(unit.name), range: [0, (highest / unit.bytes) * 1.12] };
   if (budgetBytes) {
+    const isAbove = budgetBytes > highest;
     layout.annotations = [{
-      xref: "paper", x: 1, xanchor: "right", y: budgetBytes / unit.bytes, yanchor: "bottom", showarrow: false,
-      text: `budget ${formatBytes(budgetBytes)}`, font: { color: colours.budgetText, size: 13 },
+      xref: "paper", x: 1, xanchor: "right", showarrow: false,
+      ...(isAbove ? { yref: "paper", y: 1, yanchor: "top" } : { y: budgetBytes / unit.bytes, yanchor: "bottom" }),
+      text: `${isAbove ? "▲ " : ""}budget ${formatBytes(budgetBytes)}`, font: { color: colours.budgetText, size: 13 },
       // readable over a stack that goes above it
       bgcolor: colours.ground, borderpad: 1,
     }];

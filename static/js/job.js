@@ -41,9 +41,12 @@ function draw() {
   // links and the card only where there is something to show
   if (series.steps().some((sample) => Object.values(sample.copied_bytes ?? {}).some(Boolean))) document.getElementById("links-panel").hidden = false;
   if (series.steps().some((sample) => sample.gpu)) document.getElementById("card-panel").hidden = false;
+  // nor the host's memory where nothing of the run is there
+  const prediction = shared().prediction;
+  const usesHost = prediction?.host_peak_bytes || series.steps().some((sample) => sample.host_bytes);
   // nothing comes any more: empty charts are not drawn
   const isOver = job.is_terminal && !series.steps().length;
-  for (const panel of document.querySelectorAll("[data-needs-measurements]")) panel.hidden = isOver;
+  for (const panel of document.querySelectorAll("[data-needs-measurements]")) panel.hidden = isOver || (panel.id === "host-panel" && !usesHost);
   document.getElementById("never-measured").hidden = !isOver;
   board.show(shared());
   showFigures();
@@ -86,7 +89,8 @@ function showFigures() {
     show("peak", formatBytes(peakBytes));
     if (prediction) show("error", signedError(prediction.device_peak_bytes, peakBytes));
     if (Number.isFinite(last.loss)) show("loss", formatFigure(last.loss));
-    if (Number.isFinite(last.tokens_per_s)) show("speed", formatCount(last.tokens_per_s));
+    // of a finished run the server's figure stays: that of the whole run, as lists and comparisons show it
+    if (Number.isFinite(last.tokens_per_s) && !job.is_terminal) show("speed", formatCount(last.tokens_per_s));
     if (last.num_errors != null) show("errors", formatCount(last.num_errors));
     if (last.host_bytes != null) show("host", formatBytes(last.host_bytes));
     if (last.gpu) show("card", charts.cardWords(last.gpu));
@@ -200,7 +204,8 @@ function refreshTab(names) {
 }
 
 function announce() {
-  document.getElementById("job-status").textContent = `The job is ${job.state}${job.phase ? `, ${job.phase}` : ""}.`;
+  const words = { succeeded: "finished", cancelled: "stopped" }[job.state] ?? job.state;
+  document.getElementById("job-status").textContent = `Job ${words}${job.phase && !job.is_terminal ? `: ${job.phase}` : ""}.`;
 }
 
 function showConnection(state, since) {

@@ -9,6 +9,7 @@ export function follow(url) {
   let source = null;
   let reopen = 0;
   let ended = false;
+  let lostAt = null;
   let listener = null;
   const kept = [];
 
@@ -20,10 +21,15 @@ export function follow(url) {
 
   function open() {
     source = new EventSource(url);
-    source.onopen = () => send("onConnection", "live", new Date());
+    source.onopen = () => {
+      lostAt = null;
+      send("onConnection", "live", new Date());
+    };
     source.onerror = () => {
       if (ended) return;
-      send("onConnection", "reconnecting", new Date());
+      // since it was first lost: each further try ends here too
+      lostAt ??= new Date();
+      send("onConnection", "reconnecting", lostAt);
       if (source.readyState === EventSource.CLOSED) reopen = setTimeout(open, REOPEN_AFTER_MS);
     };
     for (const type of EVENTS) {

@@ -60,6 +60,34 @@ def test_a_step_is_shown_from_within_with_its_prediction(open_tab: Callable[...,
     tab.check()
 
 
+def test_a_budget_far_above_the_peak_is_an_arrow_and_leaves_the_chart_readable(
+    open_tab: Callable[..., Watched], running_job: str
+) -> None:
+    """A budget of 1 TiB over a peak of 411 MiB once drew a blank grid."""
+    tab = open_tab(f"/jobs/{running_job}/")
+    wait_for_points(tab, 30)
+    drawn = tab.page.evaluate(
+        r"""async () => {
+            const { drawMemoryOverRun } = await import(performance.getEntriesByType("resource")
+                .map((entry) => entry.name).find((name) => /charts\.[^/]*js$/.test(name)));
+            const element = document.createElement("div");
+            element.style.width = "600px";
+            document.body.append(element);
+            const sample = { step: 1, device_peak_bytes: 2 ** 28, device_bytes: { weights: 2 ** 28 } };
+            const series = { steps: () => [sample], peakBytes: () => 2 ** 28 };
+            const categories = [{ key: "weights", label: "weights" }];
+            drawMemoryOverRun(element, { series, categories, prediction: null, budgetBytes: 2 ** 40, numSteps: 2, unit: "step" });
+            return [element.layout.yaxis.range, element.layout.annotations[0].text, element.data.map((trace) => trace.name)];
+        }"""
+    )
+    (low, high), text, names = drawn
+    assert low == 0
+    assert 256 < high < 2 * 256
+    assert text == "▲ budget 1.00 TiB"
+    assert names == ["weights"]
+    tab.check()
+
+
 def test_a_reload_and_a_second_tab_show_every_point(
     site: Site, open_tab: Callable[..., Watched], running_job: str
 ) -> None:
@@ -86,6 +114,10 @@ def test_a_restart_of_the_web_process_loses_no_point(
     site.kill_web()
     tab.page.wait_for_function("() => document.getElementById('job-page').dataset.connection === 'reconnecting'")
     expect(tab.page.locator('[data-live="connection"]')).to_contain_text("waiting for the server since")
+    since = tab.page.locator('[data-live="connection"]').inner_text()
+    # it tries again meanwhile, every two or three seconds
+    tab.page.wait_for_timeout(7000)
+    expect(tab.page.locator('[data-live="connection"]')).to_have_text(since)
     site.ask("measure", job_id=running_job, first=31, last=45)
     site.start_web()
     wait_for_points(tab, 45)
@@ -105,7 +137,7 @@ def test_the_end_of_a_job_arrives_by_itself(site: Site, open_tab: Callable[..., 
     assert site.ask("succeed", job_id=running_job) == "succeeded"
     expect(tab.page.locator("#job-head .state")).to_have_text("succeeded")
     expect(tab.page.get_by_role("region", name="How it ended")).to_contain_text("Finished 120 steps; the measured peak")
-    expect(tab.page.get_by_role("status").filter(has_text="The job is succeeded")).to_be_attached()
+    expect(tab.page.get_by_role("status").filter(has_text="Job finished.")).to_be_attached()
     wait_for_points(tab, rows.NUM_STEPS)
     assert tab.page.evaluate("document.getElementById('job-page').dataset.connection") == "ended"
     tab.page.get_by_role("link", name="Checkpoints").click()
