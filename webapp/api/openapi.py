@@ -63,6 +63,22 @@ _IDEMPOTENCY_HEADER: Final = {
     "schema": {"type": "string", "minLength": 1, "maxLength": 200},
 }
 
+_SPEC: Final[dict[str, Any]] = {
+    "name": "chat-demo",
+    "model": "headroom-chat-4m",
+    "dataset": "kjv-chats",
+    "recipe": "lora",
+    "workload": {"sequence_length": 256, "global_batch_size": 8, "num_steps": 100, "learning_rate": 3e-3},
+    "goal": {"device_budget_bytes": "110 MiB"},
+}
+_EXAMPLES: Final[dict[str, Any]] = {
+    "POST /api/v1/jobs": {"spec": _SPEC},
+    "POST /api/v1/plans": _SPEC,
+    "POST /api/v1/jobs/{job_id}/cancel": {"mode": "save"},
+    "POST /api/v1/tokens": {"name": "laptop", "scope": "write"},
+}
+"""Bodies of the calls that most people begin with; a test sends each."""
+
 
 def complete_document(api: NinjaAPI, *, path_prefix: str) -> dict[str, Any]:
     """OpenAPI 3.1."""
@@ -90,6 +106,9 @@ def _complete(operation: dict[str, Any], method: str, path: str, *, rule: Rule |
     answers = {str(status): answer for status, answer in operation["responses"].items()}
     operation["responses"] = {**{str(status): _problem(text) for status, text in described.items()}, **answers}
     operation["parameters"].append(_PROJECT_HEADER)
+    example = _EXAMPLES.get(f"{method.upper()} {path}")
+    if example is not None:
+        operation["requestBody"]["content"]["application/json"]["example"] = example
     if rule is not None:
         operation["description"] = f"{operation.get('description', '')}\n\n{_need(rule)}".strip()
 

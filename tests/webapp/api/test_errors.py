@@ -160,6 +160,36 @@ def test_the_description_lists_every_address_and_its_page_is_served_from_here(db
     assert b"https://" not in page.content
     assert b"<style" not in page.content
     assert b"<script>" not in page.content
+    # Redoc writes styles into the page; scripts from elsewhere or inside it stay forbidden, and other pages stay strict
+    policy = page["Content-Security-Policy"]
+    assert "style-src 'self' 'unsafe-inline'" in policy
+    assert "script-src 'self';" in policy
+    assert "unsafe-inline" not in as_nobody.get("/login/")["Content-Security-Policy"]
+
+
+def test_the_bodies_that_the_description_shows_are_taken(db: None, as_ada: Client) -> None:
+    paths = as_ada.get("/api/v1/openapi.json").json()["paths"]
+    shown = {
+        path: operation["post"]["requestBody"]["content"]["application/json"]["example"]
+        for path, operation in paths.items()
+        if "example" in operation.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {})
+    }
+    assert set(shown) >= {"/api/v1/jobs", "/api/v1/plans", "/api/v1/jobs/{job_id}/cancel"}
+    for path, body in shown.items():
+        answer = as_ada.post(path.replace("{job_id}", "j_none"), data=json.dumps(body), content_type="application/json")
+        # Nothing is there yet to train; the body itself is right.
+        wrong = [field["field"] for field in answer.json().get("fields", [])]
+        assert answer.status_code in (201, 202, 403, 404) or wrong in (["model"], ["dataset"]), (path, answer.content)
+
+
+def test_a_job_is_asked_for_as_a_plan_is_by_the_spec_alone(db: None, as_ada: Client) -> None:
+    spec = {"name": "x", "model": "none-such", "dataset": "none", "workload": {}}
+    answers = [
+        as_ada.post("/api/v1/jobs", data=json.dumps(body), content_type="application/json").json()
+        for body in (spec, {"spec": spec})
+    ]
+    assert answers[0] == answers[1]
+    assert answers[0]["code"] != "bad_request"
 
 
 def test_health_is_reported_with_and_without_redis(db: None, as_nobody: Client) -> None:

@@ -1,12 +1,13 @@
 """``/plans``, ``/jobs`` and what belongs to a job."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from ninja import Query, Router, Schema
-from pydantic import Field
+from ninja.schema import DjangoGetter
+from pydantic import Field, model_validator
 
 from optimizer.base.errors import InvalidInput
 from webapp.accounts.audit import note_target
@@ -26,12 +27,25 @@ from webapp.planning.submitting import submit_job
 router = Router()
 
 
+_SPEC_FIELDS: Final = frozenset({"kind", "name", "model", "dataset", "workload"})
+"""Any of these at the top of a body makes it a spec."""
+
+
 class JobRequest(Schema, extra="forbid"):
-    """A spec, and the offer to take."""
+    """A spec, and the offer to take. A spec alone, as ``/plans`` takes it, is read as one."""
 
     spec: dict[str, Any]
     plan_id: str | None = Field(default=None, max_length=60)
     override: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_bare_spec(cls, given: Any) -> Any:
+        sent = given._obj if isinstance(given, DjangoGetter) else given
+        if not isinstance(sent, dict) or "spec" in sent or not _SPEC_FIELDS & sent.keys():
+            return given
+        around = {name: sent[name] for name in ("plan_id", "override") if name in sent}
+        return {"spec": {name: value for name, value in sent.items() if name not in around}, **around}
 
 
 class ModelRequest(Schema, extra="forbid"):
