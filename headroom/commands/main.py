@@ -25,6 +25,7 @@ from headroom.commands import records as cli_records
 from headroom.commands.compare import print_comparison
 from headroom.commands.generate import add_generate_options, generate_from_options
 from headroom.commands.job_options import add_submit_options, complete_job, job_from_options, summary_of
+from headroom.commands.naming import JOB_HELP, resolve_jobs
 from headroom.commands.submit import (
     UsageError,
     connect,
@@ -100,38 +101,38 @@ def _add_job_commands(
     submit.add_argument("--override", action="store_true", help="start it although the plan does not fit")
     generate = add("generate", generate_from_options, "continue each prompt of a file")
     add_generate_options(generate)
-    add("follow", _follow, "watch a job to its end; exit with its verdict").add_argument("job")
+    add("follow", _follow, "watch a job to its end; exit with its verdict").add_argument("job", help=JOB_HELP)
     listing = add("list", _list, "jobs, newest first")
     listing.add_argument("--state", help="queued, starting, running, succeeded, failed or cancelled")
     listing.add_argument("--text", metavar="TEXT", help="part of the name")
     listing.add_argument("--limit", type=_positive, default=20)
     show = add("show", _show, "one job: state, plan, prediction against measurement")
-    show.add_argument("job")
+    show.add_argument("job", help=JOB_HELP)
     show.add_argument("--json", action="store_true", help="everything the API says")
     compare = add("compare", _compare, "jobs side by side: only what differs, and what it cost")
-    compare.add_argument("jobs", nargs="+", metavar="JOB")
+    compare.add_argument("jobs", nargs="+", metavar="JOB", help=JOB_HELP)
     compare.add_argument("--json", action="store_true", help="everything the API says")
     add("queue", _queue, "what waits, in which order and why")
     priority = add("priority", _priority, "move a waiting job: higher starts first")
-    priority.add_argument("job")
+    priority.add_argument("job", help=JOB_HELP)
     priority.add_argument("priority", type=int, help="-100 to 0, for administrators to 100")
     cancel = add("cancel", _cancel, "stop a job at a checkpoint")
-    cancel.add_argument("job")
+    cancel.add_argument("job", help=JOB_HELP)
     cancel.add_argument("--discard", action="store_true", help="stop at once, save nothing")
-    add("pause", _pause, "stop a job at a checkpoint until it is resumed").add_argument("job")
-    add("resume", _resume, "let a paused job go on").add_argument("job")
+    add("pause", _pause, "stop a job at a checkpoint until it is resumed").add_argument("job", help=JOB_HELP)
+    add("resume", _resume, "let a paused job go on").add_argument("job", help=JOB_HELP)
     retry = add("retry", _retry, "start a failed or cancelled job again, from its newest checkpoint")
-    retry.add_argument("job")
+    retry.add_argument("job", help=JOB_HELP)
     retry.add_argument("--follow", action="store_true", help="watch it to its end; exit with its verdict")
     export = add("export", _export, "write the weights of a checkpoint: model, adapters, GGUF; needs no device")
-    export.add_argument("job")
+    export.add_argument("job", help=JOB_HELP)
     export.add_argument("--step", type=int, metavar="N", help="the checkpoint's step (default: the newest)")
     export.add_argument("--adapter", choices=("alone", "merged", "both"), help="of a run with adapters (default: as it asked)")
     export.add_argument("--dtype", choices=("same", "fp32", "bf16", "fp16"))
     export.add_argument("--gguf", choices=("none", "f16", "q8_0"), help="a GGUF file beside them")
     export.add_argument("--follow", action="store_true", help="wait for its end; exit with its verdict")
     branch = add("branch", _branch, "start a new run from a checkpoint of another")
-    branch.add_argument("job")
+    branch.add_argument("job", help=JOB_HELP)
     branch.add_argument("--step", type=int, metavar="N", help="the checkpoint's step (default: the newest)")
     branch.add_argument("--steps", type=_positive, metavar="N", help="steps in all, those before the checkpoint included")
     branch.add_argument("--learning-rate", type=float, metavar="X")
@@ -139,7 +140,7 @@ def _add_job_commands(
     branch.add_argument("--name", help="a name for the new job")
     branch.add_argument("--follow", action="store_true", help="watch it to its end; exit with its verdict")
     download = add("download", _download, "fetch what a job left: weights, sample, results, log")
-    download.add_argument("job")
+    download.add_argument("job", help=JOB_HELP)
     download.add_argument("-o", "--output", type=Path, metavar="DIR", help="default: a new folder named as the job")
 
 
@@ -150,7 +151,9 @@ def _positive(text: str) -> int:
 
 
 def _connect(options: argparse.Namespace) -> HeadroomClient:
-    return connect(url=options.url, token=options.token, project=options.work_in)
+    client = connect(url=options.url, token=options.token, project=options.work_in)
+    resolve_jobs(client, options)
+    return client
 
 
 def _submit(options: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ import yaml
 from headroom.client import ApiProblem, HeadroomClient, Row
 from headroom.client.types import Offer
 from headroom.commands.catalog import Connect, Subparsers, size
+from headroom.commands.naming import JOB_HELP
 from headroom.commands.submit import read_job_file, upload_named_files
 from headroom.commands.tables import print_table
 from optimizer.base.units import format_bytes, format_duration
@@ -38,7 +39,7 @@ def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, c
         command.add_argument("file", type=Path, metavar="JOB.yaml")
         command.add_argument("--json", action="store_true", help="everything the API says")
     clone = add("clone", _clone, "a job's file, to edit and submit")
-    clone.add_argument("job")
+    clone.add_argument("job", help=JOB_HELP)
     clone.add_argument("-o", "--output", type=Path, metavar="JOB.yaml", help="default: to the screen")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from headroom.client import HeadroomClient
 from headroom.commands.catalog import Connect, Subparsers
+from headroom.commands.naming import JOB_HELP
 from headroom.commands.tables import print_table
 from optimizer.base.categories import CATEGORIES
 from optimizer.base.units import format_bytes
@@ -24,7 +25,7 @@ def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, c
 
         command: argparse.ArgumentParser = commands.add_parser(name, help=help_text, parents=[connection])
         command.set_defaults(run=run)
-        command.add_argument("job")
+        command.add_argument("job", help=JOB_HELP)
         return command
 
     add("logs", _print_logs, "what the job's process printed").add_argument("--find", metavar="TEXT", help="lines that hold it")

@@ -298,10 +298,30 @@ def test_follow_to_end_returns_the_job_as_the_service_has_it_then(
 
 def test_an_id_cannot_lead_to_another_address(service: AnsweringService, capsys: pytest.CaptureFixture[str]) -> None:
     nothing = (404, {"detail": "nothing is here"})
-    service.answers = {("GET", "/jobs/../../../healthz"): nothing, ("GET", "/jobs/-"): nothing}
-    assert main(["show", "../../../healthz"]) == 1
-    assert main(["show", ".."]) == 1
-    assert capsys.readouterr().err == 2 * "headroom: nothing is here\n"
+    service.answers = {("GET", "/jobs/job_/../../../healthz"): nothing}
+    assert main(["show", "job_/../../../healthz"]) == 1
+    assert capsys.readouterr().err == "headroom: nothing is here\n"
+
+
+def test_a_job_is_named_by_its_name_or_the_end_of_its_id(service: AnsweringService, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted, other = {**JOB, "id": "job_019a3c77aa55ee"}, {**JOB, "id": "job_019a3c770011ff", "name": "other"}
+    service.answers = {
+        ("GET", "/jobs"): (200, {"results": [wanted, other], "next": None}),
+        ("GET", f"/jobs/{wanted['id']}"): (200, wanted),
+    }
+    assert main(["show", "kjv-demo"]) == 0
+    assert main(["show", "aa55ee"]) == 0
+    assert capsys.readouterr().out.count(wanted["id"]) == 2
+    assert main(["show", "kjv"]) == 2
+    assert 'no job "kjv" in your projects' in capsys.readouterr().err
+
+
+def test_of_two_jobs_with_one_name_neither_is_taken(service: AnsweringService, capsys: pytest.CaptureFixture[str]) -> None:
+    twins = [{**JOB, "id": f"job_019a3c77{end}"} for end in ("aaaa1111", "bbbb2222")]
+    service.answers = {("GET", "/jobs"): (200, {"results": twins, "next": None})}
+    assert main(["cancel", "kjv-demo"]) == 2
+    assert "aaaa1111 (succeeded), bbbb2222 (succeeded)" in capsys.readouterr().err
+    assert service.sent_bytes("/jobs/job_019a3c77aaaa1111/cancel") == service.sent_bytes("/jobs/job_019a3c77bbbb2222/cancel") == []
 
 
 def test_an_answer_that_is_not_json_is_one_line(service: AnsweringService, capsys: pytest.CaptureFixture[str]) -> None:
