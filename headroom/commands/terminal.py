@@ -80,7 +80,9 @@ class JobView:
         self.job = {**self.job, **job}
         summary = self.job.get("summary") or {}
         self.peak_bytes = max(self.peak_bytes, int(summary.get("device_peak_bytes") or 0))
-        if summary.get("validation_loss") is not None:
+        # While it runs, the summary is up to one evaluation older than the samples.
+        is_newest = self.validation_loss is None or bool(self.job.get("is_terminal"))
+        if summary.get("validation_loss") is not None and is_newest:
             self.validation_loss = summary["validation_loss"]
 
     def _take_sample(self, sample: Row) -> None:

@@ -71,6 +71,14 @@ def test_figures_show_speed_loss_and_validation() -> None:
     assert figures(view) == "1,240 tok/s · loss 3.912 · validation 4.200"
 
 
+def test_an_older_summary_does_not_take_back_a_newer_evaluation() -> None:
+    evaluated = ("sample", {"kind": "eval", "step": 100, "validation_loss": 4.2})
+    older = {"state": "running", "summary": {"validation_loss": 6.1}}
+    assert fed(evaluated, ("state", older)).validation_loss == 4.2
+    ended = {"state": "succeeded", "is_terminal": True, "summary": {"validation_loss": 4.1}}
+    assert fed(evaluated, ("done", ended)).validation_loss == 4.1
+
+
 def test_peak_is_the_largest_of_all_steps_not_the_last() -> None:
     view = fed(("sample", STEP), ("sample", {**STEP, "step": 129, "device_peak_bytes": 300 * MIB}))
     assert view.peak_bytes == 412 * MIB
