@@ -41,13 +41,44 @@ function refusal(xhr) {
   return alert ? alert.textContent.replace(/\s+/g, " ").trim() : "";
 }
 
+// A session that has ended: the page stays as it is, and goes on when its reader comes back from logging in.
+let isLoggedOut = false;
+
+function reportLogout() {
+  isLoggedOut = true;
+  report("You were logged out; what you typed is still here. ");
+  const link = document.createElement("a");
+  link.href = `/login/?next=${encodeURIComponent(location.pathname)}`;
+  link.target = "_blank";
+  link.textContent = "Log in again in a new tab, then come back";
+  document.getElementById("server-trouble").append(link);
+}
+
+// a login changes the token that every form sends
+async function takeUpLogin() {
+  const answer = await fetch(location.href).catch(() => null);
+  if (!answer?.ok || answer.redirected) return;
+  const headers = new DOMParser().parseFromString(await answer.text(), "text/html").body.getAttribute("hx-headers");
+  document.body.setAttribute("hx-headers", headers);
+  const token = JSON.parse(headers)["X-CSRFToken"];
+  for (const input of document.querySelectorAll('input[name="csrfmiddlewaretoken"]')) input.value = token;
+  isLoggedOut = false;
+  document.getElementById("server-trouble").hidden = true;
+  for (const form of document.querySelectorAll("#job-form")) htmx.trigger(form, "reprice");
+}
+
+addEventListener("focus", () => { if (isLoggedOut) takeUpLogin(); });
+document.addEventListener("visibilitychange", () => { if (isLoggedOut && !document.hidden) takeUpLogin(); });
+document.addEventListener("submit", (event) => { if (isLoggedOut) event.preventDefault(); }, true);
+
 document.body.addEventListener("htmx:responseError", (event) => {
+  if (event.detail.xhr.status === 401) return reportLogout();
   const reason = event.detail.xhr.status === 403 ? refusal(event.detail.xhr) : "";
   if (reason) return report(reason);
   report(`The server answered ${event.detail.xhr.status} to ${event.detail.pathInfo.requestPath}; reload the page to try again.`);
 });
 document.body.addEventListener("htmx:afterRequest", (event) => {
-  if (event.detail.successful) document.getElementById("server-trouble").hidden = true;
+  if (event.detail.successful && !isLoggedOut) document.getElementById("server-trouble").hidden = true;
 });
 
 // a form that comes back with errors begins at the first field that has one

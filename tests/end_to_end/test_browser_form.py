@@ -31,6 +31,37 @@ def test_an_edit_is_priced_again_and_keeps_what_was_typed(open_tab: Callable[...
     tab.check()
 
 
+def test_a_session_that_ends_is_said_in_its_place_and_taken_up_again(open_tab: Callable[..., Watched]) -> None:
+    """The login page was once drawn inside the pane of the verdict, and took the focus from who typed."""
+    tab = open_tab("/jobs/new/")
+    context = tab.page.context
+    tab.page.locator("#id_name").fill("typed words")
+    budget = tab.page.get_by_label("Device memory budget")
+    context.clear_cookies(name="sessionid")
+    budget.fill("420 MiB")
+    notice = tab.page.locator("#server-trouble")
+    expect(notice).to_contain_text("You were logged out; what you typed is still here.")
+    expect(tab.page.locator("#verdict")).not_to_contain_text("Password")
+    expect(budget).to_be_focused()
+    with context.expect_page() as opened:
+        notice.get_by_role("link").click()
+    login = opened.value
+    login.get_by_label("Username").fill("ada")
+    login.get_by_label("Password").fill("correct horse battery")
+    login.get_by_role("button", name="Log in").click()
+    login.wait_for_url("**/jobs/new/")
+    login.close()
+    tab.page.bring_to_front()
+    tab.page.evaluate("dispatchEvent(new Event('focus'))")
+    expect(notice).to_be_hidden()
+    budget.fill("a lot")
+    expect(tab.page.locator("#id_device_budget_error")).to_contain_text("is not understood")
+    expect(tab.page.locator("#id_name")).to_have_value("typed words")
+    # the browser itself reports the answer 401
+    tab.complaints = [text for text in tab.complaints if "401" not in text]
+    tab.check()
+
+
 def test_a_dataset_uploaded_beside_the_form_is_selected(open_tab: Callable[..., Watched], tmp_path: Path) -> None:
     text = tmp_path / "verse.txt"
     text.write_text("In the beginning God created the heaven and the earth.\n" * 40)

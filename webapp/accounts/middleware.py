@@ -7,7 +7,7 @@ from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.contrib.auth.views import redirect_to_login
-from django.http import HttpRequest, HttpResponseNotAllowed
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
 
@@ -60,7 +60,9 @@ class AccessMiddleware:
                 act_in_session(request)
             admit(request, request.user)
         except NotSignedInError:
-            return redirect_to_login(request.get_full_path())
+            # A part of a page is not where to log in: the page says so in its place (app.js).
+            is_part = "HX-Request" in request.headers
+            return HttpResponse(status=401) if is_part else redirect_to_login(request.get_full_path())
         except Forbidden as error:
             request.was_refused = error.message  # type: ignore[attr-defined]
             return render(request, "forbidden.html", {"error": error}, status=403)
