@@ -25,7 +25,8 @@ def print_table(jobs: ExactJobs, *, console: Console) -> None:
         console.print(f"{name:<24}{cell(jobs.fitted):>22}{cell(jobs.plain):>22}", highlight=False)
     cost = jobs.fitted["summary"]["step_ms"] / jobs.plain["summary"]["step_ms"] - 1
     saved = 1 - jobs.fitted["summary"]["device_peak_bytes"] / jobs.plain["summary"]["device_peak_bytes"]
-    console.print(f"{percent(saved)} less device memory for {percent(cost)} more time per step", highlight=False)
+    slower = f"each step {percent(cost)} slower" if cost >= 0 else f"each step {percent(-cost)} faster"
+    console.print(f"{percent(saved)} less device memory, and {slower}", highlight=False)
 
 
 def _predicted(job: Job, key: str, write: Callable[[float], str]) -> str:

@@ -83,9 +83,7 @@ def read_workload(options: argparse.Namespace) -> TrainingWorkload:
 def read_goal(options: argparse.Namespace, machine: Machine | None, *, pins: Pins | None = None) -> Goal:
     """``forbid`` and ``objective`` where the command has them. Without a machine, as much as any has."""
     objective: Objective = getattr(options, "objective", "fastest_step")
-    budget_bytes, host_budget_bytes, disk_budget_bytes = (
-        _parse_size(name, getattr(options, name.replace("-", "_"))) for name in ("budget", "host-budget", "disk-budget")
-    )
+    budget_bytes, host_budget_bytes, disk_budget_bytes = _read_budgets(options)
     whole_bytes = UNLIMITED_BYTES if machine is None else machine.device.memory_bytes
     return Goal(
         device_budget_bytes=whole_bytes if budget_bytes is None else budget_bytes,
@@ -99,6 +97,12 @@ def read_goal(options: argparse.Namespace, machine: Machine | None, *, pins: Pin
     )
 
 
+def _read_budgets(options: argparse.Namespace) -> list[int | None]:
+    """Bytes of the device, the host and the disk; None for those without a budget."""
+    names = ("budget", "host-budget", "disk-budget")
+    return [_parse_size(name, getattr(options, name.replace("-", "_"), None)) for name in names]
+
+
 def _parse_size(name: str, text: str | None) -> int | None:
     try:
         return None if text is None else parse_bytes(text)
@@ -109,6 +113,8 @@ def _parse_size(name: str, text: str | None) -> int | None:
 def read_machine(options: argparse.Namespace) -> Machine:
     """Raises InvalidInput also for a host or a disk beside a machine that was measured, which has its own."""
     beside = read_beside(options)
+    # A wrong size is refused before half a minute of measuring.
+    _read_budgets(options)
     if options.gpu is not None:
         return table_machine(options.gpu, **beside)
     for name in beside:

@@ -122,7 +122,7 @@ def test_the_table_sets_both_runs_side_by_side(exact: ExactJobs) -> None:
     out = io.StringIO()
     print_table(exact, console=Console(file=out, width=120))
     assert "device peak, measured                  299 MiB               501 MiB" in out.getvalue()
-    assert "40 % less device memory for 0 % more time per step" in out.getvalue()
+    assert "40 % less device memory, and each step 0 % slower" in out.getvalue()
 
 
 @pytest.mark.parametrize(

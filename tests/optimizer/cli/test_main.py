@@ -4,7 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Never, get_args
 
 import pytest
 
@@ -194,6 +194,17 @@ def test_a_wrong_number_is_one_clear_line(
     files: Path, capsys: pytest.CaptureFixture[str], change: list[str], message: str
 ) -> None:
     assert fail(capsys, "plan", *plan_options(files, *change))[0].startswith(message)
+
+
+def test_a_wrong_size_is_refused_before_the_machine_is_measured(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure() -> Never:
+        raise AssertionError("the machine was measured")
+
+    monkeypatch.setattr("optimizer.hardware.probe.probe.probe_machine", measure)
+    lines = fail(capsys, "plan", "--model", "gpt2", "--budget", "12 bananas")
+    assert lines[0].startswith("error: --budget: size '12 bananas' is not understood")
 
 
 def test_an_unknown_model_names_the_presets(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
