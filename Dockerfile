@@ -21,4 +21,4 @@ WORKDIR /app
 USER headroom
 VOLUME /var/lib/headroom
 EXPOSE 8400
-CMD ["uvicorn", "webapp.asgi:application", "--host", "0.0.0.0", "--port", "8400", "--timeout-graceful-shutdown", "5", "--no-access-log"]
+CMD ["python", "-m", "webapp.server", "--host", "0.0.0.0"]

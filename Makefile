@@ -4,7 +4,7 @@ HEADROOM_HOME ?= $(CURDIR)/.headroom
 export HEADROOM_HOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo up down status test test-fast check format docs lock clean
+.PHONY: help setup setup-test demo up down status test test-fast check format fuzz audit docs lock clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,9 +29,9 @@ down:  ## stop it; running jobs save first
 status:  ## say what runs, and where
 	@$(PY) -m worker.stack status
 
-# One process for each core, each with servers of its own; who has nothing left takes half of what another has. More than eight
-# would need more memory than time. A single file is quicker without: `.venv/bin/python -m pytest tests/...`.
-PYTEST := $(PY) -m pytest -n auto --maxprocesses 8 --dist worksteal
+# One process for each core and one more, since many tests wait for servers of their own; who has nothing left takes half of what
+# another has. More than eight would need more memory than time. A single file is quicker without: `.venv/bin/python -m pytest tests/...`.
+PYTEST := $(PY) -m pytest -n $(shell echo $$(( $$(nproc) + 1 ))) --maxprocesses 8 --dist worksteal
 
 test: setup-test check  ## everything: set-up, linters, all tests
 	@$(PYTEST)
@@ -49,6 +49,16 @@ check: setup-test  ## linters, types, import arrows, migrations, deployment chec
 
 format:  ## let ruff fix what it can
 	$(PY) -m ruff check --fix .
+
+# 88 operations; 570 examples of each are 50,000 requests
+fuzz: setup-test  ## hostile uploads and requests for hours: a million files, 50,000 requests
+	$(PY) -m benchmarks.hostile
+	HEADROOM_API_EXAMPLES=570 $(PYTEST) tests/webapp/api/test_openapi.py
+
+audit: setup  ## ask the vulnerability database about every pinned dependency; needs the internet
+	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && $(PY) -m venv "$$work/venv" && \
+	    "$$work/venv/bin/pip" install --quiet --disable-pip-version-check pip-audit && \
+	    "$$work/venv/bin/pip-audit" --requirement requirements.lock --require-hashes --disable-pip
 
 docs:  ## build the documentation as a site, with the API reference, in build/docs/site
 	@bash tools/docs.sh

@@ -14,6 +14,8 @@ Loss = Literal["rounding", "any"]
 """The quality that may be lost: what the techniques in ROUNDING lose, or what any in LOSSY does."""
 Objective = Literal["fastest_step", "cheapest_run", "largest_batch", "longest_sequence", "largest_model"]
 """The best plan's measure. The last three change the workload: as much of it as fits, and then the fastest plan."""
+OnOutOfMemory = Literal["replan", "stop"]
+"""The answer to memory that ran out: go on from the last checkpoint under another plan, or end."""
 UNLIMITED_BYTES = 2**60
 """The largest budget that a goal may have; callers without a budget in mind pass it."""
 GenerationObjective = Literal["throughput", "first_token", "largest_batch"]
@@ -68,10 +70,16 @@ class Goal(Budgets):
     """Techniques that must not be used."""
     pins: Pins = field(default_factory=Pins)
     """Decisions of the plan that are made already."""
+    on_out_of_memory: OnOutOfMemory | None = None
+    """None: replan if the search chose the plan, stop if a person took it by name. No budget is raised, no pin is lifted."""
 
     def __post_init__(self) -> None:
         _check_budgets(self)
         _check_pins(self)
+
+    def replans(self, plan_label: str) -> bool:
+        """Report whether a job whose plan has this label goes on with another one when memory runs out."""
+        return (self.on_out_of_memory or ("replan" if plan_label == "chosen" else "stop")) == "replan"
 
     def allows_loss_by(self, technique: Technique) -> bool:
         """Return true if the technique loses no more quality than the goal allows."""

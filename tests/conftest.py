@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ import pytest
 
 from optimizer.profile.profile import Profile
 from tests import llama
+from tests.postgresql import running_postgresql
 
 pytest_plugins = ["tests.left_out"]
 
@@ -118,38 +118,8 @@ def llama_profile(llama_document: dict[str, Any]) -> Profile:
     return Profile.from_json(llama_document)
 
 
-def postgresql_program(name: str) -> str:
-    """Find a program on PATH, or else the newest below /usr/lib/postgresql, where Debian hides the server's programs."""
-    found = shutil.which(name)
-    if found:
-        return found
-    installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
-    assert installed, f"PostgreSQL's {name} is not installed"
-    return str(installed[-1])
-
-
 @pytest.fixture(scope="session")
 def postgresql_url() -> Iterator[str]:
-    """A real server of this session's own, on a Unix socket in a temporary folder.
-
-    It refuses to run as root, so root lends it another user.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="hrpg-"))
-    runs_as_root = os.geteuid() == 0
-    user: dict[str, Any] = {"user": "postgres", "group": "postgres", "extra_groups": []} if runs_as_root else {}
-    if runs_as_root:
-        shutil.chown(folder, "postgres", "postgres")
-    data = folder / "data"
-
-    def call(program: str, *arguments: str) -> None:
-        command = [postgresql_program(program), *arguments]
-        subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, **user)
-
-    call(
-        "initdb", "-D", str(data), "-U", "headroom", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"
-    )
-    options = f"-k {folder} -c listen_addresses='' -c fsync=off -c max_connections=60"
-    call("pg_ctl", "-D", str(data), "-l", str(folder / "log"), "-o", options, "-w", "start")
-    yield f"postgres://headroom@{str(folder).replace('/', '%2F')}/postgres"
-    call("pg_ctl", "-D", str(data), "-m", "immediate", "-w", "stop")
-    shutil.rmtree(folder, ignore_errors=True)
+    """A real server of this session's own, which does not wait for its disk."""
+    with running_postgresql("fsync=off", "max_connections=60") as url:
+        yield url

@@ -17,13 +17,13 @@ numbers = st.sampled_from([0, 1, -1, 2, 3, 5, 7, 2**16, 2**31, 10**40])
 
 def with_changes(document: Any, *, values: st.SearchStrategy[Any] = junk, most: int = 2) -> st.SearchStrategy[Any]:
     """The document with a value or two replaced, left out, or a key added."""
-    paths = list(_list_paths(document))
+    paths = list(list_paths(document))
     kinds = st.sampled_from(["replace", "replace", "replace", "leave out", "add"])
     changes = st.lists(st.tuples(kinds, st.sampled_from(paths), values), min_size=1, max_size=most)
-    return changes.map(lambda drawn: _changed(document, drawn))
+    return changes.map(lambda drawn: change_document(document, drawn))
 
 
-def _list_paths(document: Any, path: Path = ()) -> Iterator[Path]:
+def list_paths(document: Any, path: Path = ()) -> Iterator[Path]:
     items: Any = ()
     if isinstance(document, dict):
         items = document.items()
@@ -31,10 +31,10 @@ def _list_paths(document: Any, path: Path = ()) -> Iterator[Path]:
         items = list(enumerate(document))[:3]
     for key, value in items:
         yield (*path, key)
-        yield from _list_paths(value, (*path, key))
+        yield from list_paths(value, (*path, key))
 
 
-def _changed(document: Any, changes: list[tuple[str, Path, Any]]) -> Any:
+def change_document(document: Any, changes: list[tuple[str, Path, Any]]) -> Any:
     changed = copy.deepcopy(document)
     for kind, path, value in changes:
         holder = changed

@@ -73,3 +73,29 @@ def test_every_picture_in_the_repository_is_shown_by_a_page(built: Path) -> None
     kept = {file.name for file in (ROOT / "docs" / "screenshots").iterdir()}
     assert kept == {file.name for file in (built / "pages" / "pictures").iterdir()}
     assert len(kept) <= 10
+
+
+def test_every_requirement_of_the_security_page_has_a_state_and_tests_that_are_there() -> None:
+    text = (ROOT / "docs" / "security.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| \d+\.\d+\.\d+ \|", line)]
+    assert len({row[0] for row in rows}) == len(rows) == 70
+    assert {row[2] for row in rows} == {"met", "partly", "open", "none here", "yours"}
+    shown = {row[0]: re.findall(r"`(tests/\S+?\.py)::(test_\w+)`", row[3]) for row in rows}
+    written = {"6.1.1", "15.1.1"}  # what is asked for is a text
+    assert [row[0] for row in rows if row[2] == "met" and not shown[row[0]] and row[0] not in written] == []
+    for file, name in (test for tests in shown.values() for test in tests):
+        assert is_there(file, name), f"{file}::{name} is not there"
+
+
+def test_every_promise_names_tests_that_are_there() -> None:
+    lines = (ROOT / "docs" / "promises.md").read_text().splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ") and line != "| promise | shown by |"]
+    assert len(rows) >= 28
+    for promise, tests in rows:
+        shown = re.findall(r"`(tests/\S+?\.py)::(test_\w+)`", tests)
+        assert shown, f"nothing shows that {promise}"
+        assert [f"{file}::{name}" for file, name in shown if not is_there(file, name)] == []
+
+
+def is_there(file: str, name: str) -> bool:
+    return bool(re.search(rf"^(async )?def {name}\(", (ROOT / file).read_text(), flags=re.M))

@@ -12,6 +12,31 @@ HALF_A_SENTENCE = re.compile(r"(?:Of|As|What|Whether|Where|Who|How|Which)\b")
 """Beginnings of a docstring that cannot be read without the signature above it."""
 TELLING = re.compile(r"\b(?:tell|tells|told|telling)\b", re.IGNORECASE)
 """A program predicts, prices, reports or shows."""
+STUMBLED_OVER = (
+    "May at most",
+    "Hears of",
+    "; hears of",
+    "trained from random ones",
+    "Plainly",
+    "in nine of ten",
+    "at worst",
+    "Nothing of yours",
+    "nothing of yours",
+    "or it is not yours",
+    "Make it a model. ",
+    "cut at its longest",
+    "is not a public address",
+    "The job is failed",
+    "The job is succeeded",
+    "Decisions that I make",
+    "Techniques that must not",
+    "whatever does",
+    "What was asked for",
+    "Change what is asked",
+    "what stands ahead",
+    "a second or so",
+)
+"""Said on pages and by commands once, and misread."""
 MAX_README_LINES = 10
 
 
@@ -52,6 +77,17 @@ def test_nothing_tells() -> None:
         if "decisions" not in file.parts
         for number, line in enumerate(file.read_text().splitlines(), start=1)
         if TELLING.search(line) and ".tell()" not in line
+    ]
+    assert found == []
+
+
+def test_no_page_or_command_uses_a_phrase_that_a_reader_stumbled_over() -> None:
+    places = ("webapp/*.html", "webapp/pages/*.py", "webapp/jobs/*.py", "webapp/http/*.py", "headroom/*.py", "static/js/*.js")
+    found = [
+        f"{file.relative_to(ROOT)}: {phrase}"
+        for file in list_files(*places)
+        for phrase in STUMBLED_OVER
+        if phrase in file.read_text()
     ]
     assert found == []
 

@@ -29,6 +29,8 @@ CHAPTERS = (
     ("The decoder", "docs/decoder.md"),
     ("Devices", "docs/devices.md"),
     ("Access", "docs/access.md"),
+    ("Promises", "docs/promises.md"),
+    ("Security", "docs/security.md"),
     ("Configuration", "docs/configuration.md"),
     ("Decisions", "docs/decisions/README.md"),
     ("Experiments", "docs/experiments.md"),

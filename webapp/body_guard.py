@@ -6,6 +6,7 @@ which is looked up before the first byte is taken. Content-Length is believed on
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from importlib import import_module
@@ -46,6 +47,10 @@ UPLOAD_PIECES = "/api/v1/uploads/"
 """Below it, by PUT, pieces of an upload (``webapp/catalog/uploads.py``)."""
 PIECE_DEADLINE_S = 30.0
 """A sender that stays silent this long in mid-body is cut off."""
+BODY_DEADLINE_S = 60.0
+"""For a whole body, which is extended by what arrives at the slowest rate."""
+SLOWEST_BYTES_PER_S = 16 * 1024
+"""An upload may take hours; one that is drawn out byte by byte may not."""
 
 
 class BodyGuard:
@@ -68,20 +73,10 @@ class BodyGuard:
             await _refuse(scope, send, status=401, limit_bytes=limit_bytes)
             return
         body = _CountedBody(receive, limit_bytes=limit_bytes)
-        answer = _WatchedSend(send)
-        try:
-            await self._application(scope, body.receive, answer.send)
-        except _BodyRefusedError as refusal:
-            if not answer.has_started:
-                await _refuse(scope, send, status=refusal.status, limit_bytes=limit_bytes)
-
-
-class _BodyRefusedError(Exception):
-    """Thrown through Django's reading of the body, so that it stops at once."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"body refused with {status}")
-        self.status = status
+        answer = _WatchedSend(send, body)
+        await self._application(scope, body.receive, answer.send)
+        if body.refusal and not answer.has_started:
+            await _refuse(scope, send, status=body.refusal, limit_bytes=limit_bytes)
 
 
 class _CountedBody:
@@ -89,30 +84,54 @@ class _CountedBody:
         self._receive = receive
         self._limit_bytes = limit_bytes
         self._num_bytes = 0
+        self._began_at = time.monotonic()
         self._is_complete = False
+        self.is_gone = False
+        """True once the sender has gone."""
+        self.refusal = 0
+        """Status that the body is refused with; 0 while it is not."""
 
     async def receive(self) -> Message:
         if self._is_complete:
-            return await self._receive()  # waits for the disconnect, for as long as the answer takes
+            message = await self._receive()  # waits for the disconnect, for as long as the answer takes
+            self.is_gone = message["type"] == "http.disconnect"
+            return message
         try:
-            message = await asyncio.wait_for(self._receive(), PIECE_DEADLINE_S)
+            # not wait_for: before Python 3.12 it swallows a cancellation that meets a result (cpython #86296)
+            async with asyncio.timeout(min(PIECE_DEADLINE_S, self._left_s())):
+                message = await self._receive()
         except TimeoutError:
-            raise _BodyRefusedError(408) from None
+            return self._refused(408)
         if message["type"] != "http.request":
             return message
         self._num_bytes += len(message.get("body", b""))
         if self._num_bytes > self._limit_bytes:
-            raise _BodyRefusedError(413)
+            return self._refused(413)
         self._is_complete = not message.get("more_body", False)
         return message
 
 
+    def _refused(self, status: int) -> Message:
+        """Django stops reading, and throws away what it has, as if the sender had gone."""
+        self.refusal = status
+        return {"type": "http.disconnect"}
+
+    def _left_s(self) -> float:
+        allowed_s = BODY_DEADLINE_S + self._num_bytes / SLOWEST_BYTES_PER_S
+        return self._began_at + allowed_s - time.monotonic()
+
+
 class _WatchedSend:
-    def __init__(self, send: Send) -> None:
+    """Ends an answer whose reader has gone, as Django does by cancelling it; the server itself takes such bytes in silence."""
+
+    def __init__(self, send: Send, body: _CountedBody) -> None:
         self._send = send
+        self._body = body
         self.has_started = False
 
     async def send(self, message: Message) -> None:
+        if self._body.is_gone:
+            raise asyncio.CancelledError
         self.has_started = True
         await self._send(message)
 
@@ -155,7 +174,11 @@ def _is_known(scope: MutableMapping[str, Any]) -> bool:
 
 _TEXTS = {
     401: ("Not signed in", "unauthorized", "this needs a valid API token or a session before it is read"),
-    408: ("The body came too slowly", "body_too_slow", f"nothing was received for {PIECE_DEADLINE_S:.0f} s"),
+    408: (
+        "The body came too slowly",
+        "body_too_slow",
+        f"nothing came for {PIECE_DEADLINE_S:.0f} s, or under {SLOWEST_BYTES_PER_S // 1024} KiB/s; send it over a faster line",
+    ),
     413: ("The body is too large", "body_too_large", "the body is over {limit_bytes:,} bytes; allowed: at most {limit_bytes:,}"),
 }
 

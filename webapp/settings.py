@@ -13,6 +13,8 @@ from urllib.parse import unquote
 import environ
 from csp.constants import NONE, SELF
 
+from optimizer.base.disk import disk_floor_bytes
+
 env = environ.Env()
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -21,6 +23,13 @@ HEADROOM_HOME.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 PRODUCTION = env.bool("HEADROOM_PRODUCTION", default=False)
 """True behind TLS: secure cookies, HSTS, redirect. False serves plain HTTP on loopback."""
+
+HEADROOM_BEHIND_PROXY = env.bool("HEADROOM_BEHIND_PROXY", default=False)
+"""True where every request comes through a proxy that sets X-Forwarded-For and X-Forwarded-Proto itself."""
+HEADROOM_TRUSTED_PROXIES = env.list("HEADROOM_TRUSTED_PROXIES", default=["127.0.0.1"])
+"""Addresses or networks of those proxies; who calls from elsewhere is not believed."""
+for _proxy in HEADROOM_TRUSTED_PROXIES:
+    ipaddress.ip_network(_proxy)  # a slip is reported now, by the address that is wrong
 
 DEBUG = False
 
@@ -41,6 +50,7 @@ def _secret_key() -> str:
 
 SECRET_KEY = _secret_key()
 ALLOWED_HOSTS = env.list("HEADROOM_ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
+CSRF_FAILURE_VIEW = "webapp.accounts.middleware.answer_old_page"
 CSRF_TRUSTED_ORIGINS = env.list("HEADROOM_CSRF_TRUSTED_ORIGINS", default=[])
 
 INSTALLED_APPS = [
@@ -67,6 +77,8 @@ MIDDLEWARE = [
     "webapp.http.middleware.problem_middleware",  # around the rest: it also words what the others refuse
     "django.middleware.security.SecurityMiddleware",
     "servestatic.middleware.ServeStaticMiddleware",
+    "webapp.http.headers.guard_answers",  # static files are answered above it
+    "webapp.http.compression.CompressWhole",
     "csp.middleware.CSPMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -91,6 +103,8 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "webapp.pages.context.work_in",
+                "webapp.pages.context.alarm",
+                "webapp.pages.context.theme",
             ],
         },
     }
@@ -99,15 +113,20 @@ TEMPLATES = [
 SQLITE_URL = f"sqlite:///{HEADROOM_HOME / 'headroom.sqlite3'}"
 DATABASES = {"default": env.db_url("DATABASE_URL", default=SQLITE_URL)}
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+    _synchronous = env.str("HEADROOM_SQLITE_SYNCHRONOUS", default="NORMAL")
+    if _synchronous not in ("NORMAL", "FULL"):
+        raise ValueError(f"HEADROOM_SQLITE_SYNCHRONOUS is {_synchronous!r}; allowed: NORMAL, FULL")
     DATABASES["default"]["OPTIONS"] = {
         "transaction_mode": "IMMEDIATE",
-        "timeout": 20,
-        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON;",
+        "timeout": env.float("HEADROOM_WRITE_WAIT_S", default=20.0),
+        "init_command": f"PRAGMA journal_mode=WAL; PRAGMA synchronous={_synchronous}; PRAGMA foreign_keys=ON;",
     }
 else:
     # a Unix socket's folder stands in the address as libpq writes it: postgres://user@%2Frun%2Fpostgresql/name
     DATABASES["default"]["HOST"] = unquote(DATABASES["default"]["HOST"])
     DATABASES["default"]["CONN_MAX_AGE"] = 0
+    # the pool asks a connection before it lends it: those that a restart of the server ended are made anew
+    DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
     DATABASES["default"]["OPTIONS"] = {
         "pool": {"min_size": 1, "max_size": 10, "timeout": 5},
         "options": "-c statement_timeout=10000 -c lock_timeout=3000 -c idle_in_transaction_session_timeout=30000",
@@ -120,13 +139,29 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 REDIS_URL = env.str("REDIS_URL", default=f"unix://{HEADROOM_HOME / 'run' / 'valkey.sock'}")
 """Broker and telemetry streams; the embedded stack's Valkey listens on a private socket."""
 
+HEADROOM_SUBMISSIONS_AT_ONCE = env.int("HEADROOM_SUBMISSIONS_AT_ONCE", default=4)
+"""Submissions and moves of jobs over the API that one web process works on at the same time."""
+HEADROOM_SUBMISSIONS_WAITING = env.int("HEADROOM_SUBMISSIONS_WAITING", default=24)
+"""Further ones that wait their turn; past these the answer is 503 with Retry-After."""
+HEADROOM_MAX_REQUESTS_PER_MINUTE = env.int("HEADROOM_MAX_REQUESTS_PER_MINUTE", default=12_000)
+"""Requests of one person to the API, counted over all web processes; 0 for no limit."""
+HEADROOM_MAX_QUEUED_PER_PERSON = env.int("HEADROOM_MAX_QUEUED_PER_PERSON", default=20_000)
+"""Jobs of one person that may wait at once; 0 for no limit."""
+HEADROOM_MAX_QUEUED_PER_PROJECT = env.int("HEADROOM_MAX_QUEUED_PER_PROJECT", default=50_000)
+"""Jobs of one project that may wait at once; 0 for no limit."""
+
 HEADROOM_RETRY_BASE_S = env.float("HEADROOM_RETRY_BASE_S", default=10.0)
 """Delay before the first retry of a lost attempt; each further one doubles it, up to 36 times this."""
+HEADROOM_PROBE_ENOUGH_LEFT_S = env.float("HEADROOM_PROBE_ENOUGH_LEFT_S", default=600.0)
+"""A training job with at least so much before it takes another plan when its first steps miss their prediction."""
 HEADROOM_MAX_UPLOAD_BYTES = env.int("HEADROOM_MAX_UPLOAD_BYTES", default=0)
 """Largest upload of a model or dataset; 0 for as much as the disk holds. Every other body ends at 1 MiB."""
 HEADROOM_DISK_RESERVE_BYTES = env.int("HEADROOM_DISK_RESERVE_BYTES", default=2 * 1024**3)
 """Bytes of the disk that uploads leave free, for checkpoints and the database."""
-
+HEADROOM_DISK_FLOOR_BYTES = disk_floor_bytes()
+"""Free bytes below which no job and no piece of an upload is accepted; checkpoints leave them free too."""
+HEADROOM_MAX_OPEN_UPLOAD_BYTES = env.int("HEADROOM_MAX_OPEN_UPLOAD_BYTES", default=256 * 1024**3)
+"""Bytes that one person's unfinished uploads may have announced together; 0 for as many as the disk holds."""
 
 
 def _folders(variable: str) -> list[Path]:
@@ -176,17 +211,19 @@ for _network in HEADROOM_WEBHOOK_NETWORKS:
 HEADROOM_METRICS_TOKEN = env.str("HEADROOM_METRICS_TOKEN", default="")
 """Bearer token of a scraper of /metrics; without one only administrators' API tokens open it."""
 
-AUTHENTICATION_BACKENDS = ["webapp.accounts.backends.ThrottledBackend"]
+AUTHENTICATION_BACKENDS = ["webapp.accounts.signing_in.backends.ThrottledBackend"]
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 12}},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
+    {"NAME": "webapp.accounts.signing_in.passwords.GuessablePasswordValidator"},
 ]
 PASSWORD_HASHERS = [
     "django.contrib.auth.hashers.Argon2PasswordHasher",
     "django.contrib.auth.hashers.PBKDF2PasswordHasher",
 ]
 LOGIN_URL = "login"
-LOGIN_REDIRECT_URL = "jobs"
+LOGIN_REDIRECT_URL = "home"
 LOGOUT_REDIRECT_URL = "login"
 
 LANGUAGE_CODE = "en"
@@ -220,7 +257,7 @@ if PRODUCTION:
     SECURE_HSTS_SECONDS = 31_536_000
     SECURE_HSTS_INCLUDE_SUBDOMAINS = True
     SECURE_HSTS_PRELOAD = True
-    if env.bool("HEADROOM_BEHIND_PROXY", default=False):
+    if HEADROOM_BEHIND_PROXY:
         SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 
 # Plotly inserts one empty <style> and fills it through the CSSOM; the hash is that of the empty text.
@@ -244,7 +281,8 @@ LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "filters": {"limit_refusals": {"()": "webapp.http.log_limits.LimitRefusals"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["limit_refusals"]}},
     "root": {"handlers": ["stderr"], "level": env.str("HEADROOM_LOG_LEVEL", default="INFO")},
     "loggers": {
         # Django's own handlers print only under DEBUG, or send mail

@@ -5,6 +5,7 @@ from django.urls import URLPattern, URLResolver, include, path
 from webapp.api.routes.health import healthz, readyz
 from webapp.monitoring.view import metrics
 
+handler500 = "webapp.http.storage.answer_fault"
 urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", healthz, name="healthz"),
     path("readyz", readyz, name="readyz"),

@@ -12,11 +12,14 @@ from worker import django_setup  # noqa: F401
 from celery import Celery, signals
 from django.conf import settings
 
+from webapp.schema import end_on_newer_database
 from webapp.wire.broker import celery_settings
+from webapp.wire.transport import use_patient_transport
 from worker.supervisor import drain_supervisor, join_supervisor, start_supervisor
 
 
 def _make_app() -> Celery:
+    use_patient_transport()
     app = Celery("headroom", include=["worker.tasks"])
     app.conf.update(celery_settings(settings.REDIS_URL))
     # A thread is enough to set an event. Not solo: there the early acknowledgement waits behind the task.
@@ -25,6 +28,7 @@ def _make_app() -> Celery:
 
 
 def _start_supervisor(**_: Any) -> None:
+    end_on_newer_database()
     start_supervisor()
 
 

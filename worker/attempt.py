@@ -4,7 +4,6 @@ The supervisor's slot thread calls ``run_attempt``. It ends when the attempt's p
 database, or when another claim holds the job; then it changes nothing more.
 """
 
-import errno
 import json
 import logging
 import signal
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 from django.db import Error as DatabaseError
 from django.db import connections
 
+from optimizer.base.errors import DiskFull
 from webapp.attempts.outcome import finish_attempt
 from webapp.jobs import actions
 from webapp.jobs.models import Attempt, Kind, Sample
@@ -28,13 +28,17 @@ from worker.mirroring import Mirrors
 from worker.relay import AskRelay
 from worker.run.brief import job_folder, write_brief
 from worker.run.child import Child, DeviceLock, isolated_command
+from worker.run.host_kills import HostKills
+from worker.run.lifeline import Beats
 from worker.run.pipe import PipeReader
-from worker.telemetry import Progress, Records, SampleCopier
+from worker.telemetry import Progress, Records, SampleCopier, read_last_step
 
 logger = logging.getLogger(__name__)
 
 EXIT_DRAINED = 75
 """EX_TEMPFAIL: stopped as asked, with a checkpoint."""
+EXIT_NO_ROOM = 74
+"""EX_IOERR: the disk took no result."""
 TURN_S = 0.2
 _RETRY_S = 1.0
 
@@ -46,7 +50,7 @@ def run_attempt(
 ) -> None:
     """Carry one claimed attempt through; whatever goes wrong here ends the attempt and not the slot.
 
-    Raises the database's error when even that cannot be written; the lease then runs out.
+    Raises the database's error when even that cannot be written for a lease, which then has run out.
     """
     run = _AttemptRun(attempt, config=config, device=device, lock=lock, gpu=gpu, draining=draining)
     try:
@@ -55,13 +59,28 @@ def run_attempt(
         raise
     except Exception as error:
         logger.exception("%s ended by a fault of its supervisor", attempt)
-        is_disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = DiskFull.behind(error)
         result = {
             "outcome": "failed",
-            "reason": "disk_full" if is_disk_full else "internal",
-            "message": "The disk is full." if is_disk_full else "A fault of the worker ended the attempt.",
+            "reason": full.code if full else "internal",
+            "message": full.message if full else "A fault of the worker ended the attempt.",
         }
-        finish_attempt(attempt, result=result, exit_code=None)
+        _finish_within(config.lease_s, attempt, result)
+
+
+def _finish_within(limit_s: float, attempt: Attempt, result: dict[str, Any]) -> None:
+    """Tries again: a disk that is full for the attempt's files is likely to be so for the database."""
+    give_up_at = time.monotonic() + limit_s
+    while True:
+        try:
+            finish_attempt(attempt, result=result, exit_code=None)
+            return
+        except DatabaseError as error:
+            if time.monotonic() > give_up_at:
+                raise
+            logger.warning("%s: its end is not written, will try again: %s", attempt, error)
+            connections.close_all()
+            time.sleep(_RETRY_S)
 
 
 class _AttemptRun:
@@ -92,26 +111,35 @@ class _AttemptRun:
         )
         self._heartbeat = Heartbeat(
             lambda: actions.renew_lease(attempt, lease_s=config.lease_s),
+            lease_s=config.lease_s,
             interval_s=config.heartbeat_s,
             outage_s=config.outage_s,
         )
         self._pending: list[Callable[[], object]] = []
         self._mirrors = Mirrors(self._job, attempt_folder=self._folder)
         self._stop = StopOrder(grace_s=config.grace_s)
+        self._host_kills = HostKills()
         self._retry_at = float("-inf")
 
     def run(self) -> None:
         write_brief(self._attempt, folder=self._folder, home=self._config.home, device=self._device)
         relay = AskRelay(self._attempt, config=self._config) if self._job.kind == Kind.SERVE else None
-        child = Child(
-            isolated_command("worker.run.runner", str(self._folder)),
-            folder=self._folder,
-            lock=self._lock,
-            asks_fd=relay.child_fd if relay else None,
-        )
+        beats = Beats(self._heartbeat.work_until_s, interval_s=self._config.lease_s / 30)
+        try:
+            child = Child(
+                isolated_command("worker.run.runner", str(self._folder)),
+                folder=self._folder,
+                lock=self._lock,
+                beat_fd=beats.child_fd,
+                asks_fd=relay.child_fd if relay else None,
+            )
+        except BaseException:
+            beats.close()
+            raise
         self._heartbeat.start()
         outcome = ""
         try:
+            beats.start()
             if relay:
                 relay.start()
             self._mirrors.start()
@@ -119,9 +147,10 @@ class _AttemptRun:
             self._follow(child)
             exit_code = child.reap()
             if not self._heartbeat.is_fenced_out:
-                outcome = self._finish(exit_code)
+                outcome = self._finish(exit_code, was_silent=beats.has_lapsed)
         finally:
             child.close()
+            beats.close()
             if relay:
                 relay.close()
             self._heartbeat.stop()
@@ -190,9 +219,16 @@ class _AttemptRun:
             connections.close_all()
             self._retry_at = time.monotonic() + _RETRY_S
 
-    def _finish(self, exit_code: int) -> str:
+    def _finish(self, exit_code: int, *, was_silent: bool) -> str:
         """The outcome; empty when the lease was lost meanwhile."""
-        result = judge_end(self._folder, exit_code=exit_code, was_asked_to_stop=self._stop.is_asked)
+        killed_in = "" if self._stop.is_asked else self._host_kills.find()
+        result = judge_end(
+            self._folder,
+            exit_code=exit_code,
+            was_asked_to_stop=self._stop.is_asked,
+            was_silent=was_silent,
+            killed_in=killed_in,
+        )
         for write in self._pending:
             self._persist(write)
         self._persist(self._copier.copy)
@@ -235,21 +271,51 @@ class StopOrder:
             child.kill_group()
 
 
-def judge_end(folder: Path, *, exit_code: int, was_asked_to_stop: bool) -> dict[str, Any] | None:
-    """``result.json``; where the process left none, what can be said of its end. None: killed by something outside."""
+def judge_end(
+    folder: Path, *, exit_code: int, was_asked_to_stop: bool, was_silent: bool = False, killed_in: str = ""
+) -> dict[str, Any] | None:
+    """``result.json``; where the process left none, what can be said of its end. None: killed by something outside.
+
+    was_silent: this process was halted so long that the attempt's ended itself, which is no fault of the job.
+    killed_in: where the kernel counted a process that its out-of-memory killer ended, from ``HostKills``.
+    """
     if (result := read_result(folder)) is not None:
         return result
     # TERM kills a process that has not yet come to where it listens for it
     if exit_code == EXIT_DRAINED or (was_asked_to_stop and exit_code in (-signal.SIGTERM, -signal.SIGKILL)):
         return {"outcome": "drained", "message": "Stopped before a new checkpoint was written."}
+    if was_silent and exit_code == -signal.SIGKILL:
+        return {"outcome": "drained", "message": "The worker was halted for longer than its lease, so the job's process stopped."}
+    if exit_code == -signal.SIGKILL and killed_in:
+        return _killed_by_host(folder, killed_in)
     if exit_code < 0:
         return None
+    if exit_code == EXIT_NO_ROOM:
+        return {"outcome": "failed", "reason": "disk_full", "message": "the disk is full: no room for the result", "error": None}
     return {
         "outcome": "failed",
         "reason": "internal",
         "message": f"The job's process ended with exit code {exit_code} without a result; its log says more.",
         "error": None,
     }
+
+
+def _killed_by_host(folder: Path, killed_in: str) -> dict[str, Any]:
+    """The sizes are those of the last step that was counted: the killed process left no others."""
+    last = read_last_step(folder / "samples.jsonl")
+    step = int(last.get("step", 0))
+    message = f"The host ran out of memory and ended the job's process after step {step}; the kernel counted it in {killed_in}"
+    fields = {
+        "tier": "host",
+        "cause": "host_killed",
+        "stage": "steady_step" if step else "",
+        "bytes_by_category": last.get("device_bytes", {}),
+        "host_bytes": last.get("host_bytes"),
+        "moment": f"after step {step}",
+    }
+    hint = "Close other programs on the machine, or lower the budgets of device and host together."
+    error = {"code": "out_of_host_memory", "message": message, "hint": hint, "fields": fields}
+    return {"outcome": "failed", "reason": "out_of_host_memory", "message": message, "error": error, "step": step}
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:

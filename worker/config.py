@@ -20,8 +20,10 @@ class WorkerConfig:
     host: str
     """Name of the machine, as the list of machines shows it. A host with several cards runs a worker for each, each named."""
     process_id: int
-    num_slots: int = 1
-    """Attempts at once; each holds the lock of one device while it runs."""
+    num_slots: int = 4
+    """Attempts at once on the device, as far as their bytes fit."""
+    shares_if_faster: bool = True
+    """A job joins those that run only if more is done by all together; False where the number of slots was given."""
     poll_s: float = 5.0
     """Seconds that an idle slot waits for a hint before it looks for work itself; jobs start this late with the broker down."""
     lease_s: int = 30
@@ -51,6 +53,7 @@ class WorkerConfig:
             host=os.environ.get("HEADROOM_WORKER_NAME") or socket.gethostname(),
             process_id=os.getpid(),
             num_slots=int(_number("HEADROOM_SLOTS", cls.num_slots, low=1, high=64)),
+            shares_if_faster=not os.environ.get("HEADROOM_SLOTS"),
             poll_s=_number("HEADROOM_POLL_S", cls.poll_s, low=0.05, high=600),
             lease_s=int(_number("HEADROOM_LEASE_S", cls.lease_s, low=1, high=3600)),
             grace_s=_number("HEADROOM_GRACE_S", cls.grace_s, low=0, high=3600),

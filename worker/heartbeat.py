@@ -5,12 +5,13 @@ A thread of its own, so that neither a slow write of telemetry nor a child that 
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Protocol
 
 from django.db import Error as DatabaseError
 from django.db import connections
+
+from worker.run.lifeline import boot_s
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +30,16 @@ class LeaseReply(Protocol):
 class Heartbeat:
     """Beats until stopped. The fields are written by its thread and read by the attempt's loop."""
 
-    def __init__(self, renew: Callable[[], LeaseReply], *, interval_s: float, outage_s: float) -> None:
+    def __init__(
+        self, renew: Callable[[], LeaseReply], *, lease_s: float, interval_s: float, outage_s: float
+    ) -> None:
         self._renew = renew
+        self._lease_s = lease_s
         self._interval_s = interval_s
         self._outage_s = outage_s
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        self._last_success = time.monotonic()
+        self._renewed_s = boot_s()
         self.is_fenced_out = False
         """Another claim holds the job, or none could be heard of for too long: the attempt must end without a trace."""
         self.cancel_mode = ""
@@ -50,18 +54,30 @@ class Heartbeat:
 
     def beat(self) -> None:
         """One renewal. A database that cannot be reached is borne with for ``outage_s``, then the attempt gives up."""
+        asked_s = boot_s()
         try:
             answer = self._renew()
         except DatabaseError as error:
-            silent_s = time.monotonic() - self._last_success
+            silent_s = boot_s() - self._renewed_s
             logger.warning("lease not renewed for %.0f s: %s", silent_s, error)
             connections.close_all()
             self.is_fenced_out = self.is_fenced_out or silent_s > self._outage_s
             return
-        self._last_success = time.monotonic()
+        self._renewed_s = asked_s
         self.cancel_mode = answer.cancel_mode or ""
         self.pause_requested = answer.pause_requested
         self.is_fenced_out = self.is_fenced_out or not answer.held
+
+    def work_until_s(self) -> float:
+        """The moment, by ``boot_s``, until which the attempt may work if nothing is heard of this process from now on.
+
+        A tenth of the lease before its end. While the database does not answer nobody else can claim, so then a third of a lease
+        from now, until that has gone on for ``outage_s``.
+        """
+        silent_s = boot_s() - self._renewed_s
+        if self.is_fenced_out or silent_s > max(self._outage_s, self._lease_s):
+            return 0.0
+        return max(self._renewed_s + 0.9 * self._lease_s, boot_s() + self._lease_s / 3)
 
     def _run(self) -> None:
         try:

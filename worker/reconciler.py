@@ -1,14 +1,14 @@
 """Its own process, ``python -m worker.reconciler``: every few seconds finds what was lost and puts it right.
 
 Leases that ran out, hints that never arrived, jobs past their limits, files that belong to nobody. Any number may run; one at a
-time leads, by an advisory lock on PostgreSQL, by a ``flock`` on SQLite, whose database is on this machine by nature. Each step
-is a guarded move, so a second leader for a moment would do no harm.
+time leads, by a term in the database (``webapp.attempts.leading``). Each step is a guarded move, so a second leader for a moment
+would do no harm, and a step that fails keeps none of the others from being done.
 """
 
-import fcntl
+import contextlib
 import logging
-import os
 import re
+import secrets
 import shutil
 import signal
 import threading
@@ -22,54 +22,65 @@ from worker import django_setup  # noqa: F401
 from django.db import Error as DatabaseError
 from django.db import connection
 
+from webapp.attempts.leading import is_unbroken_for, record_pass, release_lead, take_lead
 from webapp.attempts.reconciling import enforce_deadlines, expire_leases, forget_old_offers, resend_hints
 from webapp.batches.actions import advance_batches
 from webapp.catalog.hub.download import advance_downloads
 from webapp.catalog.removal import purge_deleted
 from webapp.catalog.uploads import drop_abandoned
+from webapp.jobs.about import purge_deleted_jobs
 from webapp.jobs.models import LIVE_STATES, Job
-from webapp.webhooks.sending import forget_old, send_due
+from webapp.planning.waiting import plan_waiting_jobs
+from webapp.schema import end_on_newer_database
+from webapp.webhooks.sending import Sender, forget_old
 from worker.config import WorkerConfig
 
 logger = logging.getLogger(__name__)
 
-ADVISORY_LOCK_KEY = 0x4845_4144
-"""``HEAD``; one number per program that shares the database."""
 SPOOL_AGE_S = 24 * 3600
 """An upload that has not grown for a day is given up."""
 FORGET_EVERY_S = 3600
 """Between two looks for old messages to webhooks."""
+TRY_EVERY_S = 1.0
+"""Between two tries to take the lead from another. A term is two passes, so by default nobody leads for 11 s at most."""
+_MIN_TERM_S = 2.0
+_MIN_GAP_S = 10.0
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STAGED = re.compile(r"\.tmp-step-\d+-f(?P<fence>\d+)")
 
 
 class Leadership:
-    """Decides whether this process is the one that acts."""
+    """This process's part in the question which one acts."""
 
-    def __init__(self, home: Path) -> None:
-        self._path = home / "run" / "reconciler.lock"
-        self._fd: int | None = None
+    def __init__(self, config: WorkerConfig) -> None:
+        # a process that is started again may get the same number; it is another one nevertheless
+        self._holder = f"{config.name}:{secrets.token_hex(4)}"
+        self._term_s = max(_MIN_TERM_S, 2 * config.reconcile_s)
+        self._gap_s = max(_MIN_GAP_S, config.lease_s / 2)
+        self._until_s = float("-inf")
+        self._is_led = False
 
+    @property
     def is_held(self) -> bool:
-        """Ask again before each pass: a database that restarted has forgotten the lock."""
-        return self._ask_postgresql() if connection.vendor == "postgresql" else self._ask_flock()
+        """True, as far as is known without asking, while the term has not run out."""
+        return time.monotonic() < self._until_s
 
-    def _ask_postgresql(self) -> bool:
-        with connection.cursor() as cursor:
-            # held by the session; the same session may take it again, so asking twice is safe
-            cursor.execute("SELECT pg_try_advisory_lock(%s)", [ADVISORY_LOCK_KEY])
-            row = cursor.fetchone()
-        return bool(row and row[0])
+    def ask(self) -> bool:
+        """Take the lead or renew it; ask before each pass."""
+        asked_s = time.monotonic()
+        is_led = take_lead(self._holder, term_s=self._term_s, gap_s=self._gap_s)
+        self._until_s = asked_s + self._term_s if is_led else float("-inf")
+        if is_led != self._is_led:
+            logger.info("leads from now on" if is_led else "no longer leads; another reconciler does")
+        self._is_led = is_led
+        return is_led
 
-    def _ask_flock(self) -> bool:
-        if self._fd is None:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+    def record_pass(self) -> None:
+        record_pass(self._holder)
+
+    def release(self) -> None:
+        with contextlib.suppress(DatabaseError):
+            release_lead(self._holder)
 
 
 class Reconciler:
@@ -77,19 +88,29 @@ class Reconciler:
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._leadership = Leadership(config.home)
-        self._leading_since: float | None = None
+        self._leadership = Leadership(config)
+        self._failed_at_s = float("-inf")
         self._has_ended = threading.Event()
 
     def run(self, *, pause: Callable[[float], bool]) -> None:
         """Pass after pass until ``pause`` answers that it is time to end."""
-        threading.Thread(target=self._keep_batches, name="batches", daemon=True).start()
-        threading.Thread(target=self._keep_webhooks, name="webhooks", daemon=True).start()
-        threading.Thread(target=self._keep_downloads, name="downloads", daemon=True).start()
+        beside = {
+            "batches": self._keep_batches,
+            "webhooks": self._keep_webhooks,
+            "downloads": self._keep_downloads,
+            "waiting jobs": self._keep_waiting_jobs,
+            "cleaning": self._keep_clean,
+        }
+        for name, keep in beside.items():
+            threading.Thread(target=keep, name=name, daemon=True).start()
         try:
-            self._run(pause)
+            while True:
+                leads = self.reconcile_once()
+                if pause(self._config.reconcile_s if leads else min(TRY_EVERY_S, self._config.reconcile_s)):
+                    return
         finally:
             self._has_ended.set()
+            self._leadership.release()
 
     def _keep_batches(self) -> None:
         """A thread of its own: pricing a batch takes seconds, counting a large file's tokens minutes; leases must not wait."""
@@ -97,70 +118,100 @@ class Reconciler:
 
     def _keep_webhooks(self) -> None:
         """A thread of its own: an address that does not answer takes seconds."""
-        forgotten_at_s = float("-inf")
+        sender, forgotten_at_s = Sender(), float("-inf")
 
         def pass_once() -> list[str]:
             nonlocal forgotten_at_s
             if time.monotonic() - forgotten_at_s > FORGET_EVERY_S:
                 forget_old()
                 forgotten_at_s = time.monotonic()
-            return send_due()
+            return sender.send_due()
 
         self._keep(pass_once, what="webhooks", logged_as="delivered")
+
+    def _keep_waiting_jobs(self) -> None:
+        """A thread of its own: a search takes seconds."""
+        self._keep(plan_waiting_jobs, what="jobs that await a plan", logged_as="planned, or ended for want of a plan")
 
     def _keep_downloads(self) -> None:
         """A thread of its own: a model takes hours. It stops between two pieces when this process no longer leads."""
         self._keep(lambda: advance_downloads(self._should_rest), what="downloads", logged_as="downloaded")
 
+    def _keep_clean(self) -> None:
+        """A thread of its own: the folder of a large model takes minutes to remove."""
+
+        def pass_once() -> list[str]:
+            forget_old_offers()
+            removed = [*purge_deleted(), *purge_deleted_jobs(), *drop_abandoned()]
+            remove_dead_staging(self._config.home)
+            remove_old_spool(self._config.home)
+            return removed
+
+        self._keep(pass_once, what="what is to be removed", logged_as="removed for good")
+
     def _should_rest(self) -> bool:
-        return self._has_ended.is_set() or self._leading_since is None
+        return self._has_ended.is_set() or not self._leadership.is_held
 
     def _keep(self, pass_once: Callable[[], list[str]], *, what: str, logged_as: str) -> None:
         """Pass after pass while this process leads."""
         while not self._has_ended.wait(self._config.reconcile_s):
-            if self._leading_since is None:
-                continue
-            try:
-                _log_each(logged_as, pass_once())
-            except DatabaseError as error:
-                logger.warning("%s wait, the database cannot be used: %s", what, error)
-            except Exception:
-                logger.exception("%s wait; a fault of the program", what)
-            finally:
-                connection.close()
+            if self._leadership.is_held:
+                self._try(pass_once, what=what, logged_as=logged_as)
+            connection.close()
 
-    def _run(self, pause: Callable[[float], bool]) -> None:
-        while True:
-            try:
-                self.reconcile_once()
-            except DatabaseError as error:
-                logger.warning("the database cannot be used, will try again: %s", error)
-                connection.close()
-                self._leading_since = None
-            if pause(self._config.reconcile_s):
-                return
+    def reconcile_once(self) -> bool:
+        """One pass, if this process leads; the answer is whether it does. What fails is logged, and done by the next pass."""
+        try:
+            leads = self._leadership.ask()
+        except (DatabaseError, OSError) as error:
+            logger.warning("the lead cannot be asked for, will try again: %s", error)
+            connection.close()
+            self._failed_at_s = time.monotonic()
+            return False
+        if leads:
+            self._pass()
+        return leads
 
-    def reconcile_once(self) -> None:
-        """Raises the database's error; what is left undone is done by the next pass."""
-        if not self._leadership.is_held():
-            self._leading_since = None
-            return
-        if self._leading_since is None:
-            self._leading_since = time.monotonic()
-        if self._knows_leases:
-            _log_each("requeued or ended, its lease ran out", expire_leases())
-        _log_each("hinted again", resend_hints())
-        _log_each("asked to stop at its limit", enforce_deadlines())
-        forget_old_offers()
-        _log_each("deleted for good", purge_deleted())
-        _log_each("abandoned upload removed", drop_abandoned())
-        remove_dead_staging(self._config.home)
-        remove_old_spool(self._config.home)
+    def _pass(self) -> None:
+        steps: tuple[tuple[Callable[[], list[str]], str, str], ...] = (
+            (self._expire_leases, "leases", "requeued or ended, its lease ran out"),
+            (resend_hints, "hints", "hinted again"),
+            (enforce_deadlines, "limits of jobs", "asked to stop at its limit"),
+        )
+        # a list: one step that fails keeps none of the others from its turn
+        done = [self._try(step, what=what, logged_as=logged_as) for step, what, logged_as in steps]
+        if all(done):
+            self._try(self._record_pass, what="the record of this pass", logged_as="")
+        else:
+            self._failed_at_s = time.monotonic()
 
-    @property
-    def _knows_leases(self) -> bool:
-        """Not before one lease has passed with the database up: the outage kept live workers from renewing theirs."""
-        return self._leading_since is not None and time.monotonic() - self._leading_since >= self._config.lease_s
+    def _record_pass(self) -> list[str]:
+        self._leadership.record_pass()
+        return []
+
+    def _expire_leases(self) -> list[str]:
+        """Not while live workers may have been kept from renewing theirs.
+
+        The database was away, or nobody led and so nobody knows: one lease. It refused something just now: two heartbeats.
+        """
+        calm_s = time.monotonic() - self._failed_at_s
+        if calm_s < 2 * self._config.heartbeat_s or not is_unbroken_for(self._config.lease_s):
+            return []
+        return expire_leases()
+
+    def _try(self, step: Callable[[], list[str]], *, what: str, logged_as: str) -> bool:
+        """False when it failed, which is logged."""
+        try:
+            for row_id in step():
+                logger.info("%s: %s", row_id, logged_as)
+        except (DatabaseError, OSError) as error:
+            logger.warning("%s wait, the database or the disk cannot be used: %s", what, error)
+        except Exception:
+            logger.exception("%s wait; a fault of the program", what)
+        else:
+            return True
+        connection.close()
+        return False
 
 
 def remove_dead_staging(home: Path) -> int:
@@ -202,20 +253,20 @@ def _remove_all(paths: list[Path]) -> int:
     return len(paths)
 
 
-def _log_each(what: str, job_ids: list[str]) -> None:
-    for job_id in job_ids:
-        logger.info("%s: %s", job_id, what)
-
-
-def _wait_for_signal(seconds: float) -> bool:
-    """True when TERM or INT came. They are blocked elsewhere, so that none cuts through a transaction."""
-    return signal.sigtimedwait(_ENDING_SIGNALS, seconds) is not None
-
-
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s reconciler %(levelname)s %(message)s")
+    end_on_newer_database()
+    # blocked in every thread but for the one that waits for them, so that none cuts through a transaction
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
-    Reconciler(WorkerConfig.from_environment()).run(pause=_wait_for_signal)
+    is_asked_to_end = threading.Event()
+
+    def wait_for_signal() -> None:
+        # not sigtimedwait in the main thread: stopped and continued past its limit, it reports a signal that never came
+        signal.sigwait(_ENDING_SIGNALS)
+        is_asked_to_end.set()
+
+    threading.Thread(target=wait_for_signal, name="signals", daemon=True).start()
+    Reconciler(WorkerConfig.from_environment()).run(pause=is_asked_to_end.wait)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,10 @@ class Supervisor:
         self._hint = threading.Event()
         self._registered = threading.Event()
         self._machine: Machine | None = None
+        self._card: GpuMeter | None = None
+        self._looking = threading.Lock()
+        """Held by the slot that looks for a job: those of one device do so one after the other."""
+        self._num_on_device = 0
         slots = [
             threading.Thread(target=self._serve, args=(slot,), name=f"slot-{slot.name}", daemon=True)
             for slot in (*(Slot(name=str(index)) for index in range(config.num_slots)), PROFILING_SLOT, EXPORTING_SLOT)
@@ -86,7 +90,7 @@ class Supervisor:
                 try:
                     self._register_or_touch()
                     pause_s = min(5.0, self._config.heartbeat_s)
-                except DatabaseError as error:
+                except (DatabaseError, OSError) as error:  # a full disk too passes
                     logger.warning("this machine is not registered yet, will try again: %s", error)
                     connections.close_all()
                     pause_s = self._config.poll_s
@@ -99,10 +103,16 @@ class Supervisor:
     def _register_or_touch(self) -> None:
         if self._machine is None:
             self._machine = register_this_machine(self._config)
+            self._card = GpuMeter(self._machine.document["device"]["index"])
             self._registered.set()
-        elif not heartbeat_machine(self._machine):
+        elif not heartbeat_machine(self._machine, used_bytes=self._used_bytes()):
             self._machine = None  # somebody removed the row; the next turn makes it again
         mark_alive(self._config.home, worker=self._config.host)
+
+    def _used_bytes(self) -> int | None:
+        """Device memory in use by whatever program, as the card's driver says; None where there is no card."""
+        facts = self._card.read() if self._card is not None else {}
+        return facts["total_bytes"] - facts["free_bytes"] if "free_bytes" in facts else None
 
     def _serve(self, slot: Slot) -> None:
         self._registered.wait()
@@ -113,10 +123,19 @@ class Supervisor:
         try:
             while not self._draining.is_set():
                 if not self._run_next(slot, lock=lock, gpu=gpu):
-                    self._hint.wait(self._config.poll_s)
-                    self._hint.clear()
+                    self._rest(slot)
         finally:
             connections.close_all()
+
+    def _rest(self, slot: Slot) -> None:
+        """Until there may be work. Beside a job that runs hints are left alone: each would lock the database, mostly to find that
+        nothing may join it.
+        """
+        if slot.uses_device and self._num_on_device and self._config.shares_if_faster:
+            self._draining.wait(self._config.poll_s)
+        else:
+            self._hint.wait(self._config.poll_s)
+            self._hint.clear()
 
     def _lock_file(self, machine: Machine, slot: Slot) -> Path:
         if slot.uses_device:
@@ -127,24 +146,35 @@ class Supervisor:
         """Run one attempt if there is one; False when there was nothing to do or it could not be done."""
         close_old_connections()
         machine = self._machine
-        if machine is None or not lock.acquire():
-            return False
         try:
-            attempt = claim_job(
-                worker=self._config.name, machine=machine, kinds=slot.kinds, lease_s=self._config.lease_s
-            )
-            if attempt is None:
+            if machine is None or not lock.acquire():
                 return False
-            run_attempt(
-                attempt,
-                config=self._config,
-                device=device_name(machine) if slot.uses_device else "cpu",
-                lock=lock,
-                gpu=gpu,
-                draining=self._draining,
-            )
-        except DatabaseError as error:
-            logger.warning("the database cannot be used, will try again: %s", error)
+            with self._looking:
+                attempt = claim_job(
+                    worker=self._config.name,
+                    machine=machine,
+                    kinds=slot.kinds,
+                    lease_s=self._config.lease_s,
+                    used_bytes=self._used_bytes() if slot.uses_device else None,
+                    must_gain=self._config.shares_if_faster,
+                )
+                if attempt is None:
+                    return False
+                self._num_on_device += slot.uses_device
+            try:
+                run_attempt(
+                    attempt,
+                    config=self._config,
+                    device=device_name(machine) if slot.uses_device else "cpu",
+                    lock=lock,
+                    gpu=gpu,
+                    draining=self._draining,
+                )
+            finally:
+                with self._looking:
+                    self._num_on_device -= slot.uses_device
+        except (DatabaseError, OSError) as error:
+            logger.warning("the database or the disk cannot be used, will try again: %s", error)
             connections.close_all()
             return False
         finally:

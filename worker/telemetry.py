@@ -22,6 +22,8 @@ more than all else that telemetry takes from a run on the same cores."""
 PROGRESS_INTERVAL_S = 2.0
 """The job's row is what lists show; who watches a run hears every sample."""
 BATCH_RECORDS = 100
+_TAIL_BYTES = 1 << 18
+"""Read of a file of samples to find its last step."""
 KINDS = ("step", "eval", "timeline", "generate")
 
 Records = list[dict[str, Any]]
@@ -103,6 +105,24 @@ class SampleCopier:
     def _add_gpu(self, record: dict[str, Any]) -> None:
         if record["kind"] in ("step", "generate") and (facts := self._read_gpu()):
             record["gpu"] = facts
+
+
+def read_last_step(path: Path) -> dict[str, Any]:
+    """The last step's record near the end of a file of samples; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # torn at either end
+        if isinstance(record, dict) and record.get("kind") == "step":
+            return record
+    return {}
 
 
 def _skip_lines(path: Path, num_lines: int) -> int:

@@ -1,4 +1,5 @@
-"""``python -m benchmarks.live [--quick] [--only PART ...] [--json FILE]``: a run that many watch, one that is long, cut lines.
+"""``python -m benchmarks.live [--quick] [--only PART ...] [--viewers COUNT] [--json FILE]``: a run that many watch,
+one that is long, cut lines.
 
 - viewers: 200 people follow one run that takes two samples a second; from the sample's line in its file to the event at each of
   them, at most 250 ms for 99 of 100, and what the web process needs for it.
@@ -22,12 +23,12 @@ from benchmarks.live.service import LiveService
 from benchmarks.live.viewers import measure_viewers
 from optimizer.base.units import MIB
 
-Part = Callable[[LiveService, bool], Row]
+Part = Callable[[LiveService, argparse.Namespace], Row]
 PARTS: dict[str, Part] = {
-    "viewers": lambda service, is_quick: measure_viewers(service, is_quick=is_quick),
-    "opening": lambda service, is_quick: measure_opening(service, is_quick=is_quick),
-    "comparing": lambda service, is_quick: measure_comparing(service, is_quick=is_quick),
-    "cuts": lambda service, is_quick: measure_cuts(service, is_quick=is_quick),
+    "viewers": lambda service, asked: measure_viewers(service, is_quick=asked.quick, num_viewers=asked.viewers),
+    "opening": lambda service, asked: measure_opening(service, is_quick=asked.quick),
+    "comparing": lambda service, asked: measure_comparing(service, is_quick=asked.quick),
+    "cuts": lambda service, asked: measure_cuts(service, is_quick=asked.quick),
 }
 LATENCY_GOAL_MS = 250
 MEMORY_GOAL_BYTES = 200 * MIB
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.live", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer viewers, shorter: under a minute")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--viewers", type=int, default=0, metavar="COUNT", help="people who watch: 200 by default, up to 1,000")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     whole = set(options.only) == set(PARTS)
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record.rows = [row for row in _earlier_rows(options.json) if row["what"] not in options.only]
     for name in options.only:
         with LiveService() as service:
-            record.add({"what": name, **PARTS[name](service, options.quick)})
+            record.add({"what": name, **PARTS[name](service, options)})
     return record.finish(_summary(record.rows))
 
 

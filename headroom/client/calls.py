@@ -197,15 +197,36 @@ class HeadroomClient(AccessCalls, ChatCalls, UploadCalls):
         """Two to ten jobs side by side; the first is what the others are held against."""
         return cast(types.Comparison, self._json("GET", "compare", params={"jobs": ",".join(job_ids)}))
 
-    def queue(self) -> types.Queue:
-        """List the waiting jobs in order, each with its reason, and the jobs at work."""
-        return cast(types.Queue, self._json("GET", "queue"))
+    def queue(self, *, page: int = 1) -> types.Queue:
+        """List a page of the waiting jobs in order, each with its reason, and the jobs at work."""
+        return cast(types.Queue, self._json("GET", "queue", params={"page": page}))
 
     def set_priority(self, job_id: str, priority: int) -> types.Job:
         """Higher starts first; above 0 for administrators."""
         return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/priority", json={"priority": priority}))
 
-    def cancel_job(self, job_id: str, *, mode: Literal["save", "discard"] = "save") -> types.Job:
+    def change_job(
+        self, job_id: str, *, name: str | None = None, tags: list[str] | None = None, notes: str | None = None
+    ) -> types.Job:
+        """Change what is given; the rest stays."""
+        given = {key: value for key, value in (("name", name), ("tags", tags), ("notes", notes)) if value is not None}
+        return cast(types.Job, self._json("PATCH", f"jobs/{in_path(job_id)}", json=given))
+
+    def delete_job(self, job_id: str) -> types.Job:
+        """Delete a job that has ended; it can be restored for a week."""
+        return cast(types.Job, self._json("DELETE", f"jobs/{in_path(job_id)}"))
+
+    def restore_job(self, job_id: str) -> types.Job:
+        return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/restore"))
+
+    def share_job(self, job_id: str) -> str:
+        """Address under which anyone may read the run; the same again while it is shared."""
+        return str(self._json("POST", f"jobs/{in_path(job_id)}/share")["url"])
+
+    def unshare_job(self, job_id: str) -> None:
+        self._request("DELETE", f"jobs/{in_path(job_id)}/share")
+
+    def cancel_job(self, job_id: str, *, mode: Literal["save", "keep", "discard"] = "save") -> types.Job:
         return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/cancel", json={"mode": mode}))
 
     def pause_job(self, job_id: str) -> types.Job:
@@ -241,6 +262,10 @@ class HeadroomClient(AccessCalls, ChatCalls, UploadCalls):
 
     def checkpoints(self, job_id: str) -> list[types.Checkpoint]:
         return self._all_rows(f"jobs/{in_path(job_id)}/checkpoints")
+
+    def attempts(self, job_id: str) -> list[types.Attempt]:
+        """The line of attempts, in order: each with its plan, its end and, where memory ran out, the cause."""
+        return self._all_rows(f"jobs/{in_path(job_id)}/attempts")
 
     def download_artifact(self, artifact_id: str, *, file: Path) -> None:
         """Into ``file`` by way of a neighbour that is renamed when whole."""

@@ -119,7 +119,7 @@ class Connection:
             if time.monotonic() > deadline:
                 raise JobTooSlow(
                     f"the model is still not profiled after {wait_s:.0f} s",
-                    hint="Is a worker running? See: headroom machines",
+                    hint="Is a worker running? See: headroom machines list",
                 )
             if on_wait:
                 on_wait()

@@ -190,6 +190,8 @@ class Job(TypedDict):
     num_steps: int
     eta_s: float | None
     summary: Document
+    tags: list[str]
+    notes: str
     created_at: str
     started_at: str | None
     finished_at: str | None
@@ -235,6 +237,32 @@ class Checkpoint(TypedDict):
     created_at: str
 
 
+class Attempt(TypedDict):
+    """One try at a job by one worker."""
+
+    number: int
+    worker: str
+    outcome: str
+    cause: str
+    """One of a closed list where memory ran out, else empty."""
+    stage: str
+    why: str
+    change: str
+    """Differences of its plan from the one before, in words."""
+    resumed_from_step: int
+    is_shared: bool
+    plan: Document | None
+    prediction: Document | None
+    measured: Document | None
+    error: Document | None
+    tier: str
+    peak_bytes: int | None
+    """Most bytes that were held, or wanted where memory ran out."""
+    budget_bytes: int | None
+    started_at: str
+    ended_at: str | None
+
+
 class Metrics(TypedDict):
     steps: list[Document]
     evals: list[Document]
@@ -255,6 +283,8 @@ class WaitingJob(TypedDict):
 class Queue(TypedDict):
     num_waiting: int
     """Counted over all people."""
+    num_own: int
+    """Yours, on all pages."""
     waiting: list[WaitingJob]
     live: list[Document]
 

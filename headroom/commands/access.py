@@ -6,9 +6,18 @@ from collections.abc import Callable
 from headroom.client import HeadroomClient
 from headroom.client.types import Webhook
 from headroom.commands.catalog import Connect, Run, Subparsers, add_group, with_client
-from headroom.commands.tables import print_table
+from headroom.commands.tables import moment, print_table
 
 ROLES = ("viewer", "member", "admin")
+ARGUMENT_HELP = {
+    "name": "of the new project",
+    "project": "id, as headroom projects list shows it",
+    "username": "name to log in with",
+    "token": "id, as headroom tokens list shows it",
+    "url": "https address, or a mail address",
+    "webhook": "id, as headroom webhooks list shows it",
+    "delivery": "id, as headroom webhooks log shows it",
+}
 
 
 def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, connect: Connect) -> None:
@@ -16,27 +25,27 @@ def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, c
         command: argparse.ArgumentParser = group.add_parser(name, help=help_text, parents=[connection])
         command.set_defaults(run=lambda options: with_client(connect, run, options))
         for word in words:
-            command.add_argument(word)
+            command.add_argument(word, help=ARGUMENT_HELP[word])
         return command
 
     _add_projects(commands, add)
     tokens = add_group(commands, "tokens", "your API tokens; new ones are made on the page, after a log-in")
-    add(tokens, "list", _list_tokens, "all of yours")
+    add(tokens, "list", _list_tokens, "list your tokens")
     add(tokens, "revoke", _revoke_token, "it opens nothing from then on", "token")
     people = add_group(commands, "people", "accounts of the service, for its administrators")
     add(people, "list", _list_people, "all accounts")
     add(people, "add", _add_person, "a new account; its first password is shown once", "username").add_argument(
-        "--role", choices=ROLES, default="member"
+        "--role", choices=ROLES, default="member", help="default: member"
     )
     change = add(people, "change", _change_person, "another role, or opened and closed", "username")
-    change.add_argument("--role", choices=ROLES)
+    change.add_argument("--role", choices=ROLES, help="the new one")
     change.add_argument("--close", dest="is_active", action="store_const", const=False, help="it opens nothing any more")
     change.add_argument("--open", dest="is_active", action="store_const", const=True, help="it opens again")
     audit = add(commands, "audit", _audit, "who did what, newest first")
     audit.add_argument("--project", default="", help="of one project (else of the service, for its administrators)")
-    audit.add_argument("--actor", default="")
+    audit.add_argument("--actor", default="", help="who did it, such as user:ada")
     audit.add_argument("--action", default="", help="how it begins, such as job.")
-    audit.add_argument("--limit", type=int, default=50)
+    audit.add_argument("--limit", type=int, default=50, help="so many (default: 50)")
     _add_webhooks(commands, add)
 
 
@@ -46,7 +55,7 @@ def _add_projects(commands: Subparsers, add: Callable[..., argparse.ArgumentPars
     add(projects, "create", _create_project, "a new one, which you administer", "name")
     add(projects, "members", _list_members, "who belongs to one", "project")
     add(projects, "admit", _set_member, "let somebody in, or give them another role", "project", "username").add_argument(
-        "--role", choices=ROLES, default="member"
+        "--role", choices=ROLES, default="member", help="default: member"
     )
     add(projects, "remove", _remove_member, "somebody no longer belongs to it", "project", "username")
 
@@ -77,7 +86,7 @@ def _create_project(client: HeadroomClient, options: argparse.Namespace) -> None
 
 
 def _list_members(client: HeadroomClient, options: argparse.Namespace) -> None:
-    rows = [(row["username"], row["role"], row["since"]) for row in client.members(options.project)]
+    rows = [(row["username"], row["role"], moment(row["since"])) for row in client.members(options.project)]
     print_table(("name", "role", "since"), rows, empty="nobody")
 
 
@@ -93,7 +102,13 @@ def _remove_member(client: HeadroomClient, options: argparse.Namespace) -> None:
 
 def _list_tokens(client: HeadroomClient, options: argparse.Namespace) -> None:
     rows = [
-        (row["id"], row["name"], row["scope"], row["project"] or "all", "revoked" if row["revoked_at"] else row["expires_at"])
+        (
+            row["id"],
+            row["name"],
+            row["scope"],
+            row["project"] or "all",
+            "revoked" if row["revoked_at"] else moment(row["expires_at"]),
+        )
         for row in client.tokens()
     ]
     print_table(("id", "name", "scope", "project", "until"), rows, empty="no tokens")
@@ -106,7 +121,7 @@ def _revoke_token(client: HeadroomClient, options: argparse.Namespace) -> None:
 
 def _list_people(client: HeadroomClient, options: argparse.Namespace) -> None:
     rows = [
-        (row["username"], row["role"], "" if row["is_active"] else "closed", row["last_login_at"] or "never")
+        (row["username"], row["role"], "" if row["is_active"] else "closed", moment(row["last_login_at"], empty="never"))
         for row in client.people()
     ]
     print_table(("name", "role", "", "last log-in"), rows, empty="nobody")
@@ -126,7 +141,7 @@ def _audit(client: HeadroomClient, options: argparse.Namespace) -> None:
     records = client.audit(
         project_id=options.project, actor=options.actor, action=options.action, limit=options.limit
     )
-    rows = [(row["at"], row["actor"], row["action"], row["outcome"], row["target"], row["detail"]) for row in records]
+    rows = [(moment(row["at"]), row["actor"], row["action"], row["outcome"], row["target"], row["detail"]) for row in records]
     print_table(("at", "who", "what", "", "on", ""), rows, empty="nothing yet")
 
 
@@ -151,7 +166,7 @@ def _test_webhook(client: HeadroomClient, options: argparse.Namespace) -> None:
 
 def _list_deliveries(client: HeadroomClient, options: argparse.Namespace) -> None:
     rows = [
-        (row["id"], row["created_at"], row["event"], row["state"], str(row["status_code"] or row["trouble"]))
+        (row["id"], moment(row["created_at"]), row["event"], row["state"], str(row["status_code"] or row["trouble"]))
         for row in client.deliveries(options.webhook)
     ]
     print_table(("id", "at", "event", "state", ""), rows, empty="nothing was sent yet")

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from headroom.client import HeadroomClient
 from headroom.client.types import Device, Machine, MachineDetails, Model, ModelDetails, Within
 from headroom.commands.submit import UsageError
-from headroom.commands.tables import print_table
+from headroom.commands.tables import LENGTH_OF_SHORT_ID, add_json, print_json, print_table, short_id
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import format_bytes
 
@@ -24,6 +24,7 @@ Connect = Callable[[argparse.Namespace], HeadroomClient]
 Run = Callable[[HeadroomClient, argparse.Namespace], None]
 Subparsers = Any
 """argparse's own type of them is private."""
+MODEL_HELP = "id or name of a model"
 VERDICTS = {"fits": "fits", "fits_saving": "saving memory", "does_not_fit": "no", None: "?"}
 
 
@@ -36,10 +37,12 @@ def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, c
     _add_models(commands, add)
     uploads = add_group(commands, "uploads", "uploads that were begun and not finished")
     add(uploads, "list", _list_uploads, "what is there of them; the same add goes on with one")
-    add(uploads, "drop", _drop_upload, "give one up").add_argument("upload")
-    machines = add(commands, "machines", _show_machines, "what plans are made for; of one, who holds its memory")
-    machines.add_argument("machine", nargs="?")
-    machines.add_argument("--json", action="store_true", help="everything the API says")
+    add(uploads, "drop", _drop_upload, "give one up").add_argument("upload", help="id, as headroom uploads list shows it")
+    machines = add_group(commands, "machines", "what plans are made for, and who holds their memory")
+    add_json(add(machines, "list", _list_machines, "all machines"))
+    show = add(machines, "show", _show_machine, "one machine: what it measured, and who holds its memory")
+    show.add_argument("machine", help="id or name of a machine")
+    add_json(show)
 
 
 def _add_models(commands: Subparsers, add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -48,15 +51,15 @@ def _add_models(commands: Subparsers, add: Callable[..., argparse.ArgumentParser
     adding.add_argument("path", metavar="FOLDER", nargs="?", help="or a GGUF file, or hub:OWNER/NAME[@REVISION]")
     adding.add_argument("--from-job", metavar="JOB", help="of the weights that this run left; nothing is uploaded")
     adding.add_argument("--name", help="default: the name of the folder, or of the job")
-    add(models, "list", _list_models, "all models")
+    add_json(add(models, "list", _list_models, "all models"))
     show = add(models, "show", _show_model, "one model: its parts and their parameters")
-    show.add_argument("model")
+    show.add_argument("model", help=MODEL_HELP)
     show.add_argument("--json", action="store_true", help="everything the API says")
     cards = add(models, "cards", _show_cards, "on which cards it can be trained or run")
-    cards.add_argument("model")
+    cards.add_argument("model", help=MODEL_HELP)
     cards.add_argument("--ask", action="store_true", help="have a worker find out what is not known yet")
-    add(models, "delete", _delete_model, "out of sight; for seven days it can be had back").add_argument("model")
-    add(models, "restore", _restore_model, "have a deleted one back").add_argument("model")
+    add(models, "delete", _delete_model, "out of sight; for seven days it can be had back").add_argument("model", help=MODEL_HELP)
+    add(models, "restore", _restore_model, "have a deleted one back").add_argument("model", help=MODEL_HELP)
 
 
 def add_group(commands: Subparsers, name: str, help_text: str) -> Subparsers:
@@ -135,11 +138,21 @@ def _print_unread(model: Model) -> None:
 
 
 def _list_models(client: HeadroomClient, options: argparse.Namespace) -> None:
+    models = client.models()
+    if options.json:
+        print_json(models)
+        return
     rows = [
-        (row["id"], row["name"], row["model_type"], count(row["num_parameters"]), "yes" if row["has_weights"] else "no")
-        for row in client.models()
+        (
+            row["name"],
+            row["model_type"],
+            count(row["num_parameters"]),
+            "yes" if row["has_weights"] else "no",
+            short_id(row["id"]),
+        )
+        for row in models
     ]
-    print_table(("id", "name", "type", "parameters", "weights"), rows, empty="no models")
+    print_table(("name", "type", "parameters", "weights", "id"), rows, empty="no models; add one: headroom models add FOLDER")
 
 
 def _show_model(client: HeadroomClient, options: argparse.Namespace) -> None:
@@ -213,15 +226,16 @@ def _drop_upload(client: HeadroomClient, options: argparse.Namespace) -> None:
 # Machines.
 
 
-def _show_machines(client: HeadroomClient, options: argparse.Namespace) -> None:
-    if options.machine is None:
-        machines = client.machines()
-        if options.json:
-            print(json.dumps(machines, indent=2))
-            return
-        rows = [(row["id"], row["name"], device_words(row["device"]), _presence(row)) for row in machines]
-        print_table(("id", "name", "device", "state"), rows, empty="no machine has run a worker yet; start one: headroom up")
+def _list_machines(client: HeadroomClient, options: argparse.Namespace) -> None:
+    machines = client.machines()
+    if options.json:
+        print_json(machines)
         return
+    rows = [(row["name"], device_words(row["device"]), _presence(row), short_id(row["id"])) for row in machines]
+    print_table(("name", "device", "state", "id"), rows, empty="no machine has run a worker yet; start one: headroom up")
+
+
+def _show_machine(client: HeadroomClient, options: argparse.Namespace) -> None:
     machine = client.machine(find_id(client.machines(), options.machine))
     if options.json:
         print(json.dumps(machine, indent=2))
@@ -232,7 +246,7 @@ def _show_machines(client: HeadroomClient, options: argparse.Namespace) -> None:
         (holder["name"] or "someone else's job", holder["worker"], size(holder["needs_bytes"]), size(_held(holder)))
         for holder in machine["memory"]["holders"]
     ]
-    print_table(("job", "worker", "set aside", "holds"), rows, empty="  no job is at work")
+    print_table(("job", "worker", "set aside", "holds"), rows, empty="  no job is running")
 
 
 def _held(holder: Any) -> int | None:
@@ -249,8 +263,9 @@ def _machine_lines(machine: MachineDetails) -> Iterator[str]:
 
 
 def _within_words(within: Within) -> str:
-    share = f"{within['nine_of_ten']:.1%}, at worst {within['worst']:.1%}".replace("%", " %")
-    return f"within {share}, over {within['num_runs']} runs"
+    nine_of_ten, worst = (f"{within[name]:.1%}".replace("%", " %") for name in ("nine_of_ten", "worst"))
+    runs = "1 run" if within["num_runs"] == 1 else f"{within['num_runs']} runs"
+    return f"within {nine_of_ten} in 90 % of {runs} (worst {worst})"
 
 
 def device_words(device: Device) -> str:
@@ -267,11 +282,15 @@ def _presence(machine: Machine) -> str:
 
 
 def find_id(rows: Sequence[Any], wanted: str) -> str:
-    """The id of the row that is called so: by id, else by name; what is neither is asked for as it is."""
+    """The id of the row that is called so: by id, by name, or by its id's last characters; what is none is asked for as it is."""
     for key in ("id", "name"):
         for row in rows:
             if row[key] == wanted:
                 return str(row["id"])
+    if len(wanted) >= LENGTH_OF_SHORT_ID:
+        ending = [str(row["id"]) for row in rows if row["id"].endswith(wanted)]
+        if len(ending) == 1:
+            return ending[0]
     return wanted
 
 

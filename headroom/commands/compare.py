@@ -19,7 +19,10 @@ def print_comparison(found: Comparison) -> None:
     outcomes = [(row["name"], *(_write(value, row["unit"]) for value in row["values"])) for row in found["outcomes"]]
     print_table(("outcome", *letters), outcomes, empty="nothing was measured yet")
     print()
-    differences = [(row["name"], *map(_plain, row["values"])) for row in found["differences"]]
+    differences = [
+        (_name(row["name"]), *(_plain(value, is_bytes=row["name"].endswith("_bytes")) for value in row["values"]))
+        for row in found["differences"]
+    ]
     print_table(("what differs", *letters), differences, empty="asked for and planned alike")
     if found["costs"]:
         print("\nA's plan with one decision of another, as predicted")
@@ -54,7 +57,16 @@ def _write(value: float | None, unit: str) -> str:
     return f"{value:,.0f}" if unit == "per_s" else f"{value:.4g}"
 
 
-def _plain(value: Any) -> str:
+def _name(path: str) -> str:
+    """``goal.device_budget_bytes`` as ``device budget``, as the page has it."""
+    return path.rpartition(".")[2].removesuffix("_bytes").removeprefix("num_").replace("_", " ")
+
+
+def _plain(value: Any, *, is_bytes: bool) -> str:
     if value is None:
         return "-"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if is_bytes and isinstance(value, int):
+        return format_bytes(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return (", ".join(map(str, value)) or "none") if isinstance(value, list) else str(value)

@@ -21,11 +21,13 @@ from headroom.commands.catalog import (
     with_client,
 )
 from headroom.commands.preview import print_preview
-from headroom.commands.submit import DATASET_SUFFIXES, UsageError
-from headroom.commands.tables import print_table
+from headroom.commands.submit import DATASET_SUFFIXES, UsageError, name_unusable_lines
+from headroom.commands.tables import add_json, print_json, print_table, short_id
 from optimizer.base.units import format_bytes
 from optimizer.data.samples.columns import FORM, read_columns
 from optimizer.data.samples.gather import gather, list_data_files
+
+DATASET_HELP = "id or name of a dataset"
 
 
 def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, connect: Connect) -> None:
@@ -42,17 +44,19 @@ def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, c
     adding.add_argument("--on-server", action="store_true", help="the file or folder is the service's; it is copied there")
     adding.add_argument("--prompts", action="store_true", help="a .jsonl of prompts, for generate jobs")
     columns = add(datasets, "columns", _correct_dataset, "say which column holds what; without LIST they are found")
-    columns.add_argument("dataset")
+    columns.add_argument("dataset", help=DATASET_HELP)
     columns.add_argument("columns", nargs="?", default="", metavar="LIST", help=FORM)
-    add(datasets, "list", _list_datasets, "all datasets")
-    add(datasets, "show", _show_dataset, "one dataset: its first records, and how long they are").add_argument("dataset")
+    add_json(add(datasets, "list", _list_datasets, "all datasets"))
+    shown = add(datasets, "show", _show_dataset, "one dataset: its first records, and how long they are")
+    shown.add_argument("dataset", help=DATASET_HELP)
     preview = add(datasets, "preview", _preview_dataset, "what training on one would learn with a model")
-    preview.add_argument("dataset")
+    preview.add_argument("dataset", help=DATASET_HELP)
     preview.add_argument("--model", required=True, help="id or name")
     preview.add_argument("--sequence-length", type=int, default=512, metavar="N", help="tokens in a row (default: 512)")
     preview.add_argument("--loss-on", choices=("assistant", "all"), default="assistant", help="default: answers alone")
-    add(datasets, "delete", _delete_dataset, "out of sight; for seven days it can be had back").add_argument("dataset")
-    add(datasets, "restore", _restore_dataset, "have a deleted one back").add_argument("dataset")
+    deleted = add(datasets, "delete", _delete_dataset, "out of sight; for seven days it can be had back")
+    deleted.add_argument("dataset", help=DATASET_HELP)
+    add(datasets, "restore", _restore_dataset, "have a deleted one back").add_argument("dataset", help=DATASET_HELP)
 
 
 def _add_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:
@@ -64,6 +68,7 @@ def _add_dataset(client: HeadroomClient, options: argparse.Namespace) -> None:
         dataset = _upload_dataset(client, options)
     what = "prompts" if options.prompts else "documents"
     print(f"{dataset['id']}  {dataset['name']}  {count(dataset['num_documents'])} {what}")
+    name_unusable_lines(dataset)
 
 
 def _upload_dataset(client: HeadroomClient, options: argparse.Namespace) -> Dataset:
@@ -92,11 +97,15 @@ def _correct_dataset(client: HeadroomClient, options: argparse.Namespace) -> Non
 
 
 def _list_datasets(client: HeadroomClient, options: argparse.Namespace) -> None:
+    datasets = client.datasets()
+    if options.json:
+        print_json(datasets)
+        return
     rows = [
-        (row["id"], row["name"], row["format"], format_bytes(row["num_bytes"]), count(row["num_documents"]))
-        for row in client.datasets()
+        (row["name"], row["format"], format_bytes(row["num_bytes"]), count(row["num_documents"]), short_id(row["id"]))
+        for row in datasets
     ]
-    heads = ("id", "name", "format", "size", "documents")
+    heads = ("name", "format", "size", "documents", "id")
     print_table(heads, rows, empty="no datasets; add one: headroom datasets add FILE")
 
 

@@ -8,7 +8,15 @@ from rich.console import Console
 
 from headroom.client import HeadroomClient, Row
 from headroom.commands.job_options import add_mirror_option, largest_device_bytes, size
-from headroom.commands.submit import UsageError, connect, download_artifacts, follow_to_end, submit_job, verdict_of
+from headroom.commands.submit import (
+    UsageError,
+    add_prompts,
+    connect,
+    download_artifacts,
+    follow_to_end,
+    submit_job,
+    verdict_of,
+)
 
 
 def add_generate_options(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +59,7 @@ def make_spec(client: HeadroomClient, options: argparse.Namespace) -> Row:
     if Path(model).is_dir():
         model = client.add_model(Path(model), name=Path(model).resolve().name)[0]["id"]
     if Path(prompts).is_file():
-        prompts = client.create_dataset(Path(prompts), name=Path(prompts).stem, purpose="prompts")["id"]
+        prompts = add_prompts(client, Path(prompts))["id"]
     elif prompts.endswith(".jsonl"):
         raise UsageError(f"{prompts} is not a file")
     given = ("max_new_tokens", "temperature", "top_k", "top_p", "stop", "seed")

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -35,7 +36,8 @@ from headroom.commands.submit import (
     upload_named_files,
     verdict_of,
 )
-from headroom.commands.tables import print_table
+from headroom.commands.tables import add_json, moment, print_json, print_table, short_id
+from headroom.shell.completion import add_completion
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import format_bytes, format_duration
 from worker.stack import stack
@@ -45,7 +47,8 @@ OPTIMIZER_COMMANDS = ("plan", "estimate", "probe", "profile")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = make_parser(with_optimizer=any(word in OPTIMIZER_COMMANDS for word in given) or "-h" in given or "--help" in given)
+    needs_all = (*OPTIMIZER_COMMANDS, "completion", "-h", "--help")
+    parser = make_parser(with_optimizer=any(word in needs_all for word in given))
     options = parser.parse_args(given)
     try:
         run: Callable[[argparse.Namespace], int | None] = options.run
@@ -74,11 +77,17 @@ def make_parser(*, with_optimizer: bool) -> argparse.ArgumentParser:
     connection.add_argument("--work-in", metavar="PROJECT", help="a project's id or name (else HEADROOM_PROJECT, else your own)")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     stack.add_commands(commands)
-    for name in ("up", "down", "status"):
+    for name in ("up", "down", "status", "backup", "restore"):
         commands.choices[name].set_defaults(run=stack.run_command)
-    _add_job_commands(commands, connection)
+    jobs = commands.add_parser("jobs", help="jobs: list, show, submit, follow, stop, export, and more")
+    verbs = jobs.add_subparsers(dest="verb", required=True, metavar="VERB")
+    _add_job_commands(verbs, connection)
+    _add_record_commands(verbs, connection)
+    # the same without the noun, as scripts of before have them; the help leaves them out
+    _add_job_commands(commands, connection, is_hidden=True)
     for more in (cli_plans, cli_records, cli_chat, cli_catalog, cli_datasets, cli_access):
         more.add_commands(commands, connection, connect=_connect)
+    add_completion(commands, parser)
     if with_optimizer:
         from optimizer.cli.main import add_subcommands
 
@@ -87,10 +96,14 @@ def make_parser(*, with_optimizer: bool) -> argparse.ArgumentParser:
 
 
 def _add_job_commands(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", connection: argparse.ArgumentParser
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    connection: argparse.ArgumentParser,
+    *,
+    is_hidden: bool = False,
 ) -> None:
     def add(name: str, run: Callable[..., int | None], help_text: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=help_text, parents=[connection])
+        shown: dict[str, Any] = {} if is_hidden else {"help": help_text}
+        command = commands.add_parser(name, description=f"{help_text}.".capitalize(), parents=[connection], **shown)
         command.set_defaults(run=run)
         return command
 
@@ -105,7 +118,8 @@ def _add_job_commands(
     listing = add("list", _list, "jobs, newest first")
     listing.add_argument("--state", help="queued, starting, running, succeeded, failed or cancelled")
     listing.add_argument("--text", metavar="TEXT", help="part of the name")
-    listing.add_argument("--limit", type=_positive, default=20)
+    listing.add_argument("--limit", type=_positive, default=20, help="so many at most (default: 20)")
+    add_json(listing)
     show = add("show", _show, "one job: state, plan, prediction against measurement")
     show.add_argument("job", help=JOB_HELP)
     show.add_argument("--json", action="store_true", help="everything the API says")
@@ -116,9 +130,11 @@ def _add_job_commands(
     priority = add("priority", _priority, "move a waiting job: higher starts first")
     priority.add_argument("job", help=JOB_HELP)
     priority.add_argument("priority", type=int, help="-100 to 0, for administrators to 100")
-    cancel = add("cancel", _cancel, "stop a job at a checkpoint")
+    cancel = add("cancel" if is_hidden else "stop", _cancel, "stop a job at a checkpoint and export its weights")
     cancel.add_argument("job", help=JOB_HELP)
-    cancel.add_argument("--discard", action="store_true", help="stop at once, save nothing")
+    how = cancel.add_mutually_exclusive_group()
+    how.add_argument("--keep", action="store_true", help="keep the checkpoint, export nothing")
+    how.add_argument("--discard", action="store_true", help="stop at once, save nothing")
     add("pause", _pause, "stop a job at a checkpoint until it is resumed").add_argument("job", help=JOB_HELP)
     add("resume", _resume, "let a paused job go on").add_argument("job", help=JOB_HELP)
     retry = add("retry", _retry, "start a failed or cancelled job again, from its newest checkpoint")
@@ -128,20 +144,40 @@ def _add_job_commands(
     export.add_argument("job", help=JOB_HELP)
     export.add_argument("--step", type=int, metavar="N", help="the checkpoint's step (default: the newest)")
     export.add_argument("--adapter", choices=("alone", "merged", "both"), help="of a run with adapters (default: as it asked)")
-    export.add_argument("--dtype", choices=("same", "fp32", "bf16", "fp16"))
+    export.add_argument("--dtype", choices=("same", "fp32", "bf16", "fp16"), help="numbers of the file (default: as trained)")
     export.add_argument("--gguf", choices=("none", "f16", "q8_0"), help="a GGUF file beside them")
     export.add_argument("--follow", action="store_true", help="wait for its end; exit with its verdict")
     branch = add("branch", _branch, "start a new run from a checkpoint of another")
     branch.add_argument("job", help=JOB_HELP)
     branch.add_argument("--step", type=int, metavar="N", help="the checkpoint's step (default: the newest)")
     branch.add_argument("--steps", type=_positive, metavar="N", help="steps in all, those before the checkpoint included")
-    branch.add_argument("--learning-rate", type=float, metavar="X")
+    branch.add_argument("--learning-rate", type=float, metavar="X", help="default: that of the first run")
     branch.add_argument("--dataset", help="id or name of another dataset")
     branch.add_argument("--name", help="a name for the new job")
     branch.add_argument("--follow", action="store_true", help="watch it to its end; exit with its verdict")
     download = add("download", _download, "fetch what a job left: weights, sample, results, log")
     download.add_argument("job", help=JOB_HELP)
     download.add_argument("-o", "--output", type=Path, metavar="DIR", help="default: a new folder named as the job")
+
+
+def _add_record_commands(
+    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", connection: argparse.ArgumentParser
+) -> None:
+    rename = verbs.add_parser("rename", help="give a job another name", parents=[connection])
+    rename.add_argument("job", help=JOB_HELP)
+    rename.add_argument("name", help="the new name")
+    tag = verbs.add_parser("tag", help="replace a job's tags; none takes them all away", parents=[connection])
+    tag.add_argument("job", help=JOB_HELP)
+    tag.add_argument("tags", nargs="*", metavar="TAG", help="short words")
+    delete = verbs.add_parser("delete", help="delete a job that has ended; it can be restored for a week", parents=[connection])
+    delete.add_argument("job", help=JOB_HELP)
+    restore = verbs.add_parser("restore", help="have a deleted job back", parents=[connection])
+    restore.add_argument("deleted_job", metavar="JOB", help="the whole id, as delete printed it")
+    share = verbs.add_parser("share", help="print a link under which anyone may read a run", parents=[connection])
+    share.add_argument("job", help=JOB_HELP)
+    share.add_argument("--stop", action="store_true", help="take the link back")
+    for command, run in ((rename, _rename), (tag, _tag), (delete, _delete), (restore, _restore), (share, _share)):
+        command.set_defaults(run=run)
 
 
 def _positive(text: str) -> int:
@@ -179,11 +215,14 @@ def _follow(options: argparse.Namespace) -> None:
 def _list(options: argparse.Namespace) -> None:
     with _connect(options) as client:
         jobs = client.jobs(state=options.state, text=options.text, limit=options.limit)
+    if options.json:
+        print_json(jobs)
+        return
     rows = [
-        (job["id"], job["name"], job["state"], _steps_of(job), _loss(job), job["created_at"])
+        (job["name"], job["state"], _steps_of(job), _loss(job), moment(job["created_at"]), short_id(job["id"]))
         for job in jobs
     ]
-    heads = ("id", "name", "state", "step", "loss", "created")
+    heads = ("name", "state", "step", "loss", "created", "id")
     print_table(heads, rows, empty="no jobs yet; start one: headroom submit JOB.yaml")
 
 
@@ -238,10 +277,13 @@ def _queue(options: argparse.Namespace) -> None:
     with _connect(options) as client:
         queue = client.queue()
     rows = [
-        (str(row["position"]), row["id"], row["name"], str(row["priority"]), row["sentence"]) for row in queue["waiting"]
+        (str(row["position"]), row["name"], str(row["priority"]), row["sentence"], short_id(row["id"]))
+        for row in queue["waiting"]
     ]
-    others = queue["num_waiting"] - len(rows)
-    print_table(("place", "id", "name", "priority", "why it waits"), rows, empty="nothing of yours waits")
+    others = queue["num_waiting"] - queue["num_own"]
+    print_table(("place", "name", "priority", "why it waits", "id"), rows, empty="no jobs waiting")
+    if more := queue["num_own"] - len(rows):
+        print(f"{more} more of yours")
     if others:
         print(f"{others} of other people")
 
@@ -254,8 +296,42 @@ def _priority(options: argparse.Namespace) -> None:
 
 def _cancel(options: argparse.Namespace) -> None:
     with _connect(options) as client:
-        client.cancel_job(options.job, mode="discard" if options.discard else "save")
-    print("stopping now" if options.discard else "stopping after this step; a checkpoint is kept")
+        client.cancel_job(options.job, mode="discard" if options.discard else "keep" if options.keep else "save")
+    left = "a checkpoint is kept" if options.keep else "its weights are exported"
+    print("stopping now" if options.discard else f"stopping after this step; {left}")
+
+
+def _rename(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        job = client.change_job(options.job, name=options.name)
+    print(f"{job['id']}  {job['name']}")
+
+
+def _tag(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        job = client.change_job(options.job, tags=options.tags)
+    print(f"{job['id']}  {', '.join(job['tags']) or 'no tags'}")
+
+
+def _delete(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        job = client.delete_job(options.job)
+    print(f"deleted {job['name']}; to have it back: headroom jobs restore {job['id']}")
+
+
+def _restore(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        job = client.restore_job(options.deleted_job)
+    print(f"{job['id']}  {job['name']} is back")
+
+
+def _share(options: argparse.Namespace) -> None:
+    with _connect(options) as client:
+        if options.stop:
+            client.unshare_job(options.job)
+            print("the link leads nowhere any more")
+        else:
+            print(client.share_job(options.job))
 
 
 def _pause(options: argparse.Namespace) -> None:

@@ -36,7 +36,7 @@ def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, c
     cards.add_argument("--card", action="append", metavar="NAME", help="only these; may be given several times")
     cards.add_argument("--by-money", action="store_true", help="by the rent of a million tokens")
     for command in (price, frontier, cards):
-        command.add_argument("file", type=Path, metavar="JOB.yaml")
+        command.add_argument("file", type=Path, metavar="JOB.yaml", help="what a job asks for")
         command.add_argument("--json", action="store_true", help="everything the API says")
     clone = add("clone", _clone, "a job's file, to edit and submit")
     clone.add_argument("job", help=JOB_HELP)

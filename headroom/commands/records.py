@@ -9,7 +9,7 @@ from collections.abc import Callable
 from headroom.client import HeadroomClient
 from headroom.commands.catalog import Connect, Subparsers
 from headroom.commands.naming import JOB_HELP
-from headroom.commands.tables import print_table
+from headroom.commands.tables import moment, print_table
 from optimizer.base.categories import CATEGORIES
 from optimizer.base.units import format_bytes
 
@@ -45,15 +45,15 @@ def _print_logs(client: HeadroomClient, options: argparse.Namespace) -> None:
 
 def _print_events(client: HeadroomClient, options: argparse.Namespace) -> None:
     rows = [
-        (str(event["seq"]), event["at"], event["actor"], event["kind"], event["to_state"], event["message"] or event["reason"])
-        for event in client.events(options.job)
+        (str(row["seq"]), moment(row["at"]), row["actor"], row["kind"], row["to_state"], row["message"] or row["reason"])
+        for row in client.events(options.job)
     ]
     print_table(("", "at", "by", "what", "state", ""), rows, empty="no events")
 
 
 def _print_checkpoints(client: HeadroomClient, options: argparse.Namespace) -> None:
     rows = [
-        (row["name"], str(row["step"]), format_bytes(row["num_bytes"]), row["created_at"])
+        (row["name"], str(row["step"]), format_bytes(row["num_bytes"]), moment(row["created_at"]))
         for row in client.checkpoints(options.job)
     ]
     print_table(("name", "step", "size", "at"), rows, empty="no checkpoint yet")
@@ -61,7 +61,7 @@ def _print_checkpoints(client: HeadroomClient, options: argparse.Namespace) -> N
 
 def _print_files(client: HeadroomClient, options: argparse.Namespace) -> None:
     rows = [
-        (row["name"], row["kind"], format_bytes(row["num_bytes"]), row["sha256"]) for row in client.artifacts(options.job)
+        (row["name"], row["kind"], format_bytes(row["num_bytes"]), row["sha256"][:12]) for row in client.artifacts(options.job)
     ]
     print_table(("name", "kind", "size", "sha256"), rows, empty="the job has left no files")
 

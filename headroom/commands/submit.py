@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import yaml
 from rich.console import Console
 
 from headroom.client import ApiProblem, HeadroomClient, Row
-from headroom.client.types import Job, Offer
+from headroom.client.types import Dataset, Job, Offer
 from headroom.commands.terminal import JobView, watch
 from optimizer.base.errors import HeadroomError
 from optimizer.base.units import format_bytes, parse_bytes
@@ -20,6 +21,8 @@ from worker.stack import stack
 from worker.stack.home import Stack
 
 DATASET_SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".parquet")
+SHOWN_LINES = 10
+"""Unusable lines of a file of prompts that are named, the first of them."""
 
 
 class UsageError(HeadroomError):
@@ -105,8 +108,28 @@ def upload_named_files(client: HeadroomClient, spec: Row, *, folder: Path) -> Ro
         made["dataset"] = client.create_dataset(folder / dataset, name=Path(dataset).stem)["id"]
     prompts = made.get("prompts")
     if isinstance(prompts, str) and prompts.endswith(".jsonl") and (folder / prompts).is_file():
-        made["prompts"] = client.create_dataset(folder / prompts, name=Path(prompts).stem, purpose="prompts")["id"]
+        made["prompts"] = add_prompts(client, folder / prompts)["id"]
     return made
+
+
+def add_prompts(client: HeadroomClient, path: Path) -> Dataset:
+    """Upload a file of prompts, and name its lines that get no answer."""
+    dataset = client.create_dataset(path, name=path.stem, purpose="prompts")
+    name_unusable_lines(dataset)
+    return dataset
+
+
+def name_unusable_lines(dataset: Dataset) -> None:
+    """The first of them, each with the reason, to standard error."""
+    num_refused = dataset["facts"].get("num_refused") or 0
+    if not num_refused:
+        return
+    print(f"{num_refused:,} of {dataset['num_documents']:,} lines cannot be used and get no answer:", file=sys.stderr)
+    named = dataset["facts"]["problems"][:SHOWN_LINES]
+    for problem in named:
+        print(f"  line {problem['line']}: {problem['message']}", file=sys.stderr)
+    if num_refused > len(named):
+        print(f"  and {num_refused - len(named):,} more", file=sys.stderr)
 
 
 def submit_job(client: HeadroomClient, spec: Row, *, label: str, override: bool, say: Callable[[str], None]) -> Job:

@@ -26,10 +26,15 @@ Each error has a ``code`` (stable, snake case, also the job's ``reason`` where o
 and a ``hint`` (what to do). The message says what was asked, what was found, and the limit.
 """
 
+import errno
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, ClassVar
 
 from optimizer.base.units import format_bytes
+
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
 class HeadroomError(Exception):
@@ -102,17 +107,30 @@ class NoFeasiblePlan(HeadroomError):
     code = "no_feasible_plan"
 
     def __init__(
-        self, *, budget_bytes: int, smallest_feasible_bytes: int, bytes_by_category: Mapping[str, int], hint: str = ""
+        self,
+        *,
+        budget_bytes: int,
+        smallest_feasible_bytes: int,
+        bytes_by_category: Mapping[str, int],
+        hint: str = "",
+        short_of: Sequence[str] = (),
     ) -> None:
+        """short_of: sentences on what else is too small; with room on the device the message is about these."""
         parts = sorted(bytes_by_category.items(), key=lambda item: -item[1])[:3]
         listed = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in parts)
-        super().__init__(
+        message, raised = (
             f"memory budget {format_bytes(budget_bytes)} is under the smallest feasible peak "
-            f"{format_bytes(smallest_feasible_bytes)} ({listed})",
-            hint=hint or "Raise the budget, shorten the sequence, or allow more techniques.",
+            f"{format_bytes(smallest_feasible_bytes)} ({listed})"
+        ), "the budget"
+        if is_elsewhere := smallest_feasible_bytes <= budget_bytes and bool(short_of):
+            message, raised = f"the device has room, but {'; '.join(short_of)}", "the budget that is too small"
+        super().__init__(
+            message,
+            hint=hint or f"Raise {raised}, shorten the sequence, or allow more techniques.",
             budget_bytes=budget_bytes,
             smallest_feasible_bytes=smallest_feasible_bytes,
             bytes_by_category=dict(bytes_by_category),
+            short_of=list(short_of) if is_elsewhere else [],
         )
 
 
@@ -176,8 +194,14 @@ class OutOfMemory(HeadroomError):
         budget_bytes: int,
         bytes_by_category: Mapping[str, int],
         moment: str = "",
+        category: str = "temporaries",
+        slack_bytes: int = 0,
+        moments: Mapping[str, int] | None = None,
         hint: str = "",
     ) -> None:
+        """category: of the request. slack_bytes: that the allocator had taken of the tier and that nobody used. moments: most
+        bytes at the moments that came just before.
+        """
         listed = ", ".join(
             f"{name.replace('_', ' ')} {format_bytes(size)}"
             for name, size in sorted(bytes_by_category.items(), key=lambda item: -item[1])
@@ -196,6 +220,9 @@ class OutOfMemory(HeadroomError):
             budget_bytes=budget_bytes,
             bytes_by_category=dict(bytes_by_category),
             moment=moment,
+            category=category,
+            slack_bytes=slack_bytes,
+            moments=dict(moments or {}),
         )
 
 
@@ -214,9 +241,20 @@ class OutOfHostMemory(OutOfMemory):
 
 
 class DiskFull(HeadroomError):
-    """A write found no room; nothing half-written is left behind."""
+    """A write found no room, or a disk that fails; nothing half-written is left behind."""
 
     code = "disk_full"
+
+    @classmethod
+    def behind(cls, error: BaseException) -> "DiskFull | None":
+        """Makes one of a file system's error where the disk is to blame; None for any other error. Names no folder."""
+        if not isinstance(error, OSError) or error.errno not in _DISK_ERRORS:
+            return None
+        name = PurePath(error.filename).name if isinstance(error.filename, str) else ""
+        hint = "The job goes on from its checkpoint once the disk can be written."
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return cls("the disk is full: no room" + (f" for {name}" if name else ""), hint=hint)
+        return cls("the disk fails" + (f" at {name}" if name else "") + f": {os.strerror(error.errno)}", hint=hint)
 
 
 class RemoteStoreFull(HeadroomError):

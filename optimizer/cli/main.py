@@ -46,7 +46,7 @@ def add_subcommands(commands: "argparse._SubParsersAction[argparse.ArgumentParse
     profile.add_argument(
         "--model", required=True, metavar="CONFIG_OR_PRESET", help="config.json, its folder, or a preset"
     )
-    profile.add_argument("-o", "--output", required=True, metavar="FILE", type=Path)
+    profile.add_argument("-o", "--output", required=True, metavar="FILE", type=Path, help="to write it to")
     profile.set_defaults(run=run_profile)
 
     probe = commands.add_parser("probe", help="measure this machine")

@@ -29,8 +29,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_workload_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--sequence-length", type=int, default=TrainingWorkload.sequence_length, metavar="TOKENS")
-    parser.add_argument("--batch", type=int, default=TrainingWorkload.global_batch_size, metavar="SEQUENCES")
+    length, batch = TrainingWorkload.sequence_length, TrainingWorkload.global_batch_size
+    parser.add_argument("--sequence-length", type=int, default=length, metavar="TOKENS", help=f"default: {length}")
+    parser.add_argument("--batch", type=int, default=batch, metavar="SEQUENCES", help=f"in an optimizer step (default: {batch})")
     parser.add_argument("--steps", type=int, default=TrainingWorkload.num_steps, help="for the total time")
     parser.add_argument("--budget", metavar="SIZE", help='of device memory, such as "6 GiB"; all there is unless given')
     parser.add_argument("--host-budget", metavar="SIZE", help="of host memory; all there is unless given")

@@ -39,7 +39,7 @@ def read_chat_folder(folder: str | Path) -> ChatFacts | None:
     default = _read_text(root / "chat_template.jinja") if (root / "chat_template.jinja").is_file() else None
     if config is None and special is None and default is None and not named:
         return None
-    facts = read_chat_facts(config or {})
+    facts = read_chat_facts({} if config is None else config)
     tokens = special if isinstance(special, dict) else {}
     return ChatFacts(
         template=default if default is not None else facts.template,

@@ -63,7 +63,9 @@ def inspect_dataset(path: str | Path, *, format: DatasetFormat, columns: Columns
     preview, texts = "", Texts()
     first = None if format == "txt" else _first_row(Path(path), format=format)
     found = None if first is None else columns or find_columns(first[1], where=first[0])
-    for text, continues in _read_texts(Path(path), format=format, columns=columns):
+    has_words = False
+    for text, continues, says_something in _read_texts(Path(path), format=format, columns=columns):
+        has_words = has_words or says_something
         num_documents += not continues
         num_characters += len(text)
         texts.add(text, continues=continues)
@@ -71,6 +73,14 @@ def inspect_dataset(path: str | Path, *, format: DatasetFormat, columns: Columns
             preview += text[:MAX_PREVIEW_CHARACTERS] + ("" if continues else "\n---\n")
     if not num_characters:
         raise InvalidDataset("the dataset holds no text", field="dataset", value=0, allowed="at least one document")
+    if not has_words:
+        found_words = f"all {num_documents:,} answers are empty"
+        raise InvalidDataset(
+            f"dataset: {found_words}; allowed: at least one with text to learn",
+            field="dataset",
+            value=found_words,
+            allowed="at least one answer with text",
+        )
     return DatasetFacts(
         num_documents=num_documents,
         num_bytes=Path(path).stat().st_size,
@@ -90,14 +100,17 @@ def _first_row(path: Path, *, format: RowFormat) -> tuple[str, Row] | None:
     return next(read_rows(path, format=format), None)
 
 
-def _read_texts(path: Path, *, format: DatasetFormat, columns: Columns | None) -> Iterator[tuple[str, bool]]:
-    """Texts as people read them, and whether each goes on in the next; templates are applied when tokenizing."""
+def _read_texts(path: Path, *, format: DatasetFormat, columns: Columns | None) -> Iterator[tuple[str, bool, bool]]:
+    """Texts as people read them, whether each goes on in the next, and whether it holds anything to learn.
+
+    Templates are applied when tokenizing.
+    """
     if format == "txt":
         for document in read_documents(path):
-            yield document.text, document.continues
+            yield document.text, document.continues, True
         return
     for record in read_records(path, format=format, columns=columns):
-        yield _plain_text(record), False
+        yield _plain_text(record), False, record.has_words
 
 
 def _plain_text(record: Record) -> str:

@@ -67,7 +67,7 @@ class PromptFacts:
 
 
 def inspect_prompts(path: str | Path) -> PromptFacts:
-    """Read the whole file once. Raises InvalidDataset where it cannot be read, or no line of it can be used."""
+    """Read the whole file once. Raises InvalidDataset where it cannot be read, or holds no line."""
     num_prompts = num_batch_lines = num_drawing = 0
     urls: Counter[str] = Counter()
     models: Counter[str] = Counter()

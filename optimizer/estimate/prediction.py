@@ -216,6 +216,12 @@ class Prediction:
             return self
         return _make_without_init({**self.__dict__, "total_s": total_s})
 
+    def raised_to(self, high_bytes: int) -> "Prediction":
+        """The same with the device's upper end no lower than this."""
+        return _make_without_init(
+            {**self.__dict__, "device_peak_high_bytes": max(self.device_peak_high_bytes, high_bytes)}
+        )
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:

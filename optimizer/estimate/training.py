@@ -48,12 +48,7 @@ def estimate_training(
     """
     machine = calibrated_machine(machine, calibration)
     laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
-    simulation = simulate(
-        laid.schedule,
-        resident=laid.resident,
-        device_kind=machine.device.kind,
-        fresh_bytes_per_s=machine.rates.fresh_bytes_per_s,
-    )
+    simulation = simulate_step(laid, machine)
     peaks = laid.setting.stages.estimate(
         laid.schedule, laid.resident, simulation, choices=plan.activations.per_block
     )
@@ -65,6 +60,16 @@ def estimate_training(
         machine=machine,
         spread=read_spread(calibration),
         allocated_bytes=_allocated_bytes(laid, plan, machine),
+    )
+
+
+def simulate_step(laid: LaidOut, machine: Machine) -> Simulation:
+    """A steady step of a plan that is laid out."""
+    return simulate(
+        laid.schedule,
+        resident=laid.resident,
+        device_kind=machine.device.kind,
+        fresh_bytes_per_s=machine.rates.fresh_bytes_per_s,
     )
 
 

@@ -1,7 +1,8 @@
 """Corrections that finished runs teach about a machine: a factor on each kind of time, and how far off its predictions are.
 
-A calibration is the JSON object kept with the machine. Only time is corrected: peak bytes are arithmetic, and an error
-there is to be seen and mended, not scaled away. All functions are pure; nothing here reads a clock or a file.
+A calibration is the JSON object kept with the machine. Only time is scaled: peak bytes are arithmetic, and an error there is
+to be seen and mended. Bytes that work was short of when it ran out of memory are kept beside (``estimate/job/shortfalls.py``).
+All functions are pure; nothing here reads a clock or a file.
 
 Each run says one thing: a measured step is the sum of its predicted kinds, each times a factor. A common factor is the
 median of measured over predicted; each kind then may differ from it, drawn to it by a ridge, so that few runs move little

@@ -21,6 +21,7 @@ from optimizer.search.answer.frontier import frontier_of, price_spread
 from optimizer.search.answer.lever_value import LeftOut, list_left_out, price_without
 from optimizer.search.answer.lightest import price_floor
 from optimizer.search.answer.smallest import explain_infeasible, find_smallest_allocated
+from optimizer.search.check.beside import Beside
 from optimizer.search.check.card_fit import ACCEPTED, CardFit, find_room
 from optimizer.search.check.pins import check_pins
 from optimizer.search.check.verify import VerificationFailed, verify_plan
@@ -31,6 +32,8 @@ from optimizer.search.solver.polish import polish
 from optimizer.search.solver.pricebook import PriceBook, remembering
 from optimizer.search.solver.solve import solve
 
+_MAX_LEARNT = 3
+"""Searches that count what kernels were seen to hold beside tensors, each of them knowing more."""
 _ROUNDING = 1e-8
 """Share by which a bound may be lower because sums of floats are."""
 
@@ -89,7 +92,7 @@ def search(problem: SearchProblem, *, known: Sequence[Plan] = ()) -> SearchResul
     return SearchResult(
         chosen=chosen,
         baselines=baselines,
-        frontier=frontier_of(book),
+        frontier=frontier_of(book, device_budget_bytes=problem.goal.device_budget_bytes),
         bound_step_ms=bound_step_ms,
         unlimited_step_ms=unlimited_step_ms,
         explanation=tuple(_explain(problem, chosen, baselines["keep_all"], left_out)),
@@ -150,7 +153,7 @@ def first_on_the_card(book: PriceBook) -> tuple[PricedPlan, PriceBook]:
 
     Raises NoFeasiblePlan where nothing is left then.
     """
-    problem = book.problem
+    problem, beside = book.problem, Beside()
 
     def found(book: PriceBook, *, grows: bool) -> CardFit[PricedPlan, PriceBook]:
         chosen = _first_verified(book, grows=grows)
@@ -165,9 +168,16 @@ def first_on_the_card(book: PriceBook) -> tuple[PricedPlan, PriceBook]:
         first = found(book, grows=grows)
 
     def within(budget_bytes: int) -> CardFit[PricedPlan, PriceBook] | None:
-        smaller = PriceBook(problem.with_budget(budget_bytes))
+        smaller = PriceBook(beside.added_to(problem).with_budget(budget_bytes))
         return found(smaller, grows=grows) if find_best(smaller) else None
 
+    for _ in range(_MAX_LEARNT):
+        if first.chosen.verdict in ACCEPTED or not beside.learn(problem, first.chosen):
+            break
+        lighter = within(problem.goal.device_budget_bytes)
+        if lighter is None:
+            break
+        first = lighter
     best = find_room(first, budget_bytes=problem.goal.device_budget_bytes, within=within)
     if best is not None:
         return best.chosen, best.source

@@ -1,13 +1,16 @@
 """``training_problem``: the problem of a training plan with the estimator bound as its price. Torch-free."""
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
 from optimizer.estimate.bounds.relaxation import least_compute_ms, list_kinds, relax
 from optimizer.estimate.card.training_memory import add_memory
+from optimizer.estimate.job.shortfalls import Shortfall, raise_prediction, shortfall_on
+from optimizer.estimate.job.stages import list_stages
 from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.step.setting import lay_out
 from optimizer.estimate.training import estimate_training
 from optimizer.goal import Goal
 from optimizer.hardware.calibration import calibrated_machine
@@ -57,6 +60,29 @@ def training_problem(
         has_sparse_gradients=profile.has_sparse_gradients,
         has_plain_head=profile.has_plain_head,
         clamps_fp16=profile.clamps_fp16,
+    )
+
+
+def with_shortfalls(
+    problem: SearchProblem, profile: Profile, shortfalls: Sequence[Shortfall], *, machine: Machine
+) -> SearchProblem:
+    """The problem, of this profile and machine, with room for what attempts have shown to be predicted too low: each price of
+    the device is raised by it, and elsewhere as much is left free.
+    """
+    if not shortfalls:
+        return problem
+
+    def price(plan: Plan) -> Prediction:
+        found = problem.price(plan)
+        laid = lay_out(profile, plan=plan, workload=problem.workload, machine=machine)
+        stages = list_stages(found, profile, laid, plan=plan, workload=problem.workload, machine=machine)
+        return raise_prediction(found, stages, shortfalls)
+
+    return replace(
+        problem,
+        price=price,
+        host_budget_bytes=max(0, problem.host_budget_bytes - shortfall_on("host", shortfalls)),
+        disk_budget_bytes=max(0, problem.disk_budget_bytes - shortfall_on("disk", shortfalls)),
     )
 
 

@@ -8,7 +8,7 @@ function storedOn() {
 }
 
 function isTyping(target) {
-  return target.closest("input, select, textarea, [contenteditable]") !== null;
+  return target.closest("input:not([type=checkbox], [type=radio]), select, textarea, [contenteditable]") !== null;
 }
 
 if (dialog && toggle) {
@@ -19,12 +19,20 @@ if (dialog && toggle) {
   document.querySelector("[data-open-help]").addEventListener("click", () => dialog.showModal());
   dialog.querySelector("[data-close]").addEventListener("click", () => dialog.close());
   document.addEventListener("keydown", (event) => {
-    if (!toggle.checked || isTyping(event.target) || event.ctrlKey || event.metaKey || event.altKey || dialog.open) return;
+    if (!toggle.checked || isTyping(event.target) || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     if (event.key === "?") return dialog.showModal();
     const link = document.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
-    if (link) link.click();
+    if (!link) return;
+    event.preventDefault();
+    link.click();
   });
 }
+
+// A request that a newer one replaces is no error, though htmx would write each to the console. Of a server that is away
+// htmx:sendError says so itself.
+htmx.logger = (element, name, detail) => {
+  if (["htmx:afterRequest", "htmx:sendAbort"].includes(name)) delete detail.error;
+};
 
 function report(text) {
   const line = document.getElementById("server-trouble");
@@ -67,12 +75,33 @@ async function takeUpLogin() {
   for (const form of document.querySelectorAll("#job-form")) htmx.trigger(form, "reprice");
 }
 
+// A press while the server is away would end on the browser's own error page; so it is asked first whether it answers.
+const ANSWERS_WITHIN_MS = 5000;
+const asking = new WeakSet();
+const answered = new WeakSet();
+
+document.addEventListener("submit", async (event) => {
+  const form = event.target;
+  if (event.defaultPrevented || form.method !== "post" || answered.has(form)) return;
+  event.preventDefault();
+  if (asking.has(form)) return;
+  asking.add(form);
+  const answer = await fetch("/healthz", { cache: "no-store", signal: AbortSignal.timeout(ANSWERS_WITHIN_MS) }).catch(() => null);
+  asking.delete(form);
+  if (!answer) return report("The server is away, so nothing was done and what you typed is still here; press again once it answers.");
+  answered.add(form);
+  form.requestSubmit(event.submitter);
+  answered.delete(form);
+});
+
 addEventListener("focus", () => { if (isLoggedOut) takeUpLogin(); });
 document.addEventListener("visibilitychange", () => { if (isLoggedOut && !document.hidden) takeUpLogin(); });
 document.addEventListener("submit", (event) => { if (isLoggedOut) event.preventDefault(); }, true);
 
 document.body.addEventListener("htmx:responseError", (event) => {
   if (event.detail.xhr.status === 401) return reportLogout();
+  // sent between a login in another tab and its taking up here
+  if (event.detail.xhr.getResponseHeader("X-Login-Changed")) return takeUpLogin();
   const reason = event.detail.xhr.status === 403 ? refusal(event.detail.xhr) : "";
   if (reason) return report(reason);
   report(`The server answered ${event.detail.xhr.status} to ${event.detail.pathInfo.requestPath}; reload the page to try again.`);

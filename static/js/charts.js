@@ -9,6 +9,7 @@ export const CONFIG = {
   plotlyServerURL: "",
   displaylogo: false,
   responsive: true,
+  displayModeBar: false,
   modeBarButtonsToRemove: ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d"],
 };
 
@@ -69,7 +70,7 @@ export function drawHostBytes(element, { series, prediction, unit: point, uirevi
   const colours = ink();
   const traces = [{
     type: "scatter", mode: "lines", name: "host bytes", x: samples.map((s) => s.step), y: samples.map((s) => s.host_bytes / unit.bytes),
-    line: { color: colours.accent, width: 2 }, hovertemplate: `${point} %{x}: %{y:.4~g} ${unit.name}<extra></extra>`,
+    text: samples.map((s) => formatBytes(s.host_bytes)), line: { color: colours.accent, width: 2 }, hovertemplate: `${point} %{x}: %{text}<extra></extra>`,
   }];
   const layout = baseLayout(uirevision);
   layout.yaxis = { ...layout.yaxis, title: axisTitle(unit.name), range: [0, (highest / unit.bytes) * 1.1] };
@@ -79,33 +80,54 @@ export function drawHostBytes(element, { series, prediction, unit: point, uirevi
   return last ? `Host memory is at ${formatBytes(last.host_bytes)} at ${point} ${last.step}.` : "No host memory measured yet.";
 }
 
-export function drawLoss(element, { series, numSteps, uirevision }) {
+// Training loss as it was (faint where it is smoothed) and smoothed, validation loss, and the learning rate. view: a LossView.
+export function drawLoss(element, { series, numSteps, uirevision, lossView: view, tokensPerStep }) {
   const samples = thin(series.steps().filter((s) => Number.isFinite(s.loss)), MAX_POINTS, (sample) => sample.loss);
   const evals = series.evals().filter((sample) => Number.isFinite(sample.validation_loss));
   const colours = ink();
+  const scale = { tokensPerStep, startS: samples[0]?.time_s ?? 0 };
+  const x = view.positions(samples, scale);
+  const losses = samples.map((sample) => sample.loss);
+  const isSmooth = view.smoothing > 0 && samples.length > 1;
+  const training = (name, y, opacity) => ({
+    type: "scatter", name, x, y, opacity, mode: samples.length < 2 ? "markers" : "lines", customdata: samples.map((s) => s.step),
+    line: { color: colours.accent, width: opacity < 1 ? 1 : 1.5 }, hovertemplate: `step %{customdata}: ${name} %{y:.4f}<extra></extra>`,
+  });
   const traces = [
+    ...(isSmooth ? [{ ...training("as measured", losses, 0.35), showlegend: false }] : []),
+    training("training", isSmooth ? view.smoothed(losses) : losses, 1),
     {
-      ...line("training", samples, (s) => s.loss), mode: samples.length < 2 ? "markers" : "lines",
-      line: { color: colours.accent, width: 1.5 }, hovertemplate: "step %{x}: training %{y:.4f}<extra></extra>",
-    },
-    {
-      ...line("validation", evals, (s) => s.validation_loss), mode: "lines+markers",
+      ...line("validation", evals, (s) => s.validation_loss), x: view.positions(evals, scale), mode: "lines+markers",
       line: { color: colours.text, width: 1.5, dash: "dot" }, marker: { symbol: "diamond", size: 8, color: colours.text },
-      hovertemplate: "step %{x}: validation %{y:.4f}<extra></extra>",
+      hovertemplate: "validation %{y:.4f}<extra></extra>",
     },
     {
-      ...line("learning rate", samples, (s) => s.learning_rate), yaxis: "y2",
-      line: { color: colours.muted, width: 1.5, dash: "dash" }, hovertemplate: "step %{x}: learning rate %{y:.3~g}<extra></extra>",
+      ...line("learning rate", samples, (s) => s.learning_rate), x, yaxis: "y2",
+      line: { color: colours.muted, width: 1.5, dash: "dash" }, hovertemplate: "learning rate %{y:.3~g}<extra></extra>",
     },
   ];
-  const layout = withLegend(baseLayout(uirevision));
-  layout.xaxis = { ...layout.xaxis, title: axisTitle("step"), range: [0, Math.max(numSteps, samples.at(-1)?.step ?? 0, 1)] };
-  layout.yaxis2 = rightAxis(layout, { tickformat: ".1~e", rangemode: "tozero" });
+  const layout = withLegend(baseLayout(`${uirevision}-${view.over}-${view.scale}`));
+  const end = view.over === "steps" ? Math.max(numSteps, x.at(-1) ?? 0, 1) : x.at(-1) ?? 1;
+  layout.xaxis = { ...layout.xaxis, title: axisTitle(view.unit), range: view.zoom ?? [0, end] };
+  if (view.scale === "log") layout.yaxis = { ...layout.yaxis, type: "log" };
+  layout.yaxis2 = { ...rightAxis(layout, { tickformat: ".1~e", rangemode: "tozero" }), type: "linear" };
+  const isNew = !element.data;
   Plotly.react(element, traces, layout, CONFIG);
+  if (isNew) view.follow(element);
   const last = samples.at(-1);
   if (!last) return "No loss measured yet.";
   const validation = evals.length ? `, validation ${formatFigure(evals[0].validation_loss)} to ${formatFigure(evals.at(-1).validation_loss)}` : "";
   return `Training loss went from ${formatFigure(samples[0].loss)} to ${formatFigure(last.loss)} by step ${last.step}${validation}; the learning rate is at ${formatFigure(last.learning_rate ?? 0)}.`;
+}
+
+// The whole run's device memory, 60 pixels high: the same areas as over the run, without labels.
+export function drawMemoryStrip(element, data) {
+  const summary = drawMemoryOverRun(element, data);
+  Plotly.relayout(element, {
+    margin: { l: 56, r: 8, t: 4, b: 4 }, annotations: [], "xaxis.title.text": "", "xaxis.showticklabels": false,
+    "yaxis.title.text": "", "yaxis.nticks": 2, "yaxis.automargin": false, hovermode: "x",
+  });
+  return summary.replace("Device memory over", "The run's strip:");
 }
 
 // Beside the tokens what part of the time compute stood still (stallShare of a sample, or null), where that was measured.
@@ -224,15 +246,15 @@ export function stack(bytesList, x, categories, unit, shape, where, customdata) 
       type: "scatter", mode: "lines", stackgroup: "device", name: label, x, customdata,
       y: bytesList.map((bytes) => (bytes[key] ?? 0) / unit.bytes),
       fillcolor: style.fillcolor, fillpattern: style.fillpattern, line: { ...style.line, shape },
-      hovertemplate: `${where}: ${label} %{y:.4~g} ${unit.name}<extra></extra>`,
+      text: bytesList.map((bytes) => formatBytes(bytes[key] ?? 0)), hovertemplate: `${where}: ${label} %{text}<extra></extra>`,
     };
   });
 }
 
 function predictionTrace(x, bytes, unit, where, shape = "linear", text = undefined) {
   return {
-    type: "scatter", mode: "lines", name: "predicted", x, y: bytes.map((value) => value / unit.bytes), text,
-    line: { color: ink().text, width: 2, dash: "dash", shape }, hovertemplate: `${where}: predicted %{y:.4~g} ${unit.name}<extra></extra>`,
+    type: "scatter", mode: "lines", name: "predicted", x, y: bytes.map((value) => value / unit.bytes), text, customdata: bytes.map(formatBytes),
+    line: { color: ink().text, width: 2, dash: "dash", shape }, hovertemplate: `${where}: predicted %{customdata}<extra></extra>`,
   };
 }
 

@@ -9,6 +9,7 @@ const facts = JSON.parse(document.getElementById("compare-facts").textContent);
 const status = document.getElementById("compare-status");
 const runs = facts.runs.map((run, index) => ({ ...run, index, steps: [] }));
 let over = "step";
+let reach = "whole";
 
 const WRITERS = {
   bytes: formatBytes,
@@ -24,20 +25,31 @@ function abscissa(run) {
   return run.steps.map((sample) => (sample.time_s - start) / 60);
 }
 
+// The points of a run and where they are drawn, whole or as far as the shortest run came.
+function pointsOf(run, end) {
+  const x = abscissa(run);
+  const count = x.findLastIndex((at) => at <= end) + 1;
+  return { x: x.slice(0, count), steps: run.steps.slice(0, count) };
+}
+
 // One chart of a field of the samples.
 function drawField(element, field, { title, unit, write, label }) {
   const drawn = runs.filter((run) => run.steps.length);
-  const traces = drawn.map((run) => ({
-    type: "scatter",
-    mode: run.steps.length < 2 ? "markers" : "lines",
-    name: run.letter,
-    x: abscissa(run),
-    y: run.steps.map((sample) => (Number.isFinite(sample[field]) ? sample[field] / unit : null)),
-    text: run.steps.map((sample) => (Number.isFinite(sample[field]) ? write(sample[field]) : "")),
-    hovertemplate: `${run.letter}: %{text}<extra></extra>`,
-    line: runStyle(run.index),
-  }));
-  const layout = baseLayout(`compare-${field}-${over}`);
+  const end = reach === "shared" ? Math.min(...drawn.map((run) => abscissa(run).at(-1))) : Infinity;
+  const traces = drawn.map((run) => {
+    const { x, steps } = pointsOf(run, end);
+    return {
+      type: "scatter",
+      mode: steps.length < 2 ? "markers" : "lines",
+      name: run.letter,
+      x,
+      y: steps.map((sample) => (Number.isFinite(sample[field]) ? sample[field] / unit : null)),
+      text: steps.map((sample) => (Number.isFinite(sample[field]) ? write(sample[field]) : "")),
+      hovertemplate: `${run.letter}: %{text}<extra></extra>`,
+      line: runStyle(run.index),
+    };
+  });
+  const layout = baseLayout(`compare-${field}-${over}-${reach}`);
   layout.margin = { ...layout.margin, r: 32 };
   layout.xaxis = { ...layout.xaxis, title: axisTitle(over === "step" ? "step" : "minutes since the first step") };
   layout.yaxis = { ...layout.yaxis, title: axisTitle(title), rangemode: field === "loss" ? "normal" : "tozero" };
@@ -123,7 +135,8 @@ const board = new Board([
   ...(document.getElementById("compare-loss") ? [{ id: "compare-loss", draw: (element) => drawField(element, "loss", { title: "loss", unit: 1, write: formatFigure, label: "Training loss" }) }] : []),
   { id: "compare-memory", draw: drawMemory },
   { id: "compare-speed", draw: (element) => drawField(element, "tokens_per_s", { title: "tokens per second", unit: 1, write: formatCount, label: "Tokens per second" }) },
-  { id: "compare-all", draw: drawAll },
+  // two runs differ in the tables below; lines between two ends of each axis would say no more
+  ...(document.getElementById("compare-all") ? [{ id: "compare-all", draw: drawAll }] : []),
 ]);
 
 function draw() {
@@ -138,13 +151,19 @@ async function load(run) {
   run.steps = steps.length ? steps : generated;
 }
 
-for (const button of document.querySelectorAll("[data-over]")) {
-  button.addEventListener("click", () => {
-    over = button.dataset.over;
-    for (const other of document.querySelectorAll("[data-over]")) other.setAttribute("aria-pressed", String(other === button));
-    draw();
-  });
+function choose(name, take) {
+  const buttons = document.querySelectorAll(`[data-${name}]`);
+  for (const button of buttons) {
+    button.addEventListener("click", () => {
+      take(button.dataset[name]);
+      for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
+      draw();
+    });
+  }
 }
+
+choose("over", (chosen) => { over = chosen; });
+choose("reach", (chosen) => { reach = chosen; });
 
 const loaded = await Promise.allSettled(runs.map(load));
 const failed = loaded.filter(({ status: outcome }) => outcome === "rejected").map(({ reason }) => reason.message);
@@ -152,5 +171,6 @@ const numPoints = runs.reduce((sum, run) => sum + run.steps.length, 0);
 status.textContent = failed.length
   ? `The server did not give the measurements of run ${failed.join(", ")}; reload the page to try again.`
   : `${formatCount(numPoints)} points of ${runs.length} runs.`;
+document.getElementById("compare-reach").hidden = new Set(runs.map((run) => run.steps.at(-1)?.step).filter(Boolean)).size < 2;
 draw();
 onColourChange(draw);

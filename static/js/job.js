@@ -6,7 +6,9 @@ import { formatBytes, formatCount, formatDuration, formatFigure, signedError } f
 import { drawLanes, lanesOf, predictedStallShare, stallShare } from "./lanes.js";
 import { fetchMetrics, metrics, stream } from "./opening.js";
 import { onColourChange } from "./palette.js";
+import { LossView } from "./loss_view.js";
 import { Series } from "./series.js";
+import { drawSparks } from "./sparks.js";
 
 const MIN_REDRAW_MS = 500;
 // how long the charts wait for the first measurements before they show the prediction alone
@@ -17,7 +19,7 @@ const series = new Series();
 const generates = ["generate", "serve"].includes(facts.job.kind);
 
 let job = facts.job;
-let memoryView = "run";
+let memoryView = generates ? "run" : "step";
 let changed = true;
 let drawnAtMs = -Infinity;
 let drawTimer = 0;
@@ -27,7 +29,8 @@ function shared() {
     series, categories: facts.categories, prediction: job.prediction ?? facts.job.prediction, budgetBytes: facts.budget_bytes,
     // a generate job's points are counted in tokens, of which nobody knows how many there will be
     // one that has ended before its last step is drawn as far as it came
-    numSteps: generates || job.is_terminal ? 0 : job.num_steps, unit: generates ? "token" : "step", uirevision: job.id, stallShare,
+    numSteps: generates || job.is_terminal ? 0 : job.num_steps, unit: generates ? "token" : "step", uirevision: job.id, stallShare, lossView,
+    tokensPerStep: (facts.job.spec?.workload?.sequence_length ?? 1) * (facts.job.spec?.workload?.global_batch_size ?? 1),
   };
 }
 
@@ -46,7 +49,9 @@ function draw() {
   const usesHost = prediction?.host_peak_bytes || series.steps().some((sample) => sample.host_bytes);
   // nothing comes any more: empty charts are not drawn
   const isOver = job.is_terminal && !series.steps().length;
-  for (const panel of document.querySelectorAll("[data-needs-measurements]")) panel.hidden = isOver || (panel.id === "host-panel" && !usesHost);
+  const isTimed = !job.is_terminal || series.steps().some((sample) => Number.isFinite(sample.tokens_per_s));
+  const isEmpty = { "host-panel": !usesHost, "lanes-panel": !hasStalls(), "speed-panel": !isTimed };
+  for (const panel of document.querySelectorAll("[data-needs-measurements]")) panel.hidden = isOver || Boolean(isEmpty[panel.id]);
   document.getElementById("never-measured").hidden = !isOver;
   board.show(shared());
   showFigures();
@@ -54,10 +59,11 @@ function draw() {
   page.dataset.draws = String(Number(page.dataset.draws ?? 0) + 1);
 }
 
+const lossView = generates ? null : new LossView(() => { drawnAtMs = -Infinity; scheduleDraw(); });
 const board = new Board([
   { id: "chart-memory", draw: (element, data) => (memoryView === "run" ? charts.drawMemoryOverRun : charts.drawMemoryWithinStep)(element, data) },
   { id: "chart-host", draw: charts.drawHostBytes },
-  ...(generates ? [] : [{ id: "chart-loss", draw: charts.drawLoss }]),
+  ...(generates ? [] : [{ id: "chart-loss", draw: charts.drawLoss }, { id: "chart-strip", draw: charts.drawMemoryStrip }]),
   { id: "chart-speed", draw: charts.drawSpeed },
   ...(facts.job.kind === "serve" ? [] : [{ id: "chart-lanes", draw: drawLanesNow }]),
   { id: "chart-links", draw: charts.drawLinks },
@@ -81,8 +87,14 @@ function show(name, text) {
   }
 }
 
+// one full bar of compute says nothing
+function hasStalls() {
+  return predictedStallShare(shared().prediction) > 0 || series.steps().some((sample) => stallShare(sample) > 0);
+}
+
 function showFigures() {
   const last = series.latestStep();
+  drawSparks(page, series.steps());
   if (last) {
     const peakBytes = series.peakBytes();
     const prediction = shared().prediction;
@@ -91,6 +103,8 @@ function showFigures() {
     if (Number.isFinite(last.loss)) show("loss", formatFigure(last.loss));
     // of a finished run the server's figure stays: that of the whole run, as lists and comparisons show it
     if (Number.isFinite(last.tokens_per_s) && !job.is_terminal) show("speed", formatCount(last.tokens_per_s));
+    if (Number.isFinite(last.step_ms) && !job.is_terminal) show("step-ms", `${formatFigure(last.step_ms)} ms`);
+    if (last.time_s && job.started_at && !job.is_terminal) show("took", formatDuration(Math.max(0, last.time_s - Date.parse(job.started_at) / 1000)));
     if (last.num_errors != null) show("errors", formatCount(last.num_errors));
     if (last.host_bytes != null) show("host", formatBytes(last.host_bytes));
     if (last.gpu) show("card", charts.cardWords(last.gpu));
@@ -114,7 +128,12 @@ function stallWords(sample, prediction) {
 function showProgress(step) {
   show("step", formatCount(step));
   const seconds = secondsLeft();
-  if (seconds != null && job.state === "running") show("eta", `${formatDuration(seconds)} left`);
+  if (seconds != null && job.state === "running") {
+    show("eta", `${formatDuration(seconds)} left`);
+    show("left", formatDuration(seconds));
+  }
+  const percent = job.num_steps ? `${Math.floor((100 * step) / job.num_steps)} % · ` : "";
+  document.title = `${job.is_terminal ? "" : percent}${job.name ?? facts.job.name} · Headroom`;
   const bar = document.getElementById("job-progress");
   if (bar) bar.value = step;
 }
@@ -230,7 +249,16 @@ for (const button of document.querySelectorAll("[data-memory-view]")) {
 }
 
 document.addEventListener("visibilitychange", () => { if (!document.hidden && changed) scheduleDraw(); });
-document.body.addEventListener("htmx:afterSettle", () => showFigures());
+document.body.addEventListener("htmx:afterSettle", () => {
+  const execution = document.getElementById("execution");
+  const isSeen = document.getElementById("tab-panel").dataset.tab === "execution";
+  if (execution.hidden === isSeen) {
+    execution.hidden = !isSeen;
+    drawnAtMs = -Infinity;
+    scheduleDraw();
+  }
+  showFigures();
+});
 onColourChange(scheduleDraw);
 
 setTimeout(() => { if (drawnAtMs < 0) scheduleDraw(); }, FIRST_DRAW_MS);

@@ -19,6 +19,11 @@ document.addEventListener("input", (event) => {
 // a model or dataset that was just uploaded is now selected in the form
 document.body.addEventListener("uploaded", repriceSoon);
 
+// what is filled or wrong is in sight
+function openAround(field) {
+  for (let closed = field.closest("details:not([open])"); closed; closed = closed.parentElement.closest("details:not([open])")) closed.open = true;
+}
+
 // a button that asks for something else fills its fields; without this script it is a link to the filled form
 document.addEventListener("click", (event) => {
   const link = event.target.closest("[data-fill]");
@@ -30,11 +35,14 @@ document.addEventListener("click", (event) => {
     for (const box of boxes) box.checked = text.includes(box.value);
     if (!boxes.length && field.type === "checkbox") field.checked = text === "on";
     else if (!boxes.length) field.value = text;
-    const closed = (boxes[0] ?? field).closest("details:not([open])");
-    if (closed) closed.open = true;
+    if (!link.dataset.intent) openAround(boxes[0] ?? field);
   }
-  const first = fields[0][0];
-  (first.length === undefined || first.options ? first : first[0]).focus();
+  for (const intent of document.querySelectorAll("[data-intent]")) intent.toggleAttribute("aria-current", false);
+  if (link.dataset.intent) link.setAttribute("aria-current", "true");
+  else {
+    const first = fields[0][0];
+    (first.length === undefined || first.options ? first : first[0]).focus();
+  }
   repriceSoon();
 });
 
@@ -44,8 +52,9 @@ const plansSince = document.getElementById("plans-since");
 
 function markPlansOld() {
   const plans = document.getElementById("plans");
-  if (plans.inert || !plans.querySelector("table")) return;
+  if (plans.inert || !plans.querySelector("input")) return;
   plans.inert = true;
+  document.getElementById("all-plans").inert = true;
   plansSince.textContent = "Being priced again; below are the plans of the last answer, which can be taken once the new prices are there.";
 }
 
@@ -55,7 +64,7 @@ function markPlansNew() {
 
 // who starts the job before the answer is there and held to Headroom's choice is given its choice for what stands in the form now
 form.addEventListener("submit", () => {
-  const taken = document.querySelector('#plans[inert] input[name="plan_id"]:checked');
+  const taken = document.querySelector('[inert] input[name="plan_id"]:checked');
   if (taken && "chosen" in taken.dataset) taken.disabled = true;
 });
 
@@ -94,6 +103,7 @@ function markInvalidFields() {
     if (list.children.length) {
       field.setAttribute("aria-invalid", "true");
       field.setAttribute("aria-errormessage", list.id);
+      openAround(field);
     } else {
       field.removeAttribute("aria-invalid");
       field.removeAttribute("aria-errormessage");
@@ -102,7 +112,7 @@ function markInvalidFields() {
 }
 
 function keepTaken() {
-  const again = [...document.querySelectorAll('.plans input[name="plan_id"]')].find((radio) => radio.getAttribute("aria-label") === taken);
+  const again = [...document.querySelectorAll('input[name="plan_id"]')].find((radio) => radio.getAttribute("aria-label") === taken);
   if (!again) return;
   again.checked = true;
   sayTaken(again);
@@ -117,14 +127,22 @@ function sayTaken(radio) {
   words.textContent = radio.dataset.words;
 }
 
+// an answer has many parts, and each is announced once for every other: what follows is done once for all of them
+let isAnswerNew = false;
+
 document.body.addEventListener("htmx:oobAfterSwap", () => {
-  markInvalidFields();
-  markPlansNew();
-  keepTaken();
+  if (isAnswerNew) return;
+  isAnswerNew = true;
+  queueMicrotask(() => {
+    isAnswerNew = false;
+    markInvalidFields();
+    markPlansNew();
+    keepTaken();
+  });
 });
 
 htmx.onLoad(() => {
-  const picked = document.querySelector('.plans input[name="plan_id"]:checked');
+  const picked = document.querySelector('input[name="plan_id"]:checked');
   picked?.closest("tr")?.classList.add("picked");
   if (picked && !("chosen" in picked.dataset)) sayTaken(picked);
 });

@@ -5,12 +5,23 @@ const TEXTURES = {
   weights: "", gradients: "/", optimizer_state: "x", activations: ".", logits_and_loss: "-", kv_cache: "|", temporaries: "",
 };
 
+// Variables hold a light and a dark value: only a property that uses one says which of them counts.
+const probe = document.createElement("span");
+probe.hidden = true;
+document.documentElement.append(probe);
+const known = new Map();
+
 function variable(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  if (name === "--sans") return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  if (!known.has(name)) {
+    probe.style.color = `var(${name}, var(--cat-temporaries))`;
+    known.set(name, getComputedStyle(probe).color);
+  }
+  return known.get(name);
 }
 
 export function fill(category) {
-  const colour = variable(`--cat-${category}`) || variable("--cat-temporaries");
+  const colour = variable(`--cat-${category}`);
   const shape = TEXTURES[category] ?? "";
   return {
     fillcolor: colour,
@@ -35,5 +46,7 @@ export function runStyle(index) {
 }
 
 export function onColourChange(callback) {
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", callback);
+  const changed = () => { known.clear(); callback(); };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
+  document.addEventListener("themechange", changed);
 }

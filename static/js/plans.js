@@ -29,35 +29,71 @@ function worthWords(point) {
   return facts.by === "speed" ? `${formatFigure(point.tokens_per_s)} tokens/s` : stepWords(point.time_ms);
 }
 
+// The stretch between the plans worth looking at: the frontier, the chosen plan and one's own, with a tenth of air; baselines far
+// off are reached by zooming out.
+function zoomOf() {
+  const near = facts.points.filter((point) => point.sort !== "baseline" || point.letter);
+  const shown = near.length > 1 ? near : facts.points;
+  const span = (values) => {
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    const air = 0.1 * (high - low || high || 1);
+    return [Math.max(0, low - air), high + air];
+  };
+  return { bytes: span(shown.map((point) => point.peak_bytes)), worth: span(shown.map(worth)) };
+}
+
+// The limit that the verdict goes by, and the band above it in which a plan may fit (tight).
+function drawLimits(layout, { unit, view, colours }) {
+  const isBeyond = facts.fits_bytes > view.bytes[1];
+  const rule = { yref: "paper", y0: 0, y1: 1, layer: "below" };
+  layout.shapes = isBeyond ? [] : [
+    { ...rule, type: "line", x0: facts.fits_bytes / unit.bytes, x1: facts.fits_bytes / unit.bytes, line: { color: colours.budget, width: 2.5 } },
+    { ...rule, type: "rect", x0: facts.fits_bytes / unit.bytes, x1: facts.tight_bytes / unit.bytes, fillcolor: colours.warn, opacity: 0.2, line: { width: 0 } },
+  ];
+  layout.annotations = [{
+    xref: isBeyond ? "paper" : "x", x: isBeyond ? 1 : facts.fits_bytes / unit.bytes, xanchor: isBeyond ? "right" : "left", yref: "paper", y: 1, yanchor: "top",
+    text: `usable ${formatBytes(facts.fits_bytes)}${isBeyond ? " ▸" : ""}`, showarrow: false, font: { color: colours.budgetText, size: 13 }, bgcolor: colours.ground, borderpad: 1,
+  }];
+}
+
+// A plan that is clicked stands beside the recommended one; the address says so.
+function select(key) {
+  if (!key || key === "chosen" || key === "yours") return;
+  const address = new URL(location.href);
+  address.searchParams.delete("with");
+  address.searchParams.append("with", "chosen");
+  address.searchParams.append("with", key);
+  location.assign(address);
+}
+
 function drawFrontier() {
   const colours = ink();
-  const unit = axisUnit(Math.max(facts.budget_bytes, ...facts.points.map((point) => point.peak_bytes)));
-  const highest = Math.max(...facts.points.map(worth));
+  const unit = axisUnit(Math.max(...facts.points.map((point) => point.peak_bytes)));
+  const view = zoomOf();
   const traces = ["frontier", "baseline", "chosen", "yours"].map((sort) => {
     const points = facts.points.filter((point) => point.sort === sort).sort((a, b) => a.peak_bytes - b.peak_bytes);
     return {
       type: "scatter", ...marks(sort, colours),
       x: points.map((point) => point.peak_bytes / unit.bytes), y: points.map(worth),
-      text: points.map((point) => point.letter), textfont: { color: colours.text },
+      keys: points.map((point) => point.key), text: points.map((point) => point.letter), textfont: { color: colours.text },
       customdata: points.map((point) => `${point.label}<br>${formatBytes(point.peak_bytes)}, ${worthWords(point)}, ${point.verdict.replaceAll("_", " ")}`),
       hovertemplate: "%{customdata}<extra></extra>",
     };
   }).filter((trace) => trace.x.length);
-  traces.push({
-    type: "scatter", mode: "lines", name: "budget", x: [facts.budget_bytes / unit.bytes, facts.budget_bytes / unit.bytes],
-    y: [0, highest * 1.05], line: { color: colours.budget, width: 2.5 }, hovertemplate: `budget ${formatBytes(facts.budget_bytes)}<extra></extra>`,
-  });
   const layout = baseLayout("frontier");
   layout.hovermode = "closest";
   layout.showlegend = true;
   layout.legend = { orientation: "h", x: 1, xanchor: "right", y: 1.02, yanchor: "bottom", font: { color: colours.text } };
-  layout.xaxis = { ...layout.xaxis, title: axisTitle(`device memory at the peak, ${unit.name}`), rangemode: "tozero" };
-  layout.yaxis = { ...layout.yaxis, title: axisTitle(facts.by === "speed" ? "tokens per second" : `seconds for ${facts.time_of}`), rangemode: "tozero" };
+  layout.xaxis = { ...layout.xaxis, title: axisTitle(`device memory at the peak, ${unit.name}`), range: view.bytes.map((bytes) => bytes / unit.bytes) };
+  layout.yaxis = { ...layout.yaxis, title: axisTitle(facts.by === "speed" ? "tokens per second" : `seconds for ${facts.time_of}`), range: view.worth };
+  drawLimits(layout, { unit, view, colours });
   const element = document.getElementById("chart-frontier");
+  const isNew = !element.data;
   Plotly.react(element, traces, layout, CONFIG);
+  if (isNew) element.on("plotly_click", ({ points: [clicked] }) => select(clicked.data.keys?.[clicked.pointIndex]));
   const chosen = facts.points.find((point) => point.sort === "chosen");
   const words = chosen ? `; chosen: ${formatBytes(chosen.peak_bytes)}, ${worthWords(chosen)}` : "";
-  element.setAttribute("aria-label", `${facts.points.length} plan${facts.points.length === 1 ? "" : "s"} by peak and ${facts.by === "speed" ? "tokens per second" : `the time of ${facts.time_of}`}${words}; budget ${formatBytes(facts.budget_bytes)}. The table of every plan has the numbers.`);
+  element.setAttribute("aria-label", `${facts.points.length} plan${facts.points.length === 1 ? "" : "s"} by peak and ${facts.by === "speed" ? "tokens per second" : `the time of ${facts.time_of}`}${words}; usable ${formatBytes(facts.fits_bytes)}. The table of every plan has the numbers.`);
 }
 
 // All steps on one scale of bytes, so that they can be compared at a glance.

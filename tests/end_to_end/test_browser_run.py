@@ -1,19 +1,21 @@
 """A run's page in a real Chromium: live charts, lost connections, restarts of the server."""
 
+import re
 from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.end_to_end.site.browser import WIDTHS, Watched, wait_for_points
+from tests.end_to_end.site.browser import WIDTHS, Watched, take_picture, wait_for_points
 from tests.end_to_end.site.site import Site
+from tests.end_to_end.test_browser_pages import assert_accessible
 from tests.webapp.pages import rows
 
 pytestmark = pytest.mark.browser
 
 
 def steps_drawn(tab: Watched) -> list[int]:
-    return tab.page.evaluate("document.getElementById('chart-memory').data[0].x")
+    return tab.page.evaluate("document.getElementById('chart-strip').data[0].x")
 
 
 def named_traces(tab: Watched, chart: str = "chart-memory") -> list[str]:
@@ -30,9 +32,23 @@ def test_charts_grow_while_the_job_runs(site: Site, open_tab: Callable[..., Watc
     tab.check()
 
 
+def test_a_finished_runs_page_shows_the_whole_runs_speed(
+    site: Site, open_tab: Callable[..., Watched], running_job: str
+) -> None:
+    """The script put the last step's in its place, once the points had come."""
+    site.ask("succeed", job_id=running_job)
+    tab = open_tab(f"/jobs/{running_job}/")
+    wait_for_points(tab, 30)
+    expect(tab.page.locator('[data-live="loss"]')).to_have_text(re.compile(r"\d"))
+    expect(tab.page.locator('[data-live="speed"]')).to_have_text("1,244")
+    tab.check()
+
+
 def test_prediction_and_budget_are_drawn_over_the_stack(open_tab: Callable[..., Watched], running_job: str) -> None:
     tab = open_tab(f"/jobs/{running_job}/")
     wait_for_points(tab, 30)
+    tab.page.get_by_role("button", name="over the run").click()
+    tab.page.wait_for_function("() => document.getElementById('chart-memory').data[0].x.length === 30")
     names = ["weights", "gradients", "optimizer state", "activations", "logits and loss", "temporaries"]
     assert named_traces(tab) == [*names, "predicted", "budget"]
     traces = tab.page.evaluate("document.getElementById('chart-memory').data.map(t => [t.name, t.y[0], t.line.dash])")
@@ -41,7 +57,7 @@ def test_prediction_and_budget_are_drawn_over_the_stack(open_tab: Callable[..., 
     assert lines["budget"][0] == 480
     assert tab.page.evaluate("document.getElementById('chart-memory').data[1].fillpattern.shape") == "/"
     expect(
-        tab.page.get_by_role("group", name="measured peak 411 MiB, predicted 409 MiB, budget 480 MiB")
+        tab.page.get_by_role("group", name="Device memory over 30 points").first
     ).to_be_visible()
     tab.check()
 
@@ -57,6 +73,9 @@ def test_a_step_is_shown_from_within_with_its_prediction(open_tab: Callable[...,
     )
     assert ends == [100, 100]
     expect(tab.page.get_by_role("button", name="within a step")).to_have_attribute("aria-pressed", "true")
+    tab.page.locator("#chart-memory .nsewdrag").hover()
+    # a few bytes were once "0.003906 MiB"
+    expect(tab.page.locator("#chart-memory .hoverlayer")).to_contain_text("weights 44.0 MiB")
     tab.check()
 
 
@@ -118,6 +137,10 @@ def test_a_restart_of_the_web_process_loses_no_point(
     # it tries again meanwhile, every two or three seconds
     tab.page.wait_for_timeout(7000)
     expect(tab.page.locator('[data-live="connection"]')).to_have_text(since)
+    tab.page.get_by_role("button", name="Pause").click()
+    said = "The server is away, so nothing was done and what you typed is still here; press again once it answers."
+    expect(tab.page.locator("#server-trouble")).to_have_text(said)
+    expect(tab.page).to_have_url(f"{site.url}/jobs/{running_job}/")
     site.ask("measure", job_id=running_job, first=31, last=45)
     site.start_web()
     wait_for_points(tab, 45)
@@ -151,7 +174,7 @@ def test_a_finished_run_becomes_a_model_by_the_keyboard_on_a_phone(
 ) -> None:
     assert site.ask("succeed", job_id=running_job) == "succeeded"
     tab = open_tab(f"/jobs/{running_job}/", width=WIDTHS[1])
-    tab.page.get_by_role("button", name="Make it a model").focus()
+    tab.page.get_by_role("button", name="Add to Models").focus()
     tab.page.keyboard.press("Enter")
     tab.page.wait_for_url("**/models/model_*/")
     tab.page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=WIDTHS[1])
@@ -162,6 +185,27 @@ def test_a_finished_run_becomes_a_model_by_the_keyboard_on_a_phone(
     tab.page.locator("dl").get_by_role("link").first.click()
     expect(tab.page.get_by_role("region", name="How it ended").get_by_role("link", name="Train it further")).to_be_visible()
     tab.check()
+
+
+def test_a_shared_run_is_read_without_an_account(
+    site: Site, open_tab: Callable[..., Watched], running_job: str
+) -> None:
+    tab = open_tab(f"/jobs/{running_job}/")
+    wait_for_points(tab, 30)
+    tab.page.locator("#action-share").click()
+    tab.page.get_by_role("button", name="Make a link").click()
+    expect(tab.page.get_by_role("status").filter(has_text="Anyone with the link")).to_be_visible()
+    link = tab.page.locator("#share-link").text_content()
+    assert link is not None
+    tab.check()
+    for width in WIDTHS:
+        stranger = open_tab(link.removeprefix(site.url), width=width, storage=None)
+        wait_for_points(stranger, 30)
+        expect(stranger.page.locator("#chart-memory .main-svg").first).to_be_visible()
+        expect(stranger.page.get_by_role("button", name="Stop")).to_have_count(0)
+        assert_accessible(stranger)
+        take_picture(stranger, f"shared-{width}")
+        stranger.check()
 
 
 def test_a_burst_of_samples_is_drawn_at_most_twice_a_second(
@@ -188,11 +232,11 @@ def test_a_burst_of_samples_is_drawn_at_most_twice_a_second(
 def test_a_chart_out_of_view_waits_until_it_comes_into_view(
     site: Site, open_tab: Callable[..., Watched], running_job: str
 ) -> None:
-    tab = open_tab(f"/jobs/{running_job}/")
+    tab = open_tab(f"/jobs/{running_job}/?tab=execution")
     tab.page.wait_for_function("() => document.getElementById('chart-speed').data?.[0]?.x?.length === 30")
     tab.page.set_viewport_size({"width": 1280, "height": 300})
     site.ask("measure", job_id=running_job, first=31, last=40)
-    wait_for_points(tab, 40)
+    tab.page.wait_for_function("() => document.getElementById('job-page').dataset.points === '40'")
     drawn = "() => document.getElementById('chart-speed').data[0].x.length"
     assert tab.page.evaluate(drawn) == 30
     tab.page.locator("#chart-speed").scroll_into_view_if_needed()
@@ -200,11 +244,16 @@ def test_a_chart_out_of_view_waits_until_it_comes_into_view(
     tab.check()
 
 
-def test_stop_and_save_is_one_click(site: Site, open_tab: Callable[..., Watched], running_job: str) -> None:
+def test_stop_names_what_each_way_keeps(site: Site, open_tab: Callable[..., Watched], running_job: str) -> None:
     tab = open_tab(f"/jobs/{running_job}/")
-    tab.page.get_by_role("button", name="Stop and save").click()
+    tab.page.locator("#action-stop").click()
+    for name in ("Stop and export weights", "Stop, keep a checkpoint", "Discard"):
+        expect(tab.page.get_by_role("button", name=name)).to_be_visible()
+    tab.page.get_by_role("button", name="Stop and export weights").click()
     expect(tab.page.locator("#job-head .state")).to_have_text("stopping")
-    expect(tab.page.get_by_role("button", name="Stop and save")).to_be_disabled()
+    tab.page.locator("#action-stop").click()
+    expect(tab.page.get_by_role("button", name="Stop and export weights")).to_be_disabled()
+    expect(tab.page.get_by_role("button", name="Discard")).to_be_enabled()
     tab.check()
 
 

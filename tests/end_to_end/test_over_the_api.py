@@ -16,6 +16,7 @@ import pytest
 from optimizer.search.answer.baselines import BASELINES
 from tests.end_to_end.site.stack import Stack, running_stack
 from tests.end_to_end.test_survival import CONFIG, TEXT
+from tests.postgresql import create_database
 from tests.worker.processes import wait_for
 
 pytestmark = pytest.mark.slow
@@ -87,8 +88,10 @@ class Story:
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
+    # a database for each set-up: pytest sets up again where the tests of this module did not run in one go
     is_postgresql = request.param == "postgresql"
-    with running_stack(database_url=request.getfixturevalue("postgresql_url") if is_postgresql else None) as stack:
+    database_url = create_database(request.getfixturevalue("postgresql_url")) if is_postgresql else None
+    with running_stack(database_url=database_url) as stack:
         assert stack.ask("database") == request.param
         yield stack
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from optimizer.estimate.prediction import Prediction
 from tests.end_to_end.site.stack import Jobs, Stack, running_stack
 from tests.worker.processes import is_alive, wait_for
 
@@ -55,7 +56,9 @@ class TrainJobs(Jobs):
         self.model = stack.ask("create_model", config=CONFIG)
         self.dataset = stack.ask("create_dataset", text=TEXT)
 
-    def start(self, *, budget_bytes: int = ROOMY_BYTES, **workload: Any) -> str:
+    def start(
+        self, *, budget_bytes: int = ROOMY_BYTES, prediction: Any = None, forbid: tuple[str, ...] = (), **workload: Any
+    ) -> str:
         return self.stack.ask(
             "create_job",
             model=self.model,
@@ -64,6 +67,8 @@ class TrainJobs(Jobs):
             plan=PLAN,
             budget_bytes=budget_bytes,
             kind="train",
+            prediction=prediction,
+            forbid=forbid,
         )
 
     def wait_until_trained(self, job: str, *, step: int) -> int:
@@ -192,6 +197,63 @@ def test_a_worker_that_slept_past_its_lease_changes_nothing_when_it_wakes(jobs: 
     assert_same_end(jobs, job, undisturbed)
     assert not is_alive(pid)
     assert [attempt["outcome"] for attempt in jobs.attempts(job)] == ["worker_lost", "succeeded"]
+
+
+def test_a_job_whose_worker_is_halted_stops_itself_before_it_is_given_away(jobs: TrainJobs) -> None:
+    job = jobs.start(num_steps=5000, checkpoint_every_steps=0)
+    wait_for(lambda: jobs.show(job)["step"] >= 3, what="step 3", timeout_s=60)
+    pid = jobs.attempts(job)[-1]["pid"]
+    samples = jobs.stack.home / "jobs" / job / "attempts" / "1" / "samples.jsonl"
+    jobs.stack.halt("worker")
+    try:
+        jobs.wait_for_event(job, "requeued")
+        written = samples.read_bytes()
+        wait_for(lambda: not is_alive(pid), what="the job's process to end itself, for nobody else can")
+    finally:
+        jobs.stack.wake("worker")
+    jobs.stack.ask("cancel", job=job, mode="discard")
+    jobs.wait_for_end(job)
+    assert samples.read_bytes() == written
+def test_a_job_that_runs_out_of_memory_goes_on_from_its_checkpoint_under_another_plan(
+    jobs: TrainJobs, undisturbed: Any
+) -> None:
+    roomy = jobs.start()
+    jobs.wait_for_end(roomy)
+    (whole,) = jobs.attempts(roomy)
+    stages = {name: peaks["device_peak_bytes"] for name, peaks in whole["measured"]["stages"].items()}
+    # holds the first step, which has no optimizer state yet, and no other
+    budget_bytes = (stages["first_step"] + stages["steady_step"]) // 2
+    too_low = Prediction(
+        device_peak_bytes=budget_bytes // 2,
+        device_peak_low_bytes=budget_bytes // 2,
+        device_peak_high_bytes=budget_bytes // 2,
+        device_bytes_by_category={},
+        host_peak_bytes=0,
+        peak_moment="forward",
+        step_ms=1000.0,
+        step_low_ms=1.0,
+        step_high_ms=1e6,
+        lane_busy_ms={},
+        exposed_copy_ms=0.0,
+        tokens_per_s=1.0,
+        total_s=1.0,
+        timeline=(),
+        time_source="table",
+    )
+    # micro-batches stay as they are: another split sums in another order
+    forbid = ("accumulate", "chunked_loss")
+    job = jobs.start(
+        budget_bytes=budget_bytes, prediction=too_low.to_json(), forbid=forbid, checkpoint_every_steps=1
+    )
+    row = assert_same_end(jobs, job, undisturbed)
+    first, *_, last = jobs.attempts(job)
+    assert first["outcome"] == "out_of_device_memory"
+    assert first["error"]["fields"]["stage"] == "steady_step"
+    assert last["resumed_from_step"] >= 1
+    assert last["measured"]["device_peak_bytes"] <= budget_bytes
+    assert row["failed_attempts"] == 0
+    kinds = [event["kind"] for event in jobs.stack.ask("events", job=job)]
+    assert kinds.index("requeued") < kinds.index("replanned") < kinds.index("succeeded")
 
 
 @pytest.mark.parametrize("mode", ["save", "discard"])

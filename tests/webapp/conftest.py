@@ -12,6 +12,7 @@ from django.contrib.auth.models import User
 from django.db import connection
 from pytest_django import Settings
 
+from optimizer.data.bundled import TOKENIZER_FILE
 from tests import llama
 from tests.valkey import Valkey
 from webapp.catalog.actions import keep_profile, register_machine
@@ -64,10 +65,20 @@ def make_person(name: str, *, is_admin: bool = False) -> User:
     return make(username=name, password="correct horse battery")
 
 
+def give_tokenizer(folder: str) -> None:
+    """Put a tokenizer beside a model whose vocabulary is too small for the bundled one to stand in."""
+    from django.conf import settings
+
+    path = Path(settings.HEADROOM_HOME) / folder / "tokenizer.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(TOKENIZER_FILE, path)
+
+
 def make_tiny_model(owner: User | None = None, *, name: str = "tiny", config: dict[str, Any] = TINY_CONFIG) -> Model:
     from optimizer.models.spec import read_model_spec
 
     spec = read_model_spec(config)
+    give_tokenizer(f"models/{name}")
     return Model.objects.create(
         owner=owner,
         name=name,
@@ -76,6 +87,7 @@ def make_tiny_model(owner: User | None = None, *, name: str = "tiny", config: di
         fingerprint=spec.fingerprint,
         folder=f"models/{name}",
         num_parameters=spec.num_parameters,
+        has_tokenizer=True,
     )
 
 

@@ -34,6 +34,8 @@ def make_writer(document: dict[str, Any] | None = None, *, owner: User | None = 
     """Says that it has weights; no test here reads them."""
     model = make_tiny_model(owner, name=name, config=CONFIG)
     model.has_weights = True
+    # prompts are cut by the bundled tokenizer
+    model.has_tokenizer = False
     model.save()
     if document is not None:
         keep_profile(generation_fingerprint(model.fingerprint), document)

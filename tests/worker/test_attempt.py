@@ -87,3 +87,23 @@ def test_a_process_that_ends_without_a_word_is_a_fault_of_the_program(tmp_path: 
     result = judge_end(tmp_path, exit_code=1, was_asked_to_stop=False)
     assert (result["outcome"], result["reason"]) == ("failed", "internal")
     assert result["message"] == "The job's process ended with exit code 1 without a result; its log says more."
+
+
+def test_a_process_that_stopped_itself_because_its_worker_was_halted_is_drained(tmp_path: Path) -> None:
+    end = judge_end(tmp_path, exit_code=-signal.SIGKILL, was_asked_to_stop=False, was_silent=True)
+    assert end["outcome"] == "drained"
+    assert judge_end(tmp_path, exit_code=-signal.SIGSEGV, was_asked_to_stop=False, was_silent=True) is None
+def test_one_that_the_hosts_killer_ended_ran_out_of_host_memory_with_the_last_sizes(tmp_path: Path) -> None:
+    steps = [{"kind": "step", "step": step, "device_bytes": {"weights": 100 * step}, "host_bytes": 7} for step in (1, 2)]
+    (tmp_path / "samples.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in steps) + '{"kind": "st')
+    result = judge_end(tmp_path, exit_code=-signal.SIGKILL, was_asked_to_stop=False, killed_in="the machine")
+    assert (result["outcome"], result["reason"], result["step"]) == ("failed", "out_of_host_memory", 2)
+    assert result["message"] == (
+        "The host ran out of memory and ended the job's process after step 2; the kernel counted it in the machine"
+    )
+    fields = result["error"]["fields"]
+    assert (fields["cause"], fields["tier"], fields["bytes_by_category"]) == ("host_killed", "host", {"weights": 200})
+
+
+def test_a_kill_that_the_kernel_counted_says_nothing_of_another_signal(tmp_path: Path) -> None:
+    assert judge_end(tmp_path, exit_code=-signal.SIGSEGV, was_asked_to_stop=False, killed_in="the machine") is None

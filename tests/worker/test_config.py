@@ -14,6 +14,15 @@ def test_times_can_be_shortened_by_the_environment(monkeypatch: pytest.MonkeyPat
     assert (config.lease_s, config.poll_s, config.heartbeat_s) == (3, 0.25, 0.5)
 
 
+@pytest.mark.parametrize(("value", "slots", "shares_if_faster"), [("", 4, True), ("1", 1, False), ("6", 6, False)])
+def test_a_number_of_slots_that_was_given_is_kept_whatever_it_costs(
+    monkeypatch: pytest.MonkeyPatch, value: str, slots: int, shares_if_faster: bool
+) -> None:
+    monkeypatch.setenv("HEADROOM_SLOTS", value) if value else monkeypatch.delenv("HEADROOM_SLOTS", raising=False)
+    config = WorkerConfig.from_environment()
+    assert (config.num_slots, config.shares_if_faster) == (slots, shares_if_faster)
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "many", "nan", "1e9"])
 def test_a_number_out_of_range_names_its_variable(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("HEADROOM_SLOTS", value)

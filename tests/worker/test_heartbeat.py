@@ -7,6 +7,7 @@ from django.db import OperationalError
 
 from tests.worker.processes import wait_for
 from worker.heartbeat import Heartbeat
+from worker.run.lifeline import boot_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +17,7 @@ class Answer:
     pause_requested: bool = False
 
 
-def heartbeat(*answers: Any, interval_s: float = 0.01, outage_s: float = 60.0) -> Heartbeat:
+def heartbeat(*answers: Any, lease_s: float = 30, interval_s: float = 0.01, outage_s: float = 60.0) -> Heartbeat:
     """A heartbeat that hears these answers in turn, the last one for ever; an exception is raised."""
     remaining = list(answers)
 
@@ -26,7 +27,7 @@ def heartbeat(*answers: Any, interval_s: float = 0.01, outage_s: float = 60.0) -
             raise answer
         return answer
 
-    return Heartbeat(renew, interval_s=interval_s, outage_s=outage_s)
+    return Heartbeat(renew, lease_s=lease_s, interval_s=interval_s, outage_s=outage_s)
 
 
 def test_requests_are_heard_with_the_renewal() -> None:
@@ -63,8 +64,29 @@ def test_it_beats_on_its_own_while_the_attempt_is_busy() -> None:
         beats.append(1)
         return Answer()
 
-    heart = Heartbeat(renew, interval_s=0.01, outage_s=60)
+    heart = Heartbeat(renew, lease_s=30, interval_s=0.01, outage_s=60)
     heart.start()
     wait_for(lambda: len(beats) >= 3, what="three renewals")
     heart.stop()
     assert not heart.is_fenced_out
+
+
+def test_an_attempt_may_work_almost_until_its_lease_ends_as_counted_from_the_question() -> None:
+    heart = heartbeat(Answer())
+    before_s = boot_s()
+    heart.beat()
+    assert before_s + 27 <= heart.work_until_s() <= boot_s() + 27
+
+
+def test_an_attempt_without_a_lease_may_not_work() -> None:
+    heart = heartbeat(Answer(held=False))
+    heart.beat()
+    assert heart.work_until_s() < boot_s()
+
+
+def test_an_attempt_goes_on_while_the_database_is_away_but_not_for_ever() -> None:
+    heart = heartbeat(OperationalError("down"), lease_s=0.01, outage_s=60)
+    heart.beat()
+    assert boot_s() - 0.01 < heart.work_until_s() - 0.01 / 3
+    lost = heartbeat(OperationalError("down"), lease_s=-1, outage_s=-1)
+    assert lost.work_until_s() < boot_s()

@@ -137,7 +137,7 @@ def test_a_training_attempt_gets_all_it_needs_in_absolute_paths(
     brief = brief_of(attempt, tmp_path)
     assert brief["fence"] == attempt.fence
     assert brief["dataset"]["file"] == str(tmp_path / "datasets" / "text" / "data.txt")
-    assert brief["tokenizer_file"] is None
+    assert brief["tokenizer_file"] == str(tmp_path / "models" / "tiny" / "tokenizer.json")
     assert brief["job_folder"] == str(tmp_path / "jobs" / attempt.job_id)
     assert brief["workload"] == {"num_steps": 10}
     assert brief["resume_from"] is None

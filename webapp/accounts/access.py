@@ -5,7 +5,7 @@ so that every ``*_visible_to(user)`` narrows by it. A user that came with no req
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.contrib.auth.models import User
@@ -31,6 +31,8 @@ class Acting:
     """The project worked in: only its rows are seen, and what is made goes there. Empty for all of them."""
     is_bound: bool = False
     """True where the project is the token's, so that nothing else exists for it."""
+    roles: dict[str, Role | None] = field(default_factory=dict, compare=False)
+    """By project, those that were looked up already: a request sees them as they were when it came."""
 
 
 def acting_of(user: Any) -> Acting:
@@ -79,8 +81,10 @@ def role_in(user: Any, project_id: str) -> Role | None:
         return None
     if user.is_superuser:
         return Role.ADMIN
-    found = Membership.objects.filter(user=user, project_id=project_id).values_list("role", flat=True).first()
-    return Role(found) if found else None
+    if project_id not in acting.roles:
+        found = Membership.objects.filter(user=user, project_id=project_id).values_list("role", flat=True).first()
+        acting.roles[project_id] = Role(found) if found else None
+    return acting.roles[project_id]
 
 
 def best_role(user: Any) -> Role | None:
@@ -90,8 +94,10 @@ def best_role(user: Any) -> Role | None:
         return role_in(user, acting.project_id)
     if user.is_superuser:
         return Role.ADMIN
-    found = {Role(role) for role in Membership.objects.filter(user=user).values_list("role", flat=True)}
-    return max(found, key=_ROLES.index, default=None)
+    rows = Membership.objects.filter(user=user).values_list("project_id", "role")
+    found = {project_id: Role(role) for project_id, role in rows}
+    acting.roles.update(found)
+    return max(found.values(), key=_ROLES.index, default=None)
 
 
 def visible_rows(user: Any) -> Q:
@@ -129,7 +135,7 @@ def project_of_job(user: Any, parts: "Iterable[DjangoModel | None]") -> Project 
             allowed="rows of one project, or what ships with the program",
             hint="Upload it to the other project too.",
         )
-    project = Project.objects.filter(pk=next(iter(owned))).first() if owned else project_for_new(user)
+    project = next(iter(owned.values())).project if owned else project_for_new(user)  # type: ignore[attr-defined]
     if project is not None:
         require_role(user, project.pk, Role.MEMBER)
     return project

@@ -41,9 +41,12 @@ def record(
     )
 
 
-def note_target(request: HttpRequest, target: str, *, detail: str = "") -> None:
-    """Note the target of a request whose address does not name it: something new, a name in a form."""
+def note_target(request: HttpRequest, target: str, *, detail: str = "", project_id: str = "") -> None:
+    """Note the target of a request whose address does not name it: something new, a name in a form. project_id: the target's,
+    where it is at hand."""
     request.audit_target = target  # type: ignore[attr-defined]
+    if project_id:
+        request.audit_project_id = project_id  # type: ignore[attr-defined]
     request.audit_detail = detail  # type: ignore[attr-defined]
 
 

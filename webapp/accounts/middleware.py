@@ -69,6 +69,17 @@ class AccessMiddleware:
         return None
 
 
+def answer_old_page(request: HttpRequest, reason: str = "") -> HttpResponse:
+    """Answers a form of a page that was opened before its reader last logged in. Status 403; app.js asks again by itself."""
+    error = Forbidden(
+        "this page was opened before you last logged in",
+        hint="Go back, reload the page and send it again; what you typed is still there.",
+    )
+    response = render(request, "forbidden.html", {"error": error}, status=403)
+    response["X-Login-Changed"] = "yes"
+    return response
+
+
 def act_in_session(request: HttpRequest) -> None:
     """Take up the project that the session has chosen; one that is no longer theirs is forgotten."""
     user: Any = request.user

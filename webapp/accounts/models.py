@@ -90,6 +90,21 @@ class ApiToken(models.Model):
         return f"{self.name} ({self.token_id})"
 
 
+class LoginCount(models.Model):
+    """Tries at passwords by one name or address, or an address at which a name has logged in (``brake.py``)."""
+
+    key = models.CharField(max_length=64, primary_key=True)
+    level = models.FloatField()
+    """Tries that time has not forgotten, at ``counted_at``."""
+    counted_at = models.DateTimeField()
+    wait_until = models.DateTimeField()
+    forget_at = models.DateTimeField(db_index=True)
+    """From then on the row says nothing and is deleted."""
+
+    def __str__(self) -> str:
+        return f"{self.level:.1f} tries of {self.key[:8]}"
+
+
 class AuditRecord(models.Model):
     """An action that somebody did, or was refused. Written once and never changed (``triggers.py``).
 

@@ -154,6 +154,11 @@ TABLE: Final[dict[str, Rule]] = {
     "GET api/v1/jobs": SIGNED_IN,
     "POST api/v1/jobs": _runs("job.create", anywhere=True),
     f"GET {_JOB}": LOOK,
+    f"PATCH {_JOB}": _runs("job.describe"),
+    f"DELETE {_JOB}": _runs("job.delete"),
+    f"POST {_JOB}/restore": _runs("job.restore"),
+    f"POST {_JOB}/share": _runs("job.share"),
+    f"DELETE {_JOB}/share": _runs("job.unshare"),
     f"POST {_JOB}/cancel": _runs("job.cancel"),
     f"POST {_JOB}/pause": _runs("job.pause"),
     f"POST {_JOB}/resume": _runs("job.resume"),
@@ -164,6 +169,7 @@ TABLE: Final[dict[str, Rule]] = {
     f"GET {_JOB}/metrics": LOOK,
     f"GET {_JOB}/artifacts": LOOK,
     f"GET {_JOB}/checkpoints": LOOK,
+    f"GET {_JOB}/attempts": LOOK,
     f"GET {_JOB}/results": LOOK,
     f"GET {_JOB}/logs": LOOK,
     f"GET {_JOB}/events": LOOK,
@@ -185,6 +191,8 @@ TABLE: Final[dict[str, Rule]] = {
     "GET v1/batches/<batch_id>": LOOK,
     "POST v1/batches/<batch_id>/cancel": _runs("batch.cancel"),
     # pages: accounts
+    "GET settings/": SIGNED_IN,
+    "POST settings/theme/": OPEN,
     "GET tokens/": SIGNED_IN,
     "POST tokens/": _own("token.create", session_only=True),
     "POST tokens/<slug:token_id>/revoke/": _own("token.revoke"),
@@ -211,6 +219,8 @@ TABLE: Final[dict[str, Rule]] = {
     "POST deliveries/<slug:delivery_id>/replay/": _manages("webhook.replay"),
     # pages: jobs
     "GET jobs/": SIGNED_IN,
+    "POST jobs/bulk/": _runs("job.bulk", anywhere=True),
+    "POST jobs/filters/": _own("filter.change"),
     "GET jobs/new/": SIGNED_IN,
     "POST jobs/new/": _runs("job.create", anywhere=True),
     "POST jobs/new/price/": ASK,
@@ -231,6 +241,12 @@ TABLE: Final[dict[str, Rule]] = {
     f"GET {_JOB_PAGE}log/": LOOK,
     f"GET {_JOB_PAGE}tables/<slug:chart>/": LOOK,
     f"GET {_JOB_PAGE}tables/<slug:chart>.csv": LOOK,
+    f"POST {_JOB_PAGE}about/": _runs("job.describe"),
+    f"POST {_JOB_PAGE}delete/": _runs("job.delete"),
+    f"POST {_JOB_PAGE}restore/": _runs("job.restore"),
+    f"POST {_JOB_PAGE}share/": _runs("job.share"),
+    "GET shared/<slug:job_id>/<slug:signature>/": OPEN,
+    "GET shared/<slug:job_id>/<slug:signature>/metrics": OPEN,
     f"POST {_JOB_PAGE}cancel/": _runs("job.cancel"),
     f"POST {_JOB_PAGE}pause/": _runs("job.pause"),
     f"POST {_JOB_PAGE}resume/": _runs("job.resume"),
@@ -257,6 +273,8 @@ TABLE: Final[dict[str, Rule]] = {
     "POST datasets/<slug:dataset_id>/delete/": _runs("dataset.delete"),
     "POST datasets/<slug:dataset_id>/restore/": _runs("dataset.restore"),
     "GET words/": SIGNED_IN,
+    "GET welcome/": SIGNED_IN,
+    "GET search/": SIGNED_IN,
     "GET machines/": SIGNED_IN,
     "GET machines/<slug:machine_id>/": SIGNED_IN,
 }
@@ -276,7 +294,7 @@ OWNED: Final = {
 """Kwargs of addresses that name what a project owns: the table of rows, and where it says whose they are."""
 PERSONAL: Final = frozenset({"token_id", "upload_id"})
 """Kwargs that name what one person owns: only they may look, which the view's query sees to."""
-PLAIN: Final = frozenset({"tab", "chart", "rest", "username", "number", "machine_id"})
+PLAIN: Final = frozenset({"tab", "chart", "rest", "username", "number", "machine_id", "signature"})
 """Kwargs that name no row of anybody's."""
 
 

@@ -30,6 +30,7 @@ from webapp.api.routes import webhooks as webhook_routes
 from webapp.http.auth import CsrfFailedError, TokenOrSession
 from webapp.http.parsing import JsonParser
 from webapp.http.problems import csrf_failed, field_problems, not_found, problem, problem_of, unauthorized
+from webapp.http.storage import storage_trouble
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,10 @@ def _bad_form(request: HttpRequest, error: Exception) -> HttpResponse:
 
 @api.exception_handler(Exception)
 def _fault(request: HttpRequest, error: Exception) -> HttpResponse:
-    """A fault of the program: its trace goes to the log, not to the caller."""
+    """A fault of the program, its disk or its database: what happened goes to the log, not to the caller."""
+    if (trouble := storage_trouble(error)) is not None:
+        logger.error("%s %s failed: %s", request.method, request.path, error)
+        return problem_of(trouble)
     logger.error("%s %s failed", request.method, request.path, exc_info=error)
     hint = "Try again; if it stays, report it."
     return problem(500, code="internal", detail="the server failed; its log says more", hint=hint)

@@ -17,6 +17,7 @@ from webapp.api.routes.chat import router as chat_router
 from webapp.batches.answers import answer_of, error_answer, not_found, unauthorized
 from webapp.http.auth import TokenOrSession
 from webapp.http.parsing import JsonParser
+from webapp.http.storage import storage_trouble
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,10 @@ def _bad_form(request: HttpRequest, error: Exception) -> HttpResponse:
 
 @api.exception_handler(Exception)
 def _fault(request: HttpRequest, error: Exception) -> HttpResponse:
-    """A fault of the program: its trace goes to the log, not to the caller."""
+    """A fault of the program, its disk or its database: what happened goes to the log, not to the caller."""
+    if (trouble := storage_trouble(error)) is not None:
+        logger.error("%s %s failed: %s", request.method, request.path, error)
+        return answer_of(trouble)
     logger.error("%s %s failed", request.method, request.path, exc_info=error)
     return error_answer(500, "the server failed; its log says more", code="internal")
 

@@ -44,10 +44,12 @@ _WITH_BODY: Final = {
     409: "The present state forbids it, or the first request with this Idempotency-Key still runs.",
     413: "The body is too large.",
     415: "The body is of another media type.",
+    503: "Too much is under way, or the disk or the database fails; send it again after Retry-After.",
     507: "The disk is full.",
 }
 _OF_STREAMS: Final = {503: "Too many live streams are open."}
-_NOT_THERE: Final = {404: "Nothing is here, or it is not yours."}
+_OF_PREVIEWS: Final = {503: _WITH_BODY[503]}
+_NOT_THERE: Final = {404: "Nothing with this id in your projects."}
 _PROJECT_HEADER: Final = {
     "name": "Headroom-Project",
     "in": "header",
@@ -103,6 +105,8 @@ def _complete(operation: dict[str, Any], method: str, path: str, *, rule: Rule |
         described |= _WITH_BODY
     if path.endswith("/events"):
         described |= _OF_STREAMS
+    if method == "get" and path.endswith("/preview"):
+        described |= _OF_PREVIEWS
     answers = {str(status): answer for status, answer in operation["responses"].items()}
     operation["responses"] = {**{str(status): _problem(text) for status, text in described.items()}, **answers}
     operation["parameters"].append(_PROJECT_HEADER)

@@ -1,15 +1,18 @@
 """The end of an attempt: what its result, or the lack of one, means for the job.
 
 ``decide_end`` is pure and says what should happen; ``finish_attempt`` does it in one fenced transaction, with the artifacts and
-the measured record. Failure classes (DESIGN.md, job states): what the machine did to the job (lost worker, full disk) is retried
-with growing delays; what the job did to itself (out of memory, bad data, loss not finite) is not; three quick deaths without
-a step are a poisoned job; a drained or paused attempt costs nothing.
+the measured record. Failure classes: what was done to the job from outside is retried with growing delays (its process killed
+while its worker lived: five times; a full disk: for as long as it takes); out of memory sends it back for another plan
+(``memory``); what the job did to itself (bad data, loss not finite) is not retried; three quick deaths of its process without a
+step are a poisoned job; a drained or paused attempt costs nothing. A lost worker is judged by ``losses``.
 """
 
 import json
 import logging
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +24,13 @@ from django.utils import timezone
 
 from optimizer.base.errors import HeadroomError
 from optimizer.profile.fingerprints import traced_fingerprint
+from webapp.attempts.losses import Losses, count_losses, is_loss
+from webapp.attempts.memory import count_shortages, describe_shortage, may_replan, was_killed
 from webapp.catalog.actions import keep_profile, keep_profile_error
 from webapp.catalog.models import Profile
 from webapp.clock import from_now
 from webapp.jobs.checkpoints import export_job
-from webapp.jobs.models import Artifact, Attempt, Job, Kind, Outbox, Reason, State
+from webapp.jobs.models import PROBED, Artifact, Attempt, Job, Kind, Reason, State
 from webapp.jobs.moves import held_by, move_job
 from webapp.jobs.specs.training import read_adapter
 from webapp.planning.runs.learning import calibrate, price_generation
@@ -39,6 +44,8 @@ _MAX_DELAY_FACTOR = 36
 """With the default base of 10 s: 10, 20, 40, … and at most 360 s."""
 _RETRIED_REASONS = frozenset({Reason.WORKER_LOST.value, Reason.DISK_FULL.value})
 _PAUSED = {Kind.TRAIN.value: "paused at a checkpoint", Kind.GENERATE.value: "paused; finished prompts are kept"}
+_REPLACED_KIND = "tensorboard"
+"""Artifacts of which a job has one, that of its last attempt."""
 _STOP_REASONS = frozenset({Reason.MAX_DURATION.value, Reason.NO_PROGRESS.value})
 """Written on the row by the reconciler when it, and not a person, asks for the end."""
 
@@ -48,7 +55,7 @@ class End:
     """The effect of an attempt's end on its job."""
 
     answer: str
-    """The answer of ``finish_attempt``: succeeded, failed, cancelled, drained, paused, worker_lost, disk_full."""
+    """The answer of ``finish_attempt``: succeeded, failed, cancelled, drained, paused, probed, or the reason of a retry."""
     state: State
     kind: str
     """Kind of the event."""
@@ -56,6 +63,10 @@ class End:
     message: str = ""
     is_failed_attempt: bool = False
     delay_s: float = 0.0
+    is_held: bool = False
+    """The job waits until somebody resumes it."""
+    awaits_plan: bool = False
+    """The job may not start again before another plan was found."""
 
 
 def finish_attempt(
@@ -81,7 +92,11 @@ def finish_attempt(
             result=result,
             exit_code=exit_code,
             num_quick_deaths=_num_quick_deaths(attempt),
+            num_full_disks=_num_full_disks(attempt),
+            losses=count_losses(attempt, now=timezone.now()) if result is None and exit_code is None else None,
             has_profile=profile is not None or _has_profile(job),
+            num_shortages=count_shortages(attempt),
+            is_shared=attempt.is_shared,
         )
         if not _move(job, end, result=result, condition=condition, actor=actor or f"worker:{attempt.worker}"):
             return "stale"
@@ -89,7 +104,7 @@ def finish_attempt(
         _keep_artifacts(job, result)
         if job.kind == Kind.PROFILE:
             _keep_profile(job, end, profile, result)
-        elif end.state == State.SUCCEEDED:
+        elif end.state == State.SUCCEEDED or end.answer == PROBED:
             calibrate(attempt, result, generation=generation)
         if end.state == State.CANCELLED and job.cancel_mode == "save":
             _export_what_was_saved(job)
@@ -113,9 +128,18 @@ def decide_end(
     result: dict[str, Any] | None,
     exit_code: int | None,
     num_quick_deaths: int,
+    num_full_disks: int = 0,
+    losses: Losses | None = None,
     has_profile: bool = True,
+    num_shortages: int = 0,
+    is_shared: bool = False,
 ) -> End:
-    """num_quick_deaths: how many of the newest attempts in a row, this one included if it died, ended quickly without a step."""
+    """num_quick_deaths: how many of the newest attempts in a row, this one included if it died, ended quickly without a step.
+    num_full_disks: how many of those before this one, in a row, met a full disk.
+    losses: of an attempt that was lost together with its worker.
+    num_shortages: how many attempts before ran out of memory.
+    is_shared: other jobs were on the device, so that what its first steps took says nothing of the plan.
+    """
     outcome = result["outcome"] if result else "died"
     if outcome == "succeeded" and job.kind == Kind.PROFILE and not has_profile:
         return End(
@@ -134,11 +158,23 @@ def decide_end(
     if outcome == "drained":
         if job.pause_requested_at is not None:
             return End(answer="paused", state=State.QUEUED, kind="requeued", message=_PAUSED.get(job.kind, "paused"))
-        return End(answer="drained", state=State.QUEUED, kind="requeued", message="the worker was asked to stop")
+        if result is not None and result.get("reason") == PROBED and not is_shared:
+            message = f"{_message(result, exit_code)}; the plan is looked at again before the rest of the run"
+            return End(answer=PROBED, state=State.QUEUED, kind="requeued", message=message, awaits_plan=True)
+        is_probed = result is not None and result.get("reason") == PROBED
+        why = "its first steps shared the device; it goes on with its plan" if is_probed else "the worker was asked to stop"
+        return End(answer="drained", state=State.QUEUED, kind="requeued", message=why)
+    if losses is not None:
+        return _lost(losses)
     reason = _known_reason(result) if result else Reason.WORKER_LOST.value
     message = _message(result, exit_code)
-    if reason not in _RETRIED_REASONS:
+    if result is not None and may_replan(job, reason, num_before=num_shortages):
+        message = describe_shortage(result, num_before=num_shortages)
+        return End(answer=reason, state=State.QUEUED, kind="requeued", reason=reason, message=message, awaits_plan=True)
+    if reason not in _RETRIED_REASONS and not was_killed(job, result):
         return End(answer="failed", state=State.FAILED, kind="failed", reason=reason, message=message, is_failed_attempt=True)
+    if reason == Reason.DISK_FULL:
+        return _wait_for_room(message, num_full_disks=num_full_disks)
     return _retry(job, reason=reason, message=message, num_quick_deaths=num_quick_deaths)
 
 
@@ -146,6 +182,37 @@ def _asked_to_stop(job: Job) -> End:
     if job.reason in _STOP_REASONS:
         return End(answer="failed", state=State.FAILED, kind="failed", reason=job.reason, message=job.message)
     return End(answer="cancelled", state=State.CANCELLED, kind="cancelled", reason=Reason.CANCELLED_BY_USER)
+
+
+def _wait_for_room(message: str, *, num_full_disks: int) -> End:
+    """A full disk counts against no job: it is tried again, ever more seldom, until there is room or somebody cancels it."""
+    return End(
+        answer=Reason.DISK_FULL,
+        state=State.QUEUED,
+        kind="requeued",
+        reason=Reason.DISK_FULL,
+        message=message,
+        delay_s=_delay_s(num_full_disks),
+    )
+
+
+def _lost(losses: Losses) -> End:
+    reason, message, num = Reason.WORKER_LOST.value, "the worker was lost", losses.num_in_a_row
+    in_a_row = f"{message}, for the {num}th time in a row without a new checkpoint" if num > 3 else message
+    match losses.verdict:
+        case "fail":
+            blamed = f"{message} {num} times in a row without a new checkpoint, while other jobs ended well on the same machine"
+            return End(answer="failed", state=State.FAILED, kind="failed", reason=reason, message=blamed)
+        case "hold":
+            held = f"{in_a_row}; the job is paused until somebody resumes it"
+            return End(answer=reason, state=State.QUEUED, kind="paused", reason=reason, message=held, is_held=True)
+    return End(
+        answer=reason, state=State.QUEUED, kind="requeued", reason=reason, message=in_a_row, delay_s=_delay_s(num - 1)
+    )
+
+
+def _delay_s(num_before: int) -> float:
+    return float(settings.HEADROOM_RETRY_BASE_S * min(2 ** min(num_before, 10), _MAX_DELAY_FACTOR))
 
 
 def _retry(job: Job, *, reason: str, message: str, num_quick_deaths: int) -> End:
@@ -158,7 +225,6 @@ def _retry(job: Job, *, reason: str, message: str, num_quick_deaths: int) -> End
     if given_up:
         full = f"{message}; {given_up}"
         return End(answer="failed", state=State.FAILED, kind="failed", reason=reason, message=full, is_failed_attempt=True)
-    factor = min(2**job.failed_attempts, _MAX_DELAY_FACTOR)
     return End(
         answer=reason,
         state=State.QUEUED,
@@ -166,7 +232,7 @@ def _retry(job: Job, *, reason: str, message: str, num_quick_deaths: int) -> End
         reason=reason,
         message=message,
         is_failed_attempt=True,
-        delay_s=settings.HEADROOM_RETRY_BASE_S * factor,
+        delay_s=_delay_s(job.failed_attempts),
     )
 
 
@@ -179,7 +245,7 @@ def _message(result: dict[str, Any] | None, exit_code: int | None) -> str:
     if result is not None:
         return str(result.get("message") or "")
     if exit_code is None:
-        return "the worker was lost"
+        return ""
     how = f"was ended by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
     return f"the job's process {how} and left no result"
 
@@ -194,10 +260,16 @@ def _num_quick_deaths(attempt: Attempt) -> int:
     for previous in earlier[: MAX_QUICK_DEATHS - 1]:
         lived = previous.ended_at - previous.started_at if previous.ended_at else None
         quick = lived is not None and lived <= timedelta(seconds=QUICK_DEATH_S)
-        if previous.outcome != Reason.WORKER_LOST or previous.made_progress or not quick:
+        if previous.outcome != Reason.WORKER_LOST or is_loss(previous) or previous.made_progress or not quick:
             break
         count += 1
     return count
+
+
+def _num_full_disks(attempt: Attempt) -> int:
+    earlier = Attempt.objects.filter(job_id=attempt.job_id, number__lt=attempt.number).order_by("-number")
+    outcomes = earlier.values_list("outcome", flat=True)[:_MAX_DELAY_FACTOR]
+    return len(list(takewhile(lambda outcome: outcome == Reason.DISK_FULL, outcomes)))
 
 
 def _move(job: Job, end: End, *, result: dict[str, Any] | None, condition: Q, actor: str) -> bool:
@@ -205,7 +277,8 @@ def _move(job: Job, end: End, *, result: dict[str, Any] | None, condition: Q, ac
         "state": end.state,
         "reason": end.reason,
         "message": end.message,
-        "error": result.get("error") if result else None,
+        "error": result.get("error") if result and not end.awaits_plan else None,
+        "awaits_plan": end.awaits_plan,
         "lease_until": None,
         "eta_s": None,
         "phase": "",
@@ -219,10 +292,9 @@ def _move(job: Job, end: End, *, result: dict[str, Any] | None, condition: Q, ac
         changes["not_before"] = from_now(end.delay_s) if end.delay_s else None
         changes["worker"] = ""
         changes["hinted_at"] = None
-        Outbox.objects.create(job=job)
+        changes |= {"pause_requested_at": Now()} if end.is_held else {}
     else:
         changes["finished_at"] = Now()
-        Outbox.objects.filter(job=job).delete()
     moved = move_job(
         job.pk, when=condition, changes=changes, kind=end.kind, actor=actor, reason=end.reason, message=end.message
     )
@@ -257,6 +329,8 @@ def _keep_artifacts(job: Job, result: dict[str, Any] | None) -> None:
         if path is None:
             logger.warning("artifact %r of %s is not a file of the job; not kept", entry["file"], job.pk)
             continue
+        if entry["kind"] == _REPLACED_KIND:
+            _remove_earlier(job, kind=_REPLACED_KIND, name=entry["name"])
         Artifact.objects.update_or_create(
             job=job,
             kind=str(entry["kind"])[:20],
@@ -267,6 +341,14 @@ def _keep_artifacts(job: Job, result: dict[str, Any] | None) -> None:
                 "sha256": entry["sha256"],
             },
         )
+
+
+def _remove_earlier(job: Job, *, kind: str, name: str) -> None:
+    """Take away rows and files that the one of this name replaces; files only once the rows are gone for good."""
+    for artifact in Artifact.objects.filter(job=job, kind=kind).exclude(name=name):
+        file = Path(settings.HEADROOM_HOME) / artifact.file
+        artifact.delete()
+        transaction.on_commit(partial(file.unlink, missing_ok=True), robust=True)
 
 
 def _artifact_path(folder: Path, file: str) -> Path | None:

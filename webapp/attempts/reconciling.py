@@ -1,13 +1,19 @@
 """Finds what was lost, every few seconds, for the reconciler. Safe to run twice at once; each step is a guarded move."""
 
+import logging
+
+from django.db import Error as DatabaseError
 from django.db.models import F, Q
 from django.db.models.functions import Coalesce, Now
 
 from webapp.attempts.outcome import finish_attempt
 from webapp.clock import from_now
-from webapp.jobs.models import LIVE_STATES, Attempt, Job, Outbox, PlanOffer, Reason, State
+from webapp.jobs.claiming import QUEUE_ORDER
+from webapp.jobs.models import LIVE_STATES, Attempt, Job, PlanOffer, Reason
 from webapp.jobs.moves import claimable, move_job
 from webapp.wire.hints import send_hint
+
+logger = logging.getLogger(__name__)
 
 NO_PROGRESS_S = 30 * 60
 """Without a new step, phase or checkpoint for this long, a job is taken to hang."""
@@ -24,31 +30,39 @@ def expire_leases(*, grace_s: float = 0.0) -> list[str]:
     attempts = Attempt.objects.filter(
         job__state__in=LIVE_STATES, job__lease_until__lt=from_now(-grace_s), fence=F("job__fence")
     )
-    return [
-        attempt.job_id
-        for attempt in attempts
-        if finish_attempt(attempt, result=None, exit_code=None, actor="reconciler", only_if=expired) != "stale"
-    ]
+    return [attempt.job_id for attempt in attempts if _give_back(attempt, only_if=expired)]
+
+
+def _give_back(attempt: Attempt, *, only_if: Q) -> bool:
+    """False when the lease was renewed meanwhile, or after a fault of the program, which must not keep the other jobs."""
+    try:
+        return finish_attempt(attempt, result=None, exit_code=None, actor="reconciler", only_if=only_if) != "stale"
+    except DatabaseError:
+        raise
+    except Exception:
+        logger.exception("%s, whose lease ran out, cannot be given back", attempt)
+        return False
 
 
 def resend_hints() -> list[str]:
     """Announce again to the broker the jobs that may start and were not announced lately. Returns the ids it took."""
     stale_hint = Q(hinted_at__isnull=True) | Q(hinted_at__lt=from_now(-HINT_AGAIN_S))
-    waiting = Job.objects.filter(claimable() & stale_hint).order_by("-priority", "created_at", "id")
+    waiting = Job.objects.filter(claimable() & stale_hint).order_by(*QUEUE_ORDER)
     sent = []
     for job_id in list(waiting.values_list("pk", flat=True)[:_HINTS_PER_ROUND]):
         if not send_hint(job_id):
             break  # the broker is down; the next round tries again
-        Outbox.objects.filter(job_id=job_id).delete()
         Job.objects.filter(pk=job_id).update(hinted_at=Now())
         sent.append(job_id)
-    Outbox.objects.exclude(job__state=State.QUEUED).delete()
     return sent
 
 
 def enforce_deadlines() -> list[str]:
-    """Ask live jobs to stop that ran too long (they save first) or hang (they are killed); their ids."""
-    live = Q(state__in=LIVE_STATES, cancel_requested_at__isnull=True)
+    """Ask live jobs to stop that ran too long (they save first) or hang (they are killed); their ids.
+
+    Not those whose lease has run out: their worker is lost, as all are after a restored backup, and they are given back.
+    """
+    live = Q(state__in=LIVE_STATES, cancel_requested_at__isnull=True, lease_until__gte=Now())
     too_long = live & Q(max_duration_s__isnull=False, started_at__isnull=False)
     stopped = [
         job.pk

@@ -16,13 +16,14 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from optimizer.base.errors import HeadroomError, InvalidInput
+from optimizer.base.errors import DiskFull, HeadroomError, InvalidInput
 from optimizer.data.prompts import ENVELOPE_PROBLEMS, URLS
 from webapp.accounts.access import act_in, project_of_job
 from webapp.batches.answers import RequestRefused
 from webapp.batches.models import OPEN_STATUSES, Batch, BatchFile, Status
 from webapp.batches.queries import files_visible_to
 from webapp.catalog.actions import create_dataset, remove_dataset
+from webapp.catalog.errors import ChecksBusy
 from webapp.catalog.models import Dataset
 from webapp.catalog.queries import machines_visible_to, models_visible_to
 from webapp.jobs.actions import cancel_job
@@ -159,8 +160,8 @@ def _validate(batch: Batch) -> None:
         return
     try:
         _start(batch)
-    except NotPricedYet:
-        return
+    except (NotPricedYet, ChecksBusy, DiskFull):
+        return  # it was accepted: it waits, for its price, for its turn or for room
     except InvalidInput as error:
         _fail(batch, [_problem(error.code, error.message, param=str(error.fields.get("field") or "") or None)])
     except HeadroomError as error:

@@ -32,17 +32,17 @@ from optimizer.models.spec import read_model_spec
 from optimizer.models.unread import describe_unread
 from webapp.accounts.models import Project
 from webapp.catalog.errors import CatalogConflict
-from webapp.catalog.files.limited import run_limited
+from webapp.catalog.files.limited import MEMORY_BYTES, run_limited
 from webapp.catalog.files.model_parts import (
     CHAT_FILE,
-    GGUF_FILE,
-    GGUF_SUFFIX,
     check_tokenizer,
     check_weights_in,
     generation_document,
     keep_sidecars,
     make_tokenizer_of_gguf,
-    weights_name,
+    named_weights,
+    read_config,
+    require_gguf,
     write_chat,
     write_config,
 )
@@ -50,7 +50,6 @@ from webapp.catalog.models import Dataset, Machine, Model, Profile, PromptTokens
 from webapp.ids import new_dataset_id, new_model_id
 from webapp.names import check_name
 
-MAX_CONFIG_BYTES = 1024 * 1024
 MAX_NAME_CHARACTERS = 200
 MAX_PREVIEW_CHARACTERS = 2_000
 DatasetPurpose = Literal["text", "prompts"]
@@ -58,6 +57,8 @@ R = TypeVar("R", Model, Dataset)
 
 FORMATS = {".txt": "txt", ".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 _DATASET_TIMEOUT_S = 600
+_BYTES_PER_SENT_BYTE = 10
+"""Address space for each byte of a file that is read whole: JSON parsed, a Parquet dictionary unpacked and copied."""
 
 
 def create_model(
@@ -86,31 +87,31 @@ def create_model(
     check_last: called in the transaction that writes the row, just before; where it raises, nothing is kept.
     """
     name = checked_name(name)
-    if config is None and not _has_gguf([file.name or "" for file in weights], links or {}):
-        raise InvalidModel("config.json is missing; allowed: config.json, or a GGUF file, which holds its own", field="config")
-    document = None if config is None else _read_small_json(config, name="config.json", field="config")
-    spec = None if document is None else read_model_spec(document)
-    model_id = new_model_id()
+    if config is None:
+        require_gguf([file.name or "" for file in weights], links or {})
+    document: Any = None if config is None else read_config(config)
+    spec = None if config is None else read_model_spec(document)
+    model_id, owner_id = new_model_id(), owner.pk if owner else None
     given = {"tokenizer.json": tokenizer, "tokenizer_config.json": tokenizer_config, **(sidecars or {})}
     with _staged(model_id, kind="models") as folder:
         keep_sidecars({name: file for name, file in given.items() if file is not None}, folder, keep=_keep)
-        for file in weights:
-            _keep(file, folder / weights_name(file.name or "", is_only_one=len(weights) == 1))
+        for name_there, file in named_weights(weights).items():
+            _keep(file, folder / name_there)
         for link, target in (links or {}).items():
             (folder / link).symlink_to(target)
         has_weights = bool(weights or links)
         if spec is not None and document is not None:
             write_config(folder, spec, document, has_weights=has_weights)
-        found = check_weights_in(folder) if has_weights else {}
+        found = check_weights_in(folder, owner_id=owner_id) if has_weights else {}
         if spec is None or document is None:
             document = found["config"]
             spec = read_model_spec(document)
             write_config(folder, spec, {}, has_weights=False)
             if not (folder / "tokenizer.json").exists():
-                make_tokenizer_of_gguf(folder)
+                make_tokenizer_of_gguf(folder, owner_id=owner_id)
         has_tokenizer = (folder / "tokenizer.json").exists()
         if has_tokenizer:
-            check_tokenizer(folder, spec)
+            check_tokenizer(folder, spec, owner_id=owner_id)
         return _publish(
             folder,
             kind="models",
@@ -135,10 +136,6 @@ def create_model(
                 num_parameters=spec.num_parameters,
             ),
         )
-
-
-def _has_gguf(weights: Sequence[str], links: Mapping[str, Path]) -> bool:
-    return [*weights, *links][-1:] == [GGUF_FILE] or (len(weights) == 1 and weights[0].endswith(GGUF_SUFFIX))
 
 
 def create_dataset(
@@ -166,7 +163,7 @@ def create_dataset(
     with _staged(dataset_id, kind="datasets") as folder:
         kept = folder / f"data{suffix}"
         _keep(file, kept)
-        facts = _inspect(kept, FORMATS[suffix], columns=said)
+        facts = _inspect(kept, FORMATS[suffix], columns=said, owner=owner)
         return _publish_dataset(
             kept,
             id=dataset_id,
@@ -183,7 +180,11 @@ def read_again(dataset: Dataset) -> None:
     """Inspect the file as a new upload is inspected. Raises InvalidDataset."""
     path = Path(settings.HEADROOM_HOME) / dataset.file
     is_prompts = dataset.format == "prompts"
-    dataset.facts = _inspect_prompts(path) if is_prompts else _inspect(path, dataset.format, columns=dataset.columns)
+    dataset.facts = (
+        _inspect_prompts(path, owner=dataset.owner)
+        if is_prompts
+        else _inspect(path, dataset.format, columns=dataset.columns, owner=dataset.owner)
+    )
     dataset.preview = str(dataset.facts.pop("preview", ""))[:MAX_PREVIEW_CHARACTERS]
     dataset.num_documents = dataset.facts.get("num_documents", dataset.num_documents)
     dataset.save(update_fields=["columns", "facts", "num_documents", "preview"])
@@ -228,7 +229,7 @@ def _create_prompts(*, owner: User | None, name: str, file: "UploadedFile[Any]")
         _keep(file, kept)
         if not kept.stat().st_size:
             raise InvalidDataset("the file is empty", field="file", value=0, allowed="one JSON object a line")
-        facts = _inspect_prompts(kept)
+        facts = _inspect_prompts(kept, owner=owner)
         return _publish_dataset(
             kept,
             id=dataset_id,
@@ -297,7 +298,12 @@ def _count_in_limits(dataset: Dataset, model: Model) -> list[list[int | None]]:
     if spec.end_of_text_id is not None:
         arguments += ["--end-of-text-id", str(spec.end_of_text_id)]
     answer = run_limited(
-        "optimizer.data.inspect_prompts", arguments, field="model", error=InvalidModel, timeout_s=_DATASET_TIMEOUT_S
+        "optimizer.data.inspect_prompts",
+        arguments,
+        field="model",
+        error=InvalidModel,
+        owner_id=dataset.owner_id,
+        timeout_s=_DATASET_TIMEOUT_S,
     )
     counts: list[list[int | None]] = answer["counts"]
     return counts
@@ -344,9 +350,13 @@ def register_machine(*, name: str, document: dict[str, Any]) -> Machine:
     return machine
 
 
-def heartbeat_machine(machine: Machine, *, draining: bool = False) -> bool:
-    """By the database's clock. False when the row is gone, and the machine must register again."""
-    return bool(Machine.objects.filter(pk=machine.pk).update(last_seen_at=Now(), draining=draining))
+def heartbeat_machine(machine: Machine, *, draining: bool = False, used_bytes: int | None = None) -> bool:
+    """By the database's clock. False when the row is gone, and the machine must register again.
+
+    used_bytes: device memory in use, from the driver.
+    """
+    changes = {"last_seen_at": Now(), "draining": draining, "used_bytes": used_bytes}
+    return bool(Machine.objects.filter(pk=machine.pk).update(**changes))
 
 
 def checked_name(name: str) -> str:
@@ -354,35 +364,33 @@ def checked_name(name: str) -> str:
     return check_name(name, max_characters=MAX_NAME_CHARACTERS)
 
 
-def _read_small_json(file: "UploadedFile[Any]", *, name: str, field: str) -> Any:
-    if (file.size or 0) > MAX_CONFIG_BYTES:
-        raise InvalidModel(
-            f"{name} has {file.size:,} bytes; allowed: at most {MAX_CONFIG_BYTES:,}", field=field, value=file.size
-        )
-    try:
-        return json.loads(file.read())
-    except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{name} is not JSON: {error}", field=field, allowed=f"a Hugging Face {name}") from error
-
-
-def _inspect(path: Path, data_format: str, *, columns: dict[str, str] | None = None) -> dict[str, Any]:
+def _inspect(path: Path, data_format: str, *, owner: User | None, columns: dict[str, str] | None = None) -> dict[str, Any]:
     answer = run_limited(
         "optimizer.data.inspect",
         [str(path), "--format", data_format, *(["--columns", json.dumps(columns)] if columns else [])],
         field="file",
         error=InvalidDataset,
+        owner_id=owner.pk if owner else None,
         timeout_s=_DATASET_TIMEOUT_S,
+        memory_bytes=_inspection_bytes(path, data_format),
     )
     facts: dict[str, Any] = answer["facts"]
     return facts
 
 
-def _inspect_prompts(path: Path) -> dict[str, Any]:
+def _inspection_bytes(path: Path, data_format: str) -> int:
+    """More for what is read whole, a JSON array or the parts of a Parquet file, but only by the bytes that were really sent."""
+    whole_bytes = _BYTES_PER_SENT_BYTE * path.stat().st_size if data_format in ("json", "parquet") else 0
+    return min(MEMORY_BYTES + whole_bytes, 4 * MEMORY_BYTES)
+
+
+def _inspect_prompts(path: Path, *, owner: User | None) -> dict[str, Any]:
     answer = run_limited(
         "optimizer.data.inspect_prompts",
         [str(path)],
         field="file",
         error=InvalidDataset,
+        owner_id=owner.pk if owner else None,
         timeout_s=_DATASET_TIMEOUT_S,
     )
     facts: dict[str, Any] = answer["facts"]

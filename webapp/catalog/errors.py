@@ -1,12 +1,23 @@
-"""Requests that a model's, dataset's or upload's present state does not allow.
+"""Requests that a model's, dataset's or upload's present state does not allow, or that come while too many files are checked.
 
 HeadroomError
+├── ChecksBusy            no file can be checked just now; the API answers 503
 └── CatalogConflict       the API answers 409
     ├── ModelExists       a run's model is there already, or its name is taken
     └── WrongOffset       a piece does not begin where the file ends
 """
 
 from optimizer.base.errors import HeadroomError
+
+
+class ChecksBusy(HeadroomError):
+    """Nothing is wrong with what was sent; it can be sent again in a moment."""
+
+    code = "checks_busy"
+    retry_after_s = 5
+
+    def __init__(self, found: str) -> None:
+        super().__init__(f"{found}, so this one cannot be checked now", hint=f"Send it again in {self.retry_after_s} seconds.")
 
 
 class CatalogConflict(HeadroomError):

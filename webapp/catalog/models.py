@@ -177,6 +177,8 @@ class Machine(models.Model):
     last_seen_at = models.DateTimeField()
     """Heartbeat of its worker, by the database's clock."""
     draining = models.BooleanField(default=False)
+    used_bytes = models.BigIntegerField(null=True)
+    """Device memory in use by whatever program, as the card's driver said with the last heartbeat; None where none says it."""
 
     def __str__(self) -> str:
         return self.name

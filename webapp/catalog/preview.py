@@ -47,7 +47,12 @@ def preview_samples(dataset: Dataset, model: Model, *, sequence_length: int, los
     if spec.end_of_text_id is not None:
         arguments += ["--end-of-text-id", str(spec.end_of_text_id)]
     answer = run_limited(
-        "optimizer.data.preview", arguments, field="dataset", error=InvalidDataset, timeout_s=_TIMEOUT_S
+        "optimizer.data.preview",
+        arguments,
+        field="dataset",
+        error=InvalidDataset,
+        owner_id=dataset.owner_id,
+        timeout_s=_TIMEOUT_S,
     )
     preview: dict[str, Any] = answer["preview"]
     return preview

@@ -36,15 +36,21 @@ def create_dataset_of_path(*, owner: User | None, name: str, path: str, columns:
     files = [find_on_server(str(file), roots=roots, variable=VARIABLE) for file in listed]
     require_room(2 * sum(file.stat().st_size for file in files), promised_bytes=0)
     with tempfile.TemporaryDirectory(prefix="gather-", dir=settings.FILE_UPLOAD_TEMP_DIR) as folder:
-        gathered = _gather(files, Path(folder)) if real.is_dir() else _copied(real, Path(folder))
+        owner_id = owner.pk if owner else None
+        gathered = _gather(files, Path(folder), owner_id=owner_id) if real.is_dir() else _copied(real, Path(folder))
         with KeptFile(gathered, name=gathered.name) as file:
             return create_dataset(owner=owner, name=name or real.stem, file=file, columns=columns)
 
 
-def _gather(files: list[Path], folder: Path) -> Path:
+def _gather(files: list[Path], folder: Path, *, owner_id: int | None) -> Path:
     arguments = [str(folder / "gathered"), *map(str, files)]
     answer = run_limited(
-        "optimizer.data.samples.gather", arguments, field="path", error=InvalidDataset, timeout_s=_TIMEOUT_S
+        "optimizer.data.samples.gather",
+        arguments,
+        field="path",
+        error=InvalidDataset,
+        owner_id=owner_id,
+        timeout_s=_TIMEOUT_S,
     )
     return Path(answer["file"])
 

@@ -30,7 +30,7 @@ from webapp.catalog.actions import DatasetPurpose, checked_name, create_dataset,
 from webapp.catalog.errors import CatalogConflict, WrongOffset
 from webapp.catalog.files.kept_file import KeptFile
 from webapp.catalog.files.model_parts import GGUF_SUFFIX
-from webapp.catalog.files.room import require_room
+from webapp.catalog.files.room import require_floor, require_room
 from webapp.catalog.models import Dataset, Model, Upload
 
 PIECE_BYTES = 8 * 1024 * 1024
@@ -70,15 +70,31 @@ def begin_upload(
         raise _refusal("files", len(files), allowed="one file" if kind == "dataset" else f"1 to {MAX_FILES} files")
     read = [_read_file(number, file) for number, file in enumerate(files)]
     _check_together(kind, read)
-    if sum(1 for upload in Upload.objects.filter(owner=owner) if not is_over(upload)) >= MAX_OPEN:
-        raise CatalogConflict(
-            f"{MAX_OPEN} uploads of yours are open", hint="Finish or delete one; see GET /api/v1/uploads."
-        )
+    _check_open(owner, num_bytes=_announced_bytes(read))
     read_columns(columns)
     source = source or ({"columns": columns} if columns else {})
     row = Upload.objects.create(owner=owner, kind=kind, name=checked_name(name), purpose=purpose, files=read, source=source)
     _folder(row).mkdir(mode=0o700, parents=True)
     return row
+
+
+def _check_open(owner: User, *, num_bytes: int) -> None:
+    """Raises CatalogConflict for a person whose unfinished uploads are as many, or announce as much, as is allowed."""
+    unfinished = [upload for upload in Upload.objects.filter(owner=owner) if not is_over(upload)]
+    hint = "Finish or delete one; see GET /api/v1/uploads."
+    if len(unfinished) >= MAX_OPEN:
+        raise CatalogConflict(f"{MAX_OPEN} uploads of yours are open", hint=hint)
+    open_bytes = sum(_announced_bytes(upload.files) for upload in unfinished)
+    limit_bytes = int(settings.HEADROOM_MAX_OPEN_UPLOAD_BYTES)
+    if limit_bytes and open_bytes + num_bytes > limit_bytes:
+        raise CatalogConflict(
+            f"this upload has {num_bytes:,} bytes and your unfinished ones {open_bytes:,}; allowed: {limit_bytes:,} together",
+            hint=hint if unfinished else "An administrator can allow more by HEADROOM_MAX_OPEN_UPLOAD_BYTES.",
+        )
+
+
+def _announced_bytes(files: Sequence[dict[str, Any]]) -> int:
+    return sum(file["num_bytes"] for file in files)
 
 
 def add_piece(upload: Upload, number: int, *, offset_bytes: int, piece: BinaryIO, sha256: str = "") -> int:
@@ -87,6 +103,7 @@ def add_piece(upload: Upload, number: int, *, offset_bytes: int, piece: BinaryIO
     Raises WrongOffset, InvalidInput for one that is too long or not what it should be, and DiskFull.
     """
     file = upload.files[number]
+    require_floor()
     with _opened(upload, number) as out:
         received_bytes = out.seek(0, os.SEEK_END)
         if offset_bytes != received_bytes:
@@ -195,7 +212,7 @@ def _check_together(kind: str, files: Sequence[dict[str, Any]]) -> None:
         raise _refusal("files", names, allowed="each name once")
     if kind == "model" and "config.json" not in names and not any(name.endswith(GGUF_SUFFIX) for name in names):
         raise _refusal("files", names, allowed="config.json or a GGUF file among them")
-    total_bytes, limit_bytes = sum(file["num_bytes"] for file in files), int(settings.HEADROOM_MAX_UPLOAD_BYTES)
+    total_bytes, limit_bytes = _announced_bytes(files), int(settings.HEADROOM_MAX_UPLOAD_BYTES)
     if limit_bytes and total_bytes > limit_bytes:
         raise InvalidInput(
             f"the files have {total_bytes:,} bytes; allowed: at most {limit_bytes:,}",

@@ -10,6 +10,7 @@ from ninja.security.base import AuthBase
 from ninja.utils import check_csrf
 
 from webapp.accounts.errors import Forbidden
+from webapp.accounts.limits import check_request_rate
 from webapp.accounts.middleware import act_in_session
 from webapp.accounts.permissions import admit, choose_project
 from webapp.accounts.tokens import find_token_user
@@ -68,6 +69,7 @@ def authenticate(request: HttpRequest) -> Any:
 
 def _admitted(request: HttpRequest, user: Any) -> Any:
     request.user = user
+    check_request_rate(user)
     try:
         if wanted := request.headers.get(PROJECT_HEADER, ""):
             choose_project(user, wanted)

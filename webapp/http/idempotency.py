@@ -1,7 +1,7 @@
 """Idempotency-Key on POST: the same key with the same request replays the stored answer for a day, with another is refused.
 
 The answer is stored in the transaction that makes the row (``remember``), so that a crash between the two cannot make a second
-one. An error leaves no trace: the same key may then be tried again.
+one. An error leaves no trace: the same key may then be tried again, and so it may once the process that answered is dead.
 """
 
 import functools
@@ -18,11 +18,12 @@ from django.utils import timezone
 from webapp.accounts.access import acting_of
 from webapp.http.auth import owner_of
 from webapp.http.problems import problem
+from webapp.http.process_lock import is_dead, this_process
 from webapp.jobs.models import IdempotencyKey
 
 KEPT = timedelta(hours=24)
 ABANDONED = timedelta(minutes=10)
-"""A request that has not answered for so long died with its process."""
+"""A request that has not answered for so long died with its process, wherever that ran."""
 _MAX_KEY_CHARACTERS = 200
 
 
@@ -44,11 +45,13 @@ def idempotent(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]
         if earlier is not None:
             return earlier
         request.idempotency_row = row  # type: ignore[attr-defined]
+        is_answered = False
         try:
             response = view(request, *args, **kwargs)
+            is_answered = row.status is not None
         finally:
-            # still without an answer: it failed, and may be tried again
-            IdempotencyKey.objects.filter(pk=row.pk, status__isnull=True).delete()
+            if not is_answered:  # it failed, and may be tried again
+                IdempotencyKey.objects.filter(pk=row.pk, status__isnull=True).delete()
         return response
 
     guarded.is_idempotent = True  # type: ignore[attr-defined]  # the description of the API says so
@@ -65,17 +68,28 @@ def remember(request: HttpRequest, *, status: int, body: dict[str, Any], locatio
 
 
 def _begin(request: HttpRequest, key: str) -> tuple[IdempotencyKey, HttpResponse | None]:
-    sha256 = _request_sha256(request)
-    now = timezone.now()
-    rows = IdempotencyKey.objects.filter(user=owner_of(request), key=key)
-    rows.filter(created_at__lt=now - KEPT).delete()
-    rows.filter(status__isnull=True, created_at__lt=now - ABANDONED).delete()
-    try:
-        with transaction.atomic():
-            return IdempotencyKey.objects.create(user=owner_of(request), key=key, request_sha256=sha256), None
-    except IntegrityError:
-        row = rows.get()
-    return row, _earlier(row, sha256)
+    """The key's row, new, or with the answer of the request that took the key before."""
+    sha256, owner = _request_sha256(request), owner_of(request)
+    while True:
+        new = IdempotencyKey(user=owner, key=key, request_sha256=sha256, holder=this_process())
+        try:
+            with transaction.atomic():
+                new.save()
+        except IntegrityError:
+            row = IdempotencyKey.objects.filter(user=owner, key=key).first()
+            if row is not None and not _is_free(row):
+                return row, _earlier(row, sha256)
+            if row is not None:
+                IdempotencyKey.objects.filter(pk=row.pk).delete()
+        else:
+            return new, None
+
+
+def _is_free(row: IdempotencyKey) -> bool:
+    age = timezone.now() - row.created_at
+    if row.status is not None:
+        return age > KEPT
+    return age > ABANDONED or is_dead(row.holder)
 
 
 def _earlier(row: IdempotencyKey, sha256: str) -> HttpResponse:

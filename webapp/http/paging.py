@@ -23,11 +23,11 @@ def page_of(
     size = _page_size(request.GET.get("page_size"))
     direction, mark = _read_cursor(request.GET.get("cursor"))
     if direction == "p":
-        found = list(rows.filter(pk__gt=mark).order_by("pk")[: size + 1])
+        found = _rows(rows, rows.filter(pk__gt=mark).order_by("pk")[: size + 1])
         has_more, shown = len(found) > size, list(reversed(found[:size]))
         before, after = has_more, bool(shown)
     else:
-        found = list((rows.filter(pk__lt=mark) if mark else rows).order_by("-pk")[: size + 1])
+        found = _rows(rows, (rows.filter(pk__lt=mark) if mark else rows).order_by("-pk")[: size + 1])
         has_more, shown = len(found) > size, found[:size]
         before, after = bool(mark and shown), has_more
     return {
@@ -35,6 +35,13 @@ def page_of(
         "next": _link(request, f"n.{shown[-1].pk}") if after and shown else None,
         "previous": _link(request, f"p.{shown[0].pk}") if before and shown else None,
     }
+
+
+def _rows(rows: "QuerySet[R]", page: "QuerySet[R]") -> list[R]:
+    """The ids are looked up first, which an index can do alone; the rows, some with large documents, are read by them."""
+    ids = list(page.values_list("pk", flat=True))
+    found = rows.in_bulk(ids)
+    return [found[pk] for pk in ids if pk in found]
 
 
 def _page_size(text: str | None) -> int:

@@ -8,11 +8,34 @@ from typing import Any
 from django.http import HttpResponse
 
 from optimizer.base.errors import DiskFull, HeadroomError, InvalidInput, NoFeasiblePlan, PlanStale
-from webapp.accounts.errors import Forbidden
-from webapp.catalog.errors import CatalogConflict
+from webapp.accounts.errors import Forbidden, LimitReached
+from webapp.catalog.errors import CatalogConflict, ChecksBusy
 from webapp.jobs.errors import JobConflict
 
 CONTENT_TYPE = "application/problem+json"
+MAX_FIELDS = 50
+"""Wrong fields that one answer names."""
+
+
+class StorageFailed(HeadroomError):
+    """The disk, or the database's server, fails at reading or writing."""
+
+    code = "storage_failed"
+    retry_after_s = 30  # someone has to see to it
+
+
+class DatabaseBusy(StorageFailed):
+    """A lock or a connection was not to be had in the time that a request waits."""
+
+    code = "database_busy"
+    retry_after_s = 2
+
+
+class DatabaseLost(StorageFailed):
+    """The database's server is away, or ended the connection."""
+
+    code = "database_unavailable"
+    retry_after_s = 5
 
 
 def problem(
@@ -52,6 +75,12 @@ def problem_of(error: HeadroomError) -> HttpResponse:
     if isinstance(error, JobConflict | CatalogConflict | PlanStale):
         headers = {"Retry-After": "2"} if error.code == "profile_pending" else None
         return problem(409, code=error.code, detail=error.message, hint=error.hint, extra=error.fields, headers=headers)
+    if isinstance(error, StorageFailed | ChecksBusy):
+        headers = {"Retry-After": str(error.retry_after_s)}
+        return problem(503, code=error.code, detail=error.message, hint=error.hint, headers=headers)
+    if isinstance(error, LimitReached):
+        headers = {"Retry-After": str(error.fields["retry_after_s"])}
+        return problem(429, code=error.code, detail=error.message, hint=error.hint, extra=error.fields, headers=headers)
     status = 403 if isinstance(error, Forbidden) else 507 if isinstance(error, DiskFull) else 422
     return problem(status, code=error.code, detail=error.message, hint=error.hint, extra=error.fields)
 
@@ -59,7 +88,7 @@ def problem_of(error: HeadroomError) -> HttpResponse:
 def not_found() -> HttpResponse:
     """The same for what is not there and for what is someone else's."""
     hint = "Check the address, and which project you work in; a token of one project sees nothing else."
-    return problem(404, code="not_found", detail="nothing is here, or it is not yours", hint=hint)
+    return problem(404, code="not_found", detail="nothing with this id in your projects", hint=hint)
 
 
 def unauthorized() -> HttpResponse:
@@ -82,12 +111,12 @@ def csrf_failed() -> HttpResponse:
 
 
 def field_problems(errors: Sequence[dict[str, Any]], *, sent: Any = None) -> list[dict[str, Any]]:
-    """Pydantic's findings in our words; ``loc`` begins with where (body, query, …) and the parameter's name.
+    """The first MAX_FIELDS of pydantic's findings, in our words; ``loc`` begins with where (body, query, …) and its name.
 
     sent: the parsed body; the wrong value is looked up in it, since the findings come without.
     """
     found = []
-    for error in errors:
+    for error in errors[:MAX_FIELDS]:
         place = [str(part) for part in error.get("loc", ())]
         path = place[2:] if place[:1] == ["body"] and len(place) > 2 else place[1:]
         found.append(

@@ -4,6 +4,8 @@ Such a name never has other content, so that browsers keep the file for a year a
 these names as well, or a page would load two copies of each.
 """
 
+import os
+from pathlib import Path
 from typing import Any
 
 import brotli
@@ -20,7 +22,20 @@ class CollectedFiles(StaticFilesConfig):
 
 
 class QuickCompressor(Compressor):  # type: ignore[misc]
-    """Brotli at a twentieth of its longest time: 9 % more bytes, and a service that starts six seconds sooner."""
+    """Brotli at a twentieth of its longest time, 9 % more bytes, so that the service starts six seconds sooner. The chart program
+    alone, which readers wait for, is given the time; a file that was compressed by an earlier start is left as it is."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._thorough = Compressor(**options)
+
+    def compress(self, path: str | os.PathLike[str]) -> list[str]:
+        original = os.fspath(path)
+        made = [f"{original}{suffix}" for suffix in (".br", ".gz")]
+        if all(Path(each).exists() for each in made):  # the name holds the content's hash
+            return made
+        names: list[str] = self._thorough.compress(path) if "plotly" in Path(original).name else super().compress(path)
+        return names
 
     @staticmethod
     def compress_brotli(data: bytes) -> bytes:

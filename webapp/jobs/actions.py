@@ -12,11 +12,14 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Case, F, Q, When
 from django.db.models.functions import Coalesce, Now
+from django.utils import timezone
 
-from optimizer.base.errors import InvalidInput
+from optimizer.base.errors import HeadroomError, InvalidInput
 from webapp.accounts.models import Project
+from webapp.catalog.files.room import require_floor
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.clock import from_now
+from webapp.jobs.claiming import next_turn
 from webapp.jobs.errors import JobConflict, WrongState
 from webapp.jobs.models import (
     LIVE_STATES,
@@ -26,16 +29,18 @@ from webapp.jobs.models import (
     Checkpoint,
     Event,
     Job,
-    Outbox,
     Reason,
     Sample,
     State,
 )
 from webapp.jobs.moves import enqueue_webhooks, held_by, move_job
-from webapp.wire.hints import send_hint
+from webapp.wire.hints import hint_soon
 from webapp.wire.publish import publish
 
-CancelMode = Literal["save", "discard"]
+CancelMode = Literal["save", "keep", "discard"]
+"""``save`` stops at a checkpoint and exports its weights, ``keep`` stops at a checkpoint, ``discard`` stops at once."""
+_STOPS = {"": "", "save": "save", "keep": "save", "discard": "discard"}
+"""Ways for a supervisor to stop: exporting comes after it."""
 MAX_PRIORITY = 100
 """Priorities go from its negative to it; new jobs have 0."""
 
@@ -47,7 +52,7 @@ class LeaseAnswer:
     held: bool
     """False: fenced out. Kill the child, write nothing more."""
     cancel_mode: str
-    """Empty, ``save`` (stop at a checkpoint) or ``discard`` (stop now)."""
+    """Empty, ``save`` (stop at a checkpoint, as for ``keep``) or ``discard`` (stop now)."""
     pause_requested: bool
 
 
@@ -66,13 +71,14 @@ def create_job(
     retry_of: Job | None = None,
     num_steps: int | None = None,
     max_duration_s: int | None = None,
+    awaits_plan: bool = False,
 ) -> Job:
-    """Job, first event and hint in one transaction; the hint goes out after the commit.
+    """Job and first event in one transaction; workers are woken after the commit.
 
     project: whose it is; the one its owner works in unless given. num_steps: what the job counts its progress to; of training
-    the workload's steps, and not given.
+    the workload's steps, and not given. awaits_plan: it may not start before ``plan_job``.
     """
-    with transaction.atomic():
+    with transaction.atomic(savepoint=False):
         job = Job.objects.create(
             owner=owner,
             project=project,
@@ -86,15 +92,67 @@ def create_job(
             machine=machine,
             num_steps=spec.get("workload", {}).get("num_steps", 0) if num_steps is None else num_steps,
             max_duration_s=max_duration_s,
+            awaits_plan=awaits_plan,
+            turn=next_turn(owner, kind=kind),
             need_device_kind=machine.document["device"]["kind"] if machine else "",
             need_device_bytes=_need_bytes(spec, prediction),
             retry_of=retry_of,
             event_seq=1,
+            hinted_at=timezone.now(),
         )
         Event.objects.create(job=job, seq=1, actor=actor, kind="created", to_state=State.QUEUED)
         enqueue_webhooks(job, "created")
         _hint_on_commit(job.pk)
     return job
+
+
+def plan_job(
+    job: Job,
+    *,
+    spec: dict[str, Any],
+    plan: dict[str, Any],
+    prediction: dict[str, Any],
+    machine: Machine,
+    change: str = "",
+) -> bool:
+    """Give a job that awaits its plan one, after which it may start. False when it no longer awaits one.
+
+    change: how the plan differs from the one before, where there was one.
+    """
+    changes = {
+        "spec": spec,
+        "plan": plan,
+        "prediction": prediction,
+        "machine": machine,
+        "awaits_plan": False,
+        "need_device_kind": machine.document["device"]["kind"],
+        "need_device_bytes": _need_bytes(spec, prediction),
+    }
+    kind = "replanned" if change else "planned"
+    planned = move_job(job.pk, when=_awaiting(), changes=changes, kind=kind, actor="program", message=change)
+    if planned is not None:
+        _hint_on_commit(job.pk)
+    return planned is not None
+
+
+def refuse_plan(job: Job, *, reason: Reason, error: HeadroomError, message: str = "") -> bool:
+    """End a job for which no plan can be found. False when it no longer awaits one. message: the error's unless given."""
+    message = message or error.message
+    changes = {
+        "state": State.FAILED,
+        "reason": reason,
+        "message": f"{message[:1].upper()}{message[1:]}.",
+        "error": error.to_json(),
+        "awaits_plan": False,
+        "finished_at": Now(),
+    }
+    return move_job(
+        job.pk, when=_awaiting(), changes=changes, kind="failed", actor="program", reason=reason, message=message
+    ) is not None
+
+
+def _awaiting() -> Q:
+    return Q(state=State.QUEUED, awaits_plan=True)
 
 
 def cancel_job(job: Job, *, mode: CancelMode, actor: str) -> bool:
@@ -118,7 +176,8 @@ def cancel_job(job: Job, *, mode: CancelMode, actor: str) -> bool:
     )
     if queued is not None:
         return True
-    not_yet = Q(cancel_requested_at__isnull=True) | (Q(cancel_mode="save") if mode == "discard" else Q(pk__isnull=True))
+    saves = Q(cancel_mode__in=("save", "keep"))
+    not_yet = Q(cancel_requested_at__isnull=True) | (saves if mode == "discard" else Q(pk__isnull=True))
     live = move_job(
         job.pk,
         when=Q(state__in=LIVE_STATES) & not_yet,
@@ -153,7 +212,7 @@ def resume_job(job: Job, *, actor: str) -> Job:
 
 
 def set_priority(job: Job, priority: int, *, actor: str, may_overtake: bool) -> Job:
-    """Set a waiting job's place: higher first, equals by age. may_overtake: administrators', who may go above 0.
+    """Set a waiting job's place: higher first, equals by turn. may_overtake: administrators', who may go above 0.
 
     Raises InvalidInput beyond what is allowed, JobConflict for a job that no longer waits.
     """
@@ -185,7 +244,8 @@ def retry_job(job: Job, *, actor: str) -> Job:
         return _refuse(job, "retry", allowed="failed or cancelled")
     for row in (job.model, job.dataset):
         if row is not None and row.deleted_at is not None:
-            raise JobConflict(f"{row.name} was deleted, and the job needs it", hint="Have it back, or start a new job.")
+            raise JobConflict(f"{row.name} was deleted, and the job needs it", hint="Restore it, or start a new job.")
+    require_floor()
     return create_job(
         owner=job.owner,
         project=job.project,
@@ -199,6 +259,7 @@ def retry_job(job: Job, *, actor: str) -> Job:
         retry_of=job,
         kind=job.kind,
         num_steps=job.num_steps,
+        awaits_plan=job.awaits_plan or job.reason in (Reason.DOES_NOT_FIT, Reason.NOT_PLANNED),
     )
 
 
@@ -228,7 +289,7 @@ def renew_lease(attempt: Attempt, *, lease_s: float = 30) -> LeaseAnswer:
         return LeaseAnswer(held=False, cancel_mode="", pause_requested=False)
     return LeaseAnswer(
         held=True,
-        cancel_mode=asked["cancel_mode"] if asked["cancel_requested_at"] else "",
+        cancel_mode=_STOPS[asked["cancel_mode"]] if asked["cancel_requested_at"] else "",
         pause_requested=asked["pause_requested_at"] is not None,
     )
 
@@ -340,14 +401,13 @@ def record_mirror(job_id: str, *, name: str, url: str, trouble: str) -> None:
 
 
 def _hint_on_commit(job_id: str) -> None:
-    Outbox.objects.create(job_id=job_id)
-    transaction.on_commit(lambda: _send_and_forget(job_id), robust=True)
+    transaction.on_commit(lambda: _hint(job_id), robust=True)
 
 
-def _send_and_forget(job_id: str) -> None:
-    if send_hint(job_id):
-        Outbox.objects.filter(job_id=job_id).delete()
-        Job.objects.filter(pk=job_id).update(hinted_at=Now())
+def _hint(job_id: str) -> None:
+    """The row says already that workers were woken; put it right where they could not be."""
+    if not hint_soon(job_id):
+        Job.objects.filter(pk=job_id).update(hinted_at=None)
 
 
 def _need_bytes(spec: dict[str, Any], prediction: dict[str, Any] | None) -> int:

@@ -29,7 +29,7 @@ _CHECKPOINTS = "checkpoints"
 
 def find_checkpoint(job: Job, step: int | None = None) -> Checkpoint:
     """The newest, or the newest of a step, as long as its files are there. Raises NoCheckpoint."""
-    rows = job.checkpoints.order_by("-step", "-fence")
+    rows = job.checkpoints.order_by("-fence", "-step")
     found = [row for row in rows if (step is None or row.step == step) and _folder(row).is_dir()]
     if found:
         return found[0]
@@ -55,7 +55,7 @@ def export_job(
     if job.kind != Kind.TRAIN:
         raise JobConflict(f"job {job.pk} does not train, and so has no checkpoint", hint="Name one that trains.")
     if job.model.deleted_at is not None:
-        raise JobConflict(f"{job.model.name} was deleted, and exporting needs it", hint="Have it back first.")
+        raise JobConflict(f"{job.model.name} was deleted, and exporting needs it", hint="Restore it first.")
     checkpoint = find_checkpoint(job, step)
     wanted = job.spec["workload"].get("export", {}) if export is None else to_json(export)
     if wanted.get("gguf", "none") != "none":

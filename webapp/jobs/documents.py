@@ -1,11 +1,15 @@
 """Jobs as JSON, one spelling for the API, the stream and the pages. Every key is listed; nothing leaks by default."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.db.models import QuerySet
 
+from optimizer.estimate.job.causes import describe_cause
+from optimizer.plan.explain.diff import describe_change
+from optimizer.plan.plan import Plan
 from webapp.clock import iso
-from webapp.jobs.models import Artifact, Checkpoint, Event, Job, Kind
+from webapp.jobs.models import Artifact, Attempt, Checkpoint, Event, Job, Kind
 
 FOLDER_KINDS = ("model", "adapter", "gguf")
 """Kinds of artifacts that are a folder's files."""
@@ -19,6 +23,16 @@ def job_document(job: Job) -> dict[str, Any]:
         "spec": job.spec,
         "plan": job.plan,
         "prediction": job.prediction,
+        "machine": job.machine.name if job.machine else None,
+        "links": _links(job.pk, job.kind),
+    }
+
+
+def job_row_document(job: Job) -> dict[str, Any]:
+    """A job as lists show it: without its spec, plan and prediction, which are most of it and stand under ``links.self``."""
+    return {
+        **state_document(job),
+        "project": job.project_id,
         "machine": job.machine.name if job.machine else None,
         "links": _links(job.pk, job.kind),
     }
@@ -44,6 +58,8 @@ def state_document(job: Job) -> dict[str, Any]:
         "num_steps": job.num_steps,
         "eta_s": job.eta_s,
         "summary": job.summary,
+        "tags": job.tags,
+        "notes": job.notes,
         "created_at": iso(job.created_at),
         "started_at": iso(job.started_at),
         "finished_at": iso(job.finished_at),
@@ -93,26 +109,48 @@ def checkpoint_document(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def attempt_documents(job: Job) -> list[dict[str, Any]]:
-    """Predicted against measured, attempt by attempt."""
-    return [
-        {
-            "number": attempt.number,
-            "worker": attempt.worker,
-            "outcome": attempt.outcome,
-            "resumed_from_step": attempt.resumed_from_step,
-            "prediction": attempt.prediction,
-            "measured": attempt.measured,
-            "started_at": iso(attempt.started_at),
-            "ended_at": iso(attempt.ended_at),
-        }
-        for attempt in job.attempts.all()
-    ]
+def attempt_documents(attempts: Iterable[Attempt]) -> list[dict[str, Any]]:
+    """The line of a job's attempts, all of them in order: each with its plan, how it differs from the last one, and its end."""
+    documents: list[dict[str, Any]] = []
+    before: Plan | None = None
+    for attempt in attempts:
+        plan = Plan.from_json(attempt.plan) if attempt.plan and attempt.job.kind == Kind.TRAIN else None
+        change = describe_change(before, plan) if plan is not None and before is not None else ""
+        documents.append({**_attempt_document(attempt), "change": change})
+        before = plan
+    return documents
+
+
+def _attempt_document(attempt: Attempt) -> dict[str, Any]:
+    fields: dict[str, Any] = (attempt.error or {}).get("fields") or {}
+    cause, stage = str(fields.get("cause", "")), str(fields.get("stage", ""))
+    measured_bytes = (attempt.measured or {}).get("device_peak_bytes")
+    wanted_bytes = fields["in_use_bytes"] + fields["requested_bytes"] if "requested_bytes" in fields else None
+    return {
+        "number": attempt.number,
+        "worker": attempt.worker,
+        "outcome": attempt.outcome,
+        "cause": cause,
+        "stage": stage,
+        "why": describe_cause(cause, stage=stage),
+        "resumed_from_step": attempt.resumed_from_step,
+        "is_shared": attempt.is_shared,
+        "plan": attempt.plan,
+        "prediction": attempt.prediction,
+        "measured": attempt.measured,
+        "error": attempt.error,
+        "tier": fields.get("tier", "device"),
+        "peak_bytes": wanted_bytes or measured_bytes or None,
+        "budget_bytes": fields.get("budget_bytes") or attempt.job.spec.get("goal", {}).get("device_budget_bytes"),
+        "started_at": iso(attempt.started_at),
+        "ended_at": iso(attempt.ended_at),
+    }
 
 
 def _links(job_id: str, kind: str) -> dict[str, str]:
     base = f"/api/v1/jobs/{job_id}"
-    parts: tuple[str, ...] = ("cancel", "pause", "resume", "retry", "events", "metrics", "logs", "artifacts", "checkpoints")
+    parts: tuple[str, ...] = ("cancel", "pause", "resume", "retry", "events", "metrics", "logs")
+    parts = (*parts, "artifacts", "checkpoints", "attempts")
     parts = (*parts, "results" if kind == Kind.GENERATE else "model")
     parts = (*parts, "export") if kind == Kind.TRAIN else parts
     return {"self": base, **{part: f"{base}/{part}" for part in parts}, "page": f"/jobs/{job_id}/"}

@@ -44,9 +44,17 @@ class Reason(models.TextChoices):
     MAX_DURATION = "max_duration"
     PLAN_STALE = "plan_stale"
     MISSING_EXTRA = "missing_extra"
+    DOES_NOT_FIT = "does_not_fit"
+    NOT_PLANNED = "not_planned"
     REMOTE_STORE_FULL = "remote_store_full"
     REMOTE_STORE_LOST = "remote_store_lost"
     INTERNAL = "internal"
+
+
+MEMORY_REASONS = (Reason.OUT_OF_DEVICE_MEMORY, Reason.OUT_OF_HOST_MEMORY)
+"""After which a training job may go on under another plan."""
+PROBED = "probed"
+"""Outcome of an attempt that ended because its first steps missed their prediction, and the reason in its ``result.json``."""
 
 
 class Kind(models.TextChoices):
@@ -103,6 +111,9 @@ class Job(InProject):
     prediction = models.JSONField(null=True)
     machine = models.ForeignKey(Machine, null=True, on_delete=models.SET_NULL)
     """The machine the prediction was made for; any machine that meets the plan's need may run it."""
+    awaits_plan = models.BooleanField(default=False)
+    """It may not start until a plan was found (``webapp/planning/waiting.py``): it was submitted before its model was profiled,
+    or ran out of memory under its last plan."""
 
     state = models.CharField(max_length=12, choices=State.choices, default=State.QUEUED)
     phase = models.CharField(max_length=40, blank=True)
@@ -113,11 +124,17 @@ class Job(InProject):
     error = models.JSONField(null=True)
     """HeadroomError.to_json() of the last failure."""
     cancel_requested_at = models.DateTimeField(null=True)
-    cancel_mode = models.CharField(max_length=8, blank=True, choices=[("save", "stop and save"), ("discard", "stop now")])
+    cancel_mode = models.CharField(
+        max_length=8,
+        blank=True,
+        choices=[("save", "stop and export"), ("keep", "stop, keep a checkpoint"), ("discard", "stop now")],
+    )
     pause_requested_at = models.DateTimeField(null=True)
     """Set: a running job stops at a checkpoint and goes back to queued; a queued one may not start."""
     priority = models.IntegerField(default=0)
     """Higher runs first."""
+    turn = models.BigIntegerField(default=0)
+    """Place among equal priorities, lower first: each person's jobs take turns with other people's (``claiming.py``)."""
     not_before = models.DateTimeField(null=True)
     max_duration_s = models.IntegerField(null=True)
     need_device_kind = models.CharField(max_length=10, blank=True)
@@ -145,14 +162,31 @@ class Job(InProject):
     summary = models.JSONField(default=dict)
     """Latest and final numbers: loss, validation_loss_start, validation_loss, tokens_per_s, device_peak_bytes, step_ms, …"""
     event_seq = models.IntegerField(default=0)
+    tags = models.JSONField(default=list)
+    """Short words that people sort jobs by."""
+    notes = models.TextField(blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
+    deleted_at = models.DateTimeField(null=True)
+    share_key = models.CharField(max_length=32, blank=True)
+    """Part of what signs the link under which anyone may read the run; empty while it is not shared."""
+    """Set: out of sight, and gone with its files some days later."""
 
     class Meta:
         ordering = ["-created_at", "-id"]
         indexes = [
-            models.Index(fields=["state", "-priority", "created_at"]),  # claim: the next queued job
+            # claim, pages of the queue and counts by state, without reading documents; in claiming.QUEUE_ORDER
+            models.Index(
+                fields=[
+                    *("state", "-priority", "turn", "created_at", "id"),
+                    *("kind", "need_device_kind", "need_device_bytes", "project"),
+                ],
+                name="job_claims",
+            ),
+            # lists: which jobs stand on a page, from the index alone; the rows are then read by their ids
+            models.Index(fields=["-id", "state", "kind", "project", "deleted_at", "name"], name="job_lists"),
+            models.Index(fields=["owner", "state", "-turn"], name="job_turns"),  # submission: a person's last turn that waits
             models.Index(fields=["owner", "-created_at"]),  # a person's list of jobs
             models.Index(fields=["project", "-id"]),  # a project's list of jobs
         ]
@@ -192,6 +226,37 @@ class FenceSequence(models.Model):
         return str(self.value)
 
 
+class Lead(models.Model):
+    """One row: which reconciler acts, by the database's clock. A row, so that it outlives connections and others can see it."""
+
+    holder = models.CharField(max_length=200, blank=True)
+    held_until = models.DateTimeField(null=True)
+    """Renewed with each pass; another reconciler may take the lead from then on."""
+    unbroken_since = models.DateTimeField(null=True)
+    """Since then the lead was renewed, by whomever, without a gap in which live workers may have lost their leases."""
+    acted_at = models.DateTimeField(null=True)
+    """End of the latest pass of which nothing failed; alarms go by it."""
+
+    def __str__(self) -> str:
+        return self.holder
+
+
+class SavedFilter(models.Model):
+    """A view of the list of jobs that a person keeps under a name."""
+
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
+    name = models.CharField(max_length=60)
+    query = models.CharField(max_length=1000)
+    """The list's address after the question mark."""
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [models.UniqueConstraint(fields=["owner", "name"], name="saved_filter_name_once")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Attempt(models.Model):
     """One try at a job by one worker."""
 
@@ -208,10 +273,12 @@ class Attempt(models.Model):
     measured = models.JSONField(null=True)
     """device_peak_bytes, step_ms (median of steady steps), host_peak_bytes, num_steps: what the prediction is checked against."""
     outcome = models.CharField(max_length=24, blank=True)
-    """A reason, or drained, paused, preempted; empty while it runs."""
+    """A reason, or drained, paused, probed; empty while it runs."""
     exit_code = models.IntegerField(null=True)
     made_progress = models.BooleanField(default=False)
     """True once a new step was done; three quick deaths without one are a poisoned job."""
+    is_shared = models.BooleanField(default=False)
+    """Another job ran on its device at some time of the attempt: its times are not those of the prediction."""
     error = models.JSONField(null=True)
     started_at = models.DateTimeField(auto_now_add=True)
     ended_at = models.DateTimeField(null=True)
@@ -245,16 +312,6 @@ class Event(models.Model):
 
     def __str__(self) -> str:
         return f"{self.job_id} #{self.seq} {self.kind}"
-
-
-class Outbox(models.Model):
-    """A hint that must be sent to the broker; written with the job, deleted once sent."""
-
-    job = models.ForeignKey(Job, on_delete=models.CASCADE)
-    created_at = models.DateTimeField(auto_now_add=True)
-
-    def __str__(self) -> str:
-        return f"hint for {self.job_id}"
 
 
 class Sample(models.Model):
@@ -352,6 +409,8 @@ class IdempotencyKey(models.Model):
     request_sha256 = models.CharField(max_length=64)
     status = models.IntegerField(null=True)
     """None while the first request still runs."""
+    holder = models.CharField(max_length=64, blank=True)
+    """The web process that answers it (``webapp/http/process_lock.py``): once it is dead, the key is free."""
     location = models.CharField(max_length=500, blank=True)
     body = models.JSONField(null=True)
     created_at = models.DateTimeField(auto_now_add=True)

@@ -74,4 +74,6 @@ def held_by(attempt: Attempt) -> Q:
 def claimable() -> Q:
     """The condition that a job may be started now."""
     due = Q(not_before__isnull=True) | Q(not_before__lte=Now())
-    return due & Q(state=State.QUEUED, pause_requested_at__isnull=True, cancel_requested_at__isnull=True)
+    return due & Q(
+        state=State.QUEUED, awaits_plan=False, pause_requested_at__isnull=True, cancel_requested_at__isnull=True
+    )

@@ -1,23 +1,32 @@
 """The queue: jobs in the order in which they will be claimed, and why each of them waits.
 
-The order is the claim's own: higher priority first, then older. A machine takes the first job that it can hold, so a small job
+The order is the claim's own (``claiming.QUEUE_ORDER``). A machine takes the first job that it can hold, so a small job
 may start before a larger one that stands ahead of it.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from optimizer.base.units import format_bytes, format_duration
 from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
-from webapp.jobs.claiming import free_bytes
-from webapp.jobs.models import LIVE_STATES, Job, Kind, State
-from webapp.jobs.queries import jobs_visible_to
+from webapp.jobs.claiming import QUEUE_ORDER, free_bytes, stands_before
+from webapp.jobs.models import LIVE_STATES, MEMORY_REASONS, USER_JOB_KINDS, Job, State
+from webapp.jobs.queries import (
+    LARGE_DOCUMENTS,
+    LARGE_DOCUMENTS_OF_MODEL,
+    jobs_visible_to,
+    rows_of_page,
+    waiting_jobs_visible_to,
+)
 
-Reason = Literal["paused", "not_yet", "no_machine", "offline", "busy", "next"]
+Reason = Literal["paused", "no_plan", "not_yet", "no_machine", "offline", "busy", "next"]
+PAGE_SIZE: Final = 50
+MAX_LIVE: Final = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,27 +65,47 @@ class Queue:
     """The queue as one person sees it: their own jobs, at their place among all."""
 
     waiting: tuple[Waiting, ...]
+    """One page of them."""
+    num_own: int
+    """Own jobs that wait, on all pages."""
     num_waiting: int
     """Counted over all people."""
     live: tuple[Job, ...]
-    """Being carried out."""
+    """Being carried out, at most ``MAX_LIVE``."""
 
 
-def read_queue(user: Any) -> Queue:
-    visible = jobs_visible_to(user).select_related("model", "machine")
-    own = {job.pk: job for job in visible.filter(state=State.QUEUED)}
-    order = list(
-        Job.objects.filter(state=State.QUEUED)
-        .exclude(kind=Kind.PROFILE)
-        .order_by("-priority", "created_at", "id")
-        .values_list("pk", flat=True)
-    )
+def read_queue(user: Any, *, page: int = 1, page_size: int = PAGE_SIZE) -> Queue:
+    """One page of the person's own waiting jobs, from 1, and all that are at work. However many wait, as many queries."""
+    own = waiting_jobs_visible_to(user)
+    start = (page - 1) * page_size
+    visible = jobs_visible_to(user).select_related("model").defer(*LARGE_DOCUMENTS, *LARGE_DOCUMENTS_OF_MODEL)
+    shown = rows_of_page(own.order_by(*QUEUE_ORDER)[start : start + page_size], visible.filter(state=State.QUEUED))
+    positions = _positions(shown)
     machines = _machines()
-    waiting = [
-        _explain(own[pk], position, machines) for position, pk in enumerate(order, start=1) if pk in own
-    ]
-    live = visible.filter(state__in=LIVE_STATES).order_by("started_at", "pk")
-    return Queue(waiting=tuple(waiting), num_waiting=len(order), live=tuple(live))
+    live = visible.filter(state__in=LIVE_STATES).order_by("started_at", "pk")[:MAX_LIVE]
+    return Queue(
+        waiting=tuple(_explain(job, positions[job.pk], machines) for job in shown),
+        num_own=own.order_by().count(),
+        num_waiting=_all_waiting().order_by().count(),
+        live=tuple(live),
+    )
+
+
+def _all_waiting() -> QuerySet[Job]:
+    return Job.objects.filter(state=State.QUEUED, kind__in=USER_JOB_KINDS)
+
+
+def _positions(shown: Sequence[Job]) -> dict[str, int]:
+    """Places among all people's jobs: a count of those before the first, then the ids from it to the last."""
+    if not shown:
+        return {}
+    first, last = shown[0], shown[-1]
+    num_before = _all_waiting().filter(stands_before(first)).order_by().count()
+    between = _all_waiting().filter(stands_before(last) & ~stands_before(first)).order_by(*QUEUE_ORDER)
+    ids = [*between.values_list("pk", flat=True), last.pk]
+    places = {pk: place for place, pk in enumerate(ids, start=num_before + 1)}
+    # one that was claimed or moved between the queries keeps its neighbour's place
+    return {job.pk: places.get(job.pk, num_before + index) for index, job in enumerate(shown, start=1)}
 
 
 def _machines() -> list[MachineNow]:
@@ -90,13 +119,13 @@ def _machines() -> list[MachineNow]:
             free_bytes=free_bytes(row),
             takes_jobs=now - row.last_seen_at < ONLINE_WITHIN and not row.draining,
         )
-        for row in Machine.objects.order_by("name")
+        for row in Machine.objects.defer("calibration").order_by("name")
     ]
 
 
 def _explain(job: Job, position: int, machines: Sequence[MachineNow]) -> Waiting:
     suiting = sorted((machine for machine in machines if machine.suits(job)), key=lambda machine: not machine.takes_jobs)
-    reason, sentence = next(_reasons(job, machines, suiting))
+    reason, sentence = next(_reasons(job, machines, suiting, num_ahead=position - 1))
     return Waiting(
         job=job,
         position=position,
@@ -107,11 +136,15 @@ def _explain(job: Job, position: int, machines: Sequence[MachineNow]) -> Waiting
 
 
 def _reasons(
-    job: Job, machines: Sequence[MachineNow], suiting: Sequence[MachineNow]
+    job: Job, machines: Sequence[MachineNow], suiting: Sequence[MachineNow], *, num_ahead: int
 ) -> Iterator[tuple[Reason, str]]:
     """The first that holds is the one."""
     if job.pause_requested_at is not None:
         yield "paused", "Paused: it may not start until it is resumed."
+    if job.awaits_plan and job.attempt:
+        yield "no_plan", between_plans(job)
+    if job.awaits_plan:
+        yield "no_plan", "Waiting for the model's profile; a plan is chosen then, and the job starts by itself."
     wait_s = (job.not_before - timezone.now()).total_seconds() if job.not_before is not None else 0.0
     if wait_s > 0:
         yield "not_yet", f"Attempt {job.attempt} failed; the next one may start in {format_duration(wait_s)}."
@@ -125,10 +158,18 @@ def _reasons(
         most = max(ready, key=lambda machine: machine.free_bytes, default=None)
         if most is not None:
             yield "busy", (
-                f"It needs {format_bytes(job.need_device_bytes)}; jobs at work leave at most "
+                f"It needs {format_bytes(job.need_device_bytes)}; running jobs leave at most "
                 f"{format_bytes(max(0, most.free_bytes))} free, on {most.name}."
             )
-    yield "next", "It starts as soon as a worker is free and what stands ahead of it is taken."
+    ahead = f"; {num_ahead} job{'' if num_ahead == 1 else 's'} ahead" if num_ahead else ""
+    yield "next", f"Waiting for a free worker{ahead}."
+
+
+def between_plans(job: Job) -> str:
+    """Why a job that has run awaits a plan."""
+    if job.reason in MEMORY_REASONS:
+        return f"Memory ran out in attempt {job.attempt}; another plan is looked for, and the job goes on with it."
+    return f"The first steps of attempt {job.attempt} missed their prediction; its plan is looked at again."
 
 
 def _nothing_suits(job: Job, machines: Sequence[MachineNow]) -> str:

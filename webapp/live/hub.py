@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import redis.asyncio
 import redis.exceptions
 
+from webapp.live.entries import Entry, read_entry
 from webapp.wire.publish import stream_key
 
 logger = logging.getLogger(__name__)
@@ -26,9 +27,6 @@ _BLOCK_MS = 500
 """Longest wait of a read; a newly watched stream joins the next read."""
 _BATCH = 200
 _RECONNECT_S = 1.0
-
-Entry = tuple[str, str]
-"""Id and JSON text of a stream entry."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,12 @@ class Subscription:
 
     async def get(self, timeout_s: float) -> Entry | Signal | None:
         """None when nothing came in time."""
+        if not self._queue.empty():
+            return self._queue.get_nowait()
         try:
-            return await asyncio.wait_for(self._queue.get(), timeout_s)
+            # not wait_for: before Python 3.12 it swallows a cancellation that meets an item (cpython #86296)
+            async with asyncio.timeout(timeout_s):
+                return await self._queue.get()
         except TimeoutError:
             return None
 
@@ -76,7 +78,7 @@ class Hub:
             socket_timeout=10,
             retry=None,
         )
-        self._redis: Any = redis.asyncio.Redis(connection_pool=pool)
+        self._redis: Any = redis.asyncio.Redis.from_pool(pool)  # whose connections end with it
         self._subscribers: dict[str, set[Subscription]] = defaultdict(set)
         self._positions: dict[str, str] = {}
         self._reader: asyncio.Task[None] | None = None
@@ -114,7 +116,7 @@ class Hub:
     async def entries_after(self, job_id: str, entry_id: str) -> list[Entry]:
         """Everything after ``entry_id``, which may be some thousands."""
         found = await self._redis.xrange(stream_key(job_id), min=f"({entry_id}")
-        return [(str(identifier), str(fields.get("json", ""))) for identifier, fields in found]
+        return [read_entry(str(identifier), str(fields.get("json", ""))) for identifier, fields in found]
 
     async def _read_for_ever(self) -> None:
         """Ends when nobody watches any more; the next subscriber starts it again."""
@@ -128,8 +130,12 @@ class Hub:
                         logger.warning("Redis is away, pages are served from the database: %s", error)
                     self._tell(is_down=True)
                     await asyncio.sleep(_RECONNECT_S)
-        finally:
+                if not self._subscribers:
+                    # inside the loop: someone may subscribe while it waits, and then relies on this reader
+                    await self._redis.connection_pool.disconnect(inuse_connections=False)
+        except asyncio.CancelledError:
             await self._redis.aclose()
+            raise
 
     async def _read_once(self) -> None:
         watched: dict[Any, Any] = {stream_key(job_id): position for job_id, position in self._positions.items()}
@@ -142,8 +148,9 @@ class Hub:
             for identifier, fields in entries:
                 if job_id in self._positions:
                     self._positions[job_id] = str(identifier)
+                entry = read_entry(str(identifier), str(fields.get("json", "")))
                 for subscription in self._subscribers.get(job_id, ()):
-                    subscription.put((str(identifier), str(fields.get("json", ""))))
+                    subscription.put(entry)
 
     def _tell(self, *, is_down: bool) -> None:
         if self.is_down == is_down:

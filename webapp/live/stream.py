@@ -9,19 +9,19 @@ database, once a second and without ids. ``done`` is the last event. A comment e
 import asyncio
 import contextlib
 import copy
-import json
 import logging
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import redis.exceptions
 from django.conf import settings
 
+from webapp.live.entries import Entry, encode_event, position_of
 from webapp.live.hub import Hub, Signal, Subscription, hub_of_this_loop
 from webapp.live.record import (
     Seen,
@@ -34,6 +34,7 @@ from webapp.live.record import (
 )
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 HEARTBEAT_S = 15.0
 RECHECK_S = 60.0
@@ -62,9 +63,9 @@ async def job_events(user: Any, job_id: str, *, last_event_id: str = "") -> Asyn
     if not has_free_slot(user):
         yield b"retry: 10000\n\n"
         return
-    _open_streams[user.pk] += 1
     hub = hub_of_this_loop(settings.REDIS_URL)
     subscription = await hub.subscribe(job_id)
+    _open_streams[user.pk] += 1
     try:
         yield f"retry: {RETRY_MS}\n\n".encode()
         watcher = _Watcher(user, job_id, hub=hub, subscription=subscription)
@@ -108,7 +109,7 @@ class _Watcher:
                 is_down = item.kind == "down" or (is_down and item.kind != "up")
                 async for event in self._signalled(item):
                     yield event
-            elif (sent := self._entry(*item)) is not None:
+            elif (sent := self._entry(item)) is not None:
                 yield sent
 
     async def _begin(self, last_event_id: str) -> AsyncIterator[bytes]:
@@ -125,13 +126,13 @@ class _Watcher:
             self._hub.is_down = True
             can_resume, missed = False, []
         if last_event_id and not can_resume and not self._hub.is_down:
-            yield _event("reset", {})
+            yield encode_event("reset", {})
         if not can_resume:
             async for event in self._snapshot():
                 yield event
             return
         for entry in missed:
-            if not self._is_ended and (sent := self._entry(*entry)) is not None:
+            if not self._is_ended and (sent := self._entry(entry)) is not None:
                 yield sent
         await from_database(self._mark_seen)
         async for event in self._keep_alive():
@@ -153,54 +154,53 @@ class _Watcher:
             # another client's: what came between its place in the stream and this one's
             with contextlib.suppress(*_REDIS_AWAY):  # which the hub will report
                 for entry in await self._hub.entries_after(self._job_id, shared.after_id):
-                    if not self._is_ended and (sent := self._entry(*entry)) is not None:
+                    if not self._is_ended and (sent := self._entry(entry)) is not None:
                         yield sent
 
     async def _poll(self) -> AsyncIterator[bytes]:
         news = await from_database(lambda: read_news(self._job_id, self._seen))
         for kind, document in news.events:
-            yield _event(kind, document)
+            yield encode_event(kind, document)
         if news.is_ended and not self._is_ended:
             yield self._done(self._seen.state)
 
     async def _keep_alive(self) -> AsyncIterator[bytes]:
         yield b": keep-alive\n\n"
-        state = await from_database(lambda: ended_state(self._job_id))
+        state = await _end_of(self._job_id)
         if state is not None and not self._is_ended:
-            yield _event("state", state)
+            yield encode_event("state", state)
             yield self._done(state)
 
     async def _signalled(self, signal: Signal) -> AsyncIterator[bytes]:
         if signal.kind == "overflow":
-            yield _event("gap", {})
+            yield encode_event("gap", {})
         elif signal.kind == "up":
             # what was published between the last poll and now is in the database soon, in the stream already
             async for event in self._poll():
                 yield event
             try:
                 for entry in await self._hub.entries_after(self._job_id, self._last_id):
-                    if not self._is_ended and (sent := self._entry(*entry)) is not None:
+                    if not self._is_ended and (sent := self._entry(entry)) is not None:
                         yield sent
                 await self._hub.watch_from(self._job_id, self._last_id)
             except _REDIS_AWAY:
                 return  # the hub will say ``down`` again
-            yield _event("gap", {})
+            yield encode_event("gap", {})
 
-    def _entry(self, identifier: str, text: str) -> bytes | None:
-        """One stream entry; None for one that was sent already."""
-        if _order(identifier) <= _order(self._last_id):
+    def _entry(self, entry: Entry) -> bytes | None:
+        """The entry's event; None for one that was sent already."""
+        if entry.position <= position_of(self._last_id):
             return None
-        self._last_id = identifier
-        entry = json.loads(text)
-        if entry["type"] == "done":
+        self._last_id = entry.identifier
+        if entry.kind == "done":
             self._is_ended = True
-        elif entry["type"] == "state":
-            self._seen.state = entry["data"]
-        return _event(entry["type"], entry["data"], identifier=identifier)
+        elif entry.kind == "state":
+            self._seen.state = entry.data
+        return entry.event
 
     def _done(self, state: dict[str, Any]) -> bytes:
         self._is_ended = True
-        return _event("done", done_document(state))
+        return encode_event("done", done_document(state))
 
     async def _is_allowed(self) -> bool:
         if time.monotonic() - self._checked_at_s < RECHECK_S:
@@ -222,32 +222,31 @@ class _Snapshot:
 
 async def _snapshot_of(job_id: str, *, after_id: str) -> _Snapshot:
     """Those who come while one is being read share it: when a server starts again, hundreds come at once."""
-    reading = _reading.setdefault(asyncio.get_running_loop(), {})
-    if job_id not in reading:
-        reading[job_id] = asyncio.create_task(from_database(lambda: _read_snapshot(job_id, after_id)))
-        reading[job_id].add_done_callback(lambda _: reading.pop(job_id, None))
-    # a client that leaves must not take the others' snapshot with it
-    return await asyncio.shield(reading[job_id])
+    return await _shared(("snapshot", job_id), lambda: _read_snapshot(job_id, after_id))
 
 
-_reading: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[_Snapshot]]]" = WeakKeyDictionary()
-"""By job."""
+async def _end_of(job_id: str) -> dict[str, Any] | None:
+    """The state in which the job has ended, looked up a few seconds ago at most: each stream asks with every heartbeat."""
+    return await _shared(("end", job_id), lambda: ended_state(job_id), keep_s=HEARTBEAT_S / 3)
+
+
+async def _shared(key: tuple[str, str], read: Callable[[], T], *, keep_s: float = 0.0) -> T:
+    """Read once for all who ask while it goes on, and for so long afterwards."""
+    loop = asyncio.get_running_loop()
+    reading = _reading.setdefault(loop, {})
+    if key not in reading:
+        reading[key] = asyncio.create_task(from_database(read))
+        reading[key].add_done_callback(lambda _: loop.call_later(keep_s, reading.pop, key, None))
+    # a client that leaves must not take the others' answer with it
+    found: T = await asyncio.shield(reading[key])
+    return found
+
+
+_reading: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], asyncio.Task[Any]]]" = WeakKeyDictionary()
 
 
 def _read_snapshot(job_id: str, after_id: str) -> _Snapshot:
     seen = Seen()
     document, is_ended = read_snapshot(job_id, seen)
-    event = _event("snapshot", document, identifier=after_id if after_id != "0-0" else "")
+    event = encode_event("snapshot", document, identifier=after_id if after_id != "0-0" else "")
     return _Snapshot(after_id=after_id, event=event, seen=seen, is_ended=is_ended)
-
-
-def _order(identifier: str) -> tuple[int, int]:
-    milliseconds, _, sequence = identifier.partition("-")
-    return int(milliseconds), int(sequence or 0)
-
-
-def _event(kind: str, document: dict[str, Any], *, identifier: str = "") -> bytes:
-    """JSON on one line has no newline, so one ``data:`` line is enough."""
-    head = f"id: {identifier}\n" if identifier else ""
-    return f"{head}event: {kind}\ndata: {json.dumps(document, separators=(',', ':'))}\n\n".encode()
-

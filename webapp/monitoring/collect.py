@@ -11,6 +11,7 @@ from django.db.models import Count, Max, Min, Q
 from django.utils import timezone
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from webapp.attempts.leading import find_alarm, num_expired_leases, silent_s
 from webapp.batches.models import OPEN_STATUSES, Batch
 from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
@@ -28,6 +29,7 @@ class ServiceCollector:
         yield from _jobs()
         yield from _queue()
         yield from _machines()
+        yield from _reconciler()
         yield _samples()
         yield _viewers()
         yield _batches()
@@ -67,13 +69,24 @@ def _machines() -> Iterator[Metric]:
     total = _gauge("device_memory_bytes", "Memory of the machine's device.", labels)
     taken = _gauge("device_memory_reserved_bytes", "Of it, what jobs at work were given.", labels)
     now = timezone.now()
-    for machine in Machine.objects.order_by("name"):
+    for machine in Machine.objects.defer("calibration").order_by("name"):
         device = machine.document["device"]
         who = (machine.name, str(device["kind"]))
         online.add_metric(who, float(now - machine.last_seen_at < ONLINE_WITHIN and not machine.draining))
         total.add_metric(who, device["memory_bytes"])
         taken.add_metric(who, int(device["memory_bytes"]) - free_bytes(machine))
     yield from (online, total, taken)
+
+
+def _reconciler() -> Iterator[Metric]:
+    silent = _gauge("reconciler_silent_seconds", "Time since a reconciler last did a whole pass; none where none ever did.")
+    if (seconds := silent_s()) is not None:
+        silent.add_metric((), seconds)
+    expired = _gauge("leases_expired", "Jobs at work whose lease ran out; more than 0 for a minute is a fault.")
+    expired.add_metric((), num_expired_leases())
+    alarm = _gauge("reconciler_alarm", "1 while jobs need a reconciler and none has done a whole pass for a minute.")
+    alarm.add_metric((), float(bool(find_alarm())))
+    yield from (silent, expired, alarm)
 
 
 def _samples() -> Metric:

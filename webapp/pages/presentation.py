@@ -6,7 +6,10 @@ Reads no database and writes no HTML. Documents are those of the API: ``plan`` i
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
+
+from django.utils import timezone
 
 from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.base.units import format_bytes, format_duration
@@ -25,10 +28,12 @@ BLOCK_CHOICES = {
 PLACE_WORDS: Final = {"remote": "remote store"}
 """Labels of places that are not called as they are written."""
 
+FAR_ABOVE: Final = 4
+"""A budget that is so many times what is used would leave a bar without visible parts."""
 STATE_MEANINGS = {
     "queued": "waiting for a worker",
     "starting": "claimed by a worker, its process is starting",
-    "running": "at work",
+    "running": "on a worker",
     "succeeded": "finished",
     "failed": "ended with an error",
     "cancelled": "ended on request",
@@ -58,11 +63,18 @@ class StackedBar:
     """The whole bar as one sentence, for those who do not see it."""
 
 
-def stacked_bar(bytes_by_category: Mapping[str, int], *, budget_bytes: int | None) -> StackedBar:
-    """Categories in their fixed order, empty ones left out."""
+def stacked_bar(
+    bytes_by_category: Mapping[str, int], *, budget_bytes: int | None, widest_bytes: int = 0, may_leave_budget: bool = False
+) -> StackedBar:
+    """Categories in their fixed order, empty ones left out. Bars drawn with the same ``widest_bytes`` share a scale.
+
+    may_leave_budget: a budget far above all bytes is left out of the picture, which would be blank otherwise.
+    """
     total_bytes = sum(bytes_by_category.values())
     # 4 % of air at the right, so that the budget's line is inside the picture when it is the larger
-    scale_bytes = max(total_bytes, budget_bytes or 0, 1) * 1.04
+    used_bytes = max(total_bytes, widest_bytes, 1)
+    is_beyond = may_leave_budget and (budget_bytes or 0) > FAR_ABOVE * used_bytes
+    scale_bytes = (used_bytes if is_beyond else max(used_bytes, budget_bytes or 0)) * 1.04
     segments = []
     start_bytes = 0
     for category in (*CATEGORIES, *sorted(set(bytes_by_category) - set(CATEGORIES))):
@@ -85,7 +97,7 @@ def stacked_bar(bytes_by_category: Mapping[str, int], *, budget_bytes: int | Non
         segments=tuple(segments),
         total_bytes=total_bytes,
         budget_bytes=budget_bytes,
-        budget_percent=None if budget_bytes is None else bar_percent(budget_bytes, scale_bytes),
+        budget_percent=None if budget_bytes is None or is_beyond else bar_percent(budget_bytes, scale_bytes),
         summary=f"{format_bytes(total_bytes)}{against}: {listed or 'nothing yet'}",
     )
 
@@ -256,6 +268,24 @@ def _compare_time(
         measured=step_words(measured) if measured else _MEASURED_LATER[has_ended],
         error=signed_error(prediction[f"{key}_ms"], measured=measured),
     )
+
+
+def setting_words(value: Any) -> str:
+    """A setting of a spec as people write it: ``rank 8, alpha 16``, ``yes``, ``none``."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        given = {name: each for name, each in value.items() if each not in ([], None)}
+        return ", ".join(f"{name.replace('_', ' ')} {setting_words(each)}" for name, each in given.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(setting_words(each) for each in value) or "none"
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+
+
+def clock_words(when: datetime) -> str:
+    """The clock today, the day with it otherwise."""
+    local = timezone.localtime(when)
+    return local.strftime("%H:%M:%S" if local.date() == timezone.localdate() else "%d %b %Y %H:%M")
 
 
 def signed_bytes(num_bytes: int) -> str:

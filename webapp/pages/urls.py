@@ -4,26 +4,30 @@ from django.contrib.auth.views import LoginView, LogoutView, PasswordChangeView
 from django.urls import path, reverse_lazy
 
 from webapp.pages.views import (
-    audit,
     catalog,
     chat,
     compare,
     job,
+    job_changes,
     jobs,
     machines,
-    people,
     plans,
-    projects,
     queue,
-    tokens,
-    webhooks,
+    search,
+    sharing,
+    welcome,
     words,
 )
 from webapp.pages.views.new import generation as generate
 from webapp.pages.views.new import training as new_job
+from webapp.pages.views.settings import account, audit, people, projects, tokens, webhooks
 
 urlpatterns = [
-    path("", jobs.home, name="home"),
+    path("", welcome.home, name="home"),
+    path("welcome/", welcome.welcome_page, name="welcome"),
+    path("search/", search.search_page, name="search"),
+    path("settings/", account.account_page, name="settings"),
+    path("settings/theme/", account.theme_set, name="theme"),
     path("login/", LoginView.as_view(template_name="login.html", redirect_authenticated_user=True), name="login"),
     path("logout/", LogoutView.as_view(), name="logout"),
     path(
@@ -36,6 +40,8 @@ urlpatterns = [
     path("jobs/new/price/", new_job.price, name="job_price"),
     path("jobs/new/model/", new_job.upload_model_here, name="job_new_model"),
     path("jobs/new/dataset/", new_job.upload_dataset_here, name="job_new_dataset"),
+    path("jobs/bulk/", job_changes.jobs_bulk, name="jobs_bulk"),
+    path("jobs/filters/", job_changes.filters_change, name="filters"),
     path("jobs/compare/", compare.compare_page, name="job_compare"),
     path("plans/", plans.plans_page, name="plans"),
     path("plans/cards/", plans.plans_cards, name="plans_cards"),
@@ -50,6 +56,12 @@ urlpatterns = [
     path("jobs/<slug:job_id>/log/", job.job_log, name="job_log"),
     path("jobs/<slug:job_id>/tables/<slug:chart>/", job.job_table, name="job_table"),
     path("jobs/<slug:job_id>/tables/<slug:chart>.csv", job.job_csv, name="job_csv"),
+    path("jobs/<slug:job_id>/about/", job_changes.job_about, name="job_about"),
+    path("jobs/<slug:job_id>/delete/", job_changes.job_delete, name="job_delete"),
+    path("jobs/<slug:job_id>/restore/", job_changes.job_restore, name="job_restore"),
+    path("jobs/<slug:job_id>/share/", sharing.job_share, name="job_share"),
+    path("shared/<slug:job_id>/<slug:signature>/", sharing.shared_page, name="shared"),
+    path("shared/<slug:job_id>/<slug:signature>/metrics", sharing.shared_metrics, name="shared_metrics"),
     path("jobs/<slug:job_id>/cancel/", job.job_cancel, name="job_cancel"),
     path("jobs/<slug:job_id>/pause/", job.job_pause, name="job_pause"),
     path("jobs/<slug:job_id>/resume/", job.job_resume, name="job_resume"),

@@ -8,6 +8,7 @@ be refused for nothing.
 import hashlib
 import json
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
@@ -42,7 +43,11 @@ class Offer:
             "label": self.row.label,
             "chosen": self.is_chosen,
             "verdict": self.row.verdict,
-            "machine": {"id": self.row.machine_id, "name": self.row.machine.name},
+            "machine": {
+                "id": self.row.machine_id,
+                "name": self.row.machine.name,
+                "device": self.row.machine.document["device"]["name"],
+            },
             "plan": self.row.plan,
             "prediction": self.row.prediction,
             "explanation": self.explanation,
@@ -64,6 +69,19 @@ class PlanAnswer:
         if self.profile == "pending":
             return {"profile": "pending", "waiting_for": self.waiting_for}
         return {"offers": [offer.to_json() for offer in self.offers], "profile": "ready"}
+
+
+def offer_for(answer: PlanAnswer, label: str) -> PlanOffer:
+    """The offer that a spec's ``plan`` names: the chosen one, or of a baseline the fastest machine's."""
+    if label == "chosen":
+        return next(offer.row for offer in answer.offers if offer.is_chosen)
+    return fastest_of([offer.row for offer in answer.offers if offer.row.label == label])
+
+
+def fastest_of(rows: list[PlanOffer]) -> PlanOffer:
+    """Picks the row that ends first among those with the best verdict."""
+    order = {"fits": 0, "tight": 1, "unknown": 2, "does_not_fit": 3}
+    return min(rows, key=lambda row: (order[row.verdict], row.prediction["total_s"]))
 
 
 def keep_offer(
@@ -139,6 +157,7 @@ def basis_of(profile_sha256: str, machine: Machine) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
+@cache
 def program_version() -> str:
     try:
         return version("headroom")

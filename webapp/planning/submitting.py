@@ -8,14 +8,17 @@ from django.db import transaction
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.units import format_bytes
 from webapp.accounts.access import project_of_job
+from webapp.accounts.limits import check_queue_room
+from webapp.accounts.models import Project
+from webapp.catalog.files.room import require_floor
 from webapp.jobs.actions import create_job
 from webapp.jobs.checkpoints import keep_for_branch
 from webapp.jobs.errors import JobConflict, PlanDoesNotFit
-from webapp.jobs.models import Job, PlanOffer
+from webapp.jobs.models import Job, PlanOffer, State
 from webapp.jobs.queries import offers_visible_to
 from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
 from webapp.jobs.specs.training import JobSpec
-from webapp.planning.offers import given_offer
+from webapp.planning.offers import fastest_of, given_offer, offer_for
 from webapp.planning.pricing import price_job_spec
 
 
@@ -31,21 +34,30 @@ def submit_job(
     spec: dict[str, Any],
     plan_id: str | None = None,
     override: bool = False,
+    when_ready: bool = False,
     actor: str,
     and_then: Callable[[Job], None] | None = None,
     max_duration_s: int | None = None,
 ) -> Job:
     """A job from an offer, or from a fresh search when none is named.
 
-    and_then: called with the job in the transaction that makes it. max_duration_s: after so long it is asked to stop.
+    when_ready: a job that cannot be priced yet is taken all the same, and starts once it was. and_then: called with the job in
+    the transaction that makes it. max_duration_s: after so long it is asked to stop.
 
     Raises Forbidden for who may not run jobs in the project of the spec's model and dataset, PlanStale, PlanDoesNotFit (unless
-    ``override``), NotPricedYet, and what ``price_spec`` raises.
+    ``override``), NotPricedYet, DiskFull, LimitReached where too many jobs wait, and what ``price_spec`` raises.
     """
+    require_floor()
     read = read_job_spec(user, spec)
     project = project_of_job(user, (read.model, read.dataset))
-    offer = given_offer(user, read, plan_id) if plan_id else _fresh_offer(user, read, override=override)
-    if offer.verdict == "does_not_fit" and not override:
+    _check_room(user, project)
+    try:
+        offer = given_offer(user, read, plan_id) if plan_id else _fresh_offer(user, read, override=override)
+    except NotPricedYet:
+        if not when_ready:
+            raise
+        offer = None
+    if offer is not None and offer.verdict == "does_not_fit" and not override:
         peak, budget = offer.prediction["device_peak_high_bytes"], read.goal.device_budget_bytes
         raise PlanDoesNotFit(
             f"plan {offer.label} needs up to {format_bytes(peak)} on the device; the budget is {format_bytes(budget)}",
@@ -57,12 +69,13 @@ def submit_job(
         job = create_job(
             owner=user,
             project=project,
-            spec={**read.to_json(), "plan": offer.label},
+            spec={**read.to_json(), "plan": offer.label if offer else read.plan_label},
             model=read.model,
             dataset=read.dataset,
-            plan=offer.plan,
-            prediction=offer.prediction,
-            machine=offer.machine,
+            plan=offer.plan if offer else None,
+            prediction=offer.prediction if offer else None,
+            machine=offer.machine if offer else None,
+            awaits_plan=offer is None,
             actor=actor,
             kind=read.kind,
             num_steps=read.num_steps if isinstance(read, GenerateSpec) else None,
@@ -75,6 +88,15 @@ def submit_job(
     return job
 
 
+def _check_room(user: Any, project: Project | None) -> None:
+    """Raises LimitReached. Counted without a lock: a few submissions at the same moment may go past a limit."""
+    waiting = Job.objects.filter(state=State.QUEUED).order_by()
+    check_queue_room("you have", waiting.filter(owner=user).count(), setting="HEADROOM_MAX_QUEUED_PER_PERSON")
+    if project is not None:
+        in_project = waiting.filter(project=project).count()
+        check_queue_room(f"project {project.name} has", in_project, setting="HEADROOM_MAX_QUEUED_PER_PROJECT")
+
+
 def _fresh_offer(user: Any, spec: JobSpec | GenerateSpec, *, override: bool) -> PlanOffer:
     try:
         answer = price_job_spec(user, spec)
@@ -83,15 +105,8 @@ def _fresh_offer(user: Any, spec: JobSpec | GenerateSpec, *, override: bool) -> 
         if not override or spec.plan_label == "chosen":
             raise
         ids = [row["id"] for row in error.fields["offers"] if row["label"] == spec.plan_label]
-        return _fastest(list(offers_visible_to(user).select_related("machine").filter(pk__in=ids)))
+        return fastest_of(list(offers_visible_to(user).select_related("machine").filter(pk__in=ids)))
     if answer.profile == "pending":
         waiting = "the model is being profiled" if answer.waiting_for == "profile" else "no machine has registered yet"
         raise NotPricedYet(f"the spec cannot be priced yet: {waiting}", hint="Try again in a few seconds.")
-    if spec.plan_label == "chosen":
-        return next(offer.row for offer in answer.offers if offer.is_chosen)
-    return _fastest([offer.row for offer in answer.offers if offer.row.label == spec.plan_label])
-
-
-def _fastest(rows: list[PlanOffer]) -> PlanOffer:
-    order = {"fits": 0, "tight": 1, "unknown": 2, "does_not_fit": 3}
-    return min(rows, key=lambda row: (order[row.verdict], row.prediction["total_s"]))
+    return offer_for(answer, spec.plan_label)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from webapp.catalog.models import Model
+from webapp.catalog.distinct_names import distinct_names
 from webapp.catalog.queries import models_visible_to
 from webapp.jobs.models import Job
 from webapp.serving.names import tuned_runs
@@ -25,7 +25,9 @@ class Choice:
 
 def list_choices(user: Any) -> list[Choice]:
     """Models by name, then runs, the newest first."""
-    models = [_of_model(model) for model in models_visible_to(user).filter(has_weights=True).order_by("name", "pk")]
+    rows = models_visible_to(user).filter(has_weights=True).select_related("project").order_by("name", "pk")
+    names = distinct_names(rows)
+    models = [Choice(name=model.pk, label=names[model.pk], base="") for model in rows]
     return models + [_of_run(run) for run in tuned_runs(user, limit=MAX_RUNS)]
 
 
@@ -41,10 +43,6 @@ def choose_pair(choices: Sequence[Choice], *, wanted: Sequence[str]) -> tuple[Ch
     if tuned is not None:
         return by_name.get(tuned.base), tuned
     return (choices[0] if choices else None), None
-
-
-def _of_model(model: Model) -> Choice:
-    return Choice(name=model.pk, label=model.name, base="")
 
 
 def _of_run(run: Job) -> Choice:

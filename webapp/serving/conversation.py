@@ -57,7 +57,9 @@ class Conversation:
         since_s = time.monotonic()
         while not self._is_over:
             try:
-                event = await asyncio.wait_for(self._queue.get(), LOOK_EVERY_S)
+                # not wait_for: see Subscription.get in webapp/live/hub.py
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    event = await self._queue.get()
             except TimeoutError:
                 event = await self._look(waited_s=time.monotonic() - since_s)
             if event["type"] == "taken":

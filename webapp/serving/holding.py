@@ -77,7 +77,7 @@ def _start(user: Any, target: Target, device_budget_bytes: int | None) -> Job:
     )
     spec = {
         "kind": Kind.SERVE.value,
-        "name": f"{target.name} answers" if target.weights_job else f"{target.model.name} answers",
+        "name": f"{target.run.name if target.run and target.weights_job else target.model.name} answers",
         "model": target.model.pk,
         "weights_job": target.weights_job,
         "serving": {"num_rows": need.num_rows, "context_tokens": need.context_tokens, "weights": "same", "idle_s": IDLE_S},

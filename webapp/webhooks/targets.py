@@ -19,6 +19,9 @@ Resolve = Callable[[str, int], Sequence[str]]
 """Host and port to network addresses."""
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 """All that IPv6 has handed out for the public (RFC 4291, 2.4)."""
+_INSIDE = (".internal", ".local", ".localdomain", ".home.arpa", ".lan", ".intranet", ".corp", ".home")
+"""No public name ends so (RFC 6761, RFC 6762, RFC 8375; ICANN has set internal, corp and home aside); clouds name their metadata
+servers by the first."""
 _ALLOWED = "https://host/path, a public address, port 443"
 
 
@@ -36,10 +39,15 @@ class Target:
 def check_url(url: str) -> None:
     """Raises InvalidInput for what cannot be a target, without asking any name server."""
     parts = _split(url)
-    if _literal(parts.host) is not None:
-        find_target(url, resolve=lambda host, port: [host])
-    elif parts.scheme == "http" and not settings.HEADROOM_WEBHOOK_NETWORKS:
-        raise _refused(url, "http is for networks that HEADROOM_WEBHOOK_NETWORKS names")
+    address = _written_out(parts.host)
+    if address:
+        find_target(url, resolve=lambda host, port: [address])
+    elif not settings.HEADROOM_WEBHOOK_NETWORKS:
+        if parts.scheme == "http":
+            raise _refused(url, "http is for networks that HEADROOM_WEBHOOK_NETWORKS names")
+        name = parts.host.rstrip(".")
+        if "." not in name or name.endswith(_INSIDE):
+            raise _refused(url, f"{name} is a name of private networks")
 
 
 def find_target(url: str, *, resolve: Resolve | None = None) -> Target:
@@ -100,7 +108,8 @@ def _check_address(url: str, parts: _Parts, text: str) -> None:
     if any(address in ipaddress.ip_network(network) for network in settings.HEADROOM_WEBHOOK_NETWORKS):
         return
     if not _is_public(address):
-        raise _refused(url, f"{parts.host} is {address}, which is not a public address")
+        named = str(address) if parts.host.strip("[]") == str(address) else f"{parts.host} leads to {address}, which"
+        raise _refused(url, f"{named} is a private address")
     if parts.scheme != "https" or parts.port != 443:
         raise _refused(url, "public addresses are called by https on port 443")
 
@@ -115,8 +124,21 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return all(one.is_global and not one.is_multicast for one in (address, *carried) if one is not None)
 
 
+def _written_out(host: str) -> str:
+    """The address that a host means wherever it is looked up: 127.1 and 0x7f000001 too, and localhost; empty for other names."""
+    name = host.rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return "127.0.0.1"
+    if _literal(name) is not None:
+        return name
+    try:
+        return socket.inet_ntoa(socket.inet_aton(name))
+    except OSError:
+        return ""
+
+
 def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Read an address that is written out; 127.1 and 0x7f000001 are names here, and resolved."""
+    """Read an address in its usual form."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:

@@ -30,6 +30,8 @@ def celery_settings(redis_url: str) -> dict[str, Any]:
         "worker_cancel_long_running_tasks_on_connection_loss": False,
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,
+        # a broker that has no disk or memory left, or still loads, answers with an error, and is as good as away
+        "broker_channel_error_retry": True,
         "broker_pool_acquire_timeout": 5,
         "broker_transport_options": {
             "visibility_timeout": 3600,

@@ -1,6 +1,8 @@
 """Announces to the broker that a job may be claimed. The message carries an id and no authority; losing it loses nothing."""
 
 import logging
+import threading
+import time
 from functools import lru_cache
 
 import kombu.exceptions
@@ -11,6 +13,46 @@ from django.conf import settings
 from webapp.wire.broker import RUN_JOB_TASK, celery_settings
 
 logger = logging.getLogger(__name__)
+
+
+GAP_S = 0.05
+"""Hints of one process are as far apart: each wakes all idle workers, so many at once say no more than the last of them."""
+
+
+class _Bell:
+    """The first hint is sent at once, and of those that come within the gap after it one, at its end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sent_s = float("-inf")
+        self._next: threading.Timer | None = None
+
+    def ring(self, job_id: str) -> bool:
+        with self._lock:
+            if self._next is not None:
+                return True
+            wait_s = self._sent_s + GAP_S - time.monotonic()
+            if wait_s > 0:
+                self._next = threading.Timer(wait_s, self._ring_late, [job_id])
+                self._next.daemon = True
+                self._next.start()
+                return True
+            self._sent_s = time.monotonic()
+        return send_hint(job_id)
+
+    def _ring_late(self, job_id: str) -> None:
+        with self._lock:
+            self._next = None
+            self._sent_s = time.monotonic()
+        send_hint(job_id)
+
+
+_bell = _Bell()
+
+
+def hint_soon(job_id: str) -> bool:
+    """Wake idle workers now, or in a moment where they were just woken. False when the broker did not take it."""
+    return _bell.ring(job_id)
 
 
 def send_hint(job_id: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.conf import settings
 
+from webapp.attempts.memory import may_probe
 from webapp.catalog.files.model_parts import CHAT_FILE
 from webapp.catalog.models import Model
 from webapp.catalog.weights import model_folder, weights_part
@@ -55,7 +56,8 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, device: str) -> di
         named = {"model_name": job.model.name, "end_ids": job.model.generation.get("end_ids", [])}
         return {**brief, **named, "prompts": _dataset_part(job, home=home)}
     named = {"model_name": job.name, "tokens_folder": str(home / "cache" / "tokens")}
-    return {**brief, **named, "dataset": _dataset_part(job, home=home)}
+    probing = {"probe_enough_left_s": settings.HEADROOM_PROBE_ENOUGH_LEFT_S} if may_probe(attempt) else {}
+    return {**brief, **named, **probing, "dataset": _dataset_part(job, home=home)}
 
 
 def _common_part(attempt: Attempt, *, home: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from optimizer.base.disk import FLOOR_VARIABLE
 from optimizer.base.heap import MALLOC_SETTINGS
 from optimizer.base.threads import WAIT_POLICY, wait_policy
 
@@ -28,6 +29,7 @@ ALLOWED_VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
+    FLOOR_VARIABLE,
     "HEADROOM_FP32_PRODUCTS",
     "HEADROOM_NUM_THREADS",
     # Of a store that lends its memory to jobs; not the service's own, which no job may know.
@@ -111,16 +113,26 @@ class Child:
     """A started process group. ``pipe_fd`` is read without blocking; ``close`` frees what the supervisor holds."""
 
     def __init__(
-        self, command: list[str], *, folder: Path, lock: DeviceLock | None = None, asks_fd: int | None = None
+        self,
+        command: list[str],
+        *,
+        folder: Path,
+        lock: DeviceLock | None = None,
+        beat_fd: int | None = None,
+        asks_fd: int | None = None,
     ) -> None:
-        """asks_fd: a socket that the process is given as its own, for what is asked of it while it runs."""
+        """beat_fd, asks_fd: given to the process as its own. From one it learns until when it may work (``lifeline.Beats``), from
+        the other what is asked of it while it runs.
+        """
         pipe_read, pipe_write = os.pipe2(os.O_CLOEXEC)
         lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
         environment = child_environment(os.environ, folder=folder)
         environment |= {"HEADROOM_PIPE_FD": str(pipe_write), "HEADROOM_LIFELINE_FD": str(lifeline_read)}
-        passed = [pipe_write, lifeline_read, *([lock.fd] if lock else []), *([] if asks_fd is None else [asks_fd])]
-        if asks_fd is not None:
-            environment["HEADROOM_ASKS_FD"] = str(asks_fd)
+        passed = [pipe_write, lifeline_read, *([lock.fd] if lock else [])]
+        for variable, fd in {"HEADROOM_BEAT_FD": beat_fd, "HEADROOM_ASKS_FD": asks_fd}.items():
+            if fd is not None:
+                environment[variable] = str(fd)
+                passed.append(fd)
         try:
             with (folder / "log.txt").open("ab") as log:
                 self._process = subprocess.Popen(

@@ -5,6 +5,10 @@ SIGKILL to the whole group when the reading end sees anything, and losing the la
 O_ASYNC). ``PR_SET_PDEATHSIG`` alone would miss grandchildren, and fires when the *thread* that started the child ends, not
 the process. It stays as the way out where the kernel refuses signal-driven pipes; both at once would race, and the leader
 could be gone before the group is signalled.
+
+A supervisor that is stopped, or whose machine slept, has not ended, and meanwhile its job is given to another. So it also writes,
+to a second pipe and many times in a lease, the moment until which the group may work. The group ends itself when the last one it
+read has passed: nothing outside has to notice it, and it is over before the lease is.
 """
 
 import ctypes
@@ -12,11 +16,90 @@ import fcntl
 import os
 import select
 import signal
+import struct
 import sys
+import threading
+import time
+from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 _F_SETSIG = 10
 """Linux; the fcntl module has no name for it before Python 3.12."""
+_BEAT = struct.Struct("=d")
+
+
+def boot_s() -> float:
+    """Seconds since the machine started, its sleep included; the same in every process of the machine."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Beats:
+    """The supervisor's side of the second pipe: a thread that passes on until when the group may work."""
+
+    def __init__(self, until_s: Callable[[], float], *, interval_s: float) -> None:
+        """until_s: by ``boot_s``; the past for a group that has to end. It must not wait for anything."""
+        self._until_s = until_s
+        self._interval_s = interval_s
+        self.child_fd, self._fd = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._fd, False)
+        self._latest_s = float("inf")
+        self._has_lapsed = False
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="beats", daemon=True)
+        self._beat()  # before the process starts, so that it finds one
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def has_lapsed(self) -> bool:
+        """Report whether the group may ever have found its time run out, and so have ended itself."""
+        return self._has_lapsed or boot_s() > self._latest_s
+
+    def close(self) -> None:
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        os.close(self._fd)
+        os.close(self.child_fd)
+
+    def _run(self) -> None:
+        while not self._ending.wait(self._interval_s):
+            self._beat()
+
+    def _beat(self) -> None:
+        self._has_lapsed = self.has_lapsed
+        self._latest_s = self._until_s()
+        try:
+            os.write(self._fd, _BEAT.pack(self._latest_s))
+        except (BlockingIOError, BrokenPipeError):
+            return  # the process is halted and has thousands to read, or has ended
+
+
+def end_when_silent(beat_fd: int) -> None:
+    """Start the thread by which the group ends itself; called by its leader, after ``die_with_supervisor``.
+
+    What holds Python's lock for long delays it and cannot mislead it: beats wait in the pipe.
+    """
+    os.set_blocking(beat_fd, False)
+    threading.Thread(target=_watch, args=(beat_fd,), name="lifeline", daemon=True).start()
+
+
+def _watch(beat_fd: int) -> None:
+    poll = select.poll()
+    poll.register(beat_fd, select.POLLIN)
+    until_s = boot_s()
+    while True:
+        poll.poll(max(0.0, min(1.0, until_s - boot_s())) * 1000)
+        try:
+            beats = os.read(beat_fd, 1 << 20)
+        except BlockingIOError:
+            beats = None
+        if beats:
+            (until_s,) = _BEAT.unpack(beats[-_BEAT.size :])  # each is written whole
+        if beats == b"" or boot_s() > until_s:
+            os.write(sys.stderr.fileno(), b"the supervisor is silent, and the job may be another's by now: this process ends\n")
+            os.killpg(0, signal.SIGKILL)
 
 
 def die_with_supervisor(lifeline_fd: int) -> None:

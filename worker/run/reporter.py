@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from worker.run.log_lines import LogLines
 from worker.run.pipe import PipeWriter, encode_line
 
 
@@ -16,15 +17,15 @@ class Reporter:
         """The attempt's own."""
         self._pipe = pipe
         self._samples = (folder / "samples.jsonl").open("ab")
+        self._log = LogLines()
         self.step = 0
         """The latest step that was reported."""
 
     def __call__(self, message: dict[str, Any]) -> None:
+        self._log.write(message)
         if message["type"] == "sample":
             self._keep({key: value for key, value in message.items() if key != "type"})
             message = {"type": "sample"}  # the supervisor reads the file; this is what wakes it
-        elif message["type"] in ("phase", "log"):
-            print(message.get("phase", ""), message.get("message", ""))  # the log says the same
         self._send(message)
 
     def phase(self, phase: str, message: str = "") -> None:

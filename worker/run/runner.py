@@ -1,10 +1,10 @@
 """The fresh process of one attempt: ``python -I -m worker.run.runner FOLDER``. Reads a file, writes a folder, talks on a pipe.
 
-Exit codes: 0 done, 75 stopped as asked with a checkpoint, 1 failed, 2 called wrongly. What happened is in ``result.json``; a
-traceback only in the log. It knows nothing of Django, the database or the broker.
+Exit codes: 0 done, 75 stopped as asked with a checkpoint, 74 the disk took no result, 1 failed, 2 called wrongly. What happened
+is in ``result.json``; a traceback only in the log. It knows nothing of Django, the database or the broker.
 """
 
-import errno
+import contextlib
 import os
 import resource
 import signal
@@ -15,15 +15,17 @@ from typing import Any
 
 from optimizer.base.errors import DiskFull, HeadroomError, InvalidDataset, InvalidModel, InvalidPlan
 from worker.run.exporting import export_attempt
-from worker.run.lifeline import die_with_supervisor
+from worker.run.lifeline import die_with_supervisor, end_when_silent
 from worker.run.pipe import PipeWriter
 from worker.run.reporter import Reporter, read_json
-from worker.run.tensorboard import leave_event_file
+from worker.run.tensorboard.leave import leave_event_file
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_DRAINED = 75
+EXIT_NO_ROOM = 74
+"""EX_IOERR: there is no ``result.json``, because the disk is full or fails."""
 
 REASONS = frozenset(
     {
@@ -67,6 +69,8 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the weights and the data
     if lifeline := os.environ.get("HEADROOM_LIFELINE_FD"):
         die_with_supervisor(int(lifeline))
+    if beat := os.environ.get("HEADROOM_BEAT_FD"):
+        end_when_silent(int(beat))
     folder = Path(sys.argv[1])
     pipe_fd = os.environ.get("HEADROOM_PIPE_FD")
     attempt = read_json(folder / "attempt.json")
@@ -79,12 +83,17 @@ def run_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: Sto
     try:
         result = _WORK[attempt["kind"]](attempt, reporter=reporter, should_stop=should_stop)
     except Exception as error:
-        traceback.print_exc()
+        _print_traceback()
         result = failure(error, step=reporter.step)
     if result["outcome"] != "drained":
         result = {**result, "artifacts": [*result.get("artifacts", []), *_event_file(attempt, reporter)]}
-    reporter.result(result)
-    reporter.close()
+    try:
+        reporter.result(result)
+        reporter.close()
+    except OSError as error:
+        if DiskFull.behind(error) is None:
+            raise
+        return EXIT_NO_ROOM
     return {"succeeded": EXIT_DONE, "drained": EXIT_DRAINED}.get(result["outcome"], EXIT_FAILED)
 
 
@@ -93,8 +102,14 @@ def _event_file(attempt: dict[str, Any], reporter: Reporter) -> list[dict[str, A
     try:
         return leave_event_file(reporter.folder, attempt_number=attempt["attempt"])
     except Exception:
-        traceback.print_exc()
+        _print_traceback()
         return []
+
+
+def _print_traceback() -> None:
+    """To the log; that may lie on the very disk that is full."""
+    with contextlib.suppress(OSError):
+        traceback.print_exc()
 
 
 def profile(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> dict[str, Any]:
@@ -142,6 +157,8 @@ _WORK = {"train": train, "profile": profile, "generate": generate, "serve": serv
 def failure(error: Exception, *, step: int) -> dict[str, Any]:
     """The message of the job's row. An error outside the tree is a fault of the program; its text stays in the log."""
     known = _as_headroom_error(error)
+    if isinstance(known, DiskFull):
+        known.fields.setdefault("cause", "disk")
     if known is None:
         message = "A fault of the program ended the job; its log has the traceback."
         return {"outcome": "failed", "reason": "internal", "message": message, "error": None, "step": step}
@@ -166,12 +183,7 @@ def reason_of(error: HeadroomError) -> str:
 
 
 def _as_headroom_error(error: Exception) -> HeadroomError | None:
-    if isinstance(error, HeadroomError):
-        return error
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" for {Path(error.filename).name}" if isinstance(error.filename, str) else ""
-        return DiskFull(f"the disk is full: no room{where}", hint="Free space; the job goes on from its checkpoint.")
-    return None
+    return error if isinstance(error, HeadroomError) else DiskFull.behind(error)
 
 
 if __name__ == "__main__":

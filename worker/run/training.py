@@ -4,10 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optimizer.base.errors import OutOfMemory
 from optimizer.base.serialize import from_json
 from optimizer.data.chat_facts import ChatFacts
 from optimizer.data.samples.columns import read_columns
 from optimizer.data.tokens import tokenize_dataset
+from optimizer.estimate.job.causes import name_cause
+from optimizer.estimate.job.probing import find_miss
+from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
 from optimizer.models.files.linked_files import checked_folder
 from optimizer.models.spec import ModelSpec, read_model_spec
@@ -16,7 +20,7 @@ from optimizer.workload import TrainingWorkload
 from worker.run.reporter import Reporter
 
 if TYPE_CHECKING:
-    from optimizer.runtime.job.train import TrainingRun
+    from optimizer.runtime.job.train import Measured, Probe, TrainingRun
 
 
 def train_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: Callable[[], bool]) -> dict[str, Any]:
@@ -29,7 +33,40 @@ def train_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: C
     from optimizer.runtime.job.train import train
 
     run = _read_run(attempt, spec=spec, workload=workload, token_folder=token_folder)
-    return train(run, report=reporter, should_stop=should_stop).to_json()
+    probe = _make_probe(attempt)
+    try:
+        return train(run, report=reporter, should_stop=should_stop, probe=probe).to_json()
+    except OutOfMemory as error:
+        _add_cause(error, run.goal, prediction=attempt.get("prediction"))
+        raise
+
+
+def _make_probe(attempt: dict[str, Any]) -> "Probe | None":
+    """Hold the first steps against the prediction, where the job may take another plan for it."""
+    enough_left_s = attempt.get("probe_enough_left_s")
+    if enough_left_s is None or not attempt.get("prediction"):
+        return None
+    prediction = Prediction.from_json(attempt["prediction"])
+
+    def probe(measured: "Measured", num_steps_left: int) -> str:
+        return find_miss(
+            prediction,
+            device_peak_bytes=measured.device_peak_bytes,
+            step_ms=measured.step_ms,
+            num_steps_left=num_steps_left,
+            enough_left_s=enough_left_s,
+        )
+
+    return probe
+
+
+def _add_cause(error: OutOfMemory, goal: Goal, *, prediction: dict[str, Any] | None) -> None:
+    """Name why memory ran out while what was predicted is at hand."""
+    allowed = goal.device_budget_bytes if error.tier == "device" else goal.host_budget_bytes
+    if allowed is not None:
+        error.fields["allowed_bytes"] = allowed
+    known = Prediction.from_json(prediction) if prediction else None
+    error.fields["cause"] = name_cause(error.fields, prediction=known)
 
 
 def _tokenize(attempt: dict[str, Any], *, spec: ModelSpec, workload: TrainingWorkload, reporter: Reporter) -> Path:

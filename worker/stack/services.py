@@ -1,5 +1,8 @@
 """Keeps a handful of child processes running: starts them, restarts what dies, ends them in order.
 
+Nothing that the disk refuses ends it: a service whose log cannot be opened runs without one, a program that cannot be started is
+tried again like one that died, and what cannot be noted is noted later.
+
 Single-threaded on purpose: a child asks the kernel to be killed when the thread that started it ends, and here that thread is the
 process. So no child outlives this one, whatever kills it.
 """
@@ -8,20 +11,21 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 10.0
 STEADY_AFTER_S = 30.0
 """A child that has run this long starts again at the first back-off."""
 LARGEST_LOG_BYTES = 20 * 1024 * 1024
-"""A log that is longer at a start of its service is set aside, one old copy is kept."""
+"""A log that is longer is set aside, one old copy is kept."""
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -56,17 +60,18 @@ class RunningService:
         if self.process is None:
             if now < self.start_again_at:
                 return ""
-            self._start(now)
+            try:
+                self._start(now)
+            except OSError:  # no memory for another process, no program in its place for the moment
+                return self._wait_for_next_start(now)
             return "started"
         if self.process.poll() is None:
+            _set_aside(self.log_file)
             return ""
         if now - self.started_at >= STEADY_AFTER_S:
             self.backoff_s = FIRST_BACKOFF_S
         self.process = None
-        self.num_restarts += 1
-        self.start_again_at = now + self.backoff_s
-        self.backoff_s = min(LONGEST_BACKOFF_S, 2 * self.backoff_s)
-        return "died"
+        return self._wait_for_next_start(now)
 
     def ask_to_stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -82,9 +87,14 @@ class RunningService:
             self._kill_group(self.process.pid)
             self.process.wait()
 
+    def _wait_for_next_start(self, now: float) -> Literal["died"]:
+        self.num_restarts += 1
+        self.start_again_at = now + self.backoff_s
+        self.backoff_s = min(LONGEST_BACKOFF_S, 2 * self.backoff_s)
+        return "died"
+
     def _start(self, now: float) -> None:
-        _set_aside(self.log_file)
-        with self.log_file.open("ab") as log:
+        with _open_log(self.log_file) as log:
             self.process = subprocess.Popen(
                 self.service.command,
                 cwd=self.folder,
@@ -106,12 +116,16 @@ class RunningService:
 def run_services(
     services: Sequence[RunningService], *, on_change: Callable[[Sequence[RunningService]], None]
 ) -> None:
-    """Keep them running until TERM or INT, then end them last to first. Main thread only."""
+    """Keep them running until TERM or INT, then end them last to first. Main thread only.
+
+    on_change: called after each start and death, and again at every turn while it raises OSError.
+    """
+    is_noted = True
     with _stop_signals() as stop:
         while not stop.is_asked():
             happened = [running.tend(time.monotonic()) for running in services]
-            if any(happened):
-                on_change(services)
+            if any(happened) or not is_noted:
+                is_noted = _is_noted(services, on_change)
             stop.wait(timeout_s=0.5)
         stop_services(services)
 
@@ -121,6 +135,16 @@ def stop_services(services: Sequence[RunningService]) -> None:
     for running in reversed(services):
         running.ask_to_stop()
         running.wait_stopped(time.monotonic() + running.service.stop_s)
+
+
+def _is_noted(
+    services: Sequence[RunningService], on_change: Callable[[Sequence[RunningService]], None]
+) -> bool:
+    try:
+        on_change(services)
+    except OSError:
+        return False
+    return True
 
 
 class _Stop:
@@ -171,7 +195,20 @@ def _die_with_parent(parent_pid: int) -> Callable[[], None]:
     return in_child
 
 
+def _open_log(log_file: Path) -> IO[bytes]:
+    """A service whose log the disk refuses to open runs without one: better than not at all."""
+    try:
+        _set_aside(log_file)
+        return log_file.open("ab")
+    except OSError:
+        return Path(os.devnull).open("ab")
+
+
 def _set_aside(log_file: Path) -> None:
+    """Copy the log and empty it, since its service goes on writing into the same file; lines of that instant may be lost."""
     with contextlib.suppress(FileNotFoundError):
-        if log_file.stat().st_size > LARGEST_LOG_BYTES:
-            log_file.replace(log_file.with_suffix(".log.1"))
+        if log_file.stat().st_size <= LARGEST_LOG_BYTES:
+            return
+        with contextlib.suppress(OSError):  # no room for the copy: then all the more
+            shutil.copyfile(log_file, log_file.with_suffix(".log.1"))
+        os.truncate(log_file, 0)

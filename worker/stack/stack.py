@@ -1,9 +1,9 @@
 """The embedded stack: Valkey, the web server, a Celery worker and the reconciler, under one supervisor.
 
-``python -m worker.stack up [--foreground] | down | status``, and behind ``headroom up`` and ``make up``. All state lives in one
-folder, ``HEADROOM_HOME``. A ``flock`` held by the supervisor says whether it runs; it is free the moment the supervisor is
-gone, however it went, so there is no stale lock. A database and broker named by ``DATABASE_URL`` and ``REDIS_URL`` are used
-rather than started.
+``python -m worker.stack up [--foreground] | down | status | backup | restore``, and behind ``headroom up`` and ``make up``.
+All state lives in one folder, ``HEADROOM_HOME``. A ``flock`` held by the supervisor says whether it runs; it is free the moment
+the supervisor is gone, however it went, so there is no stale lock. A database and broker named by ``DATABASE_URL`` and
+``REDIS_URL`` are used rather than started.
 """
 
 import argparse
@@ -22,6 +22,8 @@ from typing import Any
 import httpx
 
 from optimizer.base.units import format_duration
+from worker.stack.backup.command import run_backup_command
+from worker.stack.backup.contents import BackupError
 from worker.stack.home import PROGRAM_FOLDER, Stack, StackError, check_port, prepare_home, write_private
 from worker.stack.supervisor import services_of
 
@@ -211,22 +213,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run_command(options)
     except KeyboardInterrupt:
         return 130
-    except StackError as error:
+    except (StackError, BackupError) as error:
         print(f"headroom: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)
         return 1
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """``up``, ``down`` and ``status``, for this module's command line and for ``headroom``."""
+    """``up``, ``down``, ``status``, ``backup`` and ``restore``, for this module's command line and for ``headroom``."""
     up = commands.add_parser("up", help="start the service, say where it is")
     up.add_argument("--foreground", action="store_true", help="stay, and stop it on Ctrl-C")
     up.add_argument("--if-needed", action="store_true", help="say nothing more when it runs already")
     commands.add_parser("down", help="stop the service; running jobs save first")
     commands.add_parser("status", help="say what runs, and where")
+    backup = commands.add_parser("backup", help="copy the whole service into a folder, while it runs")
+    backup.add_argument("folder", type=Path, metavar="FOLDER", help="a new one, best on another disk; it will hold secrets")
+    restore = commands.add_parser("restore", help="put a backup into an empty folder, from which the service can start")
+    restore.add_argument("folder", type=Path, metavar="FOLDER", help="that backup made")
+    restore.add_argument("--into", type=Path, metavar="HOME", help="an empty or new folder (default: HEADROOM_HOME)")
 
 
 def run_command(options: argparse.Namespace) -> int:
     stack = Stack.from_environment()
+    if options.command in ("backup", "restore"):
+        return run_backup_command(options, home=stack.home)
     if options.command == "status":
         return print_status(stack)
     if options.command == "down":

@@ -3,6 +3,7 @@
 Started by ``worker.stack.stack`` as ``python -m worker.stack.supervisor``; what it prints goes to ``log/stack.log``.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -43,7 +44,8 @@ def supervise(stack: Stack, *, with_parent: bool) -> None:
         try:
             run_services(running, on_change=lambda services: _write_state(stack, services))
         finally:
-            stack.state_file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # without the lock the file means nothing
+                stack.state_file.unlink()
 
 
 def services_of(stack: Stack) -> list[Service]:
@@ -51,11 +53,11 @@ def services_of(stack: Stack) -> list[Service]:
     python = sys.executable
     grace_s = float(os.environ.get("HEADROOM_GRACE_S") or 120)
     services = [] if "REDIS_URL" in os.environ else [valkey_service(stack)]
-    web = f"-m uvicorn webapp.asgi:application --host {HOST} --port {stack.port} --timeout-graceful-shutdown 5"
+    web = f"-m webapp.server --host {HOST} --port {stack.port}"
     celery = "-m celery --quiet -A worker.app worker -P threads -c 1 --without-gossip --without-mingle --without-heartbeat"
     return [
         *services,
-        Service(name="web", command=[python, *web.split(), "--no-access-log", "--log-level", "warning"], stop_s=15),
+        Service(name="web", command=[python, *web.split()], stop_s=15),
         Service(name="reconciler", command=[python, "-m", "worker.reconciler"], stop_s=10),
         Service(
             name="worker", command=[python, *celery.split(), "--loglevel", "WARNING"], stop_s=grace_s + WORKER_SAVE_S
@@ -95,6 +97,7 @@ def _take_lock(stack: Stack, lock: IO[bytes]) -> None:
 
 
 def _write_state(stack: Stack, services: Sequence[RunningService]) -> None:
+    """Raises OSError on a full disk; the caller tries again until there is room, and goes on meanwhile."""
     rows = [
         {
             "name": running.service.name,
@@ -105,7 +108,9 @@ def _write_state(stack: Stack, services: Sequence[RunningService]) -> None:
     ]
     write_private(stack.state_file, json.dumps({"pid": os.getpid(), "url": stack.url, "services": rows}))
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    print(now, " ".join(f"{row['name']}={row['pid'] or 'down'}" for row in rows), flush=True)
+    pids = " ".join(f"{row['name']}={row['pid'] or 'down'}" for row in rows)
+    with contextlib.suppress(OSError):  # not print: it would keep what it could not write, and fail again at the exit
+        os.write(sys.stdout.fileno(), f"{now} {pids}\n".encode())
 
 
 def _end_with_stdin() -> None:

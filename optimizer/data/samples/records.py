@@ -27,6 +27,8 @@ _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assis
           "assistant": "assistant", "system": "system", "developer": "developer", "tool": "tool", "observation": "tool",
           "function": "tool", "function_call": "assistant"}  # fmt: skip
 """ShareGPT's names of who speaks, as templates name them."""
+_SAID_BESIDE = frozenset(("tool_calls", "reasoning_content", "thinking"))
+"""Parts of a message that templates write besides its content."""
 
 Message = dict[str, Any]
 
@@ -44,6 +46,14 @@ class Record:
     text: str = ""
     rejected: "Record | None" = field(default=None)
     """The worse answer of a preference pair; the record itself is the better one."""
+
+    @property
+    def has_words(self) -> bool:
+        """Anything but blanks to learn: in an answer, or in any message where nobody answers."""
+        messages = self.messages if self.rejected is None else (*self.messages, *self.rejected.messages)
+        answers = [message for message in messages if message["role"] == "assistant"] or messages
+        is_said = any(message["content"].strip() or set(message) & _SAID_BESIDE for message in answers)
+        return is_said or bool(self.text.strip() or self.completion.strip())
 
 
 def read_records(path: str | Path, *, format: RowFormat, columns: Columns | None = None) -> Iterator[Record]:

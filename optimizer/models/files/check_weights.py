@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.base.errors import InvalidModel
+from optimizer.base.unique_keys import refuse_duplicates
 
 MAX_HEADER_BYTES = 16 * 10**6
 MAX_METADATA_BYTES = 64 * 1024
@@ -193,21 +194,12 @@ def read_index(index: Path, *, may_link: bool = False) -> dict[str, str]:
 def _parse_json(data: bytes, *, where: str) -> dict[str, Any]:
     try:
         document = json.loads(
-            data.decode("utf-8"), object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant
+            data.decode("utf-8"), object_pairs_hook=refuse_duplicates, parse_constant=_refuse_constant
         )
     except (ValueError, RecursionError) as error:
         raise _invalid(where, f"not the JSON of a safetensors header ({error})", allowed="strict JSON") from error
     if not isinstance(document, dict):
         raise _invalid(where, "not a JSON object", allowed="a JSON object")
-    return document
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the name {twice[:80]!r} occurs twice")
     return document
 
 
@@ -237,9 +229,16 @@ def _check_header(
 
 
 def _check_metadata(metadata: Any, *, where: str) -> None:
-    is_text = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    is_text = isinstance(metadata, dict) and all(
+        isinstance(value, str) and _is_utf8(key) and _is_utf8(value) for key, value in metadata.items()
+    )
     if not is_text or len(json.dumps(metadata)) > MAX_METADATA_BYTES:
         raise _invalid(where, "unusable __metadata__", allowed=f"text values, at most {MAX_METADATA_BYTES:,} bytes")
+
+
+def _is_utf8(text: str) -> bool:
+    """False for half a surrogate pair, which Python's JSON reads and safetensors' does not."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _check_tensor(name: str, entry: Any, *, where: str) -> tuple[TensorFacts, int, int]:

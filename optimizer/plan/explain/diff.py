@@ -1,7 +1,7 @@
 """Lists the decisions on which plans differ, for comparisons and for the record of a re-plan.
 
 ``diff_plans`` lists the JSON fields that differ between two plans, ``different_cells`` the cells of the table that differ among
-several: categories by lifetime, place and representation, in words.
+several: categories by lifetime, place and representation, in words; ``describe_change`` says it of two in one line.
 """
 
 from collections.abc import Iterator, Sequence
@@ -89,6 +89,32 @@ def different_cells(plans: Sequence[Plan]) -> tuple[Cell, ...]:
         for category, aspect in tables[0]
         if len({table[category, aspect] for table in tables}) > 1
     )
+
+
+def describe_change(before: Plan, after: Plan) -> str:
+    """``optimizer state, place: device to host; activations, lifetime: keep 3 to recompute 3``; empty for equal plans."""
+    cells = different_cells([before, after])
+    return "; ".join(
+        f"{cell.category.replace('_', ' ')}, {cell.aspect}: {cell.values[0]} to {cell.values[1]}" for cell in cells
+    )
+
+
+def describe_generation_change(before: GenerationPlan, after: GenerationPlan) -> str:
+    """``2 sequences at once, not 4; keys and values: device to host``; empty for equal plans."""
+    parts: list[str] = []
+    if (before.batch_size, before.num_micro_batches) != (after.batch_size, after.num_micro_batches):
+        parts.append(f"{after.sequences_per_pass} sequences at once, not {before.sequences_per_pass}")
+    if before.prefill_tokens != after.prefill_tokens:
+        parts.append(f"prompts {after.prefill_tokens} tokens at a time" if after.prefill_tokens else "prompts whole")
+    for name, here, there in (
+        ("weights", before.weights, after.weights),
+        ("keys and values", before.kv_cache, after.kv_cache),
+    ):
+        if here.place != there.place:
+            parts.append(f"{name}: {here.place} to {there.place}")
+        elif here != there:
+            parts.append(f"{name}: held otherwise")
+    return "; ".join(parts)
 
 
 def _list_cells(plan: Plan) -> Iterator[tuple[tuple[str, Aspect], str]]:

@@ -3,6 +3,10 @@
 Written in a staged folder, each file synced, the manifest with every file's sha256 last, then renamed and the parent synced:
 a crash at any moment leaves the checkpoints before it as they were. Loading checks sizes and hashes first; nothing is ever
 unpickled. What the tensors mean is the caller's business (``train.py``).
+
+An attempt that lost its job and has not noticed may write at the same time: each touches only what attempts of its own fence and
+older ones left, and a newer attempt's checkpoints come first whatever their step, because it would have gone on from a later step
+had that been there.
 """
 
 import errno
@@ -15,28 +19,30 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import safe_open
 
+from optimizer.base.disk import disk_floor_bytes
 from optimizer.base.errors import CheckpointInvalid, DiskFull, InvalidInput
 from optimizer.base.serialize import from_json, to_json
-from optimizer.base.units import MIB, format_bytes
-from optimizer.models.files.tensor_files import TensorEntry, write_tensors
-from optimizer.runtime.tiers.homes import HomeTensor
+from optimizer.base.units import format_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from optimizer.models.files.tensor_files import TensorEntry
+    from optimizer.runtime.tiers.homes import HomeTensor
 
 CHECKPOINTS_FOLDER = "checkpoints"
 NUM_KEPT = 3
 MANIFEST_VERSION = 1
-_SPARE_BYTES = 16 * MIB
-"""Left free on the disk beyond the checkpoint itself, for logs and the database."""
 _MANIFEST = "manifest.json"
 _FACTS = "facts.json"
 _STAGED_PREFIX = ".tmp-"
-_NAME = re.compile(r"step-(\d{6,})-f(\d+)")
+_NAME = re.compile(r"step-(?P<step>\d{6,})-f(?P<fence>\d+)")
 
-TensorGroups = Mapping[str, Mapping[str, torch.Tensor | HomeTensor]]
+TensorGroups = Mapping[str, Mapping[str, "torch.Tensor | HomeTensor"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,19 +85,19 @@ class Checkpoint:
     manifest: Manifest
     facts: dict[str, Any]
 
-    def load(self, group: str) -> Mapping[str, torch.Tensor]:
+    def load(self, group: str) -> Mapping[str, "torch.Tensor"]:
         """The tensors of one group, each read when it is asked for; copy what is to stay."""
         return _TensorFile(self.folder / f"{group}.safetensors")
 
 
-class _TensorFile(Mapping[str, torch.Tensor]):
+class _TensorFile(Mapping[str, "torch.Tensor"]):
     """A safetensors file, of which one tensor at a time is in host memory."""
 
     def __init__(self, path: Path) -> None:
         self._file: Any = safe_open(path, framework="pt", device="cpu")
         self._names: list[str] = sorted(self._file.keys())  # type: ignore[no-untyped-call]
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> "torch.Tensor":
         tensor: torch.Tensor = self._file.get_tensor(name)
         return tensor
 
@@ -115,30 +121,32 @@ def write_checkpoint(
     tensors: TensorGroups,
     facts: Mapping[str, Any],
 ) -> WrittenCheckpoint:
-    """Write one, then drop all but the newest ``NUM_KEPT``. Raises DiskFull and leaves nothing half-written.
+    """Write one, then drop all but the newest ``NUM_KEPT`` of this fence and older ones. Raises DiskFull and leaves nothing
+    half-written.
 
     tensors: by group, each a file; written one by one, so that no more than one is copied at a time. facts: JSON-able.
     """
     parent = job_folder / CHECKPOINTS_FOLDER
     parent.mkdir(parents=True, exist_ok=True)
-    _clear_staged(parent)
-    needed_bytes = sum(tensor.nbytes for group in tensors.values() for tensor in group.values()) + _SPARE_BYTES
+    _clear_staged(parent, fence=fence)
+    needed_bytes = sum(tensor.nbytes for group in tensors.values() for tensor in group.values()) + disk_floor_bytes()
     _require_free(parent, needed_bytes)
     name = f"step-{step:06d}-f{fence}"
     staged = parent / f"{_STAGED_PREFIX}{name}"
     with _disk_full_is_named(parent, needed_bytes):
         try:
             manifest_bytes = _write_files(staged, step, fence, plan_fingerprint, tensors, facts)
+            num_bytes = sum(file.stat().st_size for file in staged.iterdir())
             _replace(staged, parent / name)
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
             raise
-    _drop_old(parent)
+    _drop_old(parent, fence=fence)
     return WrittenCheckpoint(
         step=step,
         folder=f"{CHECKPOINTS_FOLDER}/{name}",
         manifest_sha256=hashlib.sha256(manifest_bytes).hexdigest(),
-        num_bytes=sum(file.stat().st_size for file in (parent / name).iterdir()),
+        num_bytes=num_bytes,
     )
 
 
@@ -159,7 +167,7 @@ def find_resumable(job_folder: Path) -> Checkpoint | None:
 
 
 def list_checkpoints(job_folder: Path) -> list[Path]:
-    """Newest first: by step, then by fence. Staged ones are not among them."""
+    """Newest first: by fence, then by step. Staged ones are not among them."""
     return _sorted_checkpoints(job_folder / CHECKPOINTS_FOLDER)
 
 
@@ -202,6 +210,9 @@ def _write_files(
     staged.mkdir()
     files: dict[str, FileEntry] = {}
     for group, members in tensors.items():
+        # torch takes seconds to import, and a job without tensors goes without it
+        from optimizer.models.files.tensor_files import write_tensors
+
         path = staged / f"{group}.safetensors"
         write_tensors([_entry(name, members[name]) for name in sorted(members)], folder=staged, stem=group)
         files[path.name] = _settle(path)
@@ -219,7 +230,10 @@ def _write_files(
     return content
 
 
-def _entry(name: str, tensor: torch.Tensor | HomeTensor) -> TensorEntry:
+def _entry(name: str, tensor: "torch.Tensor | HomeTensor") -> "TensorEntry":
+    from optimizer.models.files.tensor_files import TensorEntry
+    from optimizer.runtime.tiers.homes import HomeTensor
+
     read = tensor.load if isinstance(tensor, HomeTensor) else tensor.detach
     return TensorEntry(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype, read=read)
 
@@ -239,24 +253,27 @@ def _replace(staged: Path, final: Path) -> None:
     sync_folder(final.parent)
 
 
-def _drop_old(parent: Path) -> None:
-    for folder in _sorted_checkpoints(parent)[NUM_KEPT:]:
+def _drop_old(parent: Path, *, fence: int) -> None:
+    """The newest of those up to this fence is the one just written, so it always stays."""
+    for folder in _sorted_checkpoints(parent, up_to_fence=fence)[NUM_KEPT:]:
         # The manifest goes first: a folder that is half gone must not look like a checkpoint.
         (folder / _MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # an attempt that lost the job may be removing the same
 
 
-def _clear_staged(parent: Path) -> None:
+def _clear_staged(parent: Path, *, fence: int) -> None:
     for folder in parent.glob(f"{_STAGED_PREFIX}*"):
-        shutil.rmtree(folder, ignore_errors=True)
+        match = _NAME.fullmatch(folder.name.removeprefix(_STAGED_PREFIX))
+        if match is not None and int(match["fence"]) <= fence:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sorted_checkpoints(parent: Path) -> list[Path]:
+def _sorted_checkpoints(parent: Path, *, up_to_fence: int | None = None) -> list[Path]:
     found: list[tuple[int, int, Path]] = []
     for folder in parent.iterdir() if parent.is_dir() else ():
         match = _NAME.fullmatch(folder.name)
-        if match is not None:
-            found.append((int(match.group(1)), int(match.group(2)), folder))
+        if match is not None and (up_to_fence is None or int(match["fence"]) <= up_to_fence):
+            found.append((int(match["fence"]), int(match["step"]), folder))
     return [folder for _, _, folder in sorted(found, reverse=True)]
 
 
@@ -278,7 +295,8 @@ def _disk_full_is_named(parent: Path, needed_bytes: int) -> Iterator[None]:
 
 def _disk_full(free_bytes: int, needed_bytes: int) -> DiskFull:
     return DiskFull(
-        f"a checkpoint needs {format_bytes(needed_bytes)} of disk; {format_bytes(free_bytes)} are free",
+        f"a checkpoint needs {format_bytes(needed_bytes)} of disk, {format_bytes(disk_floor_bytes())} of which stay free; "
+        f"{format_bytes(free_bytes)} are free",
         hint="Free disk space or move HEADROOM_HOME; the job resumes from its last checkpoint.",
         free_bytes=free_bytes,
         needed_bytes=needed_bytes,

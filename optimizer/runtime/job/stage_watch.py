@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from optimizer.base.errors import OutOfMemory
 from optimizer.runtime.meter.meter import Meter, count_allocations, mark_phase
 
 JobStage = Literal["load", "resume", "first_step", "steady_step", "evaluation", "save", "merge", "export"]
@@ -34,7 +35,7 @@ class StageWatch:
     @contextmanager
     def during(self, stage: JobStage, *, on_host: bool = False) -> Iterator[None]:
         """on_host: everything that is made meanwhile is on the host, and counted there."""
-        with self._meter.peak_of_its_own():
+        with name_stage(stage), self._meter.peak_of_its_own():
             if not on_host:
                 yield
             else:
@@ -63,3 +64,13 @@ class StageWatch:
         """Bytes of the job's checkpoints and artifacts as they lie there now."""
         found = (path for folder in _FOLDERS for path in (self._job_folder / folder).rglob("*"))
         return sum(path.stat().st_size for path in found if path.is_file())
+
+
+@contextmanager
+def name_stage(stage: JobStage, **facts: int) -> Iterator[None]:
+    """Note on an out-of-memory in which stage it came, with further facts of that moment."""
+    try:
+        yield
+    except OutOfMemory as error:
+        error.fields = {"stage": stage, **facts, **error.fields}
+        raise

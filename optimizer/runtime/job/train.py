@@ -13,7 +13,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +31,7 @@ from optimizer.runtime.job.checkpoint import Checkpoint, find_resumable, read_ch
 from optimizer.runtime.job.export.artifacts import Artifact, Exported, leave_artifacts
 from optimizer.runtime.job.prepare import build_prepared
 from optimizer.runtime.job.resume import export_trainer, import_trainer
-from optimizer.runtime.job.stage_watch import MeasuredStage, StageWatch
+from optimizer.runtime.job.stage_watch import MeasuredStage, StageWatch, name_stage
 from optimizer.runtime.job.telemetry import StepWatch
 from optimizer.runtime.layers.quantized_linear import hash_frozen
 from optimizer.runtime.meter.counting import COUNT_EVERY_S, CountingPolicy
@@ -40,10 +40,16 @@ from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.allocator import apply_allocator, release_unused
 from optimizer.runtime.step.batch import BatchReader, read_validation_batches
 from optimizer.runtime.step.optimizer_state import learning_rate_at
-from optimizer.runtime.step.step import StepResult, Trainer
+from optimizer.runtime.step.step import MicroBatch, StepResult, Trainer
 from optimizer.workload import TrainingWorkload
 
 Report = Callable[[dict[str, Any]], None]
+PROBED = "probed"
+"""Reason of a run that its own probe ended."""
+_PROBE_STEPS = 4
+"""Steps that were not counted, after which a run is probed; their median is what most of the run will take."""
+_MOST_PROBE_STEPS = 20
+"""Steps after which it is probed in any case: a long step is always counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +116,10 @@ class Measured:
     num_steps: int = 0
 
 
+Probe = Callable[[Measured, int], str]
+"""Says why to stop for another plan, empty to go on, from what the first steady steps measured and how many are left."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
     """``result.json`` but for errors, which ``train`` raises."""
@@ -127,16 +137,19 @@ class TrainingResult:
         return {**document, "error": None}
 
 
-def train(run: TrainingRun, *, report: Report, should_stop: Callable[[], bool]) -> TrainingResult:
+def train(
+    run: TrainingRun, *, report: Report, should_stop: Callable[[], bool], probe: Probe | None = None
+) -> TrainingResult:
     """Carry the job out, or as much of it as there is time for.
 
+    probe: asked once, after the first steady steps; where it finds a reason the run ends there with a checkpoint.
     Raises OutOfDeviceMemory, LossNotFinite, DiskFull, CheckpointInvalid and the errors of bad input; the checkpoints written
     until then stay.
     """
     set_num_threads()
     apply_allocator(run.plan.allocator, torch.device(run.device))
     with prepared_device(torch.device(run.device)):
-        job = _Job(run, report)
+        job = _Job(run, report, probe=probe)
         try:
             return job.carry_out(should_stop)
         finally:
@@ -153,8 +166,9 @@ def set_num_threads() -> None:
 
 
 class _Job:
-    def __init__(self, run: TrainingRun, report: Report) -> None:
+    def __init__(self, run: TrainingRun, report: Report, *, probe: Probe | None) -> None:
         self.run = run
+        self._probe = probe
         self.report = report
         self.workload = run.workload
         self.step = 0
@@ -201,6 +215,9 @@ class _Job:
                 self._save()
                 return self._drained()
             self._one_step()
+            if missed := self._probed():
+                self._save()
+                return self._drained(reason=PROBED, message=missed)
         self.validation_loss = self._evaluate()
         return self._succeeded()
 
@@ -248,7 +265,8 @@ class _Job:
         is_counted = self._counting.is_due(self._attempt_steps)
         with_timeline = is_counted and self._attempt_steps > 0
         self.watch.begin(with_timeline=with_timeline)
-        result = self.last = self.trainer.step(batches, learning_rate=learning_rate, is_counted=is_counted)
+        with name_stage("first_step" if self.step == 0 else "steady_step", **self._lengths(batches)):
+            result = self.last = self.trainer.step(batches, learning_rate=learning_rate, is_counted=is_counted)
         del batches  # what follows is not to find them in memory
         self.watch.end()
         self._counting.note(result.step_ms / 1000, is_counted=is_counted)
@@ -263,6 +281,21 @@ class _Job:
             self._phase("training")
         if self._is_due(self.workload.checkpoint_every_steps):
             self._save()
+
+    def _probed(self) -> str:
+        """The probe's answer, once enough steps were timed as most are: without counting, where some are not counted."""
+        if self._probe is None or not (
+            len(self._step_ms[False]) >= _PROBE_STEPS or self._attempt_steps >= _MOST_PROBE_STEPS
+        ):
+            return ""
+        probe, self._probe = self._probe, None
+        return probe(self.measured, self.workload.num_steps - self.step)
+
+    def _lengths(self, batches: Sequence[MicroBatch]) -> dict[str, int]:
+        """Tokens of the longest micro-batch, and of one as it was planned."""
+        rows = self.run.plan.batch.micro_batch_size * (2 if self.workload.has_pairs else 1)
+        longest = max((batch[0].numel() for batch in batches), default=0)
+        return {"batch_tokens": longest, "planned_tokens": rows * self.workload.sequence_length}
 
     def _is_due(self, every_steps: int) -> bool:
         return every_steps > 0 and self.step % every_steps == 0
@@ -298,7 +331,7 @@ class _Job:
             self.batches, num_batches=self.workload.eval_batches, plan=self.run.plan.batch
         )
         is_counted = not self._has_evaluated or (self.step > 0 and self._evaluated_step == 0)
-        with self.meter.peak_of_its_own(is_counted=is_counted):
+        with name_stage("evaluation"), self.meter.peak_of_its_own(is_counted=is_counted):
             loss = self.trainer.evaluate(batches, is_counted=is_counted)
             if is_counted:
                 self.stages.note("evaluation")
@@ -355,11 +388,11 @@ class _Job:
             return next((found for folder in folders if (found := find_resumable(folder))), None)
         return read_checkpoint(Path(self.run.resume_from))
 
-    def _drained(self) -> TrainingResult:
+    def _drained(self, *, reason: str = "", message: str = "") -> TrainingResult:
         return TrainingResult(
             outcome="drained",
-            reason="",
-            message=f"Stopped as asked after step {self.step}; a checkpoint was saved.",
+            reason=reason,
+            message=message or f"Stopped as asked after step {self.step}; a checkpoint was saved.",
             step=self.step,
             measured=replace(self.measured, stages=self.stages.found),
         )

@@ -45,6 +45,10 @@ class Card:
         """Most reserved less most allocated since the reset: what fragmentation and caching cost."""
         return max(0, torch.cuda.max_memory_reserved(self._device) - torch.cuda.max_memory_allocated(self._device))
 
+    def unused_bytes(self) -> int:
+        """Reserved and not allocated, now."""
+        return max(0, torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device))
+
     def in_use_and_limit(self, requested_bytes: int, *, cap_bytes: int | None) -> tuple[int, int]:
         """Bytes in use and the limit they met: the budget, else what fragmentation or other processes left of the card."""
         allocated_bytes = torch.cuda.memory_allocated(self._device) - self.workspace_bytes

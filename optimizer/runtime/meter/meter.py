@@ -51,6 +51,8 @@ from optimizer.runtime.meter.ledger import NUM_CATEGORIES, Ledger
 CUDA_ROUNDING_BYTES = 512
 """Smallest block of torch's CUDA caching allocator (c10/core/AllocatorConfig.h)."""
 
+_MOMENTS_KEPT = 8
+"""Moments before an out-of-memory that its error lists."""
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _GRADIENTS = _SLOT["gradients"]
 _UPDATES = {
@@ -100,6 +102,9 @@ class Meter(Ledger, PlainDispatchMode):
         self._phase = "loading"
         self._block = -1
         self._num_blocks = 0
+        self._moments: dict[tuple[str, int], int] = {}
+        """Most bytes at each moment since the last reset, but for the present one, whose are ``_moment_bytes``."""
+        self._moment_bytes = 0
         self._op_allocates: dict[int, bool] = {}
         self._ops: list[Any] = []  # keeps the ids above from being used again
         self._limit_bytes: float = float("inf") if cap_bytes is None else cap_bytes
@@ -157,6 +162,8 @@ class Meter(Ledger, PlainDispatchMode):
         self._peak_by_slot = self._bytes[:]
         self._peak_at = (self._phase, self._block)
         self._host_peak_bytes = self._host_bytes
+        self._moments.clear()
+        self._moment_bytes = self._device_bytes
 
     @contextmanager
     def peak_of_its_own(self, *, is_counted: bool = True) -> Iterator[None]:
@@ -225,6 +232,10 @@ class Meter(Ledger, PlainDispatchMode):
 
     def mark(self, phase: str, *, block_index: int = -1) -> None:
         """Name the moment for errors and peaks: ``forward``, ``backward``, ``optimizer step``; the block counts from 0."""
+        at = self._phase, self._block
+        # to the end, so that the latest moments are the last
+        self._moments[at] = max(self._moments.pop(at, 0), self._moment_bytes)
+        self._moment_bytes = self._device_bytes
         self._phase = phase
         self._block = block_index
         if self._is_cuda and self._events is not None:
@@ -295,11 +306,13 @@ class Meter(Ledger, PlainDispatchMode):
             num_bytes = -(-num_bytes // CUDA_ROUNDING_BYTES) * CUDA_ROUNDING_BYTES
         self._come(storage, slot, num_bytes)
         if slot >= NUM_CATEGORIES:
-            self._seen_on_host(num_bytes)
+            self._seen_on_host(num_bytes, slot)
             return
         total_bytes = self._device_bytes = self._device_bytes + num_bytes
         if total_bytes > self._limit_bytes:
             raise self._device_full(num_bytes, slot)
+        if total_bytes > self._moment_bytes:
+            self._moment_bytes = total_bytes
         if total_bytes > self._peak_bytes:
             self._peak_bytes = total_bytes
             self._peak_by_slot = self._bytes[:]
@@ -312,15 +325,19 @@ class Meter(Ledger, PlainDispatchMode):
             num_bytes = update_scratch_bytes(args[1].numel(), bits=bits)
             self._see(torch.empty(num_bytes, dtype=torch.uint8, device="meta"), _SLOT["temporaries"])
 
-    def _seen_on_host(self, num_bytes: int) -> None:
+    def _seen_on_host(self, num_bytes: int, slot: int) -> None:
         self._host_bytes += num_bytes
         if self.host_cap_bytes is not None and self._host_bytes > self.host_cap_bytes:
+            category = CATEGORIES[slot - NUM_CATEGORIES]
+            by_category = self.bytes_by_category(tier="host")
+            by_category[category] -= num_bytes
             raise OutOfHostMemory(
                 requested_bytes=num_bytes,
                 in_use_bytes=self._host_bytes - num_bytes,
                 budget_bytes=self.host_cap_bytes,
-                bytes_by_category=self.bytes_by_category(tier="host"),
+                bytes_by_category=by_category,
                 moment=f"in {self.moment}",
+                category=category,
                 hint="Raise the host budget or choose a plan that offloads less.",
             )
         self._host_peak_bytes = max(self._host_peak_bytes, self._host_bytes)
@@ -350,13 +367,20 @@ class Meter(Ledger, PlainDispatchMode):
             budget_bytes=self.cap_bytes or 0,
             bytes_by_category=by_category,
             moment=f"in {self.moment}",
+            category=CATEGORIES[slot],
+            moments=self._latest_moments(),
         )
 
+    def _latest_moments(self) -> dict[str, int]:
+        latest = list(self._moments.items())[-_MOMENTS_KEPT:]
+        return {self._describe(*at): num_bytes for at, num_bytes in latest}
+
     def _translated(self, error: torch.OutOfMemoryError) -> OutOfDeviceMemory:
-        requested_bytes = requested_in(error)
+        requested_bytes, slack_bytes = requested_in(error), 0
         in_use_bytes, budget_bytes = self._device_bytes, self.cap_bytes or self._device_bytes
         if self._card is not None:
             in_use_bytes, budget_bytes = self._card.in_use_and_limit(requested_bytes, cap_bytes=self.cap_bytes)
+            slack_bytes = self._card.unused_bytes()
         by_category = self.bytes_by_category()
         by_category["temporaries"] += max(0, in_use_bytes - self._device_bytes)
         return OutOfDeviceMemory(
@@ -365,6 +389,9 @@ class Meter(Ledger, PlainDispatchMode):
             budget_bytes=budget_bytes,
             bytes_by_category=by_category,
             moment=f"in {self.moment}",
+            category=self.category,
+            slack_bytes=slack_bytes,
+            moments=self._latest_moments(),
         )
 
 

@@ -11,8 +11,8 @@ own; whatever reads all weights waits for all.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from optimizer.base.errors import LossNotFinite
+from optimizer.base.errors import LossNotFinite, OutOfMemory
 from optimizer.data.batches import IGNORED_LABEL
 from optimizer.models.anatomy import Anatomy, find_anatomy
 from optimizer.plan.plan import Plan
@@ -404,7 +404,7 @@ class Trainer:
             return ids.new_zeros(len(ids), dtype=torch.float32)
         mark_phase(self.meter, "reference")
         set_region(self.meter, "activations")
-        with torch.no_grad(), as_reference(self.model), self.precision.autocast():
+        with _in_reference(), torch.no_grad(), as_reference(self.model), self.precision.autocast():
             result = self.anatomy.run(ids, labels=labels, masks={}, at_hidden=self._backbone_ends)
             scores = score_rows(self.anatomy.compute_logits(result), labels)
         if self.meter is not None:
@@ -435,6 +435,16 @@ class Trainer:
             mark_phase(self.meter, "backward")
         set_region(self.meter, "temporaries")
 
+
+
+@contextmanager
+def _in_reference() -> Iterator[None]:
+    """Note on an out-of-memory that it came in the reference's forward, whose moments have the names of any forward's."""
+    try:
+        yield
+    except OutOfMemory as error:
+        error.fields["is_reference"] = True
+        raise
 
 
 def shares_of_labels(micro_batches: Sequence[MicroBatch]) -> list[float]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from optimizer.plan.activations import BlockChoice
+from optimizer.plan.logits_and_loss import MAX_CHUNKS
 from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem, divisors
@@ -61,7 +62,7 @@ def selective_all(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
 def chunked_loss(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
     """Everything kept, but never all logits at once, as with Liger's fused linear cross-entropy."""
     tokens = problem.workload.tokens_per_step
-    return replace(_whole_batch(problem), num_chunks=-(-tokens // TOKENS_PER_CHUNK[0])), _all(problem, "keep")
+    return replace(_whole_batch(problem), num_chunks=min(MAX_CHUNKS, -(-tokens // TOKENS_PER_CHUNK[0]))), _all(problem, "keep")
 
 
 def offload_optimizer(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:

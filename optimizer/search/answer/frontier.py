@@ -30,9 +30,11 @@ def price_spread(book: PriceBook) -> float:
     return book.fastest_permitted_ms
 
 
-def frontier_of(book: PriceBook) -> tuple[PricedPlan, ...]:
-    """From small to fast; the fastest that fits and both ends always kept."""
-    problem, best = book.problem, book.best
+def frontier_of(book: PriceBook, *, device_budget_bytes: int) -> tuple[PricedPlan, ...]:
+    """From small to fast; the fastest that fits and both ends always kept. device_budget_bytes: that verdicts are about; the
+    book may be of a search with less.
+    """
+    problem, best = book.problem.with_budget(device_budget_bytes), book.best
     roomy = [pair for pair in book.permitted() if problem.fits_elsewhere(pair[1])]
     points = pick_frontier(roomy, best=None if best is None else best[0])
     return tuple(problem.priced(plan_label(plan), plan, prediction, in_detail=False) for plan, prediction in points)

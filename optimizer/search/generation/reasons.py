@@ -65,8 +65,12 @@ def _bought(technique: Technique, here: GenerationPrediction, there: GenerationP
     }
     saved_bytes = there.device_peak_bytes - here.device_peak_bytes
     percent = 100 * (here.total_s / there.total_s - 1)
-    effect = f"costs {percent:.1f} %" if percent >= 0 else f"wins {-percent:.1f} %"
-    return f"{names[technique]} saves {format_bytes(saved_bytes)} and {effect} of the time at this batch"
+    return f"{names[technique]} saves {format_bytes(saved_bytes)} and takes {time_words(percent)} at this batch"
+
+
+def time_words(percent: float) -> str:
+    """``3.1 % longer``, ``0.5 % less time``."""
+    return f"{percent:.1f} % longer" if percent >= 0 else f"{-percent:.1f} % less time"
 
 
 def _shared(here: GenerationPrediction, alone: GenerationPrediction) -> str:
@@ -80,10 +84,9 @@ def _made_again(plan: GenerationPlan, here: GenerationPrediction, kept: Generati
     """kept: with all keys and values."""
     less_bytes = kept.copied_bytes_per_token.get("host_to_device", 0) - here.copied_bytes_per_token.get("host_to_device", 0)
     percent = 100 * (here.total_s / kept.total_s - 1)
-    effect = f"costs {percent:.1f} %" if percent >= 0 else f"wins {-percent:.1f} %"
     return (
         f"making keys and values of {plan.kv_cache.prefix_tokens:,} tokens again moves {format_bytes(less_bytes)} less for each "
-        f"token and {effect} of the time at this batch"
+        f"token and takes {time_words(percent)} at this batch"
     )
 
 

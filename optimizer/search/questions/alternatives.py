@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from optimizer.base.errors import InvalidInput, InvalidWorkload, NoFeasiblePlan
+from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
+from optimizer.base.units import MIB, format_bytes
 from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import PriceList
@@ -17,9 +18,10 @@ from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import TECHNIQUE_LABELS
 from optimizer.plan.weights import FrozenFormat
+from optimizer.search.answer.smallest import allocated_bytes, find_smallest_allocated
 from optimizer.search.problem import PricedPlan, divisors
 from optimizer.search.questions.more_hardware import list_hardware_ways
-from optimizer.search.questions.ways import Asker, Kind, Obtain, Pose, WayOut, rank_ways, way_out
+from optimizer.search.questions.ways import Asker, Expense, Kind, Obtain, Pose, WayOut, rank_ways, way_out
 from optimizer.workload import Adapter, TrainingWorkload
 
 SEQUENCE_STEP = 128
@@ -27,6 +29,12 @@ MAX_TRIED = 4
 """Sequences and batches, of those that bounds leave, for which a plan is looked for."""
 ADAPTER = Adapter(rank=16)
 """Alternatives looked at where every weight is trained."""
+_LORA: Final = (
+    f"adapters of rank {ADAPTER.rank} beside frozen weights (LoRA)",
+    {"workload": {"adapter": {"rank": ADAPTER.rank}}},
+    f"--lora {ADAPTER.rank}",
+)
+"""Words, change and flags."""
 _PACKED: Final[tuple[FrozenFormat, ...]] = ("nf4", "int4")
 """Formats of frozen weights, the one preferred first; nf4 needs bitsandbytes."""
 _ROUNDED: Final[tuple[tuple[Kind, str, dict[str, Any]], ...]] = (
@@ -75,6 +83,8 @@ def add_ways_out(
     ways = [*_permitted(asker), *_rounded(asker), *_smaller_batch(asker), *_adapters(asker), *_shorter(asker)]
     if not ways:
         ways.extend(_shorter_with_adapters(asker))
+    if not ways:
+        ways.extend(_with_larger_budget(asker, error))
     ways = rank_ways([*ways, *list_hardware_ways(asker, prices, error=error)])
     error.fields["largest_part"] = largest_part(error.fields["bytes_by_category"])
     error.fields["ways_out"] = [way.to_json() for way in ways]
@@ -205,9 +215,8 @@ def _adapters(asker: Asker) -> Iterator[WayOut]:
 
 
 def _adapter_way(found: PricedPlan) -> WayOut:
-    words = f"adapters of rank {ADAPTER.rank} beside frozen weights (LoRA)"
-    change = {"workload": {"adapter": {"rank": ADAPTER.rank}}}
-    return way_out("adapters", words, found, change, flags=f"--lora {ADAPTER.rank}", expense="training")
+    words, change, flags = _LORA
+    return way_out("adapters", words, found, change, flags=flags, expense="training")
 
 
 def _ask_packed(asker: Asker, **work: Any) -> PricedPlan | None:
@@ -278,6 +287,59 @@ def _shorter_with_adapters(asker: Asker) -> Iterator[WayOut]:
     )
     if found is not None:
         yield _packed_way("qlora_shorter", asker, found[1], sequence_length=found[0])
+
+
+# The budget is far too small: a larger one, and less of it.
+
+
+def _with_larger_budget(asker: Asker, error: NoFeasiblePlan) -> Iterator[WayOut]:
+    """Less work beside the least budget that it needs, if that is a tenth less than all of the work needs and the device has it.
+
+    For budgets so small that none of these helps by itself.
+    """
+    goal, asked = asker.goal, asker.workload.sequence_length
+    most_bytes = int(error.fields["smallest_feasible_bytes"]) * 9 // 10
+    if not goal.allow_lossy:
+        kind, words, values = _ROUNDED[-1]
+        flags = f"--allow-lossy rounding {' '.join(f'--pin {path}={value}' for path, value in values.items())}"
+        if (least := _least_budget(asker, _rounding(goal, values), most_bytes)) is not None:
+            yield _beside_budget(kind, words, least, _goal_change("rounding", values), flags=flags, expense="rounding")
+    if asker.workload.adapter is None and (least := _least_budget(asker, goal, most_bytes, adapter=ADAPTER)) is not None:
+        words, lora, flags = _LORA
+        yield _beside_budget("adapters", words, least, lora, flags=flags, expense="training")
+    whole = asker.obtain(asker.workload, goal)
+    step = max(SEQUENCE_STEP, 1 if whole is None else whole.sequence_multiple)
+    length = asked // 2 // step * step
+    if length and (least := _least_budget(asker, goal, most_bytes, sequence_length=length)) is not None:
+        words, flags = f"sequences of {length:,} tokens", f"--sequence-length {length}"
+        shorter = {"workload": {"sequence_length": length}}
+        yield _beside_budget("shorter_sequence", words, least, shorter, flags=flags, expense="data")
+
+
+def _least_budget(asker: Asker, goal: Goal, most_bytes: int, **work: Any) -> tuple[int, PricedPlan] | None:
+    """The least budget in whole MiB with which something fits, and a plan that does; None where it is above ``most_bytes``."""
+    device_bytes = asker.machine.device.memory_bytes
+    problem = asker.problem(goal=replace(goal, device_budget_bytes=device_bytes), **work)
+    if problem is None:
+        return None
+    try:
+        smallest, prediction = find_smallest_allocated(problem)
+    except InvalidPlan:
+        return None  # host and disk have no room for any
+    enough_bytes = -(-allocated_bytes(problem, smallest, prediction) // MIB) * MIB
+    if enough_bytes > min(most_bytes, device_bytes):
+        return None
+    found = asker.ask(goal=replace(goal, device_budget_bytes=enough_bytes), **work)
+    return enough_bytes, found or problem.priced("way out", smallest, prediction)
+
+
+def _beside_budget(
+    kind: Kind, words: str, least: tuple[int, PricedPlan], change: dict[str, Any], *, flags: str, expense: Expense
+) -> WayOut:
+    size = format_bytes(least[0])
+    goal = {**change.get("goal", {}), "device_budget_bytes": least[0]}
+    words, flags = f"{words} and a budget of {size}", f'{flags} --budget "{size}"'
+    return way_out(kind, words, least[1], {**change, "goal": goal}, flags=flags, expense=expense)
 
 
 def _shorter_that_fits(

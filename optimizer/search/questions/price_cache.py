@@ -4,10 +4,13 @@ A price is a function of plan, model, machine and of what ``priced_part`` leaves
 would be found again, to the byte.
 """
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from optimizer.base.recent import Recent
+from optimizer.base.serialize import to_json
 from optimizer.estimate.job.files import NUM_KEPT
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.plan import Plan
@@ -38,6 +41,12 @@ def priced_part(workload: TrainingWorkload) -> TrainingWorkload:
         sample_tokens=_DEFAULTS.sample_tokens,
         export=_DEFAULTS.export,
     )
+
+
+def name_work(profile_fingerprint: str, workload: TrainingWorkload) -> str:
+    """A name for all work of a model that has the same prices."""
+    facts = [profile_fingerprint, to_json(priced_part(workload))]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def detailed_part(workload: TrainingWorkload) -> TrainingWorkload:

@@ -48,7 +48,10 @@ class WayOut(WithJson):
     """One change of the request, and a plan that then fits."""
 
     kind: Kind
+    what: str
+    """The change in words."""
     sentence: str
+    """The same with the plan's peak and the time of its step."""
     change: dict[str, Any]
     """The change to ask for, in the words of a job spec: ``{"workload": {"sequence_length": 512}}``, ``{"gpu": "L4"}``."""
     flags: str
@@ -105,6 +108,7 @@ def way_out(
     high_bytes = prediction.device_peak_high_bytes
     return WayOut(
         kind=kind,
+        what=what,
         sentence=f"{what}: at most {format_bytes(high_bytes)}, {format_duration(prediction.step_ms / 1000)} a step",
         change=change,
         flags=flags,

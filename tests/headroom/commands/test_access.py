@@ -16,8 +16,8 @@ RECORD = {"id": "audit_1", "at": "2026-11-21T00:00:00Z", "actor": "ada", "action
 ANSWERS = {
     ("GET", "projects"): {"results": [PROJECT], "next": None},
     ("POST", "projects"): PROJECT,
-    ("GET", "projects/project_1/members"): {"results": [{"username": "eve", "role": "viewer", "since": "2026"}]},
-    ("PUT", "projects/project_1/members/eve"): {"username": "eve", "role": "member", "since": "2026"},
+    ("GET", "projects/project_1/members"): {"results": [{"username": "eve", "role": "viewer", "since": "2026-11-21T00:00:00Z"}]},
+    ("PUT", "projects/project_1/members/eve"): {"username": "eve", "role": "member", "since": "2026-11-21T00:00:00Z"},
     ("DELETE", "projects/project_1/members/eve"): None,
     ("GET", "projects/project_1/audit"): {"results": [{**RECORD, "target": "job_1", "detail": ""}], "next": None},
     ("POST", "people"): {"username": "bob", "role": "viewer", "is_active": True, "password": "first one"},

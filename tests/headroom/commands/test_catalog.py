@@ -133,13 +133,28 @@ def test_a_folder_of_data_is_sent_as_one_file(
     folder.mkdir()
     (folder / "a.jsonl").write_text('{"text": "one"}\n')
     (folder / "b.jsonl").write_text('{"text": "two"}\n')
-    service.answers["POST", "/datasets"] = (201, {"id": "dataset_1", "name": "chats", "num_documents": 2})
+    service.answers["POST", "/datasets"] = (201, {"id": "dataset_1", "name": "chats", "num_documents": 2, "facts": {}})
     assert cli.main(["datasets", "add", str(folder), "--columns", "text=text"]) == 0
     (body,) = service.sent_bytes("/datasets")
     assert b'{"text": "one"}\n{"text": "two"}\n' in body
     assert b'filename="chats.jsonl"' in body
     assert b"text=text" in body
     assert capsys.readouterr().out == "dataset_1  chats  2 documents\n"
+
+
+def test_lines_of_prompts_that_get_no_answer_are_named(
+    service: AnsweringService, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "ask.jsonl"
+    path.write_text('{"prompt": "x"}\nnot JSON\n')
+    problems = [{"line": number, "code": "invalid_json", "message": "it is not JSON", "param": None} for number in range(2, 14)]
+    row = {"id": "dataset_1", "name": "ask", "num_documents": 14, "facts": {"num_refused": 12, "problems": problems}}
+    service.answers["POST", "/datasets"] = (201, row)
+    assert cli.main(["datasets", "add", str(path), "--prompts"]) == 0
+    heading, first, *_, last = capsys.readouterr().err.splitlines()
+    assert heading == "12 of 14 lines cannot be used and get no answer:"
+    assert first == "  line 2: it is not JSON"
+    assert last == "  and 2 more"
 
 
 def test_columns_are_corrected(service: AnsweringService, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ RESULTS = b'{"id": "1", "text": "and"}\n'
 
 ANSWERS = {
     ("GET", "/machines"): (200, MACHINES),
-    ("POST", "/datasets"): (201, {"id": "dataset_9"}),
+    ("POST", "/datasets"): (201, {"id": "dataset_9", "num_documents": 2, "facts": {}}),
     ("POST", "/plans"): (200, {"offers": [{"id": "plan_1", "label": "chosen", "chosen": True}]}),
     ("POST", "/jobs"): (201, JOB),
     ("GET", "/jobs/job_1"): (200, JOB),

@@ -1,5 +1,7 @@
 """The headroom command: what it makes of files, options and answers. The service is a table of answers behind real HTTP calls."""
 
+import argparse
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from rich.console import Console
 from headroom.client import HeadroomClient, StreamEvent
 from headroom.commands import main as cli
 from headroom.commands import submit
+from headroom.commands.compare import print_comparison
 from headroom.commands.main import describe_job, main
 from headroom.commands.submit import (
     JobFailed,
@@ -24,6 +27,7 @@ from headroom.commands.submit import (
     upload_named_files,
     verdict_of,
 )
+from headroom.commands.tables import moment
 from tests.worker.answering import AnsweringService
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -220,8 +224,10 @@ def test_list_prints_a_table_and_an_empty_one_says_what_to_do(
     service.answers = {("GET", "/jobs"): (200, {"results": [JOB], "next": None})}
     assert main(["list"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split() == [
-        "job_1", "kjv-demo", "succeeded", "150", "of", "150", "4.500", "2026-11-21T00:00:00Z",
+        "kjv-demo", "succeeded", "150", "of", "150", "4.500", *moment("2026-11-21T00:00:00Z").split(), "job_1",
     ]  # fmt: skip
+    assert main(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [JOB]
     service.answers = {("GET", "/jobs"): (200, {"results": [], "next": None})}
     assert main(["list"]) == 0
     assert capsys.readouterr().out == "no jobs yet; start one: headroom submit JOB.yaml\n"
@@ -394,11 +400,18 @@ def test_jobs_are_compared_as_tables_of_only_what_differs(
     assert "activations  B      -1.00 MiB      +12 ms  none" in printed
 
 
+def test_an_empty_queue_says_so(service: AnsweringService, capsys: pytest.CaptureFixture[str]) -> None:
+    service.answers["GET", "/queue"] = (200, {"num_waiting": 0, "num_own": 0, "waiting": [], "live": []})
+    assert main(["queue"]) == 0
+    assert "no jobs waiting" in capsys.readouterr().out
+
+
 def test_the_queue_is_a_table_with_the_reason(service: AnsweringService, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"id": "job_1", "name": "one", "position": 2, "priority": 0, "reason": "paused", "sentence": "Paused.", "machines": []}
-    service.answers["GET", "/queue"] = (200, {"num_waiting": 3, "waiting": [row], "live": []})
+    service.answers["GET", "/queue"] = (200, {"num_waiting": 5, "num_own": 3, "waiting": [row], "live": []})
     assert main(["queue"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == ["2      job_1  one   0         Paused.", "2 of other people"]
+    rows = ["2      one   0         Paused.       job_1", "2 more of yours", "2 of other people"]
+    assert capsys.readouterr().out.splitlines()[1:] == rows
 
 
 def test_a_job_is_moved_by_its_priority(service: AnsweringService, capsys: pytest.CaptureFixture[str]) -> None:
@@ -406,3 +419,29 @@ def test_a_job_is_moved_by_its_priority(service: AnsweringService, capsys: pytes
     assert main(["priority", "job_1", "-3"]) == 0
     assert service.sent("/jobs/job_1/priority") == [{"priority": -3}]
     assert capsys.readouterr().out == "job_1  priority -3\n"
+
+
+def arguments_without_help(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[str]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, command in action.choices.items():
+                yield from arguments_without_help(command, (*words, word))
+        elif not action.help:
+            yield " ".join((*words, action.dest))
+
+
+def test_every_argument_of_every_command_has_a_line_of_help() -> None:
+    assert list(arguments_without_help(cli.make_parser(with_optimizer=True))) == []
+
+
+def test_jobs_are_compared_in_the_words_and_units_of_people(capsys: pytest.CaptureFixture[str]) -> None:
+    differences: list[dict[str, Any]] = [
+        {"group": "setting", "name": "goal.device_budget_bytes", "values": [1099511627776, 400 * 1024**2]},
+        {"group": "setting", "name": "workload.num_steps", "values": [20, 40]},
+        {"group": "setting", "name": "goal.allow_lossy", "values": [True, False]},
+        {"group": "setting", "name": "goal.forbid", "values": [[], ["offload"]]},
+    ]
+    jobs = [{"id": "job_a", "name": "a", "state": "succeeded"}, {"id": "job_b", "name": "b", "state": "failed"}]
+    print_comparison({"jobs": jobs, "differences": differences, "outcomes": [], "costs": [], "unpriced": ""})
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[-4:] == ["device budget 1.00 TiB 400 MiB", "steps 20 40", "allow lossy yes no", "forbid none offload"]

@@ -45,7 +45,9 @@ def service(monkeypatch: pytest.MonkeyPatch) -> AnsweringService:
     service = AnsweringService(ANSWERS)
     monkeypatch.setattr(cli, "connect", service.connect)
     monkeypatch.setattr(
-        "headroom.commands.submit.HeadroomClient.create_dataset", lambda *_, **how: {"id": f"dataset_{how['purpose']}"})
+        "headroom.commands.submit.HeadroomClient.create_dataset",
+        lambda *_, **how: {"id": f"dataset_{how['purpose']}", "facts": {}},
+    )
     return service
 
 

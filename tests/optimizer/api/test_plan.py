@@ -130,6 +130,26 @@ def test_where_nothing_fits_each_way_out_is_one_that_fits(llama_profile: Profile
     assert all(way["sentence"] in caught.value.hint for way in ways.values())
 
 
+def test_where_the_budget_is_far_too_small_each_way_out_names_the_lesser_budget_that_it_needs(
+    llama_profile: Profile,
+) -> None:
+    """A larger budget was all that was said, where nothing else helped by itself."""
+    workload = TrainingWorkload(sequence_length=256, global_batch_size=4)
+    goal = goal_of(0.1)
+    with pytest.raises(NoFeasiblePlan) as caught:
+        answer(llama_profile, goal, workload)
+    fields = caught.value.fields
+    ways = {way["kind"]: way for way in fields["ways_out"]}
+    assert {"budget", "bf16_8bit", "shorter_sequence"} <= set(ways)
+    for kind in ("bf16_8bit", "shorter_sequence"):
+        change = ways[kind]["change"]
+        assert change["goal"]["device_budget_bytes"] < 0.9 * fields["smallest_feasible_bytes"]
+        pins = from_json(Pins, change["goal"].pop("pins", {}), path="pins", error=InvalidWorkload)
+        changed = replace(goal, pins=pins, **change["goal"])
+        assert is_possible(llama_profile, changed, replace(workload, **change.get("workload", {}))), ways[kind]["sentence"]
+    assert "bf16 weights and 8-bit optimizer state and a budget of" in ways["bf16_8bit"]["sentence"]
+
+
 def test_plans_side_by_side_show_only_what_differs(llama_profile: Profile) -> None:
     names = {"keep_all": "keep_all", "recompute_all": "recompute_all"}
     found = compare_profiled(llama_profile, names, machine=MACHINE, workload=WORKLOAD, goal=goal_of(1000))

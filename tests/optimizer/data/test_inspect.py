@@ -54,6 +54,31 @@ def test_a_dataset_without_text_is_refused(tmp_path: Path) -> None:
         inspect_dataset(tmp_path / "d.txt", format="txt")
 
 
+BLANK_CHAT = '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": " "}]}\n'
+BLANK_PAIR = '{"prompt": "a", "chosen": " ", "rejected": ""}\n'
+CALL = '{"messages": [{"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f"}}]}]}\n'
+
+
+@pytest.mark.parametrize("rows", [BLANK_CHAT * 3, BLANK_PAIR * 3], ids=["chats", "pairs"])
+def test_a_file_in_which_every_answer_is_empty_is_refused_at_upload(tmp_path: Path, rows: str) -> None:
+    """Such a file was "ready to use", and its job failed after the start."""
+    (tmp_path / "d.jsonl").write_text(rows)
+    with pytest.raises(InvalidDataset, match="all 3 answers are empty; allowed: at least one with text to learn"):
+        inspect_dataset(tmp_path / "d.jsonl", format="jsonl")
+
+
+@pytest.mark.parametrize("last", [BLANK_CHAT.replace('" "', '"yes"'), CALL], ids=["an answer", "a call of a tool"])
+def test_one_answer_with_something_to_learn_is_enough(tmp_path: Path, last: str) -> None:
+    (tmp_path / "d.jsonl").write_text(BLANK_CHAT + last)
+    assert inspect_dataset(tmp_path / "d.jsonl", format="jsonl").num_documents == 2
+
+
+def test_rows_of_empty_texts_are_refused_at_upload(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text('{"text": ""}\n{"text": "  "}\n')
+    with pytest.raises(InvalidDataset, match="the dataset holds no text"):
+        inspect_dataset(tmp_path / "d.jsonl", format="jsonl")
+
+
 def test_the_process_prints_the_facts(tmp_path: Path) -> None:
     (tmp_path / "d.txt").write_text("one\n\n\ntwo")
     code, answer = _run(tmp_path / "d.txt", "txt")

@@ -106,13 +106,13 @@ def write_token_file(folder: Path, *, num_tokens: int = 4_000) -> Path:
     return folder
 
 
-def write_tokenizer(file: Path) -> Path:
+def write_tokenizer(file: Path, *, num_letters: int = 256) -> Path:
     """A tokenizer of single letters and one end token, within the tiny vocabulary."""
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
 
-    letters = sorted(ByteLevel.alphabet())
+    letters = sorted(ByteLevel.alphabet())[:num_letters]
     vocabulary = {"<|endoftext|>": 0, **{letter: index + 1 for index, letter in enumerate(letters)}}
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)

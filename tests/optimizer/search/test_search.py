@@ -120,6 +120,14 @@ def test_the_largest_micro_batch_is_the_largest_for_which_some_plan_fits(llama_p
     assert len(set(sizes)) > 1
 
 
+def test_a_batch_of_a_hundred_thousand_sequences_has_all_baselines(llama_profile: Profile) -> None:
+    """Chunks of the loss stop at the most that a plan may have; the whole price ended with a plan's internals instead."""
+    workload = replace(WORKLOAD, global_batch_size=100_000)
+    goal = Goal(device_budget_bytes=2**34)
+    problem = training_problem(llama_profile, workload=workload, goal=goal, machine=MACHINE)
+    assert price_baselines(problem)["chunked_loss"].plan.logits_and_loss.num_chunks == 4096
+
+
 def test_calibration_scales_time_and_leaves_bytes(llama_profile: Profile) -> None:
     goal = Goal(device_budget_bytes=2**30)
     plain = search_plans(llama_profile, workload=WORKLOAD, goal=goal, machine=MACHINE).chosen.prediction

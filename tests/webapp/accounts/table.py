@@ -18,8 +18,9 @@ from webapp.api.api import openapi_document
 from webapp.api.batch_urls import api as openai_api
 from webapp.batches.models import Batch, BatchFile
 from webapp.catalog.models import Upload
+from webapp.jobs.about import share_job, shared_path
 from webapp.jobs.actions import create_job
-from webapp.jobs.models import Artifact
+from webapp.jobs.models import Artifact, Job
 from webapp.webhooks.actions import create_webhook, send_test
 
 KNOWN_KWARGS = frozenset(OWNED) | PERSONAL | PLAIN
@@ -104,6 +105,9 @@ def make_owned(owner: User, project: Project, home: Path) -> dict[str, str]:
     common = {"owner": owner, "project": project, "model": model, "dataset": dataset, "plan": None, "prediction": None}
     arguments = {**common, "spec": make_spec(model, dataset), "machine": make_bench(), "actor": "user:ada"}
     job, generates = create_job(**arguments), create_job(**arguments, kind="generate")
+    deleted_job = create_job(**arguments)
+    Job.objects.filter(pk=deleted_job.pk).update(deleted_at=timezone.now(), state="cancelled", finished_at=timezone.now())
+    share_job(job)
     (home / "some").write_bytes(b"x")
     artifact = Artifact.objects.create(job=job, kind="model", name="m", file="some", num_bytes=1, sha256="0" * 64)
     dataset.file = "some"
@@ -131,6 +135,9 @@ def make_owned(owner: User, project: Project, home: Path) -> dict[str, str]:
         "machine_id": job.machine_id,
         "number": "0",
         "job_id": job.pk,
+        "signature": shared_path(job).split("/")[-2],
+        "api/v1/jobs/<job_id>/restore job_id": deleted_job.pk,
+        "jobs/<slug:job_id>/restore/ job_id": deleted_job.pk,
         "api/v1/jobs/<job_id>/results job_id": generates.pk,
         "artifact_id": artifact.pk,
         "file_id": file.pk,

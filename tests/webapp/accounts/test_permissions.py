@@ -4,6 +4,7 @@ An address that is not in the permission table fails here, and opens for nobody.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from django.utils import timezone
 from tests.webapp.accounts.table import KNOWN_KWARGS, Address, addresses, make_owned, operations, routes
 from tests.webapp.conftest import make_person
 from webapp.accounts.models import ApiToken, Membership, Project, Role, Scope
-from webapp.accounts.permissions import TABLE, Rule, methods_of
+from webapp.accounts.permissions import PLAIN, TABLE, Rule, methods_of
 from webapp.accounts.projects import create_project, set_account_role, set_member
 from webapp.accounts.tokens import create_token
 
@@ -125,7 +126,7 @@ def test_every_part_of_an_address_is_known_to_name_a_projects_row_a_persons_or_n
 
 
 def test_what_changes_something_needs_more_than_looking_and_is_audited() -> None:
-    asks = ("plans", "estimates", "price/", "cards", "work-in/", "login/", "logout/", "files/<number>")
+    asks = ("plans", "estimates", "price/", "cards", "work-in/", "theme/", "login/", "logout/", "files/<number>")
     changing = [one for one in ADDRESSES if one.method != "GET" and not any(word in one.route for word in asks)]
     # a question to a model is no act of its own: the job that it may start is recorded with who started it
     questions = [one for one in changing if one.route.endswith("completions")]
@@ -196,6 +197,89 @@ def test_a_token_of_one_project_makes_no_other(ada: User, project: Project) -> N
     client = bearer(ada, scope=Scope.ADMIN, project=project)
     answer = client.post("/api/v1/projects", {"name": "x"}, content_type="application/json")
     assert (answer.status_code, answer.json()["detail"]) == (403, "this token opens one project only")
+
+
+def actors(ada: User, admin: User, project: Project, join: Callable[..., User]) -> dict[str, Client]:
+    """Who may ask, by name: everybody whom the table tells apart."""
+    viewer, member, leads = join("vera", Role.VIEWER), join("mia", Role.MEMBER), join("lea", Role.ADMIN)
+    stranger, gone = make_person("sven"), join("gus", Role.ADMIN)
+    was_active = session(gone), bearer(gone, scope=Scope.ADMIN)
+    gone.is_active = False
+    gone.save(update_fields=["is_active"])
+    elsewhere = create_project(ada, name="elsewhere")
+    return {
+        "nobody": Client(raise_request_exception=False),
+        "a made-up token": Client(headers={"Authorization": "Bearer hr_" + "a" * 40}, raise_request_exception=False),
+        "a deactivated account's session": was_active[0],
+        "a deactivated account's token": was_active[1],
+        "a stranger": session(stranger),
+        "a stranger's token": bearer(stranger, scope=Scope.ADMIN),
+        "a viewer": session(viewer),
+        "a member": session(member),
+        "a member's token to read": bearer(member, scope=Scope.READ),
+        "a member's token to write": bearer(member, scope=Scope.WRITE),
+        "a project's administrator": session(leads),
+        "a token of another project": bearer(ada, scope=Scope.ADMIN, project=elsewhere),
+        "an administrator": session(admin),
+    }
+
+
+def _always(client: Client, _: Address) -> Client:
+    return client
+
+
+NOT_SIGNED_IN = ("nobody", "a made-up token", "a deactivated account's session", "a deactivated account's token")
+OUTSIDE = ("a stranger", "a stranger's token", "a token of another project")
+
+
+def may_not(actor: str, address: Address) -> bool:
+    """Report whether an actor must be refused, said once more in few words and not read from the code that refuses."""
+    rule: Rule = address.rule
+    if actor in NOT_SIGNED_IN:
+        return True
+    if actor in OUTSIDE and address.names_owned:
+        return True
+    if actor != "an administrator" and rule.who == "service_admin":
+        return True
+    is_token = "token" in actor
+    if is_token and rule.session_only:
+        return True
+    reads_alone = actor in ("a viewer", "a member's token to read")
+    if reads_alone and address.names_owned and rule.who == "role" and (rule.role != Role.VIEWER or rule.scope != Scope.READ):
+        return True
+    leads = actor in ("a project's administrator", "an administrator")
+    return rule.who == "role" and rule.role == Role.ADMIN and address.names_owned and not leads
+
+
+def test_nobody_gets_in_who_may_not_at_any_address(
+    ids: dict[str, str], ada: User, admin: User, project: Project, join: Callable[..., User]
+) -> None:
+    wrong, num_asked = {}, 0
+    for actor, client in actors(ada, admin, project, join).items():
+        answers = statuses(ids, partial(_always, client), is_closed)
+        num_asked += len(answers)
+        for address, status in answers.items():
+            if status >= 500 or (may_not(actor, address) and status not in REFUSALS):
+                wrong[f"{actor}: {address}"] = status
+    assert wrong == {}
+    assert num_asked == 13 * len([address for address in ADDRESSES if is_closed(address)])
+
+
+def test_an_id_of_another_project_and_one_of_nothing_are_answered_alike(
+    ids: dict[str, str], eve: User, headroom_home: Path
+) -> None:
+    """Else a stranger could find out which ids there are."""
+    client, differing_answers = bearer(eve, scope=Scope.ADMIN), {}
+    nothing = {name: value if name in PLAIN else value[:-4] + "zzzz" for name, value in ids.items()}
+    for address in ADDRESSES:
+        if not (address.is_api and address.names_owned and is_closed(address)) or address.rule.session_only:
+            continue
+        with transaction.atomic():
+            theirs, none = address.ask(client, ids), address.ask(client, nothing)
+            transaction.set_rollback(True)
+        if (theirs.status_code, theirs.content) != (none.status_code, none.content):
+            differing_answers[str(address)] = (theirs.status_code, none.status_code)
+    assert differing_answers == {}
 
 
 def test_a_method_that_the_table_does_not_know_is_not_allowed(ids: dict[str, str], ada: User) -> None:

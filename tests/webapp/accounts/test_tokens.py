@@ -1,13 +1,11 @@
-"""API tokens and the brake on passwords."""
+"""API tokens."""
 
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth import authenticate
 from django.contrib.auth.models import User
-from django.test import RequestFactory
 from django.utils import timezone
 from pytest_django import Settings
 
@@ -84,12 +82,3 @@ def test_people_see_their_own_tokens_only(ada: User, eve: User, admin: User) -> 
     assert tokens_visible_to(ada).count() == 1
     assert tokens_visible_to(eve).count() == 0
     assert tokens_visible_to(admin).count() == 0
-
-
-def test_after_five_wrong_passwords_the_right_one_waits_too(ada: User) -> None:
-    request = RequestFactory().post("/login/", REMOTE_ADDR="10.0.0.1")
-    for _ in range(5):
-        assert authenticate(request, username="ada", password="wrong") is None
-    assert authenticate(request, username="ada", password="correct horse battery") is None
-    elsewhere = RequestFactory().post("/login/", REMOTE_ADDR="10.0.0.2")
-    assert authenticate(elsewhere, username="ada", password="correct horse battery") == ada

@@ -1,5 +1,6 @@
 """The guard in front of Django: bodies by their real bytes, large ones only from people it knows."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -20,6 +21,8 @@ class Reader:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         while True:
             message = await receive()
+            if message["type"] == "http.disconnect":
+                return
             self.num_bytes += len(message.get("body", b""))
             if not message.get("more_body"):
                 break
@@ -75,3 +78,34 @@ async def test_a_large_upload_with_a_token_goes_through() -> None:
     token = await from_database(lambda: create_token(user=make_person("ada"), name="t")[1])
     headers = [(b"authorization", f"Bearer {token}".encode())]
     assert await ask("/api/v1/models", [b"x" * 2**20] * 3, headers=headers) == (200, {}, 3 * 2**20)
+
+
+async def test_an_answer_whose_reader_has_gone_ends_at_its_next_piece() -> None:
+    num_sent, is_gone = 0, asyncio.Event()
+
+    async def talk_for_ever(scope: Any, receive: Any, send: Any) -> None:
+        """Stands where a stream stands that was cancelled and did not heed it."""
+        await receive()
+        leaving = asyncio.create_task(receive())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            is_gone.set()
+            await leaving
+
+    async def receive() -> dict[str, Any]:
+        if num_sent == 0:
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await is_gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        nonlocal num_sent
+        num_sent += 1
+        await asyncio.sleep(0)
+
+    scope = {"type": "http", "method": "GET", "path": "/api/v1/jobs/1/events", "headers": []}
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(60):
+            await BodyGuard(talk_for_ever)(scope, receive, send)
+    assert num_sent == 2

@@ -229,12 +229,10 @@ def test_a_job_that_fails_fails_its_batch_with_its_reason(
     as_ada: Client, machine: Machine, writer: Model, headroom_home: Path
 ) -> None:
     batch = begin(as_ada, request())
-    end(run(machine), headroom_home, outcome="failed", reason="out_of_device_memory", message="it ran out")
+    end(run(machine), headroom_home, outcome="failed", reason="bad_model", message="it cannot be read")
     ended = show(as_ada, batch)
     assert ended["status"] == "failed"
-    assert ended["errors"]["data"] == [
-        {"code": "out_of_device_memory", "message": "it ran out", "param": None, "line": None}
-    ]
+    assert ended["errors"]["data"] == [{"code": "bad_model", "message": "it cannot be read", "param": None, "line": None}]
 
 
 def test_a_batch_on_which_the_program_fails_holds_up_no_other(

@@ -1,6 +1,7 @@
 """Uploads: what is kept, what is refused, and that a refusal leaves nothing behind."""
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any, Never
@@ -14,6 +15,7 @@ from optimizer.data.bundled import TOKENIZER_FILE
 from tests.webapp.conftest import TINY_CONFIG, make_text, make_tiny_model
 from webapp.catalog.actions import create_dataset, create_model, heartbeat_machine, register_machine
 from webapp.catalog.files.limited import run_limited
+from webapp.catalog.files.model_parts import as_sidecars
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.catalog.queries import datasets_visible_to, models_visible_to
 
@@ -90,6 +92,7 @@ def test_bad_weights_are_refused_by_name_and_leave_nothing(
     [
         (b"{", "config.json is not JSON"),
         (b"[" * 100_000, "config.json is not JSON"),
+        (b'{"model_type": "gpt2", "n_embd": 32, "n_embd": 64}', "config.json is not JSON: the name 'n_embd' occurs twice"),
         (b" " * (1024 * 1024 + 1), "config.json has 1,048,577 bytes; allowed: at most 1,048,576"),
         (b"{}", "model_type is missing"),
         (json.dumps({**TINY_CONFIG, "n_head": 3}).encode(), "n_embd is 32; allowed: a multiple of n_head (3)"),
@@ -102,6 +105,18 @@ def test_a_bad_config_is_refused_with_what_is_allowed(
         create_model(owner=ada, name="mine", config=upload("config.json", content))
     assert text in str(refusal.value)
     assert leftovers(headroom_home) == []
+
+
+def test_two_weights_files_of_one_name_are_refused_in_words(ada: User, headroom_home: Path) -> None:
+    weights = [upload("a.safetensors", safetensors({"wte.weight": [4, 2]})) for _ in range(2)]
+    with pytest.raises(InvalidModel, match=re.escape("two weights files are named a.safetensors; allowed: each name once")):
+        create_model(owner=ada, name="mine", config=upload("config.json", TINY_CONFIG), weights=weights)
+    assert leftovers(headroom_home) == []
+
+
+def test_two_files_of_one_name_beside_the_weights_are_refused_in_words() -> None:
+    with pytest.raises(InvalidModel, match=re.escape("generation_config.json: two files of this name; allowed: each name once")):
+        as_sidecars([upload("generation_config.json", {}), upload("generation_config.json", {"top_k": 1})])
 
 
 def test_an_unknown_model_type_is_named_with_those_that_work(ada: User) -> None:
@@ -189,6 +204,7 @@ def test_a_check_that_takes_too_long_is_killed_and_refused(tmp_path: Path) -> No
             ["-n", "1", "-r", "1", "import time; time.sleep(60)"],
             field="weights",
             error=InvalidModel,
+            owner_id=None,
             timeout_s=1,
         )
 
@@ -200,6 +216,7 @@ def test_a_check_that_takes_too_much_memory_is_refused() -> None:
             ["-n", "1", "-r", "1", "x = bytearray(2 * 1024**3)"],
             field="weights",
             error=InvalidModel,
+            owner_id=None,
             memory_bytes=1024**3,
         )
 

@@ -15,13 +15,12 @@ from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import cancel_job, create_job, pause_job, renew_lease, resume_job, retry_job
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.errors import WrongState
-from webapp.jobs.models import Job, Kind, Outbox
+from webapp.jobs.models import Job, Kind
 
 
-def test_a_new_job_leaves_one_event_and_one_hint_to_send(make_job: Callable[..., Job]) -> None:
+def test_a_new_job_leaves_one_event(make_job: Callable[..., Job]) -> None:
     job = make_job()
     assert (job.state, job.num_steps, kinds(job)) == ("queued", 10, ["created"])
-    assert Outbox.objects.filter(job=job).count() == 1
 
 
 def test_a_claim_gives_a_new_attempt_with_a_fence_and_a_lease(make_job: Callable[..., Job], machine: Machine) -> None:

@@ -29,7 +29,7 @@ def test_a_worker_whose_lease_ran_out_loses_the_job(make_job: Callable[..., Job]
     attempt = run(machine, lease_s=-1)
     assert expire_leases() == [job.pk]
     job = reread(job)
-    assert (job.state, job.reason, job.failed_attempts, job.lease_until) == ("queued", "worker_lost", 1, None)
+    assert (job.state, job.reason, job.failed_attempts, job.lease_until) == ("queued", "worker_lost", 0, None)
     assert not renew_lease(attempt).held
 
 
@@ -135,6 +135,19 @@ def test_a_full_disk_is_retried(make_job: Callable[..., Job], machine: Machine) 
     assert finish_attempt(run(machine), result=failed("disk_full"), exit_code=1) == "disk_full"
 
 
+def test_a_disk_that_stays_full_ends_no_job_and_is_tried_ever_more_seldom(
+    make_job: Callable[..., Job], machine: Machine
+) -> None:
+    job, waits = make_job(), []
+    for _ in range(8):
+        assert finish_attempt(run(machine), result=failed("disk_full"), exit_code=1) == "disk_full"
+        job = reread(job)
+        waits.append(round((job.not_before - timezone.now()).total_seconds() + 0.5))
+        Job.objects.update(not_before=None)
+    assert (job.state, job.reason, job.failed_attempts) == ("queued", "disk_full", 0)
+    assert waits == [10, 20, 40, 80, 160, 320, 360, 360]
+
+
 def test_an_unknown_reason_is_a_fault_of_the_program(make_job: Callable[..., Job], machine: Machine) -> None:
     job = make_job()
     finish_attempt(run(machine), result=failed("gremlins"), exit_code=1)
@@ -162,6 +175,23 @@ def test_artifacts_are_kept_only_from_inside_the_jobs_folder(
     finish_attempt(run(machine), result={**DONE, "artifacts": rows}, exit_code=0)
     kept = Artifact.objects.get()
     assert (kept.name, kept.file) == ("model.safetensors", f"jobs/{job.pk}/artifacts/model.safetensors")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_event_file_of_the_last_attempt_takes_the_place_of_the_earlier_one(
+    make_job: Callable[..., Job], machine: Machine, headroom_home: Path, settings: Settings
+) -> None:
+    settings.HEADROOM_RETRY_BASE_S = 0
+    job = make_job()
+    folder = headroom_home / "jobs" / job.pk / "artifacts" / "tensorboard"
+    folder.mkdir(parents=True)
+    for number, result in ((1, failed("disk_full")), (2, DONE)):
+        (folder / f"events.{number}").write_bytes(b"events")
+        place = f"tensorboard/events.{number}"
+        row = {"kind": "tensorboard", "name": place, "file": f"artifacts/{place}", "num_bytes": 6, "sha256": "1" * 64}
+        finish_attempt(run(machine), result={**result, "artifacts": [row]}, exit_code=int(result is not DONE))
+        assert [artifact.name for artifact in Artifact.objects.all()] == [place]
+        assert [file.name for file in folder.iterdir()] == [f"events.{number}"]
 
 
 def test_a_finished_run_teaches_its_machine(make_job: Callable[..., Job], machine: Machine) -> None:

@@ -13,7 +13,7 @@ from webapp.catalog.models import Machine
 from webapp.jobs.actions import pause_job, set_priority
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.errors import JobConflict
-from webapp.jobs.models import Job
+from webapp.jobs.models import Job, Kind
 from webapp.jobs.queue import Waiting, read_queue
 
 pytestmark = pytest.mark.django_db
@@ -49,6 +49,50 @@ def test_places_count_other_people_s_jobs_and_name_none_of_them(
     queue = read_queue(ada)
     assert [(each.job.pk, each.position) for each in queue.waiting] == [(mine.pk, 2)]
     assert queue.num_waiting == 2
+
+
+def claim_owners(machine: Machine, count: int) -> list[str]:
+    return [claim_job(worker="w", machine=machine).job.owner.username for _ in range(count)]
+
+
+def test_people_take_turns_however_many_one_of_them_submits(
+    ada: User, eve: User, machine: Machine, make_job: Callable[..., Job]
+) -> None:
+    for _ in range(6):
+        make_job()
+    assert claim_owners(machine, 2) == ["ada", "ada"]
+    for _ in range(3):
+        make_job(owner=eve)
+    assert claim_owners(machine, 7) == ["ada", "eve", "ada", "eve", "ada", "eve", "ada"]
+
+
+def test_a_paused_job_gives_newcomers_no_lead(ada: User, eve: User, machine: Machine, make_job: Callable[..., Job]) -> None:
+    pause_job(make_job(), actor="test")
+    for _ in range(4):
+        make_job()
+    claim_owners(machine, 2)
+    for _ in range(2):
+        make_job(owner=eve)
+    assert claim_owners(machine, 4) == ["ada", "eve", "ada", "eve"]
+
+
+def test_a_profile_stands_before_all_jobs_that_wait(ada: User, machine: Machine, make_job: Callable[..., Job]) -> None:
+    for _ in range(3):
+        make_job()
+    profile = make_job(kind=Kind.PROFILE)
+    assert claim_job(worker="w", machine=machine).job_id == profile.pk
+
+
+def test_each_page_of_the_queue_goes_on_where_the_one_before_ended(
+    ada: User, eve: User, machine: Machine, make_job: Callable[..., Job]
+) -> None:
+    for index in range(12):
+        make_job(owner=eve if index % 3 == 0 else ada)
+    pages = [read_queue(ada, page=page, page_size=3) for page in (1, 2, 3, 4)]
+    shown = [(each.position, each.job.pk) for page in pages for each in page.waiting]
+    claimed = [claim_job(worker="w", machine=machine).job for _ in range(12)]
+    assert shown == [(place, job.pk) for place, job in enumerate(claimed, start=1) if job.owner == ada]
+    assert [(page.num_own, page.num_waiting) for page in pages] == [(8, 12)] * 4
 
 
 def test_a_job_that_nothing_holds_up_is_next(ada: User, make_job: Callable[..., Job]) -> None:
@@ -91,7 +135,7 @@ def test_memory_that_running_jobs_hold_is_shown_with_what_is_left(
     assert claim_job(worker="w", machine=machine) is not None
     need(make_job(), 3 * GIB)
     assert only(ada).reason == "busy"
-    assert "needs 3.00 GiB; jobs at work leave at most 2.00 GiB free, on bench" in only(ada).sentence
+    assert "needs 3.00 GiB; running jobs leave at most 2.00 GiB free, on bench" in only(ada).sentence
     make_bench("second")
     assert only(ada).reason == "next"
 

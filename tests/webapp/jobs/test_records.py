@@ -12,7 +12,7 @@ from webapp.attempts.outcome import finish_attempt
 from webapp.attempts.reconciling import enforce_deadlines, resend_hints
 from webapp.catalog.models import Machine
 from webapp.jobs.actions import record_checkpoint, record_phase, record_progress, record_samples, renew_lease
-from webapp.jobs.models import Job, Outbox, Sample
+from webapp.jobs.models import Job, Sample
 
 
 def test_a_sample_that_comes_twice_is_kept_once_and_an_earlier_attempts_keeps_its_number(
@@ -76,11 +76,23 @@ def test_a_job_without_a_step_for_half_an_hour_is_killed(make_job: Callable[...,
     assert reread(job).reason == "no_progress"
 
 
+def test_a_job_whose_worker_was_lost_long_ago_is_no_hanging_one(make_job: Callable[..., Job], machine: Machine) -> None:
+    """As in a restored backup: it is given back, and does not end."""
+    job = make_job()
+    run(machine)
+    long_ago = timezone.now() - timedelta(days=3)
+    Job.objects.filter(pk=job.pk).update(
+        progress_at=long_ago, started_at=long_ago, max_duration_s=3600, lease_until=long_ago
+    )
+    assert enforce_deadlines() == []
+    assert reread(job).cancel_requested_at is None
+
+
 def test_hints_wait_for_a_broker_and_are_sent_again(make_job: Callable[..., Job], valkey: Valkey) -> None:
     job = make_job()
-    assert Outbox.objects.filter(job=job).exists()
+    assert resend_hints() == []
+    Job.objects.filter(pk=job.pk).update(hinted_at=None)
     assert resend_hints() == [job.pk]
-    assert not Outbox.objects.exists()
     assert resend_hints() == []
     Job.objects.filter(pk=job.pk).update(hinted_at=timezone.now() - timedelta(minutes=5))
     assert resend_hints() == [job.pk]

@@ -9,11 +9,9 @@ import pytest
 from django.contrib.auth.models import User
 
 from tests.valkey import Valkey
-from tests.webapp.conftest import make_bench, make_person, make_spec, make_text, make_tiny_model
 from tests.webapp.jobs.attempts import DONE
 from webapp.attempts.outcome import finish_attempt
-from webapp.jobs.actions import create_job, record_samples, record_started
-from webapp.jobs.claiming import claim_job
+from webapp.jobs.actions import record_samples
 from webapp.jobs.models import Attempt, Job
 from webapp.live import hub as hub_module
 from webapp.live import stream as stream_module
@@ -26,20 +24,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def sample(step: int, loss: float = 1.0) -> dict[str, Any]:
     return {"kind": "step", "attempt": 1, "step": step, "time_s": 0.0, "loss": loss, "device_peak_bytes": 10}
-
-
-@pytest.fixture
-def running(transactional_db: None) -> Attempt:
-    """A running job of ada's and its attempt."""
-    owner, model, dataset, machine = make_person("ada"), make_tiny_model(), make_text(), make_bench()
-    create_job(
-        owner=owner, spec=make_spec(model, dataset), model=model, dataset=dataset,
-        plan=None, prediction=None, machine=machine, actor="user:ada",
-    )  # fmt: skip
-    attempt = claim_job(worker="w", machine=machine)
-    record_started(attempt, pid=1)
-    record_samples(attempt, [sample(1)])
-    return attempt
 
 
 class Client:

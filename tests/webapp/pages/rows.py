@@ -142,7 +142,7 @@ def make_job(owner: User, *, name: str = "kjv-demo", machine: MachineRow | None 
             "model": model.pk,
             "dataset": dataset.pk,
             "workload": to_json(workload),
-            "goal": to_json(Goal(device_budget_bytes=BUDGET_BYTES)),
+            "goal": to_json(Goal(device_budget_bytes=BUDGET_BYTES, on_out_of_memory="stop")),
             "plan": "chosen",
         },
         model=model,

@@ -20,7 +20,7 @@ from tests.webapp.pages import rows
 from webapp.pages.forms.generation import FORBIDDEN
 from webapp.pages.forms.training import JobForm
 from webapp.pages.presentation import BLOCK_CHOICES, comparisons, plan_rows, signed_error, stacked_bar, step_words
-from webapp.pages.shown.price_view import block_letters
+from webapp.pages.shown.offer_rows import block_letters
 
 
 def test_a_bar_stacks_the_categories_in_their_fixed_order() -> None:

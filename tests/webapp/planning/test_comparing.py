@@ -58,6 +58,18 @@ def test_jobs_asked_for_alike_differ_in_nothing(make_run: Callable[..., Job]) ->
     assert compare_jobs([make_run(), make_run()]).differences == ()
 
 
+def test_settings_that_only_one_kind_of_job_has_are_no_difference(
+    make_run: Callable[..., Job], make_job: Callable[..., Job], profiled_llama: Model
+) -> None:
+    a, b = make_run(workload={"optimizer": "adamw"}), make_run(workload={"optimizer": "adamw", "num_steps": 20})
+    asked = {"workload": {"max_new_tokens": 8}, "goal": a.spec["goal"]}
+    c = make_job(kind="generate", model=profiled_llama, dataset=a.dataset, spec=asked)
+    assert [(each.name, each.values) for each in compare_jobs([a, b, c]).differences] == [
+        ("kind", ("train", "train", "generate")),
+        ("workload.num_steps", (10, 20, None)),
+    ]
+
+
 def test_a_decision_costs_what_the_estimate_says_of_it_alone(
     make_run: Callable[..., Job], llama_document: dict[str, Any]
 ) -> None:

@@ -25,7 +25,8 @@ WORKLOAD: dict[str, Any] = {"sequence_length": 64, "global_batch_size": 2, "obje
 @pytest.fixture
 def pairs(dataset: Dataset) -> Dataset:
     dataset.facts = {**dataset.facts, "kind": "preference"}
-    dataset.save(update_fields=["facts"])
+    dataset.num_documents = 20
+    dataset.save(update_fields=["facts", "num_documents"])
     return dataset
 
 

@@ -1,22 +1,27 @@
 """A real HTTP server on loopback that hears webhooks and answers as the test asks."""
 
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Receiver:
-    """``heard``: headers and body of each message; ``answers``: the statuses to give, the last again and again."""
+    """``heard``: headers and body of each message; ``answers``: the statuses to give, the last again and again.
+    ``on_message``: called before each answer.
+    """
 
     def __init__(self) -> None:
         self.heard: list[tuple[dict[str, str], bytes]] = []
         self.answers = [200]
         self.location = ""
+        self.on_message: Callable[[], object] = lambda: None
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 receiver.heard.append(({name.lower(): value for name, value in self.headers.items()}, body))
+                receiver.on_message()
                 status = receiver.answers[0] if len(receiver.answers) == 1 else receiver.answers.pop(0)
                 self.send_response(status)
                 if receiver.location:

@@ -15,10 +15,10 @@ from tests.webapp.webhooks.receiver import Receiver
 from webapp.catalog.models import Machine
 from webapp.jobs.actions import cancel_job
 from webapp.jobs.models import Job
-from webapp.webhooks import sending
 from webapp.webhooks.actions import create_webhook, queue_job_event, send_test
 from webapp.webhooks.models import Delivery, State
 from webapp.webhooks.notices import write_notice
+from webapp.webhooks.sending import Sender
 
 ENDED = {
     "id": "job_1",
@@ -93,12 +93,12 @@ def test_people_hear_of_endings_unless_they_ask_for_more(ada: User, mail: MailSe
 def test_a_mail_arrives_once_with_an_id_of_its_own(ada: User, mail: MailServer) -> None:
     row, _ = create_webhook(ada, ada.home_project, url="ada@example.org", events=[])
     delivery = send_test(row)
-    assert sending.send_due() == [delivery.pk]
+    assert Sender().send_due() == [delivery.pk]
     [(sender, recipients, text)] = mail.taken
     assert (sender, recipients) == ("headroom@example.org", ["ada@example.org"])
     assert "Subject: A test of Headroom's notices" in text
     assert f"Message-ID: <{delivery.pk}@example.org>" in text
-    assert sending.send_due() == []
+    assert Sender().send_due() == []
     delivery.refresh_from_db()
     assert (delivery.state, delivery.status_code) == (State.DELIVERED, 250)
 
@@ -107,7 +107,7 @@ def test_a_mail_that_is_refused_is_tried_again_and_its_reason_kept(ada: User, ma
     row, _ = create_webhook(ada, ada.home_project, url="ada@example.org", events=[])
     delivery = send_test(row)
     mail.refuses = "550 no such user"
-    assert sending.send_due() == []
+    assert Sender().send_due() == []
     delivery.refresh_from_db()
     assert (delivery.state, delivery.status_code, delivery.trouble) == (State.PENDING, 550, "no such user")
 
@@ -116,7 +116,7 @@ def test_a_server_that_is_away_is_a_trouble_and_no_fault(ada: User, mail: MailSe
     row, _ = create_webhook(ada, ada.home_project, url="ada@example.org", events=[])
     delivery = send_test(row)
     settings.EMAIL_PORT = 1
-    assert sending.send_due() == []
+    assert Sender().send_due() == []
     delivery.refresh_from_db()
     assert delivery.state == State.PENDING
     assert "refused" in delivery.trouble
@@ -146,7 +146,7 @@ def test_a_channel_gets_a_sentence_and_its_address_is_not_shown(ada: User, setti
     try:
         row, secret = create_webhook(ada, ada.home_project, url=receiver.url, events=[], kind="slack")
         send_test(row)
-        assert len(sending.send_due()) == 1
+        assert len(Sender().send_due()) == 1
     finally:
         receiver.close()
     [(headers, body)] = receiver.heard

@@ -49,25 +49,53 @@ def test_a_name_is_called_at_the_address_that_was_checked() -> None:
 
 @pytest.mark.parametrize("address", PRIVATE)
 def test_a_name_that_points_into_a_private_network_is_refused(address: str) -> None:
-    with pytest.raises(InvalidInput, match="not a public address"):
+    with pytest.raises(InvalidInput, match="is a private address"):
         find_target("https://hooks.example.org/", resolve=resolve_to(address))
 
 
 @pytest.mark.parametrize("address", PRIVATE)
 def test_a_private_address_written_out_is_refused_when_it_is_entered(address: str) -> None:
     host = f"[{address}]" if ":" in address else address
-    with pytest.raises(InvalidInput, match="not a public address"):
+    with pytest.raises(InvalidInput, match="is a private address"):
         check_url(f"https://{host}/")
 
 
 @pytest.mark.parametrize("host", SPELLINGS)
 def test_other_spellings_of_loopback_are_resolved_and_refused(host: str) -> None:
-    with pytest.raises(InvalidInput, match="not a public address|has no address"):
+    with pytest.raises(InvalidInput, match="is a private address|has no address"):
         find_target(f"https://{host}/", resolve=resolve_host)
 
 
+@pytest.mark.parametrize("host", [*SPELLINGS, "0x7f.1", "LOCALHOST", "localhost.", "hooks.localhost"])
+def test_other_spellings_of_loopback_are_refused_when_they_are_entered(host: str) -> None:
+    with pytest.raises(InvalidInput, match=r"leads to 127\.0\.0\.1, which is a private address"):
+        check_url(f"https://{host}/")
+
+
+def test_an_address_is_named_once_in_its_refusal() -> None:
+    with pytest.raises(InvalidInput, match=r"cannot be called: 127\.0\.0\.1 is a private address$"):
+        check_url("https://127.0.0.1/")
+
+
+@pytest.mark.parametrize(
+    "host", ["metadata", "metadata.google.internal", "METADATA.google.internal.", "instance-data", "router", "printer.local"]
+)
+def test_a_name_of_private_networks_is_refused_when_it_is_entered_unless_one_is_open(host: str, settings: Settings) -> None:
+    named = host.lower().rstrip(".")
+    with pytest.raises(InvalidInput, match=rf"{named} is a name of private networks"):
+        check_url(f"https://{host}/")
+    settings.HEADROOM_WEBHOOK_NETWORKS = ["10.1.0.0/16"]
+    check_url(f"https://{host}/")
+
+
+def test_a_spelling_of_an_address_in_an_open_network_is_accepted(settings: Settings) -> None:
+    settings.HEADROOM_WEBHOOK_NETWORKS = ["127.0.0.0/8"]
+    for host in ("localhost", "127.1"):
+        check_url(f"http://{host}:9000/")
+
+
 def test_all_of_several_addresses_must_be_public() -> None:
-    with pytest.raises(InvalidInput, match="is 10.0.0.1, which is not a public address"):
+    with pytest.raises(InvalidInput, match="10.0.0.1, which is a private address"):
         find_target("https://hooks.example.org/", resolve=resolve_to(*PUBLIC, "10.0.0.1"))
 
 
@@ -100,5 +128,5 @@ def test_an_administrator_can_open_a_private_network_and_nothing_beside_it(setti
     settings.HEADROOM_WEBHOOK_NETWORKS = ["10.1.0.0/16"]
     target = find_target("http://ci.internal:8080/in", resolve=resolve_to("10.1.2.3"))
     assert (target.connect_url, target.host_header) == ("http://10.1.2.3:8080/in", "ci.internal:8080")
-    with pytest.raises(InvalidInput, match="not a public address"):
+    with pytest.raises(InvalidInput, match="is a private address"):
         find_target("http://ci.internal:8080/in", resolve=resolve_to("10.2.0.1"))

@@ -22,13 +22,15 @@ from optimizer.base.errors import (
     RemoteStoreLost,
     UnsupportedModelType,
 )
+from tests.disks import small_disk
 from webapp.jobs.models import Reason
 from worker.attempt import EXIT_DRAINED as SUPERVISOR_EXIT_DRAINED
-from worker.attempt import read_result
+from worker.attempt import EXIT_NO_ROOM as SUPERVISOR_EXIT_NO_ROOM
+from worker.attempt import judge_end, read_result
 from worker.run.child import child_environment, isolated_command
 from worker.run.pipe import PipeReader, PipeWriter
 from worker.run.reporter import Reporter
-from worker.run.runner import EXIT_DRAINED, EXIT_FAILED, REASONS, failure, reason_of
+from worker.run.runner import EXIT_DRAINED, EXIT_FAILED, EXIT_NO_ROOM, REASONS, failure, reason_of
 
 
 def out_of_device_memory() -> OutOfDeviceMemory:
@@ -76,6 +78,31 @@ def test_a_full_disk_is_named_whoever_met_it() -> None:
     result = failure(OSError(errno.ENOSPC, "No space left on device", "/secret/place/model.safetensors"), step=0)
     assert result["reason"] == "disk_full"
     assert result["message"] == "the disk is full: no room for model.safetensors"
+
+
+def test_a_disk_that_fails_is_named_as_one() -> None:
+    result = failure(OSError(errno.EIO, "Input/output error", "/secret/place/model.safetensors"), step=0)
+    assert (result["reason"], result["message"]) == ("disk_full", "the disk fails at model.safetensors: Input/output error")
+
+
+def test_on_a_full_disk_the_end_is_known_though_neither_result_nor_log_can_be_written(tmp_path: Path) -> None:
+    attempt = {"job_id": "job_1", "attempt": 1, "fence": 1, "kind": "profile", "device": "cpu"}
+    attempt |= {"config": {"model_type": "mystery"}, "profile_file": str(tmp_path / "profile.json")}
+    with small_disk(tmp_path / "disk") as disk:
+        (disk.folder / "attempt.json").write_text(json.dumps(attempt))
+        disk.fill()
+        with (disk.folder / "log.txt").open("ab") as log:
+            ended = subprocess.run(
+                isolated_command("worker.run.runner", str(disk.folder)),
+                env=child_environment({}, folder=disk.folder),
+                stdout=log,
+                stderr=log,
+                check=False,
+            )
+        assert ended.returncode == EXIT_NO_ROOM == SUPERVISOR_EXIT_NO_ROOM
+        judged = judge_end(disk.folder, exit_code=ended.returncode, was_asked_to_stop=False)
+    assert judged is not None
+    assert (judged["outcome"], judged["reason"]) == ("failed", "disk_full")
 
 
 def test_a_fault_of_the_program_does_not_leak_its_text() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from worker.run.event_file import crc32c, frame, masked_crc32c, write_event_file
-from worker.run.tensorboard import leave_event_file
+from worker.run.tensorboard.event_file import crc32c, frame, masked_crc32c, write_event_file
+from worker.run.tensorboard.leave import leave_event_file
 
 
 def read_frames(data: bytes) -> Iterator[bytes]:
@@ -123,11 +123,11 @@ def test_a_job_leaves_all_its_attempts_the_later_one_where_two_measured_a_step(t
     ]
 
 
-def test_a_later_attempt_s_file_takes_the_place_of_the_earlier_one_s(tmp_path: Path) -> None:
-    leave_event_file(write_samples(tmp_path, 1, [record(1, loss=4.0)]), attempt_number=1)
-    leave_event_file(write_samples(tmp_path, 2, [record(2, loss=3.0)]), attempt_number=2)
-    [file] = (tmp_path / "artifacts" / "tensorboard").iterdir()
-    assert [step for _, step, _ in read_events(file)] == [1, 2]
+def test_a_later_attempt_leaves_the_earlier_one_s_file_until_its_own_is_recorded(tmp_path: Path) -> None:
+    [earlier] = leave_event_file(write_samples(tmp_path, 1, [record(1, loss=4.0)]), attempt_number=1)
+    [later] = leave_event_file(write_samples(tmp_path, 2, [record(2, loss=3.0)]), attempt_number=2)
+    assert [step for _, step, _ in read_events(tmp_path / earlier["file"])] == [1]
+    assert [step for _, step, _ in read_events(tmp_path / later["file"])] == [1, 2]
 
 
 def test_a_job_that_measured_nothing_leaves_no_file(tmp_path: Path) -> None:

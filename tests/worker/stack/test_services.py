@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.worker.processes import is_alive, wait_for
+from worker.stack import services
 from worker.stack.services import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, RunningService, Service, stop_services
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -44,6 +45,27 @@ def test_what_a_service_prints_goes_to_its_log(make_service: Callable[..., Runni
     assert running.log_file.read_text() == "hello\n"
 
 
+def test_a_log_that_grows_long_is_set_aside_while_its_service_runs(
+    make_service: Callable[..., RunningService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "LARGEST_LOG_BYTES", 1000)
+    code = """
+        import time
+        print("x" * 2000, flush=True)
+        while True:
+            time.sleep(0.05)
+            print("and on", flush=True)
+        """
+    running = make_service(code)
+    running.tend(0.0)
+    wait_for(lambda: running.log_file.stat().st_size > 2000, what="a long log")
+    assert running.tend(1.0) == ""
+    old = running.log_file.with_suffix(".log.1")
+    assert old.read_text().startswith("x" * 2000)
+    wait_for(lambda: running.log_file.read_text().startswith("and on"), what="the service to write on")
+    assert running.log_file.stat().st_size < 1000
+
+
 def test_a_dead_service_is_started_again_after_its_back_off(make_service: Callable[..., RunningService]) -> None:
     running = make_service("")
     running.tend(100.0)
@@ -71,6 +93,15 @@ def test_the_back_off_doubles_to_its_limit_and_starts_over_after_a_steady_run(
     running.process.wait()
     running.tend(now + 31.0)
     assert running.start_again_at == now + 31.0 + FIRST_BACKOFF_S
+
+
+def test_a_program_that_cannot_be_started_is_tried_again_after_growing_delays(tmp_path: Path) -> None:
+    service = Service(name="child", command=[str(tmp_path / "none")], stop_s=1.0)
+    running = RunningService(service=service, environment={}, folder=tmp_path, log_file=tmp_path / "child.log")
+    assert running.tend(10.0) == "died"
+    assert running.start_again_at == 10.0 + FIRST_BACKOFF_S
+    assert running.tend(running.start_again_at) == "died"
+    assert running.start_again_at == 10.0 + 3 * FIRST_BACKOFF_S
 
 
 def test_a_service_that_ignores_term_is_killed_at_its_deadline(make_service: Callable[..., RunningService]) -> None:

@@ -9,12 +9,13 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse, JsonResponse, RawPostDataException, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse, RawPostDataException
 from django.http.response import HttpResponseBase
 from ninja import Router
 
 from webapp.batches.answers import RequestRefused, error_answer
 from webapp.http.auth import AsyncTokenOrSession
+from webapp.http.streaming import ClosedStream
 from webapp.live.record import from_database
 from webapp.serving.answers import Answer
 from webapp.serving.asking import AskedFor, read_chat, read_completion
@@ -108,8 +109,8 @@ async def _stream(opened: Opened) -> HttpResponseBase:
     if first.done() and first.result()["type"] == "error":
         await conversation.close()
         return _refusal(first.result())
-    response = StreamingHttpResponse(_lines(opened, first, events), content_type="text/event-stream")
-    response["Cache-Control"] = "no-cache, no-transform"
+    response = ClosedStream(_lines(opened, first, events), content_type="text/event-stream")
+    response["Cache-Control"] = "no-store, no-transform"
     response["X-Accel-Buffering"] = "no"
     return response
 

@@ -2,15 +2,16 @@
 
 from typing import Any
 
-from django.http import Http404, HttpRequest, StreamingHttpResponse
+from asgiref.sync import sync_to_async
+from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase, JsonResponse
 from ninja import Router
 
 from webapp.http.auth import AsyncTokenOrSession
 from webapp.http.problems import problem
+from webapp.http.streaming import ClosedStream
 from webapp.jobs.documents import event_documents
 from webapp.jobs.queries import events_visible_to, jobs_visible_to
-from webapp.live.record import from_database
 from webapp.live.stream import has_free_slot, job_events
 
 router = Router()
@@ -21,7 +22,8 @@ async def get_events(request: HttpRequest, job_id: str) -> HttpResponseBase:
     """``Accept: text/event-stream`` follows the job live and resumes after ``Last-Event-ID``; JSON lists its moves in order."""
     user: Any = request.auth  # type: ignore[attr-defined]
     wants_stream = "text/event-stream" in request.headers.get("Accept", "")
-    events = await from_database(lambda: _read(user, job_id, with_events=not wants_stream))
+    # in the thread that found out who asks, which has a connection already
+    events = await sync_to_async(_read)(user, job_id, with_events=not wants_stream)
     if events is None:
         raise Http404
     if not wants_stream:
@@ -35,10 +37,8 @@ async def get_events(request: HttpRequest, job_id: str) -> HttpResponseBase:
             headers={"Retry-After": "10"},
         )
     last_event_id = request.headers.get("Last-Event-ID", "")
-    response = StreamingHttpResponse(
-        job_events(user, job_id, last_event_id=last_event_id), content_type="text/event-stream"
-    )
-    response["Cache-Control"] = "no-cache, no-transform"
+    response = ClosedStream(job_events(user, job_id, last_event_id=last_event_id), content_type="text/event-stream")
+    response["Cache-Control"] = "no-store, no-transform"
     response["X-Accel-Buffering"] = "no"
     return response
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from django.conf import settings
-from django.http import Http404, HttpRequest, StreamingHttpResponse
+from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase
 from ninja import Router
 
-from webapp.http.streaming import find_inside_home, read_in_chunks, stream_file
+from webapp.http.streaming import ClosedStream, find_inside_home, read_in_chunks, stream_file
 from webapp.jobs.models import Job, Kind
 from webapp.jobs.queries import artifacts_visible_to, jobs_visible_to
 
@@ -33,7 +33,7 @@ def get_results(request: HttpRequest, job_id: str) -> HttpResponseBase:
         raise Http404
     folder = Path(settings.HEADROOM_HOME) / "jobs" / job.pk / "results"
     found = [find_inside_home(path) for path in sorted(folder.glob("part-*.jsonl"))]
-    response = StreamingHttpResponse(
+    response = ClosedStream(
         read_in_chunks([path for path in found if path is not None]), content_type="application/jsonl; charset=utf-8"
     )
     response["Content-Security-Policy"] = "sandbox; default-src 'none'"
@@ -46,7 +46,7 @@ def get_logs(request: HttpRequest, job_id: str) -> HttpResponseBase:
     job = jobs_visible_to(request.user).filter(pk=job_id).first()
     if job is None:
         raise Http404
-    response = StreamingHttpResponse(read_in_chunks(_log_files(job)), content_type="text/plain; charset=utf-8")
+    response = ClosedStream(read_in_chunks(_log_files(job)), content_type="text/plain; charset=utf-8")
     response["Content-Security-Policy"] = "sandbox; default-src 'none'"
     return response
 

@@ -1,10 +1,14 @@
-"""``/healthz``: the process answers. ``/readyz``: it can do its work, for which Redis is not needed; its state is reported."""
+"""``/healthz``: the process answers. ``/readyz``: it can do its work, for which Redis is not needed; its state is reported, and
+the reconciler's.
+"""
 
 import redis
 from django.conf import settings
 from django.db import DatabaseError, connection
 from django.db.migrations.executor import MigrationExecutor
 from django.http import HttpRequest, HttpResponse, JsonResponse
+
+from webapp.attempts.leading import find_alarm
 
 
 def healthz(request: HttpRequest) -> HttpResponse:
@@ -14,6 +18,8 @@ def healthz(request: HttpRequest) -> HttpResponse:
 def readyz(request: HttpRequest) -> HttpResponse:
     database = _database_state()
     document = {"database": database, "redis": _redis_state()}
+    if database == "ok":
+        document["reconciler"] = "silent: jobs of lost workers are not given back" if find_alarm() else "ok"
     return JsonResponse(document, status=200 if database == "ok" else 503)
 
 

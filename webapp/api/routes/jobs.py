@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
-from ninja import Query, Router, Schema
+from ninja import Query, Router, Schema, Status
 from ninja.schema import DjangoGetter
 from pydantic import Field, model_validator
 
@@ -15,11 +15,11 @@ from webapp.api.schemas import ModelRow
 from webapp.catalog.documents import model_documents
 from webapp.http.idempotency import idempotent, remember
 from webapp.http.paging import page_of
-from webapp.jobs import actions, documents
+from webapp.jobs import about, actions, documents
 from webapp.jobs.checkpoints import export_job
 from webapp.jobs.metrics import DEFAULT_MAX_POINTS, MAX_POINTS_ALLOWED, job_metrics
 from webapp.jobs.models import Job, State
-from webapp.jobs.queries import artifacts_visible_to, jobs_visible_to
+from webapp.jobs.queries import LARGE_DOCUMENTS, artifacts_visible_to, deleted_jobs_visible_to, jobs_visible_to
 from webapp.jobs.specs.exporting import read_export
 from webapp.jobs.trained_model import create_trained_model
 from webapp.planning.submitting import submit_job
@@ -37,6 +37,8 @@ class JobRequest(Schema, extra="forbid"):
     spec: dict[str, Any]
     plan_id: str | None = Field(default=None, max_length=60)
     override: bool = False
+    when_ready: bool = False
+    """Take the job although its model is still being profiled; it starts once a plan was found."""
 
     @model_validator(mode="before")
     @classmethod
@@ -44,7 +46,7 @@ class JobRequest(Schema, extra="forbid"):
         sent = given._obj if isinstance(given, DjangoGetter) else given
         if not isinstance(sent, dict) or "spec" in sent or not _SPEC_FIELDS & sent.keys():
             return given
-        around = {name: sent[name] for name in ("plan_id", "override") if name in sent}
+        around = {name: sent[name] for name in ("plan_id", "override", "when_ready") if name in sent}
         return {"spec": {name: value for name, value in sent.items() if name not in around}, **around}
 
 
@@ -62,9 +64,9 @@ class ExportRequest(Schema, extra="forbid"):
 
 
 class CancelRequest(Schema, extra="forbid"):
-    """``save`` stops at a checkpoint, ``discard`` at once."""
+    """``save`` stops at a checkpoint and exports its weights, ``keep`` keeps the checkpoint alone, ``discard`` stops at once."""
 
-    mode: Literal["save", "discard"] = "save"
+    mode: Literal["save", "keep", "discard"] = "save"
 
 
 @router.post("/jobs", response={201: dict[str, Any]}, tags=["jobs"])
@@ -81,6 +83,7 @@ def create_job(request: HttpRequest, body: JobRequest) -> HttpResponse:
         spec=body.spec,
         plan_id=body.plan_id,
         override=body.override,
+        when_ready=body.when_ready,
         actor=_actor(request),
         and_then=keep,
     )
@@ -91,18 +94,68 @@ def create_job(request: HttpRequest, body: JobRequest) -> HttpResponse:
 def list_jobs(
     request: HttpRequest, state: str = "", q: str = "", cursor: str = "", page_size: str = ""
 ) -> dict[str, Any]:
-    """Your jobs, newest first. ``state`` may name several, parted by commas; ``q`` is searched in names."""
-    rows = jobs_visible_to(request.user)
+    """Your jobs, newest first, without their spec, plan and prediction. ``state`` may name several, parted by commas; ``q`` is
+    searched in names."""
+    rows = jobs_visible_to(request.user).defer(*LARGE_DOCUMENTS)
     if state:
         rows = rows.filter(state__in=_states(state))
     if q:
         rows = rows.filter(name__icontains=q)
-    return page_of(request, rows, lambda jobs: [documents.job_document(job) for job in jobs])
+    return page_of(request, rows, lambda jobs: [documents.job_row_document(job) for job in jobs])
 
 
 @router.get("/jobs/{job_id}", response=dict[str, Any], tags=["jobs"])
 def get_job(request: HttpRequest, job_id: str) -> dict[str, Any]:
     return documents.job_document(_job(request, job_id))
+
+
+class AboutRequest(Schema, extra="forbid"):
+    """Fields that are left out stay as they are."""
+
+    name: str | None = None
+    tags: list[str] | None = None
+    notes: str | None = None
+
+
+@router.patch("/jobs/{job_id}", response=dict[str, Any], tags=["jobs"])
+def change_job(request: HttpRequest, job_id: str, body: AboutRequest) -> dict[str, Any]:
+    """Give a job another name, tags or notes."""
+    job = about.describe_job_as(_job(request, job_id), name=body.name, tags=body.tags, notes=body.notes)
+    return documents.job_document(job)
+
+
+@router.delete("/jobs/{job_id}", response=dict[str, Any], tags=["jobs"])
+def delete_job(request: HttpRequest, job_id: str) -> dict[str, Any]:
+    """Delete a job that has ended; it can be restored for seven days, then its files go."""
+    return documents.job_document(about.delete_job(_job(request, job_id)))
+
+
+@router.post("/jobs/{job_id}/restore", response=dict[str, Any], tags=["jobs"])
+def restore_job(request: HttpRequest, job_id: str) -> dict[str, Any]:
+    """Have a deleted job back."""
+    job = deleted_jobs_visible_to(request.user).select_related("machine").filter(pk=job_id).first()
+    if job is None:
+        raise Http404
+    return documents.job_document(about.restore_job(job))
+
+
+class SharedLink(Schema):
+    """Address of a run that anyone may read."""
+
+    url: str
+
+
+@router.post("/jobs/{job_id}/share", response=SharedLink, tags=["jobs"])
+def share_job(request: HttpRequest, job_id: str) -> dict[str, Any]:
+    """Make the link under which anyone may read the run's figures, charts, plan and configuration; again gives the same one."""
+    return {"url": request.build_absolute_uri(about.share_job(_job(request, job_id)))}
+
+
+@router.delete("/jobs/{job_id}/share", response={204: None}, tags=["jobs"])
+def unshare_job(request: HttpRequest, job_id: str) -> Status[None]:
+    """Take the link back."""
+    about.unshare_job(_job(request, job_id))
+    return Status(204, None)
 
 
 @router.post("/jobs/{job_id}/cancel", response={200: dict[str, Any], 202: dict[str, Any]}, tags=["jobs"])
@@ -197,6 +250,15 @@ def list_checkpoints(request: HttpRequest, job_id: str, cursor: str = "", page_s
     return page_of(request, rows, lambda found: [documents.checkpoint_document(row) for row in found])
 
 
+@router.get("/jobs/{job_id}/attempts", response=dict[str, Any], tags=["jobs"])
+def list_attempts(request: HttpRequest, job_id: str) -> dict[str, Any]:
+    """The attempts in order, all at once: each with its plan, how that differs from the last one, its end, and the cause where
+    memory ran out.
+    """
+    attempts = _job(request, job_id).attempts.select_related("job")
+    return {"results": documents.attempt_documents(attempts), "next": None, "previous": None}
+
+
 def _job(request: HttpRequest, job_id: str) -> Job:
     job = jobs_visible_to(request.user).filter(pk=job_id).first()
     if job is None:
@@ -217,6 +279,7 @@ def _act(request: HttpRequest, job_id: str, action: Callable[..., Job]) -> HttpR
 
 
 def _created(request: HttpRequest, job: Job, *, status: int) -> HttpResponse:
+    note_target(request, job.pk, project_id=job.project_id or "")
     return remember(request, status=status, body=documents.job_document(job), location=f"/api/v1/jobs/{job.pk}")
 
 

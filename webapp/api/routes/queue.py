@@ -1,17 +1,18 @@
 """``/queue``, and a job's place in it."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
-from ninja import Router, Schema
+from ninja import Query, Router, Schema
 from pydantic import Field
 
 from webapp.accounts.access import is_service_admin
 from webapp.http.idempotency import idempotent, remember
+from webapp.http.paging import MAX_PAGE_SIZE
 from webapp.jobs import actions, documents
 from webapp.jobs.queries import jobs_visible_to
-from webapp.jobs.queue import read_queue
+from webapp.jobs.queue import PAGE_SIZE, read_queue
 
 router = Router()
 
@@ -23,7 +24,7 @@ class WaitingJob(Schema):
     name: str
     position: int
     priority: int
-    reason: Literal["paused", "not_yet", "no_machine", "offline", "busy", "next"]
+    reason: Literal["paused", "no_plan", "not_yet", "no_machine", "offline", "busy", "next"]
     sentence: str
     machines: list[str]
 
@@ -42,6 +43,9 @@ class QueueAnswer(Schema):
     """Your jobs at their place among all people's."""
 
     num_waiting: int
+    """Counted over all people."""
+    num_own: int
+    """Yours, on all pages."""
     waiting: list[WaitingJob]
     live: list[LiveJob]
 
@@ -58,11 +62,16 @@ class PriorityBody(Schema, extra="forbid"):
 
 
 @router.get("/queue", response=QueueAnswer, tags=["jobs"])
-def get_queue(request: HttpRequest) -> dict[str, Any]:
-    """Your waiting jobs in the order in which they will be taken, with why each waits, and those at work."""
-    queue = read_queue(request.user)
+def get_queue(
+    request: HttpRequest,
+    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
+    page_size: Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE)] = PAGE_SIZE,
+) -> dict[str, Any]:
+    """A page of your waiting jobs in the order in which they will be taken, with why each waits, and those at work."""
+    queue = read_queue(request.user, page=page, page_size=page_size)
     return {
         "num_waiting": queue.num_waiting,
+        "num_own": queue.num_own,
         "waiting": [
             {
                 "id": each.job.pk,
@@ -85,7 +94,7 @@ def get_queue(request: HttpRequest) -> dict[str, Any]:
 @router.post("/jobs/{job_id}/priority", response={200: dict[str, Any]}, tags=["jobs"])
 @idempotent
 def set_priority(request: HttpRequest, job_id: str, body: PriorityBody) -> HttpResponse:
-    """Move a waiting job: higher starts first, equals by age."""
+    """Move a waiting job: higher starts first, equals by turn."""
     job = jobs_visible_to(request.user).filter(pk=job_id).first()
     if job is None:
         raise Http404

@@ -14,6 +14,7 @@ from typing import Any
 
 from optimizer.base.errors import InvalidInput
 from optimizer.base.units import GIB
+from webapp.catalog.files.places import take_place
 
 _PROGRAM_ROOT = Path(__file__).resolve().parents[3]
 # -I drops the working directory from the path; it is appended, so nothing in it can stand in for the standard library
@@ -21,6 +22,8 @@ _BOOTSTRAP = (
     "import runpy, sys; sys.path.append(sys.argv.pop(1)); "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
+MEMORY_BYTES = GIB
+"""Address space of a check; reading a text or the largest tokenizer takes half of it."""
 _MAX_OUTPUT_BYTES = 1024 * 1024
 
 
@@ -30,13 +33,33 @@ def run_limited(
     *,
     field: str,
     error: type[InvalidInput],
+    owner_id: int | None,
     timeout_s: float = 60,
-    memory_bytes: int = 4 * GIB,
+    memory_bytes: int = MEMORY_BYTES,
 ) -> dict[str, Any]:
     """``python -m module arguments``; its one JSON object on stdout.
 
-    ``{"error": HeadroomError.to_json()}``, a timeout or a crash is raised as ``error``.
+    owner_id: whose file it is; a person has one check at a time (``places.py``).
+    ``{"error": HeadroomError.to_json()}``, a timeout or a crash is raised as ``error``. Raises ChecksBusy without a place for it.
     """
+    with take_place(owner_id) as locks:
+        output, exit_code = _run(
+            module, arguments, locks, field=field, error=error, timeout_s=timeout_s, memory_bytes=memory_bytes
+        )
+    return _read(output, exit_code=exit_code, field=field, error=error)
+
+
+def _run(
+    module: str,
+    arguments: Sequence[str],
+    locks: tuple[int, ...],
+    *,
+    field: str,
+    error: type[InvalidInput],
+    timeout_s: float,
+    memory_bytes: int,
+) -> tuple[bytes, int]:
+    """Returns the bytes that the process printed, and its exit code."""
     command = [sys.executable, "-I", "-c", _BOOTSTRAP, str(_PROGRAM_ROOT), module, *arguments]
     # OpenBLAS reserves address space for each thread, which the memory limit would count
     environment = {"PATH": os.environ.get("PATH", ""), "HF_HUB_OFFLINE": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -47,6 +70,7 @@ def run_limited(
         stderr=subprocess.DEVNULL,
         env=environment,
         start_new_session=True,
+        pass_fds=locks,
     )
     _limit(process.pid, timeout_s=timeout_s, memory_bytes=memory_bytes)
     try:
@@ -55,7 +79,7 @@ def run_limited(
         process.kill()
         process.communicate()
         raise _refusal(error, field, f"checking it took longer than {timeout_s:.0f} s") from late
-    return _read(output, exit_code=process.returncode, field=field, error=error)
+    return output, process.returncode
 
 
 def _limit(pid: int, *, timeout_s: float, memory_bytes: int) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from django.core.files.uploadedfile import UploadedFile
 
 from optimizer.base.errors import InvalidModel
 from optimizer.base.serialize import to_json
+from optimizer.base.unique_keys import refuse_duplicates
 from optimizer.data.chat_facts import read_chat_folder
 from optimizer.models.files.check_weights import INDEX_FILE, SINGLE_FILE
 from optimizer.models.files.generation_config import read_generation_file
@@ -26,6 +27,7 @@ from optimizer.models.files.sidecars import (
 from optimizer.models.spec import ModelSpec
 from webapp.catalog.files.limited import run_limited
 
+MAX_CONFIG_BYTES = 1024 * 1024
 CHAT_FILE = "chat.json"
 GGUF_FILE = "model.gguf"
 GGUF_SUFFIX = ".gguf"
@@ -44,6 +46,24 @@ _FORM_FIELDS = {TOKENIZER_FILE: "tokenizer", TOKENIZER_CONFIG_FILE: "tokenizer_c
 _CONVERSION_BYTES = 12 * 1024**3
 """Address space for making a tokenizer of a GGUF file's: transformers, and torch with it, take much and use little."""
 _CONVERSION_S = 180.0
+
+
+def read_config(file: "UploadedFile[Any]") -> Any:
+    """The parsed config.json. Raises InvalidModel where it is too large, no JSON, or says something twice."""
+    if (file.size or 0) > MAX_CONFIG_BYTES:
+        raise InvalidModel(
+            f"config.json has {file.size:,} bytes; allowed: at most {MAX_CONFIG_BYTES:,}", field="config", value=file.size
+        )
+    try:
+        return json.loads(file.read(), object_pairs_hook=refuse_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise InvalidModel(f"config.json is not JSON: {error}", field="config", allowed="a Hugging Face config.json") from error
+
+
+def require_gguf(weights: Sequence[str], links: Mapping[str, Path]) -> None:
+    """Raise InvalidModel unless the weights are a GGUF file: for a model without a config.json."""
+    if [*weights, *links][-1:] != [GGUF_FILE] and not (len(weights) == 1 and weights[0].endswith(GGUF_SUFFIX)):
+        raise InvalidModel("config.json is missing; allowed: config.json, or a GGUF file, which holds its own", field="config")
 
 
 def keep_sidecars(files: "Mapping[str, UploadedFile[Any]]", folder: Path, *, keep: Keep) -> None:
@@ -66,8 +86,17 @@ def sidecar_limit_bytes(name: str) -> int:
 
 
 def as_sidecars(files: "Iterable[UploadedFile[Any]]") -> "dict[str, UploadedFile[Any]]":
-    """By their places in the folder: a form sends names without folders, so every other template is an additional one."""
-    return {_place(file.name or ""): file for file in files}
+    """By their places in the folder: a form sends names without folders, so every other template is an additional one.
+
+    Raises InvalidModel for two of one name.
+    """
+    named: dict[str, UploadedFile[Any]] = {}
+    for file in files:
+        place = _place(file.name or "")
+        if place in named:
+            raise _refusal(place[:80], "two files of this name", allowed="each name once")
+        named[place] = file
+    return named
 
 
 def write_chat(folder: Path, *, otherwise: Path | None) -> bool:
@@ -98,14 +127,17 @@ def generation_document(folder: Path) -> dict[str, Any]:
     return {**facts.sampling, **({"end_ids": list(facts.end_ids)} if facts.end_ids else {})}
 
 
-def check_weights_in(folder: Path) -> dict[str, Any]:
+def check_weights_in(folder: Path, *, owner_id: int | None) -> dict[str, Any]:
     """Facts on the weights, by a limited process; ``config`` among them where they are a GGUF file. Raises InvalidModel."""
-    return run_limited("webapp.catalog.files.check", ["weights", str(folder)], field="weights", error=InvalidModel)
+    arguments = ["weights", str(folder)]
+    return run_limited("webapp.catalog.files.check", arguments, field="weights", error=InvalidModel, owner_id=owner_id)
 
 
-def check_tokenizer(folder: Path, spec: ModelSpec) -> None:
+def check_tokenizer(folder: Path, spec: ModelSpec, *, owner_id: int | None) -> None:
     arguments = ["tokenizer", str(folder / TOKENIZER_FILE)]
-    facts = run_limited("webapp.catalog.files.check", arguments, field="tokenizer", error=InvalidModel, timeout_s=30)
+    facts = run_limited(
+        "webapp.catalog.files.check", arguments, field="tokenizer", error=InvalidModel, owner_id=owner_id, timeout_s=30
+    )
     if facts["vocab_size"] > spec.vocab_size:
         raise InvalidModel(
             f"tokenizer.json has {facts['vocab_size']:,} tokens; the model's vocab_size is {spec.vocab_size:,}",
@@ -115,16 +147,28 @@ def check_tokenizer(folder: Path, spec: ModelSpec) -> None:
         )
 
 
-def make_tokenizer_of_gguf(folder: Path) -> None:
+def make_tokenizer_of_gguf(folder: Path, *, owner_id: int | None) -> None:
     """Write tokenizer.json and tokenizer_config.json from the GGUF file in the folder. Raises InvalidModel."""
     run_limited(
         "optimizer.models.files.packed.gguf_tokenizer",
         [str(folder)],
         field="weights",
         error=InvalidModel,
+        owner_id=owner_id,
         timeout_s=_CONVERSION_S,
         memory_bytes=_CONVERSION_BYTES,
     )
+
+
+def named_weights(weights: "Sequence[UploadedFile[Any]]") -> "dict[str, UploadedFile[Any]]":
+    """By the names that they get in the folder. Raises InvalidModel for two of one name."""
+    named: dict[str, UploadedFile[Any]] = {}
+    for file in weights:
+        name = weights_name(file.name or "", is_only_one=len(weights) == 1)
+        if name in named:
+            raise InvalidModel(f"two weights files are named {name}; allowed: each name once", field="weights", value=name)
+        named[name] = file
+    return named
 
 
 def weights_name(name: str, *, is_only_one: bool) -> str:

@@ -15,6 +15,19 @@ def upload_limit_bytes(*, promised_bytes: int = 0) -> int:
     return max(0, min(free_bytes, limit_bytes) if limit_bytes else free_bytes)
 
 
+def require_floor() -> None:
+    """Raise DiskFull where less is free than must stay so: what is accepted now could not be worked on."""
+    free_bytes, floor_bytes = shutil.disk_usage(settings.HEADROOM_HOME).free, int(settings.HEADROOM_DISK_FLOOR_BYTES)
+    if free_bytes < floor_bytes:
+        raise DiskFull(
+            f"the disk of the service has {format_bytes(free_bytes)} free; "
+            f"nothing new is accepted below {format_bytes(floor_bytes)}",
+            hint="Delete runs, models or datasets that are no longer needed, or ask an administrator for room.",
+            free_bytes=free_bytes,
+            floor_bytes=floor_bytes,
+        )
+
+
 def require_room(num_bytes: int, *, promised_bytes: int) -> None:
     """Raise DiskFull with what is asked for and what there is."""
     room_bytes = upload_limit_bytes(promised_bytes=promised_bytes)

@@ -19,6 +19,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from optimizer.base.errors import DiskFull, HeadroomError
+from webapp.catalog.errors import ChecksBusy
 from webapp.catalog.hub.client import LINKED_SIZE, HubFailed, HubRefused, find_model, open_file, read_reference
 from webapp.catalog.models import Model, Upload
 from webapp.catalog.queries import uploads_visible_to
@@ -94,6 +95,8 @@ def _advance(upload: Upload, should_stop: Callable[[], bool]) -> bool:
             if should_stop():
                 return False
             made = finish_upload(upload, keeps_row=True)
+        except ChecksBusy:
+            return False  # all is here; the next pass asks again
         except (HubFailed, DiskFull) as error:
             _note_failure(upload, error)
             return False

@@ -4,9 +4,9 @@ What the checkpoint holds must have the form that the new run wants: the same mo
 two are pinned from the other run's plan, so that the search looks for nothing else.
 """
 
-from dataclasses import replace
 from typing import Any
 
+from optimizer.api.keep_form import keep_form
 from optimizer.base.errors import InvalidInput, InvalidWorkload
 from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_value
@@ -70,17 +70,7 @@ def with_pins(goal: Goal, checkpoint: Checkpoint) -> Goal:
     document = checkpoint.job.plan
     if document is None:
         return goal
-    plan = Plan.from_json(document)
-    weights = replace(goal.pins.weights, dtype=plan.weights.dtype)
-    if plan.weights.dtype == "bf16":
-        weights = replace(weights, master=plan.weights.master)
-    if checkpoint.job.spec["workload"].get("adapter"):
-        weights = replace(weights, frozen=plan.weights.frozen)
-    state = replace(goal.pins.optimizer_state, bits=plan.optimizer_state.bits)
-    loses = plan.weights.dtype != "fp32" or plan.weights.frozen != "same" or plan.optimizer_state.bits != 32
-    pins = replace(goal.pins, weights=weights, optimizer_state=state)
-    # the loss is one that the other run has taken already
-    return replace(goal, pins=pins, allow_lossy=goal.allow_lossy or loses, most_loss="any" if loses else goal.most_loss)
+    return keep_form(goal, Plan.from_json(document), has_adapter=bool(checkpoint.job.spec["workload"].get("adapter")))
 
 
 def branch_document(checkpoint: Checkpoint | None) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from optimizer.base.units import format_bytes, parse_bytes
+
 _HERE = "HEADROOM"
 """The word that ends the text a shell hands over; no YAML or JSON made here has it alone on a line."""
 
@@ -27,19 +29,34 @@ class Copyable:
     text: str
 
 
-def copies_of(spec: Mapping[str, Any], *, url: str) -> tuple[Copyable, ...]:
-    """Three ways to send one spec to the service at ``url``; all ask for the same job."""
+def copies_of(spec: Mapping[str, Any], *, url: str, names: Mapping[str, str]) -> tuple[Copyable, ...]:
+    """Three ways to send one spec to the service at ``url``; all ask for the same job.
+
+    names: of ``model``, ``dataset`` and ``prompts``, where a name means the row that the spec has by id; YAML says these.
+    """
+    readable = {**spec, **names}
     return (
-        Copyable(key="yaml", label="YAML", use="For a file; headroom submit FILE starts it.", text=as_yaml(spec)),
-        Copyable(key="cli", label="CLI", use="In a shell, with HEADROOM_TOKEN set.", text=as_cli(spec, url=url)),
+        Copyable(key="yaml", label="YAML", use="For a file; headroom submit FILE starts it.", text=as_yaml(readable)),
+        Copyable(key="cli", label="CLI", use="In a shell, with HEADROOM_TOKEN set.", text=as_cli(readable, url=url)),
         Copyable(key="curl", label="curl", use="In a shell, with HEADROOM_TOKEN set.", text=as_curl(spec, url=url)),
     )
 
 
 def as_yaml(spec: Mapping[str, Any]) -> str:
     """The spec as YAML that ``headroom submit`` reads."""
-    text: str = yaml.safe_dump(dict(spec), sort_keys=False, allow_unicode=True, width=120)
+    text: str = yaml.safe_dump(_for_people(spec), sort_keys=False, allow_unicode=True, width=120)
     return text
+
+
+def _for_people(value: Any, name: str = "") -> Any:
+    """Without what is not set, and with budgets in the units that people write."""
+    if isinstance(value, Mapping):
+        given = {key: _for_people(each, key) for key, each in value.items()}
+        return {key: each for key, each in given.items() if each not in (None, [], {})}
+    if name.endswith("_budget_bytes") and isinstance(value, int):
+        rounded = format_bytes(value)
+        return rounded if parse_bytes(rounded) == value else value
+    return value
 
 
 def as_cli(spec: Mapping[str, Any], *, url: str) -> str:

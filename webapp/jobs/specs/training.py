@@ -14,6 +14,7 @@ from optimizer.base.errors import InvalidInput, InvalidModel, InvalidWorkload
 from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_value
 from optimizer.base.units import parse_bytes
+from optimizer.data.bundled import BUNDLED_ENTRIES
 from optimizer.goal import GenerationGoal, Goal
 from optimizer.models.files.gguf_export.kinds import check_gguf
 from optimizer.models.files.gguf_export.vocabulary import read_vocabulary
@@ -94,8 +95,8 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     if not isinstance(document, dict):
         raise InvalidInput("spec must be an object", field="spec", value=type(document).__name__, allowed=list(SPEC_FIELDS))
     refuse_unknown(document, SPEC_FIELDS)
-    model = find_visible(models_visible_to(user), document.get("model"), field="model")
-    texts = datasets_visible_to(user).exclude(format="prompts")
+    model = find_visible(models_visible_to(user).select_related("project"), document.get("model"), field="model")
+    texts = datasets_visible_to(user).exclude(format="prompts").select_related("project")
     dataset = find_visible(texts, document.get("dataset"), field="dataset")
     samples = _suited_to(dataset, model, document)
     for_workload, for_goal = suggest(
@@ -104,6 +105,8 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     fields, epochs = split_epochs(_over(for_workload, document.get("workload", {})))
     workload = read_workload(fields)
     _check_kind(dataset, workload)
+    check_has_words(model)
+    _check_long_enough(dataset, workload)
     if epochs is not None:
         workload = replace(workload, num_steps=steps_of(epochs, dataset, model, workload))
     goal = read_goal(_over(for_goal, document.get("goal")))
@@ -150,6 +153,42 @@ def _check_kind(dataset: Dataset, workload: TrainingWorkload) -> None:
             value=dataset.name,
             allowed="rows with chosen and rejected",
             hint="Upload pairs, or set workload.objective to next_token.",
+        )
+
+
+def check_has_words(model: Model) -> None:
+    """Raise InvalidInput for a model without a tokenizer whose vocabulary is too small for the bundled one."""
+    entries = read_model_spec(model.config).vocab_size
+    if not model.has_tokenizer and entries < BUNDLED_ENTRIES:
+        raise InvalidInput(
+            f"model {model.name!r} has no tokenizer of its own, and its vocabulary of {entries:,} is too small for "
+            f"the bundled one, which has {BUNDLED_ENTRIES:,} entries",
+            field="model",
+            value=model.name,
+            allowed=f"a tokenizer.json, or a vocab_size of at least {BUNDLED_ENTRIES:,}",
+            hint="Upload the model again together with its tokenizer.json.",
+        )
+
+
+def _check_long_enough(dataset: Dataset, workload: TrainingWorkload) -> None:
+    """Raise InvalidInput for data that cannot give one row to train on and one to validate with."""
+    if dataset.num_documents is None:
+        return
+    if workload.packing == "wrapped":
+        # a token is a byte at the least, and each document ends with one of its own
+        most, needed = dataset.num_bytes + dataset.num_documents, 2 * workload.sequence_length + 1
+        found, unit = f"at most {most:,} tokens", "tokens"
+    else:
+        most, needed = dataset.num_documents, 2
+        found, unit = f"{most} sample{'' if most == 1 else 's'}", "samples"
+    if most < needed:
+        raise InvalidInput(
+            f"dataset {dataset.name!r} holds {found}; at least {needed:,} {unit} are needed, for one row to train on and one to "
+            "validate with",
+            field="dataset",
+            value=dataset.name,
+            allowed=f"at least {needed:,} {unit}",
+            hint="Use more data" + (" or a shorter sequence length." if unit == "tokens" else "."),
         )
 
 

@@ -19,7 +19,7 @@ SCOPE_WORDS = {
 class TokenForm(forms.Form):
     name = forms.CharField(max_length=100, help_text="what will use it, such as: my laptop")
     scope = forms.ChoiceField(
-        label="May at most",
+        label="Scope",
         choices=[(scope.value, SCOPE_WORDS[scope]) for scope in Scope],
         initial=Scope.WRITE.value,
         required=False,
@@ -30,7 +30,7 @@ class TokenForm(forms.Form):
     def __init__(self, *args: Any, user: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         rows = [(project.pk, project.name) for project in reachable_projects(user)]
-        self.fields["project"].choices = [("", "all of mine"), *rows]  # type: ignore[attr-defined]
+        self.fields["project"].choices = [("", "all my projects"), *rows]  # type: ignore[attr-defined]
 
     def clean_scope(self) -> str:
         return self.cleaned_data["scope"] or Scope.WRITE.value

@@ -9,7 +9,7 @@ from optimizer.plan.techniques import techniques_for
 from optimizer.workload import GenerationRequest
 from webapp.catalog.models import Dataset, Model
 from webapp.pages.forms.pins import GENERATION, PinnedForm, written_pins
-from webapp.pages.forms.work import BytesField, initial_goal
+from webapp.pages.forms.work import initial_goal
 
 SAMPLING_FIELDS: Final = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
 FORBIDDEN: Final = techniques_for("generation")
@@ -29,9 +29,7 @@ class GenerateForm(PinnedForm):
     techniques = FORBIDDEN
     decimals = ("temperature", "top_p")
 
-    name = forms.CharField(max_length=200, initial="my-prompts")
-    objective = forms.ChoiceField(label="Best is", choices=OBJECTIVES, initial="throughput", required=False)
-    device_budget = BytesField(label="Device memory budget", help_text="such as 360 MiB or 12 GiB", initial="2 GiB")
+    objective = forms.ChoiceField(label="Optimise for", choices=OBJECTIVES, initial="throughput", required=False)
     allow_lossy = forms.BooleanField(
         label="Allow choices that change the numbers (16-bit weights, packed weights)", required=False
     )
@@ -61,7 +59,7 @@ class GenerateForm(PinnedForm):
         data = self.cleaned_data
         return {
             "kind": "generate",
-            "name": data["name"],
+            "name": self.job_name("model", "prompts"),
             "model": data["model"],
             "prompts": data["prompts"],
             "workload": {

@@ -21,7 +21,8 @@ from optimizer.plan.pins.table import PinTable
 from optimizer.plan.pins.training import knob_kinds, list_knobs_to_pin, read_pins
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import KNOBS
-from webapp.pages.forms.work import WorkForm, pin_field
+from webapp.pages.forms.sentences import beside_field, pin_field
+from webapp.pages.forms.work import WorkForm, all_labels, label_of
 
 FREE: Final = "free"
 _HEADINGS: Final[dict[str, str]] = {**dict(CATEGORY_LABELS.items()), "batch": "batch", "allocator": "allocator"}
@@ -36,6 +37,12 @@ def _field(knob: str, kind: Any, *, may_be_free: bool, work: Work) -> forms.Fiel
     free = [("", FREE)] if may_be_free else []
     choices = [*free, *((_text(value), words.get(value, _text(value))) for value in values)]
     return forms.ChoiceField(label=face.label, help_text=face.help, choices=choices, required=False)
+
+
+def _refuse(form: forms.Form, knob: str, error: InvalidInput) -> None:
+    """Put what is wrong with one decision beside its field."""
+    name = pin_field(knob)
+    form.add_error(name, beside_field(error.message, label=label_of(form, name), labels=all_labels(form)))
 
 
 def _grouped(form: forms.Form, knobs: Iterable[str]) -> list[tuple[str, list[Any]]]:
@@ -137,7 +144,7 @@ class PinnedForm(WorkForm):
             try:
                 self.decisions.read_pins([f"{knob}={text}"])
             except InvalidInput as error:
-                self.add_error(pin_field(knob), error.message)
+                _refuse(self, knob, error)
 
     def pin_groups(self) -> list[tuple[str, list[Any]]]:
         """The fields of the plan's decisions under its categories."""
@@ -177,7 +184,7 @@ class EditForm(forms.Form):
             try:
                 self._decisions.check(self._plan, f"{knob}={text}")
             except InvalidInput as error:
-                self.add_error(pin_field(knob), error.message)
+                _refuse(self, knob, error)
 
     def groups(self) -> list[tuple[str, list[Any]]]:
         return _grouped(self, self._decisions.kinds)

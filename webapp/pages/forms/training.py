@@ -44,15 +44,20 @@ _ADAPTER_DEFAULTS = Adapter()
 
 
 OBJECTIVES = (
-    ("fastest_step", "the fastest step"),
-    ("cheapest_run", "the run that costs least"),
+    ("fastest_step", "speed"),
+    ("cheapest_run", "cost of the run"),
     ("largest_batch", "the largest batch that fits"),
     ("longest_sequence", "the longest sequence that fits"),
 )
 MOST_LOSS = (
-    ("", "nothing: they stay those of plain fp32 training"),
-    ("rounding", "a little: 16-bit weights and sums, 8-bit state"),
-    ("any", "whatever does: also compression and packed weights"),
+    ("", "exact fp32"),
+    ("rounding", "mixed: bf16 and 8-bit Adam"),
+    ("any", "anything: also packed weights and compression"),
+)
+ON_OUT_OF_MEMORY = (
+    ("", "go on under another plan, if Headroom chose the plan"),
+    ("replan", "go on under another plan"),
+    ("stop", "stop, and say what held the memory"),
 )
 PACKING = (
     ("", "as suits the dataset"),
@@ -77,9 +82,9 @@ class JobForm(PinnedForm):
     techniques = techniques_for("training")
     decimals = ("learning_rate", "momentum", "weight_decay", "max_grad_norm", "alpha", "dropout", "beta")
 
-    name = forms.CharField(max_length=200, initial="my-job")
-    objective = forms.ChoiceField(label="Best is", choices=OBJECTIVES, initial="fastest_step", required=False)
-    most_loss = forms.ChoiceField(label="May change the numbers", choices=MOST_LOSS, required=False)
+    objective = forms.ChoiceField(label="Optimise for", choices=OBJECTIVES, initial="fastest_step", required=False)
+    most_loss = forms.ChoiceField(label="Precision", choices=MOST_LOSS, required=False)
+    on_out_of_memory = forms.ChoiceField(label="When memory runs out", choices=ON_OUT_OF_MEMORY, required=False)
     dataset = forms.ChoiceField()
     mode = forms.ChoiceField(
         label="Kind of training",
@@ -179,7 +184,7 @@ class JobForm(PinnedForm):
         """The job spec as the API takes it. Only after ``is_valid()``."""
         data = self.cleaned_data
         return {
-            "name": data["name"],
+            "name": self.job_name("model", "dataset"),
             "model": data["model"],
             "dataset": data["dataset"],
             "workload": {
@@ -300,7 +305,7 @@ class ModelUploadForm(forms.Form):
         if len(places) + has_files > 1:
             self.add_error(places[0], "Give one of the three: a folder on the server, a model of the hub, or files.")
         elif not places and not data.get("config") and not _is_gguf(data.get("weights") or []):
-            self.add_error("config", "This field is required.")
+            self.add_error("config", "Choose the file config.json.")
         return data
 
 
@@ -339,5 +344,5 @@ class DatasetUploadForm(forms.Form):
         if data.get("path") and data.get("file"):
             self.add_error("path", "Give one of the two: a path on the server, or a file.")
         elif not data.get("path") and not data.get("file") and "file" not in self.errors:
-            self.add_error("file", "This field is required.")
+            self.add_error("file", "Choose a file.")
         return data

@@ -4,7 +4,8 @@ A value that does not parse is kept as typed, with the reason beside its field. 
 fills the same form again.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, cast
 from urllib.parse import urlencode
 
@@ -17,11 +18,12 @@ from optimizer.base.units import format_bytes, parse_bytes
 from optimizer.plan.techniques import TECHNIQUE_GROUPS, TECHNIQUE_LABELS, Technique
 from webapp.jobs.specs.mirrors import TITLES as MIRROR_TITLES
 from webapp.jobs.specs.mirrors import open_mirrors
+from webapp.pages.forms.options import option_labels
+from webapp.pages.forms.sentences import beside_field, field_of, in_words
 
 FORM_ID = "job-form"
 """Fields stand outside the form element, because upload forms stand between them and forms cannot nest."""
 TIERS = ("device", "host", "disk")
-PIN_PREFIX = "pin_"
 
 
 class BytesField(forms.CharField):
@@ -31,6 +33,8 @@ class BytesField(forms.CharField):
         text = super().to_python(value)
         if not text:
             return None
+        if re.fullmatch(r"[0-9]+([.,][0-9]+)?", text.strip()):
+            raise forms.ValidationError(f"{text.strip()} what? Write {text.strip()} GiB or {text.strip()} MiB.")
         try:
             return parse_bytes(text)
         except ValueError as error:
@@ -46,13 +50,17 @@ class WorkForm(forms.Form):
     """The server says what is missing. An upload beside the form sends its field along, and htmx sends nothing of a form with a
     required field that is empty: who had no model or prompts yet could upload none.
     """
+    usable_budget: Callable[[], str] = staticmethod(lambda: "")
+    """Memory that one job can have on the machine at hand, as text; empty while none is known."""
     decimals: ClassVar[tuple[str, ...]] = ()
     """Text fields for numbers: the browser's number field drops what it cannot parse, and people write 1e-3."""
 
-    name = forms.CharField(max_length=200)
+    name = forms.CharField(max_length=200, required=False, help_text="empty: after the model and its data")
     model = forms.ChoiceField()
-    objective = forms.ChoiceField(label="Best is", required=False)
-    device_budget = BytesField(label="Device memory budget", help_text="such as 360 MiB or 12 GiB", initial="360 MiB")
+    objective = forms.ChoiceField(label="Optimise for", required=False)
+    device_budget = BytesField(
+        label="Device memory budget", help_text="such as 12 GiB; empty: all that the device can give", required=False
+    )
     host_budget = BytesField(label="Host memory budget", help_text="empty: what the machine has free", required=False)
     disk_budget = BytesField(label="Disk budget", help_text="empty: what the machine has free", required=False)
     forbid = forms.MultipleChoiceField(label="Never use", required=False, widget=forms.CheckboxSelectMultiple)
@@ -63,6 +71,8 @@ class WorkForm(forms.Form):
     def __init__(self, *args: Any, more: Mapping[str, forms.Field] | None = None, **kwargs: Any) -> None:
         """more: fields that no class names."""
         super().__init__(*args, **kwargs)
+        self.names: dict[str, str] = {}
+        """Names of the rows that are offered, by id."""
         self.fields.update(more or {})
         cast(forms.ChoiceField, self.fields["forbid"]).choices = [(name, TECHNIQUE_LABELS[name]) for name in self.techniques]
         if mirrors := open_mirrors():
@@ -73,11 +83,42 @@ class WorkForm(forms.Form):
             self.fields[name].widget = forms.TextInput(attrs={"inputmode": "decimal"})
         for field in self.fields.values():
             field.widget.attrs["form"] = FORM_ID
+            field.error_messages["required"] = "Choose one." if isinstance(field, forms.ChoiceField) else "Fill this in."
+
+    def take_missing(self) -> str:
+        """The fields still to be filled in, as ``choose prompts and fill in steps``; empty where none is missing. A field that
+        nobody has reached is not wrong yet, so its error leaves the form."""
+        missing = []
+        for name, errors in list(self.errors.as_data().items()):
+            if not all(error.code == "required" for error in errors):
+                continue
+            field = self.fields[name]
+            label = str(field.label or name.replace("_", " ")).lower()
+            missing.append(f"{'choose' if isinstance(field, forms.ChoiceField) else 'fill in'} {label}")
+            del self.errors[name]
+        return " and ".join(missing)
+
+    def clean_device_budget(self) -> int:
+        """All that the newest machine's device can give, where nothing was typed."""
+        typed: int | None = self.cleaned_data["device_budget"]
+        if typed is not None:
+            return typed
+        usable = self.usable_budget()
+        if not usable:
+            raise forms.ValidationError("Type a size: no machine has registered yet whose memory could be taken.")
+        return parse_bytes(usable)
 
     def offer_rows(self, name: str, rows: Iterable[Row], *, nothing: str) -> None:
         """The options of a choice; ``nothing`` says what to do where there is none."""
-        choices = [(row.pk, str(row.name)) for row in cast(Iterable[Any], rows)]
-        cast(forms.ChoiceField, self.fields[name]).choices = choices or [("", nothing)]
+        found = list(cast(Iterable[Any], rows))
+        labels = option_labels(found)
+        self.names |= {row.pk: str(row.name) for row in found}
+        cast(forms.ChoiceField, self.fields[name]).choices = [(row.pk, labels[row.pk]) for row in found] or [("", nothing)]
+
+    def job_name(self, *fields: str) -> str:
+        """The name as typed, else the names of the rows that these fields chose: ``llama on verses``."""
+        chosen = [self.names[self.cleaned_data[field]] for field in fields if self.cleaned_data[field]]
+        return self.cleaned_data["name"] or " on ".join(chosen)[:200]
 
     def technique_groups(self) -> list[tuple[str, list[Any]]]:
         """The boxes of ``forbid`` under their headings; headings without a box are left out."""
@@ -96,6 +137,8 @@ class WorkForm(forms.Form):
         goal = {**budgets, "allow_lossy": data.get("allow_lossy", False), "objective": objective}
         if data.get("most_loss"):
             goal |= {"allow_lossy": True, "most_loss": data["most_loss"]}
+        if data.get("on_out_of_memory"):
+            goal["on_out_of_memory"] = data["on_out_of_memory"]
         return {**goal, "forbid": data["forbid"]} if data["forbid"] else goal
 
     def mirrors_part(self) -> dict[str, Any]:
@@ -108,8 +151,21 @@ class WorkForm(forms.Form):
         name = field_of(str(error.fields.get("field", "")))
         if name not in self.fields:
             return False
-        self.add_error(name, error.message)
+        self.add_error(name, beside_field(error.message, label=label_of(self, name), labels=all_labels(self)))
         return True
+
+    def in_words(self, message: str) -> str:
+        """A library's message with this form's labels in the place of the API's fields."""
+        return in_words(message, labels=all_labels(self))
+
+
+def label_of(form: forms.BaseForm, name: str) -> str:
+    return str(form.fields[name].label or name.replace("_", " ").capitalize())
+
+
+def all_labels(form: forms.BaseForm) -> dict[str, str]:
+    """By the fields' names."""
+    return {name: label_of(form, name) for name in form.fields}
 
 
 def initial_goal(goal: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,7 +177,8 @@ def initial_goal(goal: Mapping[str, Any]) -> dict[str, Any]:
     }
     most_loss = goal.get("most_loss", "any") if goal.get("allow_lossy") else ""
     initial = {**budgets, "allow_lossy": bool(most_loss), "most_loss": most_loss, "forbid": list(goal.get("forbid", ()))}
-    return {**initial, "objective": goal["objective"]} if goal.get("objective") else initial
+    chosen = {name: goal[name] for name in ("objective", "on_out_of_memory") if goal.get(name)}
+    return {**initial, **chosen}
 
 
 def initial_from_query(query: QueryDict) -> dict[str, Any]:
@@ -155,20 +212,6 @@ def exact_bytes(num_bytes: int) -> str:
     return rounded if parse_bytes(rounded) == num_bytes else f"{num_bytes} B"
 
 
-def field_of(path: str) -> str:
-    """The form's field for one of the API: ``workload.adapter.rank``, ``goal.disk_budget_bytes``, ``goal.pins.weights.dtype``."""
-    if ".export." in path:
-        return f"export_{path.rsplit('.', 1)[-1]}"
-    if ".pins." in path:
-        return pin_field(path.partition(".pins.")[2].partition("[")[0])
-    return path.rsplit(".", 1)[-1].removesuffix("_bytes")
-
-
-def pin_field(knob: str) -> str:
-    """The field that holds a knob: ``pin_weights_dtype`` for ``weights.dtype``."""
-    return PIN_PREFIX + knob.replace(".", "_")
-
-
 def typed_of(form: forms.BaseForm) -> QueryDict:
     """The form as a browser would send it, so that an address can be read as if it had been typed."""
     data = QueryDict(mutable=True)
@@ -187,8 +230,10 @@ def _first_option(field: forms.Field) -> list[str]:
 
 def list_problems(form: forms.Form) -> tuple[str, ...]:
     """The form's problems in sentences; each stands beside its field as well."""
-    return tuple(
-        f"{form.fields[name].label or name.replace('_', ' ').capitalize() if name in form.fields else ''}: {error}"
-        for name, errors in form.errors.items()
-        for error in errors
-    )
+    return tuple(_problem(form, name, str(error)) for name, errors in form.errors.items() for error in errors)
+
+
+def _problem(form: forms.Form, name: str, error: str) -> str:
+    """The error with its field's label, which it may begin with already."""
+    label = label_of(form, name) if name in form.fields else ""
+    return error if not label or error.startswith((label, f"“{label}”")) else f"{label}: {error}"

@@ -26,7 +26,7 @@ class DeviceBar:
 
 @dataclass(frozen=True, kw_only=True)
 class HolderRow:
-    """One job at work, for the table under the bar."""
+    """One running job, for the table under the bar."""
 
     job_id: str
     name: str
@@ -76,13 +76,13 @@ def holder_rows(holders: Sequence[Holder]) -> list[HolderRow]:
 
 
 def within_words(found: Within | None) -> str:
-    """``within 2.0 % over 37 runs``: of so many nine in ten, of fewer than ten all."""
+    """The error of the predictions so far in words; of fewer than ten runs the worst alone."""
     if found is None:
         return ""
-    runs = f"over {found.num_runs} run{'' if found.num_runs == 1 else 's'}"
+    runs = f"{found.num_runs} run{'' if found.num_runs == 1 else 's'}"
     if found.num_runs < 10:
-        return f"within {_share(found.worst)} {runs}"
-    return f"within {_share(found.nine_of_ten)} in nine of ten {runs} (at worst {_share(found.worst)})"
+        return f"within {_share(found.worst)} over {runs}"
+    return f"within {_share(found.nine_of_ten)} in 90 % of {runs} (worst {_share(found.worst)})"
 
 
 def accuracy_facts(accuracy: Accuracy) -> dict[str, Any]:
@@ -102,4 +102,4 @@ def _share(error: float) -> str:
 def _summary(occupancy: Occupancy) -> str:
     held = [f"{holder.name or OTHERS} {format_bytes(holder.needs_bytes)}" for holder in occupancy.holders]
     free = f"{format_bytes(max(0, occupancy.free_bytes))} of {format_bytes(occupancy.memory_bytes)} free"
-    return f"{free}; set aside: {', '.join(held)}" if held else f"{free}; no job is at work"
+    return f"{free}; set aside: {', '.join(held)}" if held else f"{free}; no job is running"

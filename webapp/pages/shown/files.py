@@ -113,7 +113,7 @@ def _answer(line: str) -> GeneratedText | None:
         return GeneratedText(title=title, text="", note=str(error.get("message", error)))
     choice = (body.get("choices") or [body])[0]
     text = (choice.get("message") or {}).get("content") or choice.get("text") or ""
-    words = {"stop": "ended by itself", "length": "cut at its longest"}
+    words = {"stop": "complete", "length": "length limit"}
     how = words.get(choice.get("finish_reason"), "")
     return GeneratedText(title=title, text=text, note=f"{result['completion_tokens']:,} tokens, {how}".rstrip(", "))
 

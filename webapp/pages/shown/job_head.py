@@ -11,8 +11,9 @@ from django.utils import timezone
 
 from optimizer.base.units import format_bytes, format_duration
 from webapp.jobs.models import LIVE_STATES, Job, Kind, State
+from webapp.jobs.queue import between_plans
 from webapp.jobs.specs.mirrors import TITLES
-from webapp.pages.presentation import StackedBar, eta_words, signed_error, stacked_bar
+from webapp.pages.presentation import StackedBar, clock_words, eta_words, signed_error, stacked_bar
 from webapp.pages.shown.next_steps import NAMES, NextStep, edit_url, next_steps
 
 
@@ -61,6 +62,8 @@ class JobHead:
     can_pause: bool
     can_resume: bool
     can_retry: bool
+    took: str
+    """Time from its start to its end, or to now; empty before it starts."""
     edit_url: str
     """The form for a new job, filled from this one."""
     stop_loses: str
@@ -86,6 +89,7 @@ def describe_job(job: Job, *, last_checkpoint_step: int | None) -> JobHead:
         can_pause=not job.is_terminal and not paused and not stop_asked,
         can_resume=not job.is_terminal and paused,
         can_retry=job.state == State.CANCELLED,
+        took=_took(job),
         edit_url=edit_url(job),
         stop_loses=_stop_loses(job, last_checkpoint_step),
         outcome=_outcome(job, last_checkpoint_step) if job.is_terminal else None,
@@ -126,8 +130,12 @@ def state_words(job: Job) -> str:
 def waiting_words(job: Job) -> str:
     """The reason why a job waits, and since when."""
     if job.state == State.QUEUED and job.pause_requested_at is None:
+        if job.awaits_plan and job.attempt:
+            return between_plans(job)
+        if job.awaits_plan:
+            return f"Waiting for the model's profile since {_since(job)}; it then starts by itself with the plan chosen for it."
         retry = f" after attempt {job.attempt}" if job.attempt else ""
-        return f"Waiting for a worker{retry}, for {_ago(job)}."
+        return f"Waiting for a worker{retry} since {_since(job)}."
     if job.state == State.QUEUED:
         kept = f" It continues at its last checkpoint, about step {job.step}." if job.step else ""
         if job.kind == Kind.GENERATE:
@@ -139,15 +147,21 @@ def waiting_words(job: Job) -> str:
             return "Being taken down: answers on their way end with an error."
         if job.kind == Kind.GENERATE:
             saves = "Stopping: the worker ends the pass at hand and writes the results."
-        return saves if job.cancel_mode == "save" else "Stopping now."
+        return "Stopping now." if job.cancel_mode == "discard" else saves
     if job.state == State.STARTING:
         return f"Worker {job.worker} has claimed it; its process is starting."
     return ""
 
 
-def _ago(job: Job) -> str:
-    since = job.created_at if not job.attempt else (job.progress_at or job.created_at)
-    return format_duration(max(0.0, (timezone.now() - since).total_seconds()))
+def _took(job: Job) -> str:
+    if job.started_at is None:
+        return ""
+    return format_duration(max(0.0, ((job.finished_at or timezone.now()) - job.started_at).total_seconds()))
+
+
+def _since(job: Job) -> str:
+    """The moment, not the time that has passed: a page that is not fetched again would show the same seconds for ever."""
+    return clock_words(job.created_at if not job.attempt else (job.progress_at or job.created_at))
 
 
 def _stop_loses(job: Job, last_checkpoint_step: int | None) -> str:

@@ -30,12 +30,16 @@ NAMES: dict[str, str] = {
     Reason.REMOTE_STORE_FULL: "The store of the remote tier took no more",
     Reason.REMOTE_STORE_LOST: "The store of the remote tier did not answer",
     Reason.INTERNAL: "Headroom itself failed",
+    Reason.DOES_NOT_FIT: "It does not fit",
+    Reason.NOT_PLANNED: "No plan could be made",
 }
 _BUDGETS: dict[str, str] = {Reason.OUT_OF_DEVICE_MEMORY: "device_budget", Reason.OUT_OF_HOST_MEMORY: "host_budget"}
-_PLAN_AGAIN = (Reason.OUT_OF_DEVICE_MEMORY, Reason.OUT_OF_HOST_MEMORY, Reason.PLAN_STALE, Reason.MISSING_EXTRA)
+_PLAN_AGAIN = (
+    Reason.DOES_NOT_FIT, Reason.OUT_OF_DEVICE_MEMORY, Reason.OUT_OF_HOST_MEMORY, Reason.PLAN_STALE, Reason.MISSING_EXTRA
+)
 _OF_THE_INPUT = {Reason.BAD_DATASET: "Choose another dataset", Reason.BAD_MODEL: "Choose another model"}
 _SPARE = 1.05
-"""A raised budget leaves this much above what was asked for at the moment of failure."""
+"""A raised budget leaves this much above the peak that it is for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +78,14 @@ def edit_url(job: Job, **changes: str) -> str:
 
 
 def _raised_budget(job: Job) -> tuple[NextStep, ...]:
-    """To what was in memory and what was asked for on top of it."""
+    """To what was in memory and what was asked for on top of it, or to the predicted peak if that is higher."""
     fields: dict[str, Any] = (job.error or {}).get("fields") or {}
     field = _BUDGETS.get(str(job.reason))
     wanted = (fields.get("in_use_bytes") or 0) + (fields.get("requested_bytes") or 0)
     if field is None or not wanted:
         return ()
-    size = exact_bytes(-(-int(wanted * _SPARE) // MIB) * MIB)
+    predicted = (job.prediction or {}).get(field.replace("_budget", "_peak_bytes")) or 0
+    size = exact_bytes(-(-int(max(wanted, predicted) * _SPARE) // MIB) * MIB)
     label = f"Raise the {field.removesuffix('_budget')} budget to {size}"
     return (NextStep(label=label, url=edit_url(job, **{field: size})),)
 

@@ -18,8 +18,8 @@ from optimizer.search.answer.compare import reprice
 from optimizer.search.answer.knobs import Knob, list_knobs
 from optimizer.search.generation.knobs import GenerationKnob
 from webapp.pages.forms.pins import GENERATION, TRAINING, Decisions, typed_knobs, written_pins
+from webapp.pages.forms.sentences import pin_field
 from webapp.pages.forms.training import ANY_LOSS
-from webapp.pages.forms.work import pin_field
 from webapp.pages.shown.plans import YOURS, AnyPriced
 from webapp.planning.search.generation import (
     GenerationQuestion,

@@ -14,6 +14,8 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import generation_knobs, written_knobs
 from webapp.pages.presentation import CategoryRow, batch_words, plan_rows, step_words
+from webapp.pages.shown.limits import Limits
+from webapp.pages.words.plan_names import plan_name
 
 if TYPE_CHECKING:  # numpy and scipy are loaded with the first price
     from optimizer.search.generation.problem import PricedGenerationPlan
@@ -38,6 +40,11 @@ class Point:
     priced: AnyPriced
     is_compared: bool = False
     letter: str = ""
+
+    @property
+    def name(self) -> str:
+        """The plan in a few words."""
+        return plan_name(self.priced.plan.to_json())
 
     @property
     def peak_bytes(self) -> int:
@@ -73,6 +80,64 @@ def list_points(
         )
     first = {"chosen": 0, "yours": 1}
     return tuple(sorted(found.values(), key=lambda point: (first.get(point.sort, 2), point.peak_bytes, point.label)))
+
+
+MAX_MAIN = 8
+TWIN_SHARE: Final = 0.02
+"""Plans whose peaks and times differ by less are shown as one."""
+
+
+def split_points(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
+    """At most eight distinct plans, and the rest: the chosen one and one's own, then those that fit from fast to slow.
+
+    A plan within a fiftieth of one before it, in bytes and in time, goes to the rest; so does what does not fit, where eight fit.
+    """
+    main: list[Point] = []
+    for point in sorted(points, key=_worth_reading):
+        is_own = point.sort in ("chosen", "yours")
+        if is_own or (len(main) < MAX_MAIN and not any(_are_twins(point, other) for other in main)):
+            main.append(point)
+    kept = {point.key for point in main}
+    return main, [point for point in points if point.key not in kept]
+
+
+def _worth_reading(point: Point) -> tuple[int, int, float]:
+    return {"chosen": 0, "yours": 1}.get(point.sort, 2), point.priced.verdict == "does_not_fit", point.time_ms
+
+
+def _are_twins(point: Point, other: Point) -> bool:
+    near = abs(point.peak_bytes - other.peak_bytes) <= TWIN_SHARE * other.peak_bytes
+    return near and abs(point.time_ms - other.time_ms) <= TWIN_SHARE * other.time_ms
+
+
+def difference_lines(chosen: AnyPriced, other: AnyPriced) -> list[str]:
+    """At most five lines on what changes from the chosen plan to the other: bytes, time, the category that moves most."""
+    here, there = chosen.prediction, other.prediction
+    bytes_change = there.device_peak_high_bytes - here.device_peak_high_bytes
+    share = there.total_s / here.total_s - 1 if here.total_s else 0.0
+    changes = {
+        name: there.device_bytes_by_category.get(name, 0) - here.device_bytes_by_category.get(name, 0) for name in CATEGORIES
+    }
+    most = max(changes, key=lambda name: abs(changes[name]))
+    speed = "As fast" if abs(share) < 0.005 else f"{abs(100 * share):.0f} % {'slower' if share > 0 else 'faster'}"
+    more = "more" if bytes_change > 0 else "less"
+    memory = f"{format_bytes(abs(bytes_change))} {more} at the peak" if bytes_change else "The same peak"
+    lines = [f"{plan_name(other.plan.to_json())}.", f"{memory}.", f"{speed}: {times_in_words(here.total_s, there.total_s)}."]
+    if changes[most]:
+        verb = "grow" if changes[most] > 0 else "shrink"
+        lines.append(f"{CATEGORY_LABELS[most].capitalize()} {verb} by {format_bytes(abs(changes[most]))}.")
+    if other.plan.is_lossless != chosen.plan.is_lossless:
+        lines.append("Its numbers are exact." if other.plan.is_lossless else "Its numbers are rounded.")
+    return lines
+
+
+def times_in_words(here_s: float, there_s: float) -> str:
+    """Both durations; with their seconds where whole minutes would be the same, or would belie the share beside them."""
+    here, there = format_duration(here_s), format_duration(there_s)
+    is_coarse = max(here_s, there_s) < 1200 or (here == there and here_s < 3600)
+    if is_coarse and min(here_s, there_s) >= 60:
+        here, there = (f"{int(seconds // 60)} min {int(seconds % 60)} s" for seconds in (here_s, there_s))
+    return f"{there} instead of {here}" if here != there else f"{here} as well"
 
 
 def choose_points(points: Sequence[Point], wanted: Iterable[str]) -> tuple[Point, ...]:
@@ -194,7 +259,7 @@ def _size(num_bytes: int) -> Value:
     return Value(text=format_bytes(num_bytes), num_bytes=num_bytes)
 
 
-def chart_facts(points: Sequence[Point], *, budget_bytes: int) -> dict[str, Any]:
+def chart_facts(points: Sequence[Point], *, budget_bytes: int, limits: Limits) -> dict[str, Any]:
     """Data of the charts: every point, and the step, or the pass, of each plan that is compared.
 
     Training is drawn by the time of a step, generating by its tokens per second.
@@ -202,13 +267,15 @@ def chart_facts(points: Sequence[Point], *, budget_bytes: int) -> dict[str, Any]
     is_training = isinstance(points[0].priced.prediction, Prediction)
     return {
         "budget_bytes": budget_bytes,
+        "fits_bytes": limits.fits_bytes,
+        "tight_bytes": limits.tight_bytes,
         "by": "time" if is_training else "speed",
         "time_of": "a step" if is_training else "all prompts",
         "categories": [{"key": category, "label": CATEGORY_LABELS[category]} for category in CATEGORIES],
         "points": [
             {
                 "key": point.key,
-                "label": point.label,
+                "label": f"{point.name} ({point.label})",
                 "sort": point.sort,
                 "letter": point.letter,
                 "time_ms": point.time_ms,

@@ -13,69 +13,34 @@ from django.utils import timezone
 from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from optimizer.base.units import MIB, format_bytes
+from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.devices import find_device
 from optimizer.plan.plan import Plan
 from webapp.catalog.models import Profile
 from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
 from webapp.jobs.specs.training import JobSpec
+from webapp.pages.forms.intents import fields_of
 from webapp.pages.forms.pins import written_pins
+from webapp.pages.forms.sentences import field_of
 from webapp.pages.forms.training import ANY_LOSS
-from webapp.pages.forms.work import exact_bytes, field_of
+from webapp.pages.forms.work import exact_bytes
 from webapp.pages.presentation import (
-    BLOCK_CHOICES,
     StackedBar,
-    batch_words,
     largest_part,
     signed_bytes,
     signed_percent,
     stacked_bar,
 )
+from webapp.pages.shown.limits import limits_of
+from webapp.pages.shown.offer_rows import OfferRow, offer_cells, offer_rows
+from webapp.pages.shown.picks import Pick, choose_picks, mark_picks
 from webapp.planning.glance import glance_at
 from webapp.planning.levers import Lever, list_levers
 from webapp.planning.offers import PlanAnswer
 from webapp.planning.pricing import find_largest_fit, price_job_spec
 from webapp.planning.search.resolve import Waiting, place_of, resolve
 from webapp.planning.search.training import asked_by_training
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One category of one plan, and whether it differs from the plan at the top."""
-
-    num_bytes: int
-    differs: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfferRow:
-    """One plan, priced on one machine."""
-
-    id: str
-    label: str
-    chosen: bool
-    selected: bool
-    verdict: str
-    machine: str
-    lossless: bool
-    explanation: tuple[str, ...]
-    peak_bytes: int
-    host_bytes: int
-    step_ms: float
-    total_s: float
-    tokens_per_s: float
-    time_source: str
-    bytes_by_category: dict[str, int]
-    cells: tuple[Cell, ...]
-    bar: StackedBar
-    largest: tuple[str, int] | None
-    blocks: str
-    """One letter a block, runs shortened: ``K2 R10``."""
-    batch: str
-    first_token_ms: float | None = None
-    """True for a generation, whose ``step_ms`` is that of each later token of a pass."""
-    costs: tuple[str, ...] = ()
-    """In words, with the date of the price."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +56,9 @@ class Suggestion:
     """The category that it is a lever of, with its bytes."""
     card: str = ""
     """A card of the table, on which the changed form is looked at on the page of plans."""
+    peak_bytes: int | None = None
+    """Its peak; this and the time of a step are None for a budget that was not priced by itself."""
+    step_ms: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +69,18 @@ class Pricing:
     budget_bytes: int | None = None
     best: OfferRow | None = None
     offers: tuple[OfferRow, ...] = ()
+    picks: tuple[Pick, ...] = ()
+    """The few of the offers that are drawn as bars."""
     columns: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    """Those that the columns are of."""
     several_machines: bool = False
     any_over: bool = False
     smallest_bytes: int | None = None
+    usable_bytes: int | None = None
+    """The budget or the card, less what a process holds beside tensors: the limit that the verdict goes by."""
+    short_of: tuple[str, ...] = ()
+    """Sentences on what is too small where the device is not."""
     peak_bytes: int | None = None
     """This and the next two of a first answer's plan."""
     step_ms: float | None = None
@@ -118,6 +94,16 @@ class Pricing:
     hint: str = ""
     suggestions: tuple[Suggestion, ...] = ()
     """Levers of the largest parts, or what would fit instead."""
+
+    @property
+    def holds_more(self) -> bool:
+        """Report whether what a process holds beside tensors takes enough of the budget to be seen."""
+        return self.usable_bytes is not None and format_bytes(self.usable_bytes) != format_bytes(self.budget_bytes or 0)
+
+    @property
+    def is_any_selected(self) -> bool:
+        """Report whether a plan was taken by hand."""
+        return any(offer.selected for offer in self.offers)
 
     @property
     def is_generation(self) -> bool:
@@ -247,24 +233,34 @@ def _enough_bytes(error: NoFeasiblePlan) -> int:
 
 
 def ways_out(error: NoFeasiblePlan, *, on_card: bool = False) -> tuple[Suggestion, ...]:
-    """Alternatives that would fit, what costs least first, each of which was priced; else the budget that would do.
+    """Alternatives that would fit, what costs least first, each of which was priced; else the budget that would do, where the
+    device's is what is too small.
 
     on_card: the work is put on a card of the table, beside which any host and disk may stand.
     """
     ways = error.fields.get("ways_out", ())
-    return tuple(_way_out(way, on_card=on_card) for way in ways) or (budget_suggestion(error),)
+    found = tuple(_way_out(way, on_card=on_card) for way in ways)
+    return found or (() if error.fields.get("short_of") else (budget_suggestion(error),))
 
 
 def _way_out(way: Mapping[str, Any], *, on_card: bool) -> Suggestion:
     if way["kind"] in ("host_memory", "disk") and not on_card:
-        return Suggestion(words=str(way["sentence"]), changes={}, gained=EXPENSES[way["expense"]])
+        return Suggestion(
+            words=str(way["what"]),
+            changes={},
+            gained=EXPENSES[way["expense"]],
+            peak_bytes=int(way["device_peak_bytes"]),
+            step_ms=float(way["step_ms"]),
+        )
     card = str(way["change"].get("gpu", ""))
     whole = {"device_budget": exact_bytes(find_device(card).usable_bytes)} if card else {}
     return Suggestion(
-        words=str(way["sentence"]),
+        words=str(way["what"]),
         changes={**_fields_of(way["change"]), **whole},
         card=card,
         gained=EXPENSES[way["expense"]],
+        peak_bytes=int(way["device_peak_bytes"]),
+        step_ms=float(way["step_ms"]),
     )
 
 
@@ -280,17 +276,9 @@ EXPENSES = {
 
 def _fields_of(change: Mapping[str, Any]) -> dict[str, Any]:
     """A change in the words of a job spec as text of the form's fields."""
-    workload = dict(change.get("workload", {}))
-    adapter = workload.pop("adapter", None)
-    fields = {name: str(value) for name, value in workload.items()}
-    if adapter is not None:
-        fields |= {"use_adapters": "on", "rank": str(adapter["rank"])}
     goal = dict(change.get("goal", {}))
-    if goal.get("allow_lossy") or goal.get("most_loss"):
-        fields |= {"most_loss": str(goal.get("most_loss", "any"))}
-    fields |= written_pins(goal.get("pins", {}))
     budgets = {name.removesuffix("_bytes"): exact_bytes(goal[name]) for name in goal if name.endswith("_budget_bytes")}
-    return {**fields, **budgets, **({"forbid": goal["forbid"]} if "forbid" in goal else {})}
+    return {**fields_of(change), **budgets, **({"forbid": goal["forbid"]} if "forbid" in goal else {})}
 
 
 def _pending(answer: PlanAnswer, read: JobSpec | GenerateSpec) -> Pricing:
@@ -308,18 +296,24 @@ def _pending(answer: PlanAnswer, read: JobSpec | GenerateSpec) -> Pricing:
 def _answered(answer: PlanAnswer, *, budget_bytes: int, selected: str) -> Pricing:
     # a plan that was taken stays taken while its label is still offered; prices were made anew, so ids are new
     documents = [offer.to_json() for offer in answer.offers]
-    rows = _rows(documents, budget_bytes=budget_bytes, selected=selected)
-    return _with_table(Pricing(kind="priced", budget_bytes=budget_bytes, best=rows[0]), rows)
+    rows = offer_rows(documents, budget_bytes=budget_bytes, selected=selected)
+    chosen = next(document["prediction"] for document in documents if document["id"] == rows[0].id)
+    kind = GenerationPrediction if rows[0].first_token_ms is not None else Prediction
+    limits = limits_of(kind.from_json(chosen), budget_bytes=budget_bytes)
+    return _with_table(
+        Pricing(kind="priced", budget_bytes=budget_bytes, usable_bytes=limits.fits_bytes, best=rows[0]), rows
+    )
 
 
 def _nothing_fits(error: NoFeasiblePlan, *, budget_bytes: int, selected: str) -> Pricing:
     fields = error.fields
     sizes: dict[str, int] = fields["bytes_by_category"]
-    rows = _rows(fields.get("offers", []), budget_bytes=budget_bytes, selected=selected)
+    rows = offer_rows(fields.get("offers", []), budget_bytes=budget_bytes, selected=selected)
     pricing = Pricing(
         kind="does_not_fit",
         budget_bytes=budget_bytes,
         smallest_bytes=_enough_bytes(error),
+        short_of=tuple(fields.get("short_of", ())),
         suggestions=ways_out(error),
         largest=largest_part(sizes),
         bar=stacked_bar(sizes, budget_bytes=budget_bytes) if sizes else None,
@@ -329,91 +323,17 @@ def _nothing_fits(error: NoFeasiblePlan, *, budget_bytes: int, selected: str) ->
 
 def _with_table(pricing: Pricing, rows: Sequence[OfferRow]) -> Pricing:
     columns = [category for category in CATEGORIES if any(row.bytes_by_category.get(category) for row in rows)]
+    picks = choose_picks(rows, budget_bytes=pricing.usable_bytes or pricing.budget_bytes or 0)
+    rows = mark_picks(rows, picks)
     return replace(
         pricing,
+        picks=picks,
         columns=tuple(CATEGORY_LABELS[category] for category in columns),
-        offers=tuple(replace(row, cells=_cells(row, against=rows[0], columns=columns)) for row in rows),
+        categories=tuple(columns),
+        offers=tuple(replace(row, cells=offer_cells(row, against=rows[0], columns=columns)) for row in rows),
         several_machines=len({row.machine for row in rows}) > 1,
         any_over=any(row.verdict == "does_not_fit" for row in rows),
     )
-
-
-def _cells(row: OfferRow, *, against: OfferRow, columns: Sequence[str]) -> tuple[Cell, ...]:
-    first = against.bytes_by_category
-    return tuple(
-        Cell(
-            num_bytes=row.bytes_by_category.get(category, 0),
-            differs=row is not against and row.bytes_by_category.get(category, 0) != first.get(category, 0),
-        )
-        for category in columns
-    )
-
-
-def _rows(documents: Sequence[Mapping[str, Any]], *, budget_bytes: int, selected: str) -> list[OfferRow]:
-    """The chosen plan first; of the others the faster ones first. ``selected`` is ``label@machine``."""
-    ordered = sorted(documents, key=lambda offer: (not offer["chosen"], offer["prediction"]["total_s"]))
-    known = any(_key(offer) == selected for offer in ordered)
-    return [
-        _row(offer, budget_bytes=budget_bytes, selected=_key(offer) == selected if known else bool(offer["chosen"]))
-        for offer in ordered
-    ]
-
-
-def _key(offer: Mapping[str, Any]) -> str:
-    return f"{offer['label']}@{offer['machine']['id']}"
-
-
-def _row(offer: Mapping[str, Any], *, budget_bytes: int, selected: bool) -> OfferRow:
-    prediction, plan = offer["prediction"], offer["plan"]
-    sizes = prediction["device_bytes_by_category"]
-    is_generation = "kv_cache" in plan
-    return OfferRow(
-        id=offer["id"],
-        label=offer["label"],
-        chosen=offer["chosen"],
-        selected=selected,
-        verdict=offer["verdict"],
-        machine=offer["machine"]["name"],
-        lossless=offer["lossless"],
-        explanation=tuple(offer["explanation"]),
-        peak_bytes=prediction["device_peak_bytes"],
-        host_bytes=prediction["host_peak_bytes"],
-        step_ms=prediction["decode_ms" if is_generation else "step_ms"],
-        first_token_ms=prediction["prefill_ms"] if is_generation else None,
-        total_s=prediction["total_s"],
-        tokens_per_s=prediction["tokens_per_s"],
-        time_source=prediction["time_source"],
-        bytes_by_category=sizes,
-        cells=(),
-        bar=stacked_bar(sizes, budget_bytes=budget_bytes),
-        largest=largest_part(sizes),
-        blocks=weights_words(plan["weights"]) if is_generation else block_letters(plan["activations"]["per_block"]),
-        batch=batch_words(plan),
-        costs=tuple(_cost_words(cost) for cost in offer["costs"]),
-    )
-
-
-def _cost_words(cost: Mapping[str, Any]) -> str:
-    what = "to rent" if cost["kind"] == "rented" else "of energy, at most"
-    return f"{cost['currency']} {cost['amount']:,.2f} {what} (price of {cost['price_date']})"
-
-
-def weights_words(weights: Mapping[str, Any]) -> str:
-    """``fp32 on the device``, ``bf16 int8 on the host``."""
-    packed = "" if weights["frozen"] == "same" else f" {weights['frozen']}"
-    return f"{weights['dtype']}{packed} on the {weights['place']}"
-
-
-def block_letters(choices: Sequence[str]) -> str:
-    """``["keep", "keep", "recompute"]`` as ``K2 R1``."""
-    runs: list[tuple[str, int]] = []
-    for choice in choices:
-        letter = BLOCK_CHOICES[choice][0]
-        if runs and runs[-1][0] == letter:
-            runs[-1] = (letter, runs[-1][1] + 1)
-        else:
-            runs.append((letter, 1))
-    return " ".join(f"{letter}{length}" for letter, length in runs)
 
 
 def _whole_mib(num_bytes: int) -> str:

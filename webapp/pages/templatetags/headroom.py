@@ -10,15 +10,15 @@ from typing import Any
 
 from django import template
 from django.forms import BaseForm
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from optimizer.base.categories import CATEGORY_LABELS
 from optimizer.base.units import format_bytes, format_duration
 from optimizer.hardware.rental import Cost
+from webapp.pages.forms.options import count_words
 from webapp.pages.forms.work import form_query
-from webapp.pages.presentation import step_words
+from webapp.pages.presentation import clock_words, step_words
 from webapp.pages.words.baselines import BASELINE_WORDS
 
 register = template.Library()
@@ -36,6 +36,15 @@ def size(num_bytes: Any) -> str | SafeString:
     return format_html('<span class="num" title="{} bytes">{}</span>', f"{num_bytes:,}", format_bytes(num_bytes))
 
 
+@register.simple_tag
+def parameters(num_parameters: int | None) -> str | SafeString:
+    """``8.03 B``; the exact number on hover."""
+    if not num_parameters:
+        return NONE_YET
+    short = count_words(num_parameters).removesuffix(" parameters")
+    return format_html('<span class="num" title="{}">{}</span>', f"{num_parameters:,}", short)
+
+
 @register.filter(name="bytes")
 def bytes_words(num_bytes: Any) -> str:
     """The text of ``size``, for attributes."""
@@ -47,8 +56,7 @@ def moment(when: datetime | None) -> str | SafeString:
     """A point in time: the clock today, the day otherwise; ISO 8601 UTC on hover."""
     if not when:
         return NONE_YET
-    local = timezone.localtime(when)
-    short = local.strftime("%H:%M:%S" if local.date() == timezone.localdate() else "%d %b %Y %H:%M")
+    short = clock_words(when)
     iso = when.strftime("%Y-%m-%dT%H:%M:%SZ")
     return format_html('<time class="num" datetime="{}" title="{}">{}</time>', iso, iso, short)
 

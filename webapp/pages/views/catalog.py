@@ -15,6 +15,7 @@ from optimizer.models.spec import read_model_spec
 from optimizer.models.structure import describe_structure
 from webapp.accounts.audit import note_target
 from webapp.catalog.actions import correct_columns, create_dataset, create_model, files_bytes, read_again
+from webapp.catalog.distinct_names import distinct_names
 from webapp.catalog.files.model_parts import as_sidecars
 from webapp.catalog.hub.download import begin_download, list_downloads
 from webapp.catalog.linked import link_model
@@ -31,7 +32,7 @@ from webapp.catalog.removal import delete_row, restore_row
 from webapp.catalog.server_data import create_dataset_of_path
 from webapp.jobs.queries import jobs_visible_to
 from webapp.pages.forms.training import DatasetUploadForm, ModelUploadForm
-from webapp.pages.words.catalog import columns_words, fold_cards, length_facts, structure_rows
+from webapp.pages.words.catalog import columns_words, fold_cards, length_facts, structure_rows, unusable_lines
 from webapp.planning.reach import ask_for_needs, read_cards, read_needs
 
 PREVIEW_LENGTH = 512
@@ -132,6 +133,7 @@ def dataset_page(request: HttpRequest, dataset_id: str) -> HttpResponse:
         "records": dataset.facts.get("records") or [],
         "lengths": length_facts(dataset),
         "columns": columns_words(dataset),
+        "unusable": unusable_lines(dataset),
         "said": bool(dataset.columns),
         "jobs": jobs_visible_to(request.user).filter(dataset=dataset).order_by("-created_at")[:SHOWN_JOBS],
     }
@@ -143,13 +145,13 @@ def dataset_page(request: HttpRequest, dataset_id: str) -> HttpResponse:
 def dataset_preview(request: HttpRequest, dataset_id: str) -> HttpResponse:
     """Samples with the parts that training learns: a part of the dataset's page, a page of its own without JavaScript."""
     dataset = get_object_or_404(datasets_visible_to(request.user), pk=dataset_id)
-    models = list(models_visible_to(request.user).order_by("name"))
+    models = list(models_visible_to(request.user).select_related("project").order_by("name"))
     asked = request.GET.get("model", "")
     model = next((each for each in models if asked in (each.pk, each.name)), None) or _chat_model_first(models)
     fragment = bool(request.htmx)  # type: ignore[attr-defined]
     context = {
         "dataset": dataset,
-        "models": models,
+        "models": distinct_names(models).items(),
         "model": model,
         "sequence_length": request.GET.get("sequence_length", str(PREVIEW_LENGTH)),
         "loss_on": "all" if request.GET.get("loss_on") == "all" else "assistant",

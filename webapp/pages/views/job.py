@@ -9,7 +9,7 @@ from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.db.models import F
+from django.db.models import F, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.template.loader import render_to_string
@@ -17,7 +17,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
 from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
-from optimizer.base.errors import HeadroomError
+from optimizer.base.errors import HeadroomError, InvalidInput
 from optimizer.base.units import format_bytes
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction
@@ -29,33 +29,37 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
 from webapp.accounts.audit import note_target
 from webapp.catalog.errors import ModelExists
-from webapp.catalog.queries import models_visible_to
+from webapp.catalog.models import Dataset, Model
+from webapp.catalog.queries import datasets_visible_to, models_visible_to
+from webapp.jobs.about import shared_path
 from webapp.jobs.actions import CancelMode, cancel_job, pause_job, resume_job, retry_job
 from webapp.jobs.checkpoints import export_job, exports_of, is_there
-from webapp.jobs.documents import job_document
+from webapp.jobs.documents import attempt_documents, job_document
 from webapp.jobs.errors import JobConflict
 from webapp.jobs.models import Job, Kind, State
 from webapp.jobs.queries import jobs_visible_to
 from webapp.jobs.specs.copying import copies_of
 from webapp.jobs.specs.exporting import read_export
 from webapp.jobs.specs.generation import generation_workload, spec_of_job
+from webapp.jobs.specs.training import find_visible
 from webapp.jobs.trained_model import create_trained_model, what_is_left
 from webapp.pages.forms.pins import flat_pins
-from webapp.pages.presentation import comparisons, plan_rows
+from webapp.pages.presentation import comparisons, plan_rows, setting_words
 from webapp.pages.shown.files import find_in_log, log_after, log_tail, newest_answers, sample_text
 from webapp.pages.shown.job_head import budget_bytes, describe_job
-from webapp.pages.shown.next_steps import edit_url
+from webapp.pages.shown.next_steps import NAMES, edit_url
 from webapp.pages.shown.places import PlacePicture, places_of
 from webapp.pages.shown.tables import CHARTS, build_table
+from webapp.pages.words.plan_names import plan_name
 
-TABS = ("plan", "checkpoints", "samples", "logs", "events", "files")
+TABS = ("plan", "execution", "checkpoints", "samples", "logs", "events", "files")
 
 
 @require_GET
 @login_required
 def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
     job = _get(request, job_id)
-    tab = request.GET.get("tab", TABS[0])
+    tab = request.GET.get("tab", "") or _first_tab(job)
     context = {
         **_head_context(request, job),
         **_tab_context(request, job, tab if tab in TABS else TABS[0]),
@@ -64,8 +68,9 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
             "budget_bytes": budget_bytes(job),
             "categories": [{"key": category, "label": CATEGORY_LABELS[category]} for category in CATEGORIES],
         },
-        "categories": _categories(job),
-        "places": _places(job),
+        "categories": category_rows(job),
+        "opens_on_text": job.kind == Kind.GENERATE or _first_tab(job) == "samples",
+        "places": job_places(job),
     }
     return render(request, "jobs/job.html", context)
 
@@ -128,7 +133,8 @@ def job_csv(request: HttpRequest, job_id: str, chart: str) -> HttpResponse:
 @require_POST
 @login_required
 def job_cancel(request: HttpRequest, job_id: str) -> HttpResponse:
-    mode: CancelMode = "save" if request.POST.get("mode") == "save" else "discard"
+    modes: dict[str, CancelMode] = {"save": "save", "keep": "keep"}
+    mode = modes.get(request.POST.get("mode", ""), "discard")
     return _act(request, job_id, lambda job, actor: cancel_job(job, mode=mode, actor=actor), undo=_UNDO_STOP)
 
 
@@ -229,8 +235,25 @@ def _head_context(request: HttpRequest, job: Job) -> dict[str, Any]:
         "view": describe_job(job, last_checkpoint_step=last_step),
         **(_left_context(request, job) if job.is_terminal else {}),
         "api_url": f"/api/v1/jobs/{job.pk}",
-        "copies": copies_of(job.spec, url=request.build_absolute_uri("/").rstrip("/")),
+        "shared_url": request.build_absolute_uri(path) if (path := shared_path(job)) else "",
+        "copies": copies_of(job.spec, url=request.build_absolute_uri("/").rstrip("/"), names=_names(request, job)),
     }
+
+
+def _names(request: HttpRequest, job: Job) -> dict[str, str]:
+    """Names of the job's model and data, each only where it means the same row to who reads the page."""
+    rows: tuple[tuple[str, Model | Dataset | None, QuerySet[Any]], ...] = (
+        ("model", job.model, models_visible_to(request.user)),
+        ("prompts" if job.kind == Kind.GENERATE else "dataset", job.dataset, datasets_visible_to(request.user)),
+    )
+    return {field: row.name for field, row, visible in rows if row and field in job.spec and _means(row, field, visible)}
+
+
+def _means(row: Model | Dataset, field: str, visible: QuerySet[Any]) -> bool:
+    try:
+        return bool(find_visible(visible, row.name, field=field) == row)
+    except InvalidInput:
+        return False
 
 
 def _left_context(request: HttpRequest, job: Job) -> dict[str, Any]:
@@ -242,8 +265,14 @@ def _left_context(request: HttpRequest, job: Job) -> dict[str, Any]:
     }
 
 
-def _places(job: Job) -> PlacePicture | None:
+def job_places(job: Job) -> PlacePicture | None:
     return places_of(job.plan, num_blocks=read_model_spec(job.model.config).num_blocks) if job.plan else None
+
+
+def _first_tab(job: Job) -> str:
+    """Answers and samples come first where there are some."""
+    is_sampled = job.kind == Kind.TRAIN and job.is_terminal and job.artifacts.filter(kind="sample").exists()
+    return "samples" if job.kind == Kind.GENERATE or is_sampled else TABS[0]
 
 
 def _whole(text: str) -> int:
@@ -262,16 +291,36 @@ def _tab_context(request: HttpRequest, job: Job, tab: str) -> dict[str, Any]:
     }
 
 
-def _plan_tab(job: Job) -> dict[str, Any]:
+def plan_facts(job: Job) -> dict[str, Any]:
     attempt = job.attempts.exclude(measured=None).order_by("-number").first()
     measured = attempt.measured if attempt else _measured_so_far(job)
     goal = job.spec.get("goal", {})
     return {
+        "attempts": attempt_rows(job),
+        "was_shared": attempt is not None and attempt.is_shared,
         "rows": plan_rows(job.plan, prediction=job.prediction, measured=measured),
         "comparisons": comparisons(job.prediction, measured=measured, has_ended=job.is_terminal),
         "explanation": _explanation(job),
-        "goal_pairs": [(_goal_name(name), _goal_value(name, value)) for name, value in goal.items()],
+        "work_pairs": [
+            (name, setting_words(value)) for name, value in job.spec.get("workload", {}).items() if value not in ("", None)
+        ],
+        "goal_pairs": [(_goal_name(name), _goal_value(name, value)) for name, value in goal.items() if value not in ("", None)],
     }
+
+
+def attempt_rows(job: Job) -> list[dict[str, Any]]:
+    """The line of attempts, where there is more than one or one that ran out of memory."""
+    rows = attempt_documents(job.attempts.select_related("job"))
+    if job.kind != Kind.TRAIN or (len(rows) < 2 and not any(row["cause"] for row in rows)):
+        return []
+    return [
+        {
+            **row,
+            "plan_name": plan_name(row["plan"]) if row["plan"] else "",
+            "end": NAMES.get(row["outcome"], row["outcome"].replace("_", " ")) if row["outcome"] else "under way",
+        }
+        for row in rows
+    ]
 
 
 def _explanation(job: Job) -> list[str]:
@@ -330,7 +379,8 @@ def _files_tab(job: Job) -> dict[str, Any]:
 
 
 _TAB_CONTENTS: dict[str, Callable[[Job], dict[str, Any]]] = {
-    "plan": _plan_tab,
+    "plan": plan_facts,
+    "execution": lambda job: {},
     "checkpoints": _checkpoints_tab,
     "samples": _samples_tab,
     "events": _events_tab,
@@ -338,7 +388,7 @@ _TAB_CONTENTS: dict[str, Callable[[Job], dict[str, Any]]] = {
 }
 
 
-def _categories(job: Job) -> list[dict[str, Any]]:
+def category_rows(job: Job) -> list[dict[str, Any]]:
     """Those that the prediction has, or all of them without one; keys and values only where there are any."""
     predicted = (job.prediction or {}).get("device_bytes_by_category") or {}
     left_out = {"kv_cache"} if job.kind != Kind.GENERATE and not predicted.get("kv_cache") else set()
@@ -359,4 +409,4 @@ def _goal_value(name: str, value: Any) -> str:
     if isinstance(value, dict):
         pinned = [(path, set_to) for path, set_to in flat_pins(value) if set_to is not None]
         return ", ".join(f"{path} {_goal_value(path, set_to)}" for path, set_to in pinned) or "none"
-    return ", ".join(value) if isinstance(value, list) else str(value)
+    return setting_words(value)

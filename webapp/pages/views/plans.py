@@ -17,10 +17,11 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.text import capfirst
 from django.views.decorators.http import require_GET
 
 from optimizer.base.errors import HeadroomError, InvalidInput, NoFeasiblePlan
-from optimizer.hardware.devices import known_devices
+from optimizer.hardware.devices import find_device, known_devices
 from optimizer.profile.fingerprints import traced_fingerprint
 from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Profile
@@ -29,11 +30,12 @@ from webapp.jobs.models import Kind
 from webapp.jobs.queries import jobs_visible_to
 from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
 from webapp.jobs.specs.training import read_workload
-from webapp.pages.forms.kinds import GENERATION, TRAINING, FormKind, first_model
+from webapp.pages.forms.kinds import GENERATION, TRAINING, FormKind, first_model, usable_budget
 from webapp.pages.forms.pins import EditForm
-from webapp.pages.forms.work import WorkForm, form_query, initial_from_query, list_problems, typed_of
+from webapp.pages.forms.work import WorkForm, exact_bytes, form_query, initial_from_query, list_problems, typed_of
 from webapp.pages.presentation import largest_part
 from webapp.pages.shown import plans
+from webapp.pages.shown.limits import limits_of
 from webapp.pages.shown.plan_work import Edited, GenerationWork, PlanAnswer, TrainingWork, Work
 from webapp.pages.shown.price_view import ways_out
 from webapp.planning.cards import rank_some_cards
@@ -42,6 +44,8 @@ from webapp.planning.search.generation import asked_by_generation
 
 CARD = "gpu:"
 EDIT = "try"
+ASKED = ("model", "prompts", "sequence_length", "global_batch_size", "max_new_tokens", "device_budget")
+"""Fields that stand at the top of the page; all others keep what the address says."""
 DEFAULT_CARD = "RTX 4090"
 """Card taken where no machine has registered."""
 
@@ -68,7 +72,8 @@ def plans_page(request: HttpRequest) -> HttpResponse:
         "on": on,
         "form_url": reverse(kind.address),
         "query": form_query(form),
-        "kept": [pair for pair in _pairs(request, without=()) if pair[0] != "on"],
+        "kept": [pair for pair in _pairs(request, without=()) if pair[0] not in ("on", *ASKED)],
+        "asked": [form[name] for name in ASKED if name in form.fields],
     }
     if not form.is_valid():
         return render(request, "plans/page.html", {**context, "problems": list_problems(form)}, status=422)
@@ -85,8 +90,12 @@ def plans_page(request: HttpRequest) -> HttpResponse:
     except HeadroomError as error:
         if "waits" in request.GET:  # an answer as well, which the page then shows
             return HttpResponse(headers={"HX-Refresh": "true"})
-        problems = [f"{error.message}. {error.hint}".strip()]
+        problems = list_problems(form) if form.put_error(error) else (_said(form, error),)
         return render(request, "plans/page.html", {**context, "problems": problems}, status=422)
+
+
+def _said(form: WorkForm, error: HeadroomError) -> str:
+    return f"{capfirst(form.in_words(error.message))}. {form.in_words(error.hint)}".strip()
 
 
 @require_GET
@@ -182,15 +191,25 @@ def _address_of_job(request: HttpRequest, job_id: str) -> str:
 
 def _read(request: HttpRequest, kind: FormKind) -> tuple[WorkForm, list[_Place], str]:
     """The form that the address fills, where the work may go, and where it goes."""
-    initial = {"model": first_model(kind.models(request), request.user)} | initial_from_query(request.GET)
+    machines = machines_visible_to(request.user).order_by("name")
+    places = [_Place(key=machine.pk, name=f"{machine.name} ({machine.document['device']['name']})") for machine in machines]
+    default = places[0].key if places else f"{CARD}{DEFAULT_CARD}"
+    places += [_Place(key=f"{CARD}{name}", name=name) for name in known_devices()]
+    on = request.GET.get("on") or default
+    first = {"model": first_model(kind.models(request), request.user), "device_budget": _usable_budget(request, on)}
+    initial = first | initial_from_query(request.GET)
+    initial["device_budget"] = initial["device_budget"] or first["device_budget"]
     form = kind.make_form(request, typed_of(kind.make_form(request, None, initial)), {})
     if "dataset" in form.fields:
         form.fields["dataset"].required = False  # no plan depends on it
-    machines = machines_visible_to(request.user).order_by("name")
-    places = [_Place(key=machine.pk, name=machine.name) for machine in machines]
-    default = places[0].key if places else f"{CARD}{DEFAULT_CARD}"
-    places += [_Place(key=f"{CARD}{name}", name=name) for name in known_devices()]
-    return form, places, request.GET.get("on") or default
+    return form, places, on
+
+
+def _usable_budget(request: HttpRequest, on: str) -> str:
+    """Memory that one job can have there; the newest machine's for a place that is not known, which is refused later."""
+    if on.startswith(CARD) and on.removeprefix(CARD) in known_devices():
+        return exact_bytes(find_device(on.removeprefix(CARD)).usable_bytes)
+    return usable_budget(request.user)
 
 
 def _work(request: HttpRequest, kind: FormKind, form: WorkForm, on: str) -> Work | None:
@@ -303,10 +322,19 @@ def _described(request: HttpRequest, work: Work) -> dict[str, Any]:
         "cards_url": f"{reverse('plans_cards')}?{_with(request)}",
     }
     if points:
+        nearest = found.chosen or points[0].priced
+        limits = limits_of(nearest.prediction, budget_bytes=found.budget_bytes)
+        main, rest = plans.split_points(points)
         described |= {
+            "main": main,
+            "rest": rest,
+            "limits": limits,
+            "lines": [
+                (point, plans.difference_lines(nearest, point.priced)) for point in compared if point.priced is not nearest
+            ][:1],
             "categories": plans.categories_of(compared),
             "groups": plans.side_by_side(compared),
-            "facts": plans.chart_facts(points, budget_bytes=found.budget_bytes),
+            "facts": plans.chart_facts(points, budget_bytes=found.budget_bytes, limits=limits),
             "steps": [
                 (point, f"{reverse('plans_step')}?{_with(request, plan=point.key)}")
                 for point in compared

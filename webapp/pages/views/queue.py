@@ -1,19 +1,26 @@
-"""The queue as a page: what waits, in which order and why, what is at work; a job is moved by a button."""
+"""The queue above the list of jobs: what waits, in which order and why, what is at work; a job is moved by a button."""
+
+from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
 from optimizer.base.errors import HeadroomError
 from webapp.accounts.access import is_service_admin
+from webapp.accounts.permissions import refusal_of
 from webapp.jobs.actions import pause_job, resume_job, set_priority
+from webapp.jobs.models import Job
 from webapp.jobs.queries import jobs_visible_to
 from webapp.jobs.queue import read_queue
 from webapp.pages.presentation import eta_words
 from webapp.pages.shown.job_head import state_words
 
+MAX_SHOWN = 20
+"""Jobs of the queue that are shown with their buttons; the list below has all."""
 _MOVES = {"sooner": 1, "later": -1}
 _HOLDS = {"pause": pause_job, "resume": resume_job}
 
@@ -21,21 +28,36 @@ _HOLDS = {"pause": pause_job, "resume": resume_job}
 @require_GET
 @login_required
 def queue_page(request: HttpRequest) -> HttpResponse:
-    return _shown(request)
+    """The rows, for the page of jobs that shows them; the address by itself leads there."""
+    return _shown(request) if request.htmx else redirect("jobs")  # type: ignore[attr-defined]
 
 
 def _shown(request: HttpRequest, *, refused: str = "") -> HttpResponse:
-    queue = read_queue(request.user)
-    context = {
-        "waiting": queue.waiting,
-        "num_others": queue.num_waiting - len(queue.waiting),
+    return render(request, "jobs/queue_rows.html", queue_context(request, refused=refused))
+
+
+def queue_context(request: HttpRequest, *, refused: str = "") -> dict[str, Any]:
+    """Values for the rows of what waits and what is at work."""
+    queue = read_queue(request.user, page_size=MAX_SHOWN)
+    known: dict[str | None, str] = {}
+    return {
+        "waiting": [{"row": row, "refused": _refused_move(request, row.job, known)} for row in queue.waiting],
+        "num_hidden": queue.num_own - len(queue.waiting),
+        "num_others": queue.num_waiting - queue.num_own,
         "live": [
             {"job": job, "words": state_words(job), "eta": eta_words(job.eta_s, state=job.state)} for job in queue.live
         ],
         "may_overtake": is_service_admin(request.user),
         "refused_move": refused,
     }
-    return render(request, "jobs/queue_rows.html" if request.htmx else "jobs/queue.html", context)  # type: ignore[attr-defined]
+
+
+def _refused_move(request: HttpRequest, job: Job, known: dict[str | None, str]) -> str:
+    """The reason why somebody may not move a job; the same for all jobs of a project, so it is asked once for each."""
+    if job.project_id not in known:
+        error = refusal_of(request.user, "POST", reverse("queue_move", args=[job.pk]))
+        known[job.project_id] = "" if error is None else f"{error.message[:1].upper()}{error.message[1:]}. {error.hint}".strip()
+    return known[job.project_id]
 
 
 @require_POST
@@ -60,4 +82,4 @@ def queue_move(request: HttpRequest, job_id: str) -> HttpResponse:
         return _shown(request, refused=refused)
     if refused:
         messages.error(request, refused)
-    return redirect("queue")
+    return redirect("jobs")

@@ -20,6 +20,8 @@ _VERDICT_CLASSES: dict[CardVerdict | None, str] = {
     "does_not_fit": "does_not_fit",
     None: "unknown",
 }
+SHOWN_LINES = 10
+"""Unusable lines of a file of prompts that are named, the first of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,17 @@ def fold_cards(cards: Sequence[Card]) -> list[CardRow]:
         )
         for (_, verdicts), found in rows.items()
     ]
+
+
+def unusable_lines(dataset: Dataset) -> list[str]:
+    """The lines of a file of prompts that get no answer, each with its reason, below their number; empty if all are usable."""
+    num_refused = dataset.facts.get("num_refused") or 0
+    if not num_refused:
+        return []
+    named = [f"line {problem['line']}: {problem['message']}" for problem in dataset.facts["problems"][:SHOWN_LINES]]
+    more = [f"and {num_refused - len(named):,} more"] if num_refused > len(named) else []
+    are = "line of {} cannot be used and gets" if num_refused == 1 else "lines of {} cannot be used and get"
+    return [f"{num_refused:,} {are.format(f'{dataset.num_documents:,}')} no answer", *named, *more]
 
 
 def columns_words(dataset: Dataset) -> str:

@@ -93,16 +93,19 @@ def compare_jobs(jobs: Sequence[Job]) -> Comparison:
 
 
 def _setting_differences(jobs: Sequence[Job]) -> Iterator[Difference]:
-    settings = [dict(_settings(job)) for job in jobs]
-    names = dict.fromkeys(name for setting in settings for name in setting)
+    """A setting that only some kinds of job have is a difference only where jobs of those kinds differ."""
+    settings = [(job.kind, dict(_settings(job))) for job in jobs]
+    names = dict.fromkeys(name for _, setting in settings for name in setting)
     for name in names:
-        values = tuple(setting.get(name) for setting in settings)
-        if any(value != values[0] for value in values):
-            yield Difference(group="setting", name=name, values=values)
+        kinds = {kind for kind, setting in settings if name in setting}
+        asked = [setting.get(name) for kind, setting in settings if kind in kinds]
+        if any(value != asked[0] for value in asked):
+            yield Difference(group="setting", name=name, values=tuple(setting.get(name) for _, setting in settings))
 
 
 def _settings(job: Job) -> Iterator[tuple[str, Any]]:
     """Flat, with names for what the spec knows by id."""
+    yield "kind", job.kind
     yield "model", job.model.name
     yield "dataset", job.dataset.name if job.dataset else None
     yield "machine", job.machine.name if job.machine else None

@@ -1,11 +1,15 @@
-"""Corrects a machine's calibration by an attempt that succeeded (``optimizer/hardware/calibration.py``)."""
+"""Corrects a machine's calibration by attempts: those that succeeded, and what those that ran out of memory were short of."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
+
+from django.db import transaction
 
 from optimizer.base.errors import HeadroomError
 from optimizer.base.serialize import from_json
 from optimizer.estimate.generation.runs import price_run
+from optimizer.estimate.job.shortfalls import Shortfall, remember_shortfalls
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.calibration import TimedRun, learn_generation, update_calibration
 from optimizer.hardware.machine import Machine as MachineSpec
@@ -42,8 +46,20 @@ def price_generation(attempt: Attempt, result: dict[str, Any] | None) -> TimedRu
         return None
 
 
+def learn_shortfalls(machine: Machine, *, work: str, shown: Sequence[Shortfall]) -> None:
+    """Keep by how much stages of this work were predicted too low here, so that the next search of it leaves as much free."""
+    if not shown:
+        return
+    with transaction.atomic():
+        row = Machine.objects.select_for_update().get(pk=machine.pk)
+        row.calibration = remember_shortfalls(row.calibration, work, shown)
+        row.save(update_fields=["calibration"])
+
+
 def calibrate(attempt: Attempt, result: dict[str, Any] | None, *, generation: TimedRun | None) -> None:
-    """Inside the transaction. generation: from ``price_generation``."""
+    """Inside the transaction. Nothing is learnt from a run beside others. generation: from ``price_generation``."""
+    if attempt.is_shared:
+        return
     measured = (result or {}).get("measured")
     is_step = attempt.job.kind == Kind.TRAIN and bool(measured) and attempt.prediction is not None
     if attempt.machine_id is None or not (is_step or generation is not None):

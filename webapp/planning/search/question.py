@@ -117,6 +117,6 @@ class NothingFits:
     def error(self) -> NoFeasiblePlan:
         """A new one each time: whoever catches it may add to its fields."""
         facts = {name: self.fields[name] for name in ("budget_bytes", "smallest_feasible_bytes", "bytes_by_category")}
-        error = NoFeasiblePlan(**facts, hint=self.hint)
+        error = NoFeasiblePlan(**facts, hint=self.hint, short_of=self.fields["short_of"])
         error.fields.update(self.fields)
         return error

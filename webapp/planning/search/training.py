@@ -9,6 +9,7 @@ from functools import partial
 
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from optimizer.base.recent import remembered
+from optimizer.estimate.job.shortfalls import Shortfall, known_shortfalls
 from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.hardware.rental import read_prices
@@ -19,8 +20,8 @@ from optimizer.search.answer.baselines import Baseline, list_baselines, price_ba
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.alternatives import add_ways_out
 from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
-from optimizer.search.questions.price_cache import PriceMemory, detailed_part
-from optimizer.search.training import training_problem
+from optimizer.search.questions.price_cache import PriceMemory, detailed_part, name_work, priced_part
+from optimizer.search.training import training_problem, with_shortfalls
 from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Model, Profile
 from webapp.jobs.specs.training import JobSpec
@@ -36,6 +37,8 @@ MAX_MEMORIES = 2
 class TrainingQuestion(Question[ModelProfile, TrainingWorkload, Goal]):
     """The question which plan trains the model."""
 
+    shortfalls: tuple[Shortfall, ...] = field(default=(), compare=False)
+    """Shown by attempts at this work on this machine; of the place's calibration."""
     known_profile: Callable[[TrainingWorkload], ModelProfile | None] = field(default=lambda _: None, compare=False)
     """The model's profile with other adapters, where it was made already; for what would fit where nothing does."""
 
@@ -90,6 +93,7 @@ class AskedTraining:
                 workload=self.workload,
                 goal=self.goal,
                 place=place,
+                shortfalls=known_shortfalls(place.calibration, name_work(profile.pk, self.workload)),
                 known_profile=partial(known_profile_of, self.model),
             )
             for place in places
@@ -156,7 +160,10 @@ def _pose(
     )
     problem = replace(problem, names_ways=False)
     is_here = profile is question.profile and machine in (None, place.machine)
-    return _memory(question).bind(problem) if is_here else problem
+    if not is_here:
+        return problem
+    shortfalls = question.shortfalls if priced_part(workload) == priced_part(question.workload) else ()
+    return with_shortfalls(_memory(question).bind(problem), profile, shortfalls, machine=place.machine)
 
 
 @remembered(most=MAX_MEMORIES, key=lambda question: (question.profile_sha256, question.place.sha256))

@@ -65,11 +65,48 @@ def test_the_newest_three_are_kept(tmp_path: Path) -> None:
     assert len(list((tmp_path / "checkpoints").iterdir())) == 3
 
 
-def test_newest_is_by_step_and_then_by_fence(tmp_path: Path) -> None:
-    write(tmp_path, 1_000_000, fence=2)
-    write(tmp_path, 999_999, fence=30)
+def names(job_folder: Path) -> list[str]:
+    return [folder.name for folder in list_checkpoints(job_folder)]
+
+
+def test_newest_is_by_fence_and_then_by_step(tmp_path: Path) -> None:
+    write(tmp_path, 1_000_000, fence=9)
+    write(tmp_path, 999_999, fence=11)
     write(tmp_path, 1_000_000, fence=11)
+    assert names(tmp_path) == ["step-1000000-f11", "step-999999-f11", "step-1000000-f9"]
     assert find_resumable(tmp_path).folder.name == "step-1000000-f11"
+
+
+def test_a_newer_attempt_that_resumed_earlier_keeps_what_it_wrote(tmp_path: Path) -> None:
+    for step in (100, 110, 120):
+        write(tmp_path, step, fence=1)
+    written = write(tmp_path, 90, fence=2)
+    assert names(tmp_path) == ["step-000090-f2", "step-000120-f1", "step-000110-f1"]
+    assert find_resumable(tmp_path).folder == tmp_path / written.folder
+    assert written.num_bytes == sum(file.stat().st_size for file in (tmp_path / written.folder).iterdir())
+
+
+def test_an_attempt_that_lost_its_job_displaces_nothing_of_its_successor(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        write(tmp_path, step, fence=2)
+    for step in (40, 50, 60, 70):
+        write(tmp_path, step, fence=1)
+    assert names(tmp_path) == [
+        *(f"step-0000{step}-f2" for step in (30, 20, 10)),
+        *(f"step-0000{step}-f1" for step in (70, 60, 50)),
+    ]
+    assert find_resumable(tmp_path).manifest.step == 30
+    write(tmp_path, 40, fence=2)
+    assert names(tmp_path) == [f"step-0000{step}-f2" for step in (40, 30, 20)]
+
+
+def test_only_what_older_attempts_had_staged_is_cleared(tmp_path: Path) -> None:
+    write(tmp_path, 10, fence=2)
+    staged = {fence: tmp_path / "checkpoints" / f".tmp-step-000020-f{fence}" for fence in (1, 2, 3)}
+    for folder in staged.values():
+        folder.mkdir()
+    write(tmp_path, 30, fence=2)
+    assert {fence: folder.exists() for fence, folder in staged.items()} == {1: False, 2: False, 3: True}
 
 
 def test_a_flipped_bit_is_noticed_and_the_one_before_is_used(tmp_path: Path) -> None:
@@ -150,7 +187,7 @@ def test_a_full_disk_is_refused_before_anything_is_written(tmp_path: Path, monke
     write(tmp_path, 10)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(DiskFull, match=r"a checkpoint needs 16\.0 MiB of disk; 1000 B are free"):
+    with pytest.raises(DiskFull, match=r"a checkpoint needs 256 MiB of disk, 256 MiB of which stay free; 1000 B are free"):
         write(tmp_path, 20)
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["step-000010-f1"]
 

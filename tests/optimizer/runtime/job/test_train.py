@@ -17,7 +17,7 @@ from optimizer.base.errors import DiskFull, LossNotFinite, OutOfDeviceMemory
 from optimizer.goal import Goal
 from optimizer.plan.plan import Plan
 from optimizer.runtime.job.checkpoint import find_resumable
-from optimizer.runtime.job.train import TrainingRun, train
+from optimizer.runtime.job.train import Measured, TrainingRun, train
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload, write_token_file, write_tokenizer
 
 
@@ -334,3 +334,31 @@ def test_a_loss_that_is_not_finite_ends_the_job(make_run: Callable[..., Training
     run = make_run(learning_rate=1.0, max_grad_norm=None, num_steps=40, epsilon=1e-30, beta2=0.0)
     with pytest.raises(LossNotFinite, match=r"the (loss|gradient norm) became (nan|inf)"):
         train(run, report=lambda message: None, should_stop=never)
+
+
+def test_a_run_that_its_probe_ends_goes_on_to_the_same_weights(make_run: Callable[..., TrainingRun]) -> None:
+    whole = train(make_run(folder="whole", num_steps=30), report=lambda message: None, should_stop=never)
+    asked: list[Any] = []
+
+    def probe(measured: Measured, num_steps_left: int) -> str:
+        asked.append((measured.device_peak_bytes, num_steps_left))
+        return "too slow"
+
+    run = make_run(folder="probed", num_steps=30)
+    first = train(run, report=lambda message: None, should_stop=never, probe=probe)
+    assert (first.outcome, first.reason, first.message) == ("drained", "probed", "too slow")
+    assert asked == [(whole.measured.device_peak_bytes, 30 - first.step)]
+    again = dataclasses.replace(run, resume_from="newest", plan=make_plan("recompute"))
+    second = train(again, report=lambda message: None, should_stop=never)
+    assert second.summary["weights_sha256"] == whole.summary["weights_sha256"]
+
+
+def test_a_run_whose_probe_finds_nothing_is_asked_once_and_not_disturbed(make_run: Callable[..., TrainingRun]) -> None:
+    asked: list[Any] = []
+
+    def probe(measured: Measured, num_steps_left: int) -> str:
+        asked.append(num_steps_left)
+        return ""
+
+    result = train(make_run(num_steps=30), report=lambda message: None, should_stop=never, probe=probe)
+    assert (result.outcome, len(asked)) == ("succeeded", 1)

@@ -22,6 +22,7 @@ from optimizer.profile.trace.generation import profile_generation
 from optimizer.search.generation.compare import reprice_generation
 from optimizer.search.generation.knobs import list_generation_knobs
 from optimizer.search.generation.problem import GenerationProblem
+from optimizer.search.generation.reasons import time_words
 from optimizer.search.generation.search import find_best_generation, generation_problem, search_generation
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
@@ -211,3 +212,8 @@ def test_making_keys_and_values_again_is_a_knob_where_the_model_can(problem: Gen
     assert changes == {f"keys and values of {number} tokens of a prompt made again" for number in (6, 12)}
     changes = {knob.change for knob in list_generation_knobs(pose(able), again) if knob.knob == path}
     assert "no keys and values made again" in changes
+
+
+@pytest.mark.parametrize(("percent", "words"), [(3.14, "3.1 % longer"), (0.0, "0.0 % longer"), (-0.5, "0.5 % less time")])
+def test_what_a_technique_costs_or_saves_in_time_is_said_as_time(percent: float, words: str) -> None:
+    assert time_words(percent) == words

@@ -7,21 +7,34 @@ from typing import Any
 
 import pytest
 from django.test import AsyncClient, Client
+from pytest_django import Settings
 
 from tests.webapp.conftest import make_spec
 from webapp.accounts.tokens import create_token
 from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.models import Dataset, Machine, Model
-from webapp.jobs.actions import record_samples, record_started
+from webapp.jobs.actions import cancel_job, record_samples, record_started
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Artifact, Job
 
 JOB_KEYS = """id name kind state phase reason message error is_terminal cancel_requested paused priority attempt step num_steps
-eta_s summary project spec plan prediction machine created_at started_at finished_at links"""
+eta_s summary tags notes project spec plan prediction machine created_at started_at finished_at links"""
 
 
-def post(client: Client, path: str, body: dict[str, str] | None = None, **headers: Any) -> Any:
+def post(client: Client, path: str, body: dict[str, Any] | None = None, **headers: Any) -> Any:
     return client.post(f"/api/v1/{path}", data=json.dumps(body or {}), content_type="application/json", headers=headers)
+
+
+def test_below_the_floor_of_free_disk_no_job_is_accepted_nor_retried(
+    as_ada: Client, make_job: Callable[..., Job], settings: Settings
+) -> None:
+    job = make_job()
+    cancel_job(job, mode="discard", actor="user:ada")
+    settings.HEADROOM_DISK_FLOOR_BYTES = 2**60
+    for answer in (post(as_ada, "jobs", {"spec": {}}), post(as_ada, f"jobs/{job.pk}/retry")):
+        assert (answer.status_code, answer.json()["code"]) == (507, "disk_full")
+        assert answer.json()["detail"].endswith("free; nothing new is accepted below 1048576 TiB")
+    assert Job.objects.count() == 1
 
 
 def test_a_job_shows_exactly_what_the_contract_lists(as_ada: Client, make_job: Callable[..., Job]) -> None:

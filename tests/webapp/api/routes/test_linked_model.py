@@ -57,4 +57,4 @@ def test_the_page_has_a_field_for_it_only_where_folders_are_open(db: None, folde
     assert "is not there, or outside of the folders that are open" in refused
     settings.HEADROOM_MODEL_ROOTS = []
     assert "Folder on the server" not in client.get("/models/").content.decode()
-    assert "This field is required." in client.post("/models/", {"name": "mine"}).content.decode()
+    assert "Choose the file config.json." in client.post("/models/", {"name": "mine"}).content.decode()

@@ -78,7 +78,7 @@ def test_offers_show_what_the_contract_lists(as_ada: Client, machine: Machine, s
     assert [offer["label"] for offer in document["offers"]] == ["chosen", *BASELINES]
     assert [offer["label"] for offer in document["offers"] if offer["chosen"]] == ["chosen"]
     assert all(sorted(offer) == OFFER_KEYS for offer in document["offers"])
-    assert document["offers"][0]["machine"] == {"id": machine.pk, "name": "bench"}
+    assert document["offers"][0]["machine"] == {"id": machine.pk, "name": "bench", "device": "test processor"}
 
 
 def test_when_nothing_fits_the_answer_names_the_smallest_budget_and_offers_the_baselines(

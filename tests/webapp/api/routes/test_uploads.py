@@ -199,6 +199,29 @@ def test_only_what_nothing_came_for_in_a_day_is_removed(api: Client, headroom_ho
     assert [path.name for path in (headroom_home / "uploads").iterdir()] == [new]
 
 
+def test_one_person_s_unfinished_uploads_are_bounded_in_bytes_too(api: Client, settings: Settings) -> None:
+    settings.HEADROOM_MAX_OPEN_UPLOAD_BYTES = 100
+    first = begin(api, {"name": "a.txt", "num_bytes": 60}).json()
+    answer = begin(api, {"name": "b.txt", "num_bytes": 41})
+    said = "this upload has 41 bytes and your unfinished ones 60; allowed: 100 together"
+    assert (answer.status_code, answer.json()["detail"]) == (409, said)
+    assert begin(api, {"name": "b.txt", "num_bytes": 40}).status_code == 201
+    api.delete(f"/api/v1/uploads/{first['id']}")
+    assert begin(api, {"name": "c.txt", "num_bytes": 60}).status_code == 201
+
+
+def test_below_the_floor_of_free_disk_no_piece_is_accepted(
+    api: Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = begin(api, announced("verse.txt", TEXT)).json()
+    settings.HEADROOM_DISK_FLOOR_BYTES = 2 * 1024**3
+    free = shutil.disk_usage("/")._replace(free=1024**3)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    answer = put(api, upload["id"], TEXT, offset=0)
+    said = "the disk of the service has 1.00 GiB free; nothing new is accepted below 2.00 GiB"
+    assert (answer.status_code, answer.json()["code"], answer.json()["detail"]) == (507, "disk_full", said)
+
+
 def test_twenty_open_uploads_are_enough(api: Client) -> None:
     for _ in range(uploads.MAX_OPEN):
         assert begin(api, announced("verse.txt", TEXT)).status_code == 201

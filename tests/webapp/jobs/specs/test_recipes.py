@@ -24,7 +24,8 @@ def trained(new_llama: Model) -> Model:
 
 def make_pairs_of(dataset: Dataset) -> None:
     dataset.facts = {**dataset.facts, "kind": "preference"}
-    dataset.save(update_fields=["facts"])
+    dataset.num_documents = 20
+    dataset.save(update_fields=["facts", "num_documents"])
 
 
 def test_preference_learns_from_pairs_by_dpo_with_adapters(ada: User, trained: Model, dataset: Dataset) -> None:

@@ -32,6 +32,17 @@ def test_where_memory_ran_out_the_budget_that_would_have_done_is_offered(ada: Us
     assert labels["Raise the device budget to 525 MiB"] == "/jobs/new/?from=job_x&device_budget=525+MiB"
 
 
+def test_no_budget_below_the_peak_that_was_predicted_is_offered(ada: User) -> None:
+    """What was in memory when it ran out is less than the peak that the rest of the step would have come to."""
+    fields = {"in_use_bytes": 380 * MIB, "requested_bytes": 20 * MIB}
+    job = Job(pk="job_x", owner=ada, spec={}, reason=Reason.OUT_OF_DEVICE_MEMORY, error={"fields": fields})
+    job.prediction = {"device_peak_bytes": 677 * MIB, "host_peak_bytes": 90 * MIB}
+    labels = [step.label for step in next_steps(job, has_checkpoint=False)]
+    assert "Raise the device budget to 711 MiB" in labels
+    job.reason = Reason.OUT_OF_HOST_MEMORY
+    assert "Raise the host budget to 420 MiB" in [step.label for step in next_steps(job, has_checkpoint=False)]
+
+
 def test_a_diverged_run_is_offered_a_tenth_of_its_learning_rate(ada: User) -> None:
     first = steps_of(ada, Reason.LOSS_NOT_FINITE)[0]
     assert (first.label, first.url) == (

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html import unescape
 from typing import Any
 from urllib.parse import parse_qs, urlparse
@@ -12,13 +13,14 @@ from django.test import Client
 from django.urls import reverse
 
 from optimizer.hardware.devices import table_machine
+from optimizer.search.problem import PricedPlan
 from tests.webapp.pages import rows
 from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Dataset, Model
 from webapp.jobs.models import Job, PlanOffer
 from webapp.pages.forms.training import JobForm
 from webapp.pages.forms.work import typed_of
-from webapp.pages.shown.plans import ComparedRow
+from webapp.pages.shown.plans import ComparedRow, Point, split_points, times_in_words
 from webapp.planning import cards
 
 pytestmark = pytest.mark.django_db
@@ -202,3 +204,40 @@ def test_a_list_from_which_nothing_was_chosen_stands_on_its_first_line(model: Mo
     assert (typed["model"], typed["dataset"], typed["schedule"]) == (model.pk, dataset.pk, "cosine")
     assert "forbid" not in typed
     assert "pin_weights_dtype" not in typed
+
+
+def a_point(key: str, *, peak_bytes: int, step_ms: float, sort: Any = "frontier") -> Point:
+    prediction = replace(rows.make_prediction(), device_peak_high_bytes=peak_bytes, step_ms=step_ms)
+    priced = PricedPlan(label=key, plan=rows.make_plan(), prediction=prediction, verdict="fits")
+    return Point(key=key, label=key, sort=sort, priced=priced)
+
+
+def test_plans_within_a_fiftieth_of_another_in_bytes_and_time_are_shown_as_one() -> None:
+    points = [
+        a_point("chosen", sort="chosen", peak_bytes=1000, step_ms=100.0),
+        a_point("twin", peak_bytes=1019, step_ms=101.9),
+        a_point("smaller", peak_bytes=970, step_ms=101.0),
+        a_point("slower", peak_bytes=1000, step_ms=103.0),
+    ]
+    main, rest = split_points(points)
+    assert [point.key for point in main] == ["chosen", "smaller", "slower"]
+    assert [point.key for point in rest] == ["twin"]
+
+
+def test_at_most_eight_plans_are_shown_at_first() -> None:
+    points = [a_point(str(number), peak_bytes=1000 * number, step_ms=100.0 / number) for number in range(1, 13)]
+    main, rest = split_points(points)
+    assert (len(main), len(rest)) == (8, 4)
+
+
+@pytest.mark.parametrize(
+    ("here_s", "there_s", "words"),
+    [
+        (151.0, 191.0, "3 min 11 s instead of 2 min 31 s"),
+        (160.0, 400.0, "6 min 40 s instead of 2 min 40 s"),
+        (1500.0, 2400.0, "40 min instead of 25 min"),
+        (7200.0, 7205.0, "2 h as well"),
+    ],
+)
+def test_two_durations_never_read_the_same_where_they_differ_by_seconds(here_s: float, there_s: float, words: str) -> None:
+    assert times_in_words(here_s, there_s) == words

@@ -38,7 +38,11 @@ def test_a_page_opens_for_a_person(browser: Client, name: str) -> None:
     assert browser.get(reverse(name)).status_code == 200
 
 
-def test_the_root_leads_to_the_jobs(browser: Client) -> None:
+def test_the_service_opens_on_the_demo_until_there_is_a_job_of_ones_own(browser: Client, ada: User) -> None:
+    assert "Headroom works out" in browser.get("/").content.decode()
+    rows.make_job(ada, name="chat-demo")
+    assert browser.get("/").status_code == 200
+    rows.make_job(ada, name="mine")
     assert browser.get("/")["Location"] == "/jobs/"
 
 
@@ -118,14 +122,14 @@ def test_who_may_only_look_reads_why_instead_of_a_form_to_upload(watcher: Client
 def test_people_who_may_only_look_see_before_the_form_that_they_cannot_start(watcher: Client) -> None:
     text = watcher.get(reverse("job_new")).content.decode()
     assert "This needs the role member in a project. Ask an administrator of one to give it to you." in text
-    assert 'name="submit" value="yes" disabled aria-describedby="start-refused">Start the job' in text
+    assert 'name="submit" value="yes" disabled aria-describedby="start-refused"><span id="start-label">Start the job' in text
 
 
 def test_who_may_only_look_reads_who_can_help_in_the_place_of_buttons(watcher: Client, ada: User) -> None:
     job = rows.make_job(ada)
     model, dataset = rows.make_model(ada, name="own"), rows.make_dataset(ada, name="own")
     assert {job.project_id, model.project_id, dataset.project_id} == {project_for_new(ada).pk}
-    for path in (reverse("queue"), reverse("model", args=[model.pk]), reverse("dataset", args=[dataset.pk])):
+    for path in (reverse("jobs"), reverse("model", args=[model.pk]), reverse("dataset", args=[dataset.pk])):
         text = watcher.get(path).content.decode()
         assert "you are a viewer. Ask ada." in text
         assert not re.search("<button[^>]*>(Delete|Later|Pause)</button>", text)
@@ -145,6 +149,6 @@ def test_who_cannot_be_removed_has_no_button_for_it(browser: Client, ada: User, 
 
 def test_a_generate_jobs_page_opens_where_its_prompts_cannot_be_read_any_more(browser: Client, ada: User) -> None:
     job = rows.make_generate_job(ada)  # whose files were never there
-    answer = browser.get(reverse("job", args=[job.pk]))
+    answer = browser.get(reverse("job", args=[job.pk]), {"tab": "plan"})
     assert answer.status_code == 200
     assert answer.context["explanation"] == []

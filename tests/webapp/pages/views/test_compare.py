@@ -54,12 +54,12 @@ def test_one_job_alone_and_someone_elses_are_refused_with_the_reason(browser: Cl
 def test_the_list_offers_a_box_for_each_job(browser: Client, ada: User) -> None:
     job = rows.make_job(ada)
     text = browser.get("/jobs/").content.decode()
-    assert f'form="compare-form" name="job" value="{job.pk}" aria-label="Compare {job.name}"' in text
+    assert f'form="bulk-form" name="job" value="{job.pk}" aria-label="Choose {job.name}"' in text
 
 
 def test_a_comparison_takes_as_many_queries_for_many_as_for_two(
     browser: Client, ada: User, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
     jobs = [rows.make_job(ada) for _ in range(6)]
-    with django_assert_max_num_queries(6):
+    with django_assert_max_num_queries(7):
         compare(browser, *jobs)

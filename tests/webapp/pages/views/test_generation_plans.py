@@ -16,7 +16,7 @@ from optimizer.plan.pins.generation_knobs import generation_knobs, written_knobs
 from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Dataset, Model, Profile
 from webapp.jobs.models import Job, PlanOffer
-from webapp.pages.forms.work import pin_field
+from webapp.pages.forms.sentences import pin_field
 from webapp.planning import cards
 from webapp.planning.search import generation
 
@@ -131,7 +131,7 @@ def test_what_is_no_value_of_a_decision_is_named_beside_its_field(look: Callable
     chosen = look(whole="yes").context["found"].chosen.plan
     answer = look(**full_edit(chosen, prefill_tokens="1"))
     beside = answer.content.decode().partition('id="id_try-pin_prefill_tokens_error"')[2].partition("</ul>")[0]
-    assert "plan.prefill_tokens is 1; allowed: 2 or more" in beside
+    assert "must be 2 or more" in beside
 
 
 def test_every_decision_of_the_plan_can_be_edited(look: Callable[..., Any]) -> None:
@@ -171,7 +171,7 @@ def test_where_the_largest_batch_is_looked_for_no_batch_is_held(look: Callable[.
 def test_pins_that_no_plan_keeps_are_said_on_the_page(look: Callable[..., Any]) -> None:
     answer = look(whole="yes", pin_kv_cache_attention="host", pin_kv_cache_place="device")
     assert answer.status_code == 422
-    assert "no plan keeps every pin" in answer.words
+    assert "No plan keeps every locked setting" in answer.words
     assert "Leave one of them out." in answer.words
 
 
@@ -205,6 +205,21 @@ def test_the_same_on_other_cards_best_first(look: Callable[..., Any], monkeypatc
     assert speeds == sorted(speeds, reverse=True)
     assert "Fastest: " in answer.words
     assert answer.context["found"].cheapest is not None
+
+
+def test_cards_are_shown_as_they_are_found_while_others_are_looked_at(
+    look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = look(whole="yes")
+    assert "Each is shown as soon as it is found" in page.words
+    assert "a second or so" not in page.words
+    monkeypatch.setattr(cards, "LOOK_FOR_S", 0.01)
+    answer = look("plans_cards")
+    found = answer.context["found"]
+    assert found.answers
+    assert found.num_left
+    assert f"{found.num_left} of {found.num_all} cards are left" in answer.words
+    assert all(each.card in answer.words for each in found.answers)
 
 
 def test_what_fits_nowhere_says_the_smallest_budget_and_shows_what_people_write(look: Callable[..., Any]) -> None:
@@ -258,4 +273,4 @@ def test_a_form_is_answered_at_a_glance_before_its_search(
     assert "fits in 100 MiB : resident needs" in words
     assert "all prompts take" in words
     small = browser.post(reverse("generate_price"), typed | {"device_budget": "4 KiB"})
-    assert "no plan that people write by hand fits" in small.content.decode()
+    assert "no standard setup fits" in small.content.decode()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
@@ -18,6 +19,7 @@ from webapp.accounts.projects import set_member
 from webapp.attempts.outcome import finish_attempt
 from webapp.jobs.actions import record_checkpoint, record_progress, record_samples
 from webapp.jobs.models import Job
+from webapp.pages.presentation import clock_words
 
 pytestmark = pytest.mark.django_db
 
@@ -41,7 +43,9 @@ def fail_for_memory(job: Job) -> None:
 
 
 def test_a_queued_job_says_what_it_waits_for(browser: Client, job: Job) -> None:
-    assert "Waiting for a worker, for" in page_of(browser, job)
+    text = page_of(browser, job)
+    # a moment: the page is not fetched again while the job waits, so seconds would stand still
+    assert f"Waiting for a worker since {clock_words(job.created_at)}." in text
 
 
 def test_a_running_job_shows_its_step_and_the_time_left(browser: Client, job: Job) -> None:
@@ -329,3 +333,51 @@ def test_a_job_can_be_copied_in_three_forms(browser: Client, job: Job) -> None:
     for form in ("yaml", "cli", "curl"):
         assert f'id="copy-{form}"' in text
     assert "http://testserver/api/v1/jobs" in text
+
+
+def test_the_yaml_to_copy_names_model_and_data_unless_a_name_means_another_row(browser: Client, job: Job) -> None:
+    def copied() -> Any:
+        copies = browser.get(f"/jobs/{job.pk}/").context["copies"]
+        return yaml.safe_load(next(copy.text for copy in copies if copy.key == "yaml"))
+
+    dataset = job.dataset
+    assert dataset is not None
+    Job.objects.filter(pk=job.pk).update(spec={**job.spec, "model": job.model_id, "dataset": dataset.pk})
+    asked = copied()
+    assert (asked["model"], asked["dataset"]) == (job.model.name, dataset.name)
+    assert asked["goal"]["device_budget_bytes"] == "480 MiB"
+    rows.make_model(job.owner, name=job.model.name)
+    asked = copied()
+    assert (asked["model"], asked["dataset"]) == (job.model_id, dataset.name)
+
+
+def test_an_ended_job_has_a_last_step_and_a_running_one_has_a_now(browser: Client, job: Job) -> None:
+    attempt = rows.start(job)
+    assert '<th scope="col" class="right">Now</th>' in page_of(browser, job)
+    result = rows.out_of_memory_result(moment="at step 3")
+    finish_attempt(attempt, result=result, exit_code=1)
+    text = page_of(browser, job)
+    assert '<th scope="col" class="right">Last step</th>' in text
+    assert '<th scope="col" class="right">Now</th>' not in text
+
+
+def test_answers_stand_before_the_charts_and_a_plan_after_them(browser: Client, ada: User, job: Job) -> None:
+    def order(shown: Job) -> list[str]:
+        text = page_of(browser, shown)
+        return sorted(("tab-panel", 'class="charts"'), key=lambda part: text.index(part))
+
+    assert order(rows.make_generate_job(ada)) == ["tab-panel", 'class="charts"']
+    assert order(job) == ['class="charts"', "tab-panel"]
+
+
+def test_a_configuration_is_written_in_words(browser: Client, job: Job) -> None:
+    workload = {**job.spec["workload"], "adapter": {"rank": 8, "alpha": None}, "tie": True, "seed": None, "stop": []}
+    Job.objects.filter(pk=job.pk).update(spec={**job.spec, "workload": workload})
+    shown = dict(browser.get(f"/jobs/{job.pk}/?tab=plan").context["work_pairs"])
+    assert shown["adapter"] == "rank 8"
+    assert shown["tie"] == "yes"
+    assert shown["stop"] == "none"
+    assert "seed" not in shown
+    goal = dict(browser.get(f"/jobs/{job.pk}/?tab=plan").context["goal_pairs"])
+    assert goal["device budget"] == "480 MiB"
+    assert not {"None", "True", "False", "[]", "{}"} & {*shown.values(), *goal.values()}

@@ -42,7 +42,7 @@ def test_a_machine_says_what_it_is_and_whether_it_is_there(browser: Client) -> N
     Machine.objects.filter(pk=machine.pk).update(last_seen_at=timezone.now() - timedelta(hours=1))
     text = text_of(browser, "/machines/")
     assert ">offline<" in text
-    assert "8.00 GiB of 8.00 GiB free; no job is at work" in text
+    assert "8.00 GiB of 8.00 GiB free; no job is running" in text
     assert "No run has finished here yet" in text
     assert "90 GFLOP/s" in text_of(browser, f"/machines/{machine.pk}/")
 
@@ -88,7 +88,7 @@ def test_finished_runs_say_how_well_they_were_predicted(browser: Client, ada: Us
 
 def test_many_runs_are_summed_up_by_nine_in_ten_and_the_worst() -> None:
     found = Within(num_runs=37, nine_of_ten=0.0123, worst=0.2)
-    assert within_words(found) == "within 1.2 % in nine of ten over 37 runs (at worst 20 %)"
+    assert within_words(found) == "within 1.2 % in 90 % of 37 runs (worst 20 %)"
 
 
 def test_an_unknown_machine_is_not_there(browser: Client) -> None:

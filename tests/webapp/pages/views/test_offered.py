@@ -177,7 +177,7 @@ PAGES = {
     "jobs/", "jobs/new/", "jobs/new/generate/", "jobs/<slug:job_id>/", "jobs/<slug:job_id>/tabs/<slug:tab>/", "plans/", "queue/",
     "password/", "models/", "models/<slug:model_id>/", "models/<slug:model_id>/cards/", "datasets/",
     "datasets/<slug:dataset_id>/", "machines/", "machines/<slug:machine_id>/", "tokens/", "projects/",
-    "projects/<slug:project_id>/", "words/",
+    "projects/<slug:project_id>/", "words/", "welcome/", "search/", "settings/",
 }  # fmt: skip
 """Pages that everyone visits."""
 ANYONE = {
@@ -189,9 +189,15 @@ ANYONE = {
     "tokens/<slug:token_id>/revoke/",
     "password/",
     "projects/work-in/",
+    "settings/theme/",
+    "jobs/filters/",
 }
 MEMBERS = {
     "projects/",
+    "jobs/bulk/",
+    "jobs/<slug:job_id>/about/",
+    "jobs/<slug:job_id>/delete/",
+    "jobs/<slug:job_id>/share/",
     "jobs/<slug:job_id>/cancel/",
     "jobs/<slug:job_id>/pause/",
     "jobs/<slug:job_id>/resume/",

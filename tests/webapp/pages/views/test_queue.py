@@ -10,17 +10,23 @@ from webapp.jobs.models import Job
 pytestmark = pytest.mark.django_db
 
 
-def test_an_empty_queue_says_so(browser: Client) -> None:
-    text = browser.get("/queue/").content.decode()
-    assert "Nothing of yours waits" in text
-    assert "No job of yours is at work" in text
+PART = {"HX-Request": "true"}
+
+
+def test_an_empty_queue_says_so_and_its_address_leads_to_the_jobs(browser: Client) -> None:
+    text = browser.get("/queue/", headers=PART).content.decode()
+    assert "No jobs waiting" in text
+    assert "No jobs running" in text
+    assert browser.get("/queue/")["Location"] == "/jobs/"
 
 
 def test_a_waiting_job_says_why_and_can_be_moved(browser: Client, ada: User) -> None:
     job = rows.make_job(ada)
-    text = browser.get("/queue/").content.decode()
-    assert "It starts as soon as a worker is free" in text
+    text = browser.get("/jobs/").content.decode()
+    assert "Waiting for a free worker." in text
     assert "sooner" not in text
+    rows.make_job(ada)
+    assert "Waiting for a free worker; 1 job ahead." in browser.get("/jobs/").content.decode()
     answer = browser.post(f"/jobs/{job.pk}/move/", {"to": "later"}, follow=True)
     assert Job.objects.get(pk=job.pk).priority == -1
     assert f"Move {job.name} sooner" in answer.content.decode()

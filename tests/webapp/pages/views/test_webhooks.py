@@ -31,7 +31,7 @@ def test_a_new_webhooks_secret_is_shown_once_and_never_kept_by_a_browser(browser
 
 def test_an_address_that_may_not_be_called_is_refused_beside_its_field(browser: Client, address: str) -> None:
     page = browser.post(address, {"url": "https://127.0.0.1/"}).content.decode()
-    assert "which is not a public address" in page
+    assert "is a private address" in page
     assert "HEADROOM_WEBHOOK_NETWORKS" in page
     assert not Webhook.objects.exists()
 

@@ -7,12 +7,13 @@ from typing import Any
 
 from django.contrib.auth.models import User
 from django.core.management import call_command
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 
 from webapp.accounts.models import Scope
 from webapp.accounts.tokens import create_token
 from webapp.catalog.bundled import ensure_bundled
+from webapp.schema import NewerDatabase, refuse_newer_database
 
 ADMIN_NAME = "admin"
 
@@ -24,6 +25,10 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print one line of JSON, empty object when nothing was made")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            refuse_newer_database()
+        except NewerDatabase as error:
+            raise CommandError(f"{error.message}. {error.hint}") from None
         call_command("migrate", interactive=False, verbosity=0)
         ensure_bundled()
         made = _make_admin_once()

@@ -9,18 +9,23 @@ from django.views.decorators.http import require_http_methods, require_POST
 from optimizer.base.errors import HeadroomError
 from webapp.accounts.audit import note_target
 from webapp.catalog.actions import create_dataset
+from webapp.jobs.specs.recipes import RECIPES
 from webapp.pages.forms.generation import PromptsUploadForm
 from webapp.pages.forms.kinds import GENERATION
 from webapp.pages.forms.work import WorkForm
 from webapp.pages.views.catalog import refuse_upload
 from webapp.pages.views.new.work import FormPage, answer_form, answer_price, answer_upload, has_errors
 
+NUMBERS = ("model", "prompts", "max_new_tokens", "device_budget")
+"""Fields in sight; an error in any other opens the rest."""
 SAMPLING = ("temperature", "top_k", "top_p", "seed", "stop")
 
 
 def _describe(form: WorkForm) -> dict[str, Any]:
     return {
         "prompts_upload": PromptsUploadForm(auto_id="prompts_upload_%s"),
+        "recipes": RECIPES.values(),
+        "advanced_open": form.is_bound and any(name not in NUMBERS for name in form.errors),
         "sampling": [form[name] for name in SAMPLING],
         "sampling_open": has_errors(form, SAMPLING),
     }

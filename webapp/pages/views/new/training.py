@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_http_methods, require_POST
 
 from webapp.catalog.bundled import example_spec
+from webapp.pages.forms.intents import list_intents
 from webapp.pages.forms.kinds import TRAINING
 from webapp.pages.forms.training import ADVANCED_FIELDS, DatasetUploadForm, ModelUploadForm
 from webapp.pages.forms.work import WorkForm
@@ -22,6 +23,8 @@ ADVANCED = (
     "export_gguf",
     "resume_from",
 )
+NUMBERS = ("model", "dataset", "num_steps", "sequence_length", "global_batch_size", "learning_rate", "device_budget")
+"""Fields in sight; an error in any other opens the rest."""
 ADAPTERS = ("rank", "alpha", "dropout", "targets", "export_adapter")
 
 
@@ -29,8 +32,9 @@ def _describe(form: WorkForm) -> dict[str, Any]:
     return {
         "model_upload": ModelUploadForm(auto_id="model_upload_%s"),
         "dataset_upload": DatasetUploadForm(auto_id="dataset_upload_%s"),
+        "intents": list_intents(form),
         "advanced": [form[name] for name in ADVANCED],
-        "advanced_open": has_errors(form, ADVANCED),
+        "advanced_open": form.is_bound and any(name not in NUMBERS for name in form.errors),
         "adapters": [form[name] for name in ADAPTERS],
         "adapters_open": bool(form["use_adapters"].value()) or has_errors(form, ADAPTERS),
     }

@@ -1,7 +1,7 @@
 """Serves the new-job pages of all workloads: shows a form, prices it after each edit, takes uploads, starts its job."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from django import forms
@@ -9,15 +9,19 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.text import capfirst
 
 from optimizer.base.errors import HeadroomError
-from webapp.catalog.models import Model
+from webapp.catalog.models import Dataset, Model
 from webapp.jobs.errors import PlanDoesNotFit
 from webapp.jobs.models import PlanOffer
 from webapp.jobs.queries import jobs_visible_to, offers_visible_to
-from webapp.pages.forms.kinds import FormKind, first_model
+from webapp.jobs.specs.recipes import RECIPES
+from webapp.pages.forms.intents import fields_of
+from webapp.pages.forms.kinds import FormKind, first_model, usable_budget
 from webapp.pages.forms.work import WorkForm, initial_from_query, list_problems
 from webapp.pages.shown.price_view import Pricing, glance_for_page, price_for_page
+from webapp.pages.words.catalog import unusable_lines
 from webapp.planning.submitting import submit_job
 
 _INSIST = "Take a plan that fits, raise the budget, or tick “Start it even if it does not fit” below the plans."
@@ -40,15 +44,21 @@ class FormPage:
 
     def _initial(self, request: HttpRequest) -> dict[str, Any]:
         """From the job that is cloned, and over it from the address."""
-        initial: dict[str, Any] = {"model": first_model(self.form.models(request), request.user)}
+        model = first_model(self.form.models(request), request.user)
+        initial: dict[str, Any] = {"model": model, "device_budget": usable_budget(request.user)}
         if source_id := request.GET.get("from", ""):
             source = jobs_visible_to(request.user).filter(pk=source_id, kind=self.form.kind).first()
             if source is None:
                 messages.error(request, "The job to clone is not there; the form starts empty.")
             else:
                 initial |= self.form.initial_from_spec(source.spec)
+                follows = "finetune" if source.model is not None and source.model.has_weights else "pretrain"
+                if initial.get("mode") == follows:  # written out in every spec; another model may have weights
+                    initial["mode"] = ""
         elif request.GET.get("example") and (example := self.example()) is not None:
             initial |= self.form.initial_from_spec(example)
+        if (recipe := RECIPES.get(request.GET.get("recipe", ""))) is not None:
+            initial |= fields_of({"workload": recipe.workload, "goal": recipe.goal})
         return initial | initial_from_query(request.GET)
 
 
@@ -71,13 +81,14 @@ def answer_form(request: HttpRequest, page: FormPage) -> HttpResponse:
             spec=spec,
             plan_id=request.POST.get("plan_id") or None,
             override=bool(request.POST.get("override")),
+            when_ready=True,
             actor=f"user:{request.user.get_username()}",
         )
     except HeadroomError as error:
         if form.put_error(error):
             return _shown(request, page, form, Pricing(kind="incomplete", problems=list_problems(form)))
         hint = _INSIST if isinstance(error, PlanDoesNotFit) else error.hint
-        form.add_error(None, f"{error.message[:1].upper()}{error.message[1:]}. {hint}".strip())
+        form.add_error(None, f"{capfirst(form.in_words(error.message))}. {form.in_words(hint)}".strip())
         return _shown(request, page, form, priced(request, form))
     return redirect("job", job.pk)
 
@@ -88,7 +99,11 @@ def answer_price(request: HttpRequest, page: FormPage) -> HttpResponse:
     With ``glance`` a first answer may come, which asks for the search's by itself.
     """
     form = page.form.make_form(request, request.POST, {})
-    pricing = _looked_at(request, form) if form.is_valid() else Pricing(kind="incomplete", problems=list_problems(form))
+    if form.is_valid():
+        pricing = _looked_at(request, form)
+    else:
+        missing = form.take_missing()
+        pricing = Pricing(kind="incomplete", message=missing, problems=list_problems(form))
     return render(request, "jobs/price.html", {"form": form, "pricing": pricing, **_unread(form), **_addresses(page)})
 
 
@@ -106,7 +121,9 @@ def priced(request: HttpRequest, form: WorkForm) -> Pricing:
     pricing, problem = price_for_page(request.user, form.spec(), selected=selected_offer(request))
     if problem is not None and form.put_error(problem.error):
         return Pricing(kind="incomplete", problems=list_problems(form))
-    return pricing
+    if pricing.kind != "refused":
+        return pricing
+    return replace(pricing, message=capfirst(form.in_words(pricing.message)), hint=form.in_words(pricing.hint))
 
 
 def answer_upload(
@@ -147,10 +164,22 @@ def _shown(request: HttpRequest, page: FormPage, form: WorkForm, pricing: Pricin
 
 
 def _unread(form: WorkForm) -> dict[str, Any]:
-    """Settings of the chosen model's config.json that no price covers; models that nobody may see are in no choice."""
-    chosen = form["model"].value()
-    is_offered = chosen in dict(cast(Any, form.fields["model"]).choices)
-    return {"unread": Model.objects.filter(pk=chosen).values_list("unread", flat=True).first() if is_offered else ()}
+    """Settings of the chosen model's config.json that no price covers, whether its weights would not be used, and the prompts
+    that get no answer."""
+    model = Model.objects.only("unread", "has_weights").filter(pk=_chosen(form, "model")).first()
+    prompts = Dataset.objects.filter(pk=_chosen(form, "prompts")).first() if "prompts" in form.fields else None
+    is_from_scratch = "mode" in form.fields and form["mode"].value() == "pretrain"
+    return {
+        "unread": model.unread if model else (),
+        "leaves_weights": model is not None and model.has_weights and is_from_scratch,
+        "unusable": unusable_lines(prompts) if prompts else (),
+    }
+
+
+def _chosen(form: WorkForm, name: str) -> str:
+    """The id of the chosen row; empty for one that is not offered, since nobody may see others."""
+    chosen = str(form[name].value())
+    return chosen if chosen in dict(cast(Any, form.fields[name]).choices) else ""
 
 
 def _addresses(page: FormPage) -> dict[str, str]:

@@ -14,6 +14,7 @@ from django.http import QueryDict
 from django.test import Client
 from django.urls import reverse
 
+from optimizer.base.units import format_bytes
 from optimizer.hardware.devices import table_machine
 from tests.webapp.pages import rows
 from webapp.catalog.actions import register_machine
@@ -71,13 +72,30 @@ def test_a_decision_that_is_held_is_kept_by_the_plan(price: Callable[..., Any]) 
 def test_a_decision_that_contradicts_the_rest_is_named_beside_its_field(price: Callable[..., Any]) -> None:
     answer = price(pin_weights_dtype="bf16")
     beside = answer.content.decode().partition('id="id_pin_weights_dtype_error"')[2].partition("</ul>")[0]
-    assert "goal.allow_lossy is false" in beside
+    assert "“Weights in” is bf16, which changes the numbers, and “Precision” does not permit that" in beside
 
 
 def test_a_decision_that_is_not_understood_is_named_beside_its_field(price: Callable[..., Any]) -> None:
     answer = price(pin_activations_per_block="compute again")
     beside = answer.content.decode().partition('id="id_pin_activations_per_block_error"')[2].partition("</ul>")[0]
-    assert "goal.pins.activations.per_block" in beside
+    assert "Each block must be keep, recompute" in beside
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        {"global_batch_size": "100000", "device_budget": "16 GiB"},
+        {"sequence_length": "600"},
+        {"pin_logits_and_loss_num_chunks": "9000"},
+        {"pin_batch_micro_batch_size": "3"},
+        {"use_adapters": "on", "targets": "foo"},
+        {"optimizer": "lion", "pin_optimizer_state_bits": "8", "most_loss": "any"},
+    ],
+    ids=lambda typed: next(iter(typed)),
+)
+def test_no_path_of_the_api_or_of_a_plan_is_said_on_the_page(price: Callable[..., Any], typed: dict[str, str]) -> None:
+    words = price(**typed).words
+    assert not re.search(r"\b(workload|goal|plan|logits_and_loss|optimizer_state)\.[a-z]|num.chunks|allow.lossy", words)
 
 
 def test_what_does_not_fit_offers_the_smallest_budget_and_what_else_would(price: Callable[..., Any]) -> None:
@@ -88,6 +106,46 @@ def test_what_does_not_fit_offers_the_smallest_budget_and_what_else_would(price:
     (shorter,) = [fields for words, fields in found.items() if words.startswith("Sequences of")]
     assert int(shorter["sequence_length"][0]) < 256
     assert "on=gpu:" not in answer.content.decode()  # the machine's own card has room for more
+
+
+def test_a_budget_that_is_far_too_small_is_answered_by_less_work_with_the_budget_that_it_needs(price: Callable[..., Any]) -> None:
+    found = suggested(price(device_budget="1 MiB", sequence_length="256"))
+    (shorter,) = [fields for words, fields in found.items() if words.startswith("Sequences of 128 tokens and a budget of")]
+    assert shorter["sequence_length"] == ["128"]
+    again = price(sequence_length="128", device_budget=shorter["device_budget"][0]).context["pricing"]
+    assert again.kind == "priced"
+
+
+@pytest.mark.parametrize(
+    ("budget", "sentence"),
+    [
+        ({"host_budget": "1 B"}, "writing the weights takes 128 KiB of host memory; 1 B may be used"),
+        ({"disk_budget": "1 KiB"}, r"saving a checkpoint takes [\d.]+ MiB of the disk; 1.00 KiB may be used"),
+    ],
+    ids=["host", "disk"],
+)
+def test_what_fits_the_device_but_not_the_host_or_the_disk_says_so(
+    price: Callable[..., Any], budget: dict[str, str], sentence: str
+) -> None:
+    """The page said "needs 4.00 MiB, you allow 1.00 GiB", and offered a device budget of 4 MiB."""
+    answer = price(**budget)
+    assert re.search(f"does not fit : the device has room, but {sentence}", answer.words)
+    assert "you allow" not in answer.words
+    assert not any(words.startswith("A budget of") for words in suggested(answer))
+
+
+def test_the_verdict_and_the_bars_stand_against_what_tensors_may_use_of_the_card(price: Callable[..., Any]) -> None:
+    """The page showed the whole card, of which a process's context and its allocator's gaps take a part."""
+    whole = table_machine("T4").device.memory_bytes
+    answer = price(device_budget=f"{whole} B")
+    pricing = answer.context["pricing"]
+    assert 0.9 * whole < pricing.usable_bytes < whole - 100 * 2**20
+    assert f"of {format_bytes(pricing.usable_bytes)} usable, " in answer.words
+    assert f"limit {format_bytes(pricing.usable_bytes)}" in answer.words
+    assert f"its tensors takes the rest of the budget of {format_bytes(whole)} ." in answer.words
+    held = re.findall(r'data-words="([^"]+)"', answer.content.decode())
+    assert held
+    assert all(f" of {format_bytes(pricing.usable_bytes)} usable, " in words for words in held)
 
 
 def test_where_the_machine_is_too_small_another_card_is_offered(price: Callable[..., Any]) -> None:
@@ -162,4 +220,4 @@ def test_a_search_is_preceded_by_a_first_answer_that_asks_for_it(price: Callable
 
 def test_a_first_answer_says_where_nothing_written_by_hand_fits(price: Callable[..., Any]) -> None:
     first = price(glance="yes", device_budget="10 KiB")
-    assert "unknown : no plan that people write by hand fits in 10.0 KiB" in first.words
+    assert "unknown : no standard setup fits in 10.0 KiB" in first.words

@@ -85,6 +85,19 @@ def test_a_form_starts_the_job_that_its_clone_shows_again(
     assert 'value="100 MiB"' in clone
 
 
+def test_nothing_is_red_before_somebody_reached_it(
+    browser: Client, machine: Machine, writer: Model, typed: dict[str, str]
+) -> None:
+    Dataset.objects.filter(pk=typed["prompts"]).delete()
+    page = browser.get(reverse("generate_new")).content.decode()
+    assert re.search(r'<details class="upload" open>\s*<summary>Upload prompts', page)
+    priced = browser.post(reverse("generate_price"), {**typed, "prompts": ""}).content.decode()
+    assert 'id="id_prompts_error" data-for="id_prompts" hx-swap-oob="true"></ul>' in priced
+    assert "unknown</span>: choose prompts to see whether it fits" in priced
+    started = browser.post(reverse("generate_new"), {**typed, "prompts": ""}).content.decode()
+    assert "<li>Choose one.</li>" in started
+
+
 def test_decisions_that_are_held_are_kept_by_the_job_and_its_clone(
     browser: Client, machine: Machine, typed: dict[str, str]
 ) -> None:
@@ -100,9 +113,9 @@ def test_decisions_that_are_held_are_kept_by_the_job_and_its_clone(
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("pin_batch_size", "0", "goal.pins.batch_size is 0; allowed: 1 or more"),
+        ("pin_batch_size", "0", "must be 1 or more"),
         ("pin_batch_size", "10000", "allowed are 1 to"),
-        ("pin_weights_dtype", "bf16", "which changes the numbers, and goal.allow_lossy is false"),
+        ("pin_weights_dtype", "bf16", "packed weights)” does not permit that"),
     ],
 )
 def test_what_is_wrong_with_a_held_decision_stands_beside_it(
@@ -115,7 +128,7 @@ def test_what_is_wrong_with_a_held_decision_stands_beside_it(
 def test_what_is_wrong_stands_beside_its_field(browser: Client, machine: Machine, typed: dict[str, str]) -> None:
     text = browser.post(reverse("generate_new"), {**typed, "top_p": "2"}).content.decode()
     beside = text.partition('id="id_top_p_error"')[2].partition("</ul>")[0]
-    assert "allowed: a number above 0 to 1" in beside
+    assert "Top p must be above 0, at most 1" in beside
     assert not Job.objects.exists()
 
 
@@ -127,6 +140,25 @@ def test_prompts_are_uploaded_beside_the_form_and_selected(browser: Client, writ
     assert f'value="{made.pk}" selected' in answer.content.decode()
     refused = browser.post(reverse("generate_prompts"), {"name": "none", "file": SimpleUploadedFile("a.jsonl", b"\n")})
     assert "the file holds none" in refused.content.decode()
+
+
+def test_lines_that_get_no_answer_are_named_when_prompts_are_uploaded_and_chosen(
+    browser: Client, machine: Machine, typed: dict[str, str]
+) -> None:
+    text = '{"prompt": "x"}\n{"text": "no prompt"}\nnot JSON\n'
+    sent = {**typed, "name": "bad", "file": SimpleUploadedFile("bad.jsonl", text.encode())}
+    answer = browser.post(reverse("generate_prompts"), sent).content.decode()
+    assert "bad · 3 prompts · 2 unusable" in answer
+    made = Dataset.objects.get(name="bad")
+    for page in (
+        browser.post(reverse("generate_price"), {**typed, "prompts": made.pk}).content.decode(),
+        browser.get(reverse("dataset", args=[made.pk])).content.decode(),
+    ):
+        assert "2 lines of 3 cannot be used and get no answer" in page
+        assert "Line 2: " in page
+        assert "Line 3: " in page
+    priced = browser.post(reverse("generate_price"), typed).content.decode()
+    assert "cannot be used" not in priced
 
 
 @pytest.fixture
@@ -152,7 +184,7 @@ def job(ada: User, machine: Machine, writer: Model, prompts: Dataset) -> Job:
 
 
 def test_the_page_of_a_job_counts_prompts_and_has_no_loss(browser: Client, job: Job) -> None:
-    text = browser.get(reverse("job", args=[job.pk])).content.decode()
+    text = browser.get(reverse("job", args=[job.pk]), {"tab": "plan"}).content.decode()
     assert 'prompt <span class="num" data-live="step">1</span> of <span class="num">2</span>' in text
     assert 'id="chart-memory"' in text
     assert 'id="chart-loss"' not in text
@@ -173,7 +205,7 @@ def test_predictions_stand_beside_what_a_finished_job_measured(browser: Client, 
     measured = {"device_peak_bytes": 3 * MIB, "device_bytes_by_category": {"weights": 3 * MIB}, **times}
     result = {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 2, "measured": measured}
     finish_attempt(job.attempts.get(), result={**result, "summary": {}, "artifacts": []}, exit_code=0)
-    text = browser.get(reverse("job", args=[job.pk])).content.decode()
+    text = browser.get(reverse("job", args=[job.pk]), {"tab": "plan"}).content.decode()
     rows = text.partition("Predicted against measured</caption>")[2].partition("</table>")[0]
     assert "4 ms" in rows
     assert "3.00 MiB" in rows
@@ -217,7 +249,7 @@ def test_the_newest_answers_are_shown_as_text(browser: Client, job: Job, headroo
     (folder / "part-001-f1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
     text = browser.get(reverse("job", args=[job.pk]), {"tab": "samples"}).content.decode()
     assert "was the &lt;b&gt;Word&lt;/b&gt;" in text
-    assert "8 tokens, cut at its longest" in text
+    assert "8 tokens, length limit" in text
     assert "too long" in text
     assert text.index("Line 3: c") < text.index("Line 2: q2") < text.index("Line 1: a")
 

@@ -9,8 +9,8 @@ from tests.webapp.pages import rows
 from tests.webapp.pages.views.new.test_new_job import errors_beside, typed  # noqa: F401 (a fixture)
 from webapp.catalog.models import Dataset, Model
 from webapp.jobs.models import Job
+from webapp.pages.forms.sentences import field_of
 from webapp.pages.forms.training import initial_from_spec
-from webapp.pages.forms.work import field_of
 
 pytestmark = pytest.mark.django_db
 
@@ -35,9 +35,9 @@ def test_a_refused_form_shows_what_was_typed_of_adapters(browser: Client, typed:
 @pytest.mark.parametrize(
     ("typed_so", "name", "message"),
     [
-        ({"rank": "0"}, "rank", "workload.adapter.rank is 0; allowed: an integer from 1 to 1,024"),
-        ({"dropout": "2"}, "dropout", "workload.adapter.dropout is 2.0; allowed: a number from 0 to 0.99"),
-        ({"targets": "q_proj, w_proj"}, "targets", "workload.adapter.targets names &#x27;w_proj&#x27;"),
+        ({"rank": "0"}, "rank", "Rank must be 1 to 1,024"),
+        ({"dropout": "2"}, "dropout", "Dropout must be 0 to 0.99"),
+        ({"targets": "q_proj, w_proj"}, "targets", "“Matrices” names &#x27;w_proj&#x27;"),
     ],
 )
 def test_what_is_wrong_stands_beside_its_field(

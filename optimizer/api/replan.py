@@ -1,0 +1,130 @@
+"""Finds the next plan of a job whose last one ran out of memory: never one that was tried, within the same goal.
+
+Torch-free. ``estimate/job/causes.py`` names why an attempt ran out, ``shortfalls.py`` says by how much a stage was predicted too
+low; here the search is asked again with both.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from optimizer.api.keep_form import keep_form
+from optimizer.base.errors import NoFeasiblePlan
+from optimizer.estimate.job.moments import predict_moments
+from optimizer.estimate.job.shortfalls import (
+    EVERY_STAGE,
+    Shortfall,
+    ShortTier,
+    find_shortfalls,
+    merge_shortfalls,
+    toward_likely,
+)
+from optimizer.estimate.job.stages import list_stages
+from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.step.setting import lay_out
+from optimizer.estimate.training import estimate_training
+from optimizer.goal import Goal
+from optimizer.hardware.machine import Machine
+from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Profile
+from optimizer.search.budgeted import budgets_elsewhere
+from optimizer.search.core import search
+from optimizer.search.problem import PricedPlan, SearchProblem
+from optimizer.search.questions.price_cache import PriceMemory
+from optimizer.search.training import training_problem, with_shortfalls
+from optimizer.workload import TrainingWorkload
+
+_SHARES = (1.0, 0.3, 0.0)
+"""Parts of the way from what was seen to what is likely; a plan is asked to leave free as much as one can."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One attempt that ran out of memory."""
+
+    plan: Plan
+    cause: str
+    """One of ``causes.CAUSES``."""
+    fields: Mapping[str, Any]
+    """Those of the error, with what the run added."""
+
+
+def list_shortfalls(
+    failures: Sequence[Failure], profile: Profile, *, machine: Machine, workload: TrainingWorkload, goal: Goal
+) -> list[tuple[Shortfall, ...]]:
+    """The shortfalls that each of these attempts, in order, has shown, against what is predicted of its plan now."""
+    elsewhere = budgets_elsewhere(machine, host_bytes=goal.host_budget_bytes, disk_bytes=goal.disk_budget_bytes)
+    budgets: dict[ShortTier, int] = {
+        "device": goal.device_budget_bytes,
+        "host": elsewhere["host_budget_bytes"],
+        "disk": elsewhere["disk_budget_bytes"],
+    }
+    found: list[tuple[Shortfall, ...]] = []
+    for failure in failures:
+        found.append(
+            find_shortfalls(
+                failure.fields,
+                prediction=_predict_stages(profile, plan=failure.plan, workload=workload, machine=machine),
+                moments=predict_moments(profile, plan=failure.plan, workload=workload, machine=machine),
+                cause=failure.cause,
+                budgets=budgets,
+                on_host=machine.device.kind == "cpu",
+                earlier=[each for shown in found for each in shown],
+            )
+        )
+    return found
+
+
+def _predict_stages(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> Prediction:
+    """The plan's prediction with all stages."""
+    here: dict[str, Any] = {"plan": plan, "workload": workload, "machine": machine}
+    found = estimate_training(profile, **here)
+    return replace(found, stages=list_stages(found, profile, lay_out(profile, **here), **here))
+
+
+def replan_profiled(
+    profile: Profile,
+    *,
+    machine: Machine,
+    workload: TrainingWorkload,
+    goal: Goal,
+    failures: Sequence[Failure],
+    checkpoint_of: Plan | None,
+    calibration: Mapping[str, Any] | None = None,
+    known: Sequence[Shortfall] = (),
+) -> PricedPlan:
+    """The fastest plan that fits with all that the failed attempts have shown.
+
+    checkpoint_of: the plan under which the checkpoint was made that the next attempt goes on from, whose form of weights and
+    optimizer state must stay. known: further shortfalls of this work on this machine. Raises NoFeasiblePlan.
+    """
+    if checkpoint_of is not None:
+        goal = keep_form(goal, checkpoint_of, has_adapter=workload.adapter is not None)
+    tried = [failure.plan for failure in failures]
+    listed = list_shortfalls(failures, profile, machine=machine, workload=workload, goal=goal)
+    shown = [shortfall for each in listed for shortfall in each]
+
+    problem = training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+    problem = PriceMemory().bind(replace(problem, names_ways=False))
+
+    def pose(shortfalls: Sequence[Shortfall]) -> SearchProblem:
+        return with_shortfalls(problem, profile, shortfalls, machine=machine)
+
+    for share in _SHARES[:-1]:
+        try:
+            return _search_untried(pose, merge_shortfalls([*known, *toward_likely(shown, share)]), tried=tried)
+        except NoFeasiblePlan:
+            continue
+    return _search_untried(pose, merge_shortfalls([*known, *toward_likely(shown, _SHARES[-1])]), tried=tried)
+
+
+def _search_untried(
+    pose: Callable[[Sequence[Shortfall]], SearchProblem], shortfalls: Sequence[Shortfall], *, tried: Sequence[Plan]
+) -> PricedPlan:
+    while True:
+        problem = pose(shortfalls)
+        chosen = search(problem).chosen
+        if chosen.plan not in tried:
+            return chosen
+        left_bytes = problem.goal.device_budget_bytes - chosen.prediction.device_peak_bytes
+        shortfalls = (*shortfalls, Shortfall(stage=EVERY_STAGE, tier="device", num_bytes=left_bytes + 1))

@@ -1,0 +1,15 @@
+"""The promises that a campaign holds the service to, as reports name them."""
+
+LOST = "none is lost, doubled or stuck"
+ENDED = "one end, and moves that follow each other"
+FOLLOWED = "attempts follow each other"
+FENCED = "no stale attempt writes"
+SAMPLED = "samples are whole"
+WEIGHED = "the same weights however disturbed"
+KEPT = "artifacts are what their sums say"
+CLEANED = "nothing half-made is left"
+STORED = "the database is sound"
+NOT_LEAKED = "nothing is leaked"
+NOT_REFUSED = "nobody is refused without a cause"
+PROMISES = (LOST, ENDED, FOLLOWED, FENCED, SAMPLED, WEIGHED, KEPT, CLEANED, STORED, NOT_LEAKED, NOT_REFUSED)
+"""The last two are watched by the campaign itself."""

@@ -1,0 +1,57 @@
+"""Sixty rounds of faults against the whole service, of which a longer run is ``python -m benchmarks.chaos``."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import faults
+from tests.chaos.campaign import Report, run_campaign
+from tests.chaos.world import running_world
+
+pytestmark = pytest.mark.slow
+
+ROUNDS = 30
+"""On each database."""
+SEED = 20261125
+LEAST_KINDS = 20
+"""Of those that can strike the database; which of them find something to hit is up to the machine."""
+PAUSE_S = 0.5
+MOST_AT_ONCE = 2
+
+
+def test_there_are_as_many_kinds_of_faults_as_are_wanted() -> None:
+    assert len({fault.name for fault in faults.ALL}) == len(faults.ALL)
+    for database in ("sqlite", "postgresql"):
+        assert sum(database in fault.on for fault in faults.ALL) >= 30
+
+
+def test_nothing_is_lost_on_sqlite(llama_folder: Path) -> None:
+    check(run(llama_folder, postgresql_url=None, seed=SEED))
+
+
+@pytest.mark.postgres
+def test_nothing_is_lost_on_postgresql(llama_folder: Path, own_postgresql_url: str) -> None:
+    check(run(llama_folder, postgresql_url=own_postgresql_url, seed=SEED + 1))
+
+
+def run(llama_folder: Path, *, postgresql_url: str | None, seed: int) -> Report:
+    with running_world(postgresql_url=postgresql_url) as world:
+        report = run_campaign(
+            world,
+            rounds=ROUNDS,
+            seed=seed,
+            profile_file=llama_folder / "profile.json",
+            pause_s=PAUSE_S,
+            most_at_once=MOST_AT_ONCE,
+        )
+        if report.broken or report.ended_alone:
+            print(world.logs())
+    return report
+
+
+def check(report: Report) -> None:
+    assert not report.broken
+    assert not report.ended_alone
+    assert report.rounds == ROUNDS
+    assert len(report.struck) >= LEAST_KINDS
+    assert report.facts["ends"]["succeeded"] > 0

@@ -1,0 +1,126 @@
+"""Several jobs on one machine: who may join, what is written about it, and what is not learnt from it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from optimizer.base.units import GIB
+from tests.webapp.jobs.attempts import reread
+from webapp.attempts.memory import may_probe
+from webapp.attempts.outcome import finish_attempt
+from webapp.catalog.actions import heartbeat_machine
+from webapp.catalog.models import Machine
+from webapp.jobs.claiming import DESKTOP_BYTES, claim_job, free_bytes
+from webapp.jobs.models import PROBED, Attempt, Job
+
+HALF: dict[str, Any] = {"step_ms": 10.0, "busy_by_kind_ms": {"matmul": 4.0, "disk": 2.0}}
+WHOLE: dict[str, Any] = {"step_ms": 10.0, "busy_by_kind_ms": {"matmul": 9.5}}
+DEVICE_BYTES = 8 * GIB
+Make = Callable[..., Job]
+
+
+@pytest.fixture
+def make(make_job: Make) -> Make:
+    """A queued job with what a prediction says of its lanes."""
+
+    def make(prediction: dict[str, Any] | None, *, need_bytes: int = GIB) -> Job:
+        job = make_job()
+        Job.objects.filter(pk=job.pk).update(prediction=prediction, need_device_bytes=need_bytes)
+        return job
+
+    return make
+
+
+def claim(machine: Machine, **arguments: Any) -> Attempt | None:
+    return claim_job(worker="w", machine=machine, must_gain=True, **arguments)
+
+
+def last_event(job: Job) -> str:
+    return job.events.filter(kind="claimed").latest("seq").message
+
+
+def test_a_job_joins_one_that_leaves_half_of_the_device_idle(make: Make, machine: Machine) -> None:
+    first, second = make(HALF), make(HALF)
+    assert claim(machine) is not None
+    joined = claim(machine)
+    assert joined is not None
+    assert joined.job_id == second.pk
+    assert last_event(first) == ""
+    assert last_event(second) == "beside 1 other job on the device; no slower than alone"
+    assert list(Attempt.objects.values_list("is_shared", flat=True)) == [True, True]
+
+
+def test_a_job_that_would_only_take_turns_waits_and_so_do_those_behind_it(make: Make, machine: Machine) -> None:
+    make(WHOLE)
+    make(WHOLE)
+    make(HALF)
+    assert claim(machine) is not None
+    assert claim(machine) is None
+
+
+@pytest.mark.parametrize("predictions", [(None, HALF), (HALF, None), (HALF, {})])
+def test_where_a_prediction_does_not_say_jobs_stay_alone(
+    make: Make, machine: Machine, predictions: tuple[dict[str, Any] | None, ...]
+) -> None:
+    for prediction in predictions:
+        make(prediction)
+    assert claim(machine) is not None
+    assert claim(machine) is None
+
+
+def test_as_many_as_were_asked_for_run_however_slow_and_the_event_says_how_slow(make: Make, machine: Machine) -> None:
+    make(WHOLE)
+    second = make(WHOLE)
+    assert claim_job(worker="w", machine=machine) is not None
+    assert claim_job(worker="w", machine=machine) is not None
+    assert last_event(second) == "beside 1 other job on the device; about 1.9 times as long as alone"
+
+
+def test_a_job_alone_is_not_marked(make: Make, machine: Machine) -> None:
+    job = make(HALF)
+    attempt = claim(machine)
+    assert attempt is not None
+    assert not attempt.is_shared
+    assert last_event(job) == ""
+
+
+def test_what_other_programs_hold_on_a_card_is_not_free(make: Make, machine: Machine) -> None:
+    make(HALF, need_bytes=5 * GIB)
+    assert claim(machine, used_bytes=DESKTOP_BYTES + 4 * GIB) is None
+    assert claim(machine, used_bytes=DESKTOP_BYTES) is not None
+
+
+def test_what_running_jobs_hold_counts_once(make: Make, machine: Machine) -> None:
+    make(HALF, need_bytes=3 * GIB)
+    assert claim(machine) is not None
+    for used_bytes, left_bytes in ((0, 5 * GIB), (DESKTOP_BYTES + 2 * GIB, 5 * GIB), (DESKTOP_BYTES + 6 * GIB, 2 * GIB)):
+        heartbeat_machine(machine, used_bytes=used_bytes)
+        assert free_bytes(Machine.objects.get(pk=machine.pk)) == left_bytes
+
+
+def test_nothing_is_learnt_from_a_run_beside_others(make: Make, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(HALF)
+    make(HALF)
+    attempts = [claim(machine), claim(machine)]
+    before = Machine.objects.get(pk=machine.pk).calibration
+    measured = {"device_peak_bytes": 900, "step_ms": 200.0, "host_peak_bytes": 0, "num_steps": 10}
+    done = {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 10, "measured": measured}
+    for attempt in attempts:
+        assert attempt is not None
+        fresh = Attempt.objects.get(pk=attempt.pk)
+        assert finish_attempt(fresh, result=done, exit_code=0) == "succeeded"
+    assert Machine.objects.get(pk=machine.pk).calibration == before
+
+
+def test_a_run_beside_others_is_not_probed_and_one_that_was_joined_goes_on_with_its_plan(make: Make, machine: Machine) -> None:
+    job = make(HALF)
+    make(HALF)
+    claim(machine)
+    claim(machine)
+    first = Attempt.objects.get(job=job)
+    assert not may_probe(first)
+    probed = {"outcome": "drained", "reason": PROBED, "message": "a step took 20 ms", "error": None, "step": 5}
+    assert finish_attempt(first, result=probed, exit_code=75) == "drained"
+    assert not reread(job).awaits_plan
+    assert job.events.latest("seq").message == "its first steps shared the device; it goes on with its plan"

@@ -1,0 +1,35 @@
+"""Limits by person and by project, from the settings. They stop what ran wild, such as a loop that submits; 0 lifts one."""
+
+from typing import Any
+
+from django.conf import settings
+
+from webapp.accounts.errors import LimitReached
+from webapp.wire.counting import count_in_minute, seconds_left
+
+QUEUE_AGAIN_S = 30
+"""Retry-After where jobs must start or be cancelled first."""
+
+
+def check_request_rate(user: Any) -> None:
+    """Counts one request to the API. Raises LimitReached."""
+    allowed = settings.HEADROOM_MAX_REQUESTS_PER_MINUTE
+    if allowed and count_in_minute(f"requests:{user.pk}") > allowed:
+        raise LimitReached(
+            f"you have sent {allowed:,} requests to the API in this minute; allowed: at most that",
+            hint="Wait for the seconds in Retry-After; the limit is HEADROOM_MAX_REQUESTS_PER_MINUTE.",
+            limit="HEADROOM_MAX_REQUESTS_PER_MINUTE",
+            retry_after_s=seconds_left(),
+        )
+
+
+def check_queue_room(whose: str, num_waiting: int, *, setting: str) -> None:
+    """Raises LimitReached where no further job may wait. whose: ``you have`` or ``project NAME has``."""
+    allowed = getattr(settings, setting)
+    if allowed and num_waiting >= allowed:
+        raise LimitReached(
+            f"{whose} {num_waiting:,} jobs that wait; allowed: at most {allowed:,}",
+            hint=f"Wait until some have started, or cancel some; the limit is {setting}.",
+            limit=setting,
+            retry_after_s=QUEUE_AGAIN_S,
+        )

@@ -1,0 +1,135 @@
+"""Finds the next plan of a training job that ran out of memory or was probed, from what its attempts have shown.
+
+The spec is frozen: the same work, data and seeds, the same budgets, no more loss than its goal allows. Only the plan changes, and
+never to one that ran out.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.api.replan import Failure, list_shortfalls, replan_profiled
+from optimizer.base.errors import NoFeasiblePlan
+from optimizer.base.serialize import from_json
+from optimizer.base.units import format_bytes
+from optimizer.estimate.job.causes import CAUSES, PASSING_CAUSES
+from optimizer.estimate.job.probing import probe_shortfall
+from optimizer.estimate.job.shortfalls import Shortfall, known_shortfalls
+from optimizer.estimate.prediction import Prediction
+from optimizer.goal import Goal
+from optimizer.plan.explain.diff import describe_change
+from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Profile
+from optimizer.search.questions.price_cache import name_work
+from optimizer.workload import TrainingWorkload
+from webapp.catalog.models import Machine
+from webapp.jobs.models import MEMORY_REASONS, PROBED, Job
+from webapp.planning.runs.learning import learn_shortfalls
+from webapp.planning.search.profile_requests import ready_profile
+from webapp.planning.search.profiles import ProfileNeed, read_profile
+from webapp.planning.search.resolve import place_of
+
+_STAYS = "the plan stays the fastest that fits; its prediction was corrected"
+_NOTHING_ELSE = "no other plan fits; the job goes on under this one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextPlan:
+    """A plan that was not tried yet."""
+
+    plan: dict[str, Any]
+    prediction: dict[str, Any]
+    machine: Machine
+    change: str
+    """Differences from the last one, in words."""
+
+
+def find_next_plan(job: Job) -> NextPlan | None:
+    """None while the model's profile is being made. Raises NoFeasiblePlan, ProfileFailed.
+
+    After a probe the plan may be the one that ran, with another prediction.
+    """
+    workload = from_json(TrainingWorkload, job.spec["workload"], path="workload")
+    profile = ready_profile(ProfileNeed.of_training(job.model, workload))
+    last = job.attempts.select_related("machine").order_by("-number").first()
+    machine = (last.machine if last is not None else None) or job.machine
+    if profile is None or machine is None or job.plan is None:
+        return None
+    traced, ran = read_profile(profile.pk, profile.document_sha256), Plan.from_json(job.plan)
+    here: dict[str, Any] = {
+        "machine": place_of(machine).machine,
+        "workload": workload,
+        "goal": from_json(Goal, job.spec["goal"], path="goal"),
+    }
+    failures = failures_of(job)
+    known = _learn(job, traced, failures, machine=machine, work=name_work(profile.pk, workload), here=here)
+    try:
+        found = replan_profiled(
+            traced,
+            **here,
+            failures=failures,
+            checkpoint_of=ran if _has_checkpoint(job) else None,
+            calibration=machine.calibration,
+            known=known,
+        )
+    except NoFeasiblePlan:
+        if last is None or last.outcome != PROBED:
+            raise
+        return NextPlan(plan=job.plan, prediction=job.prediction or {}, machine=machine, change=_NOTHING_ELSE)
+    return NextPlan(
+        plan=found.plan.to_json(),
+        prediction=found.prediction.to_json(),
+        machine=machine,
+        change=describe_change(ran, found.plan) or _STAYS,
+    )
+
+
+def _learn(
+    job: Job, profile: Profile, failures: list[Failure], *, machine: Machine, work: str, here: dict[str, Any]
+) -> list[Shortfall]:
+    """Shortfalls that the attempts have shown, kept with the machine where they will last; all that are known of such work."""
+    shown = list_shortfalls(failures, profile, **here)
+    lasting = [
+        shortfall
+        for failure, each in zip(failures, shown, strict=True)
+        if failure.cause not in PASSING_CAUSES
+        for shortfall in each
+    ]
+    for attempt in job.attempts.filter(outcome=PROBED):
+        measured_bytes = (attempt.measured or {}).get("device_peak_bytes", 0)
+        missed = probe_shortfall(Prediction.from_json(attempt.prediction), device_peak_bytes=measured_bytes)
+        lasting += [missed] if missed is not None else []
+    known = known_shortfalls(machine.calibration, work)
+    learn_shortfalls(machine, work=work, shown=lasting)
+    return [*known, *lasting]
+
+
+def failures_of(job: Job) -> list[Failure]:
+    """The job's attempts that ran out of memory, in order."""
+    ran_out = job.attempts.filter(outcome__in=MEMORY_REASONS).exclude(plan=None).order_by("number")
+    found = []
+    for attempt in ran_out:
+        fields = (attempt.error or {}).get("fields") or {}
+        cause = str(fields.get("cause", ""))
+        failure = Failure(
+            plan=Plan.from_json(attempt.plan),
+            cause=cause if cause in CAUSES else "step",
+            fields=fields,
+        )
+        found.append(failure)
+    return found
+
+
+def write_story(job: Job, error: NoFeasiblePlan) -> str:
+    """Why a job ends for which no further plan fits: each attempt, then what would have been needed."""
+    attempts = [
+        f"attempt {attempt.number}: {(attempt.error or {}).get('message', 'memory ran out')}"
+        for attempt in job.attempts.filter(outcome__in=MEMORY_REASONS).order_by("number")
+    ]
+    smallest, budget = error.fields["smallest_feasible_bytes"], error.fields["budget_bytes"]
+    needed = f"no other plan fits {format_bytes(budget)} with what that showed; the smallest needs {format_bytes(smallest)}"
+    return f"{'; '.join(attempts)}; {needed}"
+
+
+def _has_checkpoint(job: Job) -> bool:
+    """Report whether there is one of its own, or of what it goes on from."""
+    return job.checkpoints.exists() or job.retry_of_id is not None or bool(job.spec.get("resume_from"))
