@@ -208,6 +208,18 @@ class TrainingWorkload:
         """True if rows hold samples that do not attend to each other."""
         return self.packing == "best_fit"
 
+    def of_rank(self, num_ranks: int) -> "TrainingWorkload":
+        """The part of each step that one of so many ranks does. Raises InvalidWorkload where sequences cannot be dealt out."""
+        if self.global_batch_size % num_ranks:
+            raise InvalidWorkload(
+                f"workload.global_batch_size is {self.global_batch_size}, which {num_ranks} devices cannot share evenly",
+                field="workload.global_batch_size",
+                value=self.global_batch_size,
+                allowed=f"a multiple of {num_ranks}",
+                hint=f"Take a multiple of {num_ranks}, or fewer devices.",
+            )
+        return self if num_ranks == 1 else replace(self, global_batch_size=self.global_batch_size // num_ranks)
+
     @property
     def tokens_per_step(self) -> int:
         """Places of all rows, padding among them."""

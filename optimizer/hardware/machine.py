@@ -10,7 +10,7 @@ from optimizer.base.errors import InvalidInput
 from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_value
 from optimizer.hardware.curves import Curve
-from optimizer.hardware.rates import Rates
+from optimizer.hardware.rates import Rates, RateSource
 
 PROBE_DISTURBED_FACT = "disturbed"
 """Among a machine's facts, where others used it while it was probed: a sentence with what to do."""
@@ -46,13 +46,31 @@ class Processor(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PeerLink:
+    """A link between devices of one machine, while all of them use it."""
+
+    kind: Literal["nvlink", "pcie", "host", "loopback"]
+    """host: cards without direct access to each other, whose copies go through the host's memory. loopback: processes that play
+    devices on one machine."""
+    bytes_per_s: float
+    """One direction between two devices while every device sends and receives."""
+    latency_s: float
+    """Time of one message of a few bytes, from call to arrival."""
+    source: RateSource
+
+
+@dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One machine with one device (a layout of several comes later)."""
+    """One machine with one or several devices that are alike."""
 
     name: str
     device: Device
     host_memory_bytes: int
     rates: Rates
+    num_devices: int = 1
+    """Devices like ``device``, each with as much memory; they share the host, the disk and the network."""
+    peers: PeerLink | None = None
+    """None on one device."""
     disk_free_bytes: int = 0
     """Free bytes of the scratch folder's disk; 0 where there is no disk tier."""
     remote_free_bytes: int = 0

@@ -17,6 +17,7 @@ from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.techniques import LOSSY, Technique, list_techniques
@@ -30,13 +31,6 @@ _SPARSE_MODEL: Final = "a model with sparse embedding gradients (sparse_embeddin
 def _list_optimizers(ability: str) -> str:
     """The optimizers with an ability, as people write them."""
     return " and ".join(declared.label for declared in OPTIMIZERS.values() if getattr(declared, ability))
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceLayout:
-    """The devices a plan runs on. One for now; the field is here so that nothing assumes it."""
-
-    num_devices: Literal[1] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +80,14 @@ class Plan:
                 value=len(self.activations.per_block),
                 allowed=num_blocks,
             )
-        if self.batch.global_batch_size != workload.global_batch_size:
+        num_sequences = self.batch.global_batch_size * self.layout.num_devices
+        if num_sequences != workload.global_batch_size:
+            on_devices = f" on {self.layout.num_devices} devices" if self.layout.num_devices > 1 else ""
             raise InvalidPlan(
-                f"plan.batch makes {self.batch.global_batch_size} sequences per step; "
+                f"plan.batch makes {num_sequences} sequences per step{on_devices}; "
                 f"workload.global_batch_size is {workload.global_batch_size}",
                 field="plan.batch",
-                value=self.batch.global_batch_size,
+                value=num_sequences,
                 allowed=workload.global_batch_size,
             )
         conflict = self.find_conflict(

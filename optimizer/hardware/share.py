@@ -1,0 +1,59 @@
+"""Cuts a machine with several devices into the parts that ranks are priced on, each with one device. Torch-free."""
+
+from dataclasses import replace
+from typing import Final
+
+from optimizer.hardware.machine import Machine
+from optimizer.hardware.rates import Rates
+from optimizer.profile.time_kinds import COMPUTE_KINDS, TimeKind
+
+_SHARED_RATES = (
+    "host_optimizer_elements_per_s",
+    "disk_write_bytes_per_s",
+    "disk_read_bytes_per_s",
+    "disk_cached_read_bytes_per_s",
+    "remote_write_bytes_per_s",
+    "remote_read_bytes_per_s",
+)
+"""Rates of one host, one disk and one network, which all ranks use at the same moments of their steps."""
+_KERNELS: Final = tuple(kind for kind in COMPUTE_KINDS if kind not in ("dispatch", "hooks"))
+"""Kinds of time that threads share; Python has one."""
+
+
+def share_of(machine: Machine, *, num_ranks: int) -> Machine:
+    """A machine with one device, which has its part of the host, the disk and the store to itself.
+
+    Each card keeps its own link to the host, as fast as the table or the probe says. On the CPU device ranks share memory and
+    cores too: threads are dealt out, and kernels take longer by as much.
+    Not modelled: cards behind one PCIe switch, and host memory that is slower than all links together.
+    """
+    if num_ranks == 1:
+        return replace(machine, num_devices=1)
+    rates = _share_rates(machine.rates, num_ranks)
+    shared = replace(
+        machine,
+        num_devices=1,
+        host_memory_bytes=machine.host_memory_bytes // num_ranks,
+        disk_free_bytes=machine.disk_free_bytes // num_ranks,
+        remote_free_bytes=machine.remote_free_bytes // num_ranks,
+        rates=rates,
+    )
+    if machine.device.kind != "cpu":
+        return shared
+    num_threads = max(1, machine.num_threads // num_ranks)
+    factor = machine.num_threads / num_threads
+    return replace(
+        shared,
+        device=replace(machine.device, memory_bytes=machine.device.memory_bytes // num_ranks),
+        num_threads=num_threads,
+        rates=replace(rates, time_factors={kind: factor * rates.time_factor(kind) for kind in _KERNELS} | _others(rates)),
+    )
+
+
+def _share_rates(rates: Rates, num_ranks: int) -> Rates:
+    known = {name: getattr(rates, name) for name in _SHARED_RATES}
+    return replace(rates, **{name: rate / num_ranks for name, rate in known.items() if rate is not None})
+
+
+def _others(rates: Rates) -> dict[TimeKind, float]:
+    return {kind: factor for kind, factor in rates.time_factors.items() if kind not in _KERNELS}

@@ -1,0 +1,59 @@
+"""Decisions about devices: how many of one machine a plan runs on, and what each of them keeps to itself.
+
+Each device has a process of its own, a rank. All ranks hold the whole model and run the same plan; each takes an equal share of a
+step's micro-batches, and their gradients are summed. With ``zero1`` and ``zero2`` every trained tensor has one rank that owns it
+(``formats/ownership.py``): it alone keeps the tensor's optimizer state, updates the tensor, and sends the new weights to the
+others (Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, sections 5.1 and 5.2; whole
+tensors instead of flat shards, so that every format and place of state works as on one device).
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from optimizer.base.errors import InvalidPlan
+
+DataParallel = Literal["replicated", "zero1", "zero2"]
+MAX_DEVICES: Final = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceLayout:
+    """The devices of one machine that share a step.
+
+    replicated  every rank sums all gradients and updates all weights.
+    zero1       a tensor's gradient is summed on its owner once a step, after the last micro-batch; the others then drop theirs.
+    zero2       the same after each micro-batch, so that a rank never holds whole gradients of tensors that it does not own.
+    """
+
+    num_devices: int = 1
+    """Ranks, 1 to 64; each takes ``workload.global_batch_size / num_devices`` sequences of a step."""
+    data: DataParallel = "replicated"
+    """``replicated`` on one device."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_devices <= MAX_DEVICES:
+            raise InvalidPlan(
+                f"plan.layout.num_devices is {self.num_devices}; allowed: 1 to {MAX_DEVICES}",
+                field="plan.layout.num_devices",
+                value=self.num_devices,
+                allowed={"minimum": 1, "maximum": MAX_DEVICES},
+            )
+        if self.num_devices == 1 and self.data != "replicated":
+            raise InvalidPlan(
+                f"plan.layout.data is {self.data} on one device, which has nobody to share with; allowed: replicated",
+                field="plan.layout.data",
+                value=self.data,
+                allowed=["replicated"],
+            )
+
+    @property
+    def shares_state(self) -> bool:
+        """True if each trained tensor's optimizer state is on one rank alone."""
+        return self.data != "replicated"
+
+    @property
+    def reduces_each_micro_batch(self) -> bool:
+        return self.data == "zero2"
+
+
+DATA_PARALLEL: Final[tuple[DataParallel, ...]] = get_args(DataParallel)
