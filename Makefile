@@ -31,10 +31,11 @@ status:  ## say what runs, and where
 
 # One process for each core and one more, since many tests wait for servers of their own; who has nothing left takes half of what
 # another has. More than eight would need more memory than time. A single file is quicker without: `.venv/bin/python -m pytest tests/...`.
-PYTEST := $(PY) -m pytest -n $(shell echo $$(( $$(nproc) + 1 ))) --maxprocesses 8 --dist worksteal
+SPREAD := -n $(shell echo $$(( $$(nproc) + 1 ))) --maxprocesses 8 --dist worksteal
+PYTEST := $(PY) -m pytest $(SPREAD)
 
 test: setup-test check  ## everything: set-up, linters, all tests
-	@$(PYTEST)
+	@bash tools/run_tests.sh $(SPREAD)
 
 test-fast: setup-test  ## tests that start no browser, no PostgreSQL and no whole job
 	@$(PYTEST) -m "not slow and not browser and not postgres"
