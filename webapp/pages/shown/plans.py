@@ -15,6 +15,7 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import generation_knobs, written_knobs
 from webapp.pages.presentation import CategoryRow, batch_words, plan_rows, step_words
 from webapp.pages.shown.limits import Limits
+from webapp.pages.words.baselines import BASELINE_WORDS
 from webapp.pages.words.plan_names import plan_name
 
 if TYPE_CHECKING:  # numpy and scipy are loaded with the first price
@@ -47,6 +48,16 @@ class Point:
         return plan_name(self.priced.plan.to_json())
 
     @property
+    def note(self) -> str:
+        """Anything that people call it besides: recommended, one's own, a standard setup."""
+        return "" if self.sort == "frontier" else BASELINE_WORDS.get(self.key, self.label)
+
+    @property
+    def words(self) -> str:
+        """The note, else the plan in a few words."""
+        return self.note or self.name
+
+    @property
     def peak_bytes(self) -> int:
         """Upper end, which the budget is held to."""
         return self.priced.prediction.device_peak_high_bytes
@@ -66,7 +77,7 @@ def list_points(
     if yours is not None:
         found[yours.plan] = Point(key=YOURS, label="your edit", sort="yours", priced=yours)
     if chosen is not None:
-        found[chosen.plan] = Point(key=CHOSEN, label="chosen by Headroom", sort="chosen", priced=chosen)
+        found[chosen.plan] = Point(key=CHOSEN, label="recommended", sort="chosen", priced=chosen)
     for label, priced in baselines.items():
         known = found.get(priced.plan)
         words = label.replace("_", " ")
@@ -275,7 +286,7 @@ def chart_facts(points: Sequence[Point], *, budget_bytes: int, limits: Limits) -
         "points": [
             {
                 "key": point.key,
-                "label": f"{point.name} ({point.label})",
+                "label": f"{point.name} ({point.note})" if point.note else point.name,
                 "sort": point.sort,
                 "letter": point.letter,
                 "time_ms": point.time_ms,
@@ -288,7 +299,7 @@ def chart_facts(points: Sequence[Point], *, budget_bytes: int, limits: Limits) -
         "steps": [
             {
                 "letter": point.letter,
-                "label": point.label,
+                "label": point.words,
                 "peak_bytes": point.priced.prediction.device_peak_bytes,
                 "timeline": [
                     {"offset_ms": moment.offset_ms, "phase": moment.phase, "bytes": moment.bytes_by_category}

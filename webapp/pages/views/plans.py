@@ -75,6 +75,7 @@ def plans_page(request: HttpRequest) -> HttpResponse:
         "query": form_query(form),
         "kept": [pair for pair in _pairs(request, without=()) if pair[0] not in ("on", *ASKED)],
         "asked": [form[name] for name in ASKED if name in form.fields],
+        "is_about_rows": bool(request.GET.get("packing")),
     }
     if not form.is_valid():
         return render(request, "plans/page.html", {**context, "problems": list_problems(form)}, status=422)

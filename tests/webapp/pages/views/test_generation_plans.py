@@ -211,7 +211,7 @@ def test_cards_are_shown_as_they_are_found_while_others_are_looked_at(
     look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = look(whole="yes")
-    assert "Each is shown as soon as it is found" in page.words
+    assert "Each appears as soon as it is worked out" in page.words
     assert "a second or so" not in page.words
     monkeypatch.setattr(cards, "LOOK_FOR_S", 0.01)
     answer = look("plans_cards")
