@@ -41,6 +41,8 @@ class Point:
     priced: AnyPriced
     is_compared: bool = False
     letter: str = ""
+    twins: tuple[str, ...] = ()
+    """Labels of standard setups that are the same plan."""
 
     @property
     def name(self) -> str:
@@ -50,7 +52,14 @@ class Point:
     @property
     def note(self) -> str:
         """Anything that people call it besides: recommended, one's own, a standard setup."""
-        return "" if self.sort == "frontier" else BASELINE_WORDS.get(self.key, self.label)
+        if self.sort == "frontier":
+            return ""
+        words = BASELINE_WORDS.get(self.key, self.label)
+        if not self.twins or self.sort == "baseline":
+            return words
+        others = len(self.twins) - 1
+        more = f" and {others} other standard setup{'' if others == 1 else 's'}" if others else ""
+        return f"{words}, the same as {BASELINE_WORDS.get(self.twins[0], self.twins[0])}{more}"
 
     @property
     def words(self) -> str:
@@ -84,7 +93,7 @@ def list_points(
         if known is None:
             found[priced.plan] = Point(key=label, label=words, sort="baseline", priced=priced)
         else:
-            found[priced.plan] = replace(known, label=f"{known.label}, {words}")
+            found[priced.plan] = replace(known, twins=(*known.twins, label))
     for priced in frontier:
         found.setdefault(
             priced.plan, Point(key=priced.plan.fingerprint, label=priced.label, sort="frontier", priced=priced)
