@@ -266,7 +266,7 @@ def test_an_edit_on_the_page_of_plans_moves_a_point_and_can_be_sent_as_an_addres
     expect(verdict_of(tab)).to_have_text("fits")
     tab.page.get_by_role("link", name="See every plan for this work").click()
     drawn = "() => document.getElementById('chart-frontier').data?.map(trace => trace.name) ?? []"
-    tab.page.wait_for_function(f"() => ({drawn})().includes('chosen')")
+    tab.page.wait_for_function(f"() => ({drawn})().includes('recommended')")
     tab.page.get_by_text("Try a change").click()
     tab.page.locator("[name='try-pin_activations_per_block']").fill("recompute")
     tab.page.locator("[name='try-pin_activations_per_block']").blur()

@@ -17,7 +17,7 @@ from webapp.pages.pictures.picture import Area, Axis, Line, Mark, Note, Picture,
 from webapp.pages.templatetags.headroom import figure
 
 MAX_POINTS: Final = 240
-"""Of a curve: about one for every two pixels."""
+"""Points of a curve at most: about one for every two pixels."""
 MAX_MARKS: Final = 60
 
 Sizes = Mapping[str, int]
