@@ -1,6 +1,8 @@
 // The charts of a page, each drawn when it can be seen: those in view at once and each in a task of its own, so that the page
 // answers between them; the others the first time when the browser is idle, later when they come into view or are printed.
 
+import { dropPicture, isLoaded, loaded } from "./plotly.js";
+
 const MARGIN_PX = 100;
 
 export class Board {
@@ -16,9 +18,10 @@ export class Board {
     const watcher = new IntersectionObserver(() => this.#drawSeen(), { rootMargin: `${MARGIN_PX}px` });
     for (const { id } of charts) watcher.observe(document.getElementById(id));
     addEventListener("beforeprint", () => { for (const chart of charts.filter(hasRoom)) this.#draw(chart); });
+    loaded.then(() => this.#drawSeen());
   }
 
-  // Draws the first chart in view before it returns.
+  // Draws the first chart in view before it returns, where the chart program is there.
   show(data) {
     this.#data = data;
     for (const chart of this.#charts) this.#stale.add(chart);
@@ -26,7 +29,7 @@ export class Board {
   }
 
   #drawSeen() {
-    if (this.#isBusy) return;
+    if (this.#isBusy || !isLoaded()) return;
     const next = this.#charts.find((chart) => this.#stale.has(chart) && isInView(chart));
     if (next) {
       this.#draw(next);
@@ -43,10 +46,11 @@ export class Board {
   }
 
   #draw(chart) {
-    if (!this.#stale.delete(chart)) return;
+    if (!isLoaded() || !this.#stale.delete(chart)) return;
     this.#drawn.add(chart);
     const element = document.getElementById(chart.id);
     element.setAttribute("aria-label", chart.draw(element, this.#data));
+    dropPicture(element);
   }
 }
 

@@ -3,6 +3,7 @@
 import { CONFIG, axisTitle, baseLayout } from "./charts.js";
 import { axisUnit, formatBytes, formatCount, formatFigure } from "./format.js";
 import { ink, onColourChange } from "./palette.js";
+import { isLoaded, loaded } from "./plotly.js";
 
 function factsOf(id) {
   const element = document.getElementById(id);
@@ -57,6 +58,7 @@ function drawLengths(facts) {
 }
 
 function draw() {
+  if (!isLoaded()) return;
   const accuracy = factsOf("accuracy-facts");
   if (accuracy && document.getElementById("chart-peak")) drawAccuracy(accuracy);
   const lengths = factsOf("length-facts");
@@ -64,4 +66,4 @@ function draw() {
 }
 
 onColourChange(draw);
-draw();
+loaded.then(draw);

@@ -261,7 +261,8 @@ document.body.addEventListener("htmx:afterSettle", () => {
 });
 onColourChange(scheduleDraw);
 
-setTimeout(() => { if (drawnAtMs < 0) scheduleDraw(); }, FIRST_DRAW_MS);
+// pictures that the server drew show more than the prediction, so they stay until there is more
+setTimeout(() => { if (drawnAtMs < 0 && !page.querySelector(".picture")) scheduleDraw(); }, FIRST_DRAW_MS);
 if (stream) {
   stream.listen({ onEvent: (type, data) => takers[type](data), onConnection: showConnection });
 } else {

@@ -3,6 +3,7 @@
 import { CONFIG, axisTitle, baseLayout, budgetTrace, memoryLayout, stack } from "./charts.js";
 import { axisUnit, formatBytes, formatFigure } from "./format.js";
 import { ink, onColourChange } from "./palette.js";
+import { dropPicture, isLoaded, loaded } from "./plotly.js";
 
 let facts;
 
@@ -13,9 +14,9 @@ function stepWords(ms) {
 // Ours filled, one's own a diamond, baselines hollow, the frontier a line with small points.
 function marks(sort, colours) {
   return {
-    frontier: { mode: "lines+markers", name: "frontier", line: { color: colours.accent, width: 1, shape: "hv" }, marker: { size: 6, color: colours.accent } },
-    baseline: { mode: "markers", name: "baselines", marker: { size: 10, symbol: "circle-open", color: colours.text, line: { width: 1.5, color: colours.text } } },
-    chosen: { mode: "markers+text", name: "chosen", textposition: "top center", marker: { size: 14, color: colours.accent, line: { width: 1, color: colours.text } } },
+    frontier: { mode: "lines+markers+text", name: "frontier", textposition: "top center", line: { color: colours.accent, width: 1, shape: "hv" }, marker: { size: 6, color: colours.accent } },
+    baseline: { mode: "markers+text", name: "standard setups", textposition: "top center", marker: { size: 10, symbol: "circle-open", color: colours.text, line: { width: 1.5, color: colours.text } } },
+    chosen: { mode: "markers+text", name: "recommended", textposition: "top center", marker: { size: 14, color: colours.accent, line: { width: 1, color: colours.text } } },
     yours: { mode: "markers+text", name: "yours", textposition: "top center", marker: { size: 13, symbol: "diamond", color: colours.warn, line: { width: 1, color: colours.text } } },
   }[sort];
 }
@@ -90,6 +91,7 @@ function drawFrontier() {
   const element = document.getElementById("chart-frontier");
   const isNew = !element.data;
   Plotly.react(element, traces, layout, CONFIG);
+  dropPicture(element);
   if (isNew) element.on("plotly_click", ({ points: [clicked] }) => select(clicked.data.keys?.[clicked.pointIndex]));
   const chosen = facts.points.find((point) => point.sort === "chosen");
   const words = chosen ? `; chosen: ${formatBytes(chosen.peak_bytes)}, ${worthWords(chosen)}` : "";
@@ -117,13 +119,13 @@ function drawSteps() {
 
 function draw() {
   const embedded = document.getElementById("plans-facts");
-  if (!embedded) return;
+  if (!embedded || !isLoaded()) return;
   facts = JSON.parse(embedded.textContent);
   drawFrontier();
   drawSteps();
 }
 
-draw();
+loaded.then(draw);
 onColourChange(draw);
 
 // an edit brings the page anew

@@ -112,7 +112,7 @@ def test_a_priced_form_shows_its_verdict_its_bytes_and_every_plan(
     bar = tab.page.locator(".pick").first.get_by_role("img", name=re.compile(r"of a budget of .*: weights .* activations "))
     expect(bar).to_be_visible()
     assert bar.locator("rect.edge").count() >= 4
-    tab.page.get_by_text(re.compile(r"^All \d+ plans in numbers")).click()
+    tab.page.get_by_text(re.compile(r"^These and the other standard setups in numbers")).click()
     table = tab.page.get_by_role("region", name="Plans to choose from")
     expect(table.get_by_role("row")).to_have_count(2 + len(BASELINES))
     expect(tab.page.get_by_role("radio", name=re.compile("^Take ")).and_(tab.page.locator(":checked"))).to_have_count(1)
@@ -203,7 +203,7 @@ def test_a_plan_that_does_not_fit_starts_only_when_that_is_insisted_on(
     tab.page.get_by_label("Device memory budget").fill("20 MiB")
     expect(tab.page.locator("#verdict")).to_contain_text("20.0 MiB")
     # the first answer is the verdict's alone; the plans follow with the search's
-    expect(tab.page.locator(".pick").filter(has_text="Standard")).to_contain_text("does not fit")
+    expect(tab.page.locator(".pick").filter(has_text="Nothing saved")).to_contain_text("does not fit")
     take(tab, PLAIN)
     tab.page.get_by_role("button", name="Start the job").click()
     refused = re.compile(r"Plan keep_all needs up to \d+\.\d MiB on the device; the budget is 20\.0 MiB\. .* or tick")
@@ -264,9 +264,9 @@ def test_an_edit_on_the_page_of_plans_moves_a_point_and_can_be_sent_as_an_addres
 ) -> None:
     tab = open_tab(priced_path)
     expect(verdict_of(tab)).to_have_text("fits")
-    tab.page.get_by_role("link", name="Look at all plans").click()
+    tab.page.get_by_role("link", name="See every plan for this work").click()
     drawn = "() => document.getElementById('chart-frontier').data?.map(trace => trace.name) ?? []"
-    tab.page.wait_for_function(f"() => ({drawn})().includes('chosen')")
+    tab.page.wait_for_function(f"() => ({drawn})().includes('recommended')")
     tab.page.get_by_text("Try a change").click()
     tab.page.locator("[name='try-pin_activations_per_block']").fill("recompute")
     tab.page.locator("[name='try-pin_activations_per_block']").blur()
@@ -277,5 +277,5 @@ def test_an_edit_on_the_page_of_plans_moves_a_point_and_can_be_sent_as_an_addres
     expect(tab.page.get_by_text("Yours: activations per block")).to_be_visible()
     tab.page.get_by_text("Device memory within a step, as predicted").click()
     tab.page.get_by_label("The step of plan A as a table").click()
-    expect(tab.page.get_by_role("region", name="A step of chosen by Headroom").get_by_role("row").first).to_be_visible()
+    expect(tab.page.get_by_role("region", name="A step of recommended").get_by_role("row").first).to_be_visible()
     tab.check()

@@ -348,6 +348,8 @@ def test_a_page_works_without_javascript(
     context = chromium.new_context(java_script_enabled=False, storage_state=signed_in)
     page = context.new_page()
     page.goto(f"{site.url}/jobs/{shown_jobs['job']}/")
+    expect(page.locator("#chart-memory .picture path.curve-predicted")).to_be_visible()
+    expect(page.locator("#chart-loss .picture path.curve-training")).to_be_visible()
     page.get_by_role("link", name="Events").click()
     expect(page.get_by_role("region", name="Events")).to_contain_text("claimed")
     page.get_by_label("Loss as a table").click()

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.end_to_end.site.browser import WIDTHS, Watched, take_picture, wait_for_points
 from tests.end_to_end.site.site import Site
@@ -262,4 +262,52 @@ def test_the_table_behind_a_chart_opens_in_place(open_tab: Callable[..., Watched
     wait_for_points(tab, 30)
     tab.page.get_by_label("Loss as a table").click()
     expect(tab.page.get_by_role("region", name="Loss").get_by_role("row")).to_have_count(32)
+    tab.check()
+
+
+BOXES = """() => ["#chart-loss", "#chart-memory", "#chart-strip", "#tab-panel"].map((id) => {
+    const { x, y, width, height } = document.querySelector(id).getBoundingClientRect();
+    return [x, y, width, height].map(Math.round);
+})"""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_servers_picture_stands_until_the_chart_takes_its_place_and_nothing_moves(
+    site: Site, open_tab: Callable[..., Watched], running_job: str, width: int
+) -> None:
+    site.ask("succeed", job_id=running_job)
+    tab = open_tab("/jobs/", width=width)
+    held: list[Route] = []
+    tab.page.route("**/plotly-lines-bars*", lambda route: held.append(route))
+    tab.page.goto(f"{site.url}/jobs/{running_job}/", wait_until="commit")
+    # the page's own scripts have run: figures have their sparklines, and the memory chart waits for its program
+    tab.page.wait_for_function("() => document.querySelector('[data-spark=loss] polyline') !== null")
+    expect(tab.page.locator("#chart-memory .picture .edge").first).to_be_attached()
+    tab.page.locator("#chart-loss path.curve-training").wait_for()
+    assert_accessible(tab)
+    described = [tab.page.locator(chart).get_attribute("aria-label") for chart in ("#chart-loss", "#chart-memory")]
+    before = tab.page.evaluate(BOXES)
+    (route,) = held
+    route.continue_()
+    tab.page.wait_for_function("() => document.querySelectorAll('#chart-loss .main-svg, #chart-memory .main-svg').length > 2")
+    expect(tab.page.locator("#chart-loss .picture, #chart-memory .picture")).to_have_count(0)
+    assert tab.page.evaluate(BOXES) == before
+    assert [tab.page.locator(chart).get_attribute("aria-label") for chart in ("#chart-loss", "#chart-memory")] == described
+    tab.check()
+
+
+def test_the_picture_has_the_ranges_of_the_chart(site: Site, open_tab: Callable[..., Watched], running_job: str) -> None:
+    site.ask("succeed", job_id=running_job)
+    tab = open_tab("/jobs/")
+    tab.page.route("**/plotly-lines-bars*", lambda route: route.abort())
+    tab.page.goto(f"{site.url}/jobs/{running_job}/")
+    height = tab.page.evaluate("document.querySelector('#chart-memory .curve-budget').getAttribute('d').match(/M0 (\\d+)/)[1]")
+    words = tab.page.locator("#chart-memory .picture text").all_text_contents()
+    tab.complaints.clear()  # the program that was kept away
+    tab.page.unroute("**/plotly-lines-bars*")
+    tab.page.reload()
+    tab.page.wait_for_function("() => document.querySelector('#chart-memory').data?.length > 2")
+    low, high = tab.page.evaluate("document.querySelector('#chart-memory').layout.yaxis.range")
+    assert round(1000 - 1000 * (480 - low) / (high - low)) == int(height)
+    assert {"MiB", "percent of the step", "budget 480 MiB"} <= set(words)
     tab.check()

@@ -62,6 +62,14 @@ class StackedBar:
     summary: str
     """The whole bar as one sentence, for those who do not see it."""
 
+    @property
+    def largest_words(self) -> str:
+        """Sizes of the three largest parts, and what the others come to."""
+        largest = sorted(self.segments, key=lambda segment: -segment.num_bytes)
+        parts = [f"{segment.label} {format_bytes(segment.num_bytes)}" for segment in largest[:3]]
+        rest_bytes = sum(segment.num_bytes for segment in largest[3:])
+        return " · ".join([*parts, f"the rest {format_bytes(rest_bytes)}"] if rest_bytes else parts)
+
 
 def stacked_bar(
     bytes_by_category: Mapping[str, int], *, budget_bytes: int | None, widest_bytes: int = 0, may_leave_budget: bool = False

@@ -42,6 +42,13 @@ def test_a_bar_over_its_budget_keeps_the_budget_line_inside() -> None:
     assert bar.budget_percent == "48.077%"
 
 
+def test_the_largest_parts_of_a_bar_have_their_sizes_and_the_rest_its_sum() -> None:
+    sizes = {"weights": 30 * MIB, "activations": 80 * MIB, "gradients": 5 * MIB, "optimizer_state": 60 * MIB, "temporaries": MIB}
+    bar = stacked_bar(sizes, budget_bytes=None)
+    assert bar.largest_words == "activations 80.0 MiB · optimizer state 60.0 MiB · weights 30.0 MiB · the rest 6.00 MiB"
+    assert stacked_bar({"weights": MIB}, budget_bytes=None).largest_words == "weights 1.00 MiB"
+
+
 def test_an_empty_bar_is_a_sentence_too() -> None:
     assert stacked_bar({}, budget_bytes=None).summary == "0 B: nothing yet"
 

@@ -1,4 +1,4 @@
-"""The few plans that the New job page offers: recommended, fastest, smallest and standard, as bars on one scale."""
+"""The few plans that the New job page offers, as bars on one scale: the recommended one, the fastest, and two standard setups."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -68,5 +68,8 @@ def _roles(rows: Sequence[OfferRow]) -> Iterable[tuple[str, OfferRow]]:
     if fitting:
         # of equals the recommended one, which stands first
         yield "Fastest", min(fitting, key=lambda row: row.total_s)
-    yield "Smallest", min(rows, key=lambda row: row.peak_bytes)
-    yield from (("Standard", row) for row in rows if row.label in STANDARD)
+    smallest = min(rows, key=lambda row: row.peak_bytes)
+    # a search finds smaller plans than these, so it is not called the smallest of all
+    if not smallest.chosen:
+        yield "Smallest standard setup", smallest
+    yield from (("Nothing saved", row) for row in rows if row.label in STANDARD)

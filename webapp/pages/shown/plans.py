@@ -15,6 +15,7 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import generation_knobs, written_knobs
 from webapp.pages.presentation import CategoryRow, batch_words, plan_rows, step_words
 from webapp.pages.shown.limits import Limits
+from webapp.pages.words.baselines import BASELINE_WORDS
 from webapp.pages.words.plan_names import plan_name
 
 if TYPE_CHECKING:  # numpy and scipy are loaded with the first price
@@ -40,11 +41,30 @@ class Point:
     priced: AnyPriced
     is_compared: bool = False
     letter: str = ""
+    twins: tuple[str, ...] = ()
+    """Labels of standard setups that are the same plan."""
 
     @property
     def name(self) -> str:
         """The plan in a few words."""
         return plan_name(self.priced.plan.to_json())
+
+    @property
+    def note(self) -> str:
+        """Anything that people call it besides: recommended, one's own, a standard setup."""
+        if self.sort == "frontier":
+            return ""
+        words = BASELINE_WORDS.get(self.key, self.label)
+        if not self.twins or self.sort == "baseline":
+            return words
+        others = len(self.twins) - 1
+        more = f" and {others} other standard setup{'' if others == 1 else 's'}" if others else ""
+        return f"{words}, the same as {BASELINE_WORDS.get(self.twins[0], self.twins[0])}{more}"
+
+    @property
+    def words(self) -> str:
+        """The note, else the plan in a few words."""
+        return self.note or self.name
 
     @property
     def peak_bytes(self) -> int:
@@ -66,14 +86,14 @@ def list_points(
     if yours is not None:
         found[yours.plan] = Point(key=YOURS, label="your edit", sort="yours", priced=yours)
     if chosen is not None:
-        found[chosen.plan] = Point(key=CHOSEN, label="chosen by Headroom", sort="chosen", priced=chosen)
+        found[chosen.plan] = Point(key=CHOSEN, label="recommended", sort="chosen", priced=chosen)
     for label, priced in baselines.items():
         known = found.get(priced.plan)
         words = label.replace("_", " ")
         if known is None:
             found[priced.plan] = Point(key=label, label=words, sort="baseline", priced=priced)
         else:
-            found[priced.plan] = replace(known, label=f"{known.label}, {words}")
+            found[priced.plan] = replace(known, twins=(*known.twins, label))
     for priced in frontier:
         found.setdefault(
             priced.plan, Point(key=priced.plan.fingerprint, label=priced.label, sort="frontier", priced=priced)
@@ -275,7 +295,7 @@ def chart_facts(points: Sequence[Point], *, budget_bytes: int, limits: Limits) -
         "points": [
             {
                 "key": point.key,
-                "label": f"{point.name} ({point.label})",
+                "label": f"{point.name} ({point.note})" if point.note else point.name,
                 "sort": point.sort,
                 "letter": point.letter,
                 "time_ms": point.time_ms,
@@ -288,7 +308,7 @@ def chart_facts(points: Sequence[Point], *, budget_bytes: int, limits: Limits) -
         "steps": [
             {
                 "letter": point.letter,
-                "label": point.label,
+                "label": point.words,
                 "peak_bytes": point.priced.prediction.device_peak_bytes,
                 "timeline": [
                     {"offset_ms": moment.offset_ms, "phase": moment.phase, "bytes": moment.bytes_by_category}

@@ -35,6 +35,7 @@ from webapp.pages.presentation import (
 from webapp.pages.shown.limits import limits_of
 from webapp.pages.shown.offer_rows import OfferRow, offer_cells, offer_rows
 from webapp.pages.shown.picks import Pick, choose_picks, mark_picks
+from webapp.pages.words.baselines import BASELINE_WORDS
 from webapp.planning.glance import glance_at
 from webapp.planning.levers import Lever, list_levers
 from webapp.planning.offers import PlanAnswer
@@ -164,10 +165,10 @@ def glance_for_page(user: Any, spec: dict[str, Any], *, taken: Mapping[str, Any]
         kind="glance",
         budget_bytes=budget_bytes,
         since=timezone.now(),
-        message=found.priced.label.replace("_", " "),
+        message=BASELINE_WORDS.get(found.priced.label) or found.priced.label.replace("_", " "),
         peak_bytes=prediction.device_peak_high_bytes,
         largest=largest_part(prediction.device_bytes_by_category),
-        bar=stacked_bar(prediction.device_bytes_by_category, budget_bytes=budget_bytes),
+        bar=stacked_bar(prediction.device_bytes_by_category, budget_bytes=budget_bytes, may_leave_budget=True),
         step_ms=prediction.step_ms if isinstance(prediction, Prediction) else None,
         total_s=None if isinstance(prediction, Prediction) else prediction.total_s,
     )
@@ -191,7 +192,7 @@ def _most(user: Any, read: JobSpec, *, budget_bytes: int) -> Pricing:
         kind="largest",
         budget_bytes=budget_bytes,
         largest=largest_part(chosen.device_bytes_by_category),
-        bar=stacked_bar(chosen.device_bytes_by_category, budget_bytes=budget_bytes),
+        bar=stacked_bar(chosen.device_bytes_by_category, budget_bytes=budget_bytes, may_leave_budget=True),
         message=f"{size:,} {unit} on {found.machine.name}",
         hint="" if answer.limit is None else answer.limit.reason,
         suggestions=(

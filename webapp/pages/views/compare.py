@@ -11,6 +11,7 @@ from django.views.decorators.http import require_GET
 
 from optimizer.base.errors import InvalidInput
 from webapp.jobs.models import Job, Kind
+from webapp.pages.templatetags.headroom import setting_value
 from webapp.planning.runs.comparing import MAX_JOBS, MIN_JOBS, Comparison, Outcome, compare_jobs, read_jobs
 
 LETTERS = "ABCDEFGHIJ"
@@ -77,7 +78,9 @@ def _priced(comparison: Comparison) -> Iterator[dict[str, Any]]:
         cells = [
             {"value": value, "cost": costs.pop((thing, index), None)} for index, value in enumerate(difference.values)
         ]
-        yield {"name": difference.name, "cells": cells}
+        # an empty list and nothing at all read alike
+        if len({setting_value(difference.name, value) for value in difference.values}) > 1:
+            yield {"name": difference.name, "cells": cells}
 
 
 def _is_number(value: Any) -> bool:

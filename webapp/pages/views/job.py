@@ -44,6 +44,7 @@ from webapp.jobs.specs.generation import generation_workload, spec_of_job
 from webapp.jobs.specs.training import find_visible
 from webapp.jobs.trained_model import create_trained_model, what_is_left
 from webapp.pages.forms.pins import flat_pins
+from webapp.pages.pictures.job import job_pictures
 from webapp.pages.presentation import comparisons, plan_rows, setting_words
 from webapp.pages.shown.files import find_in_log, log_after, log_tail, newest_answers, sample_text
 from webapp.pages.shown.job_head import budget_bytes, describe_job
@@ -71,6 +72,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "categories": category_rows(job),
         "opens_on_text": job.kind == Kind.GENERATE or _first_tab(job) == "samples",
         "places": job_places(job),
+        "pictures": job_pictures(job, budget_bytes=budget_bytes(job)),
     }
     return render(request, "jobs/job.html", context)
 

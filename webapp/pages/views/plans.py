@@ -33,6 +33,7 @@ from webapp.jobs.specs.training import read_workload
 from webapp.pages.forms.kinds import GENERATION, TRAINING, FormKind, first_model, usable_budget
 from webapp.pages.forms.pins import EditForm
 from webapp.pages.forms.work import WorkForm, exact_bytes, form_query, initial_from_query, list_problems, typed_of
+from webapp.pages.pictures.plans import frontier_picture
 from webapp.pages.presentation import largest_part
 from webapp.pages.shown import plans
 from webapp.pages.shown.limits import limits_of
@@ -74,6 +75,7 @@ def plans_page(request: HttpRequest) -> HttpResponse:
         "query": form_query(form),
         "kept": [pair for pair in _pairs(request, without=()) if pair[0] not in ("on", *ASKED)],
         "asked": [form[name] for name in ASKED if name in form.fields],
+        "is_about_rows": bool(request.GET.get("packing")),
     }
     if not form.is_valid():
         return render(request, "plans/page.html", {**context, "problems": list_problems(form)}, status=422)
@@ -325,6 +327,7 @@ def _described(request: HttpRequest, work: Work) -> dict[str, Any]:
         nearest = found.chosen or points[0].priced
         limits = limits_of(nearest.prediction, budget_bytes=found.budget_bytes)
         main, rest = plans.split_points(points)
+        facts = plans.chart_facts(points, budget_bytes=found.budget_bytes, limits=limits)
         described |= {
             "main": main,
             "rest": rest,
@@ -334,7 +337,8 @@ def _described(request: HttpRequest, work: Work) -> dict[str, Any]:
             ][:1],
             "categories": plans.categories_of(compared),
             "groups": plans.side_by_side(compared),
-            "facts": plans.chart_facts(points, budget_bytes=found.budget_bytes, limits=limits),
+            "facts": facts,
+            "picture": frontier_picture(facts),
             "steps": [
                 (point, f"{reverse('plans_step')}?{_with(request, plan=point.key)}")
                 for point in compared

@@ -14,6 +14,7 @@ from webapp.jobs.about import find_shared, share_job, unshare_job
 from webapp.jobs.metrics import job_metrics
 from webapp.jobs.models import Job
 from webapp.jobs.queries import jobs_visible_to
+from webapp.pages.pictures.job import job_pictures
 from webapp.pages.shown.job_head import budget_bytes, describe_job
 from webapp.pages.views.job import category_rows, job_places, plan_facts
 
@@ -38,6 +39,7 @@ def shared_page(request: HttpRequest, job_id: str, signature: str) -> HttpRespon
         },
         "categories": rows,
         "places": job_places(job),
+        "pictures": job_pictures(job, budget_bytes=budget_bytes(job)),
         "tab": "execution",
         **plan_facts(job),
     }

@@ -73,6 +73,42 @@ def test_the_chosen_plan_stands_beside_plain_training_until_others_are_asked_for
     assert [(value.text, value.differs) for value in values] == [("4 kept blocks", False), ("4 recomputed blocks", True)]
 
 
+def test_plans_that_are_compared_have_their_letters_in_the_picture_and_in_the_table(look: Callable[..., Any]) -> None:
+    answer = look(**{"with": ["chosen", "recompute_all"]})
+    assert {mark.letter for mark in answer.context["picture"].marks} >= {"A", "B"}
+    assert "Plan B instead of the recommended plan A" in answer.words
+    names = [point.words for point in answer.context["compared"]]
+    assert names[0].startswith("recommended, the same as plain training, nothing saved and ")
+    assert names[1] == "every block is recomputed (gradient checkpointing)"
+
+
+def test_the_picture_of_the_plans_covers_those_worth_looking_at_and_says_the_limit(look: Callable[..., Any]) -> None:
+    answer = look()
+    picture, facts = answer.context["picture"], answer.context["facts"]
+    chosen = next(point for point in facts["points"] if point["sort"] == "chosen")
+    assert picture.x.low < chosen["peak_bytes"] < picture.x.high
+    assert picture.y.title == "seconds for a step"
+    assert picture.notes[0].text.startswith("usable ")
+    assert picture.notes[0].text.endswith(" ▸")
+    assert picture.bands == ()
+    assert '<div class="picture' in answer.content.decode()
+
+
+def test_one_number_of_plans_is_said_and_the_rest_is_what_is_left_of_it(look: Callable[..., Any]) -> None:
+    answer = look()
+    points, rest = len(answer.context["points"]), len(answer.context["rest"])
+    assert f"{points} plans by peak" in answer.context["picture"].summary
+    if rest:
+        assert f"{points - rest} of {points} plans" in answer.words
+        assert f"Show the other {rest}" in answer.words
+
+
+def test_the_page_says_why_a_jobs_figures_may_differ_unless_its_rows_are_named(look: Callable[..., Any]) -> None:
+    why = "These figures are for plain text, cut into full rows of the sequence length."
+    assert why in look().words
+    assert why not in look(packing="wrapped").words
+
+
 def test_bytes_of_a_category_are_those_of_the_prediction(look: Callable[..., Any]) -> None:
     answer = look(**{"with": ["chosen", "recompute_all"]})
     shown = [value.num_bytes for value in line_of(answer, "activations", "bytes at the peak").values]

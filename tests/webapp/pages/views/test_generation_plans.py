@@ -211,7 +211,7 @@ def test_cards_are_shown_as_they_are_found_while_others_are_looked_at(
     look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = look(whole="yes")
-    assert "Each is shown as soon as it is found" in page.words
+    assert "Each appears as soon as it is worked out" in page.words
     assert "a second or so" not in page.words
     monkeypatch.setattr(cards, "LOOK_FOR_S", 0.01)
     answer = look("plans_cards")
@@ -270,7 +270,7 @@ def test_a_form_is_answered_at_a_glance_before_its_search(
     answer = browser.post(reverse("generate_price"), typed)
     words = " ".join(unescape(re.sub(r"<[^>]+>", " ", answer.content.decode())).split())
     assert answer.context["pricing"].kind == "glance"
-    assert "fits in 100 MiB : resident needs" in words
+    assert "fits in 100 MiB , for a start with all weights on the device, as many sequences as fit: " in words
     assert "all prompts take" in words
     small = browser.post(reverse("generate_price"), typed | {"device_budget": "4 KiB"})
     assert "no standard setup fits" in small.content.decode()

@@ -59,7 +59,7 @@ def test_a_form_is_priced_in_tokens_and_prompts(browser: Client, machine: Machin
     assert ">fits</span>" in text
     assert "first token" in text
     assert "all prompts" in text
-    assert "chosen by Headroom" in text
+    assert "recommended" in text
     assert "on the device" in text
 
 

@@ -166,13 +166,14 @@ def pick() -> Callable[..., Any]:
     return choose
 
 
-def test_the_few_plans_are_the_recommended_the_fastest_the_smallest_and_the_standard(pick: Callable[..., Any]) -> None:
+def test_the_few_plans_are_the_recommended_the_fastest_and_two_standard_setups(pick: Callable[..., Any]) -> None:
     found = {
         "chosen": (90, 20.0, "fits"), "every_second": (95, 18.0, "tight"), "recompute_all": (40, 30.0, "fits"),
         "offload_all": (60, 25.0, "fits"), "keep_all": (300, 10.0, "does_not_fit"),
     }  # fmt: skip
     roles = [
-        ("Recommended", "chosen"), ("Fastest", "every_second"), ("Smallest", "recompute_all"), ("Standard", "keep_all"),
+        ("Recommended", "chosen"), ("Fastest", "every_second"), ("Smallest standard setup", "recompute_all"),
+        ("Nothing saved", "keep_all"),
     ]  # fmt: skip
     assert pick(**found) == roles
     assert pick(selected="offload_all@machine_a", **found) == [*roles, ("Your choice", "offload_all")]
@@ -180,7 +181,7 @@ def test_the_few_plans_are_the_recommended_the_fastest_the_smallest_and_the_stan
 
 def test_a_plan_with_several_roles_is_named_once(pick: Callable[..., Any]) -> None:
     assert pick(chosen=(40, 10.0, "fits"), keep_all=(300, 10.0, "does_not_fit")) == [
-        ("Recommended, fastest, smallest", "chosen"), ("Standard", "keep_all"),
+        ("Recommended, fastest", "chosen"), ("Nothing saved", "keep_all"),
     ]  # fmt: skip
     assert pick() == []
 
