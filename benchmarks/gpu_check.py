@@ -41,7 +41,7 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.job.measure import make_synthetic_batches, measure_step
-from optimizer.runtime.meter.card import ALLOCATOR_SLACK_BYTES, ALLOCATOR_SLACK_SHARE
+from optimizer.formats.allocator_slack import ALLOCATOR_SLACK_BYTES, ALLOCATOR_SLACK_SHARE
 from optimizer.runtime.meter.device import prepared_device
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer

@@ -15,6 +15,9 @@ from django.db.models.functions import Coalesce, Now
 from django.utils import timezone
 
 from optimizer.base.errors import HeadroomError, InvalidInput
+from optimizer.base.serialize import from_json
+from optimizer.estimate.sharing import device_need_bytes
+from optimizer.hardware.machine import Device
 from webapp.accounts.models import Project
 from webapp.catalog.files.room import require_floor
 from webapp.catalog.models import Dataset, Machine, Model
@@ -95,7 +98,7 @@ def create_job(
             awaits_plan=awaits_plan,
             turn=next_turn(owner, kind=kind),
             need_device_kind=machine.document["device"]["kind"] if machine else "",
-            need_device_bytes=_need_bytes(spec, prediction),
+            need_device_bytes=_need_bytes(spec, prediction, machine),
             retry_of=retry_of,
             event_seq=1,
             hinted_at=timezone.now(),
@@ -126,7 +129,7 @@ def plan_job(
         "machine": machine,
         "awaits_plan": False,
         "need_device_kind": machine.document["device"]["kind"],
-        "need_device_bytes": _need_bytes(spec, prediction),
+        "need_device_bytes": _need_bytes(spec, prediction, machine),
     }
     kind = "replanned" if change else "planned"
     planned = move_job(job.pk, when=_awaiting(), changes=changes, kind=kind, actor="program", message=change)
@@ -410,12 +413,9 @@ def _hint(job_id: str) -> None:
         Job.objects.filter(pk=job_id).update(hinted_at=None)
 
 
-def _need_bytes(spec: dict[str, Any], prediction: dict[str, Any] | None) -> int:
-    """The budget caps what a job can take, so an over-sized prediction (an override) needs no more than that."""
-    budget = spec.get("goal", {}).get("device_budget_bytes")
-    peak = prediction["device_peak_high_bytes"] if prediction else None
-    known = [size for size in (budget, peak) if size is not None]
-    return int(min(known)) if known else 0
+def _need_bytes(spec: dict[str, Any], prediction: dict[str, Any] | None, machine: Machine | None) -> int:
+    device = from_json(Device, machine.document["device"], path="machine.device") if machine is not None else None
+    return device_need_bytes(prediction, budget_bytes=spec.get("goal", {}).get("device_budget_bytes"), device=device)
 
 
 def _require_state(job: Job, request: str, condition: Q, *, allowed: str) -> None:

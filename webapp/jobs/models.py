@@ -140,7 +140,8 @@ class Job(InProject):
     need_device_kind = models.CharField(max_length=10, blank=True)
     """``cpu`` or ``cuda``: the kind of device the plan was priced for; empty when any will do."""
     need_device_bytes = models.BigIntegerField(default=0)
-    """Device memory that a machine must have free to run the plan: its predicted peak, at most the budget."""
+    """Device memory that a machine must have free to run the plan: the highest of its stages, at most the budget, and on a card
+    what its process takes beside tensors (``optimizer/estimate/sharing.py``)."""
     retry_of = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="retries")
     """The ended job that this one repeats; an ended job itself never moves again."""
     hinted_at = models.DateTimeField(null=True)
@@ -169,9 +170,9 @@ class Job(InProject):
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
     deleted_at = models.DateTimeField(null=True)
+    """Set: out of sight, and gone with its files some days later."""
     share_key = models.CharField(max_length=32, blank=True)
     """Part of what signs the link under which anyone may read the run; empty while it is not shared."""
-    """Set: out of sight, and gone with its files some days later."""
 
     class Meta:
         ordering = ["-created_at", "-id"]
