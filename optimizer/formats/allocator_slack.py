@@ -1,4 +1,4 @@
-"""Reserved memory that a run's CUDA allocator may take above its budget: the runtime sets the limit, admission leaves room for it."""
+"""Reserved memory that a run's CUDA allocator may take above its budget: the runtime sets the limit, admission leaves room."""
 
 from typing import Final
 
