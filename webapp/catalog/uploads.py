@@ -58,8 +58,8 @@ def begin_upload(
     source: dict[str, Any] | None = None,
     columns: str = "",
 ) -> Upload:
-    """files: ``{"name", "num_bytes", "sha256", "mark"}`` each. Raises InvalidInput for the first that is wrong, CatalogConflict past
-    a limit, DiskFull.
+    """files: ``{"name", "num_bytes", "sha256", "mark"}`` each. Raises InvalidInput for the first that is wrong,
+    CatalogConflict past a limit, DiskFull.
 
     sha256: of the whole file, empty where the sender cannot know it before (a browser); its pieces then carry theirs.
     mark: what the sender knows this state of the file by, such as the time of its last change. columns: of a dataset.

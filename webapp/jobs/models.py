@@ -103,8 +103,9 @@ class Job(InProject):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE)
     name = models.CharField(max_length=200)
     kind = models.CharField(max_length=20, choices=Kind.choices, default=Kind.TRAIN)
-    model = models.ForeignKey(Model, on_delete=models.PROTECT)
-    dataset = models.ForeignKey(Dataset, null=True, on_delete=models.PROTECT)
+    # an index of their own stands below, in the order in which their pages list them
+    model = models.ForeignKey(Model, on_delete=models.PROTECT, db_index=False)
+    dataset = models.ForeignKey(Dataset, null=True, on_delete=models.PROTECT, db_index=False)
     spec = models.JSONField()
     """The submitted spec, normalized: model, dataset, workload, goal."""
     plan = models.JSONField(null=True)
@@ -190,6 +191,8 @@ class Job(InProject):
             models.Index(fields=["owner", "state", "-turn"], name="job_turns"),  # submission: a person's last turn that waits
             models.Index(fields=["owner", "-created_at"]),  # a person's list of jobs
             models.Index(fields=["project", "-id"]),  # a project's list of jobs
+            models.Index(fields=["model", "-id"], name="job_of_model"),  # the latest jobs on a model's page
+            models.Index(fields=["dataset", "-id"], name="job_of_dataset"),  # the same of a dataset
         ]
         constraints = [
             models.CheckConstraint(

@@ -3,7 +3,7 @@
 Leases are counted by the database's clock (``Now()``), so that two machines' clocks need not agree.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from django.db import transaction
@@ -84,7 +84,7 @@ def move_jobs(
         for project_id in {job.project_id for job in moved if job.kind in USER_JOB_KINDS}:
             own = [_job_event(job) for job in moved if job.project_id == project_id and job.kind in USER_JOB_KINDS]
             queue_job_events(project_id=project_id, event=f"job.{kind}", data=own)
-        transaction.on_commit(lambda: [announce(job) for job in moved] and None, robust=True)
+        transaction.on_commit(lambda: _announce_all(moved), robust=True)
     return moved
 
 
@@ -103,6 +103,11 @@ def announce(job: Job) -> None:
     publish(job.pk, "state", state_document(job))
     if job.is_terminal:
         publish(job.pk, "done", {"state": job.state, "reason": job.reason})
+
+
+def _announce_all(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        announce(job)
 
 
 def held_by(attempt: Attempt) -> Q:
