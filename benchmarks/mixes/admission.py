@@ -32,11 +32,11 @@ class Tally:
 
     mixes: list[Mix] = field(default_factory=list)
     shared: list[Outcome] = field(default_factory=list)
-    """As workers claim: a job joins where more is done by all together."""
+    """Claimed as workers do: a job joins where more is done by all together."""
     compared: list[int] = field(default_factory=list)
     """Indices of the mixes that were run in the two other ways as well."""
     packed: list[Outcome] = field(default_factory=list)
-    """As many as have room, whatever they cost each other."""
+    """All jobs that have room, whatever they cost each other."""
     control: list[Outcome] = field(default_factory=list)
     """Shared, by the tensors of a steady step alone."""
 

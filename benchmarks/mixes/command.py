@@ -72,7 +72,7 @@ def summarize(rows: Sequence[Row]) -> dict[str, GoalEntry]:
 
 
 def _of_pairs(pairs: Sequence[Row]) -> dict[str, GoalEntry]:
-    """Of the pairs that admission lets run together; those that it declines are there to be compared."""
+    """Goals of the pairs that admission lets run together; those that it declines are there to be compared."""
     admitted = [row for row in pairs if row["is_admitted"] and row["error"] is not None]
     errors = [abs(row["error"]) for row in admitted]
     error = _median(errors)

@@ -186,9 +186,9 @@ def _slow_store() -> Iterator[None]:
         listen = str(Path(folder, "link.sock"))
         command = [sys.executable, "-m", "benchmarks.mixes.link", listen, target, str(LINK_BYTES_PER_S)]
         relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert relay.stdin is not None
+        assert relay.stdout is not None
         try:
-            assert relay.stdin is not None
-            assert relay.stdout is not None
             relay.stdout.readline()
             os.environ[URL_VARIABLE] = f"unix://{listen}"
             yield

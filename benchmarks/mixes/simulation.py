@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from webapp.jobs import models as jobs
 
 NUM_SLOTS = 4
-"""Jobs at once on a device, as a worker has them unless told otherwise."""
+"""Jobs at once on a device: a worker's default."""
 FEWEST_JOBS, MOST_JOBS = 2, 8
 SHORTEST_S, LONGEST_S = 300.0, 3600.0
 _OWNERS = ("ada", "eve", "grace")
@@ -45,15 +45,15 @@ def draw_mix(subjects: Sequence[Subject], *, seed: str) -> Mix:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What came of one mix under one policy."""
+    """The outcome of one mix under one policy."""
 
     makespan_s: float = 0.0
     waited_s: float = 0.0
     """Time in which at least one job waited."""
     lane_s: float = 0.0
-    """Of that, the time in which the lane that is wanted most was busy."""
+    """The part of that in which the lane that is wanted most was busy."""
     bytes_s: float = 0.0
-    """Of that, the time by the part of the device's bytes that were held."""
+    """The same time, each second weighed by the part of the device's bytes that were held."""
     most_device_bytes: int = 0
     """Most that processes took of the device at once while more than one ran."""
     most_host_bytes: int = 0
@@ -67,7 +67,7 @@ class _Running:
     subject: Subject
     shares: Shares
     left_s: float
-    """Of its time alone."""
+    """The rest of its time alone."""
 
 
 def simulate(

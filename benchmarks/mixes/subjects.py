@@ -134,14 +134,18 @@ def _price(
     profiles_folder: Path,
 ) -> Subject | None:
     """None where nothing fits into the budget."""
-    how = {"machine": machines()[machine], "profiles_folder": profiles_folder}
+    there = machines()[machine]
     prediction: Prediction | GenerationPrediction
     try:
         if isinstance(workload, TrainingWorkload) and isinstance(goal, Goal):
-            trained = plan_model(model, workload=workload, goal=goal, **how).result.chosen
+            trained = plan_model(
+                model, workload=workload, goal=goal, machine=there, profiles_folder=profiles_folder
+            ).result.chosen
             plan, prediction = trained.plan.to_json(), trained.prediction
         elif isinstance(workload, GenerationWorkload) and isinstance(goal, GenerationGoal):
-            generated = plan_generation(model, workload=workload, goal=goal, **how).chosen
+            generated = plan_generation(
+                model, workload=workload, goal=goal, machine=there, profiles_folder=profiles_folder
+            ).chosen
             plan, prediction = generated.plan.to_json(), generated.prediction
         else:
             raise TypeError(f"{what} has a workload of one kind and a goal of another")

@@ -97,7 +97,8 @@ def test_each_goal_is_judged_by_its_rows() -> None:
     declined = {**pair, "is_admitted": False, "error": 0.9, "makespan_against_one_at_a_time": 1.0}
     assert all(entry["met"] for entry in summarize([admitted, pair, declined]).values())
     bad = {**admitted, "num_over_host": 1, "lane_used": 0.5, "shorter": [0.1], "possible": [0.5], "num_mixes": 10}
-    missed = {name for name, entry in summarize([bad, {**pair, "error": 0.2, "num_out_of_memory": 1}]).items() if not entry["met"]}
+    goals = summarize([bad, {**pair, "error": 0.2, "num_out_of_memory": 1}])
+    missed = {name for name, entry in goals.items() if not entry["met"]}
     assert missed == {
         "random mixes",
         "mixes out of memory by packing",

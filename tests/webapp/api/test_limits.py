@@ -3,12 +3,12 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db.models import Q
-from django.http import HttpResponse
 from django.test import Client
 from pytest_django import Settings
 
@@ -80,7 +80,7 @@ def test_requests_past_a_project_s_limit_are_429_for_all_its_people_and_other_pr
     assert as_eve.get(f"/api/v1/jobs/{job.pk}").status_code == 404
 
 
-def send_text(client: Client, num_bytes: int) -> HttpResponse:
+def send_text(client: Client, num_bytes: int) -> Any:
     file = SimpleUploadedFile("a.txt", b"word " * (num_bytes // 5))
     return client.post("/api/v1/datasets", {"name": "a text", "file": file})
 
@@ -109,7 +109,7 @@ def test_an_upload_past_what_may_be_stored_is_refused_with_what_is_used_and_allo
     assert begin_upload_of(as_ada, 3_000).json()["extra"]["announced_bytes"] == 3_000
 
 
-def begin_upload_of(client: Client, num_bytes: int) -> HttpResponse:
+def begin_upload_of(client: Client, num_bytes: int) -> Any:
     files = [{"name": "a.txt", "num_bytes": num_bytes, "sha256": "0" * 64}]
     body = {"kind": "dataset", "name": "a text", "files": files}
     return client.post("/api/v1/uploads", json.dumps(body), content_type="application/json")

@@ -148,7 +148,7 @@ def cancel_jobs(request: HttpRequest, body: CancelManyRequest) -> HttpResponse:
 
 
 def _may_change(request: HttpRequest, project_id: str | None) -> bool:
-    """As for one job: a member of its project, and of a job without one who administers the service."""
+    """The rule for one job: a member of its project may, and where it has none who administers the service."""
     if project_id is None:
         return bool(request.user.is_superuser)
     return has_role(role_in(request.user, project_id), Role.MEMBER)
