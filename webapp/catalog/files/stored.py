@@ -76,7 +76,7 @@ def _require(
 
 
 def _folder_bytes(folder: str) -> int:
-    """Bytes of the files that are nowhere else: links point to a folder of the server, or share their bytes with a run's files."""
+    """Bytes of files that are nowhere else: links point to a folder of the server, or share their bytes with a run's files."""
     root, total_bytes = Path(settings.HEADROOM_HOME) / folder, 0
     for path in root.rglob("*") if folder else ():
         try:
