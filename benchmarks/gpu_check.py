@@ -27,6 +27,7 @@ from torch import nn
 from benchmarks.common.record import GoalEntry, Needs, Record, all_of, at_most, clear, goal
 from optimizer.base.errors import NoFeasiblePlan, OutOfDeviceMemory
 from optimizer.base.units import GIB, format_bytes
+from optimizer.formats.allocator_slack import ALLOCATOR_SLACK_BYTES, ALLOCATOR_SLACK_SHARE
 from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.cuda_facts import find_workspaces
 from optimizer.hardware.machine import Machine
@@ -41,7 +42,6 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.job.measure import make_synthetic_batches, measure_step
-from optimizer.runtime.meter.card import ALLOCATOR_SLACK_BYTES, ALLOCATOR_SLACK_SHARE
 from optimizer.runtime.meter.device import prepared_device
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer

@@ -145,6 +145,8 @@ HEADROOM_SUBMISSIONS_WAITING = env.int("HEADROOM_SUBMISSIONS_WAITING", default=2
 """Further ones that wait their turn; past these the answer is 503 with Retry-After."""
 HEADROOM_MAX_REQUESTS_PER_MINUTE = env.int("HEADROOM_MAX_REQUESTS_PER_MINUTE", default=12_000)
 """Requests of one person to the API, counted over all web processes; 0 for no limit."""
+HEADROOM_MAX_REQUESTS_PER_MINUTE_PER_PROJECT = env.int("HEADROOM_MAX_REQUESTS_PER_MINUTE_PER_PROJECT", default=60_000)
+"""Requests to the API that name something of one project, or work in it, by all of its people together; 0 for no limit."""
 HEADROOM_MAX_QUEUED_PER_PERSON = env.int("HEADROOM_MAX_QUEUED_PER_PERSON", default=20_000)
 """Jobs of one person that may wait at once; 0 for no limit."""
 HEADROOM_MAX_QUEUED_PER_PROJECT = env.int("HEADROOM_MAX_QUEUED_PER_PROJECT", default=50_000)
@@ -162,6 +164,10 @@ HEADROOM_DISK_FLOOR_BYTES = disk_floor_bytes()
 """Free bytes below which no job and no piece of an upload is accepted; checkpoints leave them free too."""
 HEADROOM_MAX_OPEN_UPLOAD_BYTES = env.int("HEADROOM_MAX_OPEN_UPLOAD_BYTES", default=256 * 1024**3)
 """Bytes that one person's unfinished uploads may have announced together; 0 for as many as the disk holds."""
+HEADROOM_MAX_STORED_BYTES_PER_PERSON = env.int("HEADROOM_MAX_STORED_BYTES_PER_PERSON", default=0)
+"""Bytes that one person's models, datasets, prompts and runs may take when something is uploaded; 0 for no limit."""
+HEADROOM_MAX_STORED_BYTES_PER_PROJECT = env.int("HEADROOM_MAX_STORED_BYTES_PER_PROJECT", default=0)
+"""The same of one project, whoever uploaded them."""
 
 
 def _folders(variable: str) -> list[Path]:

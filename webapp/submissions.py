@@ -15,7 +15,7 @@ from django.conf import settings
 
 from webapp.body_guard import Application, Receive, Send
 
-_SUBMISSIONS = re.compile(r"/api/v1/jobs(?:/[^/]+/(?:cancel|pause|resume|retry|priority))?")
+_SUBMISSIONS = re.compile(r"/api/v1/jobs(?:/cancel|/[^/]+/(?:cancel|pause|resume|retry|priority))?")
 RETRY_AFTER_S = 1
 
 

@@ -29,6 +29,8 @@ _UPLOADED_INSTEAD = {
     "path_not_allowed": "the service may not read this folder (HEADROOM_MODEL_ROOTS)",
     "path_differs": "the service runs on another machine",
 }
+_MOST_CANCELLED = 1000
+"""Ids that one request takes."""
 SILENCE_LIMIT_S = 45.0
 """A stream that sends nothing for this long, not even its keep-alive comment, is taken for dead."""
 
@@ -228,6 +230,27 @@ class HeadroomClient(AccessCalls, ChatCalls, UploadCalls):
 
     def cancel_job(self, job_id: str, *, mode: Literal["save", "keep", "discard"] = "save") -> types.Job:
         return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/cancel", json={"mode": mode}))
+
+    def cancel_jobs(
+        self,
+        job_ids: Sequence[str] = (),
+        *,
+        states: Sequence[str] = (),
+        tag: str = "",
+        mode: Literal["save", "keep", "discard"] = "save",
+    ) -> list[types.Cancelled]:
+        """Ask for the end of many jobs: those named, or all of yours in these states and with this tag that have not ended.
+
+        Returns an answer for each. Not undone where a later request of several fails: up to 1,000 go into one.
+        """
+        results: list[types.Cancelled] = []
+        chosen = [{"ids": list(job_ids[start : start + _MOST_CANCELLED])} for start in range(0, len(job_ids), _MOST_CANCELLED)]
+        for part in chosen:
+            results += self._json("POST", "jobs/cancel", json={**part, "mode": mode})["results"]
+        if not job_ids:
+            asked = {"mode": mode, **({"state": list(states)} if states else {}), **({"tag": tag} if tag else {})}
+            results += self._json("POST", "jobs/cancel", json=asked)["results"]
+        return results
 
     def pause_job(self, job_id: str) -> types.Job:
         return cast(types.Job, self._json("POST", f"jobs/{in_path(job_id)}/pause"))

@@ -48,6 +48,13 @@ class ModelDetails(Model):
     """``optimizer.models.structure.Structure``."""
 
 
+class Cancelled(TypedDict):
+    """The answer to a request for one job's end among many."""
+
+    id: str
+    outcome: Literal["cancelled", "asked_to_stop", "already_asked", "ended", "forbidden", "not_found"]
+
+
 class MethodNeed(TypedDict):
     """Device bytes for training or running a model in one way."""
 

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
 from headroom.client import HeadroomClient
-from headroom.client.types import Job
+from headroom.client.types import Cancelled, Job
 from headroom.commands import access as cli_access
 from headroom.commands import catalog as cli_catalog
 from headroom.commands import chat as cli_chat
@@ -130,8 +130,10 @@ def _add_job_commands(
     priority = add("priority", _priority, "move a waiting job: higher starts first")
     priority.add_argument("job", help=JOB_HELP)
     priority.add_argument("priority", type=int, help="-100 to 0, for administrators to 100")
-    cancel = add("cancel" if is_hidden else "stop", _cancel, "stop a job at a checkpoint and export its weights")
-    cancel.add_argument("job", help=JOB_HELP)
+    cancel = add("cancel" if is_hidden else "stop", _cancel, "stop jobs at a checkpoint and export their weights")
+    cancel.add_argument("jobs", nargs="*", metavar="JOB", help=JOB_HELP)
+    cancel.add_argument("--tag", default="", help="every job of yours with this tag that has not ended")
+    cancel.add_argument("--queued", action="store_true", help="every job of yours that waits; with --tag those of them")
     how = cancel.add_mutually_exclusive_group()
     how.add_argument("--keep", action="store_true", help="keep the checkpoint, export nothing")
     how.add_argument("--discard", action="store_true", help="stop at once, save nothing")
@@ -295,10 +297,25 @@ def _priority(options: argparse.Namespace) -> None:
 
 
 def _cancel(options: argparse.Namespace) -> None:
+    filters = options.tag or options.queued
+    if bool(options.jobs) == bool(filters):
+        raise UsageError("stop needs jobs, or --tag or --queued, not both", hint="headroom jobs stop JOB JOB ...")
+    mode: Literal["save", "keep", "discard"] = "discard" if options.discard else "keep" if options.keep else "save"
     with _connect(options) as client:
-        client.cancel_job(options.job, mode="discard" if options.discard else "keep" if options.keep else "save")
+        if len(options.jobs) != 1:
+            states = ("queued",) if options.queued else ()
+            _print_cancelled(client.cancel_jobs(options.jobs, states=states, tag=options.tag, mode=mode))
+            return
+        client.cancel_job(options.jobs[0], mode=mode)
     left = "a checkpoint is kept" if options.keep else "its weights are exported"
     print("stopping now" if options.discard else f"stopping after this step; {left}")
+
+
+def _print_cancelled(results: Sequence[Cancelled]) -> None:
+    for result in results:
+        print(f"{result['id']}  {result['outcome'].replace('_', ' ')}")
+    if not results:
+        print("no job of yours is meant")
 
 
 def _rename(options: argparse.Namespace) -> None:

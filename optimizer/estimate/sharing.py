@@ -4,11 +4,17 @@ A job alone keeps each lane (the processor or card, each direction of copies, th
 its step. Beside others the parts of one lane add up, since kernels and copies of several processes take turns; where they come to
 more than the whole, all become slower by that. Time in which a job only prepares work (``dispatch`` and ``hooks``) is spent on a
 host core and keeps a card waiting, so others can use it; on the CPU device the same processor does both.
+
+Bytes add up as well: each job counts with the highest of all its stages, and on a card with its own CUDA context, workspaces and
+the gaps of its allocator, which a neighbour sees as taken.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from optimizer.formats.allocator_slack import allocator_slack_bytes
+from optimizer.hardware.cuda_facts import bytes_beside_tensors
+from optimizer.hardware.machine import Device
 from optimizer.profile.time_kinds import COMPUTE_KINDS, KINDS, by_present_names
 
 LEAST_GAIN: Final = 1.1
@@ -19,6 +25,32 @@ _COMPUTE: Final = "compute"
 
 Shares = dict[str, float]
 """The part of a job's time, when it is alone, that each lane is busy with it: from 0 to 1."""
+
+
+def device_need_bytes(prediction: Mapping[str, Any] | None, *, budget_bytes: int | None, device: Device | None) -> int:
+    """Device memory that must be free for a job with this stored prediction, at most what one job may use of the device.
+
+    budget_bytes: caps the tensors of every stage, since the runtime enforces it, but not what a process takes of a card beside
+    them. device: None where the job may run on any. A card holds one context more than this counts when jobs add up: its
+    ``memory_bytes`` have one taken off already, and a job alone is not refused for it.
+    """
+    highest = [] if prediction is None else _highest_on_device(prediction)
+    tensor_bytes = min([size for size in (budget_bytes, max(highest, default=None)) if size is not None], default=0)
+    if device is None or device.kind != "cuda" or not tensor_bytes:
+        return tensor_bytes
+    memory = (prediction or {}).get("memory")
+    if memory is None:
+        beside_bytes = bytes_beside_tensors(device) + allocator_slack_bytes(tensor_bytes)
+    else:
+        beside_bytes = max(0, int(memory["process"]["high"]) - int(memory["allocated"]["high"]))
+    return min(tensor_bytes + beside_bytes, device.memory_bytes)
+
+
+def host_need_bytes(prediction: Mapping[str, Any] | None) -> int:
+    """Memory of the host tier that a job with this stored prediction takes in the highest of its stages."""
+    document = prediction or {}
+    stages = [int(stage.get("host_peak_bytes") or 0) for stage in document.get("stages") or ()]
+    return max([int(document.get("host_peak_bytes") or 0), *stages])
 
 
 def lane_shares(prediction: Mapping[str, Any] | None, *, device_kind: str) -> Shares | None:
@@ -54,6 +86,14 @@ def gains(running: list[Shares], joining: Shares) -> bool:
     """Report whether enough more is done in the same time once the job has joined those that run."""
     before, after = len(running) / slowdown(running), (len(running) + 1) / slowdown([*running, joining])
     return after >= LEAST_GAIN * before
+
+
+def _highest_on_device(prediction: Mapping[str, Any]) -> list[int]:
+    """Upper ends of a step's peak, of what the allocator makes of it, and the peaks of all stages."""
+    stages = [*(prediction.get("stages") or ()), *(prediction.get("peaks") or ())]
+    memory = prediction.get("memory") or {}
+    allocated = [int(memory["allocated"]["high"])] if memory else []
+    return [int(prediction["device_peak_high_bytes"]), *allocated, *(int(stage["device_peak_bytes"]) for stage in stages)]
 
 
 def _times_of(prediction: Mapping[str, Any]) -> tuple[dict[str, float], float]:

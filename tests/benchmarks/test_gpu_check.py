@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks import gpu_check
 from benchmarks.common.record import Record
+from optimizer.formats.allocator_slack import ALLOCATOR_SLACK_BYTES, ALLOCATOR_SLACK_SHARE
 from optimizer.models.spec import read_model_spec
-from optimizer.runtime.meter.card import ALLOCATOR_SLACK_BYTES, ALLOCATOR_SLACK_SHARE
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,19 @@ def check_request_rate(user: Any) -> None:
         )
 
 
+def check_project_rate(project_id: str) -> None:
+    """Counts one request to the API for the project that it names or works in. Raises LimitReached."""
+    setting = "HEADROOM_MAX_REQUESTS_PER_MINUTE_PER_PROJECT"
+    allowed = getattr(settings, setting)
+    if allowed and count_in_minute(f"project-requests:{project_id}") > allowed:
+        raise LimitReached(
+            f"this project's people have sent {allowed:,} requests to the API in this minute; allowed: at most that",
+            hint=f"Wait for the seconds in Retry-After; the limit is {setting}.",
+            limit=setting,
+            retry_after_s=seconds_left(),
+        )
+
+
 def check_queue_room(whose: str, num_waiting: int, *, setting: str) -> None:
     """Raises LimitReached where no further job may wait. whose: ``you have`` or ``project NAME has``."""
     allowed = getattr(settings, setting)

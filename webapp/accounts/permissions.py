@@ -160,6 +160,7 @@ TABLE: Final[dict[str, Rule]] = {
     f"POST {_JOB}/share": _runs("job.share"),
     f"DELETE {_JOB}/share": _runs("job.unshare"),
     f"POST {_JOB}/cancel": _runs("job.cancel"),
+    "POST api/v1/jobs/cancel": _runs("jobs.cancel", anywhere=True),
     f"POST {_JOB}/pause": _runs("job.pause"),
     f"POST {_JOB}/resume": _runs("job.resume"),
     f"POST {_JOB}/retry": _runs("job.retry"),

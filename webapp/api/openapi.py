@@ -77,6 +77,7 @@ _EXAMPLES: Final[dict[str, Any]] = {
     "POST /api/v1/jobs": {"spec": _SPEC},
     "POST /api/v1/plans": _SPEC,
     "POST /api/v1/jobs/{job_id}/cancel": {"mode": "save"},
+    "POST /api/v1/jobs/cancel": {"state": ["queued"], "tag": "sweep", "mode": "discard"},
     "POST /api/v1/tokens": {"name": "laptop", "scope": "write"},
 }
 """Bodies of the calls that most people begin with; a test sends each."""

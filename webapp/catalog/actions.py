@@ -46,6 +46,7 @@ from webapp.catalog.files.model_parts import (
     write_chat,
     write_config,
 )
+from webapp.catalog.files.stored import require_stored_room
 from webapp.catalog.models import Dataset, Machine, Model, Profile, PromptTokens
 from webapp.ids import new_dataset_id, new_model_id
 from webapp.names import check_name
@@ -87,6 +88,8 @@ def create_model(
     check_last: called in the transaction that writes the row, just before; where it raises, nothing is kept.
     """
     name = checked_name(name)
+    if not from_job_id:  # its files are the run's, which are there already
+        require_stored_room(owner, sum(file.size or 0 for file in weights), project=project)
     if config is None:
         require_gguf([file.name or "" for file in weights], links or {})
     document: Any = None if config is None else read_config(config)
@@ -147,6 +150,7 @@ def create_dataset(
 
     A line of prompts that cannot be used does not make the file invalid; it is named in ``facts``.
     """
+    require_stored_room(owner, file.size or 0)
     suffix = Path(file.name or "").suffix.lower()
     said = _said_columns(columns, format="prompts" if purpose == "prompts" else FORMATS.get(suffix, ""))
     if purpose == "prompts":

@@ -3,8 +3,9 @@
 HeadroomError
 ├── ChecksBusy            no file can be checked just now; the API answers 503
 └── CatalogConflict       the API answers 409
-    ├── ModelExists       a run's model is there already, or its name is taken
-    └── WrongOffset       a piece does not begin where the file ends
+    ├── ModelExists           a run's model is there already, or its name is taken
+    ├── StorageLimitReached   a person or a project stores as much as is allowed
+    └── WrongOffset           a piece does not begin where the file ends
 """
 
 from optimizer.base.errors import HeadroomError
@@ -33,6 +34,12 @@ class ModelExists(CatalogConflict):
 
     def __init__(self, message: str, *, model_id: str, hint: str) -> None:
         super().__init__(message, hint=hint, model_id=model_id)
+
+
+class StorageLimitReached(CatalogConflict):
+    """Its fields name the setting, what is stored and what is allowed."""
+
+    code = "storage_limit_reached"
 
 
 class WrongOffset(CatalogConflict):

@@ -179,6 +179,9 @@ class Machine(models.Model):
     draining = models.BooleanField(default=False)
     used_bytes = models.BigIntegerField(null=True)
     """Device memory in use by whatever program, as the card's driver said with the last heartbeat; None where none says it."""
+    others_bytes = models.BigIntegerField(null=True)
+    """The same when a job last began with none beside it: what other programs held. It stays apart from what jobs hold, which
+    grows for a while after they were claimed."""
 
     def __str__(self) -> str:
         return self.name

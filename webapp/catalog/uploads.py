@@ -31,6 +31,7 @@ from webapp.catalog.errors import CatalogConflict, WrongOffset
 from webapp.catalog.files.kept_file import KeptFile
 from webapp.catalog.files.model_parts import GGUF_SUFFIX
 from webapp.catalog.files.room import require_floor, require_room
+from webapp.catalog.files.stored import require_stored_room
 from webapp.catalog.models import Dataset, Model, Upload
 
 PIECE_BYTES = 8 * 1024 * 1024
@@ -57,7 +58,8 @@ def begin_upload(
     source: dict[str, Any] | None = None,
     columns: str = "",
 ) -> Upload:
-    """files: ``{"name", "num_bytes", "sha256", "mark"}`` each. Raises InvalidInput for the first that is wrong, DiskFull.
+    """files: ``{"name", "num_bytes", "sha256", "mark"}`` each. Raises InvalidInput for the first that is wrong,
+    CatalogConflict past a limit, DiskFull.
 
     sha256: of the whole file, empty where the sender cannot know it before (a browser); its pieces then carry theirs.
     mark: what the sender knows this state of the file by, such as the time of its last change. columns: of a dataset.
@@ -71,6 +73,7 @@ def begin_upload(
     read = [_read_file(number, file) for number, file in enumerate(files)]
     _check_together(kind, read)
     _check_open(owner, num_bytes=_announced_bytes(read))
+    require_stored_room(owner, _announced_bytes(read), open_bytes=_still_to_come)
     read_columns(columns)
     source = source or ({"columns": columns} if columns else {})
     row = Upload.objects.create(owner=owner, kind=kind, name=checked_name(name), purpose=purpose, files=read, source=source)
@@ -91,6 +94,10 @@ def _check_open(owner: User, *, num_bytes: int) -> None:
             f"this upload has {num_bytes:,} bytes and your unfinished ones {open_bytes:,}; allowed: {limit_bytes:,} together",
             hint=hint if unfinished else "An administrator can allow more by HEADROOM_MAX_OPEN_UPLOAD_BYTES.",
         )
+
+
+def _still_to_come(upload: Upload) -> int:
+    return 0 if is_over(upload) else _announced_bytes(upload.files)
 
 
 def _announced_bytes(files: Sequence[dict[str, Any]]) -> int:

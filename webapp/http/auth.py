@@ -10,7 +10,7 @@ from ninja.security.base import AuthBase
 from ninja.utils import check_csrf
 
 from webapp.accounts.errors import Forbidden
-from webapp.accounts.limits import check_request_rate
+from webapp.accounts.limits import check_project_rate, check_request_rate
 from webapp.accounts.middleware import act_in_session
 from webapp.accounts.permissions import admit, choose_project
 from webapp.accounts.tokens import find_token_user
@@ -74,6 +74,8 @@ def _admitted(request: HttpRequest, user: Any) -> Any:
         if wanted := request.headers.get(PROJECT_HEADER, ""):
             choose_project(user, wanted)
         admit(request, user)
+        if project_id := getattr(request, "audit_project_id", ""):
+            check_project_rate(project_id)
     except Forbidden as error:
         request.was_refused = error.message  # type: ignore[attr-defined]
         raise

@@ -5,6 +5,7 @@ answers False, None or ``"stale"`` once its fence is no longer the job's; it mus
 attempts end, and what the reconciler takes back, is in ``webapp/attempts/``.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +16,9 @@ from django.db.models.functions import Coalesce, Now
 from django.utils import timezone
 
 from optimizer.base.errors import HeadroomError, InvalidInput
+from optimizer.base.serialize import from_json
+from optimizer.estimate.sharing import device_need_bytes
+from optimizer.hardware.machine import Device
 from webapp.accounts.models import Project
 from webapp.catalog.files.room import require_floor
 from webapp.catalog.models import Dataset, Machine, Model
@@ -33,12 +37,14 @@ from webapp.jobs.models import (
     Sample,
     State,
 )
-from webapp.jobs.moves import enqueue_webhooks, held_by, move_job
+from webapp.jobs.moves import enqueue_webhooks, held_by, move_job, move_jobs
 from webapp.wire.hints import hint_soon
 from webapp.wire.publish import publish
 
 CancelMode = Literal["save", "keep", "discard"]
 """``save`` stops at a checkpoint and exports its weights, ``keep`` stops at a checkpoint, ``discard`` stops at once."""
+CancelOutcome = Literal["cancelled", "asked_to_stop", "already_asked", "ended"]
+"""``ended``: before it was asked."""
 _STOPS = {"": "", "save": "save", "keep": "save", "discard": "discard"}
 """Ways for a supervisor to stop: exporting comes after it."""
 MAX_PRIORITY = 100
@@ -95,7 +101,7 @@ def create_job(
             awaits_plan=awaits_plan,
             turn=next_turn(owner, kind=kind),
             need_device_kind=machine.document["device"]["kind"] if machine else "",
-            need_device_bytes=_need_bytes(spec, prediction),
+            need_device_bytes=_need_bytes(spec, prediction, machine),
             retry_of=retry_of,
             event_seq=1,
             hinted_at=timezone.now(),
@@ -126,7 +132,7 @@ def plan_job(
         "machine": machine,
         "awaits_plan": False,
         "need_device_kind": machine.document["device"]["kind"],
-        "need_device_bytes": _need_bytes(spec, prediction),
+        "need_device_bytes": _need_bytes(spec, prediction, machine),
     }
     kind = "replanned" if change else "planned"
     planned = move_job(job.pk, when=_awaiting(), changes=changes, kind=kind, actor="program", message=change)
@@ -160,36 +166,50 @@ def cancel_job(job: Job, *, mode: CancelMode, actor: str) -> bool:
 
     A queued job is cancelled at once; a live one by its supervisor. ``discard`` after ``save`` hurries it.
     """
-    queued = move_job(
-        job.pk,
-        when=Q(state=State.QUEUED),
-        changes={
+    if any(move_job(job.pk, **how) is not None for how in _ways_to_cancel(mode, actor=actor)):
+        return True
+    _require_state(job, "cancel", Q(state__in=LIVE_STATES), allowed="queued, starting or running")
+    return False
+
+
+def cancel_jobs(job_ids: Collection[str], *, mode: CancelMode, actor: str) -> dict[str, CancelOutcome]:
+    """``cancel_job`` for many, in a few statements. One that is claimed meanwhile is asked to stop, as by itself."""
+    queued, live = _ways_to_cancel(mode, actor=actor)
+    with transaction.atomic():
+        outcomes: dict[str, CancelOutcome] = dict.fromkeys((job.pk for job in move_jobs(job_ids, **queued)), "cancelled")
+        left = set(job_ids) - outcomes.keys()
+        outcomes |= dict.fromkeys((job.pk for job in move_jobs(left, **live)), "asked_to_stop")
+        left -= outcomes.keys()
+        for job_id, state in Job.objects.filter(pk__in=left).values_list("pk", "state"):
+            outcomes[job_id] = "already_asked" if state in LIVE_STATES else "ended"
+    return outcomes
+
+
+def _ways_to_cancel(mode: CancelMode, *, actor: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The moves of a job that waits and of one that is at work."""
+    queued = {
+        "when": Q(state=State.QUEUED),
+        "changes": {
             "state": State.CANCELLED,
             "reason": Reason.CANCELLED_BY_USER,
             "cancel_requested_at": Now(),
             "cancel_mode": mode,
             "finished_at": Now(),
         },
-        kind="cancelled",
-        actor=actor,
-        reason=Reason.CANCELLED_BY_USER,
-    )
-    if queued is not None:
-        return True
+        "kind": "cancelled",
+        "actor": actor,
+        "reason": Reason.CANCELLED_BY_USER,
+    }
     saves = Q(cancel_mode__in=("save", "keep"))
     not_yet = Q(cancel_requested_at__isnull=True) | (saves if mode == "discard" else Q(pk__isnull=True))
-    live = move_job(
-        job.pk,
-        when=Q(state__in=LIVE_STATES) & not_yet,
-        changes={"cancel_requested_at": Now(), "cancel_mode": mode},
-        kind="cancel_requested",
-        actor=actor,
-        message=mode,
-    )
-    if live is not None:
-        return True
-    _require_state(job, "cancel", Q(state__in=LIVE_STATES), allowed="queued, starting or running")
-    return False
+    live = {
+        "when": Q(state__in=LIVE_STATES) & not_yet,
+        "changes": {"cancel_requested_at": Now(), "cancel_mode": mode},
+        "kind": "cancel_requested",
+        "actor": actor,
+        "message": mode,
+    }
+    return queued, live
 
 
 def pause_job(job: Job, *, actor: str) -> Job:
@@ -410,12 +430,9 @@ def _hint(job_id: str) -> None:
         Job.objects.filter(pk=job_id).update(hinted_at=None)
 
 
-def _need_bytes(spec: dict[str, Any], prediction: dict[str, Any] | None) -> int:
-    """The budget caps what a job can take, so an over-sized prediction (an override) needs no more than that."""
-    budget = spec.get("goal", {}).get("device_budget_bytes")
-    peak = prediction["device_peak_high_bytes"] if prediction else None
-    known = [size for size in (budget, peak) if size is not None]
-    return int(min(known)) if known else 0
+def _need_bytes(spec: dict[str, Any], prediction: dict[str, Any] | None, machine: Machine | None) -> int:
+    device = from_json(Device, machine.document["device"], path="machine.device") if machine is not None else None
+    return device_need_bytes(prediction, budget_bytes=spec.get("goal", {}).get("device_budget_bytes"), device=device)
 
 
 def _require_state(job: Job, request: str, condition: Q, *, allowed: str) -> None:

@@ -17,7 +17,7 @@ from django.db.models import F, Q, QuerySet, Sum
 from django.db.models.functions import Now
 
 from optimizer.base.units import GIB
-from optimizer.estimate.sharing import Shares, gains, lane_shares, slowdown
+from optimizer.estimate.sharing import Shares, gains, host_need_bytes, lane_shares, slowdown
 from webapp.catalog.models import Machine
 from webapp.clock import from_now
 from webapp.jobs.models import DEVICE_JOB_KINDS, LIVE_STATES, Attempt, FenceSequence, Job, Kind, State
@@ -43,7 +43,8 @@ def claim_job(
     """The next job of these kinds that this machine can hold, in ``QUEUE_ORDER``; None when there is none.
 
     Live jobs on the machine keep the device memory they need. The machine's row is locked, so two claims on one machine
-    cannot both take the last free bytes; where the database cannot lock rows (SQLite) its one writer gives the same.
+    cannot both take the last free bytes; where the database cannot lock rows (SQLite) its one writer gives the same. The host's
+    memory is shared as well: a job does not join others with which it would not fit there, and waits as for more to be done.
 
     used_bytes: device memory in use at present, from the driver. must_gain: beside jobs that run, take the next one only if
     more is done by all together (``optimizer/estimate/sharing.py``); nothing behind it goes first, so nobody waits for ever.
@@ -65,6 +66,8 @@ def claim_job(
         beside = list(_live_on(host).only("pk", "prediction")) if chosen.kind in DEVICE_JOB_KINDS else []
         shares = _shares([*beside, chosen], device_kind=host.document["device"]["kind"])
         if beside and must_gain and not (shares and gains(shares[:-1], shares[-1])):
+            return None
+        if beside and not _fit_on_host([*beside, chosen], machine=host):
             return None
         job = move_job(
             chosen.pk,
@@ -88,6 +91,8 @@ def claim_job(
         )
         if job is None or job.fence is None:
             return None
+        if not beside and used_bytes is not None and chosen.kind in DEVICE_JOB_KINDS:
+            Machine.objects.filter(pk=host.pk).update(others_bytes=used_bytes)
         Attempt.objects.filter(job__in=beside, fence=F("job__fence")).update(is_shared=True)
         return Attempt.objects.create(
             job=job,
@@ -126,18 +131,24 @@ def stands_before(job: Job) -> Q:
 def free_bytes(machine: Machine) -> int:
     """Device bytes left beside what live jobs on it need, and beside what else is in use there.
 
-    What a card's driver counts is partly theirs: the larger of the two is taken. A desktop and the driver itself are left out of
-    it, since plans leave room for them.
+    What a card's driver counts is partly theirs. What others held before the first of them began counts beside their needs, which
+    they may not have taken yet; beyond it the larger of the two is taken. A desktop and the driver itself are left out, since
+    plans leave room for them.
     """
     taken = _live_on(machine).aggregate(taken=Sum("need_device_bytes"))["taken"] or 0
     used = max(0, (machine.used_bytes or 0) - DESKTOP_BYTES)
-    return int(machine.document["device"]["memory_bytes"]) - max(taken, used)
+    others = min(used, max(0, (machine.others_bytes or 0) - DESKTOP_BYTES)) if taken else used
+    return int(machine.document["device"]["memory_bytes"]) - max(taken + others, used)
 
 
 def _live_on(machine: Machine) -> QuerySet[Job]:
     """Jobs that hold the machine's device at present."""
     live = Job.objects.filter(state__in=LIVE_STATES, kind__in=DEVICE_JOB_KINDS)
     return live.filter(attempts__machine=machine, attempts__fence=F("fence"))
+
+
+def _fit_on_host(jobs: Sequence[Job], *, machine: Machine) -> bool:
+    return sum(host_need_bytes(job.prediction) for job in jobs) <= int(machine.document["host_memory_bytes"])
 
 
 def _shares(jobs: Sequence[Job], *, device_kind: str) -> list[Shares]:

@@ -103,8 +103,9 @@ class Job(InProject):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.CASCADE)
     name = models.CharField(max_length=200)
     kind = models.CharField(max_length=20, choices=Kind.choices, default=Kind.TRAIN)
-    model = models.ForeignKey(Model, on_delete=models.PROTECT)
-    dataset = models.ForeignKey(Dataset, null=True, on_delete=models.PROTECT)
+    # an index of their own stands below, in the order in which their pages list them
+    model = models.ForeignKey(Model, on_delete=models.PROTECT, db_index=False)
+    dataset = models.ForeignKey(Dataset, null=True, on_delete=models.PROTECT, db_index=False)
     spec = models.JSONField()
     """The submitted spec, normalized: model, dataset, workload, goal."""
     plan = models.JSONField(null=True)
@@ -140,7 +141,8 @@ class Job(InProject):
     need_device_kind = models.CharField(max_length=10, blank=True)
     """``cpu`` or ``cuda``: the kind of device the plan was priced for; empty when any will do."""
     need_device_bytes = models.BigIntegerField(default=0)
-    """Device memory that a machine must have free to run the plan: its predicted peak, at most the budget."""
+    """Device memory that a machine must have free to run the plan: the highest of its stages, at most the budget, and on a card
+    what its process takes beside tensors (``optimizer/estimate/sharing.py``)."""
     retry_of = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="retries")
     """The ended job that this one repeats; an ended job itself never moves again."""
     hinted_at = models.DateTimeField(null=True)
@@ -169,9 +171,9 @@ class Job(InProject):
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
     deleted_at = models.DateTimeField(null=True)
+    """Set: out of sight, and gone with its files some days later."""
     share_key = models.CharField(max_length=32, blank=True)
     """Part of what signs the link under which anyone may read the run; empty while it is not shared."""
-    """Set: out of sight, and gone with its files some days later."""
 
     class Meta:
         ordering = ["-created_at", "-id"]
@@ -189,6 +191,8 @@ class Job(InProject):
             models.Index(fields=["owner", "state", "-turn"], name="job_turns"),  # submission: a person's last turn that waits
             models.Index(fields=["owner", "-created_at"]),  # a person's list of jobs
             models.Index(fields=["project", "-id"]),  # a project's list of jobs
+            models.Index(fields=["model", "-id"], name="job_of_model"),  # the latest jobs on a model's page
+            models.Index(fields=["dataset", "-id"], name="job_of_dataset"),  # the same of a dataset
         ]
         constraints = [
             models.CheckConstraint(

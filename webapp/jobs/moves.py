@@ -3,7 +3,8 @@
 Leases are counted by the database's clock (``Now()``), so that two machines' clocks need not agree.
 """
 
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, Final
 
 from django.db import transaction
 from django.db.models import F, Q
@@ -11,9 +12,10 @@ from django.db.models.functions import Now
 
 from webapp.jobs.documents import state_document
 from webapp.jobs.models import LIVE_STATES, USER_JOB_KINDS, Attempt, Event, Job, State
-from webapp.webhooks.actions import queue_job_event
+from webapp.webhooks.actions import queue_job_events
 from webapp.wire.publish import publish
 
+_ROWS_AT_ONCE: Final = 500
 
 def move_job(
     job_id: str,
@@ -51,12 +53,49 @@ def move_job(
     return job
 
 
+def move_jobs(
+    job_ids: Collection[str], *, when: Q, changes: dict[str, Any], kind: str, actor: str, reason: str = "", message: str = ""
+) -> list[Job]:
+    """``move_job`` for many at once, in a handful of statements; returns those that met ``when`` and were moved.
+
+    They come without their plan and spec. ``changes`` holds the state that all of them have then, or none.
+    """
+    with transaction.atomic():
+        rows = Job.objects.select_for_update().filter(when, pk__in=job_ids).order_by("pk")
+        before = dict(rows.values_list("pk", "state"))
+        if not before:
+            return []
+        Job.objects.filter(pk__in=before).update(event_seq=F("event_seq") + 1, **changes)
+        moved = list(Job.objects.filter(pk__in=before).defer("spec", "plan").order_by("pk"))
+        events = [
+            Event(
+                job=job,
+                seq=job.event_seq,
+                actor=actor,
+                kind=kind,
+                from_state=before[job.pk],
+                to_state=job.state,
+                reason=reason,
+                message=message,
+            )
+            for job in moved
+        ]
+        Event.objects.bulk_create(events, batch_size=_ROWS_AT_ONCE)
+        for project_id in {job.project_id for job in moved if job.kind in USER_JOB_KINDS}:
+            own = [_job_event(job) for job in moved if job.project_id == project_id and job.kind in USER_JOB_KINDS]
+            queue_job_events(project_id=project_id, event=f"job.{kind}", data=own)
+        transaction.on_commit(lambda: _announce_all(moved), robust=True)
+    return moved
+
+
 def enqueue_webhooks(job: Job, kind: str) -> None:
     """In the transaction of the move. Profiling jobs are the program's own and nobody's news."""
     if job.kind in USER_JOB_KINDS:
-        predicted = (job.prediction or {}).get("device_peak_bytes")
-        data = {**state_document(job), "predicted_peak_bytes": predicted}
-        queue_job_event(project_id=job.project_id, event=f"job.{kind}", data=data)
+        queue_job_events(project_id=job.project_id, event=f"job.{kind}", data=[_job_event(job)])
+
+
+def _job_event(job: Job) -> dict[str, Any]:
+    return {**state_document(job), "predicted_peak_bytes": (job.prediction or {}).get("device_peak_bytes")}
 
 
 def announce(job: Job) -> None:
@@ -64,6 +103,11 @@ def announce(job: Job) -> None:
     publish(job.pk, "state", state_document(job))
     if job.is_terminal:
         publish(job.pk, "done", {"state": job.state, "reason": job.reason})
+
+
+def _announce_all(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        announce(job)
 
 
 def held_by(attempt: Attempt) -> Q:

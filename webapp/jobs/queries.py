@@ -35,6 +35,12 @@ def rows_of_page(page: QuerySet[Job], rows: QuerySet[Job]) -> list[Job]:
     return [found[pk] for pk in ids if pk in found]
 
 
+def latest_jobs_visible_to(user: Any, *, most: int, **filters: Any) -> list[Job]:
+    """The newest first, as lists show them. filters: ``model`` or ``dataset``, which have an index in this order."""
+    found = jobs_visible_to(user).filter(**filters)
+    return rows_of_page(found.order_by("-id")[:most], found.defer(*LARGE_DOCUMENTS))
+
+
 def filters_of(user: Any) -> QuerySet[SavedFilter]:
     """A person's own alone."""
     return SavedFilter.objects.filter(owner=user) if user.is_authenticated else SavedFilter.objects.none()

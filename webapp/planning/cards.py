@@ -21,8 +21,8 @@ from webapp.planning.search.question import AnyPriced
 from webapp.planning.search.training import TrainingQuestion
 
 MAX_KEPT = 400
-LOOK_FOR_S = 1.0
-"""After so long an answer is given with what there is; the card at hand is finished first."""
+LOOK_FOR_S = 0.15
+"""After so long an answer is given with what there is; the card at hand is finished first. A page is to answer within 0.3 s."""
 
 
 @dataclass(frozen=True, kw_only=True)

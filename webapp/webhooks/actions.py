@@ -1,6 +1,7 @@
 """The only writer of webhooks and deliveries. Sending is ``sending.py``, called by the reconciler every few seconds."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from django.contrib.auth.models import User
@@ -77,14 +78,15 @@ def delete_webhook(webhook: Webhook) -> None:
     webhook.delete()
 
 
-def queue_job_event(*, project_id: str | None, event: str, data: dict[str, Any]) -> None:
-    """A message to each address of the project that hears of it. Called in the transaction of the event itself, so that
-    neither is there without the other."""
+def queue_job_events(*, project_id: str | None, event: str, data: Sequence[dict[str, Any]]) -> None:
+    """A message about each job to each address of the project that hears of it. Called in the transaction of the event itself, so
+    that neither is there without the other."""
     if project_id is None or event not in EVENTS:
         return
     for webhook in Webhook.objects.filter(project_id=project_id, is_active=True):
         if not webhook.events or event in webhook.events:
-            _queue(webhook, event=event, data=data)
+            for each in data:
+                _queue(webhook, event=event, data=each)
 
 
 def send_test(webhook: Webhook) -> Delivery:

@@ -8,12 +8,9 @@ import re
 
 import torch
 
-from optimizer.base.units import KIB, MIB
+from optimizer.base.units import KIB
+from optimizer.formats.allocator_slack import allocator_slack_bytes
 from optimizer.runtime.meter.device import reserve_workspaces
-
-ALLOCATOR_SLACK_BYTES = 256 * MIB
-ALLOCATOR_SLACK_SHARE = 0.125
-"""Reserved memory may exceed the budget by the larger of the two: blocks are cut from segments of 2 or 20 MiB and more."""
 
 _UNITS = {"B": 1, "KiB": KIB, "MiB": KIB**2, "GiB": KIB**3}
 
@@ -30,8 +27,7 @@ class Card:
         # What earlier work left cached counts towards the limit.
         torch.cuda.empty_cache()
         total_bytes = torch.cuda.get_device_properties(self._device).total_memory
-        slack_bytes = max(ALLOCATOR_SLACK_BYTES, cap_bytes * ALLOCATOR_SLACK_SHARE)
-        limit_bytes = cap_bytes + self.workspace_bytes + slack_bytes
+        limit_bytes = cap_bytes + self.workspace_bytes + allocator_slack_bytes(cap_bytes)
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), self._device)
 
     def reset_peak(self) -> None:

@@ -240,6 +240,25 @@ def test_cancel_saves_unless_asked_to_discard(service: AnsweringService) -> None
     assert [body["mode"] for body in service.sent("/jobs/job_1/cancel")] == ["save", "discard"]
 
 
+def test_several_jobs_are_stopped_by_one_request(service: AnsweringService, capsys: pytest.CaptureFixture[str]) -> None:
+    results = [{"id": "job_1", "outcome": "cancelled"}, {"id": "job_2", "outcome": "already_asked"}]
+    service.answers = {("POST", "/jobs/cancel"): (200, {"results": results, "num_left": 0})}
+    assert main(["jobs", "stop", "job_1", "job_2", "--discard"]) == 0
+    assert main(["jobs", "stop", "--tag", "sweep", "--queued"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["job_1  cancelled", "job_2  already asked"] * 2
+    assert service.sent("/jobs/cancel") == [
+        {"ids": ["job_1", "job_2"], "mode": "discard"},
+        {"mode": "save", "state": ["queued"], "tag": "sweep"},
+    ]
+
+
+@pytest.mark.parametrize("given", [[], ["job_1", "--queued"]])
+def test_stop_needs_jobs_or_a_filter(given: list[str], service: AnsweringService, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobs", "stop", *given]) == 2
+    assert "stop needs jobs, or --tag or --queued, not both" in capsys.readouterr().err
+    assert service.bodies == []
+
+
 def test_a_checkpoint_is_exported_and_branched_from(service: AnsweringService, capsys: pytest.CaptureFixture[str]) -> None:
     spec = {"name": "a", "model": "m", "dataset": "d", "workload": {"num_steps": 9}, "goal": {}, "plan": "chosen"}
     service.answers = {

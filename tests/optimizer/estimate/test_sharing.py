@@ -4,7 +4,12 @@ from typing import Any
 
 import pytest
 
-from optimizer.estimate.sharing import gains, lane_shares, slowdown
+from optimizer.base.units import GIB, MIB
+from optimizer.estimate.sharing import device_need_bytes, gains, host_need_bytes, lane_shares, slowdown
+from optimizer.hardware.machine import Device
+
+CARD = Device(kind="cuda", name="card", memory_bytes=8 * GIB, context_bytes=400 * MIB, workspace_bytes=8 * MIB)
+PROCESSOR = Device(kind="cpu", name="processor", memory_bytes=8 * GIB)
 
 
 def training(**busy_ms: float) -> dict[str, Any]:
@@ -57,3 +62,47 @@ def test_a_third_job_is_held_against_what_two_do_already() -> None:
     two = [{"compute": 0.5}, {"compute": 0.5}]
     assert not gains(two, {"compute": 0.5})
     assert gains(two, {"disk": 0.9})
+
+
+def peaks(high_bytes: int, *, stages: dict[str, int] | None = None, process_bytes: int = 0) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "device_peak_high_bytes": high_bytes,
+        "stages": [{"stage": name, "device_peak_bytes": size} for name, size in (stages or {}).items()],
+    }
+    if process_bytes:
+        document["memory"] = {"allocated": {"high": high_bytes}, "process": {"high": process_bytes}}
+    return document
+
+
+def need_bytes(prediction: dict[str, Any] | None, *, budget_bytes: int | None = None, device: Device | None = PROCESSOR) -> int:
+    return device_need_bytes(prediction, budget_bytes=budget_bytes, device=device)
+
+
+def test_a_job_needs_the_bytes_of_its_highest_stage_and_never_more_than_its_budget() -> None:
+    loads_more = peaks(2 * GIB, stages={"load": 3 * GIB, "steady_step": GIB})
+    assert need_bytes(loads_more) == 3 * GIB
+    assert need_bytes(loads_more, budget_bytes=4 * GIB) == 3 * GIB
+    assert need_bytes(loads_more, budget_bytes=GIB) == GIB
+    assert need_bytes(None, budget_bytes=GIB) == GIB
+    assert need_bytes(None) == 0
+
+
+def test_a_process_takes_more_of_a_card_than_its_tensors_whatever_the_budget() -> None:
+    with_context = peaks(2 * GIB, process_bytes=2 * GIB + 600 * MIB)
+    assert need_bytes(with_context, device=CARD) == 2 * GIB + 600 * MIB
+    assert need_bytes(with_context, budget_bytes=2 * GIB, device=CARD) == 2 * GIB + 600 * MIB
+    assert need_bytes(with_context, budget_bytes=GIB, device=CARD) == GIB + 600 * MIB
+    assert need_bytes(peaks(2 * GIB), device=PROCESSOR) == 2 * GIB
+
+
+def test_where_nobody_worked_out_the_process_its_context_and_the_allocator_s_limit_count() -> None:
+    assert need_bytes(peaks(4 * GIB), device=CARD) == 4 * GIB + 408 * MIB + 512 * MIB
+
+
+def test_a_job_alone_is_never_too_large_for_the_card_it_was_planned_for() -> None:
+    assert need_bytes(peaks(8 * GIB - MIB, process_bytes=8 * GIB + 300 * MIB), device=CARD) == 8 * GIB
+
+
+def test_host_bytes_are_those_of_the_highest_stage() -> None:
+    assert host_need_bytes({"host_peak_bytes": 5, "stages": [{"host_peak_bytes": 9}, {"host_peak_bytes": 7}]}) == 9
+    assert (host_need_bytes({"host_peak_bytes": 5}), host_need_bytes({}), host_need_bytes(None)) == (5, 0, 0)

@@ -1,17 +1,23 @@
 """Limits by person and by project answer 429, name themselves and say when to try again; they hold with and without Redis."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db.models import Q
 from django.test import Client
 from pytest_django import Settings
 
 from tests.valkey import Valkey
 from tests.webapp.conftest import make_spec
 from webapp.accounts.errors import LimitReached
+from webapp.catalog.files.stored import stored_bytes
 from webapp.catalog.models import Dataset, Model
-from webapp.jobs.models import Job
+from webapp.jobs.models import Artifact, Checkpoint, Job
 from webapp.planning.submitting import submit_job
 
 
@@ -58,3 +64,69 @@ def test_a_job_past_the_queue_s_room_is_refused_by_the_limit_s_name(
         submit_job(ada, spec=make_spec(model, dataset), actor="test")
     assert refused.value.message == words
     assert refused.value.fields["limit"] == setting
+
+
+def test_requests_past_a_project_s_limit_are_429_for_all_its_people_and_other_projects_go_on(
+    as_ada: Client, as_eve: Client, make_job: Callable[..., Job], settings: Settings, valkey: Valkey
+) -> None:
+    job = make_job()
+    settings.HEADROOM_MAX_REQUESTS_PER_MINUTE_PER_PROJECT = 3
+    answers = [as_ada.get(f"/api/v1/jobs/{job.pk}") for _ in range(7)]
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert refused.json()["extra"]["limit"] == "HEADROOM_MAX_REQUESTS_PER_MINUTE_PER_PROJECT"
+    assert 1 <= int(refused["Retry-After"]) <= 60
+    assert as_eve.get("/api/v1/jobs").status_code == 200
+    # what is not theirs is not there, and costs the project nothing
+    assert as_eve.get(f"/api/v1/jobs/{job.pk}").status_code == 404
+
+
+def send_text(client: Client, num_bytes: int) -> Any:
+    file = SimpleUploadedFile("a.txt", b"word " * (num_bytes // 5))
+    return client.post("/api/v1/datasets", {"name": "a text", "file": file})
+
+
+@pytest.mark.parametrize(
+    ("setting", "has"),
+    [("HEADROOM_MAX_STORED_BYTES_PER_PERSON", "ada has"), ("HEADROOM_MAX_STORED_BYTES_PER_PROJECT", "project ada has")],
+)
+def test_an_upload_past_what_may_be_stored_is_refused_with_what_is_used_and_allowed(
+    as_ada: Client, as_eve: Client, settings: Settings, setting: str, has: str
+) -> None:
+    setattr(settings, setting, 10_000)
+    assert send_text(as_ada, 6_000).status_code == 201
+    for answer in (send_text(as_ada, 6_000), begin_upload_of(as_ada, 6_000)):
+        assert answer.status_code == 409
+        document = answer.json()
+        assert document["code"] == "storage_limit_reached"
+        assert document["detail"].startswith(f"{has} 5.86 KiB stored, and this has 5.86 KiB; allowed: 9.77 KiB together")
+        assert document["extra"] == {
+            "limit": setting, "used_bytes": 6_000, "announced_bytes": 0, "num_bytes": 6_000, "allowed_bytes": 10_000,
+        }  # fmt: skip
+        assert setting in document["hint"]
+    assert send_text(as_eve, 6_000).status_code == 201
+    assert begin_upload_of(as_ada, 3_000).status_code == 201
+    # what is on its way has its room
+    assert begin_upload_of(as_ada, 3_000).json()["extra"]["announced_bytes"] == 3_000
+
+
+def begin_upload_of(client: Client, num_bytes: int) -> Any:
+    files = [{"name": "a.txt", "num_bytes": num_bytes, "sha256": "0" * 64}]
+    body = {"kind": "dataset", "name": "a text", "files": files}
+    return client.post("/api/v1/uploads", json.dumps(body), content_type="application/json")
+
+
+def test_models_and_runs_count_by_their_files_and_links_do_not(
+    ada: User, model: Model, make_job: Callable[..., Job], headroom_home: Path
+) -> None:
+    Model.objects.filter(pk=model.pk).update(owner=ada)
+    folder = headroom_home / model.folder
+    own_bytes = (folder / "tokenizer.json").stat().st_size
+    (folder / "weights").write_bytes(b"x" * 500)
+    (folder / "elsewhere").symlink_to(folder / "tokenizer.json")
+    shared = headroom_home / "of-a-run"
+    shared.write_bytes(b"x" * 700)
+    (folder / "linked").hardlink_to(shared)
+    job = make_job()
+    Artifact.objects.create(job=job, kind="model", name="weights", file="a", num_bytes=30, sha256="")
+    Checkpoint.objects.create(job=job, step=1, fence=1, folder="c", manifest_sha256="", num_bytes=4)
+    assert stored_bytes(Q(owner=ada)) == own_bytes + 534

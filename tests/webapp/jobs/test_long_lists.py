@@ -50,6 +50,24 @@ def test_a_list_costs_the_same_queries_however_many_jobs_wait(
     assert len(many) == len(few) <= 30
 
 
+@pytest.mark.parametrize(("kind", "index"), [("model", "job_of_model"), ("dataset", "job_of_dataset")])
+def test_the_latest_jobs_of_a_model_or_dataset_are_found_by_an_index_and_read_without_documents(
+    kind: str, index: str, make_job: Callable[..., Job], as_admin: Client
+) -> None:
+    fill(make_job, 30)
+    row = getattr(Job.objects.latest("id"), kind)
+    statements = ask(as_admin, f"/{kind}s/{row.pk}/")
+    assert [found.group(1) for sql in statements for found in LARGE.finditer(sql) if "jobs_job" in found.group(1)] == []
+    lookups = [sql for sql in statements if 'ORDER BY "jobs_job"."id" DESC' in sql]
+    assert len(lookups) == 1
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN {'QUERY PLAN ' if connection.vendor == 'sqlite' else ''}{lookups[0]}")
+        plan = " ".join(str(line) for line in cursor.fetchall())
+    if connection.vendor == "sqlite":
+        assert index in plan
+        assert "TEMP B-TREE" not in plan
+
+
 @pytest.mark.parametrize("path", ADDRESSES)
 def test_a_list_leaves_specs_plans_and_predictions_in_the_database(
     path: str, make_job: Callable[..., Job], as_admin: Client

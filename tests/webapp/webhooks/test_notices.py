@@ -15,7 +15,7 @@ from tests.webapp.webhooks.receiver import Receiver
 from webapp.catalog.models import Machine
 from webapp.jobs.actions import cancel_job
 from webapp.jobs.models import Job
-from webapp.webhooks.actions import create_webhook, queue_job_event, send_test
+from webapp.webhooks.actions import create_webhook, queue_job_events, send_test
 from webapp.webhooks.models import Delivery, State
 from webapp.webhooks.notices import write_notice
 from webapp.webhooks.sending import Sender
@@ -163,7 +163,7 @@ def test_a_job_s_name_calls_nobody_in_a_channel(ada: User, settings: Settings) -
     settings.HEADROOM_WEBHOOK_NETWORKS = ["127.0.0.0/8"]
     create_webhook(ada, ada.home_project, url="http://127.0.0.1:1/hook", events=[], kind="slack")
     data = {**ENDED, "name": "<!channel> & <http://bad.example|report>"}
-    queue_job_event(project_id=ada.home_project.pk, event="job.failed", data=data)
+    queue_job_events(project_id=ada.home_project.pk, event="job.failed", data=[data])
     text = json.loads(Delivery.objects.get().body)["text"]
     assert text.startswith("&lt;!channel&gt; &amp; &lt;http://bad.example|report&gt; failed after 2 h 5 min.")
     assert not {"<", ">"} & set(text)

@@ -10,7 +10,9 @@ from ninja.schema import DjangoGetter
 from pydantic import Field, model_validator
 
 from optimizer.base.errors import InvalidInput
+from webapp.accounts.access import has_role, role_in
 from webapp.accounts.audit import note_target
+from webapp.accounts.models import Role
 from webapp.api.schemas import ModelRow
 from webapp.catalog.documents import model_documents
 from webapp.http.idempotency import idempotent, remember
@@ -18,7 +20,7 @@ from webapp.http.paging import page_of
 from webapp.jobs import about, actions, documents
 from webapp.jobs.checkpoints import export_job
 from webapp.jobs.metrics import DEFAULT_MAX_POINTS, MAX_POINTS_ALLOWED, job_metrics
-from webapp.jobs.models import Job, State
+from webapp.jobs.models import LIVE_STATES, Job, State
 from webapp.jobs.queries import LARGE_DOCUMENTS, artifacts_visible_to, deleted_jobs_visible_to, jobs_visible_to
 from webapp.jobs.specs.exporting import read_export
 from webapp.jobs.trained_model import create_trained_model
@@ -27,6 +29,8 @@ from webapp.planning.submitting import submit_job
 router = Router()
 
 
+MOST_CANCELLED: Final = 1000
+"""Jobs that one request asks the end of."""
 _SPEC_FIELDS: Final = frozenset({"kind", "name", "model", "dataset", "workload"})
 """Any of these at the top of a body makes it a spec."""
 
@@ -69,6 +73,20 @@ class CancelRequest(Schema, extra="forbid"):
     mode: Literal["save", "keep", "discard"] = "save"
 
 
+class CancelManyRequest(CancelRequest):
+    """``ids``, or every one of your jobs in these states that have not ended and, where it is given, with this tag."""
+
+    ids: list[Annotated[str, Field(max_length=60)]] | None = Field(default=None, min_length=1, max_length=MOST_CANCELLED)
+    state: list[Literal["queued", "starting", "running"]] | None = Field(default=None, min_length=1)
+    tag: str = Field(default="", max_length=60)
+
+    @model_validator(mode="after")
+    def _name_some(self) -> "CancelManyRequest":
+        if (self.ids is None) == (self.state is None and not self.tag):
+            raise ValueError("ids or state and tag are needed, not both: name the jobs, or say which of yours")
+        return self
+
+
 @router.post("/jobs", response={201: dict[str, Any]}, tags=["jobs"])
 @idempotent
 def create_job(request: HttpRequest, body: JobRequest) -> HttpResponse:
@@ -102,6 +120,38 @@ def list_jobs(
     if q:
         rows = rows.filter(name__icontains=q)
     return page_of(request, rows, lambda jobs: [documents.job_row_document(job) for job in jobs])
+
+
+@router.post("/jobs/cancel", response=dict[str, Any], tags=["jobs"])
+@idempotent
+def cancel_jobs(request: HttpRequest, body: CancelManyRequest) -> HttpResponse:
+    """Ask for the end of up to 1,000 jobs at once. Each gets its own answer: ``cancelled`` (it waited), ``asked_to_stop``,
+    ``already_asked``, ``ended``, ``forbidden`` or ``not_found``. ``num_left``: jobs that the filter
+    names beyond those; ask again."""
+    rows = jobs_visible_to(request.user)
+    if body.ids is not None:
+        rows, num_left = rows.filter(pk__in=body.ids), 0
+    else:
+        rows = rows.filter(state__in=body.state or ["queued", *LIVE_STATES])
+        rows = rows.filter(tags__icontains=f'"{body.tag}"') if body.tag else rows
+        num_left = max(0, rows.count() - MOST_CANCELLED)
+    found = dict(rows.order_by("-id").values_list("pk", "project_id")[:MOST_CANCELLED])
+    allowed = [job_id for job_id, project_id in found.items() if _may_change(request, project_id)]
+    with transaction.atomic():
+        outcomes: dict[str, str] = {**actions.cancel_jobs(allowed, mode=body.mode, actor=_actor(request))}
+        asked = found if body.ids is None else dict.fromkeys(body.ids)
+        results = [
+            {"id": job_id, "outcome": outcomes.get(job_id, "forbidden" if job_id in found else "not_found")} for job_id in asked
+        ]
+        note_target(request, ",".join(outcomes)[:200], detail=f"{len(outcomes)} jobs, {body.mode}")
+        return remember(request, status=200, body={"results": results, "num_left": num_left})
+
+
+def _may_change(request: HttpRequest, project_id: str | None) -> bool:
+    """The rule for one job: a member of its project may, and where it has none who administers the service."""
+    if project_id is None:
+        return bool(request.user.is_superuser)
+    return has_role(role_in(request.user, project_id), Role.MEMBER)
 
 
 @router.get("/jobs/{job_id}", response=dict[str, Any], tags=["jobs"])

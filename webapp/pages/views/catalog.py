@@ -30,7 +30,7 @@ from webapp.catalog.queries import (
 )
 from webapp.catalog.removal import delete_row, restore_row
 from webapp.catalog.server_data import create_dataset_of_path
-from webapp.jobs.queries import jobs_visible_to
+from webapp.jobs.queries import jobs_visible_to, latest_jobs_visible_to
 from webapp.pages.forms.training import DatasetUploadForm, ModelUploadForm
 from webapp.pages.words.catalog import columns_words, fold_cards, length_facts, structure_rows, unusable_lines
 from webapp.planning.reach import ask_for_needs, read_cards, read_needs
@@ -71,7 +71,7 @@ def model_page(request: HttpRequest, model_id: str) -> HttpResponse:
         "stacks": structure_rows(structure),
         "files_bytes": files_bytes(model),
         "made_by": jobs_visible_to(request.user).filter(pk=model.from_job_id).first() if model.from_job_id else None,
-        "jobs": jobs_visible_to(request.user).filter(model=model).order_by("-created_at")[:SHOWN_JOBS],
+        "jobs": latest_jobs_visible_to(request.user, most=SHOWN_JOBS, model=model),
     }
     return render(request, "catalog/model.html", context)
 
@@ -135,7 +135,7 @@ def dataset_page(request: HttpRequest, dataset_id: str) -> HttpResponse:
         "columns": columns_words(dataset),
         "unusable": unusable_lines(dataset),
         "said": bool(dataset.columns),
-        "jobs": jobs_visible_to(request.user).filter(dataset=dataset).order_by("-created_at")[:SHOWN_JOBS],
+        "jobs": latest_jobs_visible_to(request.user, most=SHOWN_JOBS, dataset=dataset),
     }
     return render(request, "catalog/dataset.html", context)
 

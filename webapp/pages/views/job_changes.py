@@ -1,6 +1,6 @@
 """Buttons of the list of jobs and of a job's head: names, tags, notes, deletion, many jobs at once, and views that are kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 from urllib.parse import urlencode
 
@@ -16,7 +16,8 @@ from optimizer.base.errors import HeadroomError
 from webapp.accounts.audit import note_target
 from webapp.accounts.permissions import refusal_of
 from webapp.jobs.about import delete_job, describe_job_as, forget_filter, restore_job, save_filter
-from webapp.jobs.actions import cancel_job
+from webapp.jobs.actions import cancel_jobs
+from webapp.jobs.errors import WrongState
 from webapp.jobs.models import Job
 from webapp.jobs.queries import deleted_jobs_visible_to, jobs_visible_to
 
@@ -93,7 +94,7 @@ _ROUTES: Final = {"cancel": "job_cancel", "delete": "job_delete", "tag": "job_ab
 def _each(request: HttpRequest, ids: list[str], action: str) -> tuple[list[Job], list[str]]:
     tag = request.POST.get("tag", "").strip()
     acts: dict[str, Callable[[Job], object]] = {
-        "cancel": lambda job: cancel_job(job, mode="save", actor=f"user:{request.user.get_username()}"),
+        "cancel": lambda job: None,  # all at once, below
         "delete": delete_job,
         "tag": lambda job: describe_job_as(job, tags=[*job.tags, tag]),
     }
@@ -109,7 +110,15 @@ def _each(request: HttpRequest, ids: list[str], action: str) -> tuple[list[Job],
             done.append(job)
         except HeadroomError as found:
             refused.append(_sentence(found))
-    return done, refused
+    return _stop_all(request, done, refused) if action == "cancel" else (done, refused)
+
+
+def _stop_all(request: HttpRequest, jobs: Sequence[Job], refused: list[str]) -> tuple[list[Job], list[str]]:
+    outcomes = cancel_jobs([job.pk for job in jobs], mode="save", actor=f"user:{request.user.get_username()}")
+    ended = [job for job in jobs if outcomes.get(job.pk) == "ended"]
+    allowed = "queued, starting or running"
+    over = [_sentence(WrongState("cancel", job_id=job.pk, state=str(job.state), allowed=allowed)) for job in ended]
+    return [job for job in jobs if job not in ended], [*refused, *over]
 
 
 @require_POST

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.test import AsyncClient, Client
 from pytest_django import Settings
 
 from tests.webapp.conftest import make_spec
+from webapp.accounts.models import Membership, Role
 from webapp.accounts.tokens import create_token
 from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.models import Dataset, Machine, Model
@@ -206,3 +208,70 @@ def close_connections() -> None:
     from django.db import connections
 
     connections.close_all()
+
+
+def outcomes_of(answer: Any) -> dict[str, str]:
+    assert answer.status_code == 200, answer.content
+    return {row["id"]: row["outcome"] for row in answer.json()["results"]}
+
+
+def test_many_jobs_are_cancelled_by_one_request_with_an_answer_for_each(
+    as_ada: Client, as_eve: Client, make_job: Callable[..., Job], machine: Machine
+) -> None:
+    ended, running, waiting = make_job(), make_job(), make_job()
+    cancel_job(ended, mode="discard", actor="user:ada")
+    assert claim_job(worker="w", machine=machine, job_id=running.pk) is not None
+    ids = [ended.pk, running.pk, waiting.pk, "job_nobodys"]
+    assert outcomes_of(post(as_eve, "jobs/cancel", {"ids": ids})) == dict.fromkeys(ids, "not_found")
+    answers = outcomes_of(post(as_ada, "jobs/cancel", {"ids": ids, "mode": "keep"}))
+    assert answers == dict(zip(ids, ["ended", "asked_to_stop", "cancelled", "not_found"], strict=True))
+    again = outcomes_of(post(as_ada, "jobs/cancel", {"ids": ids[1:3], "mode": "keep"}))
+    assert again == {running.pk: "already_asked", waiting.pk: "ended"}
+    assert outcomes_of(post(as_ada, "jobs/cancel", {"ids": [running.pk], "mode": "discard"})) == {running.pk: "asked_to_stop"}
+    running.refresh_from_db()
+    waiting.refresh_from_db()
+    assert (running.state, running.cancel_mode) == ("starting", "discard")
+    assert (waiting.state, waiting.reason, waiting.cancel_mode) == ("cancelled", "cancelled_by_user", "keep")
+    assert [(event.seq, event.kind, event.actor) for event in waiting.events.all()] == [
+        (1, "created", "user:ada"),
+        (2, "cancelled", "user:ada"),
+    ]
+    assert [event.kind for event in running.events.all()] == ["created", "claimed", "cancel_requested", "cancel_requested"]
+
+
+def test_who_may_only_look_cancels_none_of_many(
+    admin: User, as_eve: Client, eve: User, make_job: Callable[..., Job]
+) -> None:
+    job = make_job()
+    Membership.objects.create(project=job.project, user=eve, role=Role.VIEWER)
+    assert outcomes_of(post(as_eve, "jobs/cancel", {"ids": [job.pk]})) == {job.pk: "forbidden"}
+    assert outcomes_of(post(as_eve, "jobs/cancel", {"state": ["queued"]})) == {job.pk: "forbidden"}
+    job.refresh_from_db()
+    assert job.state == "queued"
+
+
+def test_jobs_are_cancelled_by_state_and_tag(as_ada: Client, make_job: Callable[..., Job]) -> None:
+    tagged, other = make_job(), make_job()
+    Job.objects.filter(pk=tagged.pk).update(tags=["sweep"])
+    assert outcomes_of(post(as_ada, "jobs/cancel", {"tag": "sweep", "mode": "discard"})) == {tagged.pk: "cancelled"}
+    assert outcomes_of(post(as_ada, "jobs/cancel", {"state": ["running"]})) == {}
+    assert outcomes_of(post(as_ada, "jobs/cancel", {"state": ["queued"]})) == {other.pk: "cancelled"}
+
+
+@pytest.mark.parametrize("body", [{}, {"mode": "save"}, {"ids": []}, {"ids": ["job_a"], "tag": "x"}, {"state": ["failed"]}])
+def test_a_request_that_does_not_say_which_jobs_cancels_none(
+    as_ada: Client, make_job: Callable[..., Job], body: dict[str, Any]
+) -> None:
+    job = make_job()
+    answer = post(as_ada, "jobs/cancel", body)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input")
+    job.refresh_from_db()
+    assert job.state == "queued"
+
+
+def test_cancelling_more_jobs_takes_no_more_statements(
+    as_ada: Client, make_job: Callable[..., Job], django_assert_max_num_queries: Any
+) -> None:
+    made = [make_job().pk for _ in range(40)]
+    with django_assert_max_num_queries(40):
+        assert set(outcomes_of(post(as_ada, "jobs/cancel", {"ids": made})).values()) == {"cancelled"}

@@ -4,13 +4,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 
-from optimizer.base.units import GIB
+from optimizer.base.units import GIB, MIB
+from tests.webapp.conftest import make_bench, make_spec
 from tests.webapp.jobs.attempts import reread
 from webapp.attempts.memory import may_probe
 from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.actions import heartbeat_machine
-from webapp.catalog.models import Machine
+from webapp.catalog.models import Dataset, Machine, Model
+from webapp.jobs.actions import create_job
 from webapp.jobs.claiming import DESKTOP_BYTES, claim_job, free_bytes
 from webapp.jobs.models import PROBED, Attempt, Job
 
@@ -97,6 +100,40 @@ def test_what_running_jobs_hold_counts_once(make: Make, machine: Machine) -> Non
     for used_bytes, left_bytes in ((0, 5 * GIB), (DESKTOP_BYTES + 2 * GIB, 5 * GIB), (DESKTOP_BYTES + 6 * GIB, 2 * GIB)):
         heartbeat_machine(machine, used_bytes=used_bytes)
         assert free_bytes(Machine.objects.get(pk=machine.pk)) == left_bytes
+
+
+def test_what_others_hold_is_not_free_while_the_first_job_still_loads(make: Make, machine: Machine) -> None:
+    make(HALF, need_bytes=3 * GIB)
+    make(HALF, need_bytes=3 * GIB)
+    # another program holds 3 GiB; the first job was claimed and has taken nothing yet
+    used_bytes = DESKTOP_BYTES + 3 * GIB
+    assert claim(machine, used_bytes=used_bytes) is not None
+    assert claim(machine, used_bytes=used_bytes) is None
+    # it has ended; what is used now is the job's
+    assert claim(machine, used_bytes=DESKTOP_BYTES) is not None
+
+
+def test_jobs_that_would_not_fit_in_the_host_s_memory_together_do_not_run_together(make: Make, machine: Machine) -> None:
+    for host_bytes in (5 * GIB, 4 * GIB):
+        make({**HALF, "host_peak_bytes": host_bytes})
+    assert claim(machine) is not None
+    assert claim(machine) is None
+    Job.objects.filter(state="queued").update(prediction={**HALF, "host_peak_bytes": 3 * GIB})
+    assert claim(machine) is not None
+
+
+def test_each_job_on_a_card_brings_a_context_of_its_own(ada: User, model: Model, dataset: Dataset) -> None:
+    card = make_bench("card", kind="cuda")
+    allocated = {"low": 0, "value": 4 * GIB - MIB, "high": 4 * GIB - MIB}
+    process = {"low": 0, "value": 4 * GIB + 400 * MIB, "high": 4 * GIB + 500 * MIB}
+    memory = {"allocated": allocated, "process": process}
+    prediction = {**HALF, "device_peak_high_bytes": 4 * GIB - MIB, "memory": memory}
+    spec = make_spec(model, dataset, goal={"device_budget_bytes": 4 * GIB})
+    for _ in range(2):
+        create_job(owner=ada, spec=spec, model=model, dataset=dataset, plan={}, prediction=prediction, machine=card, actor="ada")
+    assert claim(card) is not None
+    # by their tensors alone both would fit into the card's 8 GiB
+    assert claim(card) is None
 
 
 def test_nothing_is_learnt_from_a_run_beside_others(make: Make, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
