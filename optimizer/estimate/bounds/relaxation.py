@@ -45,6 +45,7 @@ from optimizer.estimate.tasks.change import PartName
 from optimizer.estimate.tasks.moments import moments_of
 from optimizer.formats.ownership import fullest_rank
 from optimizer.hardware.machine import Machine
+from optimizer.hardware.thread_wakeup import count_multithreaded
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
@@ -168,8 +169,8 @@ class _Relaxer:
         self._network, self._trained, layout = network, list_tensors(profile), plan.layout
         rank = fullest_rank(self._trained.num_elements, num_ranks=layout.num_devices) if layout.shares_state else 0
         self._tensors = self._trained.updated_by(rank, layout)
-        self._drops = layout.shares_state and plan.gradients.choice == "keep"
-        """Some gradients go as soon as they are complete; below all of them do, and what stays for sure is added."""
+        self._drops = layout.shares_state
+        """Others' gradients go as soon as they are complete; below all do, and what stays or leaves of this rank's is added."""
         self._num_later = plan.batch.accumulation_steps - 1
         self._state = estimate_state(self._tensors, plan, workload=workload, device_kind=machine.device.kind)
         self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=workload.adapter is None)
@@ -178,6 +179,7 @@ class _Relaxer:
         prices = PartPrices.find(
             self._compiled, plan=plan, machine=machine, moments=moments, drops_all=self._drops
         )
+        self._prices = prices
         self._blocks = _BLOCKS.obtain(self._compiled, (prices, forms), lambda: list_relaxed_blocks(prices, forms))
         self._outside = [self._relax_outside(prices, forms, count) for count in chunk_counts]
         self._templates = list(self._compiled.regime.block_templates)
@@ -267,7 +269,7 @@ class _Relaxer:
     def _before_last(self, outside: RelaxedOutside) -> Numbers:
         """Bytes that earlier micro-batches have left for the last one: gradients, and inputs where they stay."""
         inputs_bytes = self._num_later * self._input_bytes if inputs_pile_up(self._machine.device) else 0
-        if self._drops:
+        if self._drops and self._plan.gradients.choice == "keep":
             return outside.gradients + (inputs_bytes + self._kept_bytes())
         return outside.gradients + (inputs_bytes + float(self._blocks.gradients.min(axis=1)[self._templates].sum()))
 
@@ -299,8 +301,8 @@ class _Relaxer:
         head_ms = np.array([outside.head_ms for outside in self._outside])
         around = MicroBatchTimes(
             forward=np.array([outside.enter_ms for outside in self._outside]) + head_ms + weights_ms,
-            first=np.array([outside.first_ms for outside in self._outside]) + weights_ms,
-            later=np.array([outside.later_ms for outside in self._outside]) + weights_ms,
+            first=np.array([outside.first_ms for outside in self._outside]) + weights_ms + self._leaving_ms(is_first=True),
+            later=np.array([outside.later_ms for outside in self._outside]) + weights_ms + self._leaving_ms(is_first=False),
             num_later=self._num_later,
         )
         inside = MicroBatchTimes(
@@ -310,6 +312,16 @@ class _Relaxer:
         list_sums = sums_on_cpu if self._machine.device.kind == "cpu" else sums_on_cuda
         rows = list_sums(inside, around, update, head_ms=head_ms[:, _COMPUTE])
         return tuple(np.array(column) for column in zip(*rows, strict=True))  # type: ignore[return-value]
+
+    def _leaving_ms(self, *, is_first: bool) -> Numbers:
+        """Milliseconds by lane of this rank's gradients on their way to the host, where parts count none of them."""
+        found = np.zeros(len(LANES))
+        if self._drops and self._plan.gradients.choice == "host":
+            num_bytes = self._plan.weights.bytes_per_element * self._tensors.total_elements
+            num_shared = count_multithreaded(self._tensors.num_elements)
+            for lane, lane_ms in self._prices.gradients_legs(num_bytes, num_shared=num_shared, is_first=is_first):
+                found[LANES.index(lane)] += lane_ms
+        return found
 
     def _weights_ms(self) -> Numbers:
         """Milliseconds of moving weights by lane: forward brings each block's once, and so does backward."""
