@@ -188,7 +188,7 @@ def describe_layout(layout: DeviceLayout) -> str:
 
 
 def _describe(each: _Searched, best: _Searched) -> str:
-    """How a layout compares with the best."""
+    """A comparison of a layout with the best, in a sentence."""
     assert best.best is not None
     name, step_ms = describe_layout(each.layout), best.best.prediction.step_ms
     if each is best:
