@@ -13,6 +13,7 @@ What is allocated: nothing that torch's allocator or the meter sees. Numbers and
 buffers are their own (NCCL's take card memory beside torch's). ``receive`` writes to a tensor of the caller's.
 """
 
+import ctypes
 import json
 import os
 import time
@@ -195,8 +196,10 @@ class Ranks:
     def _given(self, tensor: torch.Tensor) -> torch.Tensor:
         self.num_bytes += tensor.nbytes
         given = tensor.detach()
-        # Of a tensor that is stored in another order of dimensions the storage's order will do: it is the same on each rank.
-        return given if given.is_contiguous() else given.as_strided((given.numel(),), (1,))
+        if not given.is_contiguous():
+            # Of a tensor that is stored in another order of dimensions the storage's order will do: it is the same on each rank.
+            given = given.as_strided((given.numel(),), (1,))
+        return given if self._is_cuda or not given.numel() else _lend(given)
 
     def _gathered(self, found: NDArray[Any], waiting_for: str) -> NDArray[Any]:
         """Rows of all ranks, from a table of this rank's and zeros: the sum has them all, in memory that no meter sees."""
@@ -233,6 +236,14 @@ class Ranks:
                 waited_s=time.monotonic() - start_s,
                 cause=_in_short(error),
             ) from error
+
+
+def _lend(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, not owned: gloo's thread may hold what it was given for a moment after the wait for it has ended, and a
+    gradient that is dropped then would still count.
+    """
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype)
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
