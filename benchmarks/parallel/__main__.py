@@ -1,0 +1,45 @@
+"""Several devices, held against one: ``python -m benchmarks.parallel [--quick] [--only PART] [--json FILE]``.
+
+right: drawn plans on 2 and 4 ranks of gloo against the same micro-batches on one device, and each rank's peak against its
+prediction. planning: seconds of searches over layouts and memory together.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.common.record import GoalEntry, Record, describe_machine
+from benchmarks.parallel import planning, right
+
+PARTS = ("right", "planning")
+NUM_QUICK = 10
+SEED = 20261126
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.parallel", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help=f"{NUM_QUICK} cases")
+    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--cases", type=int, default=right.NUM_CASES, metavar="N")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args(arguments)
+    num_cases = NUM_QUICK if options.quick else options.cases
+    is_whole = options.only is None and num_cases >= right.NUM_CASES
+    record = Record(
+        file=options.json, machine=describe_machine(torch.device("cpu")), is_quick=options.quick, is_whole=is_whole
+    )
+    goals: dict[str, GoalEntry] = {}
+    if options.only != "planning":
+        record.add_all("right", right.compare_all(num_cases, seed=options.seed))
+        goals |= right.summarize(record.rows, num_cases=right.NUM_CASES)
+    if options.only != "right":
+        record.add_all("planning", planning.time_searches())
+        goals |= planning.summarize(record.rows)
+    return record.finish(goals)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
