@@ -53,7 +53,8 @@ def _ask(question: Question, num_devices: int) -> Row:
     profile = profile_for(read_model(question.model), workload=question.workload, goal=replace(goal_, num_devices=1), folder=None)
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
     try:
-        chosen = plan_profiled(profile, machine=machine, workload=question.workload, goal=goal_, with_ways_out=False).result.chosen
+        answer = plan_profiled(profile, machine=machine, workload=question.workload, goal=goal_, with_ways_out=False)
+        chosen = answer.result.chosen
         found = {
             "layout": f"{chosen.plan.layout.num_devices} {chosen.plan.layout.data}",
             "step_ms": chosen.prediction.step_ms,
