@@ -177,8 +177,8 @@ class Machine(models.Model):
     last_seen_at = models.DateTimeField()
     """Heartbeat of its worker, by the database's clock."""
     draining = models.BooleanField(default=False)
-    used_bytes = models.BigIntegerField(null=True)
-    """Device memory in use by whatever program, as the card's driver said with the last heartbeat; None where none says it."""
+    used_bytes = models.JSONField(default=list)
+    """By device, memory in use by whatever program, as the cards' driver said with the last heartbeat; empty where none says it."""
 
     def __str__(self) -> str:
         return self.name

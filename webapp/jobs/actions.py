@@ -96,6 +96,7 @@ def create_job(
             turn=next_turn(owner, kind=kind),
             need_device_kind=machine.document["device"]["kind"] if machine else "",
             need_device_bytes=_need_bytes(spec, prediction),
+            need_devices=count_devices_of(plan),
             retry_of=retry_of,
             event_seq=1,
             hinted_at=timezone.now(),
@@ -127,6 +128,7 @@ def plan_job(
         "awaits_plan": False,
         "need_device_kind": machine.document["device"]["kind"],
         "need_device_bytes": _need_bytes(spec, prediction),
+        "need_devices": count_devices_of(plan),
     }
     kind = "replanned" if change else "planned"
     planned = move_job(job.pk, when=_awaiting(), changes=changes, kind=kind, actor="program", message=change)
@@ -416,6 +418,12 @@ def _need_bytes(spec: dict[str, Any], prediction: dict[str, Any] | None) -> int:
     peak = prediction["device_peak_high_bytes"] if prediction else None
     known = [size for size in (budget, peak) if size is not None]
     return int(min(known)) if known else 0
+
+
+def count_devices_of(plan: dict[str, Any] | None) -> int:
+    """Devices that a stored plan runs on; plans of generations have no layout and run on one."""
+    layout: dict[str, Any] = (plan or {}).get("layout") or {}
+    return int(layout.get("num_devices", 1))
 
 
 def _require_state(job: Job, request: str, condition: Q, *, allowed: str) -> None:

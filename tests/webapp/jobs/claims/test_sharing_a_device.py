@@ -11,7 +11,8 @@ from webapp.attempts.memory import may_probe
 from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.actions import heartbeat_machine
 from webapp.catalog.models import Machine
-from webapp.jobs.claiming import DESKTOP_BYTES, claim_job, free_bytes
+from webapp.jobs.claiming import claim_job
+from webapp.jobs.devices.room import DESKTOP_BYTES, read_room
 from webapp.jobs.models import PROBED, Attempt, Job
 
 HALF: dict[str, Any] = {"step_ms": 10.0, "busy_by_kind_ms": {"matmul": 4.0, "disk": 2.0}}
@@ -87,16 +88,16 @@ def test_a_job_alone_is_not_marked(make: Make, machine: Machine) -> None:
 
 def test_what_other_programs_hold_on_a_card_is_not_free(make: Make, machine: Machine) -> None:
     make(HALF, need_bytes=5 * GIB)
-    assert claim(machine, used_bytes=DESKTOP_BYTES + 4 * GIB) is None
-    assert claim(machine, used_bytes=DESKTOP_BYTES) is not None
+    assert claim(machine, used_bytes=[DESKTOP_BYTES + 4 * GIB]) is None
+    assert claim(machine, used_bytes=[DESKTOP_BYTES]) is not None
 
 
 def test_what_running_jobs_hold_counts_once(make: Make, machine: Machine) -> None:
     make(HALF, need_bytes=3 * GIB)
     assert claim(machine) is not None
     for used_bytes, left_bytes in ((0, 5 * GIB), (DESKTOP_BYTES + 2 * GIB, 5 * GIB), (DESKTOP_BYTES + 6 * GIB, 2 * GIB)):
-        heartbeat_machine(machine, used_bytes=used_bytes)
-        assert free_bytes(Machine.objects.get(pk=machine.pk)) == left_bytes
+        heartbeat_machine(machine, used_bytes=[used_bytes])
+        assert read_room(Machine.objects.get(pk=machine.pk)).free_bytes == left_bytes
 
 
 def test_nothing_is_learnt_from_a_run_beside_others(make: Make, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
