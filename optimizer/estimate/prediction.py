@@ -195,6 +195,13 @@ class Prediction:
     memory: CardMemory | None = None
     """Memory from tensors to a card; None where it was not worked out."""
 
+    rank_peak_bytes: tuple[int, ...] = ()
+    """Peak of each rank where several devices share a step; all other bytes here are of the highest, the lowest of such. Empty
+    on one device."""
+
+    network_bytes: int = 0
+    """Bytes that a rank sends to the others in a step, the mean of all ranks. Time on the network is among ``lane_busy_ms``."""
+
     def detailed_later(self, work_out: Mapping[str, Callable[[], Any]]) -> "Prediction":
         """The same prediction, whose details are worked out when they are first read.
 

@@ -7,7 +7,7 @@ prediction is worked out when it is first read.
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.kernels.cpu_kernels import unmeasured_bytes
 from optimizer.estimate.prediction import MEMORY_MARGIN, Prediction, TimelinePoint
-from optimizer.estimate.step.setting import LaidOut, lay_out
+from optimizer.estimate.step.setting import LaidOut, highest_of, lay_out_ranks
 from optimizer.estimate.step.simulate import Simulation, simulate
 from optimizer.estimate.step.stages import StagePeaks
 from optimizer.estimate.step.unmetered import estimate_allocated_peak
@@ -47,36 +47,43 @@ def estimate_training(
     Raises InvalidPlan where the plan does not match the model or workload, InvalidWorkload beyond the position table.
     """
     machine = calibrated_machine(machine, calibration)
-    laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
-    simulation = simulate_step(laid, machine)
+    ranks = lay_out_ranks(profile, plan=plan, workload=workload, machine=machine)
+    laid = highest_of(ranks)
+    simulation = simulate_step(laid)
     peaks = laid.setting.stages.estimate(
         laid.schedule, laid.resident, simulation, choices=plan.activations.per_block
     )
+    # All wait for the rank that updates most.
+    step_ms = simulation.step_ms if laid is ranks[0] else max(simulation.step_ms, simulate_step(ranks[0]).step_ms)
     return _predict(
         simulation,
         peaks,
         profile,
+        step_ms=step_ms,
+        ranks=ranks,
+        num_devices=plan.layout.num_devices,
         workload=workload,
         machine=machine,
         spread=read_spread(calibration),
-        allocated_bytes=_allocated_bytes(laid, plan, machine),
+        allocated_bytes=_allocated_bytes(laid, plan),
     )
 
 
-def simulate_step(laid: LaidOut, machine: Machine) -> Simulation:
+def simulate_step(laid: LaidOut) -> Simulation:
     """A steady step of a plan that is laid out."""
     return simulate(
         laid.schedule,
         resident=laid.resident,
-        device_kind=machine.device.kind,
-        fresh_bytes_per_s=machine.rates.fresh_bytes_per_s,
+        device_kind=laid.machine.device.kind,
+        fresh_bytes_per_s=laid.machine.rates.fresh_bytes_per_s,
     )
 
 
-def _allocated_bytes(laid: LaidOut, plan: Plan, machine: Machine) -> int:
+def _allocated_bytes(laid: LaidOut, plan: Plan) -> int:
     """Most bytes that torch has; 0 on CUDA, where torch counts nothing that is not simulated but what
     ``card/on_cuda.py`` adds.
     """
+    machine = laid.machine
     if machine.device.kind != "cpu":
         return 0
     processor = machine.processor_for(in_fp16=plan.weights.computes_in_fp16)
@@ -88,18 +95,20 @@ def _predict(
     peaks: StagePeaks,
     profile: Profile,
     *,
+    step_ms: float,
+    ranks: Sequence[LaidOut],
+    num_devices: int,
     workload: TrainingWorkload,
     machine: Machine,
     spread: Spread | None,
     allocated_bytes: int,
 ) -> Prediction:
     """The prediction of a simulated step. allocated_bytes: what torch itself has at most. A stage that is higher than
-    the steady step raises the interval's upper end by as much.
+    the steady step raises the interval's upper end by as much. ranks: the steps of all of them, or of one where all are alike.
     """
     peak_bytes = simulation.device_peak_bytes
     margin_bytes = math.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind])
     low, high = time_interval(machine.rates, spread)
-    step_ms = simulation.step_ms
     exposed_ms = simulation.exposed_ms
     prediction = Prediction(
         device_peak_bytes=peak_bytes,
@@ -126,8 +135,19 @@ def _predict(
         device_bytes_by_category={},
         lane_busy_ms={},
         timeline=(),
+        rank_peak_bytes=_rank_peaks(ranks, num_devices),
+        network_bytes=ranks[0].setting.sent_bytes,
     )
     return prediction.detailed_later(_details(simulation, peaks, machine.rates.time_factors))
+
+
+def _rank_peaks(ranks: Sequence[LaidOut], num_devices: int) -> tuple[int, ...]:
+    """The peak of each rank in order; empty on one device."""
+    if num_devices == 1:
+        return ()
+    if len(ranks) == 1:
+        return (ranks[0].highest.num_bytes,) * num_devices
+    return tuple(laid.highest.num_bytes for laid in sorted(ranks, key=lambda laid: laid.rank))
 
 
 def _details(

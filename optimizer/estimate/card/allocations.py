@@ -277,10 +277,12 @@ class _Writer:
         self.run(schedule.first.tasks)
         for _ in range(min(schedule.num_later, MAX_LATER)):
             self.run(schedule.later.tasks)
+        if schedule.last is not None:
+            self.run(schedule.last.tasks)
         self.moments = moments
         if moments is not None and not moments.come_one_by_one:
             moments.come_all(self)
-        self.run(schedule.update.tasks)
+        self.run(schedule.tasks_after_last)
         if moments is not None:
             moments.come_all(self)
         self.moments = None

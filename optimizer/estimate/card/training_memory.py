@@ -35,7 +35,7 @@ def add_memory(
     )
     laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
     host = estimate_host_memory(
-        prediction, resident=laid.resident, tensors=laid.tensors, plan=plan, workload=workload, machine=machine
+        prediction, resident=laid.resident, tensors=laid.updated, plan=plan, workload=workload, machine=machine
     )
     memory = card_memory(prediction, replayed, host=host, device=machine.device, torch_version=profile.torch_version)
     stages = list_stages(prediction, profile, laid, plan=plan, workload=workload, machine=machine)
@@ -49,11 +49,11 @@ def list_training_allocations(
     laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
     on_cuda = None
     if machine.device.kind == "cuda":
-        on_cuda = _cuda_moves(laid, plan, workload, machine=machine, torch_version=profile.torch_version)
+        on_cuda = _cuda_moves(laid, plan, laid.workload, machine=machine, torch_version=profile.torch_version)
     return list_allocations(
         laid.schedule,
         resident=laid.resident,
-        tensors=laid.tensors,
+        tensors=laid.updated,
         plan=plan,
         kept=workload.kept_state,
         on_cuda=on_cuda,
@@ -68,7 +68,7 @@ def _cuda_moves(
     return CudaMoves(
         find_kernels(read_card(machine.device, torch_version=torch_version)),
         num_tokens=workload.tokens_per_step // plan.batch.accumulation_steps,
-        norm_elements=[tensor.num_elements for tensor in laid.tensors.sizes] if takes_norms else (),
+        norm_elements=[tensor.num_elements for tensor in laid.updated.sizes] if takes_norms else (),
     )
 
 

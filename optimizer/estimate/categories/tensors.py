@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from optimizer.estimate.memo import Memo, Memos
+from optimizer.formats.ownership import assign_owners
+from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.optimizer_state import OptimizerStatePlan, split_state
 from optimizer.profile.profile import Profile
 from optimizer.profile.trained import TensorSize
@@ -21,6 +23,8 @@ class TensorList:
     memos: Memos = field(default_factory=Memos, compare=False, repr=False)
     """Values that other modules keep and that depend on these tensors."""
     _leaving: Memo[float, list[bool]] = field(default_factory=Memo, compare=False, repr=False)
+    _owners: Memo[int, tuple[int, ...]] = field(default_factory=Memo, compare=False, repr=False)
+    _owned: Memo[tuple[int, int], "TensorList"] = field(default_factory=Memo, compare=False, repr=False)
 
     @cached_property
     def total_elements(self) -> int:
@@ -39,6 +43,25 @@ class TensorList:
         """Flags of the tensors: true where a tensor's state leaves the device."""
         fraction = 0.0 if plan.place == "device" else plan.fraction
         return self._leaving.obtain(fraction, lambda: split_state(plan, self.num_elements))
+
+    def owners(self, num_ranks: int) -> tuple[int, ...]:
+        """The rank that owns each tensor, where ranks share the optimizer's state."""
+        return self._owners.obtain(num_ranks, lambda: tuple(assign_owners(self.num_elements, num_ranks=num_ranks)))
+
+    def updated_by(self, rank: int, layout: DeviceLayout) -> "TensorList":
+        """The tensors that a rank updates: those that it owns, or all where every rank updates every tensor."""
+        if not layout.shares_state:
+            return self
+        return self._owned.obtain((rank, layout.num_devices), lambda: self._pick(rank, layout.num_devices))
+
+    def _pick(self, rank: int, num_ranks: int) -> "TensorList":
+        own = [index for index, owner in enumerate(self.owners(num_ranks)) if owner == rank]
+        return TensorList(
+            sizes=tuple(self.sizes[index] for index in own),
+            blocks=tuple(self.blocks[index] for index in own),
+            num_elements=tuple(self.num_elements[index] for index in own),
+            num_blocks=self.num_blocks,
+        )
 
     def list_staying(self, plan: OptimizerStatePlan) -> list[TensorSize]:
         """Tensors whose state is on the device."""

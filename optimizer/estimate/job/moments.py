@@ -12,7 +12,7 @@ from optimizer.workload import TrainingWorkload
 
 def predict_moments(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> Moments:
     """A steady step's moments; where a moment comes more than once, as with several micro-batches, its highest."""
-    simulation = simulate_step(lay_out(profile, plan=plan, workload=workload, machine=machine), machine)
+    simulation = simulate_step(lay_out(profile, plan=plan, workload=workload, machine=machine))
     found: Moments = {}
     for row in simulation.rows:
         for task, level in zip(row.tasks, row.levels.tolist(), strict=True):

@@ -5,7 +5,8 @@ is in memory at that point. That is all a peak over parts needs, so pricing a pl
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -32,6 +33,7 @@ from optimizer.estimate.ops.priced_ops import KIND_SLOT, OpSizes, PricedOps, lis
 from optimizer.estimate.tasks.change import FROM_PROLOGUE, NO_COPIES, Arrival, Change, Move, PartName
 from optimizer.estimate.tasks.dropped import Dropped, drop_gradients
 from optimizer.estimate.tasks.parts import PartBytes, PartTime, sum_changes
+from optimizer.formats.op_costs import base_name
 from optimizer.hardware.machine import Machine, Processor
 from optimizer.hardware.rates import Rates
 from optimizer.hardware.thread_wakeup import count_multithreaded
@@ -83,6 +85,9 @@ class PartRequest(NamedTuple):
     dropped: Dropped | None = None
     """Fate of gradients; None keeps them."""
     arrivals: tuple[Arrival, ...] = ()
+    own: tuple[bool, ...] = ()
+    """For each gradient that is complete here, in order, whether this rank owns its tensor; it drops the others. Empty where it
+    owns all."""
 
 
 class PartKernels(NamedTuple):
@@ -116,7 +121,7 @@ class CompiledShape:
         self._kernels: Memo[tuple[int, str], PartKernels] = Memo()
         self._copied: Memo[tuple[PartName, Trip], Mapping[Link, int]] = Memo()
         self._traced_copies: Memo[int, list[TracedCopy]] = Memo()
-        self._num_shared_gradients: Memo[PartName, int] = Memo()
+        self._num_shared_gradients: Memo[tuple[PartName, tuple[bool, ...]], int] = Memo()
         self._scratch: Memo[Processor, Mapping[int, int]] = Memo()
         self._indexed_bytes: Memo[int, PartBytes] = Memo()
         self._indexed_rises: Memo[tuple[int, Processor], int] = Memo()
@@ -231,12 +236,40 @@ class CompiledShape:
             (name, trip), lambda: count_copied_bytes(self._copies(self._part(name)), trip=trip)
         )
 
-    def num_shared_gradients(self, name: PartName) -> int:
-        """Number of the gradients completed in a part that several threads copy together."""
+    def num_shared_gradients(self, name: PartName, *, own: tuple[bool, ...] = ()) -> int:
+        """Number of the gradients completed in a part that several threads copy together. own: as ``PartRequest``'s."""
         name = self._alias(name)
-        return self._num_shared_gradients.obtain(
-            name, lambda: self.count_shared_gradients(self._changes_of(self._part(name)))
-        )
+
+        def count() -> int:
+            changes = self._changes_of(self._part(name))
+            if own:
+                completed = self._gradients_in(self._part(name))
+                changes = [("device", _GRADIENTS, size) for (_, size), is_own in zip(completed, own, strict=True) if is_own]
+            return self.count_shared_gradients(changes)
+
+        return self._num_shared_gradients.obtain((name, own), count)
+
+    def list_gradient_elements(self, name: PartName) -> list[int]:
+        """Elements of the gradients that are complete in a part, in order."""
+        return [num_bytes // DTYPE_BYTES[self._element_dtype] for _, num_bytes in self._gradients_in(self._part(name))]
+
+    def list_completions(self, first: PartName, accumulate: PartName) -> list[tuple[int, int]]:
+        """Where gradients that are added to are complete: the op of the part and the bytes, in order.
+
+        first, accumulate: the part where the gradients are new, and the same where they are there.
+        """
+        gradients = self._gradients_in(self._part(first))
+        adds = [base_name(op.name) == "add_" for op in self._op_list]
+        at = find_completions(self._part(first), self._part(accumulate), len(gradients), adds=adds)
+        return [(op, num_bytes) for op, (_, num_bytes) in zip(at, gradients, strict=True)]
+
+    def _gradients_in(self, part: Part) -> list[tuple[int, int]]:
+        """The op and the bytes of each gradient that comes."""
+        return [
+            (op, num_bytes)
+            for op, (tier, slot, num_bytes) in zip(part.changes_at, self._changes_of(part), strict=True)
+            if tier == "device" and slot == _GRADIENTS and num_bytes > 0
+        ]
 
     def count_shared_gradients(self, changes: Iterable[Change]) -> int:
         """Count the gradients that threads copy together. changes: of a part."""
@@ -290,7 +323,7 @@ class CompiledShape:
         return [(*places[index], num_bytes[index]) for index in part.changes]
 
     def _place_changes(self, request: PartRequest) -> list[PlacedChange]:
-        name, releases, trip, dropped, arrivals = request
+        name, releases, trip, dropped, arrivals, own = request
         part = self._part(name)
         changes = self._changes_of(part)
         # As traced, copies go to the host as they are.
@@ -301,14 +334,15 @@ class CompiledShape:
         storages = list(part.storages) or [-1] * len(at)
         shared = [(after, *self.shared_bytes(index)) for index, after in releases]
         moves: list[Arrival] = [(after, category, -num_bytes) for after, num_bytes, category in shared]
-        for after, category, num_bytes in (*moves, *arrivals):
+        for storage, (after, category, num_bytes) in chain(zip(repeat(FROM_PROLOGUE), moves), zip(repeat(-1), arrivals)):
             place = sum(1 for other in at if other <= after)
             changes.insert(place, ("device", _SLOT[category], num_bytes))
             at.insert(place, after)
-            storages.insert(place, FROM_PROLOGUE if num_bytes < 0 else -1)
+            storages.insert(place, storage)
         placed = list(map(PlacedChange, changes, at, storages))
-        if dropped is None:
+        if dropped is None and not own:
             return placed
+        flags = iter(own) if own else repeat(True)
         region = _LOGITS if isinstance(name, str) and name.startswith("head") else _TEMPORARIES
         found: list[PlacedChange] = []
         for each in placed:
@@ -316,7 +350,12 @@ class CompiledShape:
             if slot != _GRADIENTS:
                 found.append(each)
                 continue
-            for kept in drop_gradients([each.change], dropped, region=region):
+            is_complete = each.change[0] == "device" and each.change[2] > 0
+            fate = dropped if not is_complete or next(flags) else Dropped()
+            if fate is None:
+                found.append(each)
+                continue
+            for kept in drop_gradients([each.change], fate, region=region):
                 found.append(PlacedChange(kept, each.op, each.storage if kept[1] == slot else -1))
         return found
 
@@ -370,6 +409,27 @@ class CompiledShape:
             times = OpTimes(rates, self.compute_dtype, element_dtype=self._element_dtype, generates=generates)
             self._priced[rates_key] = self._ops.priced(times, rates)
         return self._priced[rates_key]
+
+
+def find_completions(first: Part, accumulate: Part, num_gradients: int, *, adds: Sequence[bool]) -> list[int]:
+    """The ops of a part after which gradients that are added to are complete, in order.
+
+    adds: of the profile's ops, whether they add in place. What ``accumulate`` does more than ``first`` is to add each gradient to
+    the one that is there.
+    """
+    extra: list[int] = []
+    at = 0
+    for place, op in enumerate(accumulate.ops):
+        if at < len(first.ops) and first.ops[at] == op:
+            at += 1
+        elif adds[op]:
+            extra.append(place)
+        elif op in first.ops[at:]:
+            # Between the two a gradient is copied where it is new.
+            at = first.ops.index(op, at) + 1
+    if len(extra) == num_gradients:
+        return extra
+    return [len(accumulate.ops) - 1] * num_gradients
 
 
 _QUANTIZATION, _DISPATCH, _HOOKS = (KIND_SLOT[kind] for kind in ("quantization", "dispatch", "hooks"))

@@ -141,7 +141,11 @@ _STEP_OF: Final = {"cpu": attrgetter("on_cpu"), "cuda": attrgetter("on_cuda")}
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The tasks of a step. ``num_later`` times the ``later`` ones follow the ``first``, then the ``update``."""
+    """The tasks of a step. ``num_later`` times the ``later`` ones follow the ``first``, then the ``update``.
+
+    Where ranks exchange gradients after the last micro-batch alone, that one differs from the others: it is not among the later
+    ones, and ``update`` begins with it.
+    """
 
     first: TaskRun
     later: TaskRun
@@ -150,6 +154,13 @@ class Schedule:
     carried: Bytes
     """Bytes that each further micro-batch leaves behind, by category: its inputs, on the CPU device, and rows of sparse
     gradients."""
+    last: TaskRun | None = None
+    """The last micro-batch where it differs."""
+
+    @cached_property
+    def tasks_after_last(self) -> tuple[Task, ...]:
+        """Tasks that follow the last micro-batch."""
+        return self.update.tasks if self.last is None else self.update.tasks[len(self.last.tasks) :]
 
     @cached_property
     def carried_bytes(self) -> int:

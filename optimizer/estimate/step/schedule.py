@@ -28,12 +28,13 @@ from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape
 from optimizer.estimate.shape.shared import SharedPlaces, SharedStorages
 from optimizer.estimate.step.block_tasks import BlockTasks
+from optimizer.estimate.step.exchange import GradientExchange
 from optimizer.estimate.step.outside_tasks import OutsideTasks
 from optimizer.estimate.step.part_prices import PartPrices
 from optimizer.estimate.step.reference import list_reference_tasks
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.streaming import make_weights_task
-from optimizer.estimate.step.update import UpdateInputs, list_update_tasks, update_inputs, update_key
+from optimizer.estimate.step.update import UpdateExchange, UpdateInputs, list_update_tasks, update_inputs, update_key
 from optimizer.estimate.tasks.change import Move
 from optimizer.estimate.tasks.moments import moments_of
 from optimizer.estimate.tasks.tasks import Task, move_task, single
@@ -67,9 +68,12 @@ class StepLayout:
         tensors: TensorList,
         state: StateCosts,
         is_first: bool = False,
+        exchange: GradientExchange | None = None,
+        after: UpdateExchange | None = None,
     ) -> None:
-        """Prepare a plan's step. plan: of which the blocks' choices are not looked at. is_first: whether updates inside
-        backward make the moments, as in a first step that consumes gradients.
+        """Prepare a plan's step. plan: of which the blocks' choices are not looked at. tensors: that this rank updates.
+        is_first: whether updates inside backward make the moments, as in a first step that consumes gradients. exchange,
+        after: what ranks exchange of gradients, and once a step; None on one device.
         """
         self._compiled = compiled
         self._plan = plan
@@ -83,6 +87,10 @@ class StepLayout:
         self._has_reference = workload.objective == "dpo"
         self._blocks = BlockTasks.find(prices, compress=plan.activations.compress)
         self._outside = OutsideTasks.find(profile, prices, plan=plan)
+        self._exchange = exchange
+        if exchange is not None:
+            self._sharing_blocks = BlockTasks.find(prices, compress=plan.activations.compress, others=exchange.others)
+            self._sharing_outside = OutsideTasks.find(profile, prices, plan=plan, others=exchange.others)
         self._trains_all = workload.adapter is None
         self.streamed = list_streamed_bytes(profile, plan.weights, trains_all=self._trains_all)
         self._streamed_tensors = list_streamed_tensors(profile, plan.weights, trains_all=self._trains_all)
@@ -96,8 +104,10 @@ class StepLayout:
         """Bytes that go between two parts, which few plans do differently."""
         self.num_later = plan.batch.accumulation_steps - 1
         self._tensors = tensors
-        self._list_update = partial(list_update_tasks, tensors, state, plan=plan, workload=workload, machine=machine)
-        self._update_key = update_inputs(plan, workload, machine)
+        self._list_update = partial(
+            list_update_tasks, tensors, state, plan=plan, workload=workload, machine=machine, exchange=after
+        )
+        self._update_key = update_inputs(plan, workload, machine, None if exchange is None else exchange.network)
 
     @cached_property
     def update(self) -> TaskRun:
@@ -112,6 +122,8 @@ class StepLayout:
         """The tasks of a step in order. choices: of the blocks, first to last. Raises NotProfiled."""
         places = self._shared.place(choices)
         forward = TaskRun(self._list_forward(choices, places))
+        if self._exchange is not None:
+            return self._schedule_of_rank(forward, choices, places, self._exchange)
         first = self._micro_batch(forward, choices, places, is_first=True)
         later = TaskRun(())
         if self.num_later:
@@ -121,8 +133,34 @@ class StepLayout:
                 later += self._move("backward", _END, (("gradients", self._rows_bytes),))
         return Schedule(first=first, later=later, num_later=self.num_later, update=self.update, carried=self._carried)
 
-    def _micro_batch(self, forward: TaskRun, choices: Sequence[BlockChoice], places: SharedPlaces, *, is_first: bool) -> TaskRun:
-        run = forward + TaskRun(self._list_backward(choices, places, is_first=is_first))
+    def _schedule_of_rank(
+        self, forward: TaskRun, choices: Sequence[BlockChoice], places: SharedPlaces, exchange: GradientExchange
+    ) -> Schedule:
+        """The same of one of several ranks, with what they exchange. No model of theirs has sparse gradients."""
+
+        def micro_batch(*, is_first: bool, exchanges: bool) -> TaskRun:
+            return self._micro_batch(
+                forward, choices, places, is_first=is_first, exchange=exchange if exchanges else None
+            )
+
+        always = exchange.in_each_micro_batch
+        first = micro_batch(is_first=True, exchanges=always or not self.num_later)
+        num_alike = self.num_later if always else max(0, self.num_later - 1)
+        later = micro_batch(is_first=False, exchanges=always) if num_alike else TaskRun(())
+        last = None if always or not self.num_later else micro_batch(is_first=False, exchanges=True)
+        update = self.update if last is None else last + self.update
+        return Schedule(first=first, later=later, num_later=num_alike, update=update, carried=self._carried, last=last)
+
+    def _micro_batch(
+        self,
+        forward: TaskRun,
+        choices: Sequence[BlockChoice],
+        places: SharedPlaces,
+        *,
+        is_first: bool,
+        exchange: GradientExchange | None = None,
+    ) -> TaskRun:
+        run = forward + TaskRun(self._list_backward(choices, places, is_first=is_first, exchange=exchange))
         left_bytes = run.sums.logits
         # The first one's loss stays and takes up those of the others. The traced parts free the loss and backward's root in
         # plain training's dtype, and no loss where a gradient that does not stay makes every micro-batch like the first.
@@ -168,18 +206,25 @@ class StepLayout:
             self._prices, weights_tasks=self.weights_tasks("forward"), last_streamed_bytes=last_bytes
         )
 
-    def _list_backward(self, choices: Sequence[BlockChoice], places: SharedPlaces, *, is_first: bool) -> list[Task]:
+    def _list_backward(
+        self, choices: Sequence[BlockChoice], places: SharedPlaces, *, is_first: bool, exchange: GradientExchange | None
+    ) -> list[Task]:
         # A gradient that does not stay is new in every micro-batch.
         which = "first" if is_first or self._makes_anew else "accumulate"
-        blocks = self._blocks.list_backward(choices, places.backward, f"backward_{which}", is_first=is_first)
+        # Others' gradients that go in every micro-batch are new in each; what adds to them takes the same bytes.
+        drops = exchange is not None and (is_first or not exchange.in_each_micro_batch or self._makes_anew)
+        of_blocks, outside = (self._sharing_blocks, self._sharing_outside) if drops else (self._blocks, self._outside)
+        blocks = of_blocks.list_backward(choices, places.backward, f"backward_{which}", is_first=is_first)
         blocks.reverse()
         if self.streamed:
             blocks = _in_turn(self.weights_tasks("backward"), blocks)
-        tasks = [
-            self._outside.task(f"head_backward_{which}", choices[-1], is_first=is_first),
-            self._outside.task(f"norm_backward_{which}", choices[-1], is_first=is_first),
-            *blocks,
+        behind = [
+            outside.task(f"head_backward_{which}", choices[-1], is_first=is_first),
+            outside.task(f"norm_backward_{which}", choices[-1], is_first=is_first),
         ]
+        tasks = [*behind, *blocks]
+        if exchange is not None:
+            tasks = list(exchange.in_turn(behind, blocks, tasks_per_block=2 if self.streamed else 1))
         if self.streamed:
             tasks += self._move("backward", _END, (("weights", -self.streamed[0]),)).tasks
         return tasks

@@ -4,27 +4,34 @@ A search prices hundreds of plans in a few settings, so what does not depend on 
 blocks' tasks in order and running them is done for each plan.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Final, NamedTuple
 
 from optimizer.estimate.categories.activations import estimate_packing_bytes, estimate_staging_bytes
 from optimizer.estimate.categories.gradients import estimate_gradient_bytes
+from optimizer.estimate.categories.network import Network
 from optimizer.estimate.categories.optimizer_state import estimate_state
 from optimizer.estimate.categories.tensors import TensorList, list_tensors
 from optimizer.estimate.categories.weights import estimate_weight_bytes, list_streamed_bytes
 from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
+from optimizer.estimate.step.exchange import GradientExchange
+from optimizer.estimate.step.ranks import find_part
 from optimizer.estimate.step.runs import Schedule
 from optimizer.estimate.step.schedule import StepLayout
-from optimizer.estimate.step.simulate import Resident
+from optimizer.estimate.step.simulate import Highest, Resident
 from optimizer.estimate.step.stages import Stages
+from optimizer.estimate.step.update import UpdateExchange
 from optimizer.estimate.tasks.parts import Bytes
 from optimizer.estimate.tasks.tasks import single
+from optimizer.formats.ownership import fullest_rank
 from optimizer.hardware.machine import Machine, Processor
 from optimizer.plan.activations import Compression
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
@@ -46,6 +53,9 @@ class StepInputs(NamedTuple):
     processor: Processor
     device_kind: str
     rates_fingerprint: str
+    layout: DeviceLayout
+    rank: int
+    network: Network | None
 
 
 _STEPS: Final[Table[StepInputs, "PreparedStep"]] = Table()
@@ -58,6 +68,13 @@ class PreparedStep:
     layout: StepLayout
     stages: Stages
     tensors: TensorList
+    """All that are trained."""
+    updated: TensorList
+    """Those that this rank updates: all on one device."""
+    network: Network | None
+    """The ranks' network; None on one device."""
+    sent_bytes: int
+    """Bytes that a rank sends in a step, the mean of all ranks."""
     device_kind: str
     always: Resident
     """Bytes that are there between steps, whatever the blocks do."""
@@ -72,10 +89,19 @@ class PreparedStep:
         return Resident(device=device, host=self.always.host + staging_bytes, disk=self.always.disk, remote=self.always.remote)
 
 
-def find_setting(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> PreparedStep:
+def find_setting(
+    profile: Profile,
+    *,
+    plan: Plan,
+    workload: TrainingWorkload,
+    machine: Machine,
+    rank: int = 0,
+    network: Network | None = None,
+) -> PreparedStep:
     """The prepared step of a plan that was checked; its blocks' choices are not read. Raises InvalidWorkload beyond the
     positions.
 
+    workload, machine, network: a rank's part of them (``ranks.py``).
     Kept with the profile's compiled shape, so it must not hold the profile.
     """
     compiled = compile_shape(profile, plan.weights, (plan.batch.micro_batch_size, workload.sequence_length))
@@ -90,15 +116,44 @@ def find_setting(profile: Profile, *, plan: Plan, workload: TrainingWorkload, ma
         processor=machine.processor_for(in_fp16=plan.weights.computes_in_fp16),
         device_kind=machine.device.kind,
         rates_fingerprint=machine.rates.fingerprint,
+        layout=plan.layout,
+        rank=rank,
+        network=network,
     )
-    return _STEPS.obtain(compiled, key, lambda: _make_setting(profile, compiled, plan=plan, workload=workload, machine=machine))
+
+    def make() -> PreparedStep:
+        return _make_setting(
+            profile, compiled, plan=plan, workload=workload, machine=machine, rank=rank, network=network
+        )
+
+    return _STEPS.obtain(compiled, key, make)
 
 
 def _make_setting(
-    profile: Profile, compiled: CompiledShape, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+    profile: Profile,
+    compiled: CompiledShape,
+    *,
+    plan: Plan,
+    workload: TrainingWorkload,
+    machine: Machine,
+    rank: int,
+    network: Network | None,
 ) -> PreparedStep:
-    tensors = list_tensors(profile)
+    trained, device_kind = list_tensors(profile), machine.device.kind
+    tensors = trained.updated_by(rank, plan.layout)
     trains_all = workload.adapter is None
+    exchange = None
+    if network is not None:
+        exchange = GradientExchange.of(
+            compiled,
+            trained,
+            plan=plan,
+            network=network,
+            device_kind=device_kind,
+            rank=rank,
+            clips=workload.max_grad_norm is not None,
+        )
+    after = UpdateExchange.of(trained, network=network, plan=plan, device_kind=device_kind)
     state = estimate_state(tensors, plan, workload=workload, device_kind=machine.device.kind)
     streamed_bytes = sum(list_streamed_bytes(profile, plan.weights, trains_all=trains_all))
     gradients = estimate_gradient_bytes(tensors, plan, device_kind=machine.device.kind)
@@ -106,7 +161,16 @@ def _make_setting(
     device += single("optimizer_state", state.device_bytes)
     device += single("gradients", gradients.device)
     lay_out_step = partial(
-        StepLayout, profile, compiled, plan=plan, workload=workload, machine=machine, tensors=tensors, state=state
+        StepLayout,
+        profile,
+        compiled,
+        plan=plan,
+        workload=workload,
+        machine=machine,
+        tensors=tensors,
+        state=state,
+        exchange=exchange,
+        after=after,
     )
     first = lay_out_step(is_first=True).schedule if plan.gradients.choice == "consume" else None
     home_bytes = {"host": 0, "disk": 0, "remote": 0, plan.weights.place: streamed_bytes}
@@ -121,9 +185,14 @@ def _make_setting(
             tensors=tensors,
             state=state,
             schedule_first=first,
+            network=network,
+            exchange=after,
         ),
-        tensors=tensors,
-        device_kind=machine.device.kind,
+        tensors=trained,
+        updated=tensors,
+        network=network,
+        sent_bytes=0 if exchange is None else exchange.sent_bytes,
+        device_kind=device_kind,
         always=Resident(
             device=device,
             host=gradients.host + state.host_bytes + home_bytes["host"],
@@ -141,13 +210,41 @@ class LaidOut:
     resident: Resident
     setting: PreparedStep
 
+    rank: int
+    workload: TrainingWorkload
+    """The rank's part of the workload, and of the machine: both whole on one device."""
+    machine: Machine
+
     @property
     def tensors(self) -> TensorList:
+        """All that are trained."""
         return self.setting.tensors
+
+    @property
+    def updated(self) -> TensorList:
+        """Tensors that this rank updates."""
+        return self.setting.updated
+
+    @cached_property
+    def highest(self) -> Highest:
+        """The highest moment of a steady step."""
+        return Highest(self.schedule, self.resident.device, resident_bytes=self.resident.device_bytes)
 
 
 def lay_out(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> LaidOut:
-    """Raises as ``estimate_training`` does."""
+    """The step of the rank with the highest peak, the lowest of such. Raises as ``estimate_training`` does."""
+    return highest_of(lay_out_ranks(profile, plan=plan, workload=workload, machine=machine))
+
+
+def highest_of(ranks: Sequence[LaidOut]) -> LaidOut:
+    """The rank with the highest peak, the lowest of such."""
+    return ranks[0] if len(ranks) == 1 else max(ranks, key=lambda laid: (laid.highest.num_bytes, -laid.rank))
+
+
+def lay_out_ranks(
+    profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+) -> tuple[LaidOut, ...]:
+    """The steps of all ranks, the fullest first; one of them where all are alike. Raises as ``estimate_training`` does."""
     plan.check(
         num_blocks=profile.num_blocks,
         workload=workload,
@@ -155,9 +252,23 @@ def lay_out(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine
         has_plain_head=profile.has_plain_head,
         clamps_fp16=profile.clamps_fp16,
     )
-    setting = find_setting(profile, plan=plan, workload=workload, machine=machine)
-    return LaidOut(
-        schedule=setting.layout.schedule(plan.activations.per_block),
-        resident=setting.resident(plan),
-        setting=setting,
-    )
+    part = find_part(workload, machine, plan.layout)
+
+    def lay_out_rank(rank: int) -> LaidOut:
+        setting = find_setting(
+            profile, plan=plan, workload=part.workload, machine=part.machine, rank=rank, network=part.network
+        )
+        return LaidOut(
+            schedule=setting.layout.schedule(plan.activations.per_block),
+            resident=setting.resident(plan),
+            setting=setting,
+            rank=rank,
+            workload=part.workload,
+            machine=part.machine,
+        )
+
+    if not plan.layout.shares_state:
+        return (lay_out_rank(0),)
+    fullest = fullest_rank(list_tensors(profile).num_elements, num_ranks=plan.layout.num_devices)
+    others = (rank for rank in range(plan.layout.num_devices) if rank != fullest)
+    return lay_out_rank(fullest), *map(lay_out_rank, others)

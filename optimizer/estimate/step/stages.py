@@ -19,6 +19,7 @@ import numpy as np
 
 from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
+from optimizer.estimate.categories.network import Network
 from optimizer.estimate.categories.optimizer_state import (
     StateCosts,
     estimate_early_state_bytes,
@@ -32,7 +33,7 @@ from optimizer.estimate.shape.compiled import CompiledShape
 from optimizer.estimate.shape.logits_and_loss import list_evaluation, read_head
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.simulate import Highest, Resident, Simulation
-from optimizer.estimate.step.update import UpdateInputs, list_update_tasks, update_inputs
+from optimizer.estimate.step.update import UpdateExchange, UpdateInputs, list_update_tasks, update_inputs
 from optimizer.estimate.tasks.moments import moments_of
 from optimizer.estimate.tasks.parts import Bytes, PartBytes, sum_changes
 from optimizer.estimate.tasks.tasks import single
@@ -63,8 +64,10 @@ class Stages:
         tensors: TensorList,
         state: StateCosts,
         schedule_first: Callable[[Sequence[BlockChoice]], Schedule] | None,
+        network: Network | None = None,
+        exchange: UpdateExchange | None = None,
     ) -> None:
-        """The blocks' choices of ``plan`` are not read.
+        """The blocks' choices of ``plan`` are not read. tensors: that this rank updates.
 
         schedule_first: lays out a first step that consumes gradients, by what each block does; None where gradients are kept.
         """
@@ -77,7 +80,13 @@ class Stages:
         self._first_update: TaskRun | None = None
         if schedule_first is None:
             self._first_update = _first_update(
-                plan=plan, workload=workload, machine=machine, tensors=tensors, state=state
+                plan=plan,
+                workload=workload,
+                machine=machine,
+                tensors=tensors,
+                state=state,
+                network=network,
+                exchange=exchange,
             )
         self._evaluation: _Evaluated | None = None
         evaluation = compiled.regime.evaluation
@@ -96,7 +105,8 @@ class Stages:
     ) -> "StagePeaks":
         """schedule, resident, steady: of a steady step of a plan whose blocks do this."""
         if self._first_update is not None:
-            schedule = replace(schedule, update=self._first_update)
+            last, update = schedule.last, self._first_update
+            schedule = replace(schedule, update=update if last is None else last + update)
         if self._schedule_first is not None:
             schedule = self._schedule_first(choices)
         first = Highest(
@@ -165,17 +175,22 @@ def _first_update(
     machine: Machine,
     tensors: TensorList,
     state: StateCosts,
+    network: Network | None,
+    exchange: UpdateExchange | None,
 ) -> TaskRun:
     """The first step's update of gradients that are kept until then."""
 
     def make() -> TaskRun:
         staying = tensors.list_staying(plan.optimizer_state)
         moments = moments_of(tensors.sizes, bits=plan.optimizer_state.bits, kept=workload.kept_state)
-        listed = partial(list_update_changes, staying, plan, moments, is_first=True, device_kind=machine.device.kind)
-        early = replace(state, list_changes=listed)
-        return TaskRun(tuple(list_update_tasks(tensors, early, plan=plan, workload=workload, machine=machine)))
+        listed_changes = partial(list_update_changes, staying, plan, moments, is_first=True, device_kind=machine.device.kind)
+        early = replace(state, list_changes=listed_changes)
+        listed = list_update_tasks(
+            tensors, early, plan=plan, workload=workload, machine=machine, exchange=exchange
+        )
+        return TaskRun(tuple(listed))
 
-    return _FIRST_UPDATES.obtain(tensors, update_inputs(plan, workload, machine), make)
+    return _FIRST_UPDATES.obtain(tensors, update_inputs(plan, workload, machine, network), make)
 
 
 # Evaluation.

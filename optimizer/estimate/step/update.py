@@ -5,9 +5,9 @@ Where nothing is clipped or scaled it does so during backward. On the CPU device
 """
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from optimizer.estimate.categories.gradients import (
     estimate_rows_update_bytes,
     gradient_python_s,
 )
+from optimizer.estimate.categories.network import Network, norms_ms, overlaps
 from optimizer.estimate.categories.optimizer_state import (
     Rows,
     StateCosts,
@@ -32,7 +33,7 @@ from optimizer.estimate.categories.stores import STORE_LANES, STORE_LINKS, read_
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.tasks.change import Change, Move
 from optimizer.estimate.tasks.parts import PartTime, sum_device_rows
-from optimizer.estimate.tasks.tasks import Task, add_legs, as_moves, risen_bytes, single
+from optimizer.estimate.tasks.tasks import NO_TIME, Task, add_legs, as_moves, moved_bytes, risen_bytes, single
 from optimizer.estimate.tasks.transfers import Legs, Transfer
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rates import PythonWork, Rates
@@ -66,10 +67,12 @@ class UpdateInputs(NamedTuple):
     tokens_per_step: int
     device_kind: str
     rates_fingerprint: str
+    shares_state: bool
+    network: Network | None
 
 
-def update_inputs(plan: Plan, workload: TrainingWorkload, machine: Machine) -> UpdateInputs:
-    """The inputs of the update that follows the last micro-batch."""
+def update_inputs(plan: Plan, workload: TrainingWorkload, machine: Machine, network: Network | None) -> UpdateInputs:
+    """The inputs of the update that follows the last micro-batch. network: of the ranks; None on one device."""
     return UpdateInputs(
         gradients=plan.gradients,
         optimizer_state=plan.optimizer_state,
@@ -80,14 +83,26 @@ def update_inputs(plan: Plan, workload: TrainingWorkload, machine: Machine) -> U
         tokens_per_step=workload.tokens_per_step,
         device_kind=machine.device.kind,
         rates_fingerprint=machine.rates.fingerprint,
+        shares_state=plan.layout.shares_state,
+        network=network,
     )
 
 
 def list_update_tasks(
-    tensors: TensorList, state: StateCosts, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+    tensors: TensorList,
+    state: StateCosts,
+    *,
+    plan: Plan,
+    workload: TrainingWorkload,
+    machine: Machine,
+    exchange: "UpdateExchange | None" = None,
 ) -> Iterator[Task]:
-    """Tasks that follow the last micro-batch."""
+    """Tasks that follow the last micro-batch. tensors: that this rank updates. exchange: None on one device."""
+    exchange = exchange or NO_EXCHANGE
     clip, update = list_update_times(tensors, state, plan=plan, workload=workload, machine=machine)
+    if exchange.broadcast_ms and update is not None:
+        update = _finished_before(update)
+    yield from _exchange_task("norm exchange", exchange.norms_ms)
     scratch_bytes = estimate_clip_bytes(tensors, plan, clips=workload.max_grad_norm is not None)
     is_on_host = plan.gradients.choice == "host"
     # Rows of sparse gradients are joined and summed into new ones.
@@ -100,9 +115,10 @@ def list_update_tasks(
         bytes=risen_bytes(device, host=scratch_bytes * is_on_host),
         time=clip.time,
         begins=clip.begins,
-        drains=is_on_host,
+        drains=is_on_host or exchange.is_awaited,
     )
     if update is None:
+        yield from _exchange_task("weights exchange", exchange.broadcast_ms)
         return
     clipped_bytes = estimate_clipped_bytes(plan) if plan.gradients.choice == "keep" else 0
     changes = np.concatenate(
@@ -124,6 +140,59 @@ def list_update_tasks(
         begins=update.begins,
         moves=partial(_list_moves, changes),
     )
+    yield from _exchange_task("weights exchange", exchange.broadcast_ms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateExchange:
+    """What ranks exchange once a step beside gradients."""
+
+    norms_ms: float = 0.0
+    broadcast_ms: float = 0.0
+    is_awaited: bool = False
+    """True where gradients travel beside backward, so that clipping waits for them."""
+
+    @classmethod
+    def of(cls, tensors: TensorList, *, network: Network | None, plan: Plan, device_kind: str) -> "UpdateExchange | None":
+        """tensors: all that are trained. None on one device."""
+        if network is None:
+            return None
+        if not plan.layout.shares_state:
+            return cls(is_awaited=overlaps(plan, device_kind=device_kind))
+        size = plan.weights.bytes_per_element
+        return cls(
+            norms_ms=norms_ms(network, len(tensors.sizes)),
+            broadcast_ms=network.sum_ms("broadcast", (size * number for number in tensors.num_elements)),
+        )
+
+
+NO_EXCHANGE: Final = UpdateExchange()
+
+
+def exchange_task(phase: str, name: str, exchange_ms: float, *, waits: bool = True) -> Task:
+    """An exchange among ranks, which moves no bytes on the device. waits: whether compute does; else it is only begun."""
+    legs: Legs = (("network", exchange_ms),)
+    transfer = Transfer(key=(phase, name), legs=legs, holds_up_cpu=True)
+    return Task(
+        phase=phase,
+        block=-1,
+        name=name,
+        bytes=moved_bytes(single("weights", 0)),
+        time=add_legs(NO_TIME, legs),
+        arrives=(transfer,) if waits else (),
+        leaves=() if waits else (legs,),
+    )
+
+
+def _exchange_task(name: str, exchange_ms: float) -> Iterator[Task]:
+    if exchange_ms:
+        yield exchange_task("optimizer", name, exchange_ms)
+
+
+def _finished_before(update: "UpdateTime") -> "UpdateTime":
+    """The update whose work on the host is waited for: new weights can only then be sent."""
+    waited = tuple(replace(transfer, after_block=None) for transfer in update.begins)
+    return replace(update, arrives=(*waited, *update.arrives), begins=())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ class Dropped:
     """The fate of a complete gradient that does not stay on the device."""
 
     update: TensorUpdate | None = None
-    """The update that uses it up inside backward; None where it leaves for the host."""
+    """The update that uses it up inside backward; None where it leaves for the host, or for the rank that owns its tensor."""
 
 
 def drop_gradients(changes: Iterable[Change], dropped: Dropped, *, region: int) -> Iterable[Change]:

@@ -1,0 +1,95 @@
+"""Gradients that ranks exchange in backward: which of them a rank lets go of, and what compute waits for. Torch-free.
+
+A rank exchanges each gradient as soon as it is complete (``runtime/ranks``). Here those of a block are exchanged when its backward
+has ended, one message for each tensor.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from optimizer.estimate.categories.network import (
+    Network,
+    estimate_sent_bytes,
+    gradient_collective,
+    overlaps,
+    reduces_each_micro_batch,
+)
+from optimizer.estimate.categories.tensors import TensorList
+from optimizer.estimate.memo import Table
+from optimizer.estimate.shape.compiled import CompiledShape
+from optimizer.estimate.shape.completed import CompletedGradients, OthersGradients, Place
+from optimizer.estimate.step.update import exchange_task
+from optimizer.estimate.tasks.tasks import Task
+from optimizer.plan.plan import Plan
+
+_NAME: Final = "gradient exchange"
+_TASKS: Final[Table[tuple[Network, bool, int, bool], dict[Place, Task]]] = Table()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GradientExchange:
+    """The exchange of one rank's gradients under one plan."""
+
+    network: Network
+    others: OthersGradients | None
+    """None where every rank keeps every gradient."""
+    in_each_micro_batch: bool
+    """True after each micro-batch, False after the last alone."""
+    tasks: dict[Place, Task]
+    """The exchanges of each place, where any gradient is complete."""
+    sent_bytes: int
+    """Bytes that a rank sends in a step, norms and weights among them; the mean of all ranks."""
+
+    @classmethod
+    def of(
+        cls,
+        compiled: CompiledShape,
+        tensors: TensorList,
+        *,
+        plan: Plan,
+        network: Network,
+        device_kind: str,
+        rank: int,
+        clips: bool,
+    ) -> "GradientExchange":
+        """tensors: all that are trained."""
+        layout = plan.layout
+        others = None
+        if layout.shares_state:
+            others = OthersGradients.find(compiled, tensors, rank=rank, num_ranks=layout.num_devices)
+        return cls(
+            network=network,
+            others=others,
+            in_each_micro_batch=reduces_each_micro_batch(plan),
+            tasks=_list_tasks(compiled, tensors, plan=plan, network=network, device_kind=device_kind),
+            sent_bytes=estimate_sent_bytes(network, tensors.num_elements, plan, clips=clips),
+        )
+
+    def in_turn(self, behind: Sequence[Task], blocks: Sequence[Task], *, tasks_per_block: int) -> Iterator[Task]:
+        """Backward with the exchanges. behind: of the head and of what is before it; blocks: last to first."""
+        for place, task in zip(("head", "norm"), behind, strict=True):
+            yield task
+            if place in self.tasks:
+                yield self.tasks[place]
+        for number, task in enumerate(blocks, start=1):
+            yield task
+            if number % tasks_per_block == 0 and task.block in self.tasks:
+                yield self.tasks[task.block]
+
+
+def _list_tasks(
+    compiled: CompiledShape, tensors: TensorList, *, plan: Plan, network: Network, device_kind: str
+) -> dict[Place, Task]:
+    size, waits = plan.weights.bytes_per_element, not overlaps(plan, device_kind=device_kind)
+    collective = gradient_collective(plan.layout)
+
+    def make() -> dict[Place, Task]:
+        found: dict[Place, Task] = {}
+        for place, indices in CompletedGradients.find(compiled, tensors).by_place.items():
+            sizes = [size * tensors.num_elements[index] for index in indices if index >= 0]
+            if sizes:
+                found[place] = exchange_task("backward", _NAME, network.sum_ms(collective, sizes), waits=waits)
+        return found
+
+    return _TASKS.obtain(compiled, (network, plan.layout.shares_state, size, waits), make)

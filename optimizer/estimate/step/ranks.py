@@ -1,0 +1,52 @@
+"""A rank's part of the work and the machine, made once for each machine: prices of hundreds of plans ask for the same. Torch-free."""
+
+import weakref
+from dataclasses import dataclass
+from typing import Final
+
+from optimizer.base.errors import InvalidPlan
+from optimizer.estimate.categories.network import Network
+from optimizer.hardware.machine import Machine
+from optimizer.hardware.share import share_of
+from optimizer.plan.layout import DeviceLayout
+from optimizer.workload import TrainingWorkload
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPart:
+    """A rank's part of a workload and of a machine; both whole on one device."""
+
+    workload: TrainingWorkload
+    machine: Machine
+    network: Network | None
+    """None on one device."""
+
+
+_shared: Final[dict[tuple[int, int], tuple[Machine, Network | None]]] = {}
+
+
+def find_part(workload: TrainingWorkload, machine: Machine, layout: DeviceLayout) -> RankPart:
+    """The part of each rank of a layout. Raises InvalidPlan for more cards than the machine has, InvalidWorkload where sequences
+    cannot be dealt out.
+    """
+    if layout.num_devices == 1:
+        return RankPart(workload=workload, machine=machine, network=None)
+    check_devices(machine, layout)
+    key = (id(machine), layout.num_devices)
+    if key not in _shared:
+        _shared[key] = share_of(machine, num_ranks=layout.num_devices), Network.of(machine, layout)
+        weakref.finalize(machine, _shared.pop, key, None)
+    shared, network = _shared[key]
+    return RankPart(workload=workload.of_rank(layout.num_devices), machine=shared, network=network)
+
+
+def check_devices(machine: Machine, layout: DeviceLayout) -> None:
+    """Raise InvalidPlan for more cards than the machine has. On the CPU device any number of processes play devices."""
+    if machine.device.kind == "cpu" or layout.num_devices <= machine.num_devices:
+        return
+    raise InvalidPlan(
+        f"plan.layout.num_devices is {layout.num_devices}; the machine has {machine.num_devices}",
+        field="plan.layout.num_devices",
+        value=layout.num_devices,
+        allowed={"minimum": 1, "maximum": machine.num_devices},
+    )

@@ -1,0 +1,145 @@
+"""Links between the devices of one machine: what a card of the table has, and what is assumed where nothing was measured.
+
+NVLink rates are of one direction, from data sheets: GA102 whitepaper (RTX 3090, RTX A6000, A40: 56.25 GB/s), Turing whitepaper
+(50 and 25), V100 (150), A100 (300), H100 (450), H100 NVL (300), B200 (900) data sheets. A bridge of two cards is taken to be
+there where a card can have one. Professional cards copy to each other over PCIe; GeForce cards do not (NVIDIA disabled it), so
+their copies go through the host's memory, in and out again. Torch-free.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal, get_args
+
+from optimizer.base.errors import InvalidInput
+from optimizer.base.shown import shown_value
+from optimizer.hardware.device_spec import DeviceSpec
+from optimizer.hardware.machine import Machine, PeerLink
+
+PeerKind = Literal["nvlink", "pcie", "host"]
+PEER_KINDS: Final[tuple[PeerKind, ...]] = get_args(PeerKind)
+_NVLINK_GB_PER_S: Final = {
+    "V100 16GB": 150.0,
+    "V100 32GB": 150.0,
+    "RTX 2080 Ti": 50.0,
+    "TITAN RTX": 50.0,
+    "RTX 3090": 56.25,
+    "RTX 3090 Ti": 56.25,
+    "RTX A5000": 56.25,
+    "RTX A6000": 56.25,
+    "A40": 56.25,
+    "A30": 100.0,
+    "A100 40GB": 300.0,
+    "A100 80GB": 300.0,
+    "A100 PCIe 80GB": 300.0,
+    "H100 PCIe": 300.0,
+    "H100 SXM": 450.0,
+    "H100 NVL": 300.0,
+    "H200 SXM": 450.0,
+    "B200 SXM": 900.0,
+}
+"""Gigabytes per second of one direction to the other card, or through the switch to all others together."""
+_NVLINK_EFFICIENCY: Final = 0.8
+"""Assumed share of NVLink's rate that rings attain on large messages."""
+_LATENCIES_S: Final = {"nvlink": 10e-6, "pcie": 15e-6, "host": 30e-6, "loopback": 100e-6}
+"""Assumed: a launch and a flag over the link; through the host two copies and their flags."""
+_HOST_SHARE: Final = 0.5
+"""Copies through the host cross the link twice and the host's memory, each at about half the link's rate."""
+ASSUMED_LOOPBACK_BYTES_PER_S: Final = 1.0e9
+"""Assumed of processes on one machine that exchange over its loopback interface, one thread each."""
+_GEFORCE: Final = ("GTX", "RTX 2", "RTX 3", "RTX 4", "RTX 5", "TITAN")
+
+
+def peer_link_of(spec: DeviceSpec) -> PeerLink:
+    """The fastest link that two cards of this kind can have in one machine."""
+    if spec.name in _NVLINK_GB_PER_S:
+        return _link("nvlink", _NVLINK_GB_PER_S[spec.name] * 1e9 * _NVLINK_EFFICIENCY)
+    return link_of_kind(spec, "host" if spec.name.startswith(_GEFORCE) else "pcie")
+
+
+def link_of_kind(spec: DeviceSpec, kind: PeerKind) -> PeerLink:
+    """A link of this kind between two such cards. Raises InvalidInput for NVLink where the card has none."""
+    host_link_bytes_per_s = spec.link_bytes_per_s * spec.efficiency["link"].value
+    if kind == "host":
+        return _link("host", host_link_bytes_per_s * _HOST_SHARE)
+    if kind == "pcie":
+        return _link("pcie", host_link_bytes_per_s)
+    found = peer_link_of(spec)
+    if found.kind != "nvlink":
+        raise InvalidInput(
+            f"peer link nvlink is asked for; {spec.name} has no NVLink",
+            field="peer_link",
+            value=kind,
+            allowed=["pcie", "host", "a rate in bytes per second"],
+        )
+    return found
+
+
+def assumed_link(machine: Machine) -> PeerLink:
+    """The link between a machine's devices: as it says, or what is assumed where it says nothing."""
+    if machine.peers is not None:
+        return machine.peers
+    if machine.device.kind == "cpu":
+        return PeerLink(
+            kind="loopback",
+            bytes_per_s=ASSUMED_LOOPBACK_BYTES_PER_S,
+            latency_s=_LATENCIES_S["loopback"],
+            source="table",
+        )
+    slowest = min(machine.rates.device_to_host_bytes_per_s, machine.rates.host_to_device_bytes_per_s)
+    return _link("host", slowest * _HOST_SHARE)
+
+
+def with_devices(machine: Machine, num_devices: int, *, peers: PeerLink | None = None) -> Machine:
+    """The machine with so many devices like its own, and the link between them. peers: None for what is known or assumed."""
+    if num_devices == 1:
+        return replace(machine, num_devices=1, peers=None)
+    return replace(machine, num_devices=num_devices, peers=peers or assumed_link(machine))
+
+
+def read_link_rate(text: str) -> float:
+    """Read bytes per second such as ``25e9``. Raises InvalidInput."""
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 1e3 <= rate <= 1e13:
+        raise InvalidInput(
+            f"peer link {text!r} is no link; allowed: {', '.join(PEER_KINDS)}, or bytes per second from 1e3 to 1e13",
+            field="peer_link",
+            value=shown_value(text),
+            allowed=[*PEER_KINDS, "bytes per second"],
+        )
+    return rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeveralCards:
+    """Cards of one kind in one machine, as people ask for them: ``2x RTX 4090``."""
+
+    name: str
+    count: int
+
+
+def read_devices_text(text: str) -> int | SeveralCards:
+    """A number of devices, or a number and a card's name. Raises InvalidInput, in words for what is not supported yet."""
+    head, _, name = text.strip().partition("x") if text.strip()[:1].isdigit() else ("", "", text)
+    count, name = head.strip(), name.strip()
+    if any(sign in text for sign in "+,@"):
+        raise InvalidInput(
+            f"devices {text[:80]!r} are of several kinds or in several machines; plans are for devices that are alike, in one "
+            "machine",
+            field="devices",
+            value=shown_value(text),
+            allowed="a number, or a number and one card such as 2x RTX 4090",
+        )
+    if not count.isdigit() or int(count) < 1:
+        raise InvalidInput(
+            f"devices {text[:80]!r} is not understood; allowed: a number such as 2, or a number and a card such as 2x RTX 4090",
+            field="devices",
+            value=shown_value(text),
+            allowed="a number, or a number and one card such as 2x RTX 4090",
+        )
+    return SeveralCards(name=name, count=int(count)) if name else int(count)
+
+
+def _link(kind: PeerKind, bytes_per_s: float) -> PeerLink:
+    return PeerLink(kind=kind, bytes_per_s=bytes_per_s, latency_s=_LATENCIES_S[kind], source="table")
