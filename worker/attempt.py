@@ -9,7 +9,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,13 +46,20 @@ T = TypeVar("T")
 
 
 def run_attempt(
-    attempt: Attempt, *, config: WorkerConfig, device: str, lock: DeviceLock, gpu: GpuMeter, draining: threading.Event
+    attempt: Attempt,
+    *,
+    config: WorkerConfig,
+    devices: Sequence[str],
+    lock: DeviceLock,
+    gpu: GpuMeter,
+    draining: threading.Event,
 ) -> None:
     """Carry one claimed attempt through; whatever goes wrong here ends the attempt and not the slot.
 
+    devices: torch's names of those that it uses. gpu: reads the first of them.
     Raises the database's error when even that cannot be written for a lease, which then has run out.
     """
-    run = _AttemptRun(attempt, config=config, device=device, lock=lock, gpu=gpu, draining=draining)
+    run = _AttemptRun(attempt, config=config, devices=devices, lock=lock, gpu=gpu, draining=draining)
     try:
         run.run()
     except DatabaseError:
@@ -89,7 +96,7 @@ class _AttemptRun:
         attempt: Attempt,
         *,
         config: WorkerConfig,
-        device: str,
+        devices: Sequence[str],
         lock: DeviceLock,
         gpu: GpuMeter,
         draining: threading.Event,
@@ -97,7 +104,7 @@ class _AttemptRun:
         self._attempt = attempt
         self._job = attempt.job
         self._config = config
-        self._device = device
+        self._devices = devices
         self._lock = lock
         self._draining = draining
         self._folder = job_folder(config.home, self._job.pk) / "attempts" / str(attempt.number)
@@ -122,7 +129,7 @@ class _AttemptRun:
         self._retry_at = float("-inf")
 
     def run(self) -> None:
-        write_brief(self._attempt, folder=self._folder, home=self._config.home, device=self._device)
+        write_brief(self._attempt, folder=self._folder, home=self._config.home, devices=self._devices)
         relay = AskRelay(self._attempt, config=self._config) if self._job.kind == Kind.SERVE else None
         beats = Beats(self._heartbeat.work_until_s, interval_s=self._config.lease_s / 30)
         try:

@@ -20,12 +20,13 @@ from optimizer.base.errors import InvalidInput
 from optimizer.hardware.machine import Machine
 from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Machine as MachineRow
+from webapp.jobs.devices.room import count_devices
 from worker.config import WorkerConfig
-from worker.gpu import card_identity, card_names
+from worker.gpu import GpuMeter, card_identity, card_names
 from worker.run.child import child_environment, isolated_command
 
 PROBE_TIMEOUT_S = 600
-_CACHE_VERSION = 2
+_CACHE_VERSION = 3
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -35,15 +36,26 @@ def register_this_machine(config: WorkerConfig) -> MachineRow:
     return register_machine(name=machine.name, document=machine.to_json())
 
 
-def device_name(row: MachineRow) -> str:
-    """torch's name of the machine's one device."""
+def device_name(row: MachineRow, *, place: int = 0) -> str:
+    """torch's name of one of the machine's devices. place: counted from the first of them."""
     device = row.document["device"]
-    return f"cuda:{device['index']}" if device["kind"] == "cuda" else "cpu"
+    return f"cuda:{device['index'] + place}" if device["kind"] == "cuda" else "cpu"
+
+
+def count_slots(row: MachineRow, config: WorkerConfig) -> int:
+    """Attempts at once on all of the machine's devices."""
+    return config.num_slots * count_devices(row)
+
+
+def device_meters(row: MachineRow) -> list[GpuMeter]:
+    """One for each of the machine's devices, which reads nothing on the CPU device."""
+    first = int(row.document["device"]["index"])
+    return [GpuMeter(first + place) for place in range(count_devices(row))]
 
 
 def device_lock_file(row: MachineRow, *, slot: str, home: Path) -> Path:
-    """Named after the host and the card itself, so that it holds wherever several hosts, or containers that each count their
-    cards from 0, share one HEADROOM_HOME.
+    """Named after the host and the machine's first card itself, so that it holds wherever several hosts, or containers that each
+    count their cards from 0, share one HEADROOM_HOME. Slots are the machine's: a job of several devices takes one.
     """
     device = row.document["device"]
     name = f"cuda-{card_identity(device['index'])}" if device["kind"] == "cuda" else "cpu"
@@ -88,6 +100,7 @@ def machine_key() -> str:
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "cards": card_names(),
         "visible_cards": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        "played_devices": os.environ.get("HEADROOM_DEVICES", ""),
         "remote_store": os.environ.get("HEADROOM_REMOTE_URL", ""),
         "torch": metadata.version("torch"),
         "headroom": _program_version(),

@@ -125,7 +125,7 @@ def claimed(db: None, settings: Settings, tmp_path: Path) -> Callable[..., Attem
 
 def brief_of(attempt: Attempt, home: Path) -> dict[str, Any]:
     folder = home / "jobs" / attempt.job_id / "attempts" / str(attempt.number)
-    write_brief(attempt, folder=folder, home=home, device="cpu")
+    write_brief(attempt, folder=folder, home=home, devices=["cpu"])
     assert [path.name for path in folder.iterdir()] == ["attempt.json"]
     return json.loads((folder / "attempt.json").read_text())
 

@@ -30,6 +30,7 @@ ALLOWED_VARIABLES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     FLOOR_VARIABLE,
+    "HEADROOM_DEVICES",
     "HEADROOM_FP32_PRODUCTS",
     "HEADROOM_NUM_THREADS",
     # Of a store that lends its memory to jobs; not the service's own, which no job may know.
@@ -129,6 +130,8 @@ class Child:
         environment = child_environment(os.environ, folder=folder)
         environment |= {"HEADROOM_PIPE_FD": str(pipe_write), "HEADROOM_LIFELINE_FD": str(lifeline_read)}
         passed = [pipe_write, lifeline_read, *([lock.fd] if lock else [])]
+        if lock:
+            environment["HEADROOM_LOCK_FD"] = str(lock.fd)
         for variable, fd in {"HEADROOM_BEAT_FD": beat_fd, "HEADROOM_ASKS_FD": asks_fd}.items():
             if fd is not None:
                 environment[variable] = str(fd)

@@ -104,15 +104,13 @@ def probe_machine(
         host_bytes = available_memory_bytes()
         described = describe_device(chosen, host_bytes=host_bytes, workspace_bytes=workspace_bytes)
         num_devices = count_like_cards(described.index) if described.kind == "cuda" else num_played
-        peers = probe_peers(described, rates, num_devices=num_devices, max_s=share_s["peers"])
     torch.set_rng_state(state)
-    return Machine(
+    machine = Machine(
         name=name or socket.gethostname(),
         device=described,
         host_memory_bytes=host_bytes - described.memory_bytes if described.kind == "cpu" else host_bytes,
         rates=replace(rates, probe_slowdown=disturbance.slowdown),
         num_devices=num_devices,
-        peers=peers,
         disk_free_bytes=disk.free_bytes,
         remote_free_bytes=remote.free_bytes,
         num_threads=torch.get_num_threads(),
@@ -122,6 +120,7 @@ def probe_machine(
         | faults_of(disk=disk, remote=remote)
         | _remarks_on(disturbance),
     )
+    return replace(machine, peers=probe_peers(machine, max_s=share_s["peers"]))
 
 
 def _remarks_on(disturbance: Disturbance) -> dict[str, str]:

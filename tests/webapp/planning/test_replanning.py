@@ -241,7 +241,7 @@ def test_first_steps_outside_the_prediction_correct_it_and_the_job_is_planned_ag
 ) -> None:
     job = submit()
     attempt = run(machine)
-    brief = {"folder": headroom_home / "attempt", "home": headroom_home, "device": "cpu"}
+    brief = {"folder": headroom_home / "attempt", "home": headroom_home, "devices": ["cpu"]}
     assert make_brief(attempt, **brief)["probe_enough_left_s"] == 600
     assert probe(attempt, slower=3.0) == "probed"
     job.refresh_from_db()

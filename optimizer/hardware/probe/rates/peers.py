@@ -1,4 +1,5 @@
-"""The link between the devices of the machine: on the CPU device measured over the loopback, on CUDA from the table of cards.
+"""The link between the devices of the machine: on the CPU device measured over the loopback, on CUDA from the table of cards, as
+far as their driver says that they reach each other.
 
 Processes that play devices on one machine talk over TCP on the loopback, as gloo's do: each byte is copied into the kernel and
 out of it again, by the cores that also compute. Two threads and one connection show that in a fraction of a second; starting
@@ -7,40 +8,59 @@ processes and a process group for it would take many times as long.
 *Not modelled*: what gloo adds (its buffers and the sums), which finished runs correct.
 """
 
+import contextlib
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 
-from optimizer.hardware.machine import Device, PeerLink
-from optimizer.hardware.peers import find_peers
-from optimizer.hardware.rates import Rates
+from optimizer.base.errors import InvalidInput
+from optimizer.hardware.devices import find_device
+from optimizer.hardware.machine import Machine, PeerLink
+from optimizer.hardware.peers import assumed_link, link_of_kind, peer_link_of
 
 _LOOPBACK = "127.0.0.1"
 _CHUNK_BYTES = 1 << 20
 _NUM_CHUNKS = 32
 _NUM_PINGS = 50
 _TIMEOUT_S = 10.0
-COPIES_OF_A_BYTE = 4
-"""Times that the loopback touches each byte: read and written once into the kernel, once out of it."""
-USUAL_LATENCY_S = 30e-6
-"""A message on the loopback and the wake of who waits for it; taken where no connection can be made."""
 
 
-def probe_peers(device: Device, rates: Rates, *, num_devices: int, max_s: float) -> PeerLink | None:
-    """None on one device."""
-    if num_devices == 1:
+def probe_peers(machine: Machine, *, max_s: float) -> PeerLink | None:
+    """The link between devices of the machine, whose own field for it is not read. None on one device."""
+    if machine.num_devices == 1:
         return None
-    if device.kind == "cuda":
-        return find_peers(device, rates, reach_each_other=_reach_each_other(device.index, num_devices))
+    if machine.device.kind == "cuda":
+        return _link_of_cards(machine)
     try:
-        return probe_loopback(num_devices, max_s=max_s)
+        return probe_loopback(machine.num_devices, max_s=max_s)
     except OSError:
-        # every device sends and receives at once through the one memory
-        assumed = rates.memory_bytes_per_s / COPIES_OF_A_BYTE / num_devices
-        return PeerLink(kind="loopback", bytes_per_s=assumed, latency_s=USUAL_LATENCY_S, source="table")
+        return assumed_link(replace(machine, peers=None))
+
+
+def _link_of_cards(machine: Machine) -> PeerLink:
+    """NVLink where links of the card are up, PCIe where its driver lets it read another's memory, else through the host."""
+    index = machine.device.index
+    places = range(index, index + machine.num_devices)
+    if all(torch.cuda.can_device_access_peer(one, other) for one in places for other in places if one != other):
+        with contextlib.suppress(InvalidInput):  # of a card that is not in the table, and so without a rate
+            spec = find_device(machine.device.name)
+            return peer_link_of(spec) if _has_nvlink(index) else link_of_kind(spec, "pcie")
+    return assumed_link(replace(machine, peers=None))
+
+
+def _has_nvlink(index: int) -> bool:
+    """True if the vendor's library says that a link of the card is up; false where it does not answer."""
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
+        return bool(pynvml.nvmlDeviceGetNvLinkState(handle, 0))
+    return False
 
 
 def probe_loopback(num_devices: int, *, max_s: float) -> PeerLink:
@@ -60,18 +80,13 @@ def probe_loopback(num_devices: int, *, max_s: float) -> PeerLink:
 
 def count_like_cards(index: int) -> int:
     """Cards from this one on that are like it: torch's numbers without a gap, so that each is named by its place."""
-    names = [_card_of(other) for other in range(index, torch.cuda.device_count())]
-    return next((place for place, name in enumerate(names) if name != names[0]), len(names))
+    cards = [_card_of(other) for other in range(index, torch.cuda.device_count())]
+    return next((place for place, card in enumerate(cards) if card != cards[0]), len(cards))
 
 
 def _card_of(index: int) -> tuple[str, int]:
     properties = torch.cuda.get_device_properties(index)
     return properties.name, properties.total_memory
-
-
-def _reach_each_other(index: int, num_devices: int) -> bool:
-    places = range(index, index + num_devices)
-    return all(torch.cuda.can_device_access_peer(a, b) for a in places for b in places if a != b)
 
 
 def _connect(stack: ExitStack) -> tuple[socket.socket, socket.socket]:

@@ -24,7 +24,7 @@ DONE = {"outcome": "succeeded", "reason": "done", "message": "", "error": None, 
 Need = Callable[..., Job]
 
 
-def make_host(num_devices: int, *, kind: str = "cuda", name: str = "bench") -> Machine:
+def make_host(num_devices: int, *, kind: str = "cuda", name: str = "host") -> Machine:
     device = {**MACHINE_DOCUMENT["device"], "kind": kind, "memory_bytes": DEVICE_BYTES}
     return register_machine(name=name, document={**MACHINE_DOCUMENT, "device": device, "num_devices": num_devices})
 
@@ -178,9 +178,9 @@ def test_the_queue_says_what_a_wide_job_waits_for_and_what_waits_for_it(ada: Use
     claim(cards)
     wide, later = need(2), need(1)
     said = {each.job.pk: (each.reason, each.sentence) for each in read_queue(ada).waiting}
-    assert said[wide.pk] == ("busy", "It needs 2 devices with 5 GiB each at once; 1 is free on bench.")
+    assert said[wide.pk] == ("busy", "It needs 2 devices with 5.00 GiB each at once; 1 is free on host.")
     assert said[later.pk] == (
-        "busy", "The free devices of bench are kept for a job ahead of it that needs 2 at once."
+        "busy", "The free devices of host are kept for a job ahead of it that needs 2 at once."
     )  # fmt: skip
 
 
@@ -189,8 +189,8 @@ def test_the_queue_says_that_no_machine_has_so_many_devices(ada: User, cards: Ma
     (waiting,) = read_queue(ada).waiting
     assert waiting.reason == "no_machine"
     assert waiting.sentence == (
-        "It needs 3 cuda devices of one machine with 5 GiB each; no known machine has them (the largest is bench, cuda, "
-        "2 devices, 16 GiB). Clone it with fewer devices or a smaller budget, or start a worker on a larger machine."
+        "It needs 3 cuda devices of one machine with 5.00 GiB each; no known machine has them (the largest is host, cuda, "
+        "2 devices, 16.0 GiB). Clone it with fewer devices or a smaller budget, or start a worker on a larger machine."
     )
 
 
