@@ -18,6 +18,8 @@ HeadroomError
 ├── DiskFull
 ├── RemoteStoreFull
 ├── RemoteStoreLost           gone, restarted or refusing
+├── RankLost                  another process of the same run ended, or does not answer
+├── RanksDiffer               processes of one run that do not do the same
 ├── LossNotFinite
 ├── CheckpointInvalid
 └── ExportInvalid             what was written is not what was trained
@@ -267,6 +269,30 @@ class RemoteStoreLost(HeadroomError):
     """The store of the remote tier does not answer, refuses, or has lost what was written to it."""
 
     code = "remote_store_lost"
+
+
+class RankLost(HeadroomError):
+    """Another rank of the same run ended, or did not answer in time; its own error says why."""
+
+    code = "rank_lost"
+
+    def __init__(self, *, rank: int, num_ranks: int, waiting_for: str, waited_s: float, cause: str) -> None:
+        """rank: the one that noticed. cause: the library's own words, shortened."""
+        super().__init__(
+            f"another rank was lost: rank {rank} of {num_ranks} waited {waited_s:.1f} s for {waiting_for}, "
+            f"which needs all of them ({cause[:300]})",
+            hint="Look at the error of the rank that ended first; the job goes on from its last checkpoint.",
+            rank=rank,
+            num_ranks=num_ranks,
+            waiting_for=waiting_for,
+            waited_s=waited_s,
+        )
+
+
+class RanksDiffer(HeadroomError):
+    """The ranks of a run do not do the same, so that what they send each other would not belong together."""
+
+    code = "ranks_differ"
 
 
 class LossNotFinite(HeadroomError):

@@ -199,6 +199,12 @@ class Plan:
                 "fp16",
                 "makes this model's blocks clamp their values; use bf16, or fp32 with autocast",
             ),
+            (
+                self.layout.shares_state and self.weights.place != "device",
+                "layout.data",
+                self.layout.data,
+                "gives each trained tensor to one rank; weights that stream are updated at home by every rank: use replicated",
+            ),
             *(self._sparse_rules() if has_sparse_gradients else ()),
         )
         for is_broken, name, value, why in rules:
@@ -234,6 +240,12 @@ class Plan:
                 "weights.dtype",
                 self.weights.dtype,
                 f"{model} does not support: its weights are fp32, computed with autocast or without",
+            ),
+            (
+                self.layout.num_devices > 1,
+                "layout.num_devices",
+                self.layout.num_devices,
+                f"{model} does not support: each device would have other rows; train it on one device",
             ),
         )
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
     from optimizer.models.files.tensor_files import TensorEntry
-    from optimizer.runtime.tiers.homes import HomeTensor
+    from optimizer.runtime.tiers.homes import LaterTensor
 
 CHECKPOINTS_FOLDER = "checkpoints"
 NUM_KEPT = 3
@@ -42,7 +42,7 @@ _FACTS = "facts.json"
 _STAGED_PREFIX = ".tmp-"
 _NAME = re.compile(r"step-(?P<step>\d{6,})-f(?P<fence>\d+)")
 
-TensorGroups = Mapping[str, Mapping[str, "torch.Tensor | HomeTensor"]]
+TensorGroups = Mapping[str, Mapping[str, "torch.Tensor | LaterTensor"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,11 +230,12 @@ def _write_files(
     return content
 
 
-def _entry(name: str, tensor: "torch.Tensor | HomeTensor") -> "TensorEntry":
-    from optimizer.models.files.tensor_files import TensorEntry
-    from optimizer.runtime.tiers.homes import HomeTensor
+def _entry(name: str, tensor: "torch.Tensor | LaterTensor") -> "TensorEntry":
+    import torch
 
-    read = tensor.load if isinstance(tensor, HomeTensor) else tensor.detach
+    from optimizer.models.files.tensor_files import TensorEntry
+
+    read = tensor.detach if isinstance(tensor, torch.Tensor) else tensor.load
     return TensorEntry(name=name, shape=tuple(tensor.shape), dtype=tensor.dtype, read=read)
 
 

@@ -2,16 +2,25 @@
 
 The same tensors under the same names wherever the plan keeps them, so a run may go on under a plan with other places; dtype of
 weights and bits of state must stay. Frozen weights are not in it, only their hash: they are made again from where they came.
+
+Of several ranks rank 0 writes the state of all, as one device would, and the random state of each, so that a run may go on with
+another number of ranks or another layout; each rank reads what it owns.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 
 from optimizer.base.errors import CheckpointInvalid
 from optimizer.runtime.job.checkpoint import Checkpoint, TensorGroups
+from optimizer.runtime.ranks.gathering import AnyTensor, gather_to_first
 from optimizer.runtime.step.step import Trainer
+
+T = TypeVar("T")
+_SCALARS = "optimizer_scalars"
+_SEED_STEP = 0x9E3779B97F4A7C15
+"""Between the seeds of neighbouring ranks: the golden ratio's fraction of 2**64, so that seeds of other jobs are not met."""
 
 
 def export_trainer(trainer: Trainer, *, frozen_sha256: str) -> tuple[TensorGroups, dict[str, Any]]:
@@ -21,10 +30,10 @@ def export_trainer(trainer: Trainer, *, frozen_sha256: str) -> tuple[TensorGroup
     groups: TensorGroups = {
         "model": weights,
         "optimizer": optimizer_tensors,
-        "random": _random_states(trainer.device),
+        "random": _random_states(trainer),
     }
     return groups, {
-        "optimizer_scalars": optimizer_scalars,
+        _SCALARS: optimizer_scalars,
         "frozen_sha256": frozen_sha256,
         "weights_dtype": trainer.plan.weights.dtype,
         "optimizer_bits": trainer.plan.optimizer_state.bits,
@@ -43,11 +52,58 @@ def import_trainer(trainer: Trainer, checkpoint: Checkpoint, *, frozen_sha256: s
             f"checkpoint {checkpoint.folder.name} holds {len(stored)} tensors; the model has {len(names)}, or of other names"
         )
     trainer.set_weights(stored)
-    trainer.optimizer.import_state(checkpoint.load("optimizer"), facts["optimizer_scalars"])
+    trainer.optimizer.import_state(
+        _Owned(checkpoint.load("optimizer"), trainer), dict(_Owned(facts[_SCALARS], trainer))
+    )
     trainer.assign_optimizer_state()
     if "loss_scale" in facts:
         trainer.precision.import_state(facts["loss_scale"])
-    _set_random_states(checkpoint.load("random"), trainer.device)
+    _set_random_states(checkpoint.load("random"), trainer, step=checkpoint.manifest.step)
+
+
+def export_together(
+    trainer: Trainer, groups: TensorGroups, facts: Mapping[str, Any], *, write: Callable[[TensorGroups, dict[str, Any]], T]
+) -> T | None:
+    """Call ``write`` with what ``export_trainer`` gave; of several ranks on rank 0 alone, with the state of all, while the others
+    wait and answer. Returns its result, None on the others.
+    """
+    ranks = trainer.ranks
+    if ranks is None:
+        return write(groups, dict(facts))
+    given: dict[str, Mapping[str, AnyTensor]] = dict(groups)
+    if not ranks.is_first:
+        # Weights are the same on all ranks, and so is state that is not shared.
+        given = {name: groups[name] for name in ("random", "optimizer") if name == "random" or trainer.shares_state}
+    scalars = facts[_SCALARS] if ranks.is_first or trainer.shares_state else {}
+    return gather_to_first(
+        ranks, groups=given, facts=scalars, use=lambda everything, found: write(everything, {**facts, _SCALARS: found})
+    )
+
+
+def seed_random(seed: int, *, rank: int = 0, step: int = 0) -> None:
+    """Begin the random numbers of a rank, which are its own; those of rank 0 are one device's. step: where there is no state of
+    that step to go on from, as when a run goes on with more ranks.
+    """
+    torch.manual_seed((seed + _SEED_STEP * rank + step) % 2**63)
+
+
+class _Owned(Mapping[str, T]):
+    """What this rank keeps of the optimizer's state, read when it is asked for; and names that no rank of this model has."""
+
+    def __init__(self, stored: Mapping[str, T], trainer: Trainer) -> None:
+        self._stored = stored
+        known = trainer.named_weights().keys()
+        owners = ((name, name.rpartition("//")[0]) for name in stored)
+        self._names = [name for name, owner in owners if owner not in known or trainer.owns(owner)]
+
+    def __getitem__(self, name: str) -> T:
+        return self._stored[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _check_representation(trainer: Trainer, checkpoint: Checkpoint, frozen_sha256: str) -> None:
@@ -67,14 +123,23 @@ def _check_representation(trainer: Trainer, checkpoint: Checkpoint, frozen_sha25
         )
 
 
-def _random_states(device: torch.device) -> dict[str, torch.Tensor]:
+def _random_states(trainer: Trainer) -> dict[str, torch.Tensor]:
     states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
+    if trainer.device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(trainer.device)
+    return {f"{kind}{_suffix(trainer)}": state for kind, state in states.items()}
 
 
-def _set_random_states(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states["cpu"].clone())
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"].clone(), device)
+def _set_random_states(states: Mapping[str, torch.Tensor], trainer: Trainer, *, step: int) -> None:
+    suffix = _suffix(trainer)
+    if f"cpu{suffix}" not in states:
+        seed_random(trainer.workload.seed, rank=trainer.rank, step=step)
+        return
+    torch.set_rng_state(states[f"cpu{suffix}"].clone())
+    if trainer.device.type == "cuda" and f"cuda{suffix}" in states:
+        torch.cuda.set_rng_state(states[f"cuda{suffix}"].clone(), trainer.device)
+
+
+def _suffix(trainer: Trainer) -> str:
+    """Ending of the names of a rank's random states; rank 0 has the names of one device."""
+    return f".{trainer.rank}" if trainer.rank else ""

@@ -4,6 +4,9 @@ Knows nothing of processes, signals or databases: what happens is passed to ``re
 ``should_stop``. Two runs of the same ``TrainingRun`` on the same machine end with the same bits, also when one was stopped at
 any step and resumed from its checkpoint: the data order is a function of the step, and the rest is in the checkpoint.
 
+Of several ranks (``runtime/ranks/``) each runs this with a ``RankPlace`` of its own. Rank 0 reports, says when to stop and which
+steps are counted, and writes checkpoints and artifacts; the others take part in all of it and report nothing.
+
 Reported messages are those of the pipe in docs/attempt.md: ``started``, ``phase``, ``checkpoint``, and ``sample`` with
 the telemetry record's fields beside ``type``.
 """
@@ -13,7 +16,8 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,16 +31,25 @@ from optimizer.data.token_file import TokenFile
 from optimizer.goal import Goal
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.plan import Plan
-from optimizer.runtime.job.checkpoint import Checkpoint, find_resumable, read_checkpoint, write_checkpoint
+from optimizer.runtime.job.checkpoint import (
+    Checkpoint,
+    TensorGroups,
+    WrittenCheckpoint,
+    find_resumable,
+    read_checkpoint,
+    write_checkpoint,
+)
 from optimizer.runtime.job.export.artifacts import Artifact, Exported, leave_artifacts
 from optimizer.runtime.job.prepare import build_prepared
-from optimizer.runtime.job.resume import export_trainer, import_trainer
+from optimizer.runtime.job.resume import export_together, export_trainer, import_trainer, seed_random
 from optimizer.runtime.job.stage_watch import MeasuredStage, StageWatch, name_stage
 from optimizer.runtime.job.telemetry import StepWatch
 from optimizer.runtime.layers.quantized_linear import hash_frozen
 from optimizer.runtime.meter.counting import COUNT_EVERY_S, CountingPolicy
 from optimizer.runtime.meter.device import check_dtype, prepared_device
 from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.ranks.gathering import AnyTensor, gather_to_first
+from optimizer.runtime.ranks.group import RankPlace, Ranks
 from optimizer.runtime.step.allocator import apply_allocator, release_unused
 from optimizer.runtime.step.batch import BatchReader, read_validation_batches
 from optimizer.runtime.step.optimizer_state import learning_rate_at
@@ -85,6 +98,9 @@ class TrainingRun:
     """The model's own folder, whose templates and settings go along with what is exported; ``weights_folder`` unless given."""
     name: str = "model"
     """The job's, for files that carry one."""
+    ranks: RankPlace | None = None
+    """This process among those of a plan for several devices, which share the job's folder; None on one device. Budgets of
+    ``goal`` are then one rank's."""
 
     def exported(self) -> Exported:
         return Exported(
@@ -103,6 +119,9 @@ class Measured:
     """Measured times of a job's steady steps; the first step of an attempt has no optimizer state yet and is left out."""
 
     device_peak_bytes: int = 0
+    """Of this rank, where there are several."""
+    rank_peak_bytes: list[int] = field(default_factory=list)
+    """The same of each rank; empty on one device."""
     device_bytes_by_category: dict[str, int] = field(default_factory=dict)
     host_peak_bytes: int = 0
     disk_peak_bytes: int = 0
@@ -143,31 +162,42 @@ def train(
     """Carry the job out, or as much of it as there is time for.
 
     probe: asked once, after the first steady steps; where it finds a reason the run ends there with a checkpoint.
-    Raises OutOfDeviceMemory, LossNotFinite, DiskFull, CheckpointInvalid and the errors of bad input; the checkpoints written
-    until then stay.
+    Raises OutOfDeviceMemory, LossNotFinite, DiskFull, CheckpointInvalid and the errors of bad input, on one of several ranks also
+    RankLost and RanksDiffer; the checkpoints written until then stay.
     """
-    set_num_threads()
-    apply_allocator(run.plan.allocator, torch.device(run.device))
-    with prepared_device(torch.device(run.device)):
-        job = _Job(run, report, probe=probe)
+    device = torch.device(run.device)
+    set_num_threads(num_ranks=1 if run.ranks is None else run.ranks.num_ranks)
+    apply_allocator(run.plan.allocator, device)
+    with prepared_device(device), _join(run.ranks, device) as ranks:
+        job = _Job(run, report if ranks is None or ranks.is_first else _stay_silent, probe=probe, ranks=ranks)
         try:
             return job.carry_out(should_stop)
         finally:
             job.close()
 
 
-def set_num_threads() -> None:
-    """Threads of the CPU device: ``HEADROOM_NUM_THREADS``, else every core this process may use.
+def set_num_threads(*, num_ranks: int = 1) -> None:
+    """Threads of the CPU device: ``HEADROOM_NUM_THREADS``, else this rank's part of the cores that this process may use.
 
     Sums depend on it, so a job resumed with another number ends with other low bits.
     """
     configured = os.environ.get("HEADROOM_NUM_THREADS", "")
-    torch.set_num_threads(int(configured) if configured else len(os.sched_getaffinity(0)))
+    torch.set_num_threads(int(configured) if configured else max(1, len(os.sched_getaffinity(0)) // num_ranks))
+
+
+def _join(place: RankPlace | None, device: torch.device) -> AbstractContextManager[Ranks | None]:
+    return nullcontext() if place is None or place.num_ranks == 1 else Ranks(place, device=device)
+
+
+def _stay_silent(message: dict[str, Any]) -> None:
+    """Takes the place of ``report`` on all ranks but the first."""
 
 
 class _Job:
-    def __init__(self, run: TrainingRun, report: Report, *, probe: Probe | None) -> None:
+    def __init__(self, run: TrainingRun, report: Report, *, probe: Probe | None, ranks: Ranks | None = None) -> None:
         self.run = run
+        self.ranks = ranks
+        self._leads = ranks is None or ranks.is_first
         self._probe = probe
         self.report = report
         self.workload = run.workload
@@ -183,12 +213,18 @@ class _Job:
         )
         token_file = TokenFile.open(run.token_file)
         self.batches = open_batches(token_file, run.workload)
-        self.stages = StageWatch(self.meter, job_folder=run.job_folder)
+        # Files come and go where rank 0 writes; the others look at a folder of their own.
+        self.stages = StageWatch(self.meter, job_folder=run.job_folder if self._leads else self._scratch_folder)
         with self.stages.during("load"):
             self.trainer = self._build()
         self.watch = StepWatch(self.trainer, meter=self.meter, workload=run.workload)
         self.reader = BatchReader(
-            self.batches, plan=run.plan.batch, num_steps=run.workload.num_steps, device=self.device
+            self.batches,
+            plan=run.plan.batch,
+            num_steps=run.workload.num_steps,
+            device=self.device,
+            rank=self.trainer.rank,
+            num_ranks=run.plan.layout.num_devices,
         )
         self.last: StepResult | None = None
         self.validation_loss_start: float | None = None
@@ -202,16 +238,26 @@ class _Job:
         self._evaluated_step = 0
         self._saved_step = -1
         self._counting = CountingPolicy(every_s=run.timeline_every_s)
+        self._rank_peak_bytes: list[int] = []
+        """Device peak of each rank in the last counted step."""
+        if ranks is not None:
+            # Loading may take long, and longer on one than on another.
+            ranks.barrier()
+        self._is_probed = self._first_says(is_true=probe is not None)
+
+    def _first_says(self, *, is_true: bool) -> bool:
+        """What rank 0 holds for true, on each rank."""
+        return is_true if self.ranks is None else bool(self.ranks.from_first([is_true])[0])
 
     def carry_out(self, should_stop: Callable[[], bool]) -> TrainingResult:
-        torch.manual_seed(self.workload.seed)
+        seed_random(self.workload.seed, rank=self.trainer.rank)
         self._resume()
         if self.validation_loss_start is None:
             self.validation_loss_start = self._evaluate()
         release_unused(self.device)
         self._phase("training")
         while self.step < self.workload.num_steps:
-            if should_stop():
+            if self._first_says(is_true=should_stop()):
                 self._save()
                 return self._drained()
             self._one_step()
@@ -248,6 +294,7 @@ class _Job:
                 device=self.device,
                 meter=self.meter,
                 scratch=self._scratch_folder,
+                ranks=self.ranks,
             )
             self.stages.scratch_bytes = lambda: trainer.tiers.disk_peak_bytes
             # Empty where every weight is trained.
@@ -256,20 +303,24 @@ class _Job:
 
     @property
     def _scratch_folder(self) -> Path:
-        return self.run.scratch_folder or self.run.job_folder / "scratch"
+        folder = self.run.scratch_folder or self.run.job_folder / "scratch"
+        return folder if self._leads or self.ranks is None else folder.with_name(f"{folder.name}-{self.ranks.rank}")
 
     def _one_step(self) -> None:
         batches = self.reader.read(self.step)
         self._data_wait_ms.append(self.reader.waited_ms)
         learning_rate = learning_rate_at(self.step, self.workload)
-        is_counted = self._counting.is_due(self._attempt_steps)
-        with_timeline = is_counted and self._attempt_steps > 0
+        is_counted = self._first_says(is_true=self._counting.is_due(self._attempt_steps))
+        with_timeline = is_counted and self._attempt_steps > 0 and self._leads
         self.watch.begin(with_timeline=with_timeline)
         with name_stage("first_step" if self.step == 0 else "steady_step", **self._lengths(batches)):
             result = self.last = self.trainer.step(batches, learning_rate=learning_rate, is_counted=is_counted)
         del batches  # what follows is not to find them in memory
         self.watch.end()
         self._counting.note(result.step_ms / 1000, is_counted=is_counted)
+        if self.ranks is not None and is_counted:
+            peaks = self.ranks.exchange([self.meter.peak().device_bytes])
+            self._rank_peak_bytes = [int(peak_bytes) for (peak_bytes,) in peaks]
         self.step += 1
         if with_timeline:
             self._sample("timeline", **self.watch.timeline(result))
@@ -284,12 +335,13 @@ class _Job:
 
     def _probed(self) -> str:
         """The probe's answer, once enough steps were timed as most are: without counting, where some are not counted."""
-        if self._probe is None or not (
+        if not self._is_probed or not (
             len(self._step_ms[False]) >= _PROBE_STEPS or self._attempt_steps >= _MOST_PROBE_STEPS
         ):
             return ""
-        probe, self._probe = self._probe, None
-        return probe(self.measured, self.workload.num_steps - self.step)
+        self._is_probed = False
+        answer = "" if self._probe is None else self._probe(self.measured, self.workload.num_steps - self.step)
+        return answer if self.ranks is None else str(self.ranks.exchange_json(answer)[0])
 
     def _lengths(self, batches: Sequence[MicroBatch]) -> dict[str, int]:
         """Tokens of the longest micro-batch, and of one as it was planned."""
@@ -305,6 +357,8 @@ class _Job:
         fields = self.watch.fields(
             result, learning_rate=learning_rate, data_wait_ms=wait_ms, is_counted=is_counted
         )
+        if self.ranks is not None:
+            fields["rank_peak_bytes"] = self._rank_peak_bytes
         self._sample("step", **fields)
         if is_counted:
             self.stages.note("first_step" if self._attempt_steps == 0 else "steady_step")
@@ -315,6 +369,7 @@ class _Job:
         is_higher = peak.device_bytes > self.measured.device_peak_bytes
         self.measured = Measured(
             device_peak_bytes=max(peak.device_bytes, self.measured.device_peak_bytes),
+            rank_peak_bytes=_highest(self._rank_peak_bytes, self.measured.rank_peak_bytes),
             device_bytes_by_category=(
                 peak.device_bytes_by_category if is_higher else self.measured.device_bytes_by_category
             ),
@@ -328,7 +383,7 @@ class _Job:
     def _evaluate(self) -> float:
         self._phase("evaluating", f"validation loss at step {self.step}")
         batches = read_validation_batches(
-            self.batches, num_batches=self.workload.eval_batches, plan=self.run.plan.batch
+            self.batches, num_batches=self.workload.eval_batches, plan=self.run.plan.batch, rank=self.trainer.rank
         )
         is_counted = not self._has_evaluated or (self.step > 0 and self._evaluated_step == 0)
         with name_stage("evaluation"), self.meter.peak_of_its_own(is_counted=is_counted):
@@ -348,24 +403,29 @@ class _Job:
         before_bytes = self.stages.file_bytes()
         with self.stages.during("save", on_host=True):
             groups, facts = export_trainer(self.trainer, frozen_sha256=self.frozen_sha256)
-            written = write_checkpoint(
-                self.run.job_folder,
-                step=self.step,
-                fence=self.run.fence,
-                plan_fingerprint=self.run.plan.fingerprint,
-                tensors=groups,
-                facts={
-                    **facts,
-                    "validation_loss_start": self.validation_loss_start,
-                    "loss": self.last.loss if self.last else None,
-                    "measured": to_json(self.measured),
-                },
-            )
+            written = export_together(self.trainer, groups, facts, write=self._write)
+        self._saved_step = self.step
+        if written is None:
+            return
         # An older one goes when the new one is there.
         gone_bytes = before_bytes + written.num_bytes - self.stages.file_bytes()
         self.stages.note_disk("save", more_bytes=max(0, gone_bytes))
-        self._saved_step = self.step
         self.report({"type": "checkpoint", **to_json(written)})
+
+    def _write(self, groups: TensorGroups, facts: dict[str, Any]) -> WrittenCheckpoint:
+        return write_checkpoint(
+            self.run.job_folder,
+            step=self.step,
+            fence=self.run.fence,
+            plan_fingerprint=self.run.plan.fingerprint,
+            tensors=groups,
+            facts={
+                **facts,
+                "validation_loss_start": self.validation_loss_start,
+                "loss": self.last.loss if self.last else None,
+                "measured": to_json(self.measured),
+            },
+        )
 
     def _resume(self) -> None:
         checkpoint = self._find_checkpoint()
@@ -381,6 +441,14 @@ class _Job:
         self.report({"type": "started", "resumed_from_step": self.step})
 
     def _find_checkpoint(self) -> Checkpoint | None:
+        """The same one on all ranks."""
+        found = self._look_for_checkpoint() if self._leads else None
+        if self.ranks is None:
+            return found
+        folder = self.ranks.exchange_json(None if found is None else str(found.folder.resolve()))[0]
+        return found if self._leads or folder is None else read_checkpoint(Path(folder))
+
+    def _look_for_checkpoint(self) -> Checkpoint | None:
         if self.run.resume_from is None:
             return None
         if self.run.resume_from == "newest":
@@ -398,9 +466,7 @@ class _Job:
         )
 
     def _succeeded(self) -> TrainingResult:
-        artifacts, weights_sha256 = leave_artifacts(
-            self.trainer, self.run.exported(), batches=self.batches, stages=self.stages, enter_phase=self._phase
-        )
+        artifacts, weights_sha256 = self._leave_artifacts()
         self.measured = replace(self.measured, stages=self.stages.found)
         step_ms = self.measured.step_ms
         return TrainingResult(
@@ -424,6 +490,30 @@ class _Job:
             artifacts=tuple(artifacts),
         )
 
+    def _leave_artifacts(self) -> tuple[list[Artifact], str]:
+        """Of several ranks the first leaves them; the others have none."""
+
+        def leave(state: Mapping[str, AnyTensor] | None = None) -> tuple[list[Artifact], str]:
+            return leave_artifacts(
+                self.trainer,
+                self.run.exported(),
+                batches=self.batches,
+                stages=self.stages,
+                enter_phase=self._phase,
+                state=state,
+            )
+
+        if self.ranks is None:
+            return leave()
+        self.trainer.join()
+        state, _ = self.trainer.optimizer.export_state()
+        is_needed = self._leads or self.trainer.shares_state
+        groups: TensorGroups = {"optimizer": state if is_needed else {}}
+        left = gather_to_first(
+            self.ranks, groups=groups, facts={}, use=lambda everything, _: leave(everything["optimizer"])
+        )
+        return left or ([], "")
+
     def _phase(self, phase: str, message: str = "") -> None:
         self.report({"type": "phase", "phase": phase, "message": message})
 
@@ -431,6 +521,11 @@ class _Job:
         # A step counts from 1 once done: the record of the first step says step 1, the loss before any says step 0.
         common = {"kind": kind, "attempt": self.run.attempt, "step": self.step, "time_s": time.time()}
         self.report({"type": "sample", **common, **{key: _json_number(value) for key, value in fields.items()}})
+
+
+def _highest(found: Sequence[int], known: Sequence[int]) -> list[int]:
+    """By rank the higher of two peaks, of which the known ones may not be there yet."""
+    return [max(pair) for pair in zip(found, known or found, strict=True)]
 
 
 def _json_number(value: Any) -> Any:

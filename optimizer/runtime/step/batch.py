@@ -21,10 +21,22 @@ NUM_STEPS_AHEAD = 2
 class BatchReader:
     """Training micro-batches by optimizer step, the next steps' being read meanwhile. Call ``close`` at the end."""
 
-    def __init__(self, batches: Batches | SampleRows, *, plan: BatchPlan, num_steps: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        batches: Batches | SampleRows,
+        *,
+        plan: BatchPlan,
+        num_steps: int,
+        device: torch.device,
+        rank: int = 0,
+        num_ranks: int = 1,
+    ) -> None:
+        """rank: of several, each with its stretch of the micro-batches that one device would take one after the other."""
         self._batches = batches
         self._plan = plan
         self._num_steps = num_steps
+        self._rank = rank
+        self._num_ranks = num_ranks
         self._is_pinned = device.type == "cuda"
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
         self._ahead: dict[int, Future[list[MicroBatch]]] = {}
@@ -49,22 +61,26 @@ class BatchReader:
 
     def _read(self, step: int) -> list[MicroBatch]:
         plan = self._plan
+        first, num_in_all = self._rank * plan.accumulation_steps, self._num_ranks * plan.accumulation_steps
         return [
             _tensors(
-                self._batches.train_batch(step, index, plan.micro_batch_size, plan.accumulation_steps),
+                self._batches.train_batch(step, first + index, plan.micro_batch_size, num_in_all),
                 is_pinned=self._is_pinned,
             )
             for index in range(plan.accumulation_steps)
         ]
 
 
-def read_validation_batches(batches: Batches | SampleRows, *, num_batches: int, plan: BatchPlan) -> list[MicroBatch]:
-    """The first ``num_batches`` global batches of the validation split, in micro-batches.
+def read_validation_batches(
+    batches: Batches | SampleRows, *, num_batches: int, plan: BatchPlan, rank: int = 0
+) -> list[MicroBatch]:
+    """The first ``num_batches`` global batches of the validation split, in micro-batches; of several ranks this one's stretch.
 
     The sequences do not depend on how the plan splits a batch, so that two plans of one job are scored on the same text.
     """
     num_micro_batches = num_batches * plan.accumulation_steps
-    return [_tensors(batches.validation_batch(index, plan.micro_batch_size)) for index in range(num_micro_batches)]
+    indices = range(rank * num_micro_batches, (rank + 1) * num_micro_batches)
+    return [_tensors(batches.validation_batch(index, plan.micro_batch_size)) for index in indices]
 
 
 def _tensors(arrays: tuple[IntArray, ...], *, is_pinned: bool = False) -> MicroBatch:

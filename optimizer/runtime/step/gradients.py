@@ -15,6 +15,9 @@ host      at construction and until the end, on the host, as gradients: a buffer
 consume   at construction and until the end, on the device, as gradients: 4 bytes a tensor for norms. In the hook what the
           update allocates (``optimizer_state.py``).
 
+Of several ranks each has the gradients that ``runtime/ranks/reduction.py`` leaves it, and where state is shared moves or consumes
+those of the tensors that it owns; buffers and norms above are of these.
+
 Clipping a step's gradients needs the norm of each first: one fp32 number per tensor. Those that stand on the device are scaled
 by clipping, those on the host by the update, piece by piece, so that they are read once less.
 """
@@ -37,6 +40,9 @@ from optimizer.runtime.tiers.copies import Copy
 from optimizer.runtime.tiers.homes import on_host
 from optimizer.runtime.tiers.tiers import Tiers
 
+AllNorms = Callable[[torch.Tensor, Sequence[str]], torch.Tensor]
+"""Gives the norms of all trained tensors of a run that shares them among ranks, from those that this rank has, by name
+(``runtime/ranks/shared_step.py``)."""
 NUM_STAGING = {False: 1, True: 2}
 """Gradients of later micro-batches that wait on the host to be added, by whether a thread adds them."""
 
@@ -54,10 +60,21 @@ class Clipped:
 class Gradients:
     """The gradients of one model's trained parameters, where they are kept on the device."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], *, sparse: SparseGradients | None = None) -> None:
-        """sparse: of those of the parameters whose gradients are."""
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        *,
+        sparse: SparseGradients | None = None,
+        names: Sequence[str] = (),
+        all_norms: AllNorms | None = None,
+    ) -> None:
+        """sparse: of those of the parameters whose gradients are. names: of the parameters, needed where ``all_norms`` is given,
+        as it is to one rank of several.
+        """
         self._parameters = parameters
         self._sparse = sparse
+        self._parameter_names = names
+        self._all_norms = all_norms
 
     def watch(self) -> list[RemovableHandle]:
         """Hooks that do what the plan says with each gradient as it is complete."""
@@ -81,14 +98,28 @@ class Gradients:
             self._sparse.join()
         gradients = [_values(parameter.grad) for parameter in self._parameters if parameter.grad is not None]
         if not gradients:
-            return Clipped(norm=torch.zeros(()), factor=None)
+            return self._clip_none(max_norm, loss_scale)
         # In fp32, since the norm of scaled gradients is beyond fp16, and bf16 would keep two digits of it.
         norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
-        clipped = _combine(torch.stack(norms), max_norm, loss_scale)
+        clipped = _combine(self._shared(torch.stack(norms), self._names_with_gradient()), max_norm, loss_scale)
         if clipped.factor is None or any(gradient.dtype == torch.float16 for gradient in gradients):
             return clipped
         torch._foreach_mul_(gradients, clipped.factor)
         return Clipped(norm=clipped.norm, factor=None)
+
+    def _clip_none(self, max_norm: float | None, loss_scale: float) -> Clipped:
+        """Where this rank has no gradient: the norm of those that others have."""
+        norm = torch.zeros(())
+        if self._all_norms is not None:
+            norm = _combine(self._all_norms(self._parameters[0].new_empty(0, dtype=torch.float32), ()), max_norm, loss_scale).norm
+        return Clipped(norm=norm, factor=None)
+
+    def _names_with_gradient(self) -> list[str]:
+        named = zip(self._parameter_names, self._parameters, strict=False)
+        return [name for name, parameter in named if parameter.grad is not None]
+
+    def _shared(self, norms: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
+        return norms if self._all_norms is None else self._all_norms(norms, names)
 
 
 class ConsumedGradients(Gradients):
@@ -96,11 +127,19 @@ class ConsumedGradients(Gradients):
     CUDA at the end of the step; tensors before it are updated by then.
     """
 
-    def __init__(self, named: Mapping[str, nn.Parameter], *, tiers: Tiers, step_one: Callable[[str], None]) -> None:
-        super().__init__(list(named.values()))
+    def __init__(
+        self,
+        named: Mapping[str, nn.Parameter],
+        *,
+        tiers: Tiers,
+        step_one: Callable[[str], None],
+        all_norms: AllNorms | None = None,
+    ) -> None:
+        super().__init__(list(named.values()), names=list(named), all_norms=all_norms)
         self._named = named
         self._step_one = step_one
-        self._is_synchronous = not tiers.is_asynchronous
+        # Ranks find out together, at the end of the step: one that stopped in its backward would leave the others waiting.
+        self._is_synchronous = not tiers.is_asynchronous and all_norms is None
         self._norms = torch.zeros(len(named), dtype=torch.float32, device=tiers.device)
         if tiers.meter is not None:
             tiers.meter.assign(self._norms, "gradients")
@@ -117,9 +156,11 @@ class ConsumedGradients(Gradients):
 
     def clip_(self, max_norm: float | None, *, loss_scale: float = 1.0) -> Clipped:
         """The norm of what was consumed; nothing can be scaled any more. Raises LossNotFinite."""
-        norms = _select(self._norms, sorted(self._consumed.values()))
+        indices = sorted(self._consumed.values())
+        norms = self._shared(_select(self._norms, indices), [self._parameter_names[index] for index in indices])
         if not self._is_synchronous and not bool(norms.isfinite().all()):
-            raise _not_finite(next(n for n, i in self._consumed.items() if not math.isfinite(float(self._norms[i]))))
+            faulty = (n for n, i in self._consumed.items() if not math.isfinite(float(self._norms[i])))
+            raise _not_finite(next(faulty, "a tensor of another rank"))
         return _combine(norms, None, 1.0)
 
     def _consume(self, name: str, index: int, parameter: torch.Tensor) -> None:
@@ -149,13 +190,14 @@ class HostGradients(Gradients):
         wait: Callable[[str], None],
         begin_update: Callable[[str], bool] | None = None,
         update: Callable[[str, torch.Tensor], None] | None = None,
+        all_norms: AllNorms | None = None,
     ) -> None:
         """worker: adds, and takes norms. wait: returns when the update of the step before no longer needs a tensor's buffer.
 
         begin_update, update: for updates during backward. The first says, on backward's thread, whether the tensor's
         complete gradient is to be used at once; the second then uses it, on the worker.
         """
-        super().__init__(list(named.values()))
+        super().__init__(list(named.values()), names=list(named), all_norms=all_norms)
         self._named = named
         self._tiers = tiers
         self._worker = worker
@@ -198,9 +240,10 @@ class HostGradients(Gradients):
             if name in self._arrived and name not in self._complete:
                 self._worker.submit(partial(self._take_norm, name))
         self._worker.join()
-        norms = _select(self._norms, [self._index[name] for name in self._named if name in self._arrived])
+        arrived = [name for name in self._named if name in self._arrived]
+        norms = _select(self._norms, [self._index[name] for name in arrived])
         with on_host(self._tiers, "temporaries"):
-            clipped = _combine(norms, max_norm, loss_scale)
+            clipped = _combine(self._shared(norms, arrived), max_norm, loss_scale)
         if clipped.factor is not None and float(clipped.factor) == 1.0:
             return Clipped(norm=clipped.norm, factor=None)
         return clipped
@@ -296,6 +339,8 @@ def _combine(norms: torch.Tensor, max_norm: float | None, loss_scale: float) -> 
 
 def _select(norms: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
     """All are there in nearly every step; then nothing is copied."""
+    if not indices:
+        return norms[:0]
     return norms if len(indices) == len(norms) else torch.stack([norms[index] for index in indices])
 
 

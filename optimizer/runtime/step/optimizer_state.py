@@ -84,8 +84,10 @@ class Optimizer:
         tiers: Tiers | None = None,
         home_of: Callable[[str], OffDeviceBytes | None] = lambda name: None,
         worker: BackgroundThread | None = None,
+        is_owned: Callable[[str], bool] = lambda name: True,
     ) -> None:
-        self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        """is_owned: says of a trained tensor by name whether this rank updates it; the others have no state here."""
+        self._named = {name: p for name, p in model.named_parameters() if p.requires_grad and is_owned(name)}
         self._meter = None if tiers is None else tiers.meter
         leaves = split_state(plan, [p.numel() for p in self._named.values()])
         leaving = {name: p for (name, p), left in zip(self._named.items(), leaves, strict=True) if left}

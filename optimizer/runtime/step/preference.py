@@ -43,28 +43,22 @@ def score_rows(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 class Preference:
-    """The loss of one workload's pairs, and the rewards of those it has seen since ``begin``."""
+    """The loss of one workload's pairs, and the margins of those it has seen since ``begin``."""
 
     def __init__(self, workload: TrainingWorkload, *, keeps_rewards: bool) -> None:
         """keeps_rewards: False where there are no numbers to read."""
         self._objective = workload.objective
         self._beta = workload.beta
         self._keeps_rewards = keeps_rewards
-        self._margins: list[float] = []
+        self.margins: list[float] = []
+        """By how much each pair's better answer has the higher reward."""
 
     @property
     def has_reference(self) -> bool:
         return self._objective == "dpo"
 
     def begin(self) -> None:
-        self._margins.clear()
-
-    def rewards(self) -> Rewards | None:
-        """None where nothing was seen or kept."""
-        if not self._margins:
-            return None
-        accuracy = sum(margin > 0 for margin in self._margins) / len(self._margins)
-        return Rewards(accuracy=accuracy, margin=statistics.fmean(self._margins))
+        self.margins.clear()
 
     def loss(self, scores: torch.Tensor, labels: torch.Tensor, *, reference: torch.Tensor | None) -> torch.Tensor:
         """Mean over the pairs, a scalar. scores, reference: of all rows, the latter for DPO alone."""
@@ -82,7 +76,15 @@ class Preference:
 
     def _note(self, margins: torch.Tensor) -> None:
         if self._keeps_rewards:
-            self._margins += margins.detach().tolist()
+            self.margins += margins.detach().tolist()
+
+
+def summarize_margins(margins: Sequence[float]) -> Rewards | None:
+    """The rewards of pairs with these margins; None where nothing was seen or kept."""
+    if not margins:
+        return None
+    accuracy = sum(margin > 0 for margin in margins) / len(margins)
+    return Rewards(accuracy=accuracy, margin=statistics.fmean(margins))
 
 
 def _log_of_rest(log_probability: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,9 @@ Where states live between uses is the business of ``weights.py`` (blocks' weight
 is used up as it appears) and ``optimizer_state.py`` with ``host_update.py`` (updates on the host). With a thread for these,
 which CUDA has, updates run beside backward where nothing is clipped, else beside the next forward, each block waiting for its
 own; whatever reads all weights waits for all.
+
+One rank of several (``runtime/ranks/``) does the same with its share of the micro-batches: gradients are summed over the ranks as
+they are complete, loss and norm are those of all, and where state is shared new weights come from the tensors' owners.
 """
 
 import math
@@ -22,19 +25,22 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from optimizer.base.errors import LossNotFinite, OutOfMemory
+from optimizer.base.errors import InvalidPlan, LossNotFinite, OutOfMemory
 from optimizer.data.batches import IGNORED_LABEL
 from optimizer.models.anatomy import Anatomy, find_anatomy
 from optimizer.plan.plan import Plan
 from optimizer.runtime.layers.matmul_dispatch import watch_products
 from optimizer.runtime.layers.memory_saving_layers import use_memory_saving_layers
 from optimizer.runtime.meter.meter import Meter, count_allocations, mark_phase, set_region
+from optimizer.runtime.ranks.group import Ranks
+from optimizer.runtime.ranks.reduction import GradientReducer
+from optimizer.runtime.ranks.shared_step import SharedStep
 from optimizer.runtime.step.activations import apply_activations
 from optimizer.runtime.step.gradients import ConsumedGradients, Gradients, HostGradients
 from optimizer.runtime.step.logits_and_loss import compute_loss
 from optimizer.runtime.step.optimizer_state import Optimizer
 from optimizer.runtime.step.precision import Precision
-from optimizer.runtime.step.preference import Preference, Rewards, as_reference, score_rows
+from optimizer.runtime.step.preference import Preference, Rewards, as_reference, score_rows, summarize_margins
 from optimizer.runtime.step.sparse_gradients import SparseGradients, find_sparse
 from optimizer.runtime.step.weights import StreamedWeights
 from optimizer.runtime.tiers.background_thread import BackgroundThread
@@ -72,7 +78,8 @@ class Trainer:
 
     meter: None runs without counting and without a cap; with activations all kept, nothing at all is then wrapped.
     scratch: folder of the disk tier's file; the system's temporary folder unless given. anatomy: the model's parts, where
-    they are not those that ``find_anatomy`` finds.
+    they are not those that ``find_anatomy`` finds. ranks: the others that a plan for several devices runs on, all with the same
+    model, plan and workload; steps and evaluations are then to be asked for on each, in the same order.
     """
 
     def __init__(
@@ -87,6 +94,7 @@ class Trainer:
         updates_on_thread: bool | None = None,
         anatomy: Anatomy | None = None,
         is_trace: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         """is_trace: True where tensors have no numbers and the step is written down: the reference of preference training is
         zeros then, and its forward left out, which is priced by an evaluation's.
@@ -100,6 +108,7 @@ class Trainer:
             has_sparse_gradients=bool(self._sparse),
             has_plain_head=self.anatomy.is_chunkable,
         )
+        _check_ranks(plan, ranks)
         self.model = model
         self.plan = plan
         self.workload = workload
@@ -107,6 +116,9 @@ class Trainer:
         self.meter = meter
         self.precision = Precision(plan.weights, device=device)
         self._is_trace = is_trace
+        self.ranks = ranks
+        self._shared: SharedStep | None = None
+        self._reducer: GradientReducer | None = None
         self.preference = Preference(workload, keeps_rewards=not is_trace) if workload.has_pairs else None
         self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
         is_threaded = device.type == "cuda" if updates_on_thread is None else updates_on_thread
@@ -118,6 +130,8 @@ class Trainer:
         self._handles: list[RemovableHandle] = []
         self._has_failed = self._is_closed = False
         self.weights = StreamedWeights(self.tiers, plan=plan.weights)
+        if ranks is not None:
+            ranks.lanes = self.tiers.lanes
         try:
             self._prepare(blocks)
         except BaseException:
@@ -136,6 +150,10 @@ class Trainer:
             self.meter.assign_module(model)
             self._handles += self.meter.watch_gradients(named.values())
             self._handles += self.meter.watch_blocks(blocks)
+        if self.ranks is not None:
+            self._shared = SharedStep(self.ranks, named=named, layout=plan.layout)
+            self._reducer = GradientReducer(named, ranks=self.ranks, ownership=self._shared.ownership, plan=plan)
+            self._handles += self._reducer.watch()
         with self.metered():
             self.optimizer = Optimizer(
                 model,
@@ -145,6 +163,7 @@ class Trainer:
                 tiers=self.tiers,
                 home_of=self.weights.home_of,
                 worker=self._worker,
+                is_owned=self.owns,
             )
         self.assign_optimizer_state()
         self.gradients = self._make_gradients(named)
@@ -157,24 +176,45 @@ class Trainer:
         self._handles += self.optimizer.watch(model, blocks=blocks, backbone=self.anatomy.backbone)
 
     def _make_gradients(self, named: Mapping[str, nn.Parameter]) -> Gradients:
-        if self.plan.gradients.choice == "consume":
-            return ConsumedGradients(named, tiers=self.tiers, step_one=self.optimizer.step_one)
+        all_norms = None if self._shared is None else self._shared.all_norms
         if self.plan.gradients.choice == "keep":
             sparse = SparseGradients(self._sparse, meter=self.meter) if self._sparse else None
-            return Gradients(list(named.values()), sparse=sparse)
-        # Clipping needs all gradients first, and so does leaving out a step that overflowed.
+            return Gradients(list(named.values()), sparse=sparse, names=list(named), all_norms=all_norms)
+        owned = {name: parameter for name, parameter in named.items() if self.owns(name)}
+        if self.plan.gradients.choice == "consume":
+            return ConsumedGradients(owned, tiers=self.tiers, step_one=self.optimizer.step_one, all_norms=all_norms)
+        # Clipping needs all gradients first, and so does leaving out a step that overflowed. Ranks find out together at the end
+        # of backward whether all numbers are finite.
         in_backward = (
-            self._worker.is_threaded and self.workload.max_grad_norm is None and not self.precision.scales_loss
+            self._worker.is_threaded
+            and self.workload.max_grad_norm is None
+            and not self.precision.scales_loss
+            and self._shared is None
         )
         return HostGradients(
-            named,
+            owned,
             tiers=self.tiers,
             worker=self._worker,
             accumulates=self.plan.batch.accumulation_steps > 1,
             wait=self.optimizer.wait,
             begin_update=self.optimizer.begin_update if in_backward else None,
             update=self.optimizer.update,
+            all_norms=all_norms,
         )
+
+    @property
+    def rank(self) -> int:
+        """0 on one device."""
+        return 0 if self.ranks is None else self.ranks.rank
+
+    @property
+    def shares_state(self) -> bool:
+        """True if optimizer state of some tensors is on other ranks alone."""
+        return self._shared is not None and self._shared.ownership.is_shared
+
+    def owns(self, name: str) -> bool:
+        """Report whether a trained tensor's state is here: always, but on a rank that shares state with others."""
+        return self._shared is None or self._shared.ownership.owns(name)
 
     def metered(self, *, is_counted: bool = True) -> AbstractContextManager[None]:
         """Count what is allocated inside, under the cap; does nothing without a meter.
@@ -270,12 +310,21 @@ class Trainer:
             torch.cuda.synchronize(self.device)
             if self.meter is not None:
                 self.meter.check_peak()
-        rewards = None if self.preference is None else self.preference.rewards()
-        return replace(updated, rewards=rewards, step_ms=(time.perf_counter() - start_s) * 1000)
+        return replace(updated, rewards=self._rewards(), step_ms=(time.perf_counter() - start_s) * 1000)
 
     def _shares(self, micro_batches: Sequence[MicroBatch]) -> list[float]:
         """Each micro-batch's share in the mean over a step; empty where all weigh the same, as those of as many pairs do."""
-        return [] if self.preference is not None else shares_of_labels(micro_batches)
+        if self.preference is not None:
+            return []
+        if self._shared is None:
+            return shares_of_labels(micro_batches)
+        return self._shared.share_labels(count_labels(micro_batches), num_micro_batches=len(micro_batches))
+
+    def _rewards(self) -> Rewards | None:
+        if self.preference is None:
+            return None
+        margins = self.preference.margins
+        return summarize_margins(margins if self._shared is None else self._shared.all_margins(margins))
 
     def update(self, loss: torch.Tensor, *, learning_rate: float) -> StepResult:
         """Clip, update and drop the gradients, once backward is done; ``step_ms`` is left at 0.
@@ -284,8 +333,10 @@ class Trainer:
         """
         mark_phase(self.meter, "gradient clipping")
         loss_scale = self.precision.scale
+        if self._reducer is not None:
+            self._reducer.settle()
         clipped = self.gradients.clip_(self.workload.max_grad_norm, loss_scale=loss_scale)
-        result_loss, result_norm = float(loss), float(clipped.norm)
+        result_loss, result_norm = self._total_of(loss), float(clipped.norm)
         is_left_out = self._is_left_out(result_loss, result_norm)
         if not is_left_out:
             mark_phase(self.meter, "optimizer step")
@@ -301,6 +352,14 @@ class Trainer:
         on_host = self.gradients if isinstance(self.gradients, HostGradients) else None
         if self.plan.gradients.choice != "consume":
             self.optimizer.step(learning_rate, grad_factor=factor, host_gradients=on_host)
+        if self._shared is not None and self.shares_state:
+            # What is still under way would be sent as it was.
+            self.optimizer.join()
+            self._shared.bring_weights()
+
+    def _total_of(self, loss: torch.Tensor) -> float:
+        """A step's loss, from what this rank's micro-batches add to it."""
+        return float(loss) if self._shared is None else self._shared.total_of(loss)
 
     def _is_left_out(self, loss: float, grad_norm: float) -> bool:
         """Report whether fp16 overflowed in this step. Without a loss scale numbers that are not finite end the run."""
@@ -312,17 +371,19 @@ class Trainer:
         return overflowed
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], *, shares: Sequence[float] = ()) -> torch.Tensor:
-        """Forward and backward of each micro-batch into ``param.grad``; returns the mean loss, a scalar tensor.
+        """Forward and backward of each micro-batch into ``param.grad``; returns the mean loss, a scalar tensor; of several ranks
+        what this one's micro-batches add to the mean.
 
         shares: each micro-batch's share in the mean (``shares_of_labels``); empty where all weigh the same.
         """
         total: torch.Tensor | None = None
+        num_micro_batches = len(micro_batches) * (1 if self.ranks is None else self.ranks.num_ranks)
         for index, micro_batch in enumerate(micro_batches):
             loss = self.loss_of(micro_batch)
-            loss = loss * shares[index] if shares else loss / len(micro_batches)
+            loss = loss * shares[index] if shares else loss / num_micro_batches
             if self.plan.gradients.choice == "consume":
                 # Backward changes weights.
-                _check_finite(float(loss.detach()), grad_norm=0.0)
+                _check_finite(self._total_of(loss.detach()), grad_norm=0.0)
             self.begin_backward(is_last=index == len(micro_batches) - 1)
             self.precision.backward(loss)
             self.end_backward()
@@ -336,10 +397,14 @@ class Trainer:
     def begin_backward(self, *, is_last: bool) -> None:
         """Before the backward of each micro-batch of a step."""
         self.gradients.begin_micro_batch(is_last=is_last)
+        if self._reducer is not None:
+            self._reducer.begin_micro_batch(is_last=is_last)
         mark_phase(self.meter, _HEAD_BACKWARD)
 
     def end_backward(self) -> None:
         """After it."""
+        if self._reducer is not None:
+            self._reducer.end_micro_batch()
         self.weights.release_all()
         set_region(self.meter, "temporaries")
 
@@ -347,7 +412,7 @@ class Trainer:
     def evaluate(self, micro_batches: Sequence[MicroBatch], *, is_counted: bool = True) -> float:
         """Mean loss without dropout or gradients; lower in memory than a training step of the same micro-batch.
 
-        is_counted: as of ``metered``.
+        is_counted: as of ``metered``. Of several ranks each gives as many micro-batches, and the mean is over all.
         """
         self.join()
         self.model.eval()
@@ -357,6 +422,9 @@ class Trainer:
                 losses = [float(self.loss_of(micro_batch)) for micro_batch in micro_batches]
         finally:
             self.model.train()
+        if self._shared is not None:
+            num_labels = None if self.preference is not None else count_labels(micro_batches)
+            return self._shared.mean_loss(losses, num_labels)
         shares = self._shares(micro_batches)
         if shares:
             return math.fsum(loss * share for loss, share in zip(losses, shares, strict=True))
@@ -453,14 +521,33 @@ def shares_of_labels(micro_batches: Sequence[MicroBatch]) -> list[float]:
     Weighted by these, the means over micro-batches add up to the mean over the step, however the step was split. Labels that
     are on a device already are not read, since that would wait for it: such micro-batches weigh the same.
     """
+    counts = count_labels(micro_batches)
+    if counts is None or len(set(counts)) <= 1:
+        return []
+    return [count / sum(counts) for count in counts]
+
+
+def count_labels(micro_batches: Sequence[MicroBatch]) -> list[int] | None:
+    """Labels that count, by micro-batch; None where they are not on the host, or no class numbers."""
     counts = []
     for _, labels, *_ in micro_batches:
         if not isinstance(labels, torch.Tensor) or labels.device.type != "cpu" or labels.is_floating_point():
-            return []
+            return None
         counts.append(int(np.count_nonzero(labels.numpy() != IGNORED_LABEL)))
-    if len(set(counts)) <= 1:
-        return []
-    return [count / sum(counts) for count in counts]
+    return counts
+
+
+def _check_ranks(plan: Plan, ranks: Ranks | None) -> None:
+    """Raise InvalidPlan where a plan is for another number of devices than there are ranks: it would train on a part."""
+    num_ranks = 1 if ranks is None else ranks.num_ranks
+    if plan.layout.num_devices != num_ranks:
+        raise InvalidPlan(
+            f"plan.layout.num_devices is {plan.layout.num_devices}; this process trains with {num_ranks} of them",
+            field="plan.layout.num_devices",
+            value=plan.layout.num_devices,
+            allowed=num_ranks,
+            hint="Start one process for each device, or plan for as many devices as there are processes.",
+        )
 
 
 def _check_finite(loss: float, *, grad_norm: float) -> None:

@@ -6,6 +6,7 @@ blocks, gradients or optimizers; the copying is ``tiers.py``'s.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 import torch
 
@@ -71,6 +72,17 @@ class OffDeviceBytes:
                 self.data[start * dtype.itemsize : end * dtype.itemsize].copy_(piece)
             elif self.stored is not None:
                 self.stored.write(piece, offset_bytes=start * dtype.itemsize).wait()
+
+
+class LaterTensor(Protocol):
+    """A tensor that is elsewhere until it is asked for."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    nbytes: int
+
+    def load(self) -> torch.Tensor:
+        """In host memory; not to be written to."""
 
 
 class HomeTensor:

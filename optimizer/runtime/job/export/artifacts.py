@@ -5,7 +5,7 @@ Each is read again and compared before it counts (``verify_export.py``). The dis
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,7 @@ from optimizer.runtime.job.export.export_weights import FinalWeights
 from optimizer.runtime.job.export.sample_text import generate_tokens
 from optimizer.runtime.job.export.verify_export import verify_adapter, verify_buildable, verify_model
 from optimizer.runtime.job.stage_watch import JobStage, StageWatch
+from optimizer.runtime.ranks.gathering import AnyTensor
 from optimizer.runtime.step.step import Trainer
 from optimizer.workload import Export
 
@@ -95,9 +96,14 @@ def leave_artifacts(
     batches: Batches | SampleRows,
     enter_phase: EnterPhase,
     stages: StageWatch | None = None,
+    state: Mapping[str, AnyTensor] | None = None,
 ) -> tuple[list[Artifact], str]:
-    """Write the artifacts that the workload asks for; returns them and the sha256 of the weights (``hash_weights``)."""
-    artifacts = leave_weights(FinalWeights.of_trainer(trainer), exported, enter_phase=enter_phase, stages=stages)
+    """Write the artifacts that the workload asks for; returns them and the sha256 of the weights (``hash_weights``).
+
+    state: the optimizer's of all ranks, where there are several.
+    """
+    final = FinalWeights.of_trainer(trainer, state=state)
+    artifacts = leave_weights(final, exported, enter_phase=enter_phase, stages=stages)
     if trainer.workload.sample_tokens:
         enter_phase("sampling", "writing a sample")
         path = exported.folder / "sample.txt"

@@ -23,6 +23,7 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.job.checkpoint import Checkpoint
 from optimizer.runtime.layers.filling import ReadParameter, read_parameters
 from optimizer.runtime.layers.quantized_linear import BaseTensor, freeze_base, list_base_tensors
+from optimizer.runtime.ranks.gathering import AnyTensor
 from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
 from optimizer.workload import TrainingWorkload
@@ -44,10 +45,11 @@ class FinalWeights:
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
 
     @classmethod
-    def of_trainer(cls, trainer: Trainer) -> Self:
-        """Between steps; ``read`` while it is open."""
+    def of_trainer(cls, trainer: Trainer, *, state: Mapping[str, AnyTensor] | None = None) -> Self:
+        """Between steps; ``read`` while it is open. state: of all ranks, where there are several."""
         trainer.join()
-        state, _ = trainer.optimizer.export_state()
+        if state is None:
+            state, _ = trainer.optimizer.export_state()
         masters: dict[str, Any] = {
             name.removesuffix(_MASTER_SUFFIX): held for name, held in state.items() if name.endswith(_MASTER_SUFFIX)
         }

@@ -1,0 +1,243 @@
+"""Lets the ranks of one run, each a process with a device of its own, sum, send and compare what they have.
+
+Tensors on the device go through NCCL on CUDA and through gloo on the CPU device; numbers and tensors on the host always through
+gloo, over the loopback interface unless ``GLOO_SOCKET_IFNAME`` names another. Ranks find each other by a file in a folder that
+they all name; no port is agreed on and no process group of torch's own is registered. Nothing is pickled: what is no tensor
+crosses as numbers or as JSON.
+
+All ranks must call the same methods in the same order. Each wait has a deadline and raises RankLost at its end, or at once where
+the connection of a rank that ended is closed. On CUDA a collective only makes the compute stream wait; the deadline is kept where
+the process itself waits, in ``settle``, and by NCCL's own watchdog, which ends the process after twice the time.
+
+What is allocated: nothing that torch's allocator or the meter sees. Numbers and JSON lie in numpy's memory; gloo's and NCCL's
+buffers are their own (NCCL's take card memory beside torch's). ``receive`` writes to a tensor of the caller's.
+"""
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import torch
+import torch.distributed
+from numpy.typing import NDArray
+
+from optimizer.base.errors import RankLost
+from optimizer.runtime.meter.lanes import LaneClock
+
+TIMEOUT_S: Final = 300.0
+"""Ranks do equal work, so a wait is as long as the slowest of them is slower than the others."""
+PATIENCE_S: Final = 24 * 3600.0
+"""Longest wait for what one rank does alone: loading, checkpoints, export. A rank that ends meanwhile is noticed at once."""
+_STORE_FILE = "rendezvous"
+_POLL_S = 1e-4
+_FIRST_RANK = 0
+_dist: Any = torch.distributed
+"""Its classes for groups and stores have no annotations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlace:
+    """The place of one process among the ranks of its run."""
+
+    rank: int
+    """From 0; rank 0 reports, decides and writes."""
+    num_ranks: int
+    folder: Path
+    """Where the ranks find each other: the same for all, on a file system that they share, and new for each start."""
+    timeout_s: float = TIMEOUT_S
+    """Longest wait for the others in a step, in seconds."""
+
+
+class Ranks:
+    """The ranks of one run, as one of them sees them. A context manager; waits for all others when it is made."""
+
+    def __init__(self, place: RankPlace, *, device: torch.device) -> None:
+        """Raises RankLost where the others do not come in time."""
+        self.rank = place.rank
+        self.num_ranks = place.num_ranks
+        self.timeout_s = place.timeout_s
+        self.lanes = LaneClock()
+        """Counts the time of waits as the network's; a trainer has its own put here."""
+        self.num_bytes = 0
+        """Bytes of the tensors that were given to collectives since the start."""
+        self._is_cuda = device.type == "cuda"
+        self._under_way: deque[Any] = deque()
+        """NCCL's collectives that the compute stream was not yet made to wait for."""
+        self._last: Any = None
+        place.folder.mkdir(parents=True, exist_ok=True)
+        with self._naming_loss("the others to start"):
+            store = _dist.FileStore(str(place.folder / _STORE_FILE), place.num_ranks)
+            store.set_timeout(timedelta(seconds=place.timeout_s))
+            self._host = self._make_gloo(store)
+            self._device: Any = self._make_nccl(store) if self._is_cuda else self._host
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == _FIRST_RANK
+
+    def close(self) -> None:
+        """Leave; ranks that still wait for this one raise RankLost. Of no effect the second time."""
+        device, host = self._device, self._host
+        self._device = self._host = self._last = None
+        self._under_way.clear()
+        if device is not None and device is not host:
+            # Not shutdown, which waits for what a lost rank will never do.
+            device.abort()
+
+    # Tensors on the device; in place, contiguous or at least without gaps.
+
+    def all_reduce_(self, tensor: torch.Tensor, *, waits: bool = True) -> None:
+        """Make it the sum over the ranks, the same bits on each. waits: False leaves the waiting to ``settle``, on CUDA."""
+        work = self._device.allreduce([self._given(tensor)])
+        if self._is_cuda and not waits:
+            self._under_way.append(work)
+        else:
+            self._finish(work, "the sum of a tensor")
+
+    def reduce_(self, tensor: torch.Tensor, *, owner: int) -> None:
+        """Make it the sum over the ranks on the owner; the others' numbers are undefined afterwards."""
+        options = _dist.ReduceOptions()
+        options.rootRank = owner
+        self._finish(self._device.reduce([self._given(tensor)], options), "the sum of a tensor")
+
+    def broadcast_(self, tensor: torch.Tensor, *, owner: int) -> None:
+        """Make it what the owner has."""
+        options = _dist.BroadcastOptions()
+        options.rootRank = owner
+        self._finish(self._device.broadcast([self._given(tensor)], options), "a tensor of another rank")
+
+    def settle(self) -> None:
+        """On CUDA: make the compute stream wait for all sums, and wait until they are there. Raises RankLost."""
+        while self._under_way:
+            self._finish(self._under_way.popleft(), "the sum of a tensor")
+        work, self._last = self._last, None
+        if work is None:
+            return
+        with self._naming_loss("the sums of a step"):
+            end_s = time.monotonic() + self.timeout_s
+            while not work.is_completed():
+                if time.monotonic() > end_s:
+                    raise TimeoutError(f"no answer within {self.timeout_s:g} s")
+                time.sleep(_POLL_S)
+            work.wait()
+
+    # Numbers, JSON and tensors on the host.
+
+    def exchange(self, numbers: Sequence[float]) -> list[list[float]]:
+        """By rank: what each of them gave, as many numbers each; integers are exact up to 2**53."""
+        found = np.zeros((self.num_ranks, len(numbers)), dtype=np.float64)
+        found[self.rank] = numbers
+        rows: list[list[float]] = self._gathered(found, "numbers of the other ranks").tolist()
+        return rows
+
+    def from_first(self, numbers: Sequence[float]) -> list[float]:
+        """The numbers that rank 0 gave, on each rank; as many were given by all."""
+        return self.exchange(numbers)[_FIRST_RANK]
+
+    def exchange_json(self, value: Any) -> list[Any]:
+        """By rank: the JSON-able value of each."""
+        encoded = json.dumps(value).encode()
+        lengths = [int(length) for (length,) in self.exchange([len(encoded)])]
+        found = np.zeros((self.num_ranks, max(lengths)), dtype=np.uint8)
+        found[self.rank, : len(encoded)] = np.frombuffer(encoded, dtype=np.uint8)
+        rows = self._gathered(found, "facts of the other ranks")
+        return [json.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
+
+    def barrier(self, *, timeout_s: float = PATIENCE_S) -> None:
+        """Return when all ranks have called it."""
+        options = _dist.BarrierOptions()
+        options.timeout = timedelta(seconds=timeout_s)
+        self._wait(self._host.barrier(options), "all ranks to get this far")
+
+    def send(self, tensor: torch.Tensor, *, to: int) -> None:
+        """A contiguous tensor on the host, to a rank that waits in ``receive``."""
+        if tensor.numel():
+            self._wait(self._host.send([_as_bytes(tensor)], to, 0), f"rank {to} to take a tensor", timeout_s=PATIENCE_S)
+
+    def receive(self, tensor: torch.Tensor, *, source: int) -> None:
+        """Fill a contiguous tensor on the host, of the size of the one that is sent."""
+        if tensor.numel():
+            work = self._host.recv([_as_bytes(tensor)], source, 0)
+            self._wait(work, f"rank {source} to send a tensor", timeout_s=PATIENCE_S)
+
+    # Helpers.
+
+    def _make_gloo(self, store: Any) -> Any:
+        options = _dist.ProcessGroupGloo._Options()
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        options._devices = [_dist.ProcessGroupGloo.create_device(interface=interface)]
+        options._timeout = timedelta(seconds=self.timeout_s)
+        return _dist.ProcessGroupGloo(_dist.PrefixStore("host", store), self.rank, self.num_ranks, options)
+
+    def _make_nccl(self, store: Any) -> Any:
+        group: Any = _dist.ProcessGroupNCCL
+        options = group.Options()
+        # So that a wait of this program's own, which can be caught, ends first.
+        options._timeout = timedelta(seconds=2 * self.timeout_s)
+        return group(_dist.PrefixStore("device", store), self.rank, self.num_ranks, options)
+
+    def _given(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.num_bytes += tensor.nbytes
+        given = tensor.detach()
+        # Of a tensor that is stored in another order of dimensions the storage's order will do: it is the same on each rank.
+        return given if given.is_contiguous() else given.as_strided((given.numel(),), (1,))
+
+    def _gathered(self, found: NDArray[Any], waiting_for: str) -> NDArray[Any]:
+        """Rows of all ranks, from a table of this rank's and zeros: the sum has them all, in memory that no meter sees."""
+        if found.size:
+            self._wait(self._host.allreduce([torch.from_numpy(found)]), waiting_for)
+        return found
+
+    def _finish(self, work: Any, waiting_for: str) -> None:
+        """On CUDA the compute stream waits, else the process."""
+        if not self._is_cuda:
+            self._wait(work, waiting_for)
+            return
+        with self._naming_loss(waiting_for):
+            work.wait()
+        self._last = work
+
+    def _wait(self, work: Any, waiting_for: str, *, timeout_s: float | None = None) -> None:
+        with self._naming_loss(waiting_for), self.lanes.busy("network"):
+            if timeout_s is None:
+                work.wait()
+            else:
+                work.wait(timedelta(seconds=timeout_s))
+
+    @contextmanager
+    def _naming_loss(self, waiting_for: str) -> Iterator[None]:
+        start_s = time.monotonic()
+        try:
+            yield
+        except (RuntimeError, TimeoutError) as error:
+            raise RankLost(
+                rank=self.rank,
+                num_ranks=self.num_ranks,
+                waiting_for=waiting_for,
+                waited_s=time.monotonic() - start_s,
+                cause=_in_short(error),
+            ) from error
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().view(-1).view(torch.uint8)
+
+
+def _in_short(error: BaseException) -> str:
+    """The first sentence of a library's error, without the place in its sources."""
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return text.partition("] ")[2].partition(". ")[0] if text.startswith("[") else text

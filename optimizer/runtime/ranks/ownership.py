@@ -1,0 +1,32 @@
+"""Says which rank keeps the optimizer state of which trained tensor, and updates it: by name, for one rank. Allocates nothing."""
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from optimizer.formats.ownership import assign_owners
+from optimizer.plan.layout import DeviceLayout
+
+
+class Ownership:
+    """The trained tensors of a model, in its order. Without shared state every rank acts as the owner of all."""
+
+    def __init__(self, named: Mapping[str, nn.Parameter], *, layout: DeviceLayout, rank: int) -> None:
+        self.is_shared = layout.shares_state
+        self._rank = rank
+        self._owners: dict[str, int] = dict.fromkeys(named, rank)
+        if self.is_shared:
+            sizes = [parameter.numel() for parameter in named.values()]
+            self._owners = dict(zip(named, assign_owners(sizes, num_ranks=layout.num_devices), strict=True))
+
+    def owns(self, name: str) -> bool:
+        """Report whether this rank updates the tensor."""
+        return self._owners[name] == self._rank
+
+    def owner_of(self, name: str) -> int:
+        """The rank that updates the tensor; without shared state this one."""
+        return self._owners[name]
+
+    def owned(self, named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """Those of the tensors that this rank updates, in the same order."""
+        return {name: parameter for name, parameter in named.items() if self.owns(name)}
