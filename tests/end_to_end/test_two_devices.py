@@ -1,0 +1,114 @@
+"""A real job on two devices that the CPU plays: whatever is killed, it ends with the weights of an undisturbed run."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.site.stack import running_stack
+from tests.end_to_end.test_survival import CHECKPOINT_EVERY, NUM_STEPS, PLAN, ROOMY_BYTES, WORKLOAD, TrainJobs, assert_same_end
+from tests.webapp.conftest import MACHINE_DOCUMENT
+from tests.worker.processes import is_alive, wait_for
+
+pytestmark = pytest.mark.slow
+
+LINK = {"kind": "loopback", "bytes_per_s": 1e9, "latency_s": 1e-4, "source": "table"}
+TWO_DEVICES = {**MACHINE_DOCUMENT, "num_devices": 2, "peers": LINK}
+LAYOUT = {"num_devices": 2, "data": "zero1"}
+
+
+class GangJobs(TrainJobs):
+    """Jobs of two devices, and their processes."""
+
+    def start_on_two(self, **workload: Any) -> str:
+        plan = {**PLAN, "batch": {"micro_batch_size": 2, "accumulation_steps": 1}, "layout": LAYOUT}
+        return self.stack.ask(
+            "create_job", model=self.model, dataset=self.dataset, workload={**WORKLOAD, **workload}, plan=plan,
+            budget_bytes=ROOMY_BYTES, kind="train",
+        )  # fmt: skip
+
+    def ranks(self, job: str, leader: int) -> list[int]:
+        """Processes of the newest attempt's ranks, in their order."""
+
+        def children() -> list[tuple[int, int]]:
+            found = [(rank_of(pid), pid) for pid in processes() if is_alive(pid) and parent_of(pid) == leader]
+            return sorted(found) if len(found) == 2 else []
+
+        return [pid for _, pid in wait_for(children, what=f"the ranks of {job}")]
+
+
+def processes() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return 0
+
+
+def rank_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").rsplit("\0", 1)[1])
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[GangJobs]:
+    with running_stack(machine=TWO_DEVICES, HEADROOM_DEVICES="2") as stack:
+        yield GangJobs(stack)
+        print(stack.logs())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(jobs: GangJobs) -> dict[str, Any]:
+    """The end of a run that nobody disturbed."""
+    job = jobs.start_on_two()
+    row = jobs.wait_for_end(job)
+    assert row["state"] == "succeeded", f"{row}\n{jobs.log(job)}"
+    assert jobs.steps(job) == list(range(1, NUM_STEPS + 1))
+    (attempt,) = jobs.attempts(job)
+    assert attempt["devices"] == [0, 1]
+    assert len(attempt["measured"]["rank_peak_bytes"]) == 2
+    assert attempt["measured"]["device_peak_bytes"] == max(attempt["measured"]["rank_peak_bytes"])
+    return row
+
+
+def test_a_killed_rank_costs_nothing_but_time_and_leaves_no_process(jobs: GangJobs, undisturbed: Any) -> None:
+    job = jobs.start_on_two()
+    leader = jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
+    ranks = jobs.ranks(job, leader)
+    os.kill(ranks[1], signal.SIGKILL)
+    wait_for(lambda: not any(map(is_alive, [leader, *ranks])), what="the end of all processes", timeout_s=10)
+    assert_same_end(jobs, job, undisturbed)
+    first, second = jobs.attempts(job)
+    assert (first["outcome"], first["exit_code"]) == ("worker_lost", -signal.SIGKILL)
+    assert second["resumed_from_step"] >= CHECKPOINT_EVERY
+
+
+def test_a_pause_stops_both_at_one_step_and_a_lost_leader_takes_both_along(jobs: GangJobs, undisturbed: Any) -> None:
+    job = jobs.start_on_two()
+    jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
+    jobs.stack.ask("pause", job=job)
+    jobs.wait_for_event(job, "requeued")
+    jobs.stack.ask("resume", job=job)
+    wait_for(lambda: jobs.attempts(job)[-1]["pid"] and len(jobs.attempts(job)) == 2, what="a second attempt", timeout_s=60)
+    leader = jobs.attempts(job)[-1]["pid"]
+    ranks = jobs.ranks(job, leader)
+    os.kill(leader, signal.SIGKILL)
+    wait_for(lambda: not any(map(is_alive, ranks)), what="the end of both ranks", timeout_s=10)
+    assert_same_end(jobs, job, undisturbed)
+    assert [attempt["outcome"] for attempt in jobs.attempts(job)] == ["paused", "worker_lost", "succeeded"]
+
+
+def test_a_rank_without_room_fails_the_job_by_name(jobs: GangJobs) -> None:
+    plan = {**PLAN, "batch": {"micro_batch_size": 2, "accumulation_steps": 1}, "layout": LAYOUT}
+    job = jobs.stack.ask(
+        "create_job", model=jobs.model, dataset=jobs.dataset, workload=WORKLOAD, plan=plan, budget_bytes=8 << 20, kind="train"
+    )
+    row = jobs.wait_for_end(job)
+    assert (row["state"], row["reason"]) == ("failed", "out_of_device_memory")
+    assert row["error"]["fields"]["num_ranks"] == 2
+    assert row["error"]["message"].startswith(f"rank {row['error']['fields']['rank']} of 2, on cpu: ")
