@@ -45,6 +45,13 @@ _HOST_SHARE: Final = 0.5
 """Copies through the host cross the link twice and the host's memory, each at about half the link's rate."""
 ASSUMED_LOOPBACK_BYTES_PER_S: Final = 1.0e9
 """Assumed of processes on one machine that exchange over its loopback interface, one thread each."""
+LOOPBACK: Final = PeerLink(
+    kind="loopback",
+    bytes_per_s=ASSUMED_LOOPBACK_BYTES_PER_S,
+    latency_s=_LATENCIES_S["loopback"],
+    source="table",
+)
+"""Assumed where nothing was measured; what ranks agree on as numbers goes over it on cards, too."""
 _GEFORCE: Final = ("GTX", "RTX 2", "RTX 3", "RTX 4", "RTX 5", "TITAN")
 
 
@@ -78,12 +85,7 @@ def assumed_link(machine: Machine) -> PeerLink:
     if machine.peers is not None:
         return machine.peers
     if machine.device.kind == "cpu":
-        return PeerLink(
-            kind="loopback",
-            bytes_per_s=ASSUMED_LOOPBACK_BYTES_PER_S,
-            latency_s=_LATENCIES_S["loopback"],
-            source="table",
-        )
+        return LOOPBACK
     slowest = min(machine.rates.device_to_host_bytes_per_s, machine.rates.host_to_device_bytes_per_s)
     return _link("host", slowest * _HOST_SHARE)
 

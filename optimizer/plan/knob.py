@@ -18,6 +18,7 @@ Group = Literal[
     "Batch and loss",
     "Gradients, optimizer state and weights",
     "Number formats",
+    "Several devices",
     "Keys and values of generations",
     "Places",
 ]
@@ -44,6 +45,8 @@ class TechniqueDeclaration:
     """Sentence of a plan's explanation where it is used, if that depends on nothing else in the plan."""
     lowers: tuple[Category, ...] = ()
     """The categories of memory that it makes smaller, where a page offers it as their lever."""
+    num_devices: int = 1
+    """Fewest devices of a machine on which a plan can use it; forms for fewer leave it out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +105,8 @@ class Knob:
     """By value, other knobs' values that it cannot do without; a change to it makes these changes too."""
     matters_where: tuple[Condition, ...] = ()
     """All must hold for the knob to decide anything."""
+    num_devices: int = 1
+    """Fewest devices of a machine on which it decides anything; forms for fewer leave it out."""
     training: Face | None = None
     """None where plans of training do not have it."""
     generation: Face | None = None

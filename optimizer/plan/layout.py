@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from optimizer.base.errors import InvalidPlan
+from optimizer.plan.knob import Face, Knob, TechniqueDeclaration, Use, differs, equals, exceeds
 
 DataParallel = Literal["replicated", "zero1", "zero2"]
 MAX_DEVICES: Final = 64
@@ -56,4 +57,65 @@ class DeviceLayout:
         return self.data == "zero2"
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayoutPins:
+    """Decisions of ``DeviceLayout`` that are made beforehand; None leaves one free."""
+
+    num_devices: int | None = None
+    data: DataParallel | None = None
+
+
+ONE_DEVICE: Final = DeviceLayout()
 DATA_PARALLEL: Final[tuple[DataParallel, ...]] = get_args(DataParallel)
+_GROUP: Final = "Several devices"
+TECHNIQUES: Final = (
+    TechniqueDeclaration(
+        name="data_parallel",
+        label="share the batch among devices",
+        sentence="Gives each device of one machine a part of the batch and sums their gradients, which crosses the link between "
+        "them.",
+        group=_GROUP,
+        num_devices=2,
+    ),
+    TechniqueDeclaration(
+        name="shard_state",
+        label="optimizer state shared out (ZeRO-1)",
+        sentence="Gives each trained tensor one device that keeps its optimizer state, updates it and sends the others its new "
+        "weights.",
+        group=_GROUP,
+        lowers=("optimizer_state",),
+        num_devices=2,
+    ),
+    TechniqueDeclaration(
+        name="shard_gradients",
+        label="gradients shared out (ZeRO-2)",
+        sentence="Sums each gradient on the device that updates its tensor, after every micro-batch; the others let theirs go.",
+        group=_GROUP,
+        lowers=("gradients",),
+        num_devices=2,
+    ),
+)
+KNOBS: Final = (
+    Knob(
+        path="layout.num_devices",
+        plain=1,
+        uses=(Use(technique="data_parallel", asks=exceeds(1)),),
+        num_devices=2,
+        training=Face(label="Devices", help="of one machine, each with a part of the batch"),
+    ),
+    Knob(
+        path="layout.data",
+        plain="replicated",
+        words={
+            "replicated": "all on each device",
+            "zero1": "optimizer state shared out (ZeRO-1)",
+            "zero2": "optimizer state and gradients shared out (ZeRO-2)",
+        },
+        uses=(
+            Use(technique="shard_gradients", asks=equals("zero2")),
+            Use(technique="shard_state", asks=differs("replicated")),
+        ),
+        num_devices=2,
+        training=Face(label="State on several devices"),
+    ),
+)

@@ -11,6 +11,7 @@ from optimizer.plan import (
     batch,
     gradients,
     kv_cache,
+    layout,
     logits_and_loss,
     optimizer_state,
     weights,
@@ -35,6 +36,9 @@ Technique = Literal[
     "autocast",
     "8bit_optimizer",
     "quantize_frozen",
+    "data_parallel",
+    "shard_state",
+    "shard_gradients",
     "offload_kv",
     "host_attention",
     "quantize_kv",
@@ -61,6 +65,7 @@ _PLACES: Final = (
 KNOBS: Final[dict[str, Knob]] = {
     knob.path: knob
     for declared in (
+        layout.KNOBS,
         batch.KNOBS,
         batch.GENERATION_KNOBS,
         weights.KNOBS,
@@ -83,6 +88,7 @@ _DECLARED: Final[dict[str, TechniqueDeclaration]] = {
         gradients.TECHNIQUES,
         optimizer_state.TECHNIQUES,
         weights.TECHNIQUES,
+        layout.TECHNIQUES,
         kv_cache.TECHNIQUES,
         _PLACES,
     )
@@ -103,9 +109,13 @@ TECHNIQUE_GROUPS: Final[tuple[tuple[Group, tuple[Technique, ...]], ...]] = tuple
 )
 
 
-def techniques_for(work: Work) -> tuple[Technique, ...]:
-    """Techniques that plans of this kind of work can use, and that their search tries."""
-    return tuple(name for name, declared in DECLARATIONS.items() if work in declared.searches)
+def techniques_for(work: Work, *, num_devices: int = 1) -> tuple[Technique, ...]:
+    """Techniques that plans of this kind of work can use on so many devices, and that their search tries."""
+    return tuple(
+        name
+        for name, declared in DECLARATIONS.items()
+        if work in declared.searches and declared.num_devices <= num_devices
+    )
 
 
 def techniques_that_lower() -> dict[Category, tuple[Technique, ...]]:
@@ -117,9 +127,11 @@ def techniques_that_lower() -> dict[Category, tuple[Technique, ...]]:
     }
 
 
-def knobs_of(work: Work) -> tuple[Knob, ...]:
-    """The knobs of this kind of work's plans, in their order."""
-    return tuple(knob for knob in KNOBS.values() if getattr(knob, work) is not None)
+def knobs_of(work: Work, *, num_devices: int = 1) -> tuple[Knob, ...]:
+    """The knobs that decide something in this kind of work's plans on so many devices, in their order."""
+    return tuple(
+        knob for knob in KNOBS.values() if getattr(knob, work) is not None and knob.num_devices <= num_devices
+    )
 
 
 def is_idle(path: str, plan: Any) -> bool:
@@ -134,7 +146,7 @@ _Question = tuple[Callable[[Any], Any], Asks]
 def _list_ways(work: Work) -> "tuple[tuple[Technique, tuple[tuple[_Question, ...], ...]], ...]":
     """By technique, the ways in which a plan can use it: questions that must all be answered with yes."""
     ways: dict[Technique, list[tuple[_Question, ...]]] = {}
-    for knob in knobs_of(work):
+    for knob in knobs_of(work, num_devices=layout.MAX_DEVICES):
         conditions = tuple((attrgetter(condition.path), condition.holds) for condition in knob.matters_where)
         for use in knob.uses:
             ways.setdefault(cast(Technique, use.technique), []).append(((attrgetter(knob.path), use.asks), *conditions))

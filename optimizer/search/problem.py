@@ -18,6 +18,7 @@ from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsChoice, GradientsPlan
+from optimizer.plan.layout import ONE_DEVICE, DeviceLayout
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
 from optimizer.plan.pins.training import Pins
@@ -72,10 +73,12 @@ class OuterPlan:
     compress: Compression = "none"
     """Compression of offloaded blocks; a plan without any is written down without compression."""
     expandable_segments: bool = False
+    layout: DeviceLayout = ONE_DEVICE
 
     def plan(self, per_block: tuple[BlockChoice, ...]) -> Plan:
         activations = ActivationsPlan(per_block=per_block, compress=self.compress)
         return Plan(
+            layout=self.layout,
             batch=BatchPlan(micro_batch_size=self.micro_batch_size, accumulation_steps=self.accumulation_steps),
             weights=WeightsPlan(
                 dtype=self.dtype,
@@ -99,11 +102,11 @@ class OuterPlan:
     @classmethod
     def of(cls, plan: Plan) -> "OuterPlan":
         """Read what a plan decides outside its blocks."""
-        return cls(**{name: get(plan) for name, get in _GETTERS})
+        return cls(layout=plan.layout, **{name: get(plan) for name, get in _GETTERS})
 
     @property
     def base(self) -> "OuterPlan":
-        """Its micro-batch and representation alone."""
+        """Its devices, micro-batch and representation alone."""
         return OuterPlan(
             micro_batch_size=self.micro_batch_size,
             accumulation_steps=self.accumulation_steps,
@@ -112,6 +115,7 @@ class OuterPlan:
             autocast=self.autocast,
             frozen=self.frozen,
             bits=self.bits,
+            layout=self.layout,
         )
 
 
@@ -136,6 +140,9 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
 
     num_blocks: int
     workload: TrainingWorkload
+    """The part of the work that each rank of the layout does: all of it on one device."""
+    layout: DeviceLayout = ONE_DEVICE
+    """The devices of every plan; ``questions/layouts.py`` searches several."""
     has_sparse_gradients: bool = False
     """A fact of the model (``Plan.find_conflict``), as are the next two."""
     has_plain_head: bool = True
@@ -217,6 +224,13 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
         }
         return {name: value for name, value in pinned.items() if value is not None}
 
+    @cached_property
+    def whole_workload(self) -> TrainingWorkload:
+        """The work of all ranks."""
+        if self.layout.num_devices == 1:
+            return self.workload
+        return replace(self.workload, global_batch_size=self.workload.global_batch_size * self.layout.num_devices)
+
     def permits(self, plan: Plan) -> bool:
         """Report whether every technique of the plan is allowed, all together can be carried out, and every pin is kept."""
         if self.micro_batch_size not in (None, plan.batch.micro_batch_size) or self.goal.pins.broken_by(plan):
@@ -237,7 +251,7 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
         """Raise InvalidPlan where the plan suits neither this workload nor this model."""
         plan.check(
             num_blocks=self.num_blocks,
-            workload=self.workload,
+            workload=self.whole_workload,
             has_sparse_gradients=self.has_sparse_gradients,
             has_plain_head=self.has_plain_head,
             clamps_fp16=self.clamps_fp16,
@@ -278,7 +292,13 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
         if self.micro_batch_size is not None:
             sizes = [size for size in sizes if size == self.micro_batch_size]
         found = [
-            replace(representation, micro_batch_size=size, accumulation_steps=total // size, **self.pinned_levers)
+            replace(
+                representation,
+                micro_batch_size=size,
+                accumulation_steps=total // size,
+                layout=self.layout,
+                **self.pinned_levers,
+            )
             for representation in _REPRESENTATIONS
             for size in sizes
         ]

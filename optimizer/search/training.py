@@ -10,12 +10,14 @@ from optimizer.estimate.card.training_memory import add_memory
 from optimizer.estimate.job.shortfalls import Shortfall, raise_prediction, shortfall_on
 from optimizer.estimate.job.stages import list_stages
 from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.step.ranks import RankPart, find_part
 from optimizer.estimate.step.setting import lay_out
 from optimizer.estimate.training import estimate_training
 from optimizer.goal import Goal
 from optimizer.hardware.calibration import calibrated_machine
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import BlockChoice
+from optimizer.plan.layout import ONE_DEVICE, DeviceLayout
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.arrangements import keep_everything
@@ -32,8 +34,13 @@ def training_problem(
     goal: Goal,
     machine: Machine,
     calibration: Mapping[str, Any] | None = None,
+    layout: DeviceLayout = ONE_DEVICE,
 ) -> SearchProblem:
-    """The problem with the estimator bound as its price; for callers that want the baselines alone."""
+    """The problem with the estimator bound as its price; for callers that want the baselines alone.
+
+    layout: the devices of every plan. Raises InvalidPlan for more than the machine has, InvalidWorkload where the batch cannot be
+    dealt out to them.
+    """
 
     def price(plan: Plan) -> Prediction:
         return estimate_training(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
@@ -42,19 +49,23 @@ def training_problem(
         return add_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
 
     calibrated = calibrated_machine(machine, calibration)
+    part = find_part(workload, calibrated, layout)
+    budgets = [goal.host_budget_bytes, goal.disk_budget_bytes]
+    host_bytes, disk_bytes = (None if size is None else size // layout.num_devices for size in budgets)
 
     def audit(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
         return audit_plan(profile, plan=plan, prediction=prediction, workload=workload, machine=calibrated)
 
     return SearchProblem(
         num_blocks=profile.num_blocks,
-        workload=workload,
+        workload=part.workload,
+        layout=layout,
         goal=goal,
-        **budgets_elsewhere(machine, host_bytes=goal.host_budget_bytes, disk_bytes=goal.disk_budget_bytes),
+        **budgets_elsewhere(part.machine, host_bytes=host_bytes, disk_bytes=disk_bytes),
         price=price,
         detail=detail,
         audit=audit,
-        relax=_Relax(profile=profile, workload=workload, machine=calibrated),
+        relax=_Relax(profile=profile, part=part),
         unavailable=list_unavailable(machine),
         representations=list_representations(profile.regimes, machine),
         has_sparse_gradients=profile.has_sparse_gradients,
@@ -74,8 +85,9 @@ def with_shortfalls(
 
     def price(plan: Plan) -> Prediction:
         found = problem.price(plan)
-        laid = lay_out(profile, plan=plan, workload=problem.workload, machine=machine)
-        stages = list_stages(found, profile, laid, plan=plan, workload=problem.workload, machine=machine)
+        workload = problem.whole_workload
+        laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
+        stages = list_stages(found, profile, laid, plan=plan, workload=workload, machine=machine)
         return raise_prediction(found, stages, shortfalls)
 
     return replace(
@@ -91,8 +103,7 @@ class _Relax:
     """The estimator's lower bounds, as the solver asks for them."""
 
     profile: Profile
-    workload: TrainingWorkload
-    machine: Machine
+    part: RankPart
 
     _known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
     """Other budgets ask for the same."""
@@ -101,7 +112,7 @@ class _Relax:
         key = ("base", base)
         if key not in self._known:
             self._known[key] = least_compute_ms(
-                self.profile, plan=self._plan(base), workload=self.workload, machine=self.machine
+                self.profile, plan=self._plan(base), workload=self.part.workload, machine=self.part.machine
             )
         found: float = self._known[key]
         return found
@@ -114,8 +125,9 @@ class _Relax:
             self._known[key] = relax(
                 self.profile,
                 plan=self._plan(setting),
-                workload=self.workload,
-                machine=self.machine,
+                workload=self.part.workload,
+                machine=self.part.machine,
+                network=self.part.network,
                 forms=forms,
                 chunk_counts=chunk_counts,
                 state_is_free=state_is_free,
@@ -125,7 +137,7 @@ class _Relax:
 
     def kinds(self, base: OuterPlan, *, choices: tuple[BlockChoice, ...]) -> tuple[int, ...]:
         return list_kinds(
-            self.profile, plan=self._plan(base), workload=self.workload, machine=self.machine, choices=choices
+            self.profile, plan=self._plan(base), workload=self.part.workload, machine=self.part.machine, choices=choices
         )
 
     def _plan(self, setting: OuterPlan) -> Plan:

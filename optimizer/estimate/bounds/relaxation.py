@@ -24,17 +24,26 @@ from optimizer.estimate.bounds.relaxed_outside import RelaxedOutside, list_relax
 from optimizer.estimate.bounds.relaxed_time import MicroBatchTimes, Update, sums_on_cpu, sums_on_cuda
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
 from optimizer.estimate.categories.gradients import estimate_gradient_bytes
+from optimizer.estimate.categories.network import Network
 from optimizer.estimate.categories.optimizer_state import estimate_state, estimate_update_ms
 from optimizer.estimate.categories.tensors import list_tensors
 from optimizer.estimate.categories.weights import estimate_weight_bytes, list_streamed_bytes, list_streamed_tensors
 from optimizer.estimate.memo import Table
 from optimizer.estimate.prediction import MEMORY_MARGIN
 from optimizer.estimate.shape.compiled import compile_shape
+from optimizer.estimate.step.exchange import GradientExchange
 from optimizer.estimate.step.part_prices import PartPrices
 from optimizer.estimate.step.streaming import sum_weights_ms
-from optimizer.estimate.step.update import UpdateTime, begins_in_backward, list_update_times, more_for_leaving_ms
+from optimizer.estimate.step.update import (
+    UpdateExchange,
+    UpdateTime,
+    begins_in_backward,
+    list_update_times,
+    more_for_leaving_ms,
+)
 from optimizer.estimate.tasks.change import PartName
 from optimizer.estimate.tasks.moments import moments_of
+from optimizer.formats.ownership import fullest_rank
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
@@ -82,13 +91,14 @@ def relax(
     forms: Sequence[Form],
     chunk_counts: Sequence[int],
     state_is_free: bool,
+    network: Network | None = None,
 ) -> Relaxation:
-    """Relax a setting's plans.
+    """Relax a setting's plans. workload, machine, network: a rank's part of them; of the rank that updates most.
 
     plan: of which blocks, chunks and blocks fetched ahead are not looked at. state_is_free: any share of the state may leave.
     Raises as ``estimate_training`` does.
     """
-    return _Relaxer(profile, plan, workload, machine, forms=tuple(forms), chunk_counts=chunk_counts).relax(
+    return _Relaxer(profile, plan, workload, machine, forms=tuple(forms), chunk_counts=chunk_counts, network=network).relax(
         state_is_free=state_is_free
     )
 
@@ -118,16 +128,24 @@ class _Relaxer:
         *,
         forms: tuple[Form, ...],
         chunk_counts: Sequence[int],
+        network: Network | None = None,
     ) -> None:
         self._profile, self._plan, self._workload, self._machine = profile, plan, workload, machine
         self._compiled = compile_shape(profile, plan.weights, (plan.batch.micro_batch_size, workload.sequence_length))
-        self._tensors = list_tensors(profile)
+        self._network, self._trained, layout = network, list_tensors(profile), plan.layout
+        rank = fullest_rank(self._trained.num_elements, num_ranks=layout.num_devices) if layout.shares_state else 0
+        self._tensors = self._trained.updated_by(rank, layout)
+        self._rank = rank
+        self._drops = layout.shares_state and plan.gradients.choice == "keep"
+        """Some gradients go as soon as they are complete; below all of them do, and what stays for sure is added."""
         self._num_later = plan.batch.accumulation_steps - 1
         self._state = estimate_state(self._tensors, plan, workload=workload, device_kind=machine.device.kind)
         self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=workload.adapter is None)
         self._input_bytes = estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
         moments = moments_of(self._tensors.sizes, bits=plan.optimizer_state.bits, kept=workload.kept_state)
-        prices = PartPrices.find(self._compiled, plan=plan, machine=machine, moments=moments)
+        prices = PartPrices.find(
+            self._compiled, plan=plan, machine=machine, moments=moments, drops_all=self._drops
+        )
         self._blocks = _BLOCKS.obtain(self._compiled, (prices, forms), lambda: list_relaxed_blocks(prices, forms))
         self._outside = [self._relax_outside(prices, forms, count) for count in chunk_counts]
         self._templates = list(self._compiled.regime.block_templates)
@@ -217,7 +235,19 @@ class _Relaxer:
     def _before_last(self, outside: RelaxedOutside) -> Numbers:
         """Bytes that earlier micro-batches have left for the last one: gradients, and inputs where they stay."""
         inputs_bytes = self._num_later * self._input_bytes if inputs_pile_up(self._machine.device) else 0
+        if self._drops:
+            return outside.gradients + (inputs_bytes + self._kept_bytes())
         return outside.gradients + (inputs_bytes + float(self._blocks.gradients.min(axis=1)[self._templates].sum()))
+
+    def _kept_bytes(self) -> int:
+        """Bytes of gradients from earlier micro-batches that this rank still has when the last block's backward ends in the last:
+        of the tensors that it updates, or, where they go in the last alone, of those that come after it in backward.
+        """
+        tensors, size = self._trained, self._plan.weights.bytes_per_element
+        if self._plan.layout.reduces_each_micro_batch:
+            return size * self._tensors.total_elements
+        behind = zip(tensors.num_elements, tensors.blocks, strict=True)
+        return size * sum(number for number, block in behind if block < tensors.num_blocks - 1)
 
     def _end_bytes(self, outside: RelaxedOutside) -> float:
         """Bytes at the highest point of the first block's backward in the first micro-batch."""
@@ -279,7 +309,24 @@ class _Relaxer:
             is_free=state_is_free,
             behind_ms=self._behind_ms(state_is_free=state_is_free),
             last_ms=last_ms if begins_in_backward(plan, workload) else None,
+            **self._exchanges_ms(),
         )
+
+    def _exchanges_ms(self) -> dict[str, float]:
+        """Time of what ranks exchange, as ``Update`` has it."""
+        plan, network, kind = self._plan, self._network, self._machine.device.kind
+        after = UpdateExchange.of(self._trained, network=network, plan=plan, device_kind=kind)
+        if network is None or after is None:
+            return {}
+        found = GradientExchange.of(
+            self._compiled, self._trained, plan=plan, network=network, device_kind=kind, rank=self._rank
+        )
+        times = plan.batch.accumulation_steps if found.in_each_micro_batch else 1
+        return {
+            "held_up_ms": times * found.held_up_ms,
+            "beside_ms": found.beside_ms,
+            "after_ms": after.agreement_ms + after.broadcast_ms,
+        }
 
     @cached_property
     def _update_times(self) -> tuple[UpdateTime, UpdateTime | None]:

@@ -74,6 +74,10 @@ class Update:
     behind_ms: tuple[float, float]
     """Milliseconds of forward that come after all updates on the host, and how much less of it where all of the state
     leaves."""
+    held_up_ms: float = 0.0
+    """Milliseconds for which compute waits for other ranks in backward, and the next two: beside backward, and after it."""
+    beside_ms: float = 0.0
+    after_ms: float = 0.0
     last_ms: float | None
     """Most time before the end of backward at which the host's updates begin, where they begin during it; None where
     they follow it."""
@@ -98,7 +102,8 @@ def sums_on_cpu(inside: MicroBatchTimes, around: MicroBatchTimes, update: Update
 
     update_ms = float(update.lanes[own].sum())
     leaving_ms = update_ms - float(update.lanes[_COMPUTE]) - update.whole_ms if update.is_free else 0.0
-    rows = [(serial_ms(inside), serial_ms(around) + update_ms - leaving_ms, leaving_ms)]
+    exchange_ms = update.held_up_ms + update.after_ms
+    rows = [(serial_ms(inside), serial_ms(around) + update_ms - leaving_ms + exchange_ms, leaving_ms)]
     rows += [(inside.all_ms(lane), around.all_ms(lane), 0.0) for lane in _BESIDE_CPU]
     return rows
 
@@ -107,7 +112,7 @@ def sums_on_cuda(inside: MicroBatchTimes, around: MicroBatchTimes, update: Updat
     """A step is forward of the first micro-batch, the rest, clipping and the update. In that order: forward waits for the host's
     updates of the step before; what comes back to blocks comes after forward; gradients have left before clipping."""
     leaving_ms = -update.whole_ms - update.fetched_ms if update.is_free else 0.0
-    tail_ms = float(update.lanes[_COMPUTE]) + update.whole_ms + update.fetched_ms
+    tail_ms = float(update.lanes[_COMPUTE]) + update.whole_ms + update.fetched_ms + update.after_ms
     forwards = [(inside.forward_ms(_COMPUTE), around.forward_ms(_COMPUTE), tail_ms, leaving_ms)]
     if update.is_away:
         behind_ms, less_ms = update.behind_ms
@@ -119,7 +124,7 @@ def sums_on_cuda(inside: MicroBatchTimes, around: MicroBatchTimes, update: Updat
         else:
             forwards.append((none, head_ms, after_ms + update.host_ms, 0.0))
     rests = [
-        (inside.rest_ms(_COMPUTE), around.rest_ms(_COMPUTE)),
+        (inside.rest_ms(_COMPUTE), around.rest_ms(_COMPUTE) + update.held_up_ms),
         (inside.link_ms(after_forward=True), around.link_ms(after_forward=True)),
         (inside.gradients_ms(_HOST) + inside.skipped_ms(), around.gradients_ms(_HOST) + around.skipped_ms()),
     ]
@@ -130,4 +135,7 @@ def sums_on_cuda(inside: MicroBatchTimes, around: MicroBatchTimes, update: Updat
     ]
     alone = [(inside.link_ms(after_forward=False), around.link_ms(after_forward=False))]
     alone += [(inside.all_ms(lane), around.all_ms(lane)) for lane in (_DISK, _NETWORK)]
+    if update.beside_ms:
+        # No gradient is sent before the last micro-batch's forward has ended.
+        alone.append((inside.forward_ms(_COMPUTE), around.forward_ms(_COMPUTE) + update.beside_ms))
     return [*rows, *((block_ms, fixed + tail_ms, leaving_ms) for block_ms, fixed in alone)]

@@ -59,13 +59,18 @@ def estimate_gradient_bytes(tensors: TensorList, plan: Plan, *, device_kind: str
     return GradientBytes(host=tensors.total_elements * size + staging_bytes + norms_bytes)
 
 
-def estimate_clip_bytes(tensors: TensorList, plan: Plan, *, clips: bool) -> int:
+def estimate_clip_bytes(tensors: TensorList, plan: Plan, *, clips: bool, num_shared: int = 0) -> int:
     """Scratch of the global norm, where the gradients are. Kept ones: a fp32 norm per tensor, and the same again stacked; then
     a few numbers.
+
+    num_shared: tensors whose norms ranks exchange, 0 on one device; each makes a row of all of them, by which the stack goes.
     """
     num_scalars = 4 if clips else 2
-    norms_bytes = 2 * _NORM_BYTES * len(tensors.sizes) if plan.gradients.choice == "keep" else 0
-    return norms_bytes + num_scalars * _SCALAR_BYTES
+    norms_bytes = _NORM_BYTES * len(tensors.sizes) if plan.gradients.choice == "keep" else 0
+    shared_bytes, scalars_bytes = _NORM_BYTES * num_shared, num_scalars * _SCALAR_BYTES
+    if not num_shared:
+        return 2 * norms_bytes + scalars_bytes
+    return norms_bytes + shared_bytes + max(norms_bytes, scalars_bytes)
 
 
 def estimate_rows_bytes(tensors: TensorList, *, num_tokens: int) -> int:

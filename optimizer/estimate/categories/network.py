@@ -16,17 +16,18 @@ Not modelled: NCCL's trees for small messages, and exchanges of ranks that are n
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from optimizer.hardware.machine import Machine, PeerLink
-from optimizer.hardware.peers import assumed_link
+from optimizer.hardware.peers import LOOPBACK, assumed_link
 from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.plan import Plan
 
 Collective = Literal["all_reduce", "reduce", "broadcast"]
 Backend = Literal["nccl", "gloo"]
-_NORM_BYTES: Final = 4
+_NUMBER_BYTES: Final = 8
+"""Numbers on which ranks agree are float64; each rank sends a table with a row for every rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +90,13 @@ def overlaps(plan: Plan, *, device_kind: str) -> bool:
     return device_kind == "cuda" and plan.gradients.choice == "keep" and not plan.layout.shares_state
 
 
-def norms_ms(network: Network, num_tensors: int) -> float:
-    """Milliseconds in which ranks that own different tensors exchange the norms of all gradients."""
-    return network.sum_ms("all_reduce", [_NORM_BYTES * num_tensors])
+def agreement_ms(network: Network, num_tensors: int) -> float:
+    """Milliseconds in which ranks exchange, over the host, what they must agree on: labels, losses and the norms of gradients."""
+    table_bytes = _NUMBER_BYTES * network.num_ranks * num_tensors
+    return replace(network, backend="gloo", link=LOOPBACK).sum_ms("all_reduce", [0, 0, table_bytes])
 
 
-def estimate_sent_bytes(network: Network, num_elements: Sequence[int], plan: Plan, *, clips: bool) -> int:
+def estimate_sent_bytes(network: Network, num_elements: Sequence[int], plan: Plan) -> int:
     """Bytes that a rank sends in a step, the mean of all of them. num_elements: of every trained tensor."""
     layout, size = plan.layout, plan.weights.bytes_per_element
     times = plan.batch.accumulation_steps if reduces_each_micro_batch(plan) else 1
@@ -102,5 +104,5 @@ def estimate_sent_bytes(network: Network, num_elements: Sequence[int], plan: Pla
     sent = times * network.sent_bytes(gradient_collective(layout), total_bytes)
     if layout.shares_state:
         sent += network.sent_bytes("broadcast", total_bytes)
-        sent += network.sent_bytes("all_reduce", _NORM_BYTES * len(num_elements)) * clips
+    sent += network.sent_bytes("all_reduce", _NUMBER_BYTES * network.num_ranks * len(num_elements))
     return round(sent)

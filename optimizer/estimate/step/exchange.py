@@ -51,7 +51,6 @@ class GradientExchange:
         network: Network,
         device_kind: str,
         rank: int,
-        clips: bool,
     ) -> "GradientExchange":
         """tensors: all that are trained."""
         layout = plan.layout
@@ -63,8 +62,18 @@ class GradientExchange:
             others=others,
             in_each_micro_batch=reduces_each_micro_batch(plan),
             tasks=_list_tasks(compiled, tensors, plan=plan, network=network, device_kind=device_kind),
-            sent_bytes=estimate_sent_bytes(network, tensors.num_elements, plan, clips=clips),
+            sent_bytes=estimate_sent_bytes(network, tensors.num_elements, plan),
         )
+
+    @property
+    def held_up_ms(self) -> float:
+        """Milliseconds for which compute waits in each micro-batch that exchanges."""
+        return sum(task.time.network_ms for task in self.tasks.values() if task.arrives)
+
+    @property
+    def beside_ms(self) -> float:
+        """Milliseconds on the network beside backward."""
+        return sum(task.time.network_ms for task in self.tasks.values() if task.leaves)
 
     def in_turn(self, behind: Sequence[Task], blocks: Sequence[Task], *, tasks_per_block: int) -> Iterator[Task]:
         """Backward with the exchanges. behind: of the head and of what is before it; blocks: last to first."""

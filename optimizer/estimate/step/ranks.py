@@ -1,4 +1,4 @@
-"""A rank's part of the work and the machine, made once for each machine: prices of hundreds of plans ask for the same. Torch-free."""
+"""A rank's part of the work and the machine, kept for each machine: prices of hundreds of plans ask for it. Torch-free."""
 
 import weakref
 from dataclasses import dataclass

@@ -151,7 +151,6 @@ def _make_setting(
             network=network,
             device_kind=device_kind,
             rank=rank,
-            clips=workload.max_grad_norm is not None,
         )
     after = UpdateExchange.of(trained, network=network, plan=plan, device_kind=device_kind)
     state = estimate_state(tensors, plan, workload=workload, device_kind=machine.device.kind)

@@ -21,7 +21,7 @@ from optimizer.estimate.categories.gradients import (
     estimate_rows_update_bytes,
     gradient_python_s,
 )
-from optimizer.estimate.categories.network import Network, norms_ms, overlaps
+from optimizer.estimate.categories.network import Network, agreement_ms, overlaps
 from optimizer.estimate.categories.optimizer_state import (
     Rows,
     StateCosts,
@@ -31,6 +31,7 @@ from optimizer.estimate.categories.optimizer_state import (
 )
 from optimizer.estimate.categories.stores import STORE_LANES, STORE_LINKS, read_ms, write_ms
 from optimizer.estimate.categories.tensors import TensorList
+from optimizer.estimate.memo import Table
 from optimizer.estimate.tasks.change import Change, Move
 from optimizer.estimate.tasks.parts import PartTime, sum_device_rows
 from optimizer.estimate.tasks.tasks import NO_TIME, Task, add_legs, as_moves, moved_bytes, risen_bytes, single
@@ -101,9 +102,12 @@ def list_update_tasks(
     exchange = exchange or NO_EXCHANGE
     clip, update = list_update_times(tensors, state, plan=plan, workload=workload, machine=machine)
     if exchange.broadcast_ms and update is not None:
-        update = _finished_before(update)
-    yield from _exchange_task("norm exchange", exchange.norms_ms)
-    scratch_bytes = estimate_clip_bytes(tensors, plan, clips=workload.max_grad_norm is not None)
+        # New weights are sent when the host has made them.
+        update = replace(update, arrives=(*clip.begins, *update.begins, *update.arrives), begins=())
+    yield from _exchange_task("norm exchange", exchange.agreement_ms)
+    scratch_bytes = estimate_clip_bytes(
+        tensors, plan, clips=workload.max_grad_norm is not None, num_shared=exchange.num_tensors
+    )
     is_on_host = plan.gradients.choice == "host"
     # Rows of sparse gradients are joined and summed into new ones.
     rows_bytes = estimate_rows_bytes(tensors, num_tokens=workload.tokens_per_step)
@@ -147,7 +151,9 @@ def list_update_tasks(
 class UpdateExchange:
     """What ranks exchange once a step beside gradients."""
 
-    norms_ms: float = 0.0
+    num_tensors: int = 0
+    """Trained tensors whose norms each rank gets to know; 0 on one device."""
+    agreement_ms: float = 0.0
     broadcast_ms: float = 0.0
     is_awaited: bool = False
     """True where gradients travel beside backward, so that clipping waits for them."""
@@ -157,16 +163,22 @@ class UpdateExchange:
         """tensors: all that are trained. None on one device."""
         if network is None:
             return None
-        if not plan.layout.shares_state:
-            return cls(is_awaited=overlaps(plan, device_kind=device_kind))
-        size = plan.weights.bytes_per_element
-        return cls(
-            norms_ms=norms_ms(network, len(tensors.sizes)),
-            broadcast_ms=network.sum_ms("broadcast", (size * number for number in tensors.num_elements)),
-        )
+        size, is_awaited = plan.weights.bytes_per_element, overlaps(plan, device_kind=device_kind)
+        sends = plan.layout.shares_state
+
+        def make() -> UpdateExchange:
+            return cls(
+                num_tensors=len(tensors.sizes),
+                agreement_ms=agreement_ms(network, len(tensors.sizes)),
+                broadcast_ms=network.sum_ms("broadcast", (size * number for number in tensors.num_elements)) if sends else 0.0,
+                is_awaited=is_awaited,
+            )
+
+        return _EXCHANGES.obtain(tensors, (network, size, sends, is_awaited), make)
 
 
 NO_EXCHANGE: Final = UpdateExchange()
+_EXCHANGES: Final[Table[tuple[Network, int, bool, bool], UpdateExchange]] = Table()
 
 
 def exchange_task(phase: str, name: str, exchange_ms: float, *, waits: bool = True) -> Task:
@@ -187,12 +199,6 @@ def exchange_task(phase: str, name: str, exchange_ms: float, *, waits: bool = Tr
 def _exchange_task(name: str, exchange_ms: float) -> Iterator[Task]:
     if exchange_ms:
         yield exchange_task("optimizer", name, exchange_ms)
-
-
-def _finished_before(update: "UpdateTime") -> "UpdateTime":
-    """The update whose work on the host is waited for: new weights can only then be sent."""
-    waited = tuple(replace(transfer, after_block=None) for transfer in update.begins)
-    return replace(update, arrives=(*waited, *update.arrives), begins=())
 
 
 @dataclass(frozen=True, kw_only=True)

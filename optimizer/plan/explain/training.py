@@ -63,6 +63,10 @@ class Costs(Peaks, Protocol):
     def step_ms(self) -> float: ...
     @property
     def exposed_copy_ms(self) -> float: ...
+    @property
+    def exposed_ms(self) -> Mapping[str, float]: ...
+    @property
+    def network_bytes(self) -> int: ...
 
 
 Without = Mapping[Technique, Costs]
@@ -79,6 +83,7 @@ def explain_plan(
     """
     worth = _Worth(prediction, without or {})
     sentences = [
+        *_layout_sentences(plan, prediction),
         describe_blocks(plan.activations.per_block),
         *_blocks_sentences(plan, prediction, worth),
         *_compression_sentences(plan, worth),
@@ -155,6 +160,23 @@ def _saved(num_bytes: int) -> str:
     return f"saves {format_bytes(num_bytes)} at the peak" if num_bytes > 0 else f"adds {format_bytes(-num_bytes)} to the peak"
 
 
+_SHARED_OUT: Final = {
+    "replicated": "each keeps all weights, gradients and optimizer state, and the gradients are summed",
+    "zero1": "each keeps the optimizer state of the tensors that it updates, and sends the others their new weights (ZeRO-1)",
+    "zero2": "each keeps the optimizer state and the gradients of the tensors that it updates, and sends the others their new "
+    "weights (ZeRO-2)",
+}
+
+
+def _layout_sentences(plan: Plan, prediction: Costs) -> Iterator[str]:
+    layout = plan.layout
+    if layout.num_devices > 1:
+        yield f"{layout.num_devices} devices take a part of the batch each; {_SHARED_OUT[layout.data]}"
+        sent, waits_ms = format_bytes(prediction.network_bytes), prediction.exposed_ms.get("network", 0.0)
+        waits = f"compute waits {waits_ms:.1f} ms for it" if waits_ms >= _HIDDEN_MS else "it hides behind compute"
+        yield f"each device sends {sent} to the others in a step; {waits}"
+
+
 def _blocks_sentences(plan: Plan, prediction: Costs, worth: _Worth) -> Iterator[str]:
     """Yield what rebuilding and moving are worth, each as a whole."""
     num_rebuilt, num_moved = plan.activations.count("recompute", "selective"), plan.activations.num_offloaded
@@ -180,10 +202,11 @@ def _compression_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
 
 def _batch_sentence(plan: Plan, worth: _Worth) -> str:
     batch = plan.batch
+    whole = "whole batch" if plan.layout.num_devices == 1 else "part of a device"
     if batch.accumulation_steps == 1:
-        return f"the whole batch of {batch.global_batch_size} runs at once"
+        return f"the {whole} of {batch.global_batch_size} runs at once"
     return (
-        f"the batch of {batch.global_batch_size} runs as {batch.accumulation_steps} micro-batches "
+        f"the {whole.removeprefix('whole ')} of {batch.global_batch_size} runs as {batch.accumulation_steps} micro-batches "
         f"of {batch.micro_batch_size}, whose gradients are summed{worth.clause('accumulate')}"
     )
 

@@ -14,6 +14,7 @@ from optimizer.plan.activations import ActivationsPins, BlockChoice
 from optimizer.plan.allocator import AllocatorPins
 from optimizer.plan.batch import BatchPins
 from optimizer.plan.gradients import GradientsPins
+from optimizer.plan.layout import LayoutPins
 from optimizer.plan.logits_and_loss import LogitsAndLossPins
 from optimizer.plan.optimizer_state import OptimizerStatePins
 from optimizer.plan.pins.table import PinTable, kinds_of_pins
@@ -28,6 +29,7 @@ _EVERY_BLOCK = "per_block"
 class Pins(PinTable):
     """The plan's categories and their decisions; None leaves one free."""
 
+    layout: LayoutPins = field(default_factory=LayoutPins)
     batch: BatchPins = field(default_factory=BatchPins)
     weights: WeightsPins = field(default_factory=WeightsPins)
     gradients: GradientsPins = field(default_factory=GradientsPins)

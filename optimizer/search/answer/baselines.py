@@ -51,7 +51,8 @@ def every_root(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
 
 def accumulate_all(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
     """One sequence at a time, everything kept."""
-    return OuterPlan(micro_batch_size=1, accumulation_steps=problem.workload.global_batch_size), _all(problem, "keep")
+    setting = replace(_whole_batch(problem), micro_batch_size=1, accumulation_steps=problem.workload.global_batch_size)
+    return setting, _all(problem, "keep")
 
 
 def selective_all(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
@@ -81,6 +82,7 @@ def stream_all(problem: SearchProblem) -> tuple[OuterPlan, PerBlock]:
             gradients="host",
             state_place="host",
             weights_place="host",
+            layout=problem.layout,
         )
         for size in sizes
     ]
@@ -162,7 +164,8 @@ def price_baselines(problem: SearchProblem) -> dict[str, PricedPlan]:
 
 
 def _whole_batch(problem: SearchProblem) -> OuterPlan:
-    return OuterPlan(micro_batch_size=problem.workload.global_batch_size, accumulation_steps=1)
+    size = problem.workload.global_batch_size
+    return OuterPlan(micro_batch_size=size, accumulation_steps=1, layout=problem.layout)
 
 
 def _all(problem: SearchProblem, choice: BlockChoice) -> PerBlock:

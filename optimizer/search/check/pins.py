@@ -66,7 +66,7 @@ def _homes(base: OuterPlan) -> list[OuterPlan]:
 def _contradiction(problem: SearchProblem) -> InvalidPlan:
     """Faults of plain training with the pins put into it."""
     total, pinned = problem.workload.global_batch_size, dict(problem.goal.pins.values())
-    plain = OuterPlan(micro_batch_size=total, accumulation_steps=1, **problem.pinned_levers)
+    plain = OuterPlan(micro_batch_size=total, accumulation_steps=1, layout=problem.layout, **problem.pinned_levers)
     fields: dict[str, Any] = {name: pinned[path] for path, name in _FIELDS.items() if path in pinned}
     if "micro_batch_size" in fields:
         fields.setdefault("accumulation_steps", total // fields["micro_batch_size"])

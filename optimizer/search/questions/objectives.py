@@ -246,7 +246,7 @@ def _answer(problem: SearchProblem, profile: Profile, result: SearchResult, limi
     """problem: the one that ``result`` answers."""
     return ObjectiveAnswer(
         objective=problem.goal.objective,
-        workload=problem.workload,
+        workload=problem.whole_workload,
         budget_bytes={
             "device": problem.goal.device_budget_bytes,
             "host": problem.host_budget_bytes,

@@ -29,7 +29,7 @@ def test_every_name_that_may_be_forbidden_is_declared_and_no_other() -> None:
 
 
 def test_every_decision_that_can_be_held_has_a_face_and_no_other_has() -> None:
-    assert {knob.path for knob in knobs_of("training")} == set(knob_kinds())
+    assert {knob.path for knob in knobs_of("training", num_devices=2)} == set(knob_kinds())
     assert {knob.path for knob in knobs_of("generation")} == set(generation_knobs())
 
 

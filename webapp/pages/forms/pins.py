@@ -18,9 +18,9 @@ from optimizer.plan.pins.generation_knobs import (
     written_knobs,
 )
 from optimizer.plan.pins.table import PinTable
-from optimizer.plan.pins.training import knob_kinds, list_knobs_to_pin, read_pins
+from optimizer.plan.pins.training import knob_kinds, read_pins
 from optimizer.plan.plan import Plan
-from optimizer.plan.techniques import KNOBS
+from optimizer.plan.techniques import KNOBS, knobs_of
 from webapp.pages.forms.sentences import beside_field, pin_field
 from webapp.pages.forms.work import WorkForm, all_labels, label_of
 
@@ -103,13 +103,17 @@ class Decisions:
     work: Work
 
 
+_ON_ONE_DEVICE: Final = {knob.path: knob_kinds()[knob.path] for knob in knobs_of("training")}
+"""Machines that run jobs have one device each."""
+
+
 def _write_training(plan: Plan) -> dict[str, str]:
     document = plan.to_json()
-    return {knob: _text(document[knob.partition(".")[0]][knob.partition(".")[2]]) for knob in list_knobs_to_pin()}
+    return {knob: _text(document[knob.partition(".")[0]][knob.partition(".")[2]]) for knob in _ON_ONE_DEVICE}
 
 
 TRAINING: Final = Decisions(
-    kinds=knob_kinds(),
+    kinds=_ON_ONE_DEVICE,
     write=_write_training,
     read=read_pins,
     check=lambda _, text: read_pins([text]),

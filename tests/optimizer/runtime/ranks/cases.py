@@ -1,0 +1,185 @@
+"""What ranks are asked to carry out and compared in: a model, a plan, a workload, a few steps; drawn with a fixed seed, as JSON."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from optimizer.base.errors import HeadroomError
+from optimizer.base.serialize import from_json, to_json
+from optimizer.data.batches import IGNORED_LABEL
+from optimizer.models.spec import read_model_spec
+from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.batch import BatchPlan
+from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.layout import DATA_PARALLEL, DeviceLayout
+from optimizer.plan.logits_and_loss import LogitsAndLossPlan
+from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.runtime.job.measure import make_synthetic_batches
+from optimizer.runtime.job.prepare import build_prepared
+from optimizer.runtime.step.step import MicroBatch
+from optimizer.workload import Adapter, TrainingWorkload
+
+_SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "vocab_size": 512,
+    "intermediate_size": 172,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "decoder": {"model_type": "headroom_decoder", **_SIZES, "attention_block": 8, "bos_token_id": 0, "eos_token_id": 0},
+    "tied": {"model_type": "headroom_decoder", **_SIZES, "attention_block": 8, "tie_word_embeddings": True},
+    "shared": {"model_type": "headroom_decoder", **_SIZES, "num_hidden_layers": 4, "attention_block": 8, "share_every": 2},
+}
+NUM_STEPS = 3
+SEED = 20261126
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCase:
+    """One comparison of several ranks with one device."""
+
+    model: str
+    """Key of ``MODELS``."""
+    plan: Plan
+    """For ``plan.layout.num_devices`` ranks."""
+    workload: TrainingWorkload
+    has_uneven_labels: bool = False
+    """Some labels do not count, more in one micro-batch than in the next."""
+
+    @property
+    def num_ranks(self) -> int:
+        return self.plan.layout.num_devices
+
+    @property
+    def name(self) -> str:
+        plan = self.plan
+        words = [self.model, f"{self.num_ranks}x{plan.batch.accumulation_steps}", plan.layout.data, plan.gradients.choice]
+        words += [plan.weights.dtype, f"{plan.optimizer_state.place}{plan.optimizer_state.bits}", self.workload.optimizer]
+        words += sorted(set(plan.activations.per_block))
+        return "-".join(words)
+
+    @property
+    def has_two_terms(self) -> bool:
+        """True if each sum over micro-batches is one of two numbers, which has no order."""
+        return self.num_ranks * self.plan.batch.accumulation_steps == 2
+
+    @property
+    def on_one_device(self) -> "RankCase":
+        """The same micro-batches on one device; gradients that are consumed there would be consumed too soon."""
+        batch = replace(self.plan.batch, accumulation_steps=self.plan.batch.accumulation_steps * self.num_ranks)
+        choice = "keep" if self.plan.gradients.choice == "consume" else self.plan.gradients.choice
+        gradients = GradientsPlan(choice=choice)
+        return replace(self, plan=replace(self.plan, layout=DeviceLayout(), batch=batch, gradients=gradients))
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = to_json(self)
+        return document
+
+    @classmethod
+    def from_json(cls, document: Any) -> "RankCase":
+        return from_json(cls, document, path="case")
+
+    def make_model(self) -> nn.Module:
+        spec = read_model_spec({**MODELS[self.model], "num_hidden_layers": len(self.plan.activations.per_block)})
+        return build_prepared(spec, weights=self.plan.weights, workload=self.workload, device=torch.device("cpu"))
+
+    def make_batches(self, model: nn.Module, *, step: int, rank: int = 0) -> list[MicroBatch]:
+        """The micro-batches of a rank in one step."""
+        num_mine = self.plan.batch.accumulation_steps
+        batch = replace(self.plan.batch, accumulation_steps=num_mine * self.num_ranks)
+        workload = replace(self.workload, seed=self.workload.seed + step)
+        batches = make_synthetic_batches(model, plan=replace(self.plan, batch=batch), workload=workload)
+        if self.has_uneven_labels:
+            for index, (_, labels, *_) in enumerate(batches):
+                labels[:, : 1 + (5 * index + step) % 16] = IGNORED_LABEL
+        return batches[rank * num_mine : (rank + 1) * num_mine]
+
+
+def make_case(
+    *,
+    model: str = "decoder",
+    num_ranks: int = 2,
+    data: str = "replicated",
+    accumulation_steps: int = 1,
+    gradients: str = "keep",
+    activations: Sequence[str] = ("keep", "keep", "keep"),
+    num_chunks: int = 1,
+    state: OptimizerStatePlan | None = None,
+    weights: WeightsPlan | None = None,
+    has_uneven_labels: bool = False,
+    **workload: Any,
+) -> RankCase:
+    batch = BatchPlan(micro_batch_size=2, accumulation_steps=accumulation_steps)
+    values = {"sequence_length": 32, "num_steps": NUM_STEPS, "learning_rate": 1e-3, **workload}
+    if gradients == "consume":
+        values["max_grad_norm"] = None
+    return RankCase(
+        model=model,
+        plan=Plan(
+            layout=DeviceLayout(num_devices=num_ranks, data=data),
+            batch=batch,
+            weights=weights or WeightsPlan(),
+            gradients=GradientsPlan(choice=gradients),
+            optimizer_state=state or OptimizerStatePlan(),
+            activations=ActivationsPlan(per_block=tuple(activations)),
+            logits_and_loss=LogitsAndLossPlan(num_chunks=num_chunks),
+        ),
+        workload=TrainingWorkload(global_batch_size=num_ranks * batch.global_batch_size, **values),
+        has_uneven_labels=has_uneven_labels,
+    )
+
+
+def draw_cases(count: int, *, seed: int = SEED, num_ranks: Sequence[int] = (2, 4)) -> list[RankCase]:
+    """Cases of which each draws every decision by itself; draws that contradict themselves are passed over."""
+    draws = random.Random(seed)
+    cases: list[RankCase] = []
+    while len(cases) < count:
+        case = _draw(draws, num_ranks)
+        if case is not None:
+            cases.append(case)
+    return cases
+
+
+def _draw(draws: random.Random, num_ranks: Sequence[int]) -> RankCase | None:
+    model = draws.choice(list(MODELS))
+    optimizer = draws.choice(["adamw", "adamw", "adamw", "lion", "sgd", "adafactor"])
+    place = draws.choice(["device", "device", "host", "disk"])
+    dtype = draws.choice(["fp32", "fp32", "bf16", "fp16"])
+    adapter = Adapter(rank=4) if draws.random() < 0.2 else None
+    num_blocks = MODELS[model]["num_hidden_layers"]
+    try:
+        weights = WeightsPlan(
+            dtype=dtype,
+            master=draws.choice(["fp32", "none"]) if dtype == "bf16" else "fp32",
+            autocast=draws.choice(["off", "bf16"]) if dtype == "fp32" else "off",
+            place=draws.choice(["device", "device", "device", "host"]),
+            frozen=draws.choice(["same", "int8", "int4"]) if adapter else "same",
+        )
+        case = make_case(
+            model=model,
+            num_ranks=draws.choice(num_ranks),
+            data=draws.choice(DATA_PARALLEL),
+            accumulation_steps=draws.choice([1, 1, 2, 3]),
+            gradients=draws.choice(["keep", "keep", "host", "consume"]) if place == "device" else "host",
+            activations=[draws.choice(["keep", "recompute", "selective", "offload"]) for _ in range(num_blocks)],
+            num_chunks=draws.choice([1, 1, 4]),
+            state=OptimizerStatePlan(bits=draws.choice([32, 32, 8]), place=place, fraction=draws.choice([1.0, 1.0, 0.5])),
+            weights=weights,
+            has_uneven_labels=draws.random() < 0.5,
+            optimizer=optimizer,
+            adapter=adapter,
+            max_grad_norm=draws.choice([0.5, None]),
+        )
+        case.plan.check(num_blocks=num_blocks, workload=case.workload)
+    except HeadroomError:
+        return None
+    return case

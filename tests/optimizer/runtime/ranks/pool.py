@@ -1,0 +1,67 @@
+"""Keeps processes for ranks, since each takes seconds to start torch; one that died is started again when it is next needed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[4]
+_MODULE = "tests.optimizer.runtime.ranks.rank_process"
+
+
+class RankPool:
+    """Processes that carry out commands together, as the ranks 0 to n - 1. Call ``close`` at the end."""
+
+    def __init__(self, folder: Path, *, num_ranks: int) -> None:
+        """folder: for rendezvous and what processes print. num_ranks: to start with."""
+        self._folder = folder
+        self._processes: list[subprocess.Popen[str]] = []
+        self._num_commands = 0
+        self._ensure(num_ranks)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.stdin.close()
+        for process in self._processes:
+            process.wait(timeout=30)
+            process.stdout.close()
+
+    def run(self, command: dict[str, Any], *, num_ranks: int, timeout_s: float = 60.0) -> list[dict[str, Any]]:
+        """Give each rank the command with its place; returns their answers, of one that died its exit code as ``died``."""
+        self._ensure(num_ranks)
+        self._num_commands += 1
+        folder = self._folder / f"rendezvous-{self._num_commands}"
+        for rank, process in enumerate(self._processes[:num_ranks]):
+            place = {"rank": rank, "num_ranks": num_ranks, "folder": str(folder), "timeout_s": timeout_s}
+            process.stdin.write(json.dumps({**command, "place": place}) + "\n")
+            process.stdin.flush()
+        return [self._read(process) for process in self._processes[:num_ranks]]
+
+    def _read(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        line = process.stdout.readline()
+        if not line:
+            return {"died": process.wait(timeout=30)}
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _ensure(self, num_ranks: int) -> None:
+        for rank in range(num_ranks):
+            if rank == len(self._processes):
+                self._processes.append(self._start())
+            elif self._processes[rank].poll() is not None:
+                self._processes[rank].stdout.close()
+                self._processes[rank] = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        with (self._folder / "stderr.txt").open("a") as errors:
+            return subprocess.Popen(
+                [sys.executable, "-m", _MODULE],
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "HEADROOM_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
