@@ -5,6 +5,7 @@ from typing import Literal
 
 from optimizer.base.errors import InvalidWorkload
 from optimizer.base.ranges import require_int
+from optimizer.plan.layout import MAX_DEVICES
 from optimizer.plan.pins.generation import GenerationPins
 from optimizer.plan.pins.table import shown_pin
 from optimizer.plan.pins.training import Pins
@@ -70,11 +71,14 @@ class Goal(Budgets):
     """Techniques that must not be used."""
     pins: Pins = field(default_factory=Pins)
     """Decisions of the plan that are made already."""
+    num_devices: int = 1
+    """Most devices of the machine that a plan may use, 1 to 64. Budgets of the host and the disk are of all of them together."""
     on_out_of_memory: OnOutOfMemory | None = None
     """None: replan if the search chose the plan, stop if a person took it by name. No budget is raised, no pin is lifted."""
 
     def __post_init__(self) -> None:
         _check_budgets(self)
+        require_int("num_devices", self.num_devices, low=1, high=MAX_DEVICES, section="goal")
         _check_pins(self)
 
     def replans(self, plan_label: str) -> bool:
