@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.base.errors import InvalidInput, InvalidModel
+from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.models.presets import PRESETS
@@ -63,9 +64,21 @@ def _read_spec(document: dict[str, Any]) -> ModelSpec:
     return spec
 
 
-def known_machine(machine: str | Machine) -> Machine:
-    """A card of the table by its name; a machine is itself."""
-    return machine if isinstance(machine, Machine) else table_machine(machine)
+def known_machine(machine: str | Machine, *, num_devices: int = 1) -> Machine:
+    """A card of the table by its name, so many of them; a machine is itself."""
+    return machine if isinstance(machine, Machine) else table_machine(machine, num_devices=num_devices)
+
+
+def check_goal_devices(goal: Goal, machine: Machine) -> None:
+    """Raise InvalidInput for more cards than the machine has. On the CPU device any number of processes play devices."""
+    if machine.device.kind == "cuda" and goal.num_devices > machine.num_devices:
+        raise InvalidInput(
+            f"goal.num_devices is {goal.num_devices}; the machine has {machine.num_devices}",
+            field="goal.num_devices",
+            value=goal.num_devices,
+            allowed={"minimum": 1, "maximum": machine.num_devices},
+            hint="Ask for fewer, or for a machine with more: --devices with --gpu, Machine.num_devices.",
+        )
 
 
 def check_number_compared(number: int) -> None:

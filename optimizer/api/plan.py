@@ -7,10 +7,11 @@ as ``estimate_model`` does; ``..._profiled`` has the profile at hand.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from optimizer.api.inputs import BEST, Model, check_number_compared, known_machine, read_model
+from optimizer.api.inputs import BEST, Model, check_goal_devices, check_number_compared, known_machine, read_model
 from optimizer.api.needs import baseline_plan, profile_for
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
 from optimizer.goal import UNLIMITED_BYTES, Goal
@@ -18,6 +19,7 @@ from optimizer.hardware.devices import Beside
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import PriceList, read_prices
 from optimizer.models.spec import ModelSpec
+from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.pins.training import Pins, read_pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
@@ -27,6 +29,7 @@ from optimizer.search.core import search
 from optimizer.search.problem import SearchProblem
 from optimizer.search.questions.alternatives import add_ways_out
 from optimizer.search.questions.cards import ALL, CardAnswer, Order, Progress, beside_in, rank_cards, read_cards
+from optimizer.search.questions.layouts import answer_layouts
 from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
 from optimizer.search.questions.ways import Obtain
 from optimizer.search.training import training_problem
@@ -47,7 +50,7 @@ def plan_model(
     NoFeasiblePlan, whose ``fields["ways_out"]`` are what would fit, priced.
     """
     spec = model if isinstance(model, ModelSpec) else read_model(model)
-    workload, target = workload or TrainingWorkload(), known_machine(machine)
+    workload, target = workload or TrainingWorkload(), known_machine(machine, num_devices=goal.num_devices if goal else 1)
     goal = goal or Goal(device_budget_bytes=target.device.memory_bytes)
     profile = profile_for(spec, workload=workload, goal=goal, folder=profiles_folder)
 
@@ -74,6 +77,11 @@ def plan_profiled(
     without it only what this profile holds is priced.
     """
 
+    if goal.num_devices > 1:
+        check_goal_devices(goal, machine)
+        on_layout = partial(_pose, goal=goal, machine=machine, calibration=calibration)
+        return answer_layouts(lambda layout: partial(on_layout, layout=layout), profile, workload, goal)
+
     def pose(profile: Profile, workload: TrainingWorkload, goal: Goal = goal, machine: Machine = machine) -> SearchProblem:
         problem = training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
         return replace(problem, names_ways=not with_ways_out)
@@ -92,6 +100,20 @@ def plan_profiled(
             machine=machine,
             prices=prices or read_prices(),
         ) from None
+
+
+def _pose(
+    profile: Profile,
+    workload: TrainingWorkload,
+    *,
+    goal: Goal,
+    machine: Machine,
+    calibration: Mapping[str, Any] | None,
+    layout: DeviceLayout,
+) -> SearchProblem:
+    return training_problem(
+        profile, workload=workload, goal=goal, machine=machine, calibration=calibration, layout=layout
+    )
 
 
 def largest_of_models(

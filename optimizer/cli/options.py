@@ -14,6 +14,7 @@ from optimizer.cli.adapters import read_adapter
 from optimizer.goal import UNLIMITED_BYTES, Goal, Loss, Objective
 from optimizer.hardware.devices import ASSUMED_DISK_BYTES, ASSUMED_HOST_MEMORY_BYTES, Beside, table_machine
 from optimizer.hardware.machine import Machine
+from optimizer.hardware.peers import PEER_KINDS, SeveralDevices, read_devices_text, with_devices
 from optimizer.optimizers import OPTIMIZERS
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
@@ -69,6 +70,20 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_devices_options(parser: argparse.ArgumentParser) -> None:
+    """Options of commands that plan for several devices."""
+    parser.add_argument(
+        "--devices",
+        metavar="NUMBER",
+        help="alike and in one machine, of which a plan may use all: 2 beside --gpu, or '2x RTX 4090' by itself",
+    )
+    parser.add_argument(
+        "--peer-link",
+        metavar="LINK",
+        help=f"between those cards: {', '.join(PEER_KINDS)}, or bytes per second; the best that such cards can have unless given",
+    )
+
+
 def read_workload(options: argparse.Namespace) -> TrainingWorkload:
     return TrainingWorkload(
         sequence_length=options.sequence_length,
@@ -95,7 +110,14 @@ def read_goal(options: argparse.Namespace, machine: Machine | None, *, pins: Pin
         forbid=tuple(getattr(options, "forbid", ())),
         pins=pins or Pins(),
         objective=objective,
+        num_devices=_read_devices(options).count,
     )
+
+
+def _read_devices(options: argparse.Namespace) -> SeveralDevices:
+    """The devices of a command that plans for several; one of others."""
+    text = getattr(options, "devices", None)
+    return SeveralDevices(name="", count=1) if text is None else read_devices_text(text)
 
 
 def _read_budgets(options: argparse.Namespace) -> list[int | None]:
@@ -116,8 +138,17 @@ def read_machine(options: argparse.Namespace) -> Machine:
     beside = read_beside(options)
     # A wrong size is refused before half a minute of measuring.
     _read_budgets(options)
-    if options.gpu is not None:
-        return table_machine(options.gpu, **beside)
+    devices = _read_devices(options)
+    if devices.name and (options.gpu is not None or options.machine):
+        raise InvalidInput(
+            f"--devices names a card ({devices.name}) and so does --gpu or --machine; give --devices a number",
+            field="devices",
+            value=options.devices,
+            allowed="a number",
+        )
+    if options.gpu is not None or devices.name:
+        link = getattr(options, "peer_link", None)
+        return table_machine(options.gpu or devices.name, **beside, num_devices=devices.count, peer_link=link)
     for name in beside:
         flag = "host-memory" if name == "host_memory_bytes" else "disk"
         raise InvalidInput(
@@ -127,12 +158,20 @@ def read_machine(options: argparse.Namespace) -> Machine:
             hint=f"Cap it with --{'host' if flag == 'host-memory' else 'disk'}-budget, or name a card.",
         )
     if options.machine:
-        return Machine.from_json(read_json(options.machine, field="machine"))
+        return _with_devices(Machine.from_json(read_json(options.machine, field="machine")), options)
     sleep_while_waiting()
     from optimizer.hardware.probe.probe import probe_machine
 
     print("measuring this machine ...", file=sys.stderr)
-    return probe_machine()
+    return _with_devices(probe_machine(), options)
+
+
+def _with_devices(machine: Machine, options: argparse.Namespace) -> Machine:
+    """A measured machine with the devices that were asked for, unless it has as many."""
+    num_devices, link = _read_devices(options).count, getattr(options, "peer_link", None)
+    if num_devices <= machine.num_devices and link is None:
+        return machine
+    return with_devices(machine, max(num_devices, machine.num_devices), peer_link=link)
 
 
 def read_beside(options: argparse.Namespace) -> Beside:

@@ -26,6 +26,7 @@ from optimizer.cli.generation import (
     run_generation_plan,
 )
 from optimizer.cli.options import (
+    add_devices_options,
     add_machine_options,
     add_model_options,
     add_workload_options,
@@ -57,6 +58,7 @@ def add_plan_command(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     add_model_options(plan)
     add_workload_options(plan)
     add_machine_options(plan)
+    add_devices_options(plan)
     add_adapter_options(plan)
     goal = plan.add_argument_group("goal")
     goal.add_argument(
@@ -122,6 +124,12 @@ def run_plan(options: argparse.Namespace) -> int:
         )
     if options.gpus is not None and (options.gpu is not None or options.machine):
         raise InvalidInput("--gpus ranks cards; --gpu and --machine name one", field="gpus", value=options.gpus)
+    if options.devices is not None and (options.gpus is not None or asks_for_generation(options) or options.compare):
+        raise InvalidInput(
+            "--devices is for one plan of training; generations, --gpus and --compare are for one device",
+            field="devices",
+            value=options.devices,
+        )
     if asks_for_generation(options):
         return _generation(options)
     workload, pins = read_workload(options), read_pins(options.pin)

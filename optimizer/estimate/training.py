@@ -110,6 +110,7 @@ def _predict(
     margin_bytes = math.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind])
     low, high = time_interval(machine.rates, spread)
     exposed_ms = simulation.exposed_ms
+    no_copies = ("host",) if num_devices == 1 else ("host", "network")
     prediction = Prediction(
         device_peak_bytes=peak_bytes,
         device_peak_low_bytes=peak_bytes - margin_bytes,
@@ -125,7 +126,7 @@ def _predict(
         step_ms=step_ms,
         step_low_ms=step_ms * low,
         step_high_ms=step_ms * high,
-        exposed_copy_ms=sum(lane_ms for lane, lane_ms in exposed_ms.items() if lane != "host"),
+        exposed_copy_ms=sum(lane_ms for lane, lane_ms in exposed_ms.items() if lane not in no_copies),
         exposed_ms=dict(exposed_ms.items()),
         tokens_per_s=workload.tokens_per_step / step_ms * 1000,
         total_s=step_ms * workload.num_steps / 1000,

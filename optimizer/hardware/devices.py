@@ -17,6 +17,7 @@ from optimizer.hardware.cuda_facts import bytes_beside_tensors
 from optimizer.hardware.device_spec import DeviceSpec
 from optimizer.hardware.device_table import read_devices
 from optimizer.hardware.machine import Device, Machine
+from optimizer.hardware.peers import read_peer_link
 from optimizer.hardware.rates import Rates
 from optimizer.optimizers import UpdateRate
 
@@ -71,11 +72,17 @@ def find_device(name: str) -> DeviceSpec:
 
 
 def table_machine(
-    name: str, *, host_memory_bytes: int = ASSUMED_HOST_MEMORY_BYTES, disk_bytes: int = ASSUMED_DISK_BYTES
+    name: str,
+    *,
+    host_memory_bytes: int = ASSUMED_HOST_MEMORY_BYTES,
+    disk_bytes: int = ASSUMED_DISK_BYTES,
+    num_devices: int = 1,
+    peer_link: str | None = None,
 ) -> Machine:
     """A machine with this card, rates from its data sheet, and an assumed host and disk. Raises InvalidInput for an unknown name.
 
-    disk_bytes: free ones; 0 for a machine without a scratch disk.
+    disk_bytes: free ones; 0 for a machine without a scratch disk. num_devices: so many of the card, which share host and disk.
+    peer_link: the link between them, as ``peers.read_peer_link`` has it; None for the best that such cards can have.
     """
     spec = find_device(name)
     memory_bytes_per_s = spec.memory_bytes_per_s * spec.efficiency["memory"].value
@@ -109,6 +116,8 @@ def table_machine(
         disk_free_bytes=disk_bytes,
         rates=rates,
         facts=_facts(spec, taken_bytes=taken_bytes) | {BESIDE_FACT: _describe_beside(host_memory_bytes, disk_bytes)},
+        num_devices=num_devices,
+        peers=read_peer_link(spec, peer_link) if num_devices > 1 else None,
     )
 
 

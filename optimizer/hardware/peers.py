@@ -90,15 +90,32 @@ def assumed_link(machine: Machine) -> PeerLink:
     return _link("host", slowest * _HOST_SHARE)
 
 
-def with_devices(machine: Machine, num_devices: int, *, peers: PeerLink | None = None) -> Machine:
-    """The machine with so many devices like its own, and the link between them. peers: None for what is known or assumed."""
+def read_peer_link(spec: DeviceSpec, text: str | None) -> PeerLink:
+    """A link between cards: a kind such as ``pcie``, or bytes per second such as ``25e9``; None for the best that they can have.
+
+    Raises InvalidInput.
+    """
+    if text is None:
+        return peer_link_of(spec)
+    for kind in PEER_KINDS:
+        if text == kind:
+            return link_of_kind(spec, kind)
+    return replace(peer_link_of(spec), bytes_per_s=_read_rate(text))
+
+
+def with_devices(machine: Machine, num_devices: int, *, peer_link: str | None = None) -> Machine:
+    """A measured machine with so many devices like its own. peer_link: bytes per second between them; None for what is known or
+    assumed. Raises InvalidInput for another text.
+    """
     if num_devices == 1:
         return replace(machine, num_devices=1, peers=None)
-    return replace(machine, num_devices=num_devices, peers=peers or assumed_link(machine))
+    link = assumed_link(machine)
+    if peer_link is not None:
+        link = replace(link, bytes_per_s=_read_rate(peer_link))
+    return replace(machine, num_devices=num_devices, peers=link)
 
 
-def read_link_rate(text: str) -> float:
-    """Read bytes per second such as ``25e9``. Raises InvalidInput."""
+def _read_rate(text: str) -> float:
     try:
         rate = float(text)
     except ValueError:
@@ -114,17 +131,17 @@ def read_link_rate(text: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeveralCards:
-    """Cards of one kind in one machine, as people ask for them: ``2x RTX 4090``."""
+class SeveralDevices:
+    """Devices of one kind in one machine, as people ask for them: ``2``, ``2x RTX 4090``."""
 
     name: str
+    """The card's name; empty where only a number was given."""
     count: int
 
 
-def read_devices_text(text: str) -> int | SeveralCards:
+def read_devices_text(text: str) -> SeveralDevices:
     """A number of devices, or a number and a card's name. Raises InvalidInput, in words for what is not supported yet."""
-    head, _, name = text.strip().partition("x") if text.strip()[:1].isdigit() else ("", "", text)
-    count, name = head.strip(), name.strip()
+    count, _, name = (part.strip() for part in text.partition("x"))
     if any(sign in text for sign in "+,@"):
         raise InvalidInput(
             f"devices {text[:80]!r} are of several kinds or in several machines; plans are for devices that are alike, in one "
@@ -140,7 +157,7 @@ def read_devices_text(text: str) -> int | SeveralCards:
             value=shown_value(text),
             allowed="a number, or a number and one card such as 2x RTX 4090",
         )
-    return SeveralCards(name=name, count=int(count)) if name else int(count)
+    return SeveralDevices(name=name, count=int(count))
 
 
 def _link(kind: PeerKind, bytes_per_s: float) -> PeerLink:

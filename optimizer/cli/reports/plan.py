@@ -13,6 +13,7 @@ from optimizer.cli.reports.text import (
     format_ms,
     format_table,
     plans_table,
+    size_or_dash,
     wrap_after,
 )
 from optimizer.estimate.generation.prediction import GenerationPrediction
@@ -22,7 +23,7 @@ from optimizer.search.answer.compare import Comparison
 from optimizer.search.answer.frontier import plan_label
 from optimizer.search.core import SearchResult
 from optimizer.search.questions.cards import CardAnswer
-from optimizer.search.questions.objectives import ObjectiveAnswer
+from optimizer.search.questions.objectives import LayoutOption, ObjectiveAnswer
 
 _OBJECTIVES = {
     "fastest_step": "the fastest step",
@@ -45,6 +46,7 @@ def report_answer(answer: ObjectiveAnswer, *, machine: Machine) -> str:
         [
             *parts,
             plans_table([*result.baselines.values(), result.chosen]),
+            *([_layouts_part(answer)] if answer.layouts else []),
             categories_table(result.chosen.prediction),
             "Frontier (smallest budget for each speed)\n" + _frontier_table(result),
             "Chosen plan\n" + format_bullets([*result.explanation, *_bound_sentences(result), _time_sentence(answer)]),
@@ -61,6 +63,37 @@ def _header(answer: ObjectiveAnswer, machine: Machine) -> str:
             f"{format_bytes(size)} {_TIERS[tier]}" for tier, size in answer.budget_bytes.items() if size or tier == "host"
         ],
     ) + (f"\ngoal      {_OBJECTIVES[answer.objective]}" if answer.objective != "fastest_step" else "")
+
+
+def _layouts_part(answer: ObjectiveAnswer) -> str:
+    """The best of each layout, how they compare, and what each device of the chosen one holds and sends."""
+    header = ("layout", "peak a device", "at most", "network a step", "waits for it", "step", "tokens/s")
+    lines = [format_table(header, [_layout_row(option) for option in answer.layouts], left=1)]
+    prediction = answer.result.chosen.prediction
+    notes = [option.sentence for option in answer.layouts]
+    if prediction.rank_peak_bytes:
+        peaks = ", ".join(format_bytes(peak) for peak in prediction.rank_peak_bytes)
+        busy_ms = prediction.lane_busy_ms.get("network", 0.0)
+        notes.append(f"peaks of the devices: {peaks}")
+        notes.append(f"each sends {format_bytes(prediction.network_bytes)} a step, {format_ms(busy_ms)} on the network")
+    return "Layouts of devices\n" + "\n".join([*lines, format_bullets(notes)])
+
+
+def _layout_row(option: LayoutOption) -> tuple[str, ...]:
+    layout = option.layout
+    name = "one device" if layout.num_devices == 1 else f"{layout.num_devices} devices, {layout.data}"
+    if option.best is None:
+        return name, "-", "-", "-", "-", f"from {format_ms(option.least_step_ms)}" if option.least_step_ms else "-", "-"
+    found = option.best.prediction
+    return (
+        name,
+        format_bytes(found.device_peak_bytes),
+        format_bytes(found.device_peak_high_bytes),
+        size_or_dash(found.network_bytes),
+        format_ms(found.exposed_ms.get("network", 0.0)) if layout.num_devices > 1 else "-",
+        format_ms(found.step_ms),
+        f"{found.tokens_per_s:,.0f}",
+    )
 
 
 def _frontier_table(result: SearchResult) -> str:

@@ -107,10 +107,20 @@ def format_header(model: str, *, workload: TrainingWorkload, machine: Machine, b
             ("model", model),
             ("workload", f"{workload.global_batch_size} sequences of {workload.sequence_length:,} tokens a step"),
             ("machine", f"{machine.name}, {machine.device.name}; {source}"),
+            *([("devices", _describe_devices(machine))] if machine.num_devices > 1 else []),
             *([("beside it", machine.facts[BESIDE_FACT])] if BESIDE_FACT in machine.facts else []),
             ("budget", ", ".join(budgets)),
         ]
     )
+
+
+def _describe_devices(machine: Machine) -> str:
+    link = machine.peers
+    if link is None:
+        return f"{machine.num_devices} alike"
+    assumed = "measured" if link.source == "measured" else "from data sheets or assumed"
+    through = {"nvlink": "NVLink", "pcie": "PCIe", "host": "the host's memory", "loopback": "this machine's own network"}
+    return f"{machine.num_devices} alike, linked by {through[link.kind]}, {link.bytes_per_s / 1e9:.1f} GB/s each way; {assumed}"
 
 
 def plans_table(plans: Sequence[PricedPlan]) -> str:

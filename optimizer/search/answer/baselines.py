@@ -140,8 +140,10 @@ _WITH_GRADIENTS_AWAY = (offload_optimizer, stream_all)
 
 
 def list_baselines(problem: SearchProblem) -> dict[str, Baseline]:
-    """Those that the model allows, by label."""
-    left_out = _WITH_GRADIENTS_AWAY if problem.has_sparse_gradients else ()
+    """Those that the model and the devices allow, by label."""
+    left_out: tuple[Baseline, ...] = _WITH_GRADIENTS_AWAY if problem.has_sparse_gradients else ()
+    if problem.layout.shares_state:
+        left_out = (*left_out, stream_all)
     return {label: baseline for label, baseline in BASELINES.items() if baseline not in left_out}
 
 

@@ -14,6 +14,7 @@ from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
 from optimizer.base.serialize import WithJson, to_json
 from optimizer.base.units import format_bytes
 from optimizer.goal import Objective
+from optimizer.plan.layout import DeviceLayout
 from optimizer.profile.deeper import depth_period, with_depth
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.smallest import smallest_found
@@ -50,6 +51,19 @@ class Limit(WithJson):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayoutOption(WithJson):
+    """What one layout of devices comes to."""
+
+    layout: DeviceLayout
+    best: PricedPlan | None
+    """None where nothing fits, or where it was not searched."""
+    least_step_ms: float
+    """No plan of the layout is faster."""
+    sentence: str
+    """How it compares with the layout that was chosen."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ObjectiveAnswer:
     """The answer to a goal's objective."""
 
@@ -63,6 +77,8 @@ class ObjectiveAnswer:
     result: SearchResult
     limit: Limit | None
     """None where the work is as it was asked for."""
+    layouts: tuple[LayoutOption, ...] = ()
+    """What each layout of devices comes to, one device first; empty where the goal is one device."""
 
     def for_run(self, workload: TrainingWorkload) -> "ObjectiveAnswer":
         """The same for a workload that is priced alike (``detailed_part``): its plans are the same, a run may be longer."""
@@ -94,7 +110,7 @@ def answer_goal(pose: Pose, profile: Profile, workload: TrainingWorkload) -> Obj
     problem = pose(profile, workload)
     objective = problem.goal.objective
     if objective == "largest_batch":
-        return _largest_batch(pose, profile, workload)
+        return _largest_batch(pose, profile, workload, num_devices=problem.layout.num_devices)
     if objective == "longest_sequence":
         return _longest_sequence(pose, profile, workload)
     if objective == "largest_model":
@@ -102,9 +118,13 @@ def answer_goal(pose: Pose, profile: Profile, workload: TrainingWorkload) -> Obj
     return _answer(problem, profile, search(problem), None)
 
 
-def _largest_batch(pose: Pose, profile: Profile, workload: TrainingWorkload) -> ObjectiveAnswer:
+def _largest_batch(
+    pose: Pose, profile: Profile, workload: TrainingWorkload, *, num_devices: int
+) -> ObjectiveAnswer:
+    """The most sequences that each device runs at once."""
+
     def at(size: int) -> SearchProblem:
-        resized = replace(workload, global_batch_size=size)
+        resized = replace(workload, global_batch_size=size * num_devices)
         return replace(pose(profile, resized), micro_batch_size=size)
 
     pins = at(1).goal.pins.batch
@@ -240,6 +260,11 @@ def _why(smallest_bytes: int, budget_bytes: int) -> str:
     if smallest_bytes > budget_bytes:
         return f", the smallest peak is {format_bytes(smallest_bytes)}"
     return " beside what the process takes of the card besides tensors"
+
+
+def answer_with(problem: SearchProblem, profile: Profile, result: SearchResult) -> ObjectiveAnswer:
+    """The answer where the work is as it was asked for. problem: the one that ``result`` answers."""
+    return _answer(problem, profile, result, None)
 
 
 def _answer(problem: SearchProblem, profile: Profile, result: SearchResult, limit: Limit | None) -> ObjectiveAnswer:
