@@ -98,10 +98,20 @@ class Device(TypedDict):
     memory_bytes: int
 
 
+class PeerLink(TypedDict):
+    kind: str
+    bytes_per_s: float
+    latency_s: float
+    source: str
+
+
 class Machine(TypedDict):
     id: str
     name: str
     device: Device
+    num_devices: int
+    """Devices like ``device``, which on the CPU share its memory."""
+    peers: PeerLink | None
     last_seen_at: str
     online: bool
     draining: bool
@@ -114,6 +124,7 @@ class Holder(TypedDict):
     job_id: str
     name: str
     worker: str
+    devices: list[int]
     needs_bytes: int
     bytes_by_category: dict[str, int]
 

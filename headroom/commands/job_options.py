@@ -21,7 +21,13 @@ _WORKLOAD = {
 }
 """Options by the field of the workload that they set."""
 REGISTERED_WITHIN_S = 120.0
-_BUDGETS = {"budget": "device_budget_bytes", "host_budget": "host_budget_bytes", "disk_budget": "disk_budget_bytes"}
+_GOAL = {
+    "budget": "device_budget_bytes",
+    "host_budget": "host_budget_bytes",
+    "disk_budget": "disk_budget_bytes",
+    "devices": "num_devices",
+}
+"""The same of the goal."""
 
 
 def add_submit_options(parser: argparse.ArgumentParser) -> None:
@@ -35,9 +41,10 @@ def add_submit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, metavar="N", help="sequences in an optimizer step")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="highest learning rate (default: the recipe's)")
     parser.add_argument("--seed", type=int, metavar="N", help="of first weights and the order of the data")
-    parser.add_argument("--budget", type=size, metavar="SIZE", help="device memory (default: all of the largest machine's)")
+    parser.add_argument("--budget", type=size, metavar="SIZE", help="memory of each device (default: all of the largest machine's)")
     parser.add_argument("--host-budget", type=size, metavar="SIZE", help="host memory (default: what is free)")
     parser.add_argument("--disk-budget", type=size, metavar="SIZE", help="room on the disk (default: what is free)")
+    parser.add_argument("--devices", type=int, metavar="N", help="devices of one machine, at most (default: 1)")
     parser.add_argument("--name", help="a name for the job")
     add_mirror_option(parser)
 
@@ -57,7 +64,7 @@ def job_from_options(options: argparse.Namespace) -> Row:
         if not spec.get(name):
             raise UsageError(f"no {name} is given", hint=f"Name a job file that has one, or give --{name}.")
     workload = {field: getattr(options, name) for name, field in _WORKLOAD.items() if getattr(options, name) is not None}
-    goal = {field: getattr(options, name) for name, field in _BUDGETS.items() if getattr(options, name) is not None}
+    goal = {field: getattr(options, name) for name, field in _GOAL.items() if getattr(options, name) is not None}
     spec["workload"] = _over(spec.get("workload"), workload)
     spec["goal"] = _over(spec.get("goal"), goal)
     return spec

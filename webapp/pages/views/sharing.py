@@ -15,7 +15,7 @@ from webapp.jobs.metrics import job_metrics
 from webapp.jobs.models import Job
 from webapp.jobs.queries import jobs_visible_to
 from webapp.pages.shown.job_head import budget_bytes, describe_job
-from webapp.pages.views.job import category_rows, job_places, plan_facts
+from webapp.pages.views.job import category_rows, job_places, plan_facts, ranks_context
 
 MAX_POINTS = 1000
 _READ = ("id", "name", "kind", "state", "phase", "step", "num_steps", "eta_s", "summary", "prediction", "is_terminal")
@@ -39,6 +39,7 @@ def shared_page(request: HttpRequest, job_id: str, signature: str) -> HttpRespon
         "categories": rows,
         "places": job_places(job),
         "tab": "execution",
+        **ranks_context(job),
         **plan_facts(job),
     }
     answer = render(request, "jobs/shared.html", context)
