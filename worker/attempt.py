@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,21 +46,23 @@ _RETRY_S = 1.0
 T = TypeVar("T")
 
 
-def run_attempt(
-    attempt: Attempt,
-    *,
-    config: WorkerConfig,
-    devices: Sequence[str],
-    lock: DeviceLock,
-    gpu: GpuMeter,
-    draining: threading.Event,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class AttemptPlace:
+    """What a slot gives an attempt to run on."""
+
+    devices: Sequence[str]
+    """torch's names."""
+    lock: DeviceLock
+    gpu: GpuMeter
+    """Reads the first of the devices."""
+
+
+def run_attempt(attempt: Attempt, *, config: WorkerConfig, place: AttemptPlace, draining: threading.Event) -> None:
     """Carry one claimed attempt through; whatever goes wrong here ends the attempt and not the slot.
 
-    devices: torch's names of those that it uses. gpu: reads the first of them.
     Raises the database's error when even that cannot be written for a lease, which then has run out.
     """
-    run = _AttemptRun(attempt, config=config, devices=devices, lock=lock, gpu=gpu, draining=draining)
+    run = _AttemptRun(attempt, config=config, place=place, draining=draining)
     try:
         run.run()
     except DatabaseError:
@@ -91,21 +94,11 @@ def _finish_within(limit_s: float, attempt: Attempt, result: dict[str, Any]) -> 
 
 
 class _AttemptRun:
-    def __init__(
-        self,
-        attempt: Attempt,
-        *,
-        config: WorkerConfig,
-        devices: Sequence[str],
-        lock: DeviceLock,
-        gpu: GpuMeter,
-        draining: threading.Event,
-    ) -> None:
+    def __init__(self, attempt: Attempt, *, config: WorkerConfig, place: AttemptPlace, draining: threading.Event) -> None:
         self._attempt = attempt
         self._job = attempt.job
         self._config = config
-        self._devices = devices
-        self._lock = lock
+        self._place = place
         self._draining = draining
         self._folder = job_folder(config.home, self._job.pk) / "attempts" / str(attempt.number)
         self._progress = Progress(num_steps=self._job.num_steps)
@@ -114,7 +107,7 @@ class _AttemptRun:
             attempt_number=attempt.number,
             record=lambda records: actions.record_samples(attempt, records),
             mirror=lambda records: publish_all(attempt.job_id, "sample", records),
-            read_gpu=gpu.read,
+            read_gpu=place.gpu.read,
         )
         self._heartbeat = Heartbeat(
             lambda: actions.renew_lease(attempt, lease_s=config.lease_s),
@@ -129,14 +122,14 @@ class _AttemptRun:
         self._retry_at = float("-inf")
 
     def run(self) -> None:
-        write_brief(self._attempt, folder=self._folder, home=self._config.home, devices=self._devices)
+        write_brief(self._attempt, folder=self._folder, home=self._config.home, devices=self._place.devices)
         relay = AskRelay(self._attempt, config=self._config) if self._job.kind == Kind.SERVE else None
         beats = Beats(self._heartbeat.work_until_s, interval_s=self._config.lease_s / 30)
         try:
             child = Child(
                 isolated_command("worker.run.runner", str(self._folder)),
                 folder=self._folder,
-                lock=self._lock,
+                lock=self._place.lock,
                 beat_fd=beats.child_fd,
                 asks_fd=relay.child_fd if relay else None,
             )

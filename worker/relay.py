@@ -140,7 +140,8 @@ class AskRelay:
         if machine is None:
             return False
         since = timezone.now() - timedelta(seconds=_OTHERS_WAIT_S)
-        return Job.objects.filter(claimable() & read_room(machine).when_empty(), kind__in=DEVICE_JOB_KINDS, created_at__lt=since).exists()
+        fits = read_room(machine).when_empty()
+        return Job.objects.filter(claimable() & fits, kind__in=DEVICE_JOB_KINDS, created_at__lt=since).exists()
 
     # From the process to Redis.
 

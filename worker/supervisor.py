@@ -22,7 +22,7 @@ from webapp.jobs.claiming import claim_job
 from webapp.jobs.devices.room import count_devices
 from webapp.jobs.models import DEVICE_JOB_KINDS, Kind
 from worker.alive import mark_alive
-from worker.attempt import run_attempt
+from worker.attempt import AttemptPlace, run_attempt
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter
 from worker.machine import (
@@ -150,8 +150,8 @@ class Supervisor:
             connections.close_all()
 
     def _rest(self, slot: Slot) -> None:
-        """Until there may be work. Where all devices are in use hints are left alone: each would lock the database, mostly to find
-        that nothing may join the jobs there.
+        """Until there may be work. Where all devices are in use hints are left alone: each would lock the database, mostly to
+        find that nothing may join the jobs there.
         """
         is_full = self._machine is not None and self._num_devices_used >= count_devices(self._machine)
         if slot.uses_device and is_full and self._config.shares_if_faster:
@@ -185,14 +185,12 @@ class Supervisor:
                     return False
                 self._num_devices_used += len(attempt.devices)
             try:
-                run_attempt(
-                    attempt,
-                    config=self._config,
-                    devices=[device_name(machine, place=place) for place in attempt.devices] or ["cpu"],
+                place = AttemptPlace(
+                    devices=[device_name(machine, place=index) for index in attempt.devices] or ["cpu"],
                     lock=lock,
                     gpu=meters[attempt.devices[0] if attempt.devices else 0],
-                    draining=self._draining,
                 )
+                run_attempt(attempt, config=self._config, place=place, draining=self._draining)
             finally:
                 with self._looking:
                     self._num_devices_used -= len(attempt.devices)

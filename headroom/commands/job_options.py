@@ -41,7 +41,7 @@ def add_submit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, metavar="N", help="sequences in an optimizer step")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="highest learning rate (default: the recipe's)")
     parser.add_argument("--seed", type=int, metavar="N", help="of first weights and the order of the data")
-    parser.add_argument("--budget", type=size, metavar="SIZE", help="memory of each device (default: all of the largest machine's)")
+    parser.add_argument("--budget", type=size, metavar="SIZE", help="memory of each device (default: all of the largest machine)")
     parser.add_argument("--host-budget", type=size, metavar="SIZE", help="host memory (default: what is free)")
     parser.add_argument("--disk-budget", type=size, metavar="SIZE", help="room on the disk (default: what is free)")
     parser.add_argument("--devices", type=int, metavar="N", help="devices of one machine, at most (default: 1)")

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.site.stack import running_stack
-from tests.end_to_end.test_survival import CHECKPOINT_EVERY, NUM_STEPS, PLAN, ROOMY_BYTES, WORKLOAD, TrainJobs, assert_same_end
+from tests.end_to_end.test_survival import (
+    CHECKPOINT_EVERY,
+    NUM_STEPS,
+    PLAN,
+    ROOMY_BYTES,
+    WORKLOAD,
+    TrainJobs,
+    assert_same_end,
+)
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from tests.worker.processes import is_alive, wait_for
 

@@ -178,7 +178,7 @@ class Machine(models.Model):
     """Heartbeat of its worker, by the database's clock."""
     draining = models.BooleanField(default=False)
     used_bytes = models.JSONField(default=list)
-    """By device, memory in use by whatever program, as the cards' driver said with the last heartbeat; empty where none says it."""
+    """By device, memory in use by whatever program, as the cards' driver said with the last heartbeat; empty where none does."""
 
     def __str__(self) -> str:
         return self.name

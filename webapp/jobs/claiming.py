@@ -48,9 +48,9 @@ def claim_job(
     """The next job of these kinds that this machine can hold, in ``QUEUE_ORDER``; None when there is none.
 
     Live jobs keep the device memory they need. A job of several devices gets all of them at once, under one fence and one lease,
-    or none; the first that waits for its devices keeps those it waits for from the jobs behind it. The machine's row is locked, so
-    two claims on one machine cannot both take the last free bytes; where the database cannot lock rows (SQLite) its one writer
-    gives the same.
+    or none; the first that waits for its devices keeps those it waits for from the jobs behind it. The machine's row is locked,
+    so two claims on one machine cannot both take the last free bytes; where the database cannot lock rows (SQLite) its one
+    writer gives the same.
 
     used_bytes: memory in use at present by device, from the driver. must_gain: beside jobs that run, take the next one only if
     more is done by all together (``optimizer/estimate/sharing.py``); nothing behind it goes first, so nobody waits for ever.

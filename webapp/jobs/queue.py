@@ -179,7 +179,8 @@ def _what_is_taken(job: Job, ready: Sequence[MachineNow]) -> str:
         return ""
     for machine in ready:
         if machine.gang is not None and machine.room.has_room_for(job):
-            return f"The free devices of {machine.name} are kept for a job ahead of it that needs {machine.gang.need_devices} at once."
+            needs = f"a job ahead of it that needs {machine.gang.need_devices} at once"
+            return f"The free devices of {machine.name} are kept for {needs}."
     most = max(ready, key=lambda machine: max(device.free_bytes for device in machine.room.devices))
     largest = max(device.free_bytes for device in most.room.devices)
     return (

@@ -2,10 +2,10 @@
 
 Modules by subject. In ``rates/``: ``matmuls.py`` (by shape and form, attention by length), ``decoding.py`` (both for one token),
 ``ops.py`` (by bytes), ``compression.py`` (compressed trips), ``host_attention.py`` (to keys and values on the host), ``flat.py``
-(one number each, where there is no curve), ``links.py`` (copies alone and under load), ``updates.py`` (AdamW on the device and
-the host), ``stores.py`` (disk and remote store), ``peers.py`` (between devices). Beside this file: ``steps.py`` and ``passes.py`` (what a step and a generation
-cost beside their kernels), ``thread_wakeup.py``, ``facts.py``. ``clock.py`` says how something is timed, ``disturbance.py``
-whether others used the machine meanwhile.
+(one number each, where there is no curve), ``links.py`` (copies alone and under load), ``peers.py`` (between devices),
+``updates.py`` (AdamW on the device and the host), ``stores.py`` (disk and remote store). Beside this file: ``steps.py`` and
+``passes.py`` (what a step and a generation cost beside their kernels), ``thread_wakeup.py``, ``facts.py``. ``clock.py`` says how
+something is timed, ``disturbance.py`` whether others used the machine meanwhile.
 
 Under the settings of a run: on CUDA deterministic, without TF32, timed by events; on the CPU device with freed memory kept
 (``base/heap.py``), from then on. Neither threads nor random state of the process are changed. Needs torch; the result does not.

@@ -104,7 +104,7 @@ class Decisions:
 
 
 _ON_ONE_DEVICE: Final = {knob.path: knob_kinds()[knob.path] for knob in knobs_of("training")}
-"""Machines that run jobs have one device each."""
+"""Devices are asked for by a field of the form's own."""
 
 
 def _write_training(plan: Plan) -> dict[str, str]:

@@ -120,6 +120,9 @@ class JobForm(PinnedForm):
     max_grad_norm = forms.FloatField(
         label="Clip gradients to", help_text="empty: no clipping", initial=_DEFAULTS.max_grad_norm, required=False
     )
+    num_devices = forms.IntegerField(
+        label="Devices, at most", help_text="of one machine; each takes a part of the batch", initial=1, required=False
+    )
     seed = forms.IntegerField(initial=_DEFAULTS.seed)
     eval_every_steps = forms.IntegerField(label="Validate every", help_text="steps", initial=_DEFAULTS.eval_every_steps)
     eval_batches = forms.IntegerField(label="Validation batches", initial=_DEFAULTS.eval_batches)
@@ -175,8 +178,13 @@ class JobForm(PinnedForm):
         required=False,
     )
 
-    def __init__(self, *args: Any, models: Iterable[Model], datasets: Iterable[Dataset], **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, models: Iterable[Model], datasets: Iterable[Dataset], most_devices: int = 1, **kwargs: Any
+    ) -> None:
+        """most_devices: those of the machine that has most; the form asks for several only where there are."""
         super().__init__(*args, **kwargs)
+        if most_devices == 1:
+            del self.fields["num_devices"]
         self.offer_rows("model", models, nothing="no model yet: upload one")
         self.offer_rows("dataset", datasets, nothing="no dataset yet: upload one")
 

@@ -79,7 +79,7 @@ def holder_rows(holders: Sequence[Holder]) -> list[HolderRow]:
 
 
 def devices_words(machine: Mapping[str, Any]) -> str:
-    """``2 devices with 40.0 GiB each, linked by NVLink (240.0 GB/s, from data sheets)``, of a machine's document; empty for one device."""
+    """``2 devices with 40.0 GiB each, linked by NVLink (240.0 GB/s, from data sheets)``; empty for one device."""
     num_devices, device = int(machine.get("num_devices", 1)), machine.get("device", {})
     if num_devices == 1:
         return ""

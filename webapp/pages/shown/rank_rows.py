@@ -44,13 +44,18 @@ def rank_rows(job: Job) -> list[RankRow]:
             measured_bytes=measured[rank],
             predicted_bytes=predicted[rank],
             width_percent=bar_percent(int(measured[rank] or predicted[rank] or 0), scale_bytes),
-            predicted_percent=bar_percent(predicted[rank], scale_bytes) if predicted[rank] else "",
-            budget_percent=bar_percent(budget, scale_bytes) if budget else "",
+            predicted_percent=_percent(predicted[rank], scale_bytes),
+            budget_percent=_percent(budget, scale_bytes),
             summary=_summary(rank, measured[rank], predicted[rank], budget),
         )
         for rank in range(job.need_devices)
     ]
     return sorted(rows, key=lambda row: -(row.measured_bytes or row.predicted_bytes or 0))
+
+
+def _percent(size: int | None, scale_bytes: float) -> str:
+    """Empty where there is nothing to draw."""
+    return bar_percent(size, scale_bytes) if size else ""
 
 
 def _sizes(found: Sequence[Any] | None, num_ranks: int) -> list[int | None]:

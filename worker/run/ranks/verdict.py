@@ -1,4 +1,4 @@
-"""The result of an attempt from the ends of its ranks: the error of the rank that failed by itself, not of those that lost it. Pure."""
+"""The result of an attempt from the ends of its ranks: of the rank that failed by itself, not of those that lost it. Pure."""
 
 import signal
 from collections.abc import Sequence
