@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
-from optimizer.estimate.bounds.relaxation import least_compute_ms, list_kinds, relax
+from optimizer.estimate.bounds.relaxation import least_compute_ms, least_exchange_ms, list_kinds, relax
 from optimizer.estimate.card.training_memory import add_memory
 from optimizer.estimate.job.shortfalls import Shortfall, raise_prediction, shortfall_on
 from optimizer.estimate.job.stages import list_stages
@@ -111,8 +111,10 @@ class _Relax:
     def base_ms(self, base: OuterPlan) -> float:
         key = ("base", base)
         if key not in self._known:
-            self._known[key] = least_compute_ms(
-                self.profile, plan=self._plan(base), workload=self.part.workload, machine=self.part.machine
+            plan, part = self._plan(base), self.part
+            least_ms = least_compute_ms(self.profile, plan=plan, workload=part.workload, machine=part.machine)
+            self._known[key] = least_ms + least_exchange_ms(
+                self.profile, plan=plan, workload=part.workload, machine=part.machine, network=part.network
             )
         found: float = self._known[key]
         return found

@@ -26,11 +26,11 @@ from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pil
 from optimizer.estimate.categories.gradients import estimate_gradient_bytes
 from optimizer.estimate.categories.network import Network
 from optimizer.estimate.categories.optimizer_state import estimate_state, estimate_update_ms
-from optimizer.estimate.categories.tensors import list_tensors
+from optimizer.estimate.categories.tensors import TensorList, list_tensors
 from optimizer.estimate.categories.weights import estimate_weight_bytes, list_streamed_bytes, list_streamed_tensors
 from optimizer.estimate.memo import Table
 from optimizer.estimate.prediction import MEMORY_MARGIN
-from optimizer.estimate.shape.compiled import compile_shape
+from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
 from optimizer.estimate.step.exchange import GradientExchange
 from optimizer.estimate.step.part_prices import PartPrices
 from optimizer.estimate.step.streaming import sum_weights_ms
@@ -45,7 +45,9 @@ from optimizer.estimate.tasks.change import PartName
 from optimizer.estimate.tasks.moments import moments_of
 from optimizer.formats.ownership import fullest_rank
 from optimizer.hardware.machine import Machine
+from optimizer.hardware.thread_wakeup import count_multithreaded
 from optimizer.plan.activations import BlockChoice
+from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
@@ -80,6 +82,38 @@ def least_compute_ms(profile: Profile, *, plan: Plan, workload: TrainingWorkload
     }
     around_ms = sum(part_ms(name) for name in ("prologue", "norm_backward_first"))
     return (1 + num_later) * (sum(block_ms[template] for template in templates) + around_ms)
+
+
+def least_exchange_ms(
+    profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine, network: Network | None
+) -> float:
+    """Time for which compute waits for other ranks in every step of a base's plans; 0 on one device.
+
+    plan: of which the layout, the micro-batch and the dtypes are looked at. Gradients are exchanged once a step at least; those
+    that every rank keeps hide behind backward on a card.
+    """
+    compiled = compile_shape(profile, plan.weights, (plan.batch.micro_batch_size, workload.sequence_length))
+    once = replace(plan, gradients=GradientsPlan(), batch=replace(plan.batch, accumulation_steps=1))
+    found = _sum_exchanges(
+        compiled, list_tensors(profile), plan=once, network=network, device_kind=machine.device.kind
+    )
+    return sum(found_ms for name, found_ms in found.items() if name != "beside_ms")
+
+
+def _sum_exchanges(
+    compiled: CompiledShape, trained: TensorList, *, plan: Plan, network: Network | None, device_kind: str
+) -> dict[str, float]:
+    """Milliseconds of what ranks exchange in a step, as ``Update`` has them; nothing on one device."""
+    after = UpdateExchange.of(trained, network=network, plan=plan, device_kind=device_kind)
+    if network is None or after is None:
+        return {}
+    found = GradientExchange.of(compiled, trained, plan=plan, network=network, device_kind=device_kind, rank=0)
+    times = plan.batch.accumulation_steps if found.in_each_micro_batch else 1
+    return {
+        "held_up_ms": times * found.held_up_ms,
+        "beside_ms": found.beside_ms,
+        "after_ms": after.agreement_ms + after.broadcast_ms,
+    }
 
 
 def relax(
@@ -135,9 +169,8 @@ class _Relaxer:
         self._network, self._trained, layout = network, list_tensors(profile), plan.layout
         rank = fullest_rank(self._trained.num_elements, num_ranks=layout.num_devices) if layout.shares_state else 0
         self._tensors = self._trained.updated_by(rank, layout)
-        self._rank = rank
-        self._drops = layout.shares_state and plan.gradients.choice == "keep"
-        """Some gradients go as soon as they are complete; below all of them do, and what stays for sure is added."""
+        self._drops = layout.shares_state
+        """Others' gradients go as soon as they are complete; below all do, and what stays or leaves of this rank's is added."""
         self._num_later = plan.batch.accumulation_steps - 1
         self._state = estimate_state(self._tensors, plan, workload=workload, device_kind=machine.device.kind)
         self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=workload.adapter is None)
@@ -146,6 +179,7 @@ class _Relaxer:
         prices = PartPrices.find(
             self._compiled, plan=plan, machine=machine, moments=moments, drops_all=self._drops
         )
+        self._prices = prices
         self._blocks = _BLOCKS.obtain(self._compiled, (prices, forms), lambda: list_relaxed_blocks(prices, forms))
         self._outside = [self._relax_outside(prices, forms, count) for count in chunk_counts]
         self._templates = list(self._compiled.regime.block_templates)
@@ -235,7 +269,7 @@ class _Relaxer:
     def _before_last(self, outside: RelaxedOutside) -> Numbers:
         """Bytes that earlier micro-batches have left for the last one: gradients, and inputs where they stay."""
         inputs_bytes = self._num_later * self._input_bytes if inputs_pile_up(self._machine.device) else 0
-        if self._drops:
+        if self._drops and self._plan.gradients.choice == "keep":
             return outside.gradients + (inputs_bytes + self._kept_bytes())
         return outside.gradients + (inputs_bytes + float(self._blocks.gradients.min(axis=1)[self._templates].sum()))
 
@@ -267,8 +301,8 @@ class _Relaxer:
         head_ms = np.array([outside.head_ms for outside in self._outside])
         around = MicroBatchTimes(
             forward=np.array([outside.enter_ms for outside in self._outside]) + head_ms + weights_ms,
-            first=np.array([outside.first_ms for outside in self._outside]) + weights_ms,
-            later=np.array([outside.later_ms for outside in self._outside]) + weights_ms,
+            first=np.array([outside.first_ms for outside in self._outside]) + weights_ms + self._leaving_ms(is_first=True),
+            later=np.array([outside.later_ms for outside in self._outside]) + weights_ms + self._leaving_ms(is_first=False),
             num_later=self._num_later,
         )
         inside = MicroBatchTimes(
@@ -278,6 +312,16 @@ class _Relaxer:
         list_sums = sums_on_cpu if self._machine.device.kind == "cpu" else sums_on_cuda
         rows = list_sums(inside, around, update, head_ms=head_ms[:, _COMPUTE])
         return tuple(np.array(column) for column in zip(*rows, strict=True))  # type: ignore[return-value]
+
+    def _leaving_ms(self, *, is_first: bool) -> Numbers:
+        """Milliseconds by lane of this rank's gradients on their way to the host, where parts count none of them."""
+        found = np.zeros(len(LANES))
+        if self._drops and self._plan.gradients.choice == "host":
+            num_bytes = self._plan.weights.bytes_per_element * self._tensors.total_elements
+            num_shared = count_multithreaded(self._tensors.num_elements)
+            for lane, lane_ms in self._prices.gradients_legs(num_bytes, num_shared=num_shared, is_first=is_first):
+                found[LANES.index(lane)] += lane_ms
+        return found
 
     def _weights_ms(self) -> Numbers:
         """Milliseconds of moving weights by lane: forward brings each block's once, and so does backward."""
@@ -309,24 +353,11 @@ class _Relaxer:
             is_free=state_is_free,
             behind_ms=self._behind_ms(state_is_free=state_is_free),
             last_ms=last_ms if begins_in_backward(plan, workload) else None,
-            **self._exchanges_ms(),
+            **_sum_exchanges(
+                self._compiled, self._trained, plan=plan, network=self._network, device_kind=self._machine.device.kind
+            ),
         )
 
-    def _exchanges_ms(self) -> dict[str, float]:
-        """Time of what ranks exchange, as ``Update`` has it."""
-        plan, network, kind = self._plan, self._network, self._machine.device.kind
-        after = UpdateExchange.of(self._trained, network=network, plan=plan, device_kind=kind)
-        if network is None or after is None:
-            return {}
-        found = GradientExchange.of(
-            self._compiled, self._trained, plan=plan, network=network, device_kind=kind, rank=self._rank
-        )
-        times = plan.batch.accumulation_steps if found.in_each_micro_batch else 1
-        return {
-            "held_up_ms": times * found.held_up_ms,
-            "beside_ms": found.beside_ms,
-            "after_ms": after.agreement_ms + after.broadcast_ms,
-        }
 
     @cached_property
     def _update_times(self) -> tuple[UpdateTime, UpdateTime | None]:

@@ -5,7 +5,8 @@ chosen plan's peak must be this one to the byte, by category, where both are of 
 (clipping, the update) may be higher.
 
 *Not followed*: factored state, gradients that do not stay, state or weights away from the device, 8-bit state, sparse gradients,
-the loss in chunks, compressed copies, farther tiers than the host. ``follows`` says whether a plan is without them.
+the loss in chunks, compressed copies, farther tiers than the host, several micro-batches of ranks that share state. ``follows``
+says whether a plan is without them.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 
 from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.prediction import Prediction
+from optimizer.formats.ownership import assign_owners
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import traced_choice
@@ -61,7 +63,9 @@ def audit_plan(
     wrong = list(_list_impossible_times(plan, prediction, device_kind=machine.device.kind))
     if workload.kept_state.declared.is_factored or not follows(profile, plan):
         return tuple(wrong)
-    ledger = replay_plan(profile, plan=plan, workload=workload, machine=machine)
+    ranks = range(plan.layout.num_devices if plan.layout.shares_state else 1)
+    ledgers = [replay_plan(profile, plan=plan, workload=workload, machine=machine, rank=rank) for rank in ranks]
+    ledger = max(ledgers, key=lambda found: found.peak_bytes)
     predicted = {name: num_bytes for name, num_bytes in prediction.device_bytes_by_category.items() if num_bytes}
     found = {name: num_bytes for name, num_bytes in ledger.peak.items() if num_bytes}
     if prediction.peak_moment in _AFTER_MICRO_BATCHES:
@@ -86,22 +90,35 @@ def follows(profile: Profile, plan: Plan) -> bool:
         and activations.count("offload_disk", "offload_remote") == 0
         and activations.compress == "none"
         and not profile.has_sparse_gradients
+        and not (plan.layout.shares_state and plan.batch.accumulation_steps > 1)
     )
 
 
-def replay_plan(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> Ledger:
-    """All micro-batches of a steady step, of a plan that the ledger ``follows``."""
+def replay_plan(
+    profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine, rank: int = 0
+) -> Ledger:
+    """All micro-batches of a rank's steady step, of a plan that the ledger ``follows``."""
     shape = (plan.batch.micro_batch_size, workload.sequence_length)
-    replay = _Replay(profile, profile.regime(plan.weights.representation, shape), shape, plan)
     ledger = Ledger(device=dict.fromkeys(CATEGORIES, 0))
     trained = profile.tensors.in_order()
     num_trained = sum(size.num_elements for size in trained)
     element_bytes = _FP32_BYTES if plan.weights.dtype == "fp32" else 2
+    owners = [rank] * len(trained)
+    if plan.layout.shares_state:
+        owners = assign_owners([size.num_elements for size in trained], num_ranks=plan.layout.num_devices)
+    is_own = [owner == rank for owner in owners]
+    by_bytes: dict[int, list[bool]] = {}
+    for size, own in zip(trained, is_own, strict=True):
+        by_bytes.setdefault(size.num_elements * element_bytes, []).append(own)
+    regime = profile.regime(plan.weights.representation, shape)
+    replay = _Replay(profile, regime, shape, plan, owned=by_bytes if plan.layout.shares_state else {})
     ledger.add("device", "weights", num_trained * element_bytes)
     ledger.add("device", "weights", profile.total_frozen_bytes(plan.weights.representation))
     ledger.add("device", "weights", profile.buffer_bytes["fp32" if plan.weights.dtype == "fp32" else "bf16"])
+    num_tensors = sum(is_own)
+    num_trained = sum(size.num_elements for size, own in zip(trained, is_own, strict=True) if own)
     if workload.kept_state.counts_steps:
-        ledger.add("device", "optimizer_state", _COUNTER_BYTES * len(trained))
+        ledger.add("device", "optimizer_state", _COUNTER_BYTES * num_tensors)
     ledger.add("device", "optimizer_state", workload.num_moments * _FP32_BYTES * num_trained)
     ledger.add("device", "optimizer_state", plan.weights.master_bytes_per_element * num_trained)
     input_bytes = _input_bytes(profile, shape)
@@ -128,7 +145,13 @@ def _input_bytes(profile: Profile, shape: Shape) -> int:
 class _Replay:
     """Walks through the parts of one micro-batch."""
 
-    def __init__(self, profile: Profile, regime: Regime, shape: Shape, plan: Plan) -> None:
+    def __init__(
+        self, profile: Profile, regime: Regime, shape: Shape, plan: Plan, *, owned: dict[int, list[bool]]
+    ) -> None:
+        """owned: by bytes of a gradient, whether its tensor is this rank's own, in the model's order; backward takes the last
+        first. Empty where the rank keeps all.
+        """
+        self._owned = owned
         self._profile, self._regime, self._shape = profile, regime, shape
         self._choices = plan.activations.per_block
         self._last_uses = self._find_last_uses()
@@ -162,6 +185,9 @@ class _Replay:
             if number not in self._sizes:
                 self._sizes[number] = evaluate(change.num_bytes, self._shape)
             ledger.add(change.tier, change.category, self._sizes[number])
+            if self._owned and change.category == "gradients" and self._sizes[number] > 0:
+                if not self._owned[self._sizes[number]].pop():
+                    ledger.add(change.tier, change.category, -self._sizes[number])
         for index in waiting:
             self._release(ledger, index)
 
