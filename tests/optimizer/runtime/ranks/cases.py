@@ -1,4 +1,4 @@
-"""What ranks are asked to carry out and compared in: a model, a plan, a workload, a few steps; drawn with a fixed seed, as JSON."""
+"""Cases that ranks carry out and are compared in: a model, a plan and a workload, as JSON; declared, or drawn with a fixed seed."""
 
 import random
 from collections.abc import Sequence
@@ -38,7 +38,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "decoder": {"model_type": "headroom_decoder", **_SIZES, "attention_block": 8, "bos_token_id": 0, "eos_token_id": 0},
     "tied": {"model_type": "headroom_decoder", **_SIZES, "attention_block": 8, "tie_word_embeddings": True},
     "shared": {"model_type": "headroom_decoder", **_SIZES, "num_hidden_layers": 4, "attention_block": 8, "share_every": 2},
+    "llama": {"model_type": "llama", **_SIZES},
 }
+_DRAWN = ("decoder", "tied", "shared")
+"""Models that a process builds without transformers, whose import takes seconds."""
 NUM_STEPS = 3
 SEED = 20261126
 
@@ -54,6 +57,8 @@ class RankCase:
     workload: TrainingWorkload
     has_uneven_labels: bool = False
     """Some labels do not count, more in one micro-batch than in the next."""
+    trains: str = ""
+    """End of the names of the parameters that are trained; the others are frozen."""
 
     @property
     def num_ranks(self) -> int:
@@ -90,7 +95,11 @@ class RankCase:
 
     def make_model(self) -> nn.Module:
         spec = read_model_spec({**MODELS[self.model], "num_hidden_layers": len(self.plan.activations.per_block)})
-        return build_prepared(spec, weights=self.plan.weights, workload=self.workload, device=torch.device("cpu"))
+        model = build_prepared(spec, weights=self.plan.weights, workload=self.workload, device=torch.device("cpu"))
+        for name, parameter in model.named_parameters():
+            if not name.endswith(self.trains):
+                parameter.requires_grad_(False)
+        return model
 
     def make_batches(self, model: nn.Module, *, step: int, rank: int = 0) -> list[MicroBatch]:
         """The micro-batches of a rank in one step."""
@@ -116,6 +125,7 @@ def make_case(
     state: OptimizerStatePlan | None = None,
     weights: WeightsPlan | None = None,
     has_uneven_labels: bool = False,
+    trains: str = "",
     **workload: Any,
 ) -> RankCase:
     batch = BatchPlan(micro_batch_size=2, accumulation_steps=accumulation_steps)
@@ -135,26 +145,33 @@ def make_case(
         ),
         workload=TrainingWorkload(global_batch_size=num_ranks * batch.global_batch_size, **values),
         has_uneven_labels=has_uneven_labels,
+        trains=trains,
     )
 
 
-def draw_cases(count: int, *, seed: int = SEED, num_ranks: Sequence[int] = (2, 4)) -> list[RankCase]:
-    """Cases of which each draws every decision by itself; draws that contradict themselves are passed over."""
+def draw_cases(
+    count: int, *, seed: int = SEED, num_ranks: Sequence[int] = (2, 4), has_adapters: bool = True
+) -> list[RankCase]:
+    """Cases of which each draws every decision by itself; draws that contradict themselves are passed over.
+
+    has_adapters: False leaves them out, since a process that has none starts sooner.
+    """
     draws = random.Random(seed)
     cases: list[RankCase] = []
     while len(cases) < count:
         case = _draw(draws, num_ranks)
-        if case is not None:
+        if case is not None and (has_adapters or case.workload.adapter is None):
             cases.append(case)
     return cases
 
 
 def _draw(draws: random.Random, num_ranks: Sequence[int]) -> RankCase | None:
-    model = draws.choice(list(MODELS))
+    model = draws.choice(_DRAWN)
     optimizer = draws.choice(["adamw", "adamw", "adamw", "lion", "sgd", "adafactor"])
     place = draws.choice(["device", "device", "host", "disk"])
     dtype = draws.choice(["fp32", "fp32", "bf16", "fp16"])
-    adapter = Adapter(rank=4) if draws.random() < 0.2 else None
+    # Blocks that share parameters can have no adapters.
+    adapter = Adapter(rank=4) if draws.random() < 0.2 and model != "shared" else None
     num_blocks = MODELS[model]["num_hidden_layers"]
     try:
         weights = WeightsPlan(
@@ -168,7 +185,7 @@ def _draw(draws: random.Random, num_ranks: Sequence[int]) -> RankCase | None:
             model=model,
             num_ranks=draws.choice(num_ranks),
             data=draws.choice(DATA_PARALLEL),
-            accumulation_steps=draws.choice([1, 1, 2, 3]),
+            accumulation_steps=draws.choice([1, 1, 2]),
             gradients=draws.choice(["keep", "keep", "host", "consume"]) if place == "device" else "host",
             activations=[draws.choice(["keep", "recompute", "selective", "offload"]) for _ in range(num_blocks)],
             num_chunks=draws.choice([1, 1, 4]),

@@ -26,7 +26,7 @@ class RankPool:
             process.stdin.close()
         for process in self._processes:
             process.wait(timeout=30)
-            process.stdout.close()
+            _release(process)
 
     def run(self, command: dict[str, Any], *, num_ranks: int, timeout_s: float = 60.0) -> list[dict[str, Any]]:
         """Give each rank the command with its place; returns their answers, of one that died its exit code as ``died``."""
@@ -47,12 +47,19 @@ class RankPool:
         return answer
 
     def _ensure(self, num_ranks: int) -> None:
+        started = []
         for rank in range(num_ranks):
             if rank == len(self._processes):
                 self._processes.append(self._start())
             elif self._processes[rank].poll() is not None:
-                self._processes[rank].stdout.close()
+                _release(self._processes[rank])
                 self._processes[rank] = self._start()
+            else:
+                continue
+            started.append(self._processes[rank])
+        for process in started:
+            # Waits for others have a deadline, which is not to begin while one of them imports torch.
+            assert self._read(process) == {"is_ready": True}
 
     def _start(self) -> subprocess.Popen[str]:
         with (self._folder / "stderr.txt").open("a") as errors:
@@ -65,3 +72,8 @@ class RankPool:
                 stderr=errors,
                 text=True,
             )
+
+
+def _release(process: subprocess.Popen[str]) -> None:
+    process.stdin.close()
+    process.stdout.close()

@@ -1,7 +1,10 @@
-"""One rank as a process: reads commands as JSON lines, answers each with one; ``python -m tests.optimizer.runtime.ranks.rank_process``.
+"""One rank as a process, which ``pool.py`` starts: reads commands as JSON lines and answers each with one.
 
 ``steps``  carries out a ``RankCase`` and answers with what it measured; weights and state go to files in the command's folder.
-``train``  carries out a job (``optimizer/runtime/job/train.py``).
+           ``spoils``: ``[rank, step]`` where a gradient is infinite; ``detaches``: where a weight has no gradient.
+``group``  uses each method of ``Ranks`` once.
+``train``  carries out a job (``optimizer/runtime/job/train.py``). ``stops_before_step``, ``dies_before_step`` and
+           ``hangs_before_step`` count its steps from 1; ``ranks_only`` says on which ranks it dies or hangs.
 """
 
 import hashlib
@@ -11,11 +14,13 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from optimizer.base.errors import HeadroomError
 from optimizer.base.serialize import from_json, to_json
@@ -30,9 +35,18 @@ from optimizer.workload import TrainingWorkload
 from tests.optimizer.runtime.ranks.cases import NUM_STEPS, RankCase
 
 CPU = torch.device("cpu")
+LEARNING_RATE = 2e-4
+"""In the first step; twice and three times as much in the next two."""
 
 
-def carry_out_steps(case: RankCase, *, ranks: Ranks | None, folder: Path, num_steps: int = NUM_STEPS) -> dict[str, Any]:
+def carry_out_steps(
+    case: RankCase,
+    *,
+    ranks: Ranks | None,
+    folder: Path,
+    spoils: Sequence[int] = (),
+    detaches: Sequence[int] = (),
+) -> dict[str, Any]:
     """Steps, an evaluation, and what they left; without ``ranks`` the case of one device."""
     rank = 0 if ranks is None else ranks.rank
     torch.manual_seed(5)
@@ -41,20 +55,24 @@ def carry_out_steps(case: RankCase, *, ranks: Ranks | None, folder: Path, num_st
     trainer = Trainer(
         model, plan=case.plan, workload=case.workload, device=CPU, meter=meter, scratch=folder, ranks=ranks
     )
-    losses, norms, rewards, peaks = [], [], [], []
+    losses, norms, rewards, peaks, left_out = [], [], [], [], []
+    faults = _Faults(model)
     try:
-        for step in range(num_steps):
+        for step in range(NUM_STEPS):
+            faults.are_infinite = [rank, step] == list(spoils)
+            faults.are_detached = [rank, step] == list(detaches)
             batches = case.make_batches(model, step=step, rank=rank)
-            result = trainer.step(batches, learning_rate=1e-3 * (step + 1))
+            result = trainer.step(batches, learning_rate=LEARNING_RATE * (step + 1))
             losses.append(result.loss)
             norms.append(result.grad_norm)
             rewards.append(to_json(result.rewards))
             peaks.append(meter.peak().device_bytes)
+            left_out.append(result.is_left_out)
         peak = meter.peak()
         validation_loss = trainer.evaluate(case.make_batches(model, step=99, rank=rank))
         trainer.join()
         weights = {name: _read(held) for name, held in trainer.named_weights().items()}
-        exported, scalars = trainer.optimizer.export_state()
+        exported, _ = trainer.optimizer.export_state()
         state = {name: _read(held) for name, held in exported.items()}
         digest = hashlib.sha256(b"".join(weight.view(torch.uint8).numpy().tobytes() for weight in weights.values()))
         save_file(weights, folder / f"weights-{rank}.safetensors")
@@ -63,6 +81,7 @@ def carry_out_steps(case: RankCase, *, ranks: Ranks | None, folder: Path, num_st
             "losses": losses,
             "norms": norms,
             "rewards": rewards,
+            "left_out": left_out,
             "validation_loss": validation_loss,
             "weights_sha256": digest.hexdigest(),
             "state_names": sorted(state),
@@ -77,30 +96,88 @@ def carry_out_steps(case: RankCase, *, ranks: Ranks | None, folder: Path, num_st
         trainer.close(keep_weights=False)
 
 
+class _Faults:
+    """Spoils the gradient of the last norm's weight, or leaves it without one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.are_infinite = self.are_detached = False
+        norm: Any = next(module for name, module in reversed(list(model.named_modules())) if name.endswith("norm"))
+        if norm.weight.requires_grad:
+            norm.weight.register_hook(lambda gradient: gradient * float("inf") if self.are_infinite else gradient)
+        forward = norm.forward
+        norm.forward = lambda hidden: hidden * norm.weight.detach() if self.are_detached else forward(hidden)
+
+
 def _read(held: Any) -> torch.Tensor:
     tensor: torch.Tensor = held if isinstance(held, torch.Tensor) else held.load()
     return tensor.detach().contiguous().clone()
 
 
 def _carry_out(command: dict[str, Any], place: RankPlace) -> Any:
+    if command["kind"] == "group":
+        with Ranks(place, device=CPU) as ranks:
+            return _use_group(ranks)
     if command["kind"] == "steps":
         with Ranks(place, device=CPU) as ranks:
             case = RankCase.from_json(command["case"])
-            return carry_out_steps(case, ranks=ranks, folder=Path(command["folder"]))
+            faults = {name: command.get(name, ()) for name in ("spoils", "detaches")}
+            return carry_out_steps(case, ranks=ranks, folder=Path(command["folder"]), **faults)
     messages: list[Any] = []
     num_asked = 0
+    has_fault = place.rank in command.get("ranks_only", [place.rank])
 
     def should_stop() -> bool:
         nonlocal num_asked
         num_asked += 1
-        if num_asked == command.get("dies_before_step"):
+        if has_fault and num_asked == command.get("dies_before_step"):
             os.kill(os.getpid(), signal.SIGKILL)
-        if num_asked == command.get("hangs_before_step"):
+        if has_fault and num_asked == command.get("hangs_before_step"):
             time.sleep(command["hangs_s"])
         return num_asked == command.get("stops_before_step")
 
-    result = train(_read_run(command["run"], place), report=messages.append, should_stop=should_stop)
+    document = {**command["run"], "plan": command.get("as_plan", command["run"]["plan"])}
+    result = train(_read_run(document, place), report=messages.append, should_stop=should_stop)
     return {"result": result.to_json(), "messages": messages}
+
+
+def _use_group(ranks: Ranks) -> dict[str, Any]:
+    rank, last = ranks.rank, ranks.num_ranks - 1
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    everywhere = {name: torch.full((2, 3), rank + 1.0, dtype=dtype) for name, dtype in dtypes.items()}
+    for tensor in everywhere.values():
+        ranks.all_reduce_(tensor)
+    turned = torch.arange(6.0).view(2, 3).t() * (rank + 1)
+    ranks.all_reduce_(turned, waits=False)
+    ranks.settle()
+    on_last = torch.full((5,), rank + 1.0)
+    ranks.reduce_(on_last, owner=last)
+    from_last = torch.full((5,), float(rank))
+    ranks.broadcast_(from_last, owner=last)
+    sent = torch.arange(7, dtype=torch.int64) * last
+    received = torch.zeros_like(sent)
+    if rank == last:
+        ranks.send(sent, to=0)
+    elif rank == 0:
+        ranks.receive(received, source=last)
+    with Meter(device=CPU) as meter:
+        exchanged = ranks.exchange([rank, 2.0**53, float("inf") if rank == last else 0.5])
+        facts = ranks.exchange_json({"rank": rank, "word": "a" * rank})
+        first = ranks.from_first([rank + 7.0])
+        ranks.barrier()
+        metered_bytes = meter.peak().device_bytes
+    return {
+        "everywhere": {dtype: tensor.tolist() for dtype, tensor in everywhere.items()},
+        "turned": turned.tolist(),
+        "on_last": on_last.tolist(),
+        "from_last": from_last.tolist(),
+        "received": received.tolist(),
+        "exchanged": [[str(number) for number in row] for row in exchanged],
+        "facts": facts,
+        "first": first,
+        "metered_bytes": metered_bytes,
+        "num_bytes": ranks.num_bytes,
+        "network_ms": ranks.lanes.take().busy_ms["network"],
+    }
 
 
 def _read_run(document: dict[str, Any], place: RankPlace) -> TrainingRun:
@@ -125,6 +202,7 @@ def _read_run(document: dict[str, Any], place: RankPlace) -> TrainingRun:
 
 def main() -> None:
     torch.set_num_threads(1)
+    print(json.dumps({"is_ready": True}), flush=True)
     for line in sys.stdin:
         command = json.loads(line)
         start_s = time.monotonic()
@@ -135,8 +213,7 @@ def main() -> None:
             answer = {"error": error.to_json()}
         except Exception:
             answer = {"fault": traceback.format_exc()}
-        sys.stdout.write(json.dumps({**answer, "took_s": time.monotonic() - start_s}) + "\n")
-        sys.stdout.flush()
+        print(json.dumps({**answer, "took_s": time.monotonic() - start_s}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,47 @@
+"""What ranks can do together, and what happens where one is missing."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from optimizer.base.errors import RankLost
+from optimizer.runtime.ranks.group import RankPlace, Ranks
+from tests.optimizer.runtime.ranks.conftest import answers_of
+from tests.optimizer.runtime.ranks.pool import RankPool
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_ranks_sum_send_and_compare(pool: RankPool, num_ranks: int) -> None:
+    answers = answers_of(pool.run({"kind": "group"}, num_ranks=num_ranks))
+    total = float(sum(range(1, num_ranks + 1)))
+    last = num_ranks - 1
+    for rank, answer in enumerate(answers):
+        assert answer["everywhere"] == {dtype: [[total] * 3] * 2 for dtype in ("float32", "bfloat16", "float16")}
+        assert answer["turned"] == [[0.0, 3 * total], [total, 4 * total], [2 * total, 5 * total]]
+        assert answer["from_last"] == [float(last)] * 5
+        assert answer["exchanged"] == [
+            [str(float(other)), str(2.0**53), "inf" if other == last else "0.5"] for other in range(num_ranks)
+        ]
+        assert answer["facts"] == [{"rank": other, "word": "a" * other} for other in range(num_ranks)]
+        assert answer["first"] == [7.0]
+        assert answer["received"] == [index * last if rank == 0 else 0 for index in range(7)]
+        assert answer["num_bytes"] == 6 * (4 + 2 + 2) + 6 * 4 + 5 * 4 + 5 * 4
+        assert answer["network_ms"] > 0
+    assert answers[last]["on_last"] == [total] * 5
+
+
+def test_numbers_and_facts_cross_in_memory_that_no_meter_counts(pool: RankPool) -> None:
+    for answer in answers_of(pool.run({"kind": "group"}, num_ranks=2)):
+        assert answer["metered_bytes"] == 0
+
+
+def test_a_rank_whose_others_never_start_says_so_in_time(tmp_path: Path) -> None:
+    place = RankPlace(rank=0, num_ranks=2, folder=tmp_path / "nobody", timeout_s=0.5)
+    start_s = time.monotonic()
+    with pytest.raises(RankLost, match=r"rank 0 of 2 waited .* for the others to start") as caught:
+        Ranks(place, device=torch.device("cpu"))
+    assert time.monotonic() - start_s < 10
+    assert caught.value.code == "rank_lost"
+    assert caught.value.fields["num_ranks"] == 2

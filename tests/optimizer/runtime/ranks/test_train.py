@@ -1,0 +1,175 @@
+"""Whole jobs of several ranks: the same results as on one device, checkpoints of any layout, and ranks that are lost."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from optimizer.base.serialize import to_json
+from optimizer.plan.batch import BatchPlan
+from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.plan import Plan
+from tests.optimizer.runtime.ranks.cases import MODELS
+from tests.optimizer.runtime.ranks.conftest import answers_of
+from tests.optimizer.runtime.ranks.pool import RankPool
+from tests.optimizer.runtime.tiny import CONFIGS, make_plan, make_workload, write_token_file, write_tokenizer
+
+TRAINED_TOLERANCE = 1e-5
+"""Of weights after steps that differ in the order of sums (``test_steps.py``)."""
+
+
+def make_rank_plan(num_ranks: int, data: str = "replicated", *, accumulation_steps: int = 1, **changes: Any) -> Plan:
+    plan = make_plan(micro_batch_size=1, accumulation_steps=accumulation_steps, **changes)
+    return replace(plan, layout=DeviceLayout(num_devices=num_ranks, data=data))
+
+
+@pytest.fixture
+def run_job(pool: RankPool, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    write_token_file(tmp_path / "tokens")
+    write_tokenizer(tmp_path / "tokenizer.json")
+
+    def run(
+        plan: Plan,
+        *,
+        job: str,
+        model: str = "decoder",
+        resume_from: str | None = None,
+        attempt: int = 1,
+        timeout_s: float = 60.0,
+        workload: dict[str, Any] | None = None,
+        **command: Any,
+    ) -> list[dict[str, Any]]:
+        values = {"global_batch_size": 4, "num_steps": 4, "sample_tokens": 4, "eval_batches": 2, "eval_every_steps": 0}
+        document = {
+            "config": {**CONFIGS, **MODELS}[model],
+            "plan": plan.to_json(),
+            "workload": to_json(make_workload(**{**values, **(workload or {})})),
+            "folder": str(tmp_path),
+            "job": job,
+            "resume_from": resume_from,
+            "attempt": attempt,
+        }
+        return pool.run({"kind": "train", "run": document, **command}, num_ranks=plan.layout.num_devices, timeout_s=timeout_s)
+
+    return run
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "artifacts" / "model" / "model.safetensors")
+
+
+def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=TRAINED_TOLERANCE)
+
+
+def test_a_job_of_two_ranks_leaves_the_weights_and_numbers_of_one_device(
+    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    two = {"global_batch_size": 2, "checkpoint_every_steps": 2, "eval_every_steps": 2}
+    (one,) = answers_of(run_job(make_rank_plan(1, accumulation_steps=2), job="one", workload=two))
+    first, second = answers_of(run_job(make_rank_plan(2, "zero1"), job="two", workload=two))
+    for key in ("loss", "validation_loss", "validation_loss_start", "weights_sha256"):
+        assert first["result"]["summary"][key] == one["result"]["summary"][key], key
+    artifacts = [{artifact["file"]: artifact["sha256"] for artifact in done["result"]["artifacts"]} for done in (first, one)]
+    assert artifacts[0] == artifacts[1]
+    assert second["messages"] == []
+    assert second["result"]["artifacts"] == []
+    assert second["result"]["summary"]["validation_loss"] == one["result"]["summary"]["validation_loss"]
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        files = [tmp_path / job / "checkpoints" / "step-000002-f1" / name for job in ("one", "two")]
+        assert files[0].read_bytes() == files[1].read_bytes(), name
+    evaluated = [[m["validation_loss"] for m in done["messages"] if m.get("kind") == "eval"] for done in (one, first)]
+    assert evaluated[0] == evaluated[1]
+
+
+def test_rank_0_reports_the_peak_of_each_rank(run_job: Callable[..., list[dict[str, Any]]]) -> None:
+    first, second = answers_of(run_job(make_rank_plan(2, "zero1", accumulation_steps=2), job="job"))
+    peaks = [done["result"]["measured"]["device_peak_bytes"] for done in (first, second)]
+    assert first["result"]["measured"]["rank_peak_bytes"] == peaks
+    assert second["result"]["measured"]["rank_peak_bytes"] == peaks
+    steps = [message for message in first["messages"] if message.get("kind") == "step"]
+    assert [len(step["rank_peak_bytes"]) for step in steps] == [2] * 4
+    assert all(step["lane_ms"]["network"] > 0 for step in steps)
+    assert all(step["is_counted"] for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "data", "accumulation_steps"), [(1, "replicated", 4), (4, "zero2", 1), (2, "replicated", 2)]
+)
+def test_a_checkpoint_of_two_ranks_resumes_under_any_layout(
+    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, num_ranks: int, data: str, accumulation_steps: int
+) -> None:
+    plan = make_rank_plan(2, "zero1", accumulation_steps=2)
+    whole = answers_of(run_job(plan, job="whole"))
+    stopped = answers_of(run_job(plan, job="job", stops_before_step=3))
+    assert [done["result"]["outcome"] for done in stopped] == ["drained"] * 2
+    other = make_rank_plan(num_ranks, data, accumulation_steps=accumulation_steps)
+    resumed = answers_of(run_job(other, job="job", resume_from="newest", attempt=2))
+    assert {"type": "started", "resumed_from_step": 2} in resumed[0]["messages"]
+    assert_close(weights_of(tmp_path / "job"), weights_of(tmp_path / "whole"))
+    summaries = [done["result"]["summary"] for done in (resumed[0], whole[0])]
+    assert summaries[0]["validation_loss_start"] == summaries[1]["validation_loss_start"]
+    assert summaries[0]["validation_loss"] == pytest.approx(summaries[1]["validation_loss"], abs=1e-5)
+
+
+def test_ranks_stopped_and_resumed_end_with_the_same_bits_dropout_included(
+    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    plan = make_rank_plan(2, "zero2", accumulation_steps=2, dtype="bf16")
+    whole = answers_of(run_job(plan, job="whole", model="gpt2"))
+    answers_of(run_job(plan, job="job", model="gpt2", stops_before_step=3))
+    random = load_file(tmp_path / "job" / "checkpoints" / "step-000002-f1" / "random.safetensors")
+    assert random.keys() == {"cpu", "cpu.1"}
+    assert not torch.equal(random["cpu"], random["cpu.1"])
+    resumed = answers_of(run_job(plan, job="job", model="gpt2", resume_from="newest", attempt=2))
+    for key in ("weights_sha256", "validation_loss", "loss"):
+        assert resumed[0]["result"]["summary"][key] == whole[0]["result"]["summary"][key], key
+
+
+def test_a_killed_rank_ends_the_others_with_an_error_that_says_so(
+    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    plan = make_rank_plan(2, "zero1", accumulation_steps=2)
+    start_s = time.monotonic()
+    survivor, killed = run_job(
+        plan, job="job", workload={"checkpoint_every_steps": 1}, ranks_only=[1], dies_before_step=3
+    )
+    assert killed == {"died": -9}
+    assert survivor["error"]["code"] == "rank_lost"
+    assert "another rank was lost: rank 0 of 2" in survivor["error"]["message"]
+    assert survivor["took_s"] < 60.0
+    assert time.monotonic() - start_s < 120
+    kept = sorted(folder.name for folder in (tmp_path / "job" / "checkpoints").iterdir())
+    assert kept == ["step-000001-f1", "step-000002-f1"]
+    json.dumps(survivor)
+
+
+def test_a_rank_that_hangs_is_given_up_at_the_deadline(run_job: Callable[..., list[dict[str, Any]]]) -> None:
+    plan = make_rank_plan(2, accumulation_steps=2)
+    waiting, _ = run_job(plan, job="job", ranks_only=[1], hangs_before_step=2, hangs_s=3.0, timeout_s=1.0)
+    assert waiting["error"]["code"] == "rank_lost"
+    assert waiting["error"]["fields"]["waited_s"] == pytest.approx(1.0, abs=0.9)
+
+
+def test_a_plan_for_more_devices_than_ranks_is_refused(run_job: Callable[..., list[dict[str, Any]]]) -> None:
+    plan = replace(make_rank_plan(1, accumulation_steps=2), layout=DeviceLayout(num_devices=2))
+    (reply,) = run_job(replace(plan, layout=DeviceLayout()), job="job", as_plan=plan.to_json())
+    assert reply["error"]["code"] == "invalid_plan"
+    assert "plan.layout.num_devices is 2; this process trains with 1" in reply["error"]["message"]
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused_in_words(run_job: Callable[..., list[dict[str, Any]]]) -> None:
+    plan = replace(make_rank_plan(2), batch=BatchPlan(micro_batch_size=3, accumulation_steps=1))
+    replies = run_job(plan, job="job")
+    for reply in replies:
+        assert reply["error"]["message"] == (
+            "plan.batch makes 6 sequences per step on 2 devices; workload.global_batch_size is 4"
+        )
