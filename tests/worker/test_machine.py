@@ -50,9 +50,10 @@ def test_it_is_measured_when_nothing_usable_is_kept(
     assert json.loads(kept_file(tmp_path).read_text()) == MACHINE_DOCUMENT
 
 
-def test_other_facts_have_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("variable", "value"), [("CUDA_VISIBLE_DEVICES", "7"), ("HEADROOM_DEVICES", "2")])
+def test_other_facts_have_another_key(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
     before = machine_key()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv(variable, value)
     assert machine_key() != before
 
 
@@ -80,6 +81,7 @@ def test_a_measurement_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.M
 def test_the_device_is_named_as_torch_names_it(db: None) -> None:
     assert device_name(make_bench("a")) == "cpu"
     assert device_name(make_bench("b", kind="cuda")) == "cuda:0"
+    assert device_name(make_bench("c", kind="cuda"), place=2) == "cuda:2"
 
 
 def test_two_workers_with_a_card_each_lock_different_files(

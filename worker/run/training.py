@@ -1,6 +1,7 @@
 """Runs a ``train`` job in the attempt's process: ``attempt.json`` into values, tokens made once, then ``train``."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,7 @@ def _read_run(
         spec=spec,
         plan=Plan.from_json(attempt["plan"]),
         workload=workload,
-        goal=from_json(Goal, attempt["goal"], path="goal"),
+        goal=_goal_of_rank(from_json(Goal, attempt["goal"], path="goal"), attempt.get("ranks")),
         device=attempt["device"],
         attempt=attempt["attempt"],
         fence=attempt["fence"],
@@ -120,6 +121,15 @@ def _read_place(document: dict[str, Any] | None) -> "RankPlace | None":
     from optimizer.runtime.ranks.group import RankPlace
 
     return RankPlace(rank=document["rank"], num_ranks=document["num_ranks"], folder=Path(document["folder"]))
+
+
+def _goal_of_rank(goal: Goal, place: dict[str, Any] | None) -> Goal:
+    """The goal with the rank's part of what all ranks share: budgets of host and disk are given for all together."""
+    if place is None:
+        return goal
+    shared = {name: getattr(goal, name) for name in ("host_budget_bytes", "disk_budget_bytes")}
+    parts = {name: size // place["num_ranks"] for name, size in shared.items() if size is not None}
+    return replace(goal, **parts)
 
 
 def _with_highest_peak(result: dict[str, Any]) -> dict[str, Any]:
