@@ -36,9 +36,9 @@ def machines_visible_to(user: Any) -> QuerySet[Machine]:
 
 
 def most_devices(user: Any) -> int:
-    """Devices of the machine that has most; 1 while none is known."""
+    """Devices of the machine that has most; 0 while none is known."""
     counted = machines_visible_to(user).order_by().values_list("document__num_devices", flat=True)
-    return int(max([1, *(number for number in counted if number)]))
+    return int(max((number or 1 for number in counted), default=0))
 
 
 def profile_state(model: Model) -> str:

@@ -131,10 +131,10 @@ def read_spec(user: Any, document: Any) -> JobSpec:
 def check_devices(workload: TrainingWorkload, goal: Goal, *, most: int) -> None:
     """Raise InvalidWorkload for more devices than any machine has, or a batch that no number of them can share.
 
-    most: devices of the machine that has most.
+    most: devices of the machine that has most; 0 while none is known, and nothing is refused for it.
     """
     number = goal.num_devices
-    if number > 1 and number > most:
+    if number > 1 and most and number > most:
         have = "one device" if most == 1 else f"at most {most} devices"
         raise InvalidWorkload(
             f"goal.num_devices is {number}; the machines here have {have}",

@@ -183,7 +183,7 @@ class JobForm(PinnedForm):
     ) -> None:
         """most_devices: those of the machine that has most; the form asks for several only where there are."""
         super().__init__(*args, **kwargs)
-        if most_devices == 1:
+        if most_devices < 2:
             del self.fields["num_devices"]
         self.offer_rows("model", models, nothing="no model yet: upload one")
         self.offer_rows("dataset", datasets, nothing="no dataset yet: upload one")
