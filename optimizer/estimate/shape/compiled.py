@@ -254,7 +254,7 @@ class CompiledShape:
         return [num_bytes // DTYPE_BYTES[self._element_dtype] for _, num_bytes in self._gradients_in(self._part(name))]
 
     def list_completions(self, first: PartName, accumulate: PartName) -> list[tuple[int, int]]:
-        """Where gradients that are added to are complete: the op of the part and the bytes, in order.
+        """The places where gradients that are added to are complete: the op of the part and the bytes, in order.
 
         first, accumulate: the part where the gradients are new, and the same where they are there.
         """

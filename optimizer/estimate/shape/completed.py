@@ -1,4 +1,4 @@
-"""Where in a step the gradient of each trained tensor is complete, and so which of them a rank lets go of there. Torch-free.
+"""Finds where in a step each trained tensor's gradient is complete, and so which gradients a rank lets go of there. Torch-free.
 
 A profile lists gradients by size alone. Autograd runs backward in the reverse order of forward, and a model names its tensors
 in the order of forward; so of the tensors of a part that have a gradient's size, the last that is left is taken to be its own.
@@ -79,7 +79,7 @@ class OthersGradients:
         return () if all(flags) else flags
 
     def gone(self, place: Place, *, first: PartName, accumulate: PartName) -> tuple[Arrival, ...]:
-        """What goes in a part that adds to gradients which are there. first, accumulate: the part's two forms."""
+        """Gradients that go in a part that adds to gradients which are there. first, accumulate: the part's two forms."""
         flags = self.own(place)
         if not flags:
             return ()

@@ -18,7 +18,7 @@ from optimizer.estimate.categories.weights import estimate_weight_bytes, list_st
 from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
 from optimizer.estimate.step.exchange import GradientExchange
-from optimizer.estimate.step.ranks import find_part
+from optimizer.estimate.step.ranks import RankPart, find_part
 from optimizer.estimate.step.runs import Schedule
 from optimizer.estimate.step.schedule import StepLayout
 from optimizer.estimate.step.simulate import Highest, Resident
@@ -121,24 +121,14 @@ def find_setting(
         network=network,
     )
 
-    def make() -> PreparedStep:
-        return _make_setting(
-            profile, compiled, plan=plan, workload=workload, machine=machine, rank=rank, network=network
-        )
-
-    return _STEPS.obtain(compiled, key, make)
+    part = RankPart(workload=workload, machine=machine, network=network)
+    return _STEPS.obtain(compiled, key, lambda: _make_setting(profile, compiled, plan=plan, part=part, rank=rank))
 
 
 def _make_setting(
-    profile: Profile,
-    compiled: CompiledShape,
-    *,
-    plan: Plan,
-    workload: TrainingWorkload,
-    machine: Machine,
-    rank: int,
-    network: Network | None,
+    profile: Profile, compiled: CompiledShape, *, plan: Plan, part: RankPart, rank: int
 ) -> PreparedStep:
+    workload, machine, network = part.workload, part.machine, part.network
     trained, device_kind = list_tensors(profile), machine.device.kind
     tensors = trained.updated_by(rank, plan.layout)
     trains_all = workload.adapter is None

@@ -149,7 +149,7 @@ def list_update_tasks(
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateExchange:
-    """What ranks exchange once a step beside gradients."""
+    """The exchanges of ranks once a step, beside gradients."""
 
     num_tensors: int = 0
     """Trained tensors whose norms each rank gets to know; 0 on one device."""

@@ -70,9 +70,9 @@ def export_together(
     ranks = trainer.ranks
     if ranks is None:
         return write(groups, dict(facts))
+    # Weights are the same on all ranks, and so is state that is not shared.
     given: dict[str, Mapping[str, AnyTensor]] = dict(groups)
     if not ranks.is_first:
-        # Weights are the same on all ranks, and so is state that is not shared.
         given = {name: groups[name] for name in ("random", "optimizer") if name == "random" or trainer.shares_state}
     scalars = facts[_SCALARS] if ranks.is_first or trainer.shares_state else {}
     return gather_to_first(
@@ -88,7 +88,7 @@ def seed_random(seed: int, *, rank: int = 0, step: int = 0) -> None:
 
 
 class _Owned(Mapping[str, T]):
-    """What this rank keeps of the optimizer's state, read when it is asked for; and names that no rank of this model has."""
+    """The optimizer's state that this rank keeps, read when it is asked for; and entries that no rank of this model has."""
 
     def __init__(self, stored: Mapping[str, T], trainer: Trainer) -> None:
         self._stored = stored

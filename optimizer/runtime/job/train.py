@@ -16,7 +16,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,7 +48,6 @@ from optimizer.runtime.layers.quantized_linear import hash_frozen
 from optimizer.runtime.meter.counting import COUNT_EVERY_S, CountingPolicy
 from optimizer.runtime.meter.device import check_dtype, prepared_device
 from optimizer.runtime.meter.meter import Meter
-from optimizer.runtime.ranks.gathering import AnyTensor, gather_to_first
 from optimizer.runtime.ranks.group import RankPlace, Ranks
 from optimizer.runtime.step.allocator import apply_allocator, release_unused
 from optimizer.runtime.step.batch import BatchReader, read_validation_batches
@@ -119,7 +118,7 @@ class Measured:
     """Measured times of a job's steady steps; the first step of an attempt has no optimizer state yet and is left out."""
 
     device_peak_bytes: int = 0
-    """Of this rank, where there are several."""
+    """This rank's, where there are several."""
     rank_peak_bytes: list[int] = field(default_factory=list)
     """The same of each rank; empty on one device."""
     device_bytes_by_category: dict[str, int] = field(default_factory=dict)
@@ -246,7 +245,7 @@ class _Job:
         self._is_probed = self._first_says(is_true=probe is not None)
 
     def _first_says(self, *, is_true: bool) -> bool:
-        """What rank 0 holds for true, on each rank."""
+        """Report on each rank what rank 0 holds for true."""
         return is_true if self.ranks is None else bool(self.ranks.from_first([is_true])[0])
 
     def carry_out(self, should_stop: Callable[[], bool]) -> TrainingResult:
@@ -466,7 +465,9 @@ class _Job:
         )
 
     def _succeeded(self) -> TrainingResult:
-        artifacts, weights_sha256 = self._leave_artifacts()
+        artifacts, weights_sha256 = leave_artifacts(
+            self.trainer, self.run.exported(), batches=self.batches, stages=self.stages, enter_phase=self._phase
+        )
         self.measured = replace(self.measured, stages=self.stages.found)
         step_ms = self.measured.step_ms
         return TrainingResult(
@@ -489,30 +490,6 @@ class _Job:
             },
             artifacts=tuple(artifacts),
         )
-
-    def _leave_artifacts(self) -> tuple[list[Artifact], str]:
-        """Of several ranks the first leaves them; the others have none."""
-
-        def leave(state: Mapping[str, AnyTensor] | None = None) -> tuple[list[Artifact], str]:
-            return leave_artifacts(
-                self.trainer,
-                self.run.exported(),
-                batches=self.batches,
-                stages=self.stages,
-                enter_phase=self._phase,
-                state=state,
-            )
-
-        if self.ranks is None:
-            return leave()
-        self.trainer.join()
-        state, _ = self.trainer.optimizer.export_state()
-        is_needed = self._leads or self.trainer.shares_state
-        groups: TensorGroups = {"optimizer": state if is_needed else {}}
-        left = gather_to_first(
-            self.ranks, groups=groups, facts={}, use=lambda everything, _: leave(everything["optimizer"])
-        )
-        return left or ([], "")
 
     def _phase(self, phase: str, message: str = "") -> None:
         self.report({"type": "phase", "phase": phase, "message": message})

@@ -51,7 +51,7 @@ class RankPlace:
     """From 0; rank 0 reports, decides and writes."""
     num_ranks: int
     folder: Path
-    """Where the ranks find each other: the same for all, on a file system that they share, and new for each start."""
+    """Folder in which the ranks find each other: the same for all, on a file system that they share, new for each start."""
     timeout_s: float = TIMEOUT_S
     """Longest wait for the others in a step, in seconds."""
 
@@ -77,7 +77,7 @@ class Ranks:
             store = _dist.FileStore(str(place.folder / _STORE_FILE), place.num_ranks)
             store.set_timeout(timedelta(seconds=place.timeout_s))
             self._host = self._make_gloo(store)
-            self._device: Any = self._make_nccl(store) if self._is_cuda else self._host
+            self._device: Any = self._make_nccl(store, device) if self._is_cuda else self._host
 
     def __enter__(self) -> Self:
         return self
@@ -183,12 +183,14 @@ class Ranks:
         options._timeout = timedelta(seconds=self.timeout_s)
         return _dist.ProcessGroupGloo(_dist.PrefixStore("host", store), self.rank, self.num_ranks, options)
 
-    def _make_nccl(self, store: Any) -> Any:
-        group: Any = _dist.ProcessGroupNCCL
-        options = group.Options()
+    def _make_nccl(self, store: Any, device: torch.device) -> Any:
+        options = _dist.ProcessGroupNCCL.Options()
         # So that a wait of this program's own, which can be caught, ends first.
         options._timeout = timedelta(seconds=2 * self.timeout_s)
-        return group(_dist.PrefixStore("device", store), self.rank, self.num_ranks, options)
+        group = _dist.ProcessGroupNCCL(_dist.PrefixStore("device", store), self.rank, self.num_ranks, options)
+        # Else with the first sum, in the midst of backward, when torch may have taken the memory that NCCL needs.
+        group.eager_connect_single_device(device)
+        return group
 
     def _given(self, tensor: torch.Tensor) -> torch.Tensor:
         self.num_bytes += tensor.nbytes

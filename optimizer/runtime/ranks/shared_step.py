@@ -1,4 +1,4 @@
-"""What ranks decide together in an optimizer step, so that each comes to the same numbers and goes the same way.
+"""Lets ranks decide together in an optimizer step, so that each comes to the same numbers and goes the same way.
 
 Exchanged in a step, in this order, as float64 over the host (``group.py``): counts of labels; where gradients are consumed the
 loss before backward; gradients (``reduction.py``); norms; losses; new weights on the device, of each trained tensor in the
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from optimizer.plan.layout import DeviceLayout
 from optimizer.runtime.ranks.group import Ranks
@@ -50,15 +51,16 @@ class SharedStep:
     # After backward.
 
     def total_of(self, loss: torch.Tensor) -> float:
-        """The sum of a scalar over the ranks, in their order; the same bits on each, and those of one device's sum of two."""
+        """The sum of a scalar over the ranks, in their order and in its dtype: the bits of one device's sum, where it has two
+        terms.
+        """
         parts = [part for (part,) in self.ranks.exchange([float(loss)])]
-        if loss.dtype != torch.float32:
-            return math.fsum(parts) if all(math.isfinite(part) for part in parts) else sum(parts)
-        total = np.float32(parts[0])
-        with np.errstate(all="ignore"):
+        # Nothing of this is to be counted: the sum is no part of what a step holds.
+        with _disable_current_modes():
+            total = torch.tensor(parts[0], dtype=loss.dtype)
             for part in parts[1:]:
-                total = np.float32(total + np.float32(part))
-        return float(total)
+                total += torch.tensor(part, dtype=loss.dtype)
+            return float(total)
 
     def all_norms(self, norms: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
         """The norms of all tensors that have a gradient, in the model's order, from those that this rank has.

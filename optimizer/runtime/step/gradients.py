@@ -108,7 +108,7 @@ class Gradients:
         return Clipped(norm=clipped.norm, factor=None)
 
     def _clip_none(self, max_norm: float | None, loss_scale: float) -> Clipped:
-        """Where this rank has no gradient: the norm of those that others have."""
+        """Return the norm of what others have, where this rank has no gradient."""
         norm = torch.zeros(())
         if self._all_norms is not None:
             norm = _combine(self._all_norms(self._parameters[0].new_empty(0, dtype=torch.float32), ()), max_norm, loss_scale).norm

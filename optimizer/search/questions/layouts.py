@@ -15,7 +15,7 @@ from optimizer.goal import Goal
 from optimizer.plan.layout import DATA_PARALLEL, DeviceLayout
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import keep_all, recompute_all
-from optimizer.search.core import find_chosen, search
+from optimizer.search.core import SearchResult, search
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.objectives import LayoutOption, ObjectiveAnswer, Pose, answer_goal, answer_with
 from optimizer.search.solver.pricebook import remembering
@@ -31,6 +31,10 @@ _WORDS: Final[Mapping[str, str]] = {
 }
 _SAME: Final = 1e-6
 """Share by which times are the same."""
+_WORTH: Final = 0.005
+"""Share by which a plan must be faster for more to be shared out, or more devices used: predictions are no finer."""
+_SHOWN_MS: Final = 0.05
+"""Shortest wait that is worth a word."""
 
 
 def list_layouts(goal: Goal, workload: TrainingWorkload | None) -> list[DeviceLayout]:
@@ -87,13 +91,17 @@ class _Searched:
 
     problem: SearchProblem
     least_ms: float
-    best: PricedPlan | None = None
+    result: SearchResult | None = None
     error: NoFeasiblePlan | InvalidPlan | None = None
     is_left_out: bool = False
 
     @property
     def layout(self) -> DeviceLayout:
         return self.problem.layout
+
+    @property
+    def best(self) -> PricedPlan | None:
+        return None if self.result is None else self.result.chosen
 
 
 def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal: Goal) -> ObjectiveAnswer:
@@ -104,14 +112,13 @@ def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal
             each.is_left_out = True
             continue
         try:
-            each.best = find_chosen(each.problem)
+            each.result = search(each.problem)
         except (NoFeasiblePlan, InvalidPlan) as error:
             each.error = error
     best = _best_of(asked)
-    if best is None:
+    if best is None or best.result is None:
         raise _least_wrong([each.error for each in asked if each.error is not None])
-    result = search(best.problem)
-    best.best = result.chosen
+    result = best.result
     result = replace(result, baselines={**result.baselines, **_price_shared_baselines(asked)})
     options = tuple(
         LayoutOption(layout=each.layout, best=each.best, least_step_ms=each.least_ms, sentence=_describe(each, best))
@@ -128,13 +135,13 @@ def _ask(pose_on: PoseOn, layout: DeviceLayout, profile: Profile, workload: Trai
 
 
 def _best_of(asked: Sequence[_Searched]) -> _Searched | None:
-    """The fastest so far; of equals that with fewer devices, which shares less out."""
-
-    def order(each: _Searched) -> tuple[float, int, int]:
-        assert each.best is not None
-        return each.best.prediction.step_ms, each.layout.num_devices, DATA_PARALLEL.index(each.layout.data)
-
-    return min((each for each in asked if each.best is not None), key=order, default=None)
+    """The fastest so far; of those as fast that with the fewest devices, which shares the least out."""
+    found = [(each, each.best.prediction.step_ms) for each in asked if each.best is not None]
+    fastest_ms = min((step_ms for _, step_ms in found), default=0.0)
+    as_fast = (each for each, step_ms in found if step_ms <= fastest_ms * (1 + _WORTH))
+    return min(
+        as_fast, key=lambda each: (each.layout.num_devices, DATA_PARALLEL.index(each.layout.data)), default=None
+    )
 
 
 def _cannot_win(each: _Searched, best: _Searched, asked: Sequence[_Searched]) -> bool:
@@ -181,7 +188,7 @@ def describe_layout(layout: DeviceLayout) -> str:
 
 
 def _describe(each: _Searched, best: _Searched) -> str:
-    """How a layout compares with the best."""
+    """A comparison of a layout with the best, in a sentence."""
     assert best.best is not None
     name, step_ms = describe_layout(each.layout), best.best.prediction.step_ms
     if each is best:
@@ -201,9 +208,6 @@ def _describe(each: _Searched, best: _Searched) -> str:
     waits_ms = found.exposed_ms.get("network", 0.0)
     waits = f"; compute waits {waits_ms:.1f} ms a step for the network" if waits_ms >= _SHOWN_MS else ""
     return f"{name}: {slower}{room}{waits}"
-
-
-_SHOWN_MS: Final = 0.05
 
 
 def _why_left_out(each: _Searched, step_ms: float) -> str:

@@ -52,7 +52,7 @@ class Limit(WithJson):
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutOption(WithJson):
-    """What one layout of devices comes to."""
+    """The best plan of one layout of devices."""
 
     layout: DeviceLayout
     best: PricedPlan | None
@@ -60,7 +60,7 @@ class LayoutOption(WithJson):
     least_step_ms: float
     """No plan of the layout is faster."""
     sentence: str
-    """How it compares with the layout that was chosen."""
+    """A comparison with the layout that was chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class ObjectiveAnswer:
     limit: Limit | None
     """None where the work is as it was asked for."""
     layouts: tuple[LayoutOption, ...] = ()
-    """What each layout of devices comes to, one device first; empty where the goal is one device."""
+    """The best of each layout of devices, one device first; empty where the goal is one device."""
 
     def for_run(self, workload: TrainingWorkload) -> "ObjectiveAnswer":
         """The same for a workload that is priced alike (``detailed_part``): its plans are the same, a run may be longer."""

@@ -124,8 +124,9 @@ def test_each_technique_has_a_label_and_one_place_in_the_form() -> None:
     assert len(set(TECHNIQUE_LABELS.values())) == len(TECHNIQUE_LABELS)
     form = JobForm(models=[], datasets=[])
     boxes = {box.data["value"]: box.choice_label for _, boxes in form.technique_groups() for box in boxes}
-    of_generations = dict(TECHNIQUE_GROUPS)["Keys and values of generations"]
-    assert boxes == {name: label for name, label in TECHNIQUE_LABELS.items() if name not in of_generations}
+    of_generations, of_devices = (dict(TECHNIQUE_GROUPS)[name] for name in ("Keys and values of generations", "Several devices"))
+    left_out = (*of_generations, *of_devices)
+    assert boxes == {name: label for name, label in TECHNIQUE_LABELS.items() if name not in left_out}
     assert set(of_generations) < set(FORBIDDEN)
 
 

@@ -39,7 +39,7 @@ from optimizer.runtime.job.export.export_weights import FinalWeights
 from optimizer.runtime.job.export.sample_text import generate_tokens
 from optimizer.runtime.job.export.verify_export import verify_adapter, verify_buildable, verify_model
 from optimizer.runtime.job.stage_watch import JobStage, StageWatch
-from optimizer.runtime.ranks.gathering import AnyTensor
+from optimizer.runtime.ranks.gathering import AnyTensor, gather_to_first
 from optimizer.runtime.step.step import Trainer
 from optimizer.workload import Export
 
@@ -96,12 +96,36 @@ def leave_artifacts(
     batches: Batches | SampleRows,
     enter_phase: EnterPhase,
     stages: StageWatch | None = None,
-    state: Mapping[str, AnyTensor] | None = None,
 ) -> tuple[list[Artifact], str]:
     """Write the artifacts that the workload asks for; returns them and the sha256 of the weights (``hash_weights``).
 
-    state: the optimizer's of all ranks, where there are several.
+    Of several ranks the first writes, and reads masters from their owners; the others wait meanwhile, and have none.
     """
+    if trainer.ranks is None:
+        return _leave_all(trainer, exported, batches=batches, enter_phase=enter_phase, stages=stages)
+    trainer.join()
+    state, _ = trainer.optimizer.export_state()
+    left = gather_to_first(
+        trainer.ranks,
+        groups={"optimizer": state if trainer.ranks.is_first or trainer.shares_state else {}},
+        facts={},
+        use=lambda groups, _: _leave_all(
+            trainer, exported, batches=batches, enter_phase=enter_phase, stages=stages, state=groups["optimizer"]
+        ),
+    )
+    return left or ([], "")
+
+
+def _leave_all(
+    trainer: Trainer,
+    exported: Exported,
+    *,
+    batches: Batches | SampleRows,
+    enter_phase: EnterPhase,
+    stages: StageWatch | None,
+    state: Mapping[str, AnyTensor] | None = None,
+) -> tuple[list[Artifact], str]:
+    """state: the optimizer's of all ranks, where there are several."""
     final = FinalWeights.of_trainer(trainer, state=state)
     artifacts = leave_weights(final, exported, enter_phase=enter_phase, stages=stages)
     if trainer.workload.sample_tokens:

@@ -1,4 +1,4 @@
-"""Cases that ranks carry out and are compared in: a model, a plan and a workload, as JSON; declared, or drawn with a fixed seed."""
+"""Cases that ranks carry out and are compared in: model, plan and workload, as JSON; declared, or drawn with a fixed seed."""
 
 import random
 from collections.abc import Sequence

@@ -136,7 +136,10 @@ def _carry_out(command: dict[str, Any], place: RankPlace) -> Any:
         return num_asked == command.get("stops_before_step")
 
     document = {**command["run"], "plan": command.get("as_plan", command["run"]["plan"])}
-    result = train(_read_run(document, place), report=messages.append, should_stop=should_stop)
+    probe = None
+    if place.rank == 0 and "probes" in command:
+        probe = lambda measured, num_steps_left: str(command["probes"])  # noqa: E731
+    result = train(_read_run(document, place), report=messages.append, should_stop=should_stop, probe=probe)
     return {"result": result.to_json(), "messages": messages}
 
 

@@ -16,8 +16,8 @@ from tests.optimizer.runtime.ranks.rank_process import LEARNING_RATE
 
 OnOneDevice = Callable[[RankCase], tuple[dict[str, Any], Path]]
 TOLERANCES = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 4e-3}
-"""For weights. Below fp32 another order of sums moves a gradient by a part in 256 or 2048, and with it the sign of a small one; in
-bf16 a weight of 1 is also rounded to a part in 256."""
+"""For weights. Below fp32 another order of sums moves a gradient by a part in 256 or 2048, and with it the sign of a small one.
+In bf16 a weight of 1 is also rounded to a part in 256."""
 LION_TOLERANCE = 12 * LEARNING_RATE
 """Lion goes by signs alone, so that a number near zero may move a weight up here and down there, in each of three steps."""
 LOSS_TOLERANCES = {"fp32": 1e-5, "bf16": 0.1, "fp16": 1e-2}

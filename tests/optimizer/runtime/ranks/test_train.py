@@ -20,6 +20,7 @@ from tests.optimizer.runtime.ranks.conftest import answers_of
 from tests.optimizer.runtime.ranks.pool import RankPool
 from tests.optimizer.runtime.tiny import CONFIGS, make_plan, make_workload, write_token_file, write_tokenizer
 
+ON_HOST = {"gradients": "host", "state_place": "host"}
 TRAINED_TOLERANCE = 1e-5
 """Of weights after steps that differ in the order of sums (``test_steps.py``)."""
 
@@ -70,12 +71,17 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
         torch.testing.assert_close(found[name], weight, rtol=0, atol=TRAINED_TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "data", "places"),
+    [("fp32", "zero1", {}), ("bf16", "zero1", {}), ("fp32", "replicated", {**ON_HOST, "weights_place": "host"})],
+    ids=["fp32", "masters", "streamed"],
+)
 def test_a_job_of_two_ranks_leaves_the_weights_and_numbers_of_one_device(
-    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path
+    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, dtype: str, data: str, places: dict[str, str]
 ) -> None:
     two = {"global_batch_size": 2, "checkpoint_every_steps": 2, "eval_every_steps": 2}
-    (one,) = answers_of(run_job(make_rank_plan(1, accumulation_steps=2), job="one", workload=two))
-    first, second = answers_of(run_job(make_rank_plan(2, "zero1"), job="two", workload=two))
+    (one,) = answers_of(run_job(make_rank_plan(1, accumulation_steps=2, dtype=dtype), job="one", workload=two))
+    first, second = answers_of(run_job(make_rank_plan(2, data, dtype=dtype, **places), job="two", workload=two))
     for key in ("loss", "validation_loss", "validation_loss_start", "weights_sha256"):
         assert first["result"]["summary"][key] == one["result"]["summary"][key], key
     artifacts = [{artifact["file"]: artifact["sha256"] for artifact in done["result"]["artifacts"]} for done in (first, one)]
@@ -132,6 +138,14 @@ def test_ranks_stopped_and_resumed_end_with_the_same_bits_dropout_included(
     resumed = answers_of(run_job(plan, job="job", model="gpt2", resume_from="newest", attempt=2))
     for key in ("weights_sha256", "validation_loss", "loss"):
         assert resumed[0]["result"]["summary"][key] == whole[0]["result"]["summary"][key], key
+
+
+def test_the_probe_of_rank_0_ends_all_ranks_with_a_checkpoint(run_job: Callable[..., list[dict[str, Any]]]) -> None:
+    plan = make_rank_plan(2, "zero1", accumulation_steps=2, gradients="host", state_place="disk")
+    done = answers_of(run_job(plan, job="job", workload={"num_steps": 24}, probes="too slow"))
+    assert [(rank["result"]["outcome"], rank["result"]["step"]) for rank in done] == [("drained", 20)] * 2
+    assert [rank["result"]["message"] for rank in done] == ["too slow"] * 2
+    assert [message["type"] for message in done[0]["messages"]][-1] == "checkpoint"
 
 
 def test_a_killed_rank_ends_the_others_with_an_error_that_says_so(
