@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptPlace:
-    """What a slot gives an attempt to run on."""
+    """The devices that a slot gives an attempt, with their lock and meter."""
 
     devices: Sequence[str]
     """torch's names."""

@@ -8,8 +8,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
-from tests.webapp.conftest import MACHINE_DOCUMENT, make_spec
-from webapp.catalog.actions import register_machine
+from tests.webapp.conftest import make_spec
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import record_progress, record_started
 from webapp.jobs.claiming import claim_job
@@ -17,13 +16,6 @@ from webapp.jobs.models import Job
 from webapp.planning.submitting import submit_job
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def pair(db: None) -> Machine:
-    """A machine whose CPU plays two devices."""
-    link = {"kind": "loopback", "bytes_per_s": 1e9, "latency_s": 1e-4, "source": "measured"}
-    return register_machine(name="pair", document={**MACHINE_DOCUMENT, "num_devices": 2, "peers": link})
 
 
 @pytest.fixture

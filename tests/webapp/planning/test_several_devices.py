@@ -7,8 +7,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from optimizer.base.errors import InvalidInput
-from tests.webapp.conftest import MACHINE_DOCUMENT, make_bench, make_spec
-from webapp.catalog.actions import register_machine
+from tests.webapp.conftest import make_bench, make_spec
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import retry_job
 from webapp.jobs.claiming import claim_job
@@ -33,13 +32,6 @@ def spec(profiled_llama: Model, dataset: Dataset) -> Spec:
         return make_spec(profiled_llama, dataset, goal=asked, workload=WORKLOAD | (workload or {}))
 
     return make
-
-
-@pytest.fixture
-def pair(db: None) -> Machine:
-    """A machine whose CPU plays two devices."""
-    link = {"kind": "loopback", "bytes_per_s": 1e9, "latency_s": 1e-4, "source": "measured"}
-    return register_machine(name="pair", document={**MACHINE_DOCUMENT, "num_devices": 2, "peers": link})
 
 
 @pytest.fixture

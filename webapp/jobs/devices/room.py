@@ -35,7 +35,7 @@ class DeviceRoom:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """What a machine has, and what of it is free."""
+    """The devices of a machine, and the bytes free on each."""
 
     kind: str
     """``cpu`` or ``cuda``."""
@@ -80,13 +80,13 @@ class Room:
         return self._condition([device.empty_bytes for device in self.devices])
 
     def suits(self, job: Job) -> bool:
-        """``when_empty`` of one job that was read."""
+        """Report whether the machine could hold the job if no other ran."""
         width = job.need_devices
         of_each = self.device_bytes // (width if self.shares_memory else 1)
         return job.need_device_kind in ("", self.kind) and width <= self.num_devices and job.need_device_bytes <= of_each
 
     def has_room_for(self, job: Job) -> bool:
-        """``now`` of one job that was read."""
+        """Report whether the job has room on devices that are free now."""
         width = job.need_devices
         free = [device.free_bytes for device in self.devices]
         return width <= len(free) and job.need_device_bytes <= self._most_bytes(free, width)

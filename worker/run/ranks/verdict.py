@@ -25,7 +25,7 @@ class RankEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the attempt leaves."""
+    """The end of the whole attempt."""
 
     result: dict[str, Any] | None
     """The attempt's ``result.json``; None for none."""
