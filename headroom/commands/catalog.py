@@ -280,7 +280,7 @@ def device_words(device: Device) -> str:
 
 def _devices(machine: Machine) -> str:
     """``2 x NVIDIA L4 22.0 GiB, linked by pcie``."""
-    number, link = machine["num_devices"], machine["peers"]
+    number, link = machine.get("num_devices", 1), machine.get("peers")
     words = device_words(machine["device"])
     if number == 1:
         return words

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headroom.client import HeadroomClient, Row
+from headroom.client.types import Machine
 from headroom.commands.submit import UsageError, read_job_file
 from optimizer.base.units import format_bytes, parse_bytes
 
@@ -77,20 +78,26 @@ def complete_job(client: HeadroomClient, spec: Row) -> Row:
     row = next((row for row in client.models() if spec["model"] in (row["id"], row["name"])), None)
     recipe = spec.get("recipe") or ("lora" if row is not None and row["has_weights"] else "exact")
     goal = spec["goal"]
-    budget_bytes = goal.get("device_budget_bytes") or largest_device_bytes(client)
+    budget_bytes = goal.get("device_budget_bytes") or largest_device_bytes(client, num_devices=goal.get("num_devices", 1))
     return {**spec, "recipe": recipe, "goal": {**goal, "device_budget_bytes": budget_bytes}}
 
 
-def largest_device_bytes(client: HeadroomClient, *, wait_s: float = REGISTERED_WITHIN_S) -> int:
-    """Memory of the largest machine's device. Waits for one to register, since a worker that was just started measures its own
-    first; raises UsageError if none does.
+def largest_device_bytes(client: HeadroomClient, *, num_devices: int = 1, wait_s: float = REGISTERED_WITHIN_S) -> int:
+    """Memory of the largest machine's device, where so many share a job. Waits for one to register, since a worker that was just
+    started measures its own first; raises UsageError if none does.
     """
     give_up_at = time.monotonic() + wait_s
-    while not (sizes := [int(machine["device"]["memory_bytes"]) for machine in client.machines()]):
+    while not (sizes := [_device_bytes(machine, num_devices) for machine in client.machines()]):
         if time.monotonic() > give_up_at:
             raise UsageError("no machine has registered yet", hint="Start a worker, or give --budget.")
         time.sleep(1)
     return max(sizes)
+
+
+def _device_bytes(machine: Machine, num_devices: int) -> int:
+    """Devices that the CPU plays share its memory."""
+    memory_bytes = int(machine["device"]["memory_bytes"])
+    return memory_bytes // num_devices if num_devices > 1 and machine["device"]["kind"] == "cpu" else memory_bytes
 
 
 def size(text: str) -> int:

@@ -9,15 +9,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.site.stack import running_stack
-from tests.end_to_end.test_survival import (
-    CHECKPOINT_EVERY,
-    NUM_STEPS,
-    PLAN,
-    ROOMY_BYTES,
-    WORKLOAD,
-    TrainJobs,
-    assert_same_end,
-)
+from tests.end_to_end.test_survival import CHECKPOINT_EVERY, PLAN, ROOMY_BYTES, TIGHT_BYTES, WORKLOAD, TrainJobs
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from tests.worker.processes import is_alive, wait_for
 
@@ -25,18 +17,28 @@ pytestmark = pytest.mark.slow
 
 LINK = {"kind": "loopback", "bytes_per_s": 1e9, "latency_s": 1e-4, "source": "table"}
 TWO_DEVICES = {**MACHINE_DOCUMENT, "num_devices": 2, "peers": LINK}
-LAYOUT = {"num_devices": 2, "data": "zero1"}
+NUM_STEPS = 20
+SHORT = {**WORKLOAD, "num_steps": NUM_STEPS, "sample_tokens": 0}
+PLAN_ON_TWO: dict[str, Any] = {
+    **PLAN,
+    "batch": {"micro_batch_size": 2, "accumulation_steps": 1},
+    "layout": {"num_devices": 2, "data": "zero1"},
+}
 
 
 class GangJobs(TrainJobs):
     """Jobs of two devices, and their processes."""
 
-    def start_on_two(self, **workload: Any) -> str:
-        plan = {**PLAN, "batch": {"micro_batch_size": 2, "accumulation_steps": 1}, "layout": LAYOUT}
+    def start_on_two(self, *, budget_bytes: int = ROOMY_BYTES) -> str:
         return self.stack.ask(
-            "create_job", model=self.model, dataset=self.dataset, workload={**WORKLOAD, **workload}, plan=plan,
-            budget_bytes=ROOMY_BYTES, kind="train",
-        )  # fmt: skip
+            "create_job",
+            model=self.model,
+            dataset=self.dataset,
+            workload=SHORT,
+            plan=PLAN_ON_TWO,
+            budget_bytes=budget_bytes,
+            kind="train",
+        )
 
     def ranks(self, job: str, leader: int) -> list[int]:
         """Processes of the newest attempt's ranks, in their order."""
@@ -84,6 +86,13 @@ def undisturbed(jobs: GangJobs) -> dict[str, Any]:
     return row
 
 
+def assert_same_end(jobs: GangJobs, job: str, undisturbed: Any) -> None:
+    row = jobs.wait_for_end(job)
+    assert row["state"] == "succeeded", f"{row}\n{jobs.log(job)}"
+    assert row["summary"]["weights_sha256"] == undisturbed["summary"]["weights_sha256"]
+    assert jobs.steps(job) == list(range(1, NUM_STEPS + 1))
+
+
 def test_a_killed_rank_costs_nothing_but_time_and_leaves_no_process(jobs: GangJobs, undisturbed: Any) -> None:
     job = jobs.start_on_two()
     leader = jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
@@ -112,10 +121,7 @@ def test_a_pause_stops_both_at_one_step_and_a_lost_leader_takes_both_along(jobs:
 
 
 def test_a_rank_without_room_fails_the_job_by_name(jobs: GangJobs) -> None:
-    plan = {**PLAN, "batch": {"micro_batch_size": 2, "accumulation_steps": 1}, "layout": LAYOUT}
-    job = jobs.stack.ask(
-        "create_job", model=jobs.model, dataset=jobs.dataset, workload=WORKLOAD, plan=plan, budget_bytes=8 << 20, kind="train"
-    )
+    job = jobs.start_on_two(budget_bytes=TIGHT_BYTES)
     row = jobs.wait_for_end(job)
     assert (row["state"], row["reason"]) == ("failed", "out_of_device_memory")
     assert row["error"]["fields"]["num_ranks"] == 2
