@@ -342,7 +342,7 @@ class CompiledShape:
         placed = list(map(PlacedChange, changes, at, storages))
         if dropped is None and not own:
             return placed
-        flags = iter(own) if own else repeat(True)
+        flags = iter(own or repeat(object=True))
         region = _LOGITS if isinstance(name, str) and name.startswith("head") else _TEMPORARIES
         found: list[PlacedChange] = []
         for each in placed:

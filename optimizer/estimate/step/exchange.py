@@ -1,6 +1,6 @@
 """Gradients that ranks exchange in backward: which of them a rank lets go of, and what compute waits for. Torch-free.
 
-A rank exchanges each gradient as soon as it is complete (``runtime/ranks``). Here those of a block are exchanged when its backward
+A rank exchanges each gradient as soon as it is complete (``runtime/ranks``). Here a block's are exchanged when its backward
 has ended, one message for each tensor.
 """
 

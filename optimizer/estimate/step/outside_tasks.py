@@ -137,7 +137,7 @@ class OutsideTasks:
 
 def _drop(changes: Sequence[Change], dropped: Dropped | None, own: tuple[bool, ...]) -> Iterator[Change]:
     """The changes of a chunked head where gradients meet their fate; own: empty where the rank owns all of them."""
-    flags = iter(own) if own else repeat(True)
+    flags = iter(own or repeat(object=True))
     for change in changes:
         is_complete = change[1] == _GRADIENTS and change[2] > 0
         fate = dropped if not is_complete or next(flags) else Dropped()

@@ -43,7 +43,8 @@ class PartPrices:
     ) -> "PartPrices":
         """Find the prices of a plan's parts. plan: of which only what becomes of gradients is looked at. is_first:
         whether updates inside backward make the moments, as in a first step that consumes gradients. The same object
-        for all that differ in nothing else. drops_all: every gradient goes as soon as it is complete, and none is copied, for bounds.
+        for all that differ in nothing else. drops_all: every gradient goes as soon as it is complete, and none is copied:
+        for bounds.
         """
         dropped = Dropped() if drops_all else find_dropped(plan, moments, is_first=is_first, device_kind=machine.device.kind)
         leaves = plan.gradients.choice == "host" and not drops_all

@@ -202,11 +202,11 @@ def _compression_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
 
 def _batch_sentence(plan: Plan, worth: _Worth) -> str:
     batch = plan.batch
-    on_one = plan.layout.num_devices == 1
+    is_alone, size = plan.layout.num_devices == 1, batch.global_batch_size
     if batch.accumulation_steps == 1:
-        return f"{'the whole batch' if on_one else 'the part of each device'} of {batch.global_batch_size} runs at once"
+        return f"{'the whole batch' if is_alone else 'the part of each device'} of {size} runs at once"
     return (
-        f"the {'batch' if on_one else 'part of each device'} of {batch.global_batch_size} runs as {batch.accumulation_steps} micro-batches "
+        f"the {'batch' if is_alone else 'part of each device'} of {size} runs as {batch.accumulation_steps} micro-batches "
         f"of {batch.micro_batch_size}, whose gradients are summed{worth.clause('accumulate')}"
     )
 

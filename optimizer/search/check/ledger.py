@@ -185,9 +185,9 @@ class _Replay:
             if number not in self._sizes:
                 self._sizes[number] = evaluate(change.num_bytes, self._shape)
             ledger.add(change.tier, change.category, self._sizes[number])
-            if self._owned and change.category == "gradients" and self._sizes[number] > 0:
-                if not self._owned[self._sizes[number]].pop():
-                    ledger.add(change.tier, change.category, -self._sizes[number])
+            is_complete = change.category == "gradients" and self._sizes[number] > 0
+            if self._owned and is_complete and not self._owned[self._sizes[number]].pop():
+                ledger.add(change.tier, change.category, -self._sizes[number])
         for index in waiting:
             self._release(ledger, index)
 

@@ -1,0 +1,91 @@
+"""Links between cards of one machine, as data sheets and people name them."""
+
+import pytest
+
+from benchmarks.common.machines import make_cpu_machine
+from optimizer.base.errors import InvalidInput
+from optimizer.hardware.devices import find_device, known_devices, table_machine
+from optimizer.hardware.machine import Machine
+from optimizer.hardware.peers import (
+    SeveralDevices,
+    assumed_link,
+    peer_link_of,
+    read_devices_text,
+    read_peer_link,
+    with_devices,
+)
+
+
+@pytest.mark.parametrize(
+    ("card", "kind"),
+    [
+        ("RTX 3090", "nvlink"),
+        ("RTX A6000", "nvlink"),
+        ("A100 PCIe 80GB", "nvlink"),
+        ("H100 SXM", "nvlink"),
+        ("V100 32GB", "nvlink"),
+        ("RTX 4090", "host"),
+        ("RTX 3060 12GB", "host"),
+        ("GTX 1660 6GB", "host"),
+        ("L40S", "pcie"),
+        ("T4", "pcie"),
+    ],
+)
+def test_a_card_has_the_best_link_that_it_can_have(card: str, kind: str) -> None:
+    assert peer_link_of(find_device(card)).kind == kind
+
+
+def test_every_card_of_the_table_has_a_link_and_none_is_faster_than_nvlinks_peak() -> None:
+    for spec in known_devices().values():
+        link = peer_link_of(spec)
+        assert 1e9 < link.bytes_per_s <= 900e9
+        assert 0 < link.latency_s < 1e-3
+
+
+def test_copies_through_the_host_have_half_the_links_rate() -> None:
+    card = find_device("RTX 4090")
+    assert read_peer_link(card, "host").bytes_per_s * 2 == read_peer_link(card, "pcie").bytes_per_s
+    assert read_peer_link(card, "25e9").bytes_per_s == 25e9
+
+
+@pytest.mark.parametrize("text", ["nvlink", "wire", "-1", "nan"])
+def test_a_link_that_a_card_cannot_have_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_peer_link(find_device("RTX 4090"), text)
+    assert caught.value.fields["field"] == "peer_link"
+
+
+def test_devices_are_read_as_a_number_or_with_a_card() -> None:
+    assert read_devices_text("2") == SeveralDevices(name="", count=2)
+    assert read_devices_text("2x RTX 4090") == SeveralDevices(name="RTX 4090", count=2)
+    assert read_devices_text(" 4 x A100 80GB ") == SeveralDevices(name="A100 80GB", count=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("RTX 4090", "is not understood"),
+        ("0", "is not understood"),
+        ("1x RTX 4090 + 1x RTX 3090", "several kinds or in several machines"),
+        ("2x RTX 4090 @ host-b", "several kinds or in several machines"),
+    ],
+)
+def test_uneven_and_remote_devices_are_refused_in_words(text: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        read_devices_text(text)
+
+
+def test_a_machine_of_several_cards_is_written_and_read_as_json() -> None:
+    machine = table_machine("RTX 3090", num_devices=2)
+    assert machine.num_devices == 2
+    assert Machine.from_json(machine.to_json()) == machine
+    assert table_machine("RTX 3090").peers is None
+
+
+def test_a_measured_machine_is_given_devices_and_an_assumed_link() -> None:
+    machine = with_devices(make_cpu_machine(), 4)
+    assert (machine.num_devices, machine.peers) == (4, assumed_link(make_cpu_machine()))
+    assert machine.peers is not None
+    assert machine.peers.kind == "loopback"
+    assert with_devices(machine, 2, peer_link="2e9").peers.bytes_per_s == 2e9
+    assert with_devices(machine, 1).peers is None
