@@ -253,6 +253,8 @@ class Attempt(TypedDict):
 
     number: int
     worker: str
+    devices: list[int]
+    """Places of the machine's devices that it used, counted from 0."""
     outcome: str
     cause: str
     """One of a closed list where memory ran out, else empty."""

@@ -93,31 +93,23 @@ def assert_same_end(jobs: GangJobs, job: str, undisturbed: Any) -> None:
     assert jobs.steps(job) == list(range(1, NUM_STEPS + 1))
 
 
-def test_a_killed_rank_costs_nothing_but_time_and_leaves_no_process(jobs: GangJobs, undisturbed: Any) -> None:
+def test_a_killed_rank_and_a_pause_cost_nothing_but_time_and_leave_no_process(jobs: GangJobs, undisturbed: Any) -> None:
     job = jobs.start_on_two()
     leader = jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
     ranks = jobs.ranks(job, leader)
     os.kill(ranks[1], signal.SIGKILL)
     wait_for(lambda: not any(map(is_alive, [leader, *ranks])), what="the end of all processes", timeout_s=10)
-    assert_same_end(jobs, job, undisturbed)
-    first, second = jobs.attempts(job)
-    assert (first["outcome"], first["exit_code"]) == ("worker_lost", -signal.SIGKILL)
-    assert second["resumed_from_step"] >= CHECKPOINT_EVERY
-
-
-def test_a_pause_stops_both_at_one_step_and_a_lost_leader_takes_both_along(jobs: GangJobs, undisturbed: Any) -> None:
-    job = jobs.start_on_two()
-    jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
+    wait_for(lambda: len(jobs.attempts(job)) == 2 and jobs.attempts(job)[-1]["pid"], what="a second attempt", timeout_s=60)
+    again = jobs.ranks(job, jobs.attempts(job)[-1]["pid"])
     jobs.stack.ask("pause", job=job)
-    jobs.wait_for_event(job, "requeued")
+    jobs.wait_for_event(job, "requeued", count=2)
+    assert not any(map(is_alive, again))
     jobs.stack.ask("resume", job=job)
-    wait_for(lambda: jobs.attempts(job)[-1]["pid"] and len(jobs.attempts(job)) == 2, what="a second attempt", timeout_s=60)
-    leader = jobs.attempts(job)[-1]["pid"]
-    ranks = jobs.ranks(job, leader)
-    os.kill(leader, signal.SIGKILL)
-    wait_for(lambda: not any(map(is_alive, ranks)), what="the end of both ranks", timeout_s=10)
     assert_same_end(jobs, job, undisturbed)
-    assert [attempt["outcome"] for attempt in jobs.attempts(job)] == ["paused", "worker_lost", "succeeded"]
+    first, second, last = jobs.attempts(job)
+    assert [attempt["outcome"] for attempt in (first, second, last)] == ["worker_lost", "paused", "succeeded"]
+    assert first["exit_code"] == -signal.SIGKILL
+    assert last["resumed_from_step"] >= second["resumed_from_step"] >= CHECKPOINT_EVERY
 
 
 def test_a_rank_without_room_fails_the_job_by_name(jobs: GangJobs) -> None:

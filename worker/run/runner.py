@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from optimizer.base.errors import DiskFull, HeadroomError, InvalidDataset, InvalidModel, InvalidPlan
+from optimizer.base.errors import DiskFull, HeadroomError, InvalidDataset, InvalidModel, InvalidPlan, RankLost
 from worker.run.exit_codes import EXIT_DONE, EXIT_DRAINED, EXIT_FAILED, EXIT_NO_ROOM, EXIT_USAGE
 from worker.run.exporting import export_attempt
 from worker.run.lifeline import die_with_supervisor, end_when_silent
@@ -183,6 +183,8 @@ def reason_of(error: HeadroomError) -> str:
     """The closest entry of the closed list of reasons."""
     if error.code in REASONS:
         return error.code
+    if isinstance(error, RankLost):
+        return "worker_lost"  # a process that hangs or is gone, and no fault of the job's own
     if isinstance(error, InvalidModel):
         return "bad_model"
     if isinstance(error, InvalidPlan):

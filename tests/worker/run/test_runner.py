@@ -18,6 +18,7 @@ from optimizer.base.errors import (
     LossNotFinite,
     MissingExtra,
     OutOfDeviceMemory,
+    RankLost,
     RemoteStoreFull,
     RemoteStoreLost,
     UnsupportedModelType,
@@ -52,6 +53,7 @@ def out_of_device_memory() -> OutOfDeviceMemory:
         (MissingExtra("peft", needed_for="adapters"), "missing_extra"),
         (RemoteStoreFull("x"), "remote_store_full"),
         (RemoteStoreLost("x"), "remote_store_lost"),
+        (RankLost(rank=0, num_ranks=2, waiting_for="a sum", waited_s=300.0, cause="timeout"), "worker_lost"),
         (HeadroomError("x"), "internal"),
     ],
 )
