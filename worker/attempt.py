@@ -51,7 +51,9 @@ class AttemptPlace:
     """The devices that a slot gives an attempt, with their lock and meter."""
 
     devices: Sequence[str]
-    """torch's names."""
+    """torch's names in the attempt's process."""
+    cards: str | None
+    """Cards that it may see, as ``CUDA_VISIBLE_DEVICES``; None: those that this process may."""
     lock: DeviceLock
     gpu: GpuMeter
     """Reads the first of the devices."""
@@ -130,6 +132,7 @@ class _AttemptRun:
                 isolated_command("worker.run.runner", str(self._folder)),
                 folder=self._folder,
                 lock=self._place.lock,
+                cards=self._place.cards,
                 beat_fd=beats.child_fd,
                 asks_fd=relay.child_fd if relay else None,
             )

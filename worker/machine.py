@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +23,7 @@ from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Machine as MachineRow
 from webapp.jobs.devices.room import count_devices
 from worker.config import WorkerConfig
-from worker.gpu import GpuMeter, card_identity, card_names
+from worker.gpu import GpuMeter, card_identity, card_names, visible_card
 from worker.run.child import child_environment, isolated_command
 
 PROBE_TIMEOUT_S = 600
@@ -36,10 +37,23 @@ def register_this_machine(config: WorkerConfig) -> MachineRow:
     return register_machine(name=machine.name, document=machine.to_json())
 
 
-def device_name(row: MachineRow, *, place: int = 0) -> str:
-    """torch's name of one of the machine's devices. place: counted from the first of them."""
+def device_names(row: MachineRow, places: Sequence[int]) -> list[str]:
+    """torch's names of an attempt's devices in its own process, which sees those cards alone; ``cpu`` for one that needs none."""
+    if row.document["device"]["kind"] == "cuda":
+        return [f"cuda:{index}" for index in range(len(places))] or ["cpu"]
+    return ["cpu"] * max(1, len(places))
+
+
+def visible_cards(row: MachineRow, places: Sequence[int]) -> str | None:
+    """``CUDA_VISIBLE_DEVICES`` for a process on these of the machine's devices; None where it stays as it is.
+
+    places: counted from the machine's first device.
+    """
     device = row.document["device"]
-    return f"cuda:{device['index'] + place}" if device["kind"] == "cuda" else "cpu"
+    if device["kind"] != "cuda" or not places:
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return ",".join(str(visible_card(device["index"] + place, visible=visible)) for place in places)
 
 
 def count_slots(row: MachineRow, config: WorkerConfig) -> int:

@@ -29,9 +29,10 @@ from worker.machine import (
     count_slots,
     device_lock_file,
     device_meters,
-    device_name,
+    device_names,
     host_lock_file,
     register_this_machine,
+    visible_cards,
 )
 from worker.run.child import DeviceLock
 
@@ -186,7 +187,8 @@ class Supervisor:
                 self._num_devices_used += len(attempt.devices)
             try:
                 place = AttemptPlace(
-                    devices=[device_name(machine, place=index) for index in attempt.devices] or ["cpu"],
+                    devices=device_names(machine, attempt.devices),
+                    cards=visible_cards(machine, attempt.devices),
                     lock=lock,
                     gpu=meters[attempt.devices[0] if attempt.devices else 0],
                 )
