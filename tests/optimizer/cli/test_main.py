@@ -378,3 +378,30 @@ def test_options_that_do_not_go_together_are_refused(
     files: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
 ) -> None:
     assert words in fail(capsys, "plan", *plan_options(files, *options))[0]
+
+
+def test_plan_on_two_cards_prints_each_layout_and_what_devices_send(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = ["--profile", str(files / "profile.json"), *WORK, "--forbid", "offload", "--forbid", "stream_weights"]
+    assert main(["plan", *profile, "--devices", "2x RTX 4090", "--pin", "layout.num_devices=2"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 alike, linked by the host's memory" in printed
+    assert "2 devices, replicated" in printed
+    assert "2 devices, zero1" in printed
+    assert "peaks of the devices: " in printed
+    assert "ddp_recompute" in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--devices", "2x RTX 4090", "--gpu", "RTX 4090"], "--devices names a card (RTX 4090)"),
+        (["--devices", "1x RTX 4090 + 1x T4"], "several kinds or in several machines"),
+        (["--devices", "2x RTX 4090", "--peer-link", "nvlink"], "has no NVLink"),
+        (["--devices", "2", "--gpus", "all"], "--devices is for one plan of training"),
+    ],
+)
+def test_devices_that_cannot_be_planned_for_are_refused_in_words(
+    files: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    lines = fail(capsys, "plan", "--profile", str(files / "profile.json"), *WORK, *options)
+    assert any(words in line for line in lines), lines

@@ -1,0 +1,145 @@
+"""Layouts of several devices: which are searched, which is chosen, and what the answer says of the others."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from optimizer.api.plan import plan_profiled
+from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload
+from optimizer.base.units import GIB, MIB
+from optimizer.goal import UNLIMITED_BYTES, Goal
+from optimizer.hardware.devices import table_machine
+from optimizer.hardware.machine import Machine, PeerLink
+from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.pins.training import Pins, read_pins
+from optimizer.profile.profile import Profile
+from optimizer.search.questions.layouts import list_layouts
+from optimizer.search.questions.objectives import ObjectiveAnswer
+from optimizer.workload import TrainingWorkload
+
+WORKLOAD = TrainingWorkload(sequence_length=128, global_batch_size=8)
+FORBID = ("offload", "offload_gradients", "offload_optimizer", "stream_weights", "disk")
+"""Left out unless a test is about them: the search of each layout is shorter."""
+
+
+def pair(*, bytes_per_s: float = 1e12, latency_s: float = 1e-7, num_devices: int = 2) -> Machine:
+    """Cards that are slow enough for a small model to keep busy."""
+    link = PeerLink(kind="nvlink", bytes_per_s=bytes_per_s, latency_s=latency_s, source="measured")
+    machine = table_machine("RTX 3090", num_devices=num_devices, host_memory_bytes=64 * GIB)
+    slow = dict.fromkeys(machine.rates.matmul_flops_per_s, 1e10)
+    rates = replace(machine.rates, matmul_flops_per_s=slow, memory_bytes_per_s=1e10, op_overhead_s=1e-6)
+    return replace(machine, peers=link, rates=rates)
+
+
+def ask(profile: Profile, machine: Machine, *, num_devices: int = 2, pins: Pins | None = None, **goal: Any) -> ObjectiveAnswer:
+    budget_bytes, forbid = goal.pop("device_budget_bytes", UNLIMITED_BYTES), goal.pop("forbid", FORBID)
+    asked = Goal(device_budget_bytes=budget_bytes, num_devices=num_devices, pins=pins or Pins(), forbid=forbid, **goal)
+    return plan_profiled(profile, machine=machine, workload=WORKLOAD, goal=asked, with_ways_out=False)
+
+
+def names(layouts: list[DeviceLayout]) -> list[str]:
+    return [f"{layout.num_devices} {layout.data}" for layout in layouts]
+
+
+def test_layouts_are_those_that_deal_the_batch_out_evenly() -> None:
+    goal = Goal(device_budget_bytes=1, num_devices=4)
+    shared = ["replicated", "zero1", "zero2"]
+    two, four = ([f"{number} {data}" for data in shared] for number in (2, 4))
+    assert names(list_layouts(goal, WORKLOAD)) == ["1 replicated", *two, *four]
+    assert names(list_layouts(goal, replace(WORKLOAD, global_batch_size=6))) == ["1 replicated", *two, *(
+        f"3 {data}" for data in shared
+    )]
+    assert names(list_layouts(replace(goal, num_devices=1), WORKLOAD)) == ["1 replicated"]
+
+
+@pytest.mark.parametrize(
+    ("pins", "forbid", "left"),
+    [
+        ([], ("data_parallel",), ["1 replicated"]),
+        ([], ("shard_state",), ["1 replicated", "2 replicated"]),
+        ([], ("shard_gradients",), ["1 replicated", "2 replicated", "2 zero1"]),
+        (["layout.data=zero1"], (), ["2 zero1"]),
+        (["layout.num_devices=2"], (), ["2 replicated", "2 zero1", "2 zero2"]),
+        (["layout.num_devices=1"], (), ["1 replicated"]),
+    ],
+)
+def test_pins_and_forbidden_techniques_leave_layouts_out(pins: list[str], forbid: Any, left: list[str]) -> None:
+    goal = Goal(device_budget_bytes=1, num_devices=2, pins=read_pins(pins), forbid=forbid)
+    assert names(list_layouts(goal, WORKLOAD)) == left
+
+
+def test_pins_that_no_layout_keeps_are_refused() -> None:
+    goal = Goal(device_budget_bytes=1, num_devices=2, pins=read_pins(["layout.num_devices=2"]))
+    with pytest.raises(InvalidPlan, match="no layout of up to 2 devices"):
+        list_layouts(goal, replace(WORKLOAD, global_batch_size=3))
+    with pytest.raises(InvalidWorkload, match="data_parallel|goal.forbid"):
+        Goal(device_budget_bytes=1, num_devices=2, pins=goal.pins, forbid=("data_parallel",))
+
+
+def test_two_devices_with_a_fast_link_are_chosen_and_count_all_tokens(llama_profile: Profile) -> None:
+    alone = ask(llama_profile, pair(), num_devices=1)
+    found = ask(llama_profile, pair())
+    chosen = found.result.chosen
+    assert chosen.plan.layout == DeviceLayout(num_devices=2)
+    assert chosen.prediction.step_ms < alone.result.chosen.prediction.step_ms
+    assert chosen.prediction.tokens_per_s == pytest.approx(WORKLOAD.tokens_per_step / chosen.prediction.step_ms * 1000)
+    assert found.workload == WORKLOAD
+    assert alone.layouts == ()
+    assert {"ddp", "ddp_recompute", "zero1", "zero1_recompute", "zero2", "zero2_recompute"} <= set(found.result.baselines)
+    assert [option.layout.num_devices for option in found.layouts] == [1, 2, 2, 2]
+    assert len(set(chosen.prediction.rank_peak_bytes)) == 1
+
+
+def test_one_device_is_faster_than_two_over_a_slow_link(llama_profile: Profile) -> None:
+    found = ask(llama_profile, pair(bytes_per_s=1e6, latency_s=1e-3))
+    assert found.result.chosen.plan.layout == DeviceLayout()
+    sentences = [option.sentence for option in found.layouts]
+    assert sentences[0] == "one device: chosen; more devices would wait for each other for longer than they save"
+    assert all("slower" in sentence or "not searched" in sentence for sentence in sentences[1:])
+
+
+def test_what_shares_less_is_chosen_where_memory_is_plenty(llama_profile: Profile) -> None:
+    """No layout that is left out, or listed as slower, is faster."""
+    found = ask(llama_profile, pair(latency_s=1e-5), num_devices=2)
+    chosen = found.result.chosen.prediction
+    assert found.result.chosen.plan.layout.data == "replicated"
+    for option in found.layouts:
+        if option.best is not None:
+            assert option.best.prediction.step_ms >= chosen.step_ms * (1 - 0.005)
+        else:
+            assert option.least_step_ms >= chosen.step_ms or "gradients need no sharing" in option.sentence
+
+
+def test_state_is_shared_out_where_each_device_is_short_of_memory(llama_profile: Profile) -> None:
+    """Below what every replicated plan takes, with nothing that moves or rounds allowed."""
+    forbid = (*FORBID, "recompute", "chunked_loss", "accumulate", "consume_gradients")
+    plain = ask(llama_profile, pair(), forbid=(*forbid, "shard_state"), pins=read_pins(["layout.num_devices=2"]))
+    needed_bytes = plain.result.chosen.prediction.device_peak_high_bytes
+    found = ask(llama_profile, pair(), forbid=forbid, device_budget_bytes=needed_bytes - 64 * 1024)
+    assert found.result.chosen.plan.layout.shares_state
+    assert found.result.chosen.prediction.device_peak_high_bytes < needed_bytes
+    replicated = next(option for option in found.layouts if option.layout == DeviceLayout(num_devices=2))
+    assert replicated.best is None
+    assert "nothing fits; the smallest peak is" in replicated.sentence
+
+
+def test_more_sequences_run_at_once_on_two_devices(llama_profile: Profile) -> None:
+    forbid = (*FORBID, "recompute", "chunked_loss", "consume_gradients", "shard_state")
+    asked: dict[str, Any] = {"objective": "largest_batch", "device_budget_bytes": 24 * MIB, "forbid": forbid}
+    alone = ask(llama_profile, pair(), num_devices=1, **asked)
+    found = ask(llama_profile, pair(), **asked)
+    assert found.workload.global_batch_size == 2 * alone.workload.global_batch_size
+    assert found.result.chosen.plan.layout == DeviceLayout(num_devices=2)
+    assert len(found.layouts) == 2
+
+
+def test_more_devices_than_the_machine_has_are_refused(llama_profile: Profile) -> None:
+    with pytest.raises(InvalidInput, match="goal.num_devices is 4; the machine has 2"):
+        ask(llama_profile, pair(), num_devices=4)
+
+
+def test_an_answer_of_several_devices_is_written_as_json(llama_profile: Profile) -> None:
+    document = ask(llama_profile, pair()).to_json()
+    assert [option["layout"]["data"] for option in document["layouts"]] == ["replicated", "replicated", "zero1", "zero2"]
+    assert document["result"]["chosen"]["prediction"]["network_bytes"] > 0
