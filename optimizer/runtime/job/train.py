@@ -251,6 +251,8 @@ class _Job:
     def carry_out(self, should_stop: Callable[[], bool]) -> TrainingResult:
         seed_random(self.workload.seed, rank=self.trainer.rank)
         self._resume()
+        if self.ranks is not None:
+            self.ranks.barrier()
         if self.validation_loss_start is None:
             self.validation_loss_start = self._evaluate()
         release_unused(self.device)
@@ -444,6 +446,8 @@ class _Job:
         found = self._look_for_checkpoint() if self._leads else None
         if self.ranks is None:
             return found
+        # Hashing a large one takes longer than a step may.
+        self.ranks.barrier()
         folder = self.ranks.exchange_json(None if found is None else str(found.folder.resolve()))[0]
         return found if self._leads or folder is None else read_checkpoint(Path(folder))
 

@@ -121,13 +121,13 @@ class Ranks:
         self._finish(self._device.broadcast([self._given(tensor)], options), "a tensor of another rank")
 
     def settle(self) -> None:
-        """On CUDA: make the compute stream wait for all sums, and wait until they are there. Raises RankLost."""
+        """On CUDA: make the compute stream wait for all that was asked for, and wait until it is there. Raises RankLost."""
         while self._under_way:
             self._finish(self._under_way.popleft(), "the sum of a tensor")
         work, self._last = self._last, None
         if work is None:
             return
-        with self._naming_loss("the sums of a step"):
+        with self._naming_loss("the sums or weights of a step"):
             end_s = time.monotonic() + self.timeout_s
             while not work.is_completed():
                 if time.monotonic() > end_s:

@@ -86,6 +86,7 @@ class SharedStep:
         if self.ownership.is_shared:
             for name, parameter in self._named.items():
                 self.ranks.broadcast_(parameter, owner=self.ownership.owner_of(name))
+            self.ranks.settle()
 
     # In an evaluation.
 

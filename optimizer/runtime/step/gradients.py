@@ -124,7 +124,7 @@ class Gradients:
 
 class ConsumedGradients(Gradients):
     """Each is used up as soon as it is complete. Numbers that are not finite are found before their tensor is touched, on
-    CUDA at the end of the step; tensors before it are updated by then.
+    CUDA and by several ranks at the end of the step; tensors are updated by then.
     """
 
     def __init__(
