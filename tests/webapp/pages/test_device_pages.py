@@ -13,6 +13,8 @@ from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import record_progress, record_started
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
+from webapp.pages.shown.offer_rows import offer_rows
+from webapp.planning.pricing import price_spec
 from webapp.planning.submitting import submit_job
 
 pytestmark = pytest.mark.django_db
@@ -34,6 +36,18 @@ def test_the_page_of_a_new_job_says_beside_the_field_what_is_wrong_with_it(
     answer = browser.post(reverse("job_price"), {**typed, "num_devices": "3"}).content.decode()
     assert "Devices, at most" in answer
     assert "the machines here have at most 2 devices" in answer
+
+
+def test_a_clone_keeps_the_devices_and_its_price_names_them(browser: Client, ada: User, on_two: Job) -> None:
+    shown = browser.get(reverse("job_new"), {"from": on_two.pk}).content.decode()
+    assert 'name="num_devices" value="2"' in shown
+    assert 'name="pin_layout_num_devices" value="2"' in shown
+    asked = {name: on_two.spec[name] for name in ("model", "dataset", "workload", "goal")}
+    offers = price_spec(ada, asked).to_json()["offers"]
+    row = offer_rows(offers, budget_bytes=2**30, selected="")[0]
+    assert row.chosen
+    assert row.layout == "on 2 devices, optimizer state shared (ZeRO-1)"
+    assert row.name.startswith("On 2 devices, optimizer state shared (ZeRO-1)")
 
 
 def test_the_job_page_shows_each_devices_peak_the_fullest_first(browser: Client, on_two: Job, pair: Machine) -> None:
