@@ -149,18 +149,8 @@ def _make_setting(
     device = single("weights", estimate_weight_bytes(profile, plan.weights) - streamed_bytes)
     device += single("optimizer_state", state.device_bytes)
     device += single("gradients", gradients.device)
-    lay_out_step = partial(
-        StepLayout,
-        profile,
-        compiled,
-        plan=plan,
-        workload=workload,
-        machine=machine,
-        tensors=tensors,
-        state=state,
-        exchange=exchange,
-        after=after,
-    )
+    lay_out_plan = partial(StepLayout, profile, compiled, plan=plan, workload=workload, machine=machine)
+    lay_out_step = partial(lay_out_plan, tensors=tensors, state=state, exchange=exchange, after=after)
     first = lay_out_step(is_first=True).schedule if plan.gradients.choice == "consume" else None
     home_bytes = {"host": 0, "disk": 0, "remote": 0, plan.weights.place: streamed_bytes}
     return PreparedStep(

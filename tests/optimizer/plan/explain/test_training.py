@@ -9,6 +9,7 @@ from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.explain.training import describe_blocks, describe_left_out, describe_move_or_rebuild, explain_plan
 from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
@@ -28,6 +29,8 @@ class Cost:
     disk_peak_bytes: int = 0
     remote_peak_bytes: int = 0
     copied_bytes: dict[str, int] = field(default_factory=dict)
+    exposed_ms: dict[str, float] = field(default_factory=dict)
+    network_bytes: int = 0
 
 
 PLAN = Plan(
@@ -247,3 +250,15 @@ def test_levers_left_out_are_named_with_their_cost() -> None:
     assert describe_move_or_rebuild("offload", num_bytes=12 * MIB, move_ms=9, waits_ms=7, rebuild_ms=3) == (
         "offloading is left out: a block's 12.0 MiB take 9.0 ms to move each way, 7.0 ms of it not hidden, and 3.0 ms to rebuild"
     )
+
+
+def test_several_devices_are_explained_with_what_they_send_and_wait_for() -> None:
+    shared = replace(PLAN, layout=DeviceLayout(num_devices=2, data="zero1"))
+    cost = Cost(device_peak_bytes=300 * MIB, step_ms=10.0, network_bytes=64 * MIB, exposed_ms={"network": 2.5})
+    sentences = explain_plan(shared, prediction=cost)
+    assert sentences[0].startswith("2 devices take a part of the batch each; each keeps the optimizer state of the tensors")
+    assert sentences[1] == "each device sends 64.0 MiB to the others in a step; compute waits 2.5 ms for it"
+    hidden = explain_plan(replace(PLAN, layout=DeviceLayout(num_devices=2)), prediction=replace(cost, exposed_ms={}))
+    assert hidden[1].endswith("it hides behind compute")
+    assert any(sentence.startswith("the part of each device of 8 runs as 4 micro-batches") for sentence in hidden)
+    assert not any("device" in sentence for sentence in explain_plan(PLAN, prediction=cost)[:2])
