@@ -9,7 +9,8 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,14 +46,25 @@ _RETRY_S = 1.0
 T = TypeVar("T")
 
 
-def run_attempt(
-    attempt: Attempt, *, config: WorkerConfig, device: str, lock: DeviceLock, gpu: GpuMeter, draining: threading.Event
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class AttemptPlace:
+    """The devices that a slot gives an attempt, with their lock and meter."""
+
+    devices: Sequence[str]
+    """torch's names in the attempt's process."""
+    cards: str | None
+    """Cards that it may see, as ``CUDA_VISIBLE_DEVICES``; None: those that this process may."""
+    lock: DeviceLock
+    gpu: GpuMeter
+    """Reads the first of the devices."""
+
+
+def run_attempt(attempt: Attempt, *, config: WorkerConfig, place: AttemptPlace, draining: threading.Event) -> None:
     """Carry one claimed attempt through; whatever goes wrong here ends the attempt and not the slot.
 
     Raises the database's error when even that cannot be written for a lease, which then has run out.
     """
-    run = _AttemptRun(attempt, config=config, device=device, lock=lock, gpu=gpu, draining=draining)
+    run = _AttemptRun(attempt, config=config, place=place, draining=draining)
     try:
         run.run()
     except DatabaseError:
@@ -84,21 +96,11 @@ def _finish_within(limit_s: float, attempt: Attempt, result: dict[str, Any]) -> 
 
 
 class _AttemptRun:
-    def __init__(
-        self,
-        attempt: Attempt,
-        *,
-        config: WorkerConfig,
-        device: str,
-        lock: DeviceLock,
-        gpu: GpuMeter,
-        draining: threading.Event,
-    ) -> None:
+    def __init__(self, attempt: Attempt, *, config: WorkerConfig, place: AttemptPlace, draining: threading.Event) -> None:
         self._attempt = attempt
         self._job = attempt.job
         self._config = config
-        self._device = device
-        self._lock = lock
+        self._place = place
         self._draining = draining
         self._folder = job_folder(config.home, self._job.pk) / "attempts" / str(attempt.number)
         self._progress = Progress(num_steps=self._job.num_steps)
@@ -107,7 +109,7 @@ class _AttemptRun:
             attempt_number=attempt.number,
             record=lambda records: actions.record_samples(attempt, records),
             mirror=lambda records: publish_all(attempt.job_id, "sample", records),
-            read_gpu=gpu.read,
+            read_gpu=place.gpu.read,
         )
         self._heartbeat = Heartbeat(
             lambda: actions.renew_lease(attempt, lease_s=config.lease_s),
@@ -122,14 +124,15 @@ class _AttemptRun:
         self._retry_at = float("-inf")
 
     def run(self) -> None:
-        write_brief(self._attempt, folder=self._folder, home=self._config.home, device=self._device)
+        write_brief(self._attempt, folder=self._folder, home=self._config.home, devices=self._place.devices)
         relay = AskRelay(self._attempt, config=self._config) if self._job.kind == Kind.SERVE else None
         beats = Beats(self._heartbeat.work_until_s, interval_s=self._config.lease_s / 30)
         try:
             child = Child(
                 isolated_command("worker.run.runner", str(self._folder)),
                 folder=self._folder,
-                lock=self._lock,
+                lock=self._place.lock,
+                cards=self._place.cards,
                 beat_fd=beats.child_fd,
                 asks_fd=relay.child_fd if relay else None,
             )

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from django.conf import settings
 
+from optimizer.plan.layout import MAX_DEVICES
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
@@ -18,10 +20,12 @@ class WorkerConfig:
     home: Path
     """HEADROOM_HOME: jobs, caches, locks."""
     host: str
-    """Name of the machine, as the list of machines shows it. A host with several cards runs a worker for each, each named."""
+    """Name of the machine, as the list of machines shows it."""
     process_id: int
     num_slots: int = 4
-    """Attempts at once on the device, as far as their bytes fit."""
+    """Attempts at once on each device, as far as their bytes fit."""
+    num_played: int = 1
+    """Devices that the CPU plays; cards are counted."""
     shares_if_faster: bool = True
     """A job joins those that run only if more is done by all together; False where the number of slots was given."""
     poll_s: float = 5.0
@@ -53,6 +57,7 @@ class WorkerConfig:
             host=os.environ.get("HEADROOM_WORKER_NAME") or socket.gethostname(),
             process_id=os.getpid(),
             num_slots=int(_number("HEADROOM_SLOTS", cls.num_slots, low=1, high=64)),
+            num_played=int(_number("HEADROOM_DEVICES", cls.num_played, low=1, high=MAX_DEVICES)),
             shares_if_faster=not os.environ.get("HEADROOM_SLOTS"),
             poll_s=_number("HEADROOM_POLL_S", cls.poll_s, low=0.05, high=600),
             lease_s=int(_number("HEADROOM_LEASE_S", cls.lease_s, low=1, high=3600)),

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -20,12 +21,13 @@ from optimizer.base.errors import InvalidInput
 from optimizer.hardware.machine import Machine
 from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Machine as MachineRow
+from webapp.jobs.devices.room import count_devices
 from worker.config import WorkerConfig
-from worker.gpu import card_identity, card_names
+from worker.gpu import GpuMeter, card_identity, card_names, visible_card
 from worker.run.child import child_environment, isolated_command
 
 PROBE_TIMEOUT_S = 600
-_CACHE_VERSION = 2
+_CACHE_VERSION = 3
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -35,15 +37,39 @@ def register_this_machine(config: WorkerConfig) -> MachineRow:
     return register_machine(name=machine.name, document=machine.to_json())
 
 
-def device_name(row: MachineRow) -> str:
-    """torch's name of the machine's one device."""
+def device_names(row: MachineRow, places: Sequence[int]) -> list[str]:
+    """torch's names of an attempt's devices in its own process, which sees those cards alone; ``cpu`` for one that needs none."""
+    if row.document["device"]["kind"] == "cuda":
+        return [f"cuda:{index}" for index in range(len(places))] or ["cpu"]
+    return ["cpu"] * max(1, len(places))
+
+
+def visible_cards(row: MachineRow, places: Sequence[int]) -> str | None:
+    """``CUDA_VISIBLE_DEVICES`` for a process on these of the machine's devices; None where it stays as it is.
+
+    places: counted from the machine's first device.
+    """
     device = row.document["device"]
-    return f"cuda:{device['index']}" if device["kind"] == "cuda" else "cpu"
+    if device["kind"] != "cuda" or not places:
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return ",".join(str(visible_card(device["index"] + place, visible=visible)) for place in places)
+
+
+def count_slots(row: MachineRow, config: WorkerConfig) -> int:
+    """Attempts at once on all of the machine's devices."""
+    return config.num_slots * count_devices(row)
+
+
+def device_meters(row: MachineRow) -> list[GpuMeter]:
+    """One for each of the machine's devices, which reads nothing on the CPU device."""
+    first = int(row.document["device"]["index"])
+    return [GpuMeter(first + place) for place in range(count_devices(row))]
 
 
 def device_lock_file(row: MachineRow, *, slot: str, home: Path) -> Path:
-    """Named after the host and the card itself, so that it holds wherever several hosts, or containers that each count their
-    cards from 0, share one HEADROOM_HOME.
+    """Named after the host and the machine's first card itself, so that it holds wherever several hosts, or containers that each
+    count their cards from 0, share one HEADROOM_HOME. Slots are the machine's: a job of several devices takes one.
     """
     device = row.document["device"]
     name = f"cuda-{card_identity(device['index'])}" if device["kind"] == "cuda" else "cpu"
@@ -88,6 +114,7 @@ def machine_key() -> str:
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "cards": card_names(),
         "visible_cards": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        "played_devices": os.environ.get("HEADROOM_DEVICES", ""),
         "remote_store": os.environ.get("HEADROOM_REMOTE_URL", ""),
         "torch": metadata.version("torch"),
         "headroom": _program_version(),

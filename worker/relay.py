@@ -16,9 +16,9 @@ from typing import Any
 import redis
 from django.db import Error as DatabaseError
 from django.db import close_old_connections, connections
-from django.db.models import Q
 from django.utils import timezone
 
+from webapp.jobs.devices.room import read_room
 from webapp.jobs.models import DEVICE_JOB_KINDS, Attempt, Job
 from webapp.jobs.moves import claimable
 from webapp.wire.serving import SupervisorWire
@@ -139,9 +139,8 @@ class AskRelay:
         machine = self._attempt.machine
         if machine is None:
             return False
-        device = machine.document["device"]
-        fits = Q(need_device_kind__in=("", device["kind"]), need_device_bytes__lte=device["memory_bytes"])
         since = timezone.now() - timedelta(seconds=_OTHERS_WAIT_S)
+        fits = read_room(machine).when_empty()
         return Job.objects.filter(claimable() & fits, kind__in=DEVICE_JOB_KINDS, created_at__lt=since).exists()
 
     # From the process to Redis.

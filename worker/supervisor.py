@@ -9,6 +9,7 @@ be written out, while a long job runs.
 
 import logging
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +19,21 @@ from django.db import close_old_connections, connections
 from webapp.catalog.actions import heartbeat_machine
 from webapp.catalog.models import Machine
 from webapp.jobs.claiming import claim_job
+from webapp.jobs.devices.room import count_devices
 from webapp.jobs.models import DEVICE_JOB_KINDS, Kind
 from worker.alive import mark_alive
-from worker.attempt import run_attempt
+from worker.attempt import AttemptPlace, run_attempt
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter
-from worker.machine import device_lock_file, device_name, host_lock_file, register_this_machine
+from worker.machine import (
+    count_slots,
+    device_lock_file,
+    device_meters,
+    device_names,
+    host_lock_file,
+    register_this_machine,
+    visible_cards,
+)
 from worker.run.child import DeviceLock
 
 logger = logging.getLogger(__name__)
@@ -53,19 +63,22 @@ class Supervisor:
         self._hint = threading.Event()
         self._registered = threading.Event()
         self._machine: Machine | None = None
-        self._card: GpuMeter | None = None
+        self._cards: list[GpuMeter] = []
         self._looking = threading.Lock()
-        """Held by the slot that looks for a job: those of one device do so one after the other."""
-        self._num_on_device = 0
-        slots = [
-            threading.Thread(target=self._serve, args=(slot,), name=f"slot-{slot.name}", daemon=True)
-            for slot in (*(Slot(name=str(index)) for index in range(config.num_slots)), PROFILING_SLOT, EXPORTING_SLOT)
-        ]
-        self._threads = [threading.Thread(target=self._keep_machine, name="machine", daemon=True), *slots]
+        """Held by the slot that looks for a job: those of one machine do so one after the other."""
+        self._num_devices_used = 0
+        """Counted once for each attempt that uses a device."""
+        self._num_slots = config.num_slots
+        slots = (*(Slot(name=str(index)) for index in range(config.num_slots)), PROFILING_SLOT, EXPORTING_SLOT)
+        machine = threading.Thread(target=self._keep_machine, name="machine", daemon=True)
+        self._threads = [machine, *(self._thread_of(slot) for slot in slots)]
 
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
+
+    def _thread_of(self, slot: Slot) -> threading.Thread:
+        return threading.Thread(target=self._serve, args=(slot,), name=f"slot-{slot.name}", daemon=True)
 
     def wake(self) -> None:
         """Something may be claimable: look now and not at the next poll."""
@@ -80,7 +93,7 @@ class Supervisor:
         self._registered.set()
 
     def join(self) -> None:
-        for thread in self._threads:
+        for thread in self._threads:  # the machine's is the first, and the only one that adds to them
             thread.join()
 
     def _keep_machine(self) -> None:
@@ -103,35 +116,46 @@ class Supervisor:
     def _register_or_touch(self) -> None:
         if self._machine is None:
             self._machine = register_this_machine(self._config)
-            self._card = GpuMeter(self._machine.document["device"]["index"])
+            self._cards = device_meters(self._machine)
+            self._add_slots(count_slots(self._machine, self._config))
             self._registered.set()
         elif not heartbeat_machine(self._machine, used_bytes=self._used_bytes()):
             self._machine = None  # somebody removed the row; the next turn makes it again
         mark_alive(self._config.home, worker=self._config.host)
 
-    def _used_bytes(self) -> int | None:
-        """Device memory in use by whatever program, as the card's driver says; None where there is no card."""
-        facts = self._card.read() if self._card is not None else {}
-        return facts["total_bytes"] - facts["free_bytes"] if "free_bytes" in facts else None
+    def _add_slots(self, num_slots: int) -> None:
+        """Slots for the devices beyond the first, once it is known how many there are."""
+        added = [self._thread_of(Slot(name=str(index))) for index in range(self._num_slots, num_slots)]
+        self._num_slots = max(self._num_slots, num_slots)
+        for thread in added:
+            thread.start()
+        self._threads += added
+
+    def _used_bytes(self) -> list[int]:
+        """By device, memory in use by whatever program, as the cards' driver says; empty where there is none."""
+        facts = [card.read() for card in self._cards]
+        known = any("free_bytes" in each for each in facts)
+        return [each.get("total_bytes", 0) - each.get("free_bytes", 0) for each in facts] if known else []
 
     def _serve(self, slot: Slot) -> None:
         self._registered.wait()
         if (machine := self._machine) is None:
             return  # drained before the machine was known
         lock = DeviceLock(self._lock_file(machine, slot))
-        gpu = GpuMeter(machine.document["device"]["index"])
+        meters = device_meters(machine)
         try:
             while not self._draining.is_set():
-                if not self._run_next(slot, lock=lock, gpu=gpu):
+                if not self._run_next(slot, lock=lock, meters=meters):
                     self._rest(slot)
         finally:
             connections.close_all()
 
     def _rest(self, slot: Slot) -> None:
-        """Until there may be work. Beside a job that runs hints are left alone: each would lock the database, mostly to find that
-        nothing may join it.
+        """Until there may be work. Where all devices are in use hints are left alone: each would lock the database, mostly to
+        find that nothing may join the jobs there.
         """
-        if slot.uses_device and self._num_on_device and self._config.shares_if_faster:
+        is_full = self._machine is not None and self._num_devices_used >= count_devices(self._machine)
+        if slot.uses_device and is_full and self._config.shares_if_faster:
             self._draining.wait(self._config.poll_s)
         else:
             self._hint.wait(self._config.poll_s)
@@ -142,7 +166,7 @@ class Supervisor:
             return device_lock_file(machine, slot=slot.name, home=self._config.home)
         return host_lock_file(slot=slot.name, worker=self._config.host, home=self._config.home)
 
-    def _run_next(self, slot: Slot, *, lock: DeviceLock, gpu: GpuMeter) -> bool:
+    def _run_next(self, slot: Slot, *, lock: DeviceLock, meters: Sequence[GpuMeter]) -> bool:
         """Run one attempt if there is one; False when there was nothing to do or it could not be done."""
         close_old_connections()
         machine = self._machine
@@ -160,19 +184,18 @@ class Supervisor:
                 )
                 if attempt is None:
                     return False
-                self._num_on_device += slot.uses_device
+                self._num_devices_used += len(attempt.devices)
             try:
-                run_attempt(
-                    attempt,
-                    config=self._config,
-                    device=device_name(machine) if slot.uses_device else "cpu",
+                place = AttemptPlace(
+                    devices=device_names(machine, attempt.devices),
+                    cards=visible_cards(machine, attempt.devices),
                     lock=lock,
-                    gpu=gpu,
-                    draining=self._draining,
+                    gpu=meters[attempt.devices[0] if attempt.devices else 0],
                 )
+                run_attempt(attempt, config=self._config, place=place, draining=self._draining)
             finally:
                 with self._looking:
-                    self._num_on_device -= slot.uses_device
+                    self._num_devices_used -= len(attempt.devices)
         except (DatabaseError, OSError) as error:
             logger.warning("the database or the disk cannot be used, will try again: %s", error)
             connections.close_all()

@@ -196,8 +196,12 @@ class Progress:
         for name in shown:
             if record.get(name) is not None:
                 self.summary[name] = record[name]
+        ranks = [int(size) for size in record.get("rank_peak_bytes") or ()]
+        if ranks:
+            known = self.summary.get("rank_peak_bytes", ranks)
+            self.summary["rank_peak_bytes"] = [max(pair) for pair in zip(ranks, known, strict=True)]
         self.summary["device_peak_bytes"] = max(
-            self.summary.get("device_peak_bytes", 0), record.get("device_peak_bytes") or 0
+            self.summary.get("device_peak_bytes", 0), record.get("device_peak_bytes") or 0, *ranks
         )
 
     def _add_eval(self, record: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ def fill_queue(*, num_jobs: int) -> int:
     newest = Job.objects.latest("created_at")
     shared = (
         "owner", "project", "kind", "model", "dataset", "spec", "plan", "prediction", "machine", "num_steps",
-        "need_device_kind", "need_device_bytes", "event_seq",
+        "need_device_kind", "need_device_bytes", "need_devices", "event_seq",
     )  # fmt: skip
     values = {name: getattr(newest, name) for name in shared}
     turn = Job.objects.aggregate(last=Max("turn"))["last"] + 1

@@ -105,10 +105,20 @@ class Device(TypedDict):
     memory_bytes: int
 
 
+class PeerLink(TypedDict):
+    kind: str
+    bytes_per_s: float
+    latency_s: float
+    source: str
+
+
 class Machine(TypedDict):
     id: str
     name: str
     device: Device
+    num_devices: int
+    """Devices like ``device``, which on the CPU share its memory."""
+    peers: PeerLink | None
     last_seen_at: str
     online: bool
     draining: bool
@@ -121,6 +131,7 @@ class Holder(TypedDict):
     job_id: str
     name: str
     worker: str
+    devices: list[int]
     needs_bytes: int
     bytes_by_category: dict[str, int]
 
@@ -249,6 +260,8 @@ class Attempt(TypedDict):
 
     number: int
     worker: str
+    devices: list[int]
+    """Places of the machine's devices that it used, counted from 0."""
     outcome: str
     cause: str
     """One of a closed list where memory ran out, else empty."""

@@ -231,7 +231,7 @@ def _list_machines(client: HeadroomClient, options: argparse.Namespace) -> None:
     if options.json:
         print_json(machines)
         return
-    rows = [(row["name"], device_words(row["device"]), _presence(row), short_id(row["id"])) for row in machines]
+    rows = [(row["name"], _devices(row), _presence(row), short_id(row["id"])) for row in machines]
     print_table(("name", "device", "state", "id"), rows, empty="no machine has run a worker yet; start one: headroom up")
 
 
@@ -243,10 +243,16 @@ def _show_machine(client: HeadroomClient, options: argparse.Namespace) -> None:
     for line in _machine_lines(machine):
         print(line)
     rows = [
-        (holder["name"] or "someone else's job", holder["worker"], size(holder["needs_bytes"]), size(_held(holder)))
+        (
+            holder["name"] or "someone else's job",
+            holder["worker"],
+            ", ".join(map(str, holder["devices"])),
+            size(holder["needs_bytes"]),
+            size(_held(holder)),
+        )
         for holder in machine["memory"]["holders"]
     ]
-    print_table(("job", "worker", "set aside", "holds"), rows, empty="  no job is running")
+    print_table(("job", "worker", "devices", "set aside", "holds"), rows, empty="  no job is running")
 
 
 def _held(holder: Any) -> int | None:
@@ -255,7 +261,7 @@ def _held(holder: Any) -> int | None:
 
 def _machine_lines(machine: MachineDetails) -> Iterator[str]:
     memory, accuracy = machine["memory"], machine["accuracy"]
-    yield f"{machine['name']}  {device_words(machine['device'])}, {_presence(machine)}  ({machine['id']})"
+    yield f"{machine['name']}  {_devices(machine)}, {_presence(machine)}  ({machine['id']})"
     yield f"  {format_bytes(max(0, memory['free_bytes']))} of {format_bytes(memory['memory_bytes'])} free"
     for name, within in (("peak memory", accuracy["peak"]), ("step time", accuracy["step"])):
         if within is not None:
@@ -270,6 +276,16 @@ def _within_words(within: Within) -> str:
 
 def device_words(device: Device) -> str:
     return f"{device['name']} {format_bytes(int(device['memory_bytes']))}"
+
+
+def _devices(machine: Machine) -> str:
+    """``2 x NVIDIA L4 22.0 GiB, linked by pcie``."""
+    number, link = machine.get("num_devices", 1), machine.get("peers")
+    words = device_words(machine["device"])
+    if number == 1:
+        return words
+    together = " together" if machine["device"]["kind"] == "cpu" else ""
+    return f"{number} x {words}{together}" + (f", linked by {link['kind']}" if link else "")
 
 
 def _presence(machine: Machine) -> str:

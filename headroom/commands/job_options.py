@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headroom.client import HeadroomClient, Row
+from headroom.client.types import Machine
 from headroom.commands.submit import UsageError, read_job_file
 from optimizer.base.units import format_bytes, parse_bytes
 
@@ -21,7 +22,13 @@ _WORKLOAD = {
 }
 """Options by the field of the workload that they set."""
 REGISTERED_WITHIN_S = 120.0
-_BUDGETS = {"budget": "device_budget_bytes", "host_budget": "host_budget_bytes", "disk_budget": "disk_budget_bytes"}
+_GOAL = {
+    "budget": "device_budget_bytes",
+    "host_budget": "host_budget_bytes",
+    "disk_budget": "disk_budget_bytes",
+    "devices": "num_devices",
+}
+"""The same of the goal."""
 
 
 def add_submit_options(parser: argparse.ArgumentParser) -> None:
@@ -35,9 +42,10 @@ def add_submit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, metavar="N", help="sequences in an optimizer step")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="highest learning rate (default: the recipe's)")
     parser.add_argument("--seed", type=int, metavar="N", help="of first weights and the order of the data")
-    parser.add_argument("--budget", type=size, metavar="SIZE", help="device memory (default: all of the largest machine's)")
+    parser.add_argument("--budget", type=size, metavar="SIZE", help="memory of each device (default: all of the largest machine)")
     parser.add_argument("--host-budget", type=size, metavar="SIZE", help="host memory (default: what is free)")
     parser.add_argument("--disk-budget", type=size, metavar="SIZE", help="room on the disk (default: what is free)")
+    parser.add_argument("--devices", type=int, metavar="N", help="devices of one machine, at most (default: 1)")
     parser.add_argument("--name", help="a name for the job")
     add_mirror_option(parser)
 
@@ -57,7 +65,7 @@ def job_from_options(options: argparse.Namespace) -> Row:
         if not spec.get(name):
             raise UsageError(f"no {name} is given", hint=f"Name a job file that has one, or give --{name}.")
     workload = {field: getattr(options, name) for name, field in _WORKLOAD.items() if getattr(options, name) is not None}
-    goal = {field: getattr(options, name) for name, field in _BUDGETS.items() if getattr(options, name) is not None}
+    goal = {field: getattr(options, name) for name, field in _GOAL.items() if getattr(options, name) is not None}
     spec["workload"] = _over(spec.get("workload"), workload)
     spec["goal"] = _over(spec.get("goal"), goal)
     return spec
@@ -70,20 +78,26 @@ def complete_job(client: HeadroomClient, spec: Row) -> Row:
     row = next((row for row in client.models() if spec["model"] in (row["id"], row["name"])), None)
     recipe = spec.get("recipe") or ("lora" if row is not None and row["has_weights"] else "exact")
     goal = spec["goal"]
-    budget_bytes = goal.get("device_budget_bytes") or largest_device_bytes(client)
+    budget_bytes = goal.get("device_budget_bytes") or largest_device_bytes(client, num_devices=goal.get("num_devices", 1))
     return {**spec, "recipe": recipe, "goal": {**goal, "device_budget_bytes": budget_bytes}}
 
 
-def largest_device_bytes(client: HeadroomClient, *, wait_s: float = REGISTERED_WITHIN_S) -> int:
-    """Memory of the largest machine's device. Waits for one to register, since a worker that was just started measures its own
-    first; raises UsageError if none does.
+def largest_device_bytes(client: HeadroomClient, *, num_devices: int = 1, wait_s: float = REGISTERED_WITHIN_S) -> int:
+    """Memory of the largest machine's device, where so many share a job. Waits for one to register, since a worker that was just
+    started measures its own first; raises UsageError if none does.
     """
     give_up_at = time.monotonic() + wait_s
-    while not (sizes := [int(machine["device"]["memory_bytes"]) for machine in client.machines()]):
+    while not (sizes := [_device_bytes(machine, num_devices) for machine in client.machines()]):
         if time.monotonic() > give_up_at:
             raise UsageError("no machine has registered yet", hint="Start a worker, or give --budget.")
         time.sleep(1)
     return max(sizes)
+
+
+def _device_bytes(machine: Machine, num_devices: int) -> int:
+    """Devices that the CPU plays share its memory."""
+    memory_bytes = int(machine["device"]["memory_bytes"])
+    return memory_bytes // num_devices if num_devices > 1 and machine["device"]["kind"] == "cpu" else memory_bytes
 
 
 def size(text: str) -> int:

@@ -25,6 +25,7 @@ from optimizer.estimate.step.setting import lay_out
 from optimizer.estimate.training import estimate_training
 from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine
+from optimizer.plan.layout import ONE_DEVICE, DeviceLayout
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.budgeted import budgets_elsewhere
@@ -92,11 +93,13 @@ def replan_profiled(
     checkpoint_of: Plan | None,
     calibration: Mapping[str, Any] | None = None,
     known: Sequence[Shortfall] = (),
+    layout: DeviceLayout = ONE_DEVICE,
 ) -> PricedPlan:
     """The fastest plan that fits with all that the failed attempts have shown.
 
     checkpoint_of: the plan under which the checkpoint was made that the next attempt goes on from, whose form of weights and
-    optimizer state must stay. known: further shortfalls of this work on this machine. Raises NoFeasiblePlan.
+    optimizer state must stay. known: further shortfalls of this work on this machine. layout: the devices that the plan before
+    ran on, which stays. Raises NoFeasiblePlan.
     """
     if checkpoint_of is not None:
         goal = keep_form(goal, checkpoint_of, has_adapter=workload.adapter is not None)
@@ -104,7 +107,9 @@ def replan_profiled(
     listed = list_shortfalls(failures, profile, machine=machine, workload=workload, goal=goal)
     shown = [shortfall for each in listed for shortfall in each]
 
-    problem = training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
+    problem = training_problem(
+        profile, workload=workload, goal=goal, machine=machine, calibration=calibration, layout=layout
+    )
     problem = PriceMemory().bind(replace(problem, names_ways=False))
 
     def pose(shortfalls: Sequence[Shortfall]) -> SearchProblem:

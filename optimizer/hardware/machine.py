@@ -11,6 +11,7 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_value
 from optimizer.hardware.curves import Curve
 from optimizer.hardware.rates import Rates, RateSource
+from optimizer.plan.layout import MAX_DEVICES
 
 PROBE_DISTURBED_FACT = "disturbed"
 """Among a machine's facts, where others used it while it was probed: a sentence with what to do."""
@@ -68,7 +69,8 @@ class Machine:
     host_memory_bytes: int
     rates: Rates
     num_devices: int = 1
-    """Devices like ``device``, each with as much memory; they share the host, the disk and the network."""
+    """Devices like ``device``, on CUDA the cards from its index on, each with as much memory; they share the host, the disk and
+    the network. On the CPU device processes that play devices, which share its memory and cores."""
     peers: PeerLink | None = None
     """None on one device."""
     disk_free_bytes: int = 0
@@ -97,6 +99,7 @@ class Machine:
     def from_json(cls, document: Any) -> "Machine":
         """Raises InvalidInput that names the first field that is wrong, or that no machine has."""
         machine = from_json(cls, document, path="machine")
+        _require("machine.num_devices", machine.num_devices, low=1, high=MAX_DEVICES)
         _check_bytes(machine)
         _check_rates(machine.rates)
         return machine

@@ -165,6 +165,13 @@ def machine(db: None) -> Machine:
     return make_bench()
 
 
+@pytest.fixture
+def pair(db: None) -> Machine:
+    """A machine whose CPU plays two devices."""
+    link = {"kind": "loopback", "bytes_per_s": 1e9, "latency_s": 1e-4, "source": "measured"}
+    return register_machine(name="pair", document={**MACHINE_DOCUMENT, "num_devices": 2, "peers": link})
+
+
 @pytest.fixture(scope="session")
 def writer_document(writer_folder: Path) -> dict[str, Any]:
     """The profile of the tiny model that generates."""

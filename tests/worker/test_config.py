@@ -33,3 +33,13 @@ def test_a_number_out_of_range_names_its_variable(monkeypatch: pytest.MonkeyPatc
 def test_two_workers_of_one_host_have_different_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADROOM_WORKER_NAME", "box")
     assert WorkerConfig.from_environment().name == f"box:{os.getpid()}"
+
+
+def test_devices_that_the_cpu_plays_are_one_unless_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADROOM_DEVICES", raising=False)
+    assert WorkerConfig.from_environment().num_played == 1
+    monkeypatch.setenv("HEADROOM_DEVICES", "2")
+    assert WorkerConfig.from_environment().num_played == 2
+    monkeypatch.setenv("HEADROOM_DEVICES", "65")
+    with pytest.raises(ValueError, match=r"HEADROOM_DEVICES is '65'; allowed: a number from 1 to 64"):
+        WorkerConfig.from_environment()

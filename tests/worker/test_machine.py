@@ -20,10 +20,11 @@ from worker.gpu import visible_card
 from worker.machine import (
     cached_machine,
     device_lock_file,
-    device_name,
+    device_names,
     machine_key,
     probe_in_process,
     register_this_machine,
+    visible_cards,
 )
 from worker.run.brief import write_brief
 
@@ -50,9 +51,10 @@ def test_it_is_measured_when_nothing_usable_is_kept(
     assert json.loads(kept_file(tmp_path).read_text()) == MACHINE_DOCUMENT
 
 
-def test_other_facts_have_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("variable", "value"), [("CUDA_VISIBLE_DEVICES", "7"), ("HEADROOM_DEVICES", "2")])
+def test_other_facts_have_another_key(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
     before = machine_key()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv(variable, value)
     assert machine_key() != before
 
 
@@ -77,9 +79,14 @@ def test_a_measurement_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.M
         probe_in_process(tmp_path)
 
 
-def test_the_device_is_named_as_torch_names_it(db: None) -> None:
-    assert device_name(make_bench("a")) == "cpu"
-    assert device_name(make_bench("b", kind="cuda")) == "cuda:0"
+def test_an_attempt_sees_its_own_cards_alone_counted_from_the_first(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, cards = make_bench("a"), make_bench("b", kind="cuda")
+    assert (device_names(host, [0, 1]), visible_cards(host, [0, 1])) == (["cpu", "cpu"], None)
+    assert (device_names(cards, []), visible_cards(cards, [])) == (["cpu"], None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert (device_names(cards, [1, 3]), visible_cards(cards, [1, 3])) == (["cuda:0", "cuda:1"], "1,3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    assert visible_cards(cards, [1]) == "GPU-b"
 
 
 def test_two_workers_with_a_card_each_lock_different_files(
@@ -125,7 +132,7 @@ def claimed(db: None, settings: Settings, tmp_path: Path) -> Callable[..., Attem
 
 def brief_of(attempt: Attempt, home: Path) -> dict[str, Any]:
     folder = home / "jobs" / attempt.job_id / "attempts" / str(attempt.number)
-    write_brief(attempt, folder=folder, home=home, device="cpu")
+    write_brief(attempt, folder=folder, home=home, devices=["cpu"])
     assert [path.name for path in folder.iterdir()] == ["attempt.json"]
     return json.loads((folder / "attempt.json").read_text())
 

@@ -238,6 +238,7 @@ TABLE: Final[dict[str, Rule]] = {
     "GET plans/step/": SIGNED_IN,
     f"GET {_JOB_PAGE}": LOOK,
     f"GET {_JOB_PAGE}head/": LOOK,
+    f"GET {_JOB_PAGE}ranks/": LOOK,
     f"GET {_JOB_PAGE}tabs/<slug:tab>/": LOOK,
     f"GET {_JOB_PAGE}log/": LOOK,
     f"GET {_JOB_PAGE}tables/<slug:chart>/": LOOK,

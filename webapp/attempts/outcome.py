@@ -305,10 +305,11 @@ def _summary(result: dict[str, Any] | None) -> dict[str, Any]:
     """The runner's summary and what was measured, flat; a number that is missing overwrites nothing."""
     if not result:
         return {}
-    shown = ("device_peak_bytes", "step_ms", "host_peak_bytes", "tokens_per_s", "total_s", "prefill_ms", "decode_ms")
+    peaks = ("device_peak_bytes", "rank_peak_bytes", "host_peak_bytes")
+    shown = (*peaks, "step_ms", "tokens_per_s", "total_s", "prefill_ms", "decode_ms")
     measured = {key: value for key, value in (result.get("measured") or {}).items() if key in shown}
     merged = {**measured, **(result.get("summary") or {})}
-    return {key: value for key, value in merged.items() if value is not None}
+    return {key: value for key, value in merged.items() if value is not None and value != []}
 
 
 def _close(attempt: Attempt, end: End, *, result: dict[str, Any] | None, exit_code: int | None) -> None:

@@ -354,12 +354,12 @@ def register_machine(*, name: str, document: dict[str, Any]) -> Machine:
     return machine
 
 
-def heartbeat_machine(machine: Machine, *, draining: bool = False, used_bytes: int | None = None) -> bool:
+def heartbeat_machine(machine: Machine, *, draining: bool = False, used_bytes: Sequence[int] = ()) -> bool:
     """By the database's clock. False when the row is gone, and the machine must register again.
 
-    used_bytes: device memory in use, from the driver.
+    used_bytes: memory in use on each device, from the driver.
     """
-    changes = {"last_seen_at": Now(), "draining": draining, "used_bytes": used_bytes}
+    changes = {"last_seen_at": Now(), "draining": draining, "used_bytes": list(used_bytes)}
     return bool(Machine.objects.filter(pk=machine.pk).update(**changes))
 
 

@@ -72,6 +72,8 @@ def machine_documents(machines: list[Machine]) -> list[dict[str, Any]]:
             "id": machine.pk,
             "name": machine.name,
             "device": machine.document.get("device"),
+            "num_devices": machine.document.get("num_devices", 1),
+            "peers": machine.document.get("peers"),
             "last_seen_at": iso(machine.last_seen_at),
             "online": timezone.now() - machine.last_seen_at < ONLINE_WITHIN,
             "draining": machine.draining,

@@ -177,11 +177,11 @@ class Machine(models.Model):
     last_seen_at = models.DateTimeField()
     """Heartbeat of its worker, by the database's clock."""
     draining = models.BooleanField(default=False)
-    used_bytes = models.BigIntegerField(null=True)
-    """Device memory in use by whatever program, as the card's driver said with the last heartbeat; None where none says it."""
-    others_bytes = models.BigIntegerField(null=True)
-    """The same when a job last began with none beside it: what other programs held. It stays apart from what jobs hold, which
-    grows for a while after they were claimed."""
+    used_bytes = models.JSONField(default=list)
+    """By device, memory in use by whatever program, as the cards' driver said with the last heartbeat; empty where none does."""
+    others_bytes = models.JSONField(default=list)
+    """The same of each device when a job last began there with none beside it: what other programs held. It stays apart from what
+    jobs hold, which grows for a while after they were claimed."""
 
     def __str__(self) -> str:
         return self.name

@@ -35,6 +35,12 @@ def machines_visible_to(user: Any) -> QuerySet[Machine]:
     return Machine.objects.all() if user.is_authenticated else Machine.objects.none()
 
 
+def most_devices(user: Any) -> int:
+    """Devices of the machine that has most; 0 while none is known."""
+    counted = machines_visible_to(user).order_by().values_list("document__num_devices", flat=True)
+    return int(max((number or 1 for number in counted), default=0))
+
+
 def profile_state(model: Model) -> str:
     """``ready``, ``pending`` (being made, or not asked for yet) or ``failed``."""
     return profile_states([model])[model.fingerprint]

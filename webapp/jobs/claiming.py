@@ -6,28 +6,33 @@ one turn each, beginning where the queue stands at present. So people who have m
 turns, and nobody waits for all that another has submitted (start-time fair queueing, Goyal, Vin and Cheng, SIGCOMM 1996, section
 2.1, with every job of size one). A turn is a column and not a rank among what waits: ranks move up with each claim, and whose
 first job is the oldest would be first again each time.
+
+A job of several devices needs them all at once, and narrower jobs would take each that becomes free. So the first such job that
+this machine could hold keeps the devices it waits for: what stands behind it begins on others or not at all. What stands before
+it, by priority or turn, goes first as ever; profiles and exports need no device. Jobs that are paused, await a plan or have a
+later time to start keep nothing, and of several such jobs only the first does.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from django.contrib.auth.models import User
 from django.db import transaction
-from django.db.models import F, Q, QuerySet, Sum
+from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 
-from optimizer.base.units import GIB
 from optimizer.estimate.sharing import Shares, gains, host_need_bytes, lane_shares, slowdown
 from webapp.catalog.models import Machine
 from webapp.clock import from_now
-from webapp.jobs.models import DEVICE_JOB_KINDS, LIVE_STATES, Attempt, FenceSequence, Job, Kind, State
+from webapp.jobs.devices.room import Room, read_room
+from webapp.jobs.models import DEVICE_JOB_KINDS, Attempt, FenceSequence, Job, Kind, State
 from webapp.jobs.moves import claimable, move_job
 
 QUEUE_ORDER: Final = ("-priority", "turn", "created_at", "id")
 PROFILE_TURN: Final = 0
-DESKTOP_BYTES: Final = GIB
-"""In use on a card that a screen is connected to, and that nobody calls taken."""
 _FIRST_TURN: Final = 1
+_READ: Final = ("kind", "prediction", "priority", "turn", "created_at", "need_devices", "need_device_kind", "need_device_bytes")
 
 
 def claim_job(
@@ -37,16 +42,18 @@ def claim_job(
     job_id: str | None = None,
     kinds: Collection[Kind] = tuple(Kind),
     lease_s: float = 30,
-    used_bytes: int | None = None,
+    used_bytes: Sequence[int] | None = None,
     must_gain: bool = False,
 ) -> Attempt | None:
     """The next job of these kinds that this machine can hold, in ``QUEUE_ORDER``; None when there is none.
 
-    Live jobs on the machine keep the device memory they need. The machine's row is locked, so two claims on one machine
-    cannot both take the last free bytes; where the database cannot lock rows (SQLite) its one writer gives the same. The host's
-    memory is shared as well: a job does not join others with which it would not fit there, and waits as for more to be done.
+    Live jobs keep the device memory they need. A job of several devices gets all of them at once, under one fence and one lease,
+    or none; the first that waits for its devices keeps those it waits for from the jobs behind it. The machine's row is locked,
+    so two claims on one machine cannot both take the last free bytes; where the database cannot lock rows (SQLite) its one
+    writer gives the same. The host's memory is shared as well: a job does not join others with which it would not fit there, and
+    waits as for more to be done.
 
-    used_bytes: device memory in use at present, from the driver. must_gain: beside jobs that run, take the next one only if
+    used_bytes: memory in use at present by device, from the driver. must_gain: beside jobs that run, take the next one only if
     more is done by all together (``optimizer/estimate/sharing.py``); nothing behind it goes first, so nobody waits for ever.
     """
     with transaction.atomic():
@@ -54,23 +61,16 @@ def claim_job(
         if host.draining:
             return None
         if used_bytes is not None:
-            host.used_bytes = used_bytes
-        fits = Q(need_device_kind__in=("", host.document["device"]["kind"]), need_device_bytes__lte=free_bytes(host))
-        candidates = Job.objects.filter(claimable() & fits, kind__in=kinds)
+            host.used_bytes = list(used_bytes)
+        candidates = Job.objects.filter(claimable(), kind__in=kinds)
         if job_id is not None:
             candidates = candidates.filter(pk=job_id)
-        queue = candidates.order_by(*QUEUE_ORDER).select_for_update(skip_locked=True)
-        chosen = queue.only("pk", "kind", "prediction").first()
-        if chosen is None:
-            return None
-        beside = list(_live_on(host).only("pk", "prediction")) if chosen.kind in DEVICE_JOB_KINDS else []
-        shares = _shares([*beside, chosen], device_kind=host.document["device"]["kind"])
-        if beside and must_gain and not (shares and gains(shares[:-1], shares[-1])):
-            return None
-        if beside and not _fit_on_host([*beside, chosen], machine=host):
+        room = read_room(host)
+        found = _choose(candidates, room, must_gain=must_gain)
+        if found is None or (found.places and not _fits_on_host(found.job, room, machine=host)):
             return None
         job = move_job(
-            chosen.pk,
+            found.job.pk,
             when=claimable(),
             changes={
                 "state": State.STARTING,
@@ -87,23 +87,93 @@ def claim_job(
             },
             kind="claimed",
             actor=f"worker:{worker}",
-            message=_describe_sharing(len(beside), shares),
+            message=found.message,
         )
         if job is None or job.fence is None:
             return None
-        if not beside and used_bytes is not None and chosen.kind in DEVICE_JOB_KINDS:
-            Machine.objects.filter(pk=host.pk).update(others_bytes=used_bytes)
-        Attempt.objects.filter(job__in=beside, fence=F("job__fence")).update(is_shared=True)
+        if used_bytes is not None:
+            _note_others(host, room, places=found.places)
+        Attempt.objects.filter(job__in=found.disturbed, fence=F("job__fence")).update(is_shared=True)
         return Attempt.objects.create(
             job=job,
             number=job.attempt,
             fence=job.fence,
             worker=worker,
             machine=host,
+            devices=list(found.places),
             plan=job.plan,
             prediction=job.prediction,
-            is_shared=bool(beside),
+            is_shared=bool(found.disturbed),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """The next job of a machine, and what it gets there."""
+
+    job: Job
+    places: tuple[int, ...] = ()
+    """Its devices; none for a job that needs no device."""
+    disturbed: frozenset[str] = frozenset()
+    """Live jobs that run slower beside it, and it beside them."""
+    message: str = ""
+
+
+def _choose(candidates: "QuerySet[Job]", room: Room, *, must_gain: bool) -> _Found | None:
+    """The first job with room, unless a job of several devices stands before it and waits for those that it would take."""
+    gang = first_gang(room) if room.num_devices > 1 else None
+    if gang is None:
+        job = _first(candidates.filter(room.now()))
+        return None if job is None else _place(job, room, must_gain=must_gain)
+    left = room.without(room.kept_for(gang))
+    needs_none = ~Q(kind__in=DEVICE_JOB_KINDS)
+    ahead = (stands_before(gang) | Q(pk=gang.pk) | needs_none) & room.now()
+    job = _first(candidates.filter(ahead | left.now()))
+    if job is None:
+        return None
+    is_behind = not (job.pk == gang.pk or stands_ahead(job, gang))
+    found = _place(job, left if is_behind else room, must_gain=must_gain)
+    if found is None and job.pk == gang.pk:
+        # it has the bytes and would only take turns; who leaves its devices alone may go first
+        other = _first(candidates.filter(left.now()).exclude(pk=gang.pk))
+        found = None if other is None else _place(other, left, must_gain=must_gain)
+    return found
+
+
+def first_gang(room: Room) -> Job | None:
+    """The first claimable job of several devices that this machine could hold if no other ran."""
+    waiting = Job.objects.filter(claimable() & room.when_empty(), kind__in=DEVICE_JOB_KINDS, need_devices__gt=1)
+    return waiting.order_by(*QUEUE_ORDER).only(*_READ).first()
+
+
+def stands_ahead(job: Job, other: Job) -> bool:
+    """``stands_before`` of two jobs that were read."""
+    first, second = ((-each.priority, each.turn, each.created_at, each.pk) for each in (job, other))
+    return first < second
+
+
+def _first(candidates: "QuerySet[Job]") -> Job | None:
+    return candidates.order_by(*QUEUE_ORDER).select_for_update(skip_locked=True).only(*_READ).first()
+
+
+def _place(job: Job, room: Room, *, must_gain: bool) -> _Found | None:
+    """Devices for a job that has room; None where it would gain too little beside the jobs there."""
+    if job.kind not in DEVICE_JOB_KINDS:
+        return _Found(job=job)
+    places = room.choose(job)
+    groups = [group for group in room.jobs_on(places) if group]
+    beside = frozenset[str]().union(*groups)
+    predictions = dict(Job.objects.filter(pk__in=beside).values_list("pk", "prediction"))
+    slower = 1.0
+    is_known = True
+    for group in groups:
+        shares = _shares([*(predictions[pk] for pk in sorted(group)), job.prediction], device_kind=room.kind)
+        if must_gain and not (shares and gains(shares[:-1], shares[-1])):
+            return None
+        slower, is_known = max(slower, slowdown(shares)), is_known and bool(shares)
+    disturbed = room.all_jobs if room.shares_memory else beside  # who shares the memory shares the cores
+    message = _describe_sharing(len(beside), slower if is_known else None)
+    return _Found(job=job, places=places, disturbed=disturbed, message=message)
 
 
 def next_turn(owner: User | None, *, kind: str) -> int:
@@ -128,42 +198,36 @@ def stands_before(job: Job) -> Q:
     )
 
 
-def free_bytes(machine: Machine) -> int:
-    """Device bytes left beside what live jobs on it need, and beside what else is in use there.
-
-    What a card's driver counts is partly theirs. What others held before the first of them began counts beside their needs, which
-    they may not have taken yet; beyond it the larger of the two is taken. A desktop and the driver itself are left out, since
-    plans leave room for them.
-    """
-    taken = _live_on(machine).aggregate(taken=Sum("need_device_bytes"))["taken"] or 0
-    used = max(0, (machine.used_bytes or 0) - DESKTOP_BYTES)
-    others = min(used, max(0, (machine.others_bytes or 0) - DESKTOP_BYTES)) if taken else used
-    return int(machine.document["device"]["memory_bytes"]) - max(taken + others, used)
+def _note_others(machine: Machine, room: Room, *, places: Collection[int]) -> None:
+    """Keep what other programs hold of devices on which a job begins with none beside it."""
+    idle = {device.place for device in room.devices if device.place in places and not device.jobs}
+    if idle and machine.used_bytes:
+        known = [*machine.others_bytes, *[0] * len(machine.used_bytes)][: len(machine.used_bytes)]
+        pairs = enumerate(zip(machine.used_bytes, known, strict=True))
+        others = [used if place in idle else before for place, (used, before) in pairs]
+        Machine.objects.filter(pk=machine.pk).update(others_bytes=others)
 
 
-def _live_on(machine: Machine) -> QuerySet[Job]:
-    """Jobs that hold the machine's device at present."""
-    live = Job.objects.filter(state__in=LIVE_STATES, kind__in=DEVICE_JOB_KINDS)
-    return live.filter(attempts__machine=machine, attempts__fence=F("fence"))
+def _fits_on_host(job: Job, room: Room, *, machine: Machine) -> bool:
+    """Report whether the host's memory holds the job beside those that run on any of the machine's devices."""
+    beside = list(Job.objects.filter(pk__in=room.all_jobs).only("prediction", "need_devices"))
+    needed_bytes = sum(each.need_devices * host_need_bytes(each.prediction) for each in (*beside, job))
+    return not beside or needed_bytes <= int(machine.document["host_memory_bytes"])
 
 
-def _fit_on_host(jobs: Sequence[Job], *, machine: Machine) -> bool:
-    return sum(host_need_bytes(job.prediction) for job in jobs) <= int(machine.document["host_memory_bytes"])
-
-
-def _shares(jobs: Sequence[Job], *, device_kind: str) -> list[Shares]:
+def _shares(predictions: Sequence[dict[str, Any] | None], *, device_kind: str) -> list[Shares]:
     """The lanes that each job keeps busy; nothing where the prediction of one of them does not say."""
-    known = [lane_shares(job.prediction, device_kind=device_kind) for job in jobs]
+    known = [lane_shares(prediction, device_kind=device_kind) for prediction in predictions]
     return [shares for shares in known if shares is not None] if None not in known else []
 
 
-def _describe_sharing(num_beside: int, shares: Sequence[Shares]) -> str:
+def _describe_sharing(num_beside: int, slower: float | None) -> str:
+    """slower: by which factor than alone; None where the predictions do not say."""
     if not num_beside:
         return ""
     others = f"beside {num_beside} other job{'' if num_beside == 1 else 's'} on the device"
-    if not shares:
+    if slower is None:
         return others
-    slower = slowdown(shares)
     return f"{others}; {'no slower than alone' if slower < 1.05 else f'about {slower:.1f} times as long as alone'}"
 
 

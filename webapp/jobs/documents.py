@@ -129,6 +129,7 @@ def _attempt_document(attempt: Attempt) -> dict[str, Any]:
     return {
         "number": attempt.number,
         "worker": attempt.worker,
+        "devices": attempt.devices,
         "outcome": attempt.outcome,
         "cause": cause,
         "stage": stage,

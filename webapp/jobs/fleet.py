@@ -16,6 +16,7 @@ from optimizer.base.serialize import to_json
 from webapp.catalog.documents import machine_documents
 from webapp.catalog.models import Machine
 from webapp.clock import iso
+from webapp.jobs.devices.room import places_of, read_room
 from webapp.jobs.models import LIVE_STATES, Attempt, Job, Sample
 from webapp.jobs.queries import jobs_visible_to
 
@@ -31,10 +32,13 @@ class Holder:
     """Empty where it is not the reader's to see, as is ``name``."""
     name: str
     worker: str
+    devices: tuple[int, ...]
+    """Places of its devices, counted from 0."""
     needs_bytes: int
-    """Bytes set aside for the job."""
+    """Bytes set aside for the job, on all of its devices."""
     bytes_by_category: dict[str, int]
-    """On the device at its newest sample's peak; empty before the first one."""
+    """On its devices at its newest sample's peak; empty before the first one. Of several devices all are taken to hold what the
+    first does, which reports for them."""
 
     @property
     def held_bytes(self) -> int:
@@ -43,9 +47,10 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True)
 class Occupancy:
-    """A machine's device now."""
+    """A machine's devices now, as one."""
 
     memory_bytes: int
+    num_devices: int
     free_bytes: int
     """Beside what is set aside for jobs at work."""
     holders: tuple[Holder, ...]
@@ -98,23 +103,28 @@ def machine_document(user: Any, machine: Machine) -> dict[str, Any]:
 
 def read_occupancy(user: Any, machine: Machine) -> Occupancy:
     visible = set(jobs_visible_to(user).filter(state__in=LIVE_STATES).values_list("pk", flat=True))
-    live = Job.objects.filter(state__in=LIVE_STATES, attempts__machine=machine, attempts__fence=F("fence"))
-    jobs = list(live.order_by("started_at", "pk"))
-    newest = _newest_bytes(jobs)
-    memory_bytes = int(machine.document["device"]["memory_bytes"])
+    room = read_room(machine)
+    live = Attempt.objects.filter(machine=machine, fence=F("job__fence"), job__state__in=LIVE_STATES)
+    attempts = list(live.select_related("job").order_by("job__started_at", "job_id"))
+    newest = _newest_bytes([attempt.job for attempt in attempts])
+    holders = []
+    for attempt in attempts:
+        job, places = attempt.job, places_of(attempt, num_devices=room.num_devices)
+        is_visible = job.pk in visible
+        holder = Holder(
+            job_id=job.pk if is_visible else "",
+            name=job.name if is_visible else "",
+            worker=job.worker,
+            devices=tuple(places),
+            needs_bytes=job.need_device_bytes * len(places),
+            bytes_by_category={category: size * len(places) for category, size in newest.get(job.pk, {}).items()},
+        )
+        holders.append(holder)
     return Occupancy(
-        memory_bytes=memory_bytes,
-        free_bytes=memory_bytes - sum(job.need_device_bytes for job in jobs),
-        holders=tuple(
-            Holder(
-                job_id=job.pk if job.pk in visible else "",
-                name=job.name if job.pk in visible else "",
-                worker=job.worker,
-                needs_bytes=job.need_device_bytes,
-                bytes_by_category=newest.get(job.pk, {}),
-            )
-            for job in jobs
-        ),
+        memory_bytes=room.total_bytes,
+        num_devices=room.num_devices,
+        free_bytes=room.total_bytes - sum(holder.needs_bytes for holder in holders),
+        holders=tuple(holders),
     )
 
 

@@ -141,8 +141,10 @@ class Job(InProject):
     need_device_kind = models.CharField(max_length=10, blank=True)
     """``cpu`` or ``cuda``: the kind of device the plan was priced for; empty when any will do."""
     need_device_bytes = models.BigIntegerField(default=0)
-    """Device memory that a machine must have free to run the plan: the highest of its stages, at most the budget, and on a card
-    what its process takes beside tensors (``optimizer/estimate/sharing.py``)."""
+    """Memory that each of its devices must have free to run the plan: the highest of its stages, at most the budget, and on a
+    card what its process takes beside tensors (``optimizer/estimate/sharing.py``)."""
+    need_devices = models.PositiveSmallIntegerField(default=1)
+    """Devices of one machine that the plan runs on; a claim takes all of them or none."""
     retry_of = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="retries")
     """The ended job that this one repeats; an ended job itself never moves again."""
     hinted_at = models.DateTimeField(null=True)
@@ -182,7 +184,7 @@ class Job(InProject):
             models.Index(
                 fields=[
                     *("state", "-priority", "turn", "created_at", "id"),
-                    *("kind", "need_device_kind", "need_device_bytes", "project"),
+                    *("kind", "need_device_kind", "need_devices", "need_device_bytes", "project"),
                 ],
                 name="job_claims",
             ),
@@ -270,6 +272,8 @@ class Attempt(models.Model):
     worker = models.CharField(max_length=200)
     machine = models.ForeignKey(Machine, null=True, on_delete=models.SET_NULL)
     """The machine it ran on; its calibration learns from what was measured."""
+    devices = models.JSONField(default=list)
+    """Places of the machine's devices that it uses, counted from 0; empty for what needs none."""
     pid = models.IntegerField(null=True)
     resumed_from_step = models.IntegerField(default=0)
     plan = models.JSONField(null=True)
@@ -282,7 +286,7 @@ class Attempt(models.Model):
     made_progress = models.BooleanField(default=False)
     """True once a new step was done; three quick deaths without one are a poisoned job."""
     is_shared = models.BooleanField(default=False)
-    """Another job ran on its device at some time of the attempt: its times are not those of the prediction."""
+    """Another job ran on one of its devices at some time of the attempt: its times are not those of the prediction."""
     error = models.JSONField(null=True)
     started_at = models.DateTimeField(auto_now_add=True)
     ended_at = models.DateTimeField(null=True)

@@ -1,7 +1,7 @@
 """The queue: jobs in the order in which they will be claimed, and why each of them waits.
 
 The order is the claim's own (``claiming.QUEUE_ORDER``). A machine takes the first job that it can hold, so a small job
-may start before a larger one that stands ahead of it.
+may start before a larger one that stands ahead of it; not so on devices that are kept for a job that needs several.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,8 @@ from django.utils import timezone
 from optimizer.base.units import format_bytes, format_duration
 from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
-from webapp.jobs.claiming import QUEUE_ORDER, free_bytes, stands_before
+from webapp.jobs.claiming import QUEUE_ORDER, first_gang, stands_ahead, stands_before
+from webapp.jobs.devices.room import Room, read_room
 from webapp.jobs.models import LIVE_STATES, MEMORY_REASONS, USER_JOB_KINDS, Job, State
 from webapp.jobs.queries import (
     LARGE_DOCUMENTS,
@@ -35,16 +36,17 @@ class MachineNow:
 
     id: str
     name: str
-    device_kind: str
-    memory_bytes: int
-    free_bytes: int
-    """Device bytes left beside what live jobs there need."""
+    room: Room
+    gang: Job | None
+    """The job of several devices that keeps those it waits for."""
     takes_jobs: bool
     """Heard of lately, and not draining."""
 
-    def suits(self, job: Job) -> bool:
-        """Report whether the machine could ever hold the job."""
-        return job.need_device_kind in ("", self.device_kind) and job.need_device_bytes <= self.memory_bytes
+    def room_for(self, job: Job) -> Room:
+        """The devices that the job may have: none that are kept for one ahead of it."""
+        if self.gang is None or self.gang.pk == job.pk or stands_ahead(job, self.gang):
+            return self.room
+        return self.room.without(self.room.kept_for(self.gang))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,21 +112,23 @@ def _positions(shown: Sequence[Job]) -> dict[str, int]:
 
 def _machines() -> list[MachineNow]:
     now = timezone.now()
-    return [
-        MachineNow(
+    found = []
+    for row in Machine.objects.defer("calibration").order_by("name"):
+        room = read_room(row)
+        machine = MachineNow(
             id=row.pk,
             name=row.name,
-            device_kind=row.document["device"]["kind"],
-            memory_bytes=int(row.document["device"]["memory_bytes"]),
-            free_bytes=free_bytes(row),
+            room=room,
+            gang=first_gang(room) if room.num_devices > 1 else None,
             takes_jobs=now - row.last_seen_at < ONLINE_WITHIN and not row.draining,
         )
-        for row in Machine.objects.defer("calibration").order_by("name")
-    ]
+        found.append(machine)
+    return found
 
 
 def _explain(job: Job, position: int, machines: Sequence[MachineNow]) -> Waiting:
-    suiting = sorted((machine for machine in machines if machine.suits(job)), key=lambda machine: not machine.takes_jobs)
+    suiting = [machine for machine in machines if machine.room.suits(job)]
+    suiting.sort(key=lambda machine: not machine.takes_jobs)
     reason, sentence = next(_reasons(job, machines, suiting, num_ahead=position - 1))
     return Waiting(
         job=job,
@@ -154,15 +158,35 @@ def _reasons(
     if not ready:
         names = ", ".join(machine.name for machine in suiting)
         yield "offline", f"Only {names} could hold it, and no worker there takes jobs at present."
-    if not any(machine.free_bytes >= job.need_device_bytes for machine in ready):
-        most = max(ready, key=lambda machine: machine.free_bytes, default=None)
-        if most is not None:
-            yield "busy", (
-                f"It needs {format_bytes(job.need_device_bytes)}; running jobs leave at most "
-                f"{format_bytes(max(0, most.free_bytes))} free, on {most.name}."
-            )
+    if ready and (sentence := _what_is_taken(job, ready)):
+        yield "busy", sentence
     ahead = f"; {num_ahead} job{'' if num_ahead == 1 else 's'} ahead" if num_ahead else ""
     yield "next", f"Waiting for a free worker{ahead}."
+
+
+def _what_is_taken(job: Job, ready: Sequence[MachineNow]) -> str:
+    """Why no machine that takes jobs has room for this one at present; empty where one has."""
+    if job.need_devices > 1:
+        idle = max(ready, key=lambda machine: machine.room.num_idle)
+        if any(machine.room_for(job).has_room_for(job) and machine.room.num_idle >= job.need_devices for machine in ready):
+            return ""
+        num_idle = idle.room.num_idle
+        return (
+            f"It needs {job.need_devices} devices with {format_bytes(job.need_device_bytes)} each at once; "
+            f"{num_idle} {'is' if num_idle == 1 else 'are'} free on {idle.name}."
+        )
+    if any(machine.room_for(job).has_room_for(job) for machine in ready):
+        return ""
+    for machine in ready:
+        if machine.gang is not None and machine.room.has_room_for(job):
+            needs = f"a job ahead of it that needs {machine.gang.need_devices} at once"
+            return f"The free devices of {machine.name} are kept for {needs}."
+    most = max(ready, key=lambda machine: max(device.free_bytes for device in machine.room.devices))
+    largest = max(device.free_bytes for device in most.room.devices)
+    return (
+        f"It needs {format_bytes(job.need_device_bytes)}; running jobs leave at most {format_bytes(max(0, largest))} free, "
+        f"on {most.name}."
+    )
 
 
 def between_plans(job: Job) -> str:
@@ -173,11 +197,16 @@ def between_plans(job: Job) -> str:
 
 
 def _nothing_suits(job: Job, machines: Sequence[MachineNow]) -> str:
-    need = f"{job.need_device_kind or 'any'} device with {format_bytes(job.need_device_bytes)}"
+    size, kind = format_bytes(job.need_device_bytes), job.need_device_kind
+    need = f"a {kind or 'any'} device with {size}"
+    if job.need_devices > 1:
+        need = f"{job.need_devices} {kind + ' ' if kind else ''}devices of one machine with {size} each"
     if not machines:
-        return f"It needs a {need}; no machine has run a worker yet."
-    largest = max(machines, key=lambda machine: machine.memory_bytes)
+        return f"It needs {need}; no machine has run a worker yet."
+    largest = max(machines, key=lambda machine: (machine.room.num_devices >= job.need_devices, machine.room.total_bytes))
+    number = f"{largest.room.num_devices} devices, " if job.need_devices > 1 else ""
     return (
-        f"It needs a {need}; no known machine has one (the largest is {largest.name}, {largest.device_kind}, "
-        f"{format_bytes(largest.memory_bytes)}). Clone it with a smaller budget, or start a worker on a larger machine."
+        f"It needs {need}; no known machine has {'them' if job.need_devices > 1 else 'one'} (the largest is {largest.name}, "
+        f"{largest.room.kind}, {number}{format_bytes(largest.room.total_bytes)}). Clone it with "
+        f"{'fewer devices or ' if job.need_devices > 1 else ''}a smaller budget, or start a worker on a larger machine."
     )

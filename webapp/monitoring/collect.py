@@ -15,7 +15,7 @@ from webapp.attempts.leading import find_alarm, num_expired_leases, silent_s
 from webapp.batches.models import OPEN_STATUSES, Batch
 from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
-from webapp.jobs.claiming import free_bytes
+from webapp.jobs.devices.room import read_room
 from webapp.jobs.models import USER_JOB_KINDS, Job, Kind, Sample, State
 from webapp.live.stream import num_viewers
 from webapp.webhooks.models import Delivery
@@ -66,15 +66,15 @@ def _queue() -> Iterator[Metric]:
 def _machines() -> Iterator[Metric]:
     labels = ("machine", "device")
     online = _gauge("worker_online", "1 while the machine's worker is heard of and takes jobs.", labels)
-    total = _gauge("device_memory_bytes", "Memory of the machine's device.", labels)
+    total = _gauge("device_memory_bytes", "Memory of the machine's devices.", labels)
     taken = _gauge("device_memory_reserved_bytes", "Of it, what jobs at work were given.", labels)
     now = timezone.now()
     for machine in Machine.objects.defer("calibration").order_by("name"):
-        device = machine.document["device"]
-        who = (machine.name, str(device["kind"]))
+        room = read_room(machine)
+        who = (machine.name, room.kind)
         online.add_metric(who, float(now - machine.last_seen_at < ONLINE_WITHIN and not machine.draining))
-        total.add_metric(who, device["memory_bytes"])
-        taken.add_metric(who, int(device["memory_bytes"]) - free_bytes(machine))
+        total.add_metric(who, room.total_bytes)
+        taken.add_metric(who, room.total_bytes - room.free_bytes)
     yield from (online, total, taken)
 
 

@@ -52,6 +52,7 @@ urlpatterns = [
     path("jobs/new/generate/prompts/", generate.upload_prompts_here, name="generate_prompts"),
     path("jobs/<slug:job_id>/", job.job_page, name="job"),
     path("jobs/<slug:job_id>/head/", job.job_head, name="job_head"),
+    path("jobs/<slug:job_id>/ranks/", job.job_ranks, name="job_ranks"),
     path("jobs/<slug:job_id>/tabs/<slug:tab>/", job.job_tab, name="job_tab"),
     path("jobs/<slug:job_id>/log/", job.job_log, name="job_log"),
     path("jobs/<slug:job_id>/tables/<slug:chart>/", job.job_table, name="job_table"),

@@ -42,7 +42,7 @@ def list_levers(question: TrainingQuestion, plan: Plan, bytes_by_category: Mappi
     """For the plan's largest parts, the largest first: the changes that take least time for what they save, one lossless and one
     that changes the numbers. A part without such a change has no lever, and the next one is looked at."""
     wanted = {technique for techniques in TECHNIQUES_OF.values() for technique in techniques}
-    problem = problem_of(question)
+    problem = problem_of(question, layout=plan.layout)
     here = problem.price(plan)
     knobs = list_knobs(problem, plan, prediction=here, is_wanted=lambda technique, _: technique in wanted)
     saving = [knob for knob in knobs if knob.device_change_bytes < 0]

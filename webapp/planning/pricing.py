@@ -15,6 +15,7 @@ from optimizer.hardware.rental import read_prices
 from optimizer.search.questions.objectives import ObjectiveAnswer
 from webapp.catalog.models import Machine
 from webapp.catalog.queries import machines_visible_to
+from webapp.jobs.devices.room import count_devices
 from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
 from webapp.jobs.specs.training import JobSpec
 from webapp.planning.offers import Offer, PlanAnswer, keep_offer
@@ -37,7 +38,7 @@ def price_job_spec(user: Any, spec: JobSpec | GenerateSpec) -> PlanAnswer:
     """``price_spec`` of one that was read."""
     if isinstance(spec, JobSpec):
         _check_objective(spec.goal)
-    machines = list(machines_visible_to(user).order_by("name"))
+    machines = _machines_for(user, spec)
     asked: Asked[Question[Any, Any, Any]] = asked_by_training(spec) if isinstance(spec, JobSpec) else asked_by_generation(spec)
     questions = resolve(asked, [place_of(machine) for machine in machines])
     if isinstance(questions, Waiting):
@@ -55,6 +56,15 @@ def price_job_spec(user: Any, spec: JobSpec | GenerateSpec) -> PlanAnswer:
     if chosen is None:
         raise _nothing_fits([plans.nothing_fits for plans in found if plans.nothing_fits], offers)
     return PlanAnswer(profile="ready", offers=[replace(offer, is_chosen=offer is chosen) for offer in offers])
+
+
+def _machines_for(user: Any, spec: JobSpec | GenerateSpec) -> list[Machine]:
+    """Those with as many devices as the goal's pins demand."""
+    fewest = 1
+    if isinstance(spec, JobSpec):
+        pins = spec.goal.pins.layout
+        fewest = pins.num_devices or (2 if pins.data not in (None, "replicated") else 1)
+    return [machine for machine in machines_visible_to(user).order_by("name") if count_devices(machine) >= fewest]
 
 
 def _check_objective(goal: Goal) -> None:
@@ -97,7 +107,7 @@ def find_largest_fit(user: Any, spec: JobSpec) -> LargestFit | PlanAnswer:
 
     Raises NoFeasiblePlan where not even the smallest size fits on any machine.
     """
-    machines = list(machines_visible_to(user).order_by("name"))
+    machines = _machines_for(user, spec)
     questions = resolve(asked_by_training(spec), [place_of(machine) for machine in machines])
     if isinstance(questions, Waiting):
         return PlanAnswer(profile="pending", waiting_for=questions.waiting_for)

@@ -70,6 +70,7 @@ def find_next_plan(job: Job) -> NextPlan | None:
             checkpoint_of=ran if _has_checkpoint(job) else None,
             calibration=machine.calibration,
             known=known,
+            layout=ran.layout,
         )
     except NoFeasiblePlan:
         if last is None or last.outcome != PROBED:

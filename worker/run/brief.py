@@ -4,6 +4,7 @@ Paths are absolute. Nothing secret goes in: the file stays in the job's folder.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +22,24 @@ def job_folder(home: Path, job_id: str) -> Path:
     return home / "jobs" / job_id
 
 
-def write_brief(attempt: Attempt, *, folder: Path, home: Path, device: str) -> None:
+def write_brief(attempt: Attempt, *, folder: Path, home: Path, devices: Sequence[str]) -> None:
     """Make the attempt's folder and put the file there, whole or not at all."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     staged = folder / ".attempt.json"
-    staged.write_text(json.dumps(make_brief(attempt, folder=folder, home=home, device=device), indent=1))
+    staged.write_text(json.dumps(make_brief(attempt, folder=folder, home=home, devices=devices), indent=1))
     staged.replace(folder / "attempt.json")
 
 
-def make_brief(attempt: Attempt, *, folder: Path, home: Path, device: str) -> dict[str, Any]:
+def make_brief(attempt: Attempt, *, folder: Path, home: Path, devices: Sequence[str]) -> dict[str, Any]:
+    """devices: torch's names of those that the attempt uses."""
     job = attempt.job
     brief: dict[str, Any] = {
         "job_id": job.pk,
         "attempt": attempt.number,
         "fence": attempt.fence,
         "kind": job.kind,
-        "device": device,
+        "device": devices[0],
+        "devices": list(devices),
         "config": job.model.config,
     }
     if job.kind == Kind.PROFILE:

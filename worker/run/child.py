@@ -30,6 +30,7 @@ ALLOWED_VARIABLES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     FLOOR_VARIABLE,
+    "HEADROOM_DEVICES",
     "HEADROOM_FP32_PRODUCTS",
     "HEADROOM_NUM_THREADS",
     # Of a store that lends its memory to jobs; not the service's own, which no job may know.
@@ -118,17 +119,22 @@ class Child:
         *,
         folder: Path,
         lock: DeviceLock | None = None,
+        cards: str | None = None,
         beat_fd: int | None = None,
         asks_fd: int | None = None,
     ) -> None:
-        """beat_fd, asks_fd: given to the process as its own. From one it learns until when it may work (``lifeline.Beats``), from
-        the other what is asked of it while it runs.
+        """cards: that it may see, as ``CUDA_VISIBLE_DEVICES``. beat_fd, asks_fd: given to the process as its own; from one it
+        learns until when it may work (``lifeline.Beats``), from the other what is asked of it while it runs.
         """
         pipe_read, pipe_write = os.pipe2(os.O_CLOEXEC)
         lifeline_read, lifeline_write = os.pipe2(os.O_CLOEXEC)
         environment = child_environment(os.environ, folder=folder)
         environment |= {"HEADROOM_PIPE_FD": str(pipe_write), "HEADROOM_LIFELINE_FD": str(lifeline_read)}
+        if cards is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = cards
         passed = [pipe_write, lifeline_read, *([lock.fd] if lock else [])]
+        if lock:
+            environment["HEADROOM_LOCK_FD"] = str(lock.fd)
         for variable, fd in {"HEADROOM_BEAT_FD": beat_fd, "HEADROOM_ASKS_FD": asks_fd}.items():
             if fd is not None:
                 environment[variable] = str(fd)

@@ -110,12 +110,12 @@ def die_with_supervisor(lifeline_fd: int) -> None:
         flags = fcntl.fcntl(lifeline_fd, fcntl.F_GETFL)
         fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, flags | os.O_ASYNC)
     except OSError:
-        _die_with_parent_thread()
+        die_with_parent_thread()
     if _is_cut(lifeline_fd):
         sys.exit("the supervisor ended before the job's process had started")
 
 
-def _die_with_parent_thread() -> None:
+def die_with_parent_thread() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 

@@ -12,9 +12,14 @@ from worker.run.pipe import PipeWriter, encode_line
 class Reporter:
     """Call it with the messages of docs/attempt.md. Not thread-safe; the training loop is its only caller."""
 
-    def __init__(self, folder: Path, *, pipe: PipeWriter | None) -> None:
+    def __init__(
+        self, folder: Path, *, pipe: PipeWriter | None, result_folder: Path | None = None, is_silent: bool = False
+    ) -> None:
+        """result_folder: for ``result.json``, where it is not the attempt's. is_silent: only the result is kept."""
         self.folder = folder
         """The attempt's own."""
+        self.is_silent = is_silent
+        self._result_folder = result_folder or folder
         self._pipe = pipe
         self._samples = (folder / "samples.jsonl").open("ab")
         self._log = LogLines()
@@ -22,6 +27,8 @@ class Reporter:
         """The latest step that was reported."""
 
     def __call__(self, message: dict[str, Any]) -> None:
+        if self.is_silent:
+            return
         self._log.write(message)
         if message["type"] == "sample":
             self._keep({key: value for key, value in message.items() if key != "type"})
@@ -33,12 +40,7 @@ class Reporter:
 
     def result(self, result: dict[str, Any]) -> None:
         """``result.json``, whole or not at all; then the pipe gets a moment to be read."""
-        staged = self.folder / ".result.json"
-        with staged.open("wb") as file:
-            file.write(encode_line(result))
-            file.flush()
-            os.fsync(file.fileno())
-        staged.replace(self.folder / "result.json")
+        leave_result(result, self._result_folder)
         self._send({"type": "result", **result})
         if self._pipe is not None:
             self._pipe.drain(timeout_s=5)
@@ -54,6 +56,16 @@ class Reporter:
     def _send(self, message: dict[str, Any]) -> None:
         if self._pipe is not None:
             self._pipe.send(message, droppable=message["type"] == "sample")
+
+
+def leave_result(result: dict[str, Any], folder: Path) -> None:
+    """``result.json``, whole or not at all."""
+    staged = folder / ".result.json"
+    with staged.open("wb") as file:
+        file.write(encode_line(result))
+        file.flush()
+        os.fsync(file.fileno())
+    staged.replace(folder / "result.json")
 
 
 def read_json(path: Path) -> dict[str, Any]:

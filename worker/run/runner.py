@@ -1,5 +1,8 @@
 """The fresh process of one attempt: ``python -I -m worker.run.runner FOLDER``. Reads a file, writes a folder, talks on a pipe.
 
+An attempt on several devices it leads (``ranks/leader.py``), and each of its ranks is this program with the rank's number behind
+the folder.
+
 Exit codes: 0 done, 75 stopped as asked with a checkpoint, 74 the disk took no result, 1 failed, 2 called wrongly. What happened
 is in ``result.json``; a traceback only in the log. It knows nothing of Django, the database or the broker.
 """
@@ -13,19 +16,15 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from optimizer.base.errors import DiskFull, HeadroomError, InvalidDataset, InvalidModel, InvalidPlan
+from optimizer.base.errors import DiskFull, HeadroomError, InvalidDataset, InvalidModel, InvalidPlan, RankLost
+from worker.run.exit_codes import EXIT_DONE, EXIT_DRAINED, EXIT_FAILED, EXIT_NO_ROOM, EXIT_USAGE
 from worker.run.exporting import export_attempt
 from worker.run.lifeline import die_with_supervisor, end_when_silent
 from worker.run.pipe import PipeWriter
+from worker.run.ranks.leader import count_ranks, lead_ranks
+from worker.run.ranks.rank import brief_of_rank, die_with_leader, leave_stopping_to_first, reporter_of_rank
 from worker.run.reporter import Reporter, read_json
 from worker.run.tensorboard.leave import leave_event_file
-
-EXIT_DONE = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_DRAINED = 75
-EXIT_NO_ROOM = 74
-"""EX_IOERR: there is no ``result.json``, because the disk is full or fails."""
 
 REASONS = frozenset(
     {
@@ -61,9 +60,12 @@ class StopFlag:
 
 
 def main() -> int:
-    if len(sys.argv) != 2:
-        print("usage: python -m worker.run.runner ATTEMPT_FOLDER", file=sys.stderr)
+    if len(sys.argv) not in (2, 3):
+        print("usage: python -m worker.run.runner ATTEMPT_FOLDER [RANK]", file=sys.stderr)
         return EXIT_USAGE
+    rank = int(sys.argv[2]) if len(sys.argv) == 3 else None
+    if rank is not None:
+        die_with_leader()
     should_stop = StopFlag()
     should_stop.raise_on_term()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the weights and the data
@@ -74,7 +76,13 @@ def main() -> int:
     folder = Path(sys.argv[1])
     pipe_fd = os.environ.get("HEADROOM_PIPE_FD")
     attempt = read_json(folder / "attempt.json")
+    if rank is None and count_ranks(attempt) > 1:
+        return lead_ranks(attempt, folder=folder, should_stop=should_stop)
     pipe = PipeWriter(int(pipe_fd)) if pipe_fd else None
+    if rank is not None:
+        leave_stopping_to_first(rank)
+        reporter = reporter_of_rank(folder, rank=rank, pipe=pipe)
+        return run_attempt(brief_of_rank(attempt, folder=folder, rank=rank), reporter=reporter, should_stop=should_stop)
     return run_attempt(attempt, reporter=Reporter(folder, pipe=pipe), should_stop=should_stop)
 
 
@@ -85,7 +93,7 @@ def run_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: Sto
     except Exception as error:
         _print_traceback()
         result = failure(error, step=reporter.step)
-    if result["outcome"] != "drained":
+    if result["outcome"] != "drained" and not reporter.is_silent:
         result = {**result, "artifacts": [*result.get("artifacts", []), *_event_file(attempt, reporter)]}
     try:
         reporter.result(result)
@@ -175,6 +183,8 @@ def reason_of(error: HeadroomError) -> str:
     """The closest entry of the closed list of reasons."""
     if error.code in REASONS:
         return error.code
+    if isinstance(error, RankLost):
+        return "worker_lost"  # a process that hangs or is gone, and no fault of the job's own
     if isinstance(error, InvalidModel):
         return "bad_model"
     if isinstance(error, InvalidPlan):

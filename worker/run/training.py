@@ -1,6 +1,7 @@
 """Runs a ``train`` job in the attempt's process: ``attempt.json`` into values, tokens made once, then ``train``."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from worker.run.reporter import Reporter
 
 if TYPE_CHECKING:
     from optimizer.runtime.job.train import Measured, Probe, TrainingRun
+    from optimizer.runtime.ranks.group import RankPlace
 
 
 def train_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: Callable[[], bool]) -> dict[str, Any]:
@@ -35,7 +37,7 @@ def train_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: C
     run = _read_run(attempt, spec=spec, workload=workload, token_folder=token_folder)
     probe = _make_probe(attempt)
     try:
-        return train(run, report=reporter, should_stop=should_stop, probe=probe).to_json()
+        return _with_highest_peak(train(run, report=reporter, should_stop=should_stop, probe=probe).to_json())
     except OutOfMemory as error:
         _add_cause(error, run.goal, prediction=attempt.get("prediction"))
         raise
@@ -51,7 +53,7 @@ def _make_probe(attempt: dict[str, Any]) -> "Probe | None":
     def probe(measured: "Measured", num_steps_left: int) -> str:
         return find_miss(
             prediction,
-            device_peak_bytes=measured.device_peak_bytes,
+            device_peak_bytes=max([measured.device_peak_bytes, *measured.rank_peak_bytes]),
             step_ms=measured.step_ms,
             num_steps_left=num_steps_left,
             enough_left_s=enough_left_s,
@@ -96,7 +98,7 @@ def _read_run(
         spec=spec,
         plan=Plan.from_json(attempt["plan"]),
         workload=workload,
-        goal=from_json(Goal, attempt["goal"], path="goal"),
+        goal=_goal_of_rank(from_json(Goal, attempt["goal"], path="goal"), attempt.get("ranks")),
         device=attempt["device"],
         attempt=attempt["attempt"],
         fence=attempt["fence"],
@@ -108,4 +110,31 @@ def _read_run(
         model_folder=Path(attempt["model_folder"]) if starts_from_weights else None,
         name=attempt.get("model_name", "model"),
         earlier_job_folders=tuple(Path(folder) for folder in attempt["earlier_job_folders"]),
+        ranks=_read_place(attempt.get("ranks")),
     )
+
+
+def _read_place(document: dict[str, Any] | None) -> "RankPlace | None":
+    """The process's place among several ranks (``ranks/rank.py``)."""
+    if document is None:
+        return None
+    from optimizer.runtime.ranks.group import RankPlace
+
+    return RankPlace(rank=document["rank"], num_ranks=document["num_ranks"], folder=Path(document["folder"]))
+
+
+def _goal_of_rank(goal: Goal, place: dict[str, Any] | None) -> Goal:
+    """The goal with the rank's part of what all ranks share: budgets of host and disk are given for all together."""
+    if place is None:
+        return goal
+    shared = {name: getattr(goal, name) for name in ("host_budget_bytes", "disk_budget_bytes")}
+    parts = {name: size // place["num_ranks"] for name, size in shared.items() if size is not None}
+    return replace(goal, **parts)
+
+
+def _with_highest_peak(result: dict[str, Any]) -> dict[str, Any]:
+    """Put the fullest rank's peak in place of the first one's, which reports: predictions are of the fullest."""
+    measured = result["measured"]
+    if peaks := measured.get("rank_peak_bytes"):
+        result["measured"] = {**measured, "device_peak_bytes": max(peaks)}
+    return result

@@ -2,10 +2,10 @@
 
 Modules by subject. In ``rates/``: ``matmuls.py`` (by shape and form, attention by length), ``decoding.py`` (both for one token),
 ``ops.py`` (by bytes), ``compression.py`` (compressed trips), ``host_attention.py`` (to keys and values on the host), ``flat.py``
-(one number each, where there is no curve), ``links.py`` (copies alone and under load), ``updates.py`` (AdamW on the device and
-the host), ``stores.py`` (disk and remote store). Beside this file: ``steps.py`` and ``passes.py`` (what a step and a generation
-cost beside their kernels), ``thread_wakeup.py``, ``facts.py``. ``clock.py`` says how something is timed, ``disturbance.py``
-whether others used the machine meanwhile.
+(one number each, where there is no curve), ``links.py`` (copies alone and under load), ``peers.py`` (between devices),
+``updates.py`` (AdamW on the device and the host), ``stores.py`` (disk and remote store). Beside this file: ``steps.py`` and
+``passes.py`` (what a step and a generation cost beside their kernels), ``thread_wakeup.py``, ``facts.py``. ``clock.py`` says how
+something is timed, ``disturbance.py`` whether others used the machine meanwhile.
 
 Under the settings of a run: on CUDA deterministic, without TF32, timed by events; on the CPU device with freed memory kept
 (``base/heap.py``), from then on. Neither threads nor random state of the process are changed. Needs torch; the result does not.
@@ -45,6 +45,7 @@ from optimizer.hardware.probe.rates.host_attention import probe_host_attention
 from optimizer.hardware.probe.rates.links import probe_fresh_memory, probe_links, rate_in_step
 from optimizer.hardware.probe.rates.matmuls import probe_attention, probe_library_call_s, probe_matmuls
 from optimizer.hardware.probe.rates.ops import probe_ops
+from optimizer.hardware.probe.rates.peers import count_like_cards, probe_peers
 from optimizer.hardware.probe.rates.stores import Stored, faults_of, probe_disk, probe_remote
 from optimizer.hardware.probe.rates.updates import probe_8bit_tensor_s, probe_host_update, probe_updates
 from optimizer.hardware.probe.steps import probe_steps
@@ -59,7 +60,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SHARES = {
     "disk": 2, "remote": 1, "updates": 2, "host update": 1, "flat": 3, "matmuls": 10, "attention": 4, "ops": 14, "steps": 10,
     "passes": 3, "packing": 1, "links": 2, "fresh memory": 1, "rows": 3, "token attention": 2, "draws": 1,
-    "host attention": 1, "waking": 1,
+    "host attention": 1, "waking": 1, "peers": 1,
 }  # fmt: skip
 """Shares of the time, by what is measured."""
 _NUM_VISITS = 2
@@ -69,15 +70,22 @@ Measured = TypeVar("Measured")
 
 
 def probe_machine(
-    *, name: str | None = None, device: str | None = None, max_s: float = MAX_PROBE_S, scratch: Path | None = None
+    *,
+    name: str | None = None,
+    device: str | None = None,
+    max_s: float = MAX_PROBE_S,
+    scratch: Path | None = None,
+    num_played: int = 1,
 ) -> Machine:
-    """Measure this machine with one device.
+    """Measure one device of this machine, and count those like it.
 
     name: how the machine is listed; its host name unless given.
     device: ``cpu``, ``cuda`` or ``cuda:1``; CUDA where there is one unless given. InvalidInput where it is not there.
     max_s: how long to measure; less makes rates rougher and curves shorter, never the shapes smaller than the first of each list.
     scratch: folder whose disk is the disk tier; the system's temporary folder unless given. The remote tier is the store that
     HEADROOM_REMOTE_URL names; one that does not answer is noted among the facts, and there is no remote tier.
+    num_played: devices that the CPU plays, which share its cores and memory. Of cards those from the device on count that are
+    like it.
     """
     chosen = _choose_device(device)
     if chosen.type == "cpu":
@@ -95,12 +103,14 @@ def probe_machine(
         workspace_bytes = reserve_workspaces(chosen)
         host_bytes = available_memory_bytes()
         described = describe_device(chosen, host_bytes=host_bytes, workspace_bytes=workspace_bytes)
+        num_devices = count_like_cards(described.index) if described.kind == "cuda" else num_played
     torch.set_rng_state(state)
-    return Machine(
+    machine = Machine(
         name=name or socket.gethostname(),
         device=described,
         host_memory_bytes=host_bytes - described.memory_bytes if described.kind == "cpu" else host_bytes,
         rates=replace(rates, probe_slowdown=disturbance.slowdown),
+        num_devices=num_devices,
         disk_free_bytes=disk.free_bytes,
         remote_free_bytes=remote.free_bytes,
         num_threads=torch.get_num_threads(),
@@ -110,6 +120,7 @@ def probe_machine(
         | faults_of(disk=disk, remote=remote)
         | _remarks_on(disturbance),
     )
+    return replace(machine, peers=probe_peers(machine, max_s=share_s["peers"]))
 
 
 def _remarks_on(disturbance: Disturbance) -> dict[str, str]:

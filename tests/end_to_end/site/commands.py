@@ -144,7 +144,7 @@ def show(job: str) -> dict[str, Any]:
 
 
 def attempts(job: str) -> list[Any]:
-    fields = ("number", "pid", "outcome", "exit_code", "resumed_from_step", "measured", "error")
+    fields = ("number", "pid", "devices", "outcome", "exit_code", "resumed_from_step", "measured", "error")
     return list(Attempt.objects.filter(job_id=job).order_by("number").values(*fields))
 
 

@@ -63,6 +63,13 @@ class Stack:
         for name, text in self._measured.items():
             (self.home / "cache" / name).write_text(text)
 
+    def keep_machine(self, machine: dict[str, Any]) -> None:
+        """Leave a machine's document where the worker keeps what it has measured."""
+        source = "from worker import django_setup; from worker.machine import machine_key; print(machine_key()[:16])"
+        command = [sys.executable, "-c", source]
+        key = subprocess.run(command, cwd=ROOT, env=self._environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+        (self.home / "cache" / f"machine-{key.strip()}.json").write_text(json.dumps(machine))
+
     def prepare(self) -> None:
         """The tables, and someone to ask."""
         # the checks would load every page of the web, which is not part of this stack
@@ -165,10 +172,17 @@ class Stack:
 
 
 @contextmanager
-def running_stack(*, database_url: str | None = None) -> Iterator[Stack]:
-    """All of it but the web, at work; ended and removed afterwards."""
-    stack = Stack(database_url=database_url)
+def running_stack(
+    *, database_url: str | None = None, machine: dict[str, Any] | None = None, **environment: str
+) -> Iterator[Stack]:
+    """All of it but the web, at work; ended and removed afterwards.
+
+    machine: what the worker finds as measured; measured unless given. environment: variables beside those of this process.
+    """
+    stack = Stack(database_url=database_url, **environment)
     try:
+        if machine is not None:
+            stack.keep_machine(machine)
         stack.prepare()
         stack.start_valkey()
         stack.start_reconciler()

@@ -464,3 +464,19 @@ def test_jobs_are_compared_in_the_words_and_units_of_people(capsys: pytest.Captu
     print_comparison({"jobs": jobs, "differences": differences, "outcomes": [], "costs": [], "unpriced": ""})
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[-4:] == ["device budget 1.00 TiB 400 MiB", "steps 20 40", "allow lossy yes no", "forbid none offload"]
+
+
+def test_devices_are_part_of_the_goal_and_those_that_the_cpu_plays_share_its_memory(
+    service: AnsweringService, job_file: Path, tmp_path: Path
+) -> None:
+    machines = [{"device": {"kind": "cpu", "memory_bytes": 4096}}, {"device": {"kind": "cuda", "memory_bytes": 3000}}]
+    service.answers = {
+        ("GET", "/machines"): (200, {"results": machines}),
+        ("GET", "/models"): (200, {"results": []}),
+        ("POST", "/plans"): (200, {"offers": [{"id": "plan_a", "label": "chosen", "chosen": True}]}),
+        ("POST", "/jobs"): (201, JOB),
+    }
+    assert main(["submit", str(job_file), "--devices", "2"]) == 0
+    assert service.sent("/jobs")[0]["spec"]["goal"] == {"device_budget_bytes": 360 * 1024**2, "num_devices": 2}
+    assert main(["submit", "--model", "m", "--dataset", "d", "--devices", "2"]) == 0
+    assert service.sent("/jobs")[1]["spec"]["goal"] == {"device_budget_bytes": 3000, "num_devices": 2}

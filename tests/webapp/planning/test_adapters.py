@@ -76,7 +76,7 @@ def test_the_model_with_adapters_is_profiled_for_itself(
     job = Job.objects.get(kind="profile")
     assert job.spec["name"] == "profile of llama with adapters"
     attempt = claim_job(worker="w1", machine=machine)
-    brief = make_brief(attempt, folder=tmp_path, home=tmp_path, device="cpu")
+    brief = make_brief(attempt, folder=tmp_path, home=tmp_path, devices=["cpu"])
     assert brief["adapter"] == {"rank": 4, "alpha": 16.0, "dropout": 0.0, "targets": ["q_proj", "v_proj"]}
 
 

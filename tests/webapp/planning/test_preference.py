@@ -38,7 +38,7 @@ def test_pairs_are_profiled_for_their_objective(
     job = Job.objects.get(kind="profile")
     assert job.spec["name"] == "profile of llama with adapters, dpo"
     attempt = claim_job(worker="w1", machine=machine)
-    assert make_brief(attempt, folder=tmp_path, home=tmp_path, device="cpu")["objective"] == "dpo"
+    assert make_brief(attempt, folder=tmp_path, home=tmp_path, devices=["cpu"])["objective"] == "dpo"
 
 
 def test_a_trace_that_failed_is_kept_with_the_objective_it_was_of(

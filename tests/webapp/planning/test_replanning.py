@@ -241,7 +241,7 @@ def test_first_steps_outside_the_prediction_correct_it_and_the_job_is_planned_ag
 ) -> None:
     job = submit()
     attempt = run(machine)
-    brief = {"folder": headroom_home / "attempt", "home": headroom_home, "device": "cpu"}
+    brief = {"folder": headroom_home / "attempt", "home": headroom_home, "devices": ["cpu"]}
     assert make_brief(attempt, **brief)["probe_enough_left_s"] == 600
     assert probe(attempt, slower=3.0) == "probed"
     job.refresh_from_db()
@@ -277,3 +277,20 @@ def test_where_no_other_plan_has_room_a_probed_job_goes_on_under_its_own(submit:
     job.refresh_from_db()
     assert (job.state, job.plan) == (State.QUEUED, attempt.plan)
     assert job.events.get(kind="replanned").message == "no other plan fits; the job goes on under this one"
+
+
+def test_the_next_plan_runs_on_the_devices_of_the_one_before(
+    ada: User, pair: Machine, profiled_llama: Model, dataset: Dataset
+) -> None:
+    goal: dict[str, Any] = {"device_budget_bytes": 2**30, "num_devices": 2, "pins": {"layout": {"num_devices": 2}}}
+    plain = submit_job(ada, spec=make_spec(profiled_llama, dataset, goal=goal), actor="user:ada")
+    goal["device_budget_bytes"] = plain.prediction["device_peak_high_bytes"]
+    plain.delete()
+    job = submit_job(ada, spec=make_spec(profiled_llama, dataset, goal=goal), actor="user:ada")
+    before = job.plan
+    run_out(run(pair))
+    assert plan_waiting_jobs() == [job.pk]
+    job.refresh_from_db()
+    assert job.plan != before
+    assert job.plan["layout"] == before["layout"]
+    assert (job.plan["layout"]["num_devices"], job.need_devices) == (2, 2)

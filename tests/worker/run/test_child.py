@@ -201,3 +201,11 @@ def test_a_module_is_found_without_help_from_the_working_directory(tmp_path: Pat
     ended = subprocess.run(isolated_command("worker.run.runner"), cwd=tmp_path, env={}, capture_output=True, text=True)
     assert "usage" in ended.stderr.lower()
     assert ended.returncode == 2
+
+
+def test_a_process_that_is_given_cards_sees_those_alone(tmp_path: Path) -> None:
+    child = Child(command(REPORTER), folder=tmp_path, cards="3,5")
+    try:
+        assert read_facts(child)["environment"]["CUDA_VISIBLE_DEVICES"] == "3,5"
+    finally:
+        child.close()

@@ -30,8 +30,9 @@ from tests.webapp.generation import CONFIG
 from webapp.jobs.specs.generation import summed_workload
 from worker.attempt import read_result
 from worker.run import generation as generating
+from worker.run.exit_codes import EXIT_DONE, EXIT_DRAINED, EXIT_FAILED
 from worker.run.reporter import Reporter
-from worker.run.runner import EXIT_DONE, EXIT_DRAINED, EXIT_FAILED, StopFlag, run_attempt
+from worker.run.runner import StopFlag, run_attempt
 
 LINES = (
     {"prompt": "In the beginning", "id": "first"},

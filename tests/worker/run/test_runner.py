@@ -18,6 +18,7 @@ from optimizer.base.errors import (
     LossNotFinite,
     MissingExtra,
     OutOfDeviceMemory,
+    RankLost,
     RemoteStoreFull,
     RemoteStoreLost,
     UnsupportedModelType,
@@ -28,9 +29,10 @@ from worker.attempt import EXIT_DRAINED as SUPERVISOR_EXIT_DRAINED
 from worker.attempt import EXIT_NO_ROOM as SUPERVISOR_EXIT_NO_ROOM
 from worker.attempt import judge_end, read_result
 from worker.run.child import child_environment, isolated_command
+from worker.run.exit_codes import EXIT_DRAINED, EXIT_FAILED, EXIT_NO_ROOM
 from worker.run.pipe import PipeReader, PipeWriter
 from worker.run.reporter import Reporter
-from worker.run.runner import EXIT_DRAINED, EXIT_FAILED, EXIT_NO_ROOM, REASONS, failure, reason_of
+from worker.run.runner import REASONS, failure, reason_of
 
 
 def out_of_device_memory() -> OutOfDeviceMemory:
@@ -51,6 +53,7 @@ def out_of_device_memory() -> OutOfDeviceMemory:
         (MissingExtra("peft", needed_for="adapters"), "missing_extra"),
         (RemoteStoreFull("x"), "remote_store_full"),
         (RemoteStoreLost("x"), "remote_store_lost"),
+        (RankLost(rank=0, num_ranks=2, waiting_for="a sum", waited_s=300.0, cause="timeout"), "worker_lost"),
         (HeadroomError("x"), "internal"),
     ],
 )
@@ -146,7 +149,7 @@ def test_called_without_a_folder_it_says_how_it_is_called(tmp_path: Path) -> Non
         isolated_command("worker.run.runner"), cwd=tmp_path, env={}, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 2
-    assert ended.stderr == "usage: python -m worker.run.runner ATTEMPT_FOLDER\n"
+    assert ended.stderr == "usage: python -m worker.run.runner ATTEMPT_FOLDER [RANK]\n"
 
 
 def test_a_record_is_in_the_file_before_the_pipe_mentions_it(tmp_path: Path) -> None:

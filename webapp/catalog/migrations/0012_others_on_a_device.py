@@ -11,6 +11,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='machine',
             name='others_bytes',
-            field=models.BigIntegerField(null=True),
+            field=models.JSONField(default=list),
         ),
     ]

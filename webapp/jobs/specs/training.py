@@ -26,7 +26,7 @@ from optimizer.profile.fingerprints import profile_fingerprint
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import Adapter, Export, GenerationWorkload, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
-from webapp.catalog.queries import datasets_visible_to, models_visible_to
+from webapp.catalog.queries import datasets_visible_to, models_visible_to, most_devices
 from webapp.jobs.models import Checkpoint
 from webapp.jobs.specs.branching import branch_document, check_branch, read_resume_from, with_pins
 from webapp.jobs.specs.epochs import split_epochs, steps_of
@@ -111,6 +111,7 @@ def read_spec(user: Any, document: Any) -> JobSpec:
         workload = replace(workload, num_steps=steps_of(epochs, dataset, model, workload))
     goal = read_goal(_over(for_goal, document.get("goal")))
     check_against_model(workload, model)
+    check_devices(workload, goal, most=most_devices(user))
     resume_from = read_resume_from(user, document.get("resume_from"))
     if resume_from is not None:
         check_branch(resume_from, workload, model)
@@ -125,6 +126,26 @@ def read_spec(user: Any, document: Any) -> JobSpec:
         resume_from=resume_from,
         mirrors=read_mirrors(document.get("mirrors")),
     )
+
+
+def check_devices(workload: TrainingWorkload, goal: Goal, *, most: int) -> None:
+    """Raise InvalidWorkload for more devices than any machine has, or a batch that no number of them can share.
+
+    most: devices of the machine that has most; 0 while none is known, and nothing is refused for it.
+    """
+    number = goal.num_devices
+    if number > 1 and most and number > most:
+        have = "one device" if most == 1 else f"at most {most} devices"
+        raise InvalidWorkload(
+            f"goal.num_devices is {number}; the machines here have {have}",
+            field="goal.num_devices",
+            value=number,
+            allowed={"minimum": 1, "maximum": most},
+            hint="Ask for fewer, or start a worker on a machine with more.",
+        )
+    may_change = goal.objective == "largest_batch"
+    if number > 1 and not may_change and all(workload.global_batch_size % count for count in range(2, number + 1)):
+        workload.of_rank(number)
 
 
 def _over(defaults: dict[str, Any], given: Any) -> Any:

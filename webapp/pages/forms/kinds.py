@@ -10,7 +10,7 @@ from django.http import HttpRequest, QueryDict
 
 from optimizer.base.units import GIB, MIB
 from webapp.catalog.models import Model
-from webapp.catalog.queries import datasets_visible_to, machines_visible_to, models_visible_to
+from webapp.catalog.queries import datasets_visible_to, machines_visible_to, models_visible_to, most_devices
 from webapp.jobs.models import Kind
 from webapp.pages.forms.generation import GenerateForm, initial_from_generate_spec
 from webapp.pages.forms.training import JobForm, initial_from_spec
@@ -52,6 +52,7 @@ def _make_job_form(request: HttpRequest, data: QueryDict | None, initial: dict[s
         initial=initial,
         models=models_visible_to(request.user).select_related("project"),
         datasets=datasets_visible_to(request.user).exclude(format="prompts").select_related("project"),
+        most_devices=most_devices(request.user),
     )
     form.usable_budget = lambda: usable_budget(request.user)
     return form

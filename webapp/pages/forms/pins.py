@@ -2,14 +2,15 @@
 
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from django import forms
 
 from optimizer.base.categories import CATEGORY_LABELS
 from optimizer.base.errors import InvalidInput
 from optimizer.plan.knob import Work
+from optimizer.plan.layout import MAX_DEVICES
 from optimizer.plan.pins.generation_knobs import (
     change_generation,
     generation_knobs,
@@ -25,7 +26,12 @@ from webapp.pages.forms.sentences import beside_field, pin_field
 from webapp.pages.forms.work import WorkForm, all_labels, label_of
 
 FREE: Final = "free"
-_HEADINGS: Final[dict[str, str]] = {**dict(CATEGORY_LABELS.items()), "batch": "batch", "allocator": "allocator"}
+_HEADINGS: Final[dict[str, str]] = {
+    **dict(CATEGORY_LABELS.items()),
+    "batch": "batch",
+    "allocator": "allocator",
+    "layout": "devices",
+}
 
 
 def _field(knob: str, kind: Any, *, may_be_free: bool, work: Work) -> forms.Field:
@@ -104,7 +110,7 @@ class Decisions:
 
 
 _ON_ONE_DEVICE: Final = {knob.path: knob_kinds()[knob.path] for knob in knobs_of("training")}
-"""Machines that run jobs have one device each."""
+_ON_SEVERAL: Final = {knob.path: knob_kinds()[knob.path] for knob in knobs_of("training", num_devices=MAX_DEVICES)}
 
 
 def _write_training(plan: Plan) -> dict[str, str]:
@@ -120,6 +126,8 @@ TRAINING: Final = Decisions(
     read_pins=read_pins,
     work="training",
 )
+TRAINING_ON_SEVERAL: Final = replace(TRAINING, kinds=_ON_SEVERAL)
+"""For forms where a machine has several devices."""
 GENERATION: Final = Decisions(
     kinds=generation_knobs(),
     write=written_knobs,
@@ -133,9 +141,11 @@ GENERATION: Final = Decisions(
 class PinnedForm(WorkForm):
     """A form of work with a field for each decision of its plan; what is free is left to the search."""
 
-    decisions: ClassVar[Decisions]
+    decisions: Decisions
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, decisions: Decisions | None = None, **kwargs: Any) -> None:
+        """decisions: the class's unless given."""
+        self.decisions = decisions or self.decisions
         fields = {
             pin_field(knob): _field(knob, kind, may_be_free=True, work=self.decisions.work)
             for knob, kind in self.decisions.kinds.items()

@@ -16,7 +16,7 @@ from webapp.catalog.hub.download import is_open
 from webapp.catalog.linked import model_roots
 from webapp.catalog.models import Dataset, Model
 from webapp.catalog.server_data import dataset_roots
-from webapp.pages.forms.pins import TRAINING, PinnedForm, written_pins
+from webapp.pages.forms.pins import TRAINING, TRAINING_ON_SEVERAL, PinnedForm, written_pins
 from webapp.pages.forms.work import initial_goal
 
 ADVANCED_FIELDS = (
@@ -120,6 +120,12 @@ class JobForm(PinnedForm):
     max_grad_norm = forms.FloatField(
         label="Clip gradients to", help_text="empty: no clipping", initial=_DEFAULTS.max_grad_norm, required=False
     )
+    num_devices = forms.IntegerField(
+        label="Devices, at most",
+        help_text="of one machine; each has the device budget and takes a part of the batch",
+        initial=1,
+        required=False,
+    )
     seed = forms.IntegerField(initial=_DEFAULTS.seed)
     eval_every_steps = forms.IntegerField(label="Validate every", help_text="steps", initial=_DEFAULTS.eval_every_steps)
     eval_batches = forms.IntegerField(label="Validation batches", initial=_DEFAULTS.eval_batches)
@@ -175,8 +181,13 @@ class JobForm(PinnedForm):
         required=False,
     )
 
-    def __init__(self, *args: Any, models: Iterable[Model], datasets: Iterable[Dataset], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, *args: Any, models: Iterable[Model], datasets: Iterable[Dataset], most_devices: int = 1, **kwargs: Any
+    ) -> None:
+        """most_devices: those of the machine that has most; the form asks for several only where there are."""
+        super().__init__(*args, decisions=TRAINING_ON_SEVERAL if most_devices > 1 else TRAINING, **kwargs)
+        if most_devices < 2:
+            del self.fields["num_devices"]
         self.offer_rows("model", models, nothing="no model yet: upload one")
         self.offer_rows("dataset", datasets, nothing="no dataset yet: upload one")
 

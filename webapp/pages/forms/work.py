@@ -139,6 +139,8 @@ class WorkForm(forms.Form):
             goal |= {"allow_lossy": True, "most_loss": data["most_loss"]}
         if data.get("on_out_of_memory"):
             goal["on_out_of_memory"] = data["on_out_of_memory"]
+        if data.get("num_devices") is not None and data["num_devices"] != 1:
+            goal["num_devices"] = data["num_devices"]
         return {**goal, "forbid": data["forbid"]} if data["forbid"] else goal
 
     def mirrors_part(self) -> dict[str, Any]:
@@ -177,7 +179,7 @@ def initial_goal(goal: Mapping[str, Any]) -> dict[str, Any]:
     }
     most_loss = goal.get("most_loss", "any") if goal.get("allow_lossy") else ""
     initial = {**budgets, "allow_lossy": bool(most_loss), "most_loss": most_loss, "forbid": list(goal.get("forbid", ()))}
-    chosen = {name: goal[name] for name in ("objective", "on_out_of_memory") if goal.get(name)}
+    chosen = {name: goal[name] for name in ("objective", "on_out_of_memory", "num_devices") if goal.get(name)}
     return {**initial, **chosen}
 
 

@@ -3,9 +3,9 @@
 Pure functions from what ``webapp.jobs.fleet`` reads to what templates and charts draw.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from optimizer.base.units import format_bytes
 from webapp.jobs.fleet import Accuracy, Holder, Occupancy, Within
@@ -31,6 +31,8 @@ class HolderRow:
     job_id: str
     name: str
     worker: str
+    devices: tuple[int, ...]
+    """Places of those that it uses."""
     needs_bytes: int
     held_bytes: int
     bar: StackedBar
@@ -67,12 +69,31 @@ def holder_rows(holders: Sequence[Holder]) -> list[HolderRow]:
             job_id=holder.job_id,
             name=holder.name or OTHERS,
             worker=holder.worker,
+            devices=holder.devices,
             needs_bytes=holder.needs_bytes,
             held_bytes=holder.held_bytes,
             bar=stacked_bar(holder.bytes_by_category, budget_bytes=holder.needs_bytes),
         )
         for holder in holders
     ]
+
+
+def devices_words(machine: Mapping[str, Any]) -> str:
+    """``2 devices with 40.0 GiB each, linked by NVLink (240.0 GB/s, from data sheets)``; empty for one device."""
+    num_devices, device = int(machine.get("num_devices", 1)), machine.get("device", {})
+    if num_devices == 1:
+        return ""
+    size = format_bytes(int(device["memory_bytes"]))
+    memory = f"{size} together" if device["kind"] == "cpu" else f"{size} each"
+    link = machine.get("peers")
+    if not link:
+        return f"{num_devices} devices with {memory}"
+    rate = f"{link['bytes_per_s'] / 1e9:,.1f} GB/s, {_RATE_SOURCES[link['source']]}"
+    return f"{num_devices} devices with {memory}, linked by {_LINKS[link['kind']]} ({rate})"
+
+
+_LINKS: Final = {"nvlink": "NVLink", "pcie": "PCIe", "host": "the host's memory", "loopback": "the loopback interface"}
+_RATE_SOURCES: Final = {"measured": "measured here", "table": "from data sheets"}
 
 
 def within_words(found: Within | None) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from webapp.pages.presentation import BLOCK_CHOICES, StackedBar, batch_words, largest_part, stacked_bar
-from webapp.pages.words.plan_names import plan_name
+from webapp.pages.words.plan_names import layout_words, plan_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,8 @@ class OfferRow:
     """The plan in a few words."""
     device: str = ""
     """The machine's device, as people know it."""
+    layout: str = ""
+    """The devices that share a step, in words; empty for one."""
     high_bytes: int = 0
     """Upper end of the peak, which the verdict goes by."""
     is_pick: bool = False
@@ -109,6 +111,7 @@ def _row(offer: Mapping[str, Any], *, budget_bytes: int, selected: bool) -> Offe
         costs=tuple(_cost_words(cost) for cost in offer["costs"]),
         name=plan_name(plan),
         device=str(offer["machine"].get("device", "")),
+        layout=layout_words(plan),
         high_bytes=prediction.get("device_peak_high_bytes", prediction["device_peak_bytes"]),
     )
 

@@ -127,7 +127,7 @@ class TrainingWork:
             chosen=found.chosen,
             baselines=found.baselines,
             frontier=found.frontier,
-            explanation=found.explanation,
+            explanation=(*found.explanation, *(option.sentence for option in answer.layouts)),
             bound="" if found.gap is None else f"No allowed plan that fits is faster{bound}",
         )
 
@@ -135,11 +135,11 @@ class TrainingWork:
         return None
 
     def edit(self, plan: Plan, change: Any, *, whole: bool) -> Edited:
-        found = reprice(problem_of(self.question), plan, change=change)
+        found = reprice(problem_of(self.question, layout=plan.layout), plan, change=change)
         return Edited(priced=found.priced, differences=found.differences)
 
     def neighbours(self, plan: Plan) -> Iterable[Neighbour]:
-        for knob in list_knobs(problem_of(self.question), plan):
+        for knob in list_knobs(problem_of(self.question, layout=plan.layout), plan):
             fields = written_pins(pins_of_change(plan, knob.plan))
             yield _neighbour(
                 knob,

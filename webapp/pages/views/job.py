@@ -50,8 +50,9 @@ from webapp.pages.shown.files import find_in_log, log_after, log_tail, newest_an
 from webapp.pages.shown.job_head import budget_bytes, describe_job
 from webapp.pages.shown.next_steps import NAMES, edit_url
 from webapp.pages.shown.places import PlacePicture, places_of
+from webapp.pages.shown.rank_rows import rank_rows
 from webapp.pages.shown.tables import CHARTS, build_table
-from webapp.pages.words.plan_names import plan_name
+from webapp.pages.words.plan_names import layout_words, plan_name
 
 TABS = ("plan", "execution", "checkpoints", "samples", "logs", "events", "files")
 
@@ -73,8 +74,22 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "opens_on_text": job.kind == Kind.GENERATE or _first_tab(job) == "samples",
         "places": job_places(job),
         "pictures": job_pictures(job, budget_bytes=budget_bytes(job)),
+        **ranks_context(job),
     }
     return render(request, "jobs/job.html", context)
+
+
+@require_GET
+@login_required
+def job_ranks(request: HttpRequest, job_id: str) -> HttpResponse:
+    """The table of the job's devices, fetched again while it runs."""
+    job = _get(request, job_id)
+    return render(request, "jobs/ranks.html", {"job": job, **ranks_context(job)})
+
+
+def ranks_context(job: Job) -> dict[str, Any]:
+    """Values of the table of the job's devices; no rows for a job of one."""
+    return {"ranks": rank_rows(job), "layout_words": layout_words(job.plan or {}), "budget_bytes": budget_bytes(job)}
 
 
 @require_GET

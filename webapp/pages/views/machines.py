@@ -13,7 +13,7 @@ from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.fleet import Accuracy, read_accuracy, read_occupancy
-from webapp.pages.shown.device_bar import accuracy_facts, device_bar, holder_rows, within_words
+from webapp.pages.shown.device_bar import accuracy_facts, device_bar, devices_words, holder_rows, within_words
 
 
 @require_GET
@@ -44,6 +44,7 @@ def _row(user: Any, machine: Machine, accuracy: Accuracy | None = None) -> dict[
         "machine": machine,
         "online": timezone.now() - machine.last_seen_at < ONLINE_WITHIN,
         "device": document.get("device", {}),
+        "devices": devices_words(document),
         "host_memory_bytes": document.get("host_memory_bytes"),
         "source": rates.get("source", ""),
         "rates": _rate_pairs(rates),

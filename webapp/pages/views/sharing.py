@@ -16,7 +16,7 @@ from webapp.jobs.models import Job
 from webapp.jobs.queries import jobs_visible_to
 from webapp.pages.pictures.job import job_pictures
 from webapp.pages.shown.job_head import budget_bytes, describe_job
-from webapp.pages.views.job import category_rows, job_places, plan_facts
+from webapp.pages.views.job import category_rows, job_places, plan_facts, ranks_context
 
 MAX_POINTS = 1000
 _READ = ("id", "name", "kind", "state", "phase", "step", "num_steps", "eta_s", "summary", "prediction", "is_terminal")
@@ -41,6 +41,7 @@ def shared_page(request: HttpRequest, job_id: str, signature: str) -> HttpRespon
         "places": job_places(job),
         "pictures": job_pictures(job, budget_bytes=budget_bytes(job)),
         "tab": "execution",
+        **ranks_context(job),
         **plan_facts(job),
     }
     answer = render(request, "jobs/shared.html", context)

@@ -16,11 +16,26 @@ _BLOCKS: Final = {
 _PLACES: Final = {"host": "on the host", "disk": "on disk", "remote": "in the remote store"}
 
 
+_SHARED_OUT: Final = {
+    "replicated": "",
+    "zero1": ", optimizer state shared (ZeRO-1)",
+    "zero2": ", optimizer state and gradients shared (ZeRO-2)",
+}
+
+
+def layout_words(document: Mapping[str, Any]) -> str:
+    """``on 2 devices, optimizer state shared (ZeRO-1)``, of a plan; empty for one device."""
+    layout: Mapping[str, Any] = document.get("layout") or {}
+    num_devices = int(layout.get("num_devices", 1))
+    return "" if num_devices == 1 else f"on {num_devices} devices{_SHARED_OUT[layout['data']]}"
+
+
 def plan_name(document: Mapping[str, Any]) -> str:
     """``Offload 14 of 16 blocks to the host, optimizer state on the host``; a plan is a training's or a generation's."""
     known = dict(document)
     parts = _of_generation(GenerationPlan.from_json(known)) if "kv_cache" in known else _of_training(Plan.from_json(known))
-    words = ", ".join(parts)
+    devices = layout_words(known)
+    words = ", ".join([*([devices] if devices else []), *parts])
     return words[:1].upper() + words[1:] if words else "Everything stays on the device"
 
 

@@ -14,11 +14,13 @@ from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.hardware.rental import read_prices
 from optimizer.plan.explain.training import explain_plan
+from optimizer.plan.layout import ONE_DEVICE, DeviceLayout
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile as ModelProfile
 from optimizer.search.answer.baselines import Baseline, list_baselines, price_baselines
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.alternatives import add_ways_out
+from optimizer.search.questions.layouts import answer_layouts
 from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
 from optimizer.search.questions.price_cache import PriceMemory, detailed_part, name_work, priced_part
 from optimizer.search.training import training_problem, with_shortfalls
@@ -53,15 +55,17 @@ class TrainingQuestion(Question[ModelProfile, TrainingWorkload, Goal]):
 
     def find_plans(self) -> FoundPlans:
         try:
-            result = find_answer(self).result
+            answer = find_answer(self)
         except NoFeasiblePlan as error:
             baselines = price_baselines(problem_of(self))
             return FoundPlans(chosen=None, by_hand=_explained(baselines), nothing_fits=error)
-        chosen = FoundPlan(priced=result.chosen, explanation=list(result.explanation))
+        result = answer.result
+        compared = [option.sentence for option in answer.layouts]
+        chosen = FoundPlan(priced=result.chosen, explanation=[*result.explanation, *compared])
         return FoundPlans(chosen=chosen, by_hand=_explained(result.baselines))
 
     def find_by_hand(self, *, taken: Plan | None) -> PricedPlan | None:
-        problem = problem_of(self)
+        problem = problem_of(self, layout=ONE_DEVICE if taken is None else taken.layout)
         plans = [(label, _plan_of(baseline, problem)) for label, baseline in list_baselines(problem).items()]
         if taken is not None and _suits(problem, taken):
             plans.append(("chosen before", taken))
@@ -91,7 +95,7 @@ class AskedTraining:
                 profile=read_profile(profile.pk, profile.document_sha256),
                 profile_sha256=profile.document_sha256,
                 workload=self.workload,
-                goal=self.goal,
+                goal=replace(self.goal, num_devices=min(self.goal.num_devices, place.machine.num_devices)),
                 place=place,
                 shortfalls=known_shortfalls(place.calibration, name_work(profile.pk, self.workload)),
                 known_profile=partial(known_profile_of, self.model),
@@ -112,9 +116,9 @@ def find_answer(question: TrainingQuestion) -> ObjectiveAnswer:
     return found.for_run(question.workload)
 
 
-def problem_of(question: TrainingQuestion) -> SearchProblem:
-    """For prices of single plans; from memory where a search has asked for them."""
-    return _pose(question, question.profile, question.workload)
+def problem_of(question: TrainingQuestion, *, layout: DeviceLayout = ONE_DEVICE) -> SearchProblem:
+    """For prices of single plans of one layout; from memory where a search has asked for them."""
+    return _pose(question, question.profile, question.workload, layout=layout)
 
 
 @remembered(most=MAX_ANSWERS, key=lambda question: question.key)
@@ -128,6 +132,10 @@ def _search(question: TrainingQuestion) -> ObjectiveAnswer | NothingFits:
         return question.profile if is_same else question.known_profile(workload)
 
     try:
+        if question.goal.num_devices > 1:
+            return answer_layouts(
+                lambda layout: partial(pose, layout=layout), question.profile, question.workload, question.goal
+            )
         return answer_goal(pose, question.profile, question.workload)
     except NoFeasiblePlan as error:
         add_ways_out(
@@ -148,6 +156,7 @@ def _pose(
     workload: TrainingWorkload,
     goal: Goal | None = None,
     machine: MachineSpec | None = None,
+    layout: DeviceLayout = ONE_DEVICE,
 ) -> SearchProblem:
     """The question's problem, or one beside it; with prices from memory where model and machine are the question's own."""
     place = question.place
@@ -157,6 +166,7 @@ def _pose(
         goal=goal or question.goal,
         machine=machine or place.machine,
         calibration=place.calibration,
+        layout=layout,
     )
     problem = replace(problem, names_ways=False)
     is_here = profile is question.profile and machine in (None, place.machine)

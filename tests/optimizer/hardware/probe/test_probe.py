@@ -1,6 +1,8 @@
 """A short probe of the real machine: every rate is there, positive and possible."""
 
 import importlib.util
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from optimizer.hardware.probe import steps
 from optimizer.hardware.probe.clock import as_curve, better_of, random_tensor
 from optimizer.hardware.probe.probe import probe_machine
 from optimizer.hardware.probe.rates import decoding, stores
+from optimizer.hardware.probe.rates.peers import probe_loopback, probe_peers
 from optimizer.hardware.probe.rates.stores import faults_of, probe_disk, probe_remote
 from optimizer.hardware.probe.thread_wakeup import alone, probe_wake_s
 from optimizer.runtime.layers.matmul_dispatch import has_quicker_library
@@ -211,3 +214,37 @@ def test_waking_is_measured_where_there_is_somebody_to_wake() -> None:
         assert 0.0 <= probe_wake_s(device, max_s=0.01) < 0.1
     finally:
         torch.set_num_threads(num_threads)
+
+
+def test_the_loopback_between_played_devices_is_measured_and_shared_by_all_of_them(machine: Machine) -> None:
+    assert (machine.num_devices, machine.peers) == (1, None)
+    two, four = (probe_loopback(num_devices, max_s=0.1) for num_devices in (2, 4))
+    for link in (two, four):
+        assert (link.kind, link.source) == ("loopback", "measured")
+        assert 1e6 < link.bytes_per_s < 1e12
+        assert 1e-7 < link.latency_s < 1
+    played = probe_peers(replace(machine, num_devices=2), max_s=0.1)
+    assert played is not None
+    assert Machine.from_json(replace(machine, num_devices=2, peers=played).to_json()).peers == played
+
+
+def test_where_nothing_may_listen_the_link_is_assumed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("not permitted")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    link = probe_peers(replace(machine, num_devices=2), max_s=0.1)
+    assert link is not None
+    assert (link.kind, link.source) == ("loopback", "table")
+
+
+@pytest.mark.parametrize("num_devices", [0, 65])
+def test_a_machine_has_at_least_one_device_and_at_most_64(machine: Machine, num_devices: int) -> None:
+    with pytest.raises(InvalidInput, match=f"machine.num_devices is {num_devices}; allowed: 1 to 64"):
+        Machine.from_json({**machine.to_json(), "num_devices": num_devices})
+
+
+def test_a_document_written_before_devices_were_counted_is_of_one(machine: Machine) -> None:
+    document = {name: value for name, value in machine.to_json().items() if name not in ("num_devices", "peers")}
+    read = Machine.from_json(document)
+    assert (read.num_devices, read.peers) == (1, None)

@@ -70,7 +70,7 @@ def test_a_model_that_was_never_traced_generating_is_traced_by_a_worker(
     assert (waiting.status_code, waiting.json()["waiting_for"]) == (202, "profile")
     job = Job.objects.get()
     assert (job.kind, job.spec["generates"]) == ("profile", True)
-    brief = make_brief(job.attempts.model(job=job, number=1, fence=1), folder=tmp_path, home=tmp_path, device="cpu")
+    brief = make_brief(job.attempts.model(job=job, number=1, fence=1), folder=tmp_path, home=tmp_path, devices=["cpu"])
     profile_to_file(brief["config"], tmp_path / "profile.json", adapter=brief["adapter"], generates=brief["generates"])
     keep_profile(generation_fingerprint(profiled_llama.fingerprint), json.loads((tmp_path / "profile.json").read_text()))
     assert post(as_ada, model=profiled_llama.pk).status_code == 200

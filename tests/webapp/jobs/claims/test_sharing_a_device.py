@@ -14,7 +14,8 @@ from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.actions import heartbeat_machine
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import create_job
-from webapp.jobs.claiming import DESKTOP_BYTES, claim_job, free_bytes
+from webapp.jobs.claiming import claim_job
+from webapp.jobs.devices.room import DESKTOP_BYTES, read_room
 from webapp.jobs.models import PROBED, Attempt, Job
 
 HALF: dict[str, Any] = {"step_ms": 10.0, "busy_by_kind_ms": {"matmul": 4.0, "disk": 2.0}}
@@ -90,16 +91,16 @@ def test_a_job_alone_is_not_marked(make: Make, machine: Machine) -> None:
 
 def test_what_other_programs_hold_on_a_card_is_not_free(make: Make, machine: Machine) -> None:
     make(HALF, need_bytes=5 * GIB)
-    assert claim(machine, used_bytes=DESKTOP_BYTES + 4 * GIB) is None
-    assert claim(machine, used_bytes=DESKTOP_BYTES) is not None
+    assert claim(machine, used_bytes=[DESKTOP_BYTES + 4 * GIB]) is None
+    assert claim(machine, used_bytes=[DESKTOP_BYTES]) is not None
 
 
 def test_what_running_jobs_hold_counts_once(make: Make, machine: Machine) -> None:
     make(HALF, need_bytes=3 * GIB)
     assert claim(machine) is not None
     for used_bytes, left_bytes in ((0, 5 * GIB), (DESKTOP_BYTES + 2 * GIB, 5 * GIB), (DESKTOP_BYTES + 6 * GIB, 2 * GIB)):
-        heartbeat_machine(machine, used_bytes=used_bytes)
-        assert free_bytes(Machine.objects.get(pk=machine.pk)) == left_bytes
+        heartbeat_machine(machine, used_bytes=[used_bytes])
+        assert read_room(Machine.objects.get(pk=machine.pk)).free_bytes == left_bytes
 
 
 def test_what_others_hold_is_not_free_while_the_first_job_still_loads(make: Make, machine: Machine) -> None:
@@ -107,10 +108,10 @@ def test_what_others_hold_is_not_free_while_the_first_job_still_loads(make: Make
     make(HALF, need_bytes=3 * GIB)
     # another program holds 3 GiB; the first job was claimed and has taken nothing yet
     used_bytes = DESKTOP_BYTES + 3 * GIB
-    assert claim(machine, used_bytes=used_bytes) is not None
-    assert claim(machine, used_bytes=used_bytes) is None
+    assert claim(machine, used_bytes=[used_bytes]) is not None
+    assert claim(machine, used_bytes=[used_bytes]) is None
     # it has ended; what is used now is the job's
-    assert claim(machine, used_bytes=DESKTOP_BYTES) is not None
+    assert claim(machine, used_bytes=[DESKTOP_BYTES]) is not None
 
 
 def test_jobs_that_would_not_fit_in_the_host_s_memory_together_do_not_run_together(make: Make, machine: Machine) -> None:

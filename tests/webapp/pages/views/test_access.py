@@ -20,6 +20,7 @@ PAGES = ("jobs", "job_new", "models", "datasets", "machines", "tokens")
 JOB_READS = (
     ("job", ()),
     ("job_head", ()),
+    ("job_ranks", ()),
     ("job_tab", ("plan",)),
     ("job_table", ("memory",)),
     ("job_csv", ("memory",)),

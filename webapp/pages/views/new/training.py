@@ -18,6 +18,7 @@ from webapp.pages.views.catalog import upload_dataset, upload_model
 from webapp.pages.views.new.work import FormPage, answer_form, answer_price, answer_upload, has_errors
 
 ADVANCED = (
+    "num_devices",
     *ADVANCED_FIELDS,
     "export_dtype",
     "export_gguf",
@@ -33,7 +34,7 @@ def _describe(form: WorkForm) -> dict[str, Any]:
         "model_upload": ModelUploadForm(auto_id="model_upload_%s"),
         "dataset_upload": DatasetUploadForm(auto_id="dataset_upload_%s"),
         "intents": list_intents(form),
-        "advanced": [form[name] for name in ADVANCED],
+        "advanced": [form[name] for name in ADVANCED if name in form.fields],
         "advanced_open": form.is_bound and any(name not in NUMBERS for name in form.errors),
         "adapters": [form[name] for name in ADAPTERS],
         "adapters_open": bool(form["use_adapters"].value()) or has_errors(form, ADAPTERS),

@@ -1,0 +1,77 @@
+"""Pages of several devices: the form's field, a job's devices, a machine's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import reverse
+
+from tests.webapp.conftest import make_spec
+from webapp.catalog.models import Dataset, Machine, Model
+from webapp.jobs.actions import record_progress, record_started
+from webapp.jobs.claiming import claim_job
+from webapp.jobs.models import Job
+from webapp.pages.shown.offer_rows import offer_rows
+from webapp.planning.pricing import price_spec
+from webapp.planning.submitting import submit_job
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def on_two(ada: User, pair: Machine, profiled_llama: Model, dataset: Dataset) -> Job:
+    goal = {"device_budget_bytes": 2**30, "num_devices": 2, "pins": {"layout": {"num_devices": 2, "data": "zero1"}}}
+    workload = {"sequence_length": 128, "global_batch_size": 4, "num_steps": 10}
+    return submit_job(ada, spec=make_spec(profiled_llama, dataset, goal=goal, workload=workload), actor="user:ada")
+
+
+def test_the_page_of_a_new_job_says_beside_the_field_what_is_wrong_with_it(
+    browser: Client, pair: Machine, profiled_llama: Model, dataset: Dataset, typed_work: dict[str, str]
+) -> None:
+    shown = browser.get(reverse("job_new")).content.decode()
+    assert "Devices, at most" in shown
+    typed: dict[str, Any] = {**typed_work, "model": profiled_llama.pk, "dataset": dataset.pk, "device_budget": "1 GiB"}
+    answer = browser.post(reverse("job_price"), {**typed, "num_devices": "3"}).content.decode()
+    assert "Devices, at most" in answer
+    assert "the machines here have at most 2 devices" in answer
+
+
+def test_a_clone_keeps_the_devices_and_its_price_names_them(browser: Client, ada: User, on_two: Job) -> None:
+    shown = browser.get(reverse("job_new"), {"from": on_two.pk}).content.decode()
+    assert 'name="num_devices" value="2"' in shown
+    assert 'name="pin_layout_num_devices" value="2"' in shown
+    asked = {name: on_two.spec[name] for name in ("model", "dataset", "workload", "goal")}
+    offers = price_spec(ada, asked).to_json()["offers"]
+    row = offer_rows(offers, budget_bytes=2**30, selected="")[0]
+    assert row.chosen
+    assert row.layout == "on 2 devices, optimizer state shared (ZeRO-1)"
+    assert row.name.startswith("On 2 devices, optimizer state shared (ZeRO-1)")
+
+
+def test_the_job_page_shows_each_devices_peak_the_fullest_first(browser: Client, on_two: Job, pair: Machine) -> None:
+    attempt = claim_job(worker="w", machine=pair)
+    assert attempt is not None
+    record_started(attempt, pid=1)
+    record_progress(attempt, step=1, eta_s=None, summary={"rank_peak_bytes": [100 * 2**20, 120 * 2**20]})
+    text = browser.get(reverse("job", args=[on_two.pk])).content.decode()
+    assert "On 2 devices, optimizer state shared (ZeRO-1), on pair" in text
+    table = text[text.index("Peak of each device") :]
+    assert table.index("device 1") < table.index("device 0")
+    assert "rank 1: 120 MiB measured" in table
+    fragment = browser.get(reverse("job_ranks", args=[on_two.pk])).content.decode()
+    assert "every 3s" in fragment
+
+
+def test_a_job_of_one_device_has_no_such_table(browser: Client, make_job: Callable[..., Job]) -> None:
+    job = make_job()
+    assert "Peak of each device" not in browser.get(reverse("job", args=[job.pk])).content.decode()
+
+
+def test_the_pages_of_machines_and_the_api_say_how_many_devices_there_are(browser: Client, pair: Machine) -> None:
+    words = "2 devices with 8.00 GiB together, linked by the loopback interface (1.0 GB/s, measured here)"
+    for address in (reverse("machines"), reverse("machine", args=[pair.pk])):
+        assert words.replace("'", "&#x27;") in browser.get(address).content.decode()
+    (row,) = browser.get("/api/v1/machines").json()["results"]
+    assert (row["num_devices"], row["peers"]["kind"]) == (2, "loopback")

@@ -1,0 +1,70 @@
+"""The devices of a job that runs on several, as rows: what each holds at its peak, predicted and measured, the fullest first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.base.units import format_bytes
+from webapp.jobs.models import Job
+from webapp.pages.presentation import bar_percent
+from webapp.pages.shown.job_head import budget_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRow:
+    """One device of the job."""
+
+    rank: int
+    place: int | None
+    """Counted from the machine's first device; None before the job has begun."""
+    measured_bytes: int | None
+    predicted_bytes: int | None
+    width_percent: str
+    """Part of the bar's width that the peak takes, measured if it is known."""
+    predicted_percent: str
+    budget_percent: str
+    summary: str
+    """The row's bar as a sentence, for those who do not see it."""
+
+
+def rank_rows(job: Job) -> list[RankRow]:
+    """None for a job of one device."""
+    if job.need_devices == 1:
+        return []
+    measured = _sizes(job.summary.get("rank_peak_bytes"), job.need_devices)
+    predicted = _sizes((job.prediction or {}).get("rank_peak_bytes"), job.need_devices)
+    newest = job.attempts.order_by("-number").values_list("devices", flat=True).first() or []
+    places = [*newest, *[None] * job.need_devices]
+    budget = budget_bytes(job) or 0
+    scale_bytes = max([1, budget, *(size for size in (*measured, *predicted) if size)]) * 1.04
+    rows = [
+        RankRow(
+            rank=rank,
+            place=places[rank],
+            measured_bytes=measured[rank],
+            predicted_bytes=predicted[rank],
+            width_percent=bar_percent(int(measured[rank] or predicted[rank] or 0), scale_bytes),
+            predicted_percent=_percent(predicted[rank], scale_bytes),
+            budget_percent=_percent(budget, scale_bytes),
+            summary=_summary(rank, measured[rank], predicted[rank], budget),
+        )
+        for rank in range(job.need_devices)
+    ]
+    return sorted(rows, key=lambda row: -(row.measured_bytes or row.predicted_bytes or 0))
+
+
+def _percent(size: int | None, scale_bytes: float) -> str:
+    """Empty where there is nothing to draw."""
+    return bar_percent(size, scale_bytes) if size else ""
+
+
+def _sizes(found: Sequence[Any] | None, num_ranks: int) -> list[int | None]:
+    """One for each rank, also where a document holds none or those of another plan."""
+    return list(found) if found and len(found) == num_ranks else [None] * num_ranks
+
+
+def _summary(rank: int, measured: int | None, predicted: int | None, budget: int) -> str:
+    holds = f"{format_bytes(measured)} measured" if measured is not None else "not measured yet"
+    foreseen = f", {format_bytes(predicted)} predicted" if predicted is not None else ""
+    allowed = f", of {format_bytes(budget)}" if budget else ""
+    return f"rank {rank}: {holds}{foreseen}{allowed}"

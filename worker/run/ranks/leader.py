@@ -1,0 +1,178 @@
+"""Leads the ranks of an attempt on several devices: starts a process for each, and ends all of them when one is lost.
+
+The leader is the attempt's process as its supervisor knows it: it holds the lifeline, hears TERM and leaves ``result.json``. It
+imports no torch and computes nothing, so that nothing delays it. Its ranks are in its process group, which is killed as a whole,
+and each asks the kernel to be killed with the leader: no process is left once it is gone, however it went.
+
+Each rank sees its own card alone, as ``cuda:0``, and on the CPU device gets its part of the threads. The pipe goes to rank 0.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from worker.gpu import visible_card
+from worker.run.child import child_environment, isolated_command
+from worker.run.exit_codes import EXIT_OK
+from worker.run.ranks.rank import LEADER_VARIABLE, rank_folder
+from worker.run.ranks.verdict import RankEnd, Verdict, is_own_fault, judge_ranks
+from worker.run.reporter import leave_result, read_json
+
+POLL_S: Final = 0.05
+AFTER_FAULT_S: Final = 2.0
+"""Time that the others get to end by themselves after a rank that ended by an error of its own."""
+AFTER_LOSS_S: Final = 5.0
+"""The same after a rank that only lost another: the lost one's own error may still be on its way."""
+AFTER_FIRST_S: Final = 20.0
+"""The same after rank 0 ended well."""
+
+
+def count_ranks(attempt: Mapping[str, Any]) -> int:
+    """Processes that an attempt needs; one but for plans of several devices."""
+    layout: Mapping[str, Any] = (attempt.get("plan") or {}).get("layout") or {}
+    return int(layout.get("num_devices", 1))
+
+
+def lead_ranks(
+    attempt: Mapping[str, Any],
+    *,
+    folder: Path,
+    should_stop: Callable[[], bool],
+    command: Callable[[int], list[str]] | None = None,
+) -> int:
+    """Carry the attempt out by its ranks and leave ``result.json``; the exit code of the attempt.
+
+    Where a rank was killed from outside it does not return: it ends by the same signal, as the attempt of one process would.
+    command: the program of a rank; the runner's unless given.
+    """
+    gang = _Gang(attempt["devices"], folder=folder, command=command or _runner(folder))
+    try:
+        gang.start()
+        verdict = judge_ranks(gang.watch(should_stop), devices=attempt["devices"], was_asked_to_stop=should_stop())
+    finally:
+        gang.kill()
+    return _leave(verdict, folder)
+
+
+def rank_environment(
+    environment: Mapping[str, str], *, device: str, num_ranks: int, folder: Path, num_cores: int
+) -> dict[str, str]:
+    """The scrubbed environment of one rank. device: torch's name of it among the cards that the leader sees."""
+    own = child_environment(environment, folder=folder)
+    kind, _, index = device.partition(":")
+    if kind == "cuda":
+        own["CUDA_VISIBLE_DEVICES"] = str(visible_card(int(index), visible=environment.get("CUDA_VISIBLE_DEVICES", "")))
+        own.setdefault("OMP_NUM_THREADS", str(max(1, num_cores // num_ranks)))
+    else:
+        num_threads = int(environment.get("HEADROOM_NUM_THREADS") or num_cores)
+        own["HEADROOM_NUM_THREADS"] = str(max(1, num_threads // num_ranks))
+    return own
+
+
+def _runner(folder: Path) -> Callable[[int], list[str]]:
+    return lambda rank: isolated_command("worker.run.runner", str(folder), str(rank))
+
+
+def _leave(verdict: Verdict, folder: Path) -> int:
+    if verdict.result is not None:
+        leave_result(verdict.result, folder)
+    if verdict.exit_code < 0:
+        # a signal that is blocked or ignored here would leave this process alive
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [-verdict.exit_code])
+        with contextlib.suppress(OSError):  # KILL has no disposition to change
+            signal.signal(-verdict.exit_code, signal.SIG_DFL)
+        os.kill(os.getpid(), -verdict.exit_code)
+    return verdict.exit_code
+
+
+class _Gang:
+    """The processes of all ranks."""
+
+    def __init__(self, devices: Sequence[str], *, folder: Path, command: Callable[[int], list[str]]) -> None:
+        self._devices = devices
+        self._folder = folder
+        self._command = command
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._ends: list[RankEnd] = []
+        self._is_stopping = False
+
+    def start(self) -> None:
+        for rank in range(len(self._devices)):
+            self._processes.append(self._start(rank))
+
+    def watch(self, should_stop: Callable[[], bool]) -> list[RankEnd]:
+        """The ranks' ends in their order, once all have ended or the rest were killed."""
+        until_s = float("inf")
+        while len(self._ends) < len(self._processes):
+            if should_stop() and not self._is_stopping:
+                self._is_stopping = True
+                self._processes[0].terminate()
+            for end in self._new_ends():
+                self._ends.append(end)
+                until_s = min(until_s, time.monotonic() + _time_left_after(end))
+            if time.monotonic() > until_s:
+                self.kill()
+                self._ends += self._new_ends(was_killed=True)
+                break
+            time.sleep(POLL_S)
+        return self._ends
+
+    def kill(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+        for process in self._processes:
+            process.wait()
+
+    def _start(self, rank: int) -> "subprocess.Popen[bytes]":
+        environment = rank_environment(
+            os.environ,
+            device=self._devices[rank],
+            num_ranks=len(self._devices),
+            folder=self._folder,
+            num_cores=len(os.sched_getaffinity(0)),
+        )
+        environment[LEADER_VARIABLE] = str(os.getpid())
+        # the device's lock is held as long as any process of the group is there
+        passed = {name: os.environ[name] for name in ("HEADROOM_LOCK_FD",) if name in os.environ}
+        if rank == 0 and "HEADROOM_PIPE_FD" in os.environ:
+            passed["HEADROOM_PIPE_FD"] = os.environ["HEADROOM_PIPE_FD"]
+        return subprocess.Popen(
+            self._command(rank),
+            stdin=subprocess.DEVNULL,
+            cwd=self._folder,
+            env={**environment, **passed},
+            pass_fds=[int(fd) for fd in passed.values()],
+        )
+
+    def _new_ends(self, *, was_killed: bool = False) -> list[RankEnd]:
+        known = {end.rank for end in self._ends}
+        ends = []
+        for rank, process in enumerate(self._processes):
+            if rank not in known and (code := process.poll()) is not None:
+                end = RankEnd(
+                    rank=rank, exit_code=code, result=_read_result(self._folder, rank), was_killed_by_leader=was_killed
+                )
+                ends.append(end)
+                if code not in EXIT_OK:
+                    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+                    print(f"rank {rank} of {len(self._processes)} ended with {how}", flush=True)
+        return ends
+
+
+def _time_left_after(end: RankEnd) -> float:
+    if end.exit_code not in EXIT_OK:
+        return AFTER_FAULT_S if is_own_fault(end) else AFTER_LOSS_S
+    return AFTER_FIRST_S if end.rank == 0 else float("inf")
+
+
+def _read_result(folder: Path, rank: int) -> dict[str, Any] | None:
+    try:
+        return read_json(rank_folder(folder, rank) / "result.json")
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,70 @@
+"""The result of an attempt from the ends of its ranks: of the rank that failed by itself, not of those that lost it. Pure."""
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from worker.run.exit_codes import EXIT_DRAINED, EXIT_FAILED, EXIT_OK
+
+RANK_LOST: Final = "rank_lost"
+"""Code of the error of a rank whose others are gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """One rank's process, ended."""
+
+    rank: int
+    exit_code: int
+    """Negative for a signal."""
+    result: dict[str, Any] | None
+    """Its ``result.json``; None where it left none."""
+    was_killed_by_leader: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The end of the whole attempt."""
+
+    result: dict[str, Any] | None
+    """The attempt's ``result.json``; None for none."""
+    exit_code: int
+    """Negative: the attempt ends by this signal."""
+
+
+def judge_ranks(ends: Sequence[RankEnd], *, devices: Sequence[str], was_asked_to_stop: bool) -> Verdict:
+    """ends: of all ranks, in the order in which they ended. devices: by rank, for messages."""
+    first = next(end for end in ends if end.rank == 0)
+    if first.exit_code in EXIT_OK and first.result is not None:
+        return Verdict(result=first.result, exit_code=first.exit_code)
+    if was_asked_to_stop and first.exit_code == -signal.SIGTERM:  # before it listened
+        return Verdict(result=None, exit_code=EXIT_DRAINED)
+    own = next((end for end in ends if is_own_fault(end) and not end.was_killed_by_leader), None)
+    if own is not None:
+        named = _named(own, devices) if own.result is not None else None
+        return Verdict(result=named, exit_code=EXIT_FAILED if named else own.exit_code)
+    lost = next((end for end in ends if end.result is not None and end.exit_code not in EXIT_OK), None)
+    return Verdict(result=_named(lost, devices) if lost else None, exit_code=EXIT_FAILED)
+
+
+def is_own_fault(end: RankEnd) -> bool:
+    """False for a rank that ended well, or only because others were gone."""
+    if end.exit_code in EXIT_OK:
+        return False
+    return (_error_of(end) or {}).get("code") != RANK_LOST
+
+
+def _named(end: RankEnd, devices: Sequence[str]) -> dict[str, Any]:
+    """The rank's result, with its place in the message and among the error's fields."""
+    result = dict(end.result or {})
+    result["message"] = f"rank {end.rank} of {len(devices)}, on {devices[end.rank]}: {result.get('message', '')}"
+    error = _error_of(end)
+    if error is not None:
+        fields = {**error.get("fields", {}), "rank": end.rank, "num_ranks": len(devices)}
+        result["error"] = {**error, "message": result["message"], "fields": fields}
+    return result
+
+
+def _error_of(end: RankEnd) -> dict[str, Any] | None:
+    return (end.result or {}).get("error")
