@@ -46,8 +46,8 @@ from optimizer.runtime.meter.device import prepared_device
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
-from optimizer.search.core import SearchResult
 from optimizer.search.problem import PricedPlan
+from optimizer.search.result import SearchResult
 from optimizer.search.search import search_plans
 from optimizer.workload import TrainingWorkload
 

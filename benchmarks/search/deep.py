@@ -7,8 +7,8 @@ from benchmarks.search.profiles import llama_70b_profile, with_depth
 from optimizer.base.units import GIB
 from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
-from optimizer.search.core import SearchResult
 from optimizer.search.problem import SearchProblem
+from optimizer.search.result import SearchResult
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 

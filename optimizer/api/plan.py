@@ -28,9 +28,10 @@ from optimizer.search.answer.compare import Comparison, Repriced, compare_plans,
 from optimizer.search.core import search
 from optimizer.search.problem import SearchProblem
 from optimizer.search.questions.alternatives import add_ways_out
+from optimizer.search.questions.answers import ObjectiveAnswer
 from optimizer.search.questions.cards import ALL, CardAnswer, Order, Progress, beside_in, rank_cards, read_cards
 from optimizer.search.questions.layouts import answer_layouts
-from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
+from optimizer.search.questions.objectives import answer_goal
 from optimizer.search.questions.ways import Obtain
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
@@ -80,7 +81,9 @@ def plan_profiled(
     if goal.num_devices > 1:
         check_goal_devices(goal, machine)
         on_layout = partial(_pose, goal=goal, machine=machine, calibration=calibration)
-        return answer_layouts(lambda layout: partial(on_layout, layout=layout), profile, workload, goal)
+        return answer_layouts(
+            lambda layout: partial(on_layout, layout=layout), profile, workload, goal, answer_one=answer_goal
+        )
 
     def pose(profile: Profile, workload: TrainingWorkload, goal: Goal = goal, machine: Machine = machine) -> SearchProblem:
         problem = training_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)

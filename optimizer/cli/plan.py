@@ -48,8 +48,8 @@ from optimizer.plan.pins.training import list_knobs_to_pin, read_pins
 from optimizer.plan.techniques import TECHNIQUE_LABELS
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.generation.baselines import GENERATION_BASELINES
+from optimizer.search.questions.answers import ObjectiveAnswer
 from optimizer.search.questions.cards import Order
-from optimizer.search.questions.objectives import ObjectiveAnswer
 from optimizer.workload import TrainingWorkload
 
 

@@ -5,11 +5,9 @@ Everything here is pure and deterministic: the same problem gives the same resul
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from optimizer.base.errors import NoFeasiblePlan
-from optimizer.base.serialize import to_json
 from optimizer.base.units import format_bytes
 from optimizer.estimate.prediction import Prediction
 from optimizer.plan.allocator import AllocatorPlan
@@ -26,6 +24,7 @@ from optimizer.search.check.card_fit import ACCEPTED, CardFit, find_room
 from optimizer.search.check.pins import check_pins
 from optimizer.search.check.verify import VerificationFailed, verify_plan
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
+from optimizer.search.result import SearchResult
 from optimizer.search.solver.bounds import bound_of
 from optimizer.search.solver.floors import is_over_floor
 from optimizer.search.solver.polish import polish
@@ -34,46 +33,6 @@ from optimizer.search.solver.solve import solve
 
 _MAX_LEARNT = 3
 """Searches that count what kernels were seen to hold beside tensors, each of them knowing more."""
-_ROUNDING = 1e-8
-"""Share by which a bound may be lower because sums of floats are."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchResult:
-    """The result of a search. ``chosen`` always fits; a search that finds nothing raises instead."""
-
-    chosen: PricedPlan
-    baselines: dict[str, PricedPlan]
-    """By label, as in ``baselines.list_baselines``."""
-    frontier: tuple[PricedPlan, ...]
-    """Plans the goal allows of which no other is both smaller and faster, from small to fast; some over the budget."""
-    bound_step_ms: float | None
-    """No allowed plan that fits is faster; None where no bound is known. One above the chosen plan's time is a fault of ours, and
-    is not hidden."""
-    unlimited_step_ms: float
-    """The fastest allowed plan if device memory were unlimited."""
-    explanation: tuple[str, ...]
-    """The chosen plan in sentences, and what was left out."""
-    left_out: tuple[LeftOut, ...] = ()
-    """Levers that were allowed and would not pay at this shape."""
-
-    @property
-    def gap(self) -> float | None:
-        """Upper bound on how much slower the chosen plan is than the best, as a share; None where no bound holds."""
-        step_ms = self.chosen.prediction.step_ms
-        if self.bound_step_ms is None or self.bound_step_ms > step_ms:
-            return None
-        return step_ms / self.bound_step_ms - 1
-
-    @property
-    def is_optimal(self) -> bool:
-        """True where it is known that no allowed plan is faster, by more than rounding."""
-        return self.gap is not None and self.gap <= _ROUNDING
-
-    def to_json(self) -> dict[str, Any]:
-        """With ``gap`` and ``is_optimal`` beside the fields."""
-        document: dict[str, Any] = to_json(self)
-        return {**document, "gap": self.gap, "is_optimal": self.is_optimal}
 
 
 def search(problem: SearchProblem, *, known: Sequence[Plan] = ()) -> SearchResult:

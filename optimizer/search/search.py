@@ -9,9 +9,10 @@ from typing import Any
 from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine
 from optimizer.profile.profile import Profile
-from optimizer.search.core import SearchResult, search
+from optimizer.search.core import search
 from optimizer.search.problem import PricedPlan
 from optimizer.search.questions.largest_fit import find_largest_micro_batch
+from optimizer.search.result import SearchResult
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 

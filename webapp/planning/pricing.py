@@ -12,7 +12,7 @@ from django.db import transaction
 from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
 from optimizer.goal import Goal
 from optimizer.hardware.rental import read_prices
-from optimizer.search.questions.objectives import ObjectiveAnswer
+from optimizer.search.questions.answers import ObjectiveAnswer
 from webapp.catalog.models import Machine
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.devices.room import count_devices

@@ -21,9 +21,9 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.machine import Machine
 from optimizer.search.answer.compare import Comparison
 from optimizer.search.answer.frontier import plan_label
-from optimizer.search.core import SearchResult
+from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer
 from optimizer.search.questions.cards import CardAnswer
-from optimizer.search.questions.objectives import LayoutOption, ObjectiveAnswer
+from optimizer.search.result import SearchResult
 
 _OBJECTIVES = {
     "fastest_step": "the fastest step",

@@ -15,14 +15,17 @@ from optimizer.goal import Goal
 from optimizer.plan.layout import DATA_PARALLEL, DeviceLayout
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import keep_all, recompute_all
-from optimizer.search.core import SearchResult, search
+from optimizer.search.core import search
 from optimizer.search.problem import PricedPlan, SearchProblem
-from optimizer.search.questions.objectives import LayoutOption, ObjectiveAnswer, Pose, answer_goal, answer_with
+from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, Pose, answer_with
+from optimizer.search.result import SearchResult
 from optimizer.search.solver.pricebook import remembering
 from optimizer.workload import TrainingWorkload
 
 PoseOn = Callable[[DeviceLayout], Pose]
 """The question on a layout."""
+AnswerOne = Callable[[Pose, Profile, TrainingWorkload], ObjectiveAnswer]
+"""Answers the question on one layout: ``objectives.answer_goal``."""
 _LABELS: Final[Mapping[str, str]] = {"replicated": "ddp", "zero1": "zero1", "zero2": "zero2"}
 _WORDS: Final[Mapping[str, str]] = {
     "replicated": "each keeps everything",
@@ -72,14 +75,16 @@ def _techniques(layout: DeviceLayout) -> list[str]:
     return [name for name, is_used in used.items() if is_used]
 
 
-def answer_layouts(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal: Goal) -> ObjectiveAnswer:
+def answer_layouts(
+    pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal: Goal, *, answer_one: AnswerOne
+) -> ObjectiveAnswer:
     """The best plan on at most ``goal.num_devices`` devices, with what each layout comes to.
 
     Raises as ``answer_goal`` does, and InvalidPlan where no layout is allowed.
     """
     if goal.objective in ("fastest_step", "cheapest_run"):
         return _fastest(pose_on, profile, workload, goal)
-    return _most(pose_on, profile, workload, goal)
+    return _most(pose_on, profile, workload, goal, answer_one)
 
 
 # The fastest step.
@@ -225,7 +230,9 @@ def _describe_best(best: _Searched, chosen: PricedPlan) -> str:
 # The most that fits.
 
 
-def _most(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal: Goal) -> ObjectiveAnswer:
+def _most(
+    pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal: Goal, answer_one: AnswerOne
+) -> ObjectiveAnswer:
     """The layout on which the most fits; of equals the fastest."""
     found: list[tuple[DeviceLayout, ObjectiveAnswer]] = []
     errors: list[NoFeasiblePlan | InvalidPlan] = []
@@ -233,7 +240,7 @@ def _most(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal: G
         # So that the question itself can be posed; the batch is what is looked for.
         whole = replace(workload, global_batch_size=layout.num_devices) if goal.objective == "largest_batch" else workload
         try:
-            found.append((layout, answer_goal(pose_on(layout), profile, whole)))
+            found.append((layout, answer_one(pose_on(layout), profile, whole)))
         except (NoFeasiblePlan, InvalidPlan) as error:
             errors.append(error)
     if not found:

@@ -5,100 +5,25 @@ smaller one is assumed, as memory does; the plan at the answer is searched for a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import lcm
-from typing import Any, Literal
 
-from optimizer.base.categories import Tier
 from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
-from optimizer.base.serialize import WithJson, to_json
 from optimizer.base.units import format_bytes
-from optimizer.goal import Objective
-from optimizer.plan.layout import DeviceLayout
 from optimizer.profile.deeper import depth_period, with_depth
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.smallest import smallest_found
 from optimizer.search.check.pins import check_pins
-from optimizer.search.core import SearchResult, search
-from optimizer.search.problem import PricedPlan, SearchProblem
+from optimizer.search.core import search
+from optimizer.search.problem import SearchProblem
+from optimizer.search.questions.answers import Limit, ObjectiveAnswer, Pose, Unit, answer_with
 from optimizer.search.questions.sizes import MAX_SEQUENCE_LENGTH, SEQUENCE_STEP
+from optimizer.search.result import SearchResult
 from optimizer.search.solver.pricebook import PriceBook
 from optimizer.workload import TrainingWorkload
 
-Pose = Callable[[Profile, TrainingWorkload], SearchProblem]
-"""The question for another model or other work; goal and machine stay."""
 MAX_BATCH = 65_536
 MAX_BLOCKS = 1_024
-Unit = Literal["sequences", "tokens", "blocks"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limit(WithJson):
-    """The end of the range, and its reason."""
-
-    unit: Unit
-    largest: int
-    """The largest size that fits."""
-    peak_bytes: int
-    """Upper end of the chosen plan's peak there."""
-    budget_bytes: int
-    next: int | None
-    """The next size up; None where it is not memory that ends it."""
-    next_peak_bytes: int | None
-    """The smallest peak that was found there."""
-    reason: str
-    """The whole in a sentence."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayoutOption(WithJson):
-    """The best plan of one layout of devices."""
-
-    layout: DeviceLayout
-    best: PricedPlan | None
-    """None where nothing fits, or where it was not searched."""
-    least_step_ms: float
-    """No plan of the layout is faster."""
-    sentence: str
-    """A comparison with the layout that was chosen."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObjectiveAnswer:
-    """The answer to a goal's objective."""
-
-    objective: Objective
-    workload: TrainingWorkload
-    """With the batch or the sequence that was found."""
-    num_blocks: int
-    num_parameters: int
-    budget_bytes: dict[Tier, int]
-    """Budget of each tier; 0 for a tier that may not be used or is not there."""
-    result: SearchResult
-    limit: Limit | None
-    """None where the work is as it was asked for."""
-    layouts: tuple[LayoutOption, ...] = ()
-    """The best of each layout of devices, one device first; empty where the goal is one device."""
-
-    def for_run(self, workload: TrainingWorkload) -> "ObjectiveAnswer":
-        """The same for a workload that is priced alike (``detailed_part``): its plans are the same, a run may be longer."""
-
-        def over(priced: PricedPlan) -> PricedPlan:
-            return replace(priced, prediction=priced.prediction.over(workload.num_steps))
-
-        result = replace(
-            self.result,
-            chosen=over(self.result.chosen),
-            baselines={label: over(priced) for label, priced in self.result.baselines.items()},
-            frontier=tuple(over(priced) for priced in self.result.frontier),
-        )
-        length, size = self.workload.sequence_length, self.workload.global_batch_size
-        found = replace(workload, sequence_length=length, global_batch_size=size)
-        return replace(self, result=result, workload=found)
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return {**document, "result": self.result.to_json()}
 
 
 def answer_goal(pose: Pose, profile: Profile, workload: TrainingWorkload) -> ObjectiveAnswer:
@@ -115,7 +40,7 @@ def answer_goal(pose: Pose, profile: Profile, workload: TrainingWorkload) -> Obj
         return _longest_sequence(pose, profile, workload)
     if objective == "largest_model":
         return _largest_model(pose, profile, workload)
-    return _answer(problem, profile, search(problem), None)
+    return answer_with(problem, profile, search(problem))
 
 
 def _largest_batch(
@@ -136,7 +61,7 @@ def _largest_batch(
         )
     largest, result, over = _find_most(at, 1, MAX_BATCH)
     limit = _limit("sequences", largest, result, over, at(1).goal.device_budget_bytes, "this program looks no further")
-    return _answer(at(largest), profile, result, limit)
+    return answer_with(at(largest), profile, result, limit=limit)
 
 
 def _longest_sequence(pose: Pose, profile: Profile, workload: TrainingWorkload) -> ObjectiveAnswer:
@@ -152,7 +77,7 @@ def _longest_sequence(pose: Pose, profile: Profile, workload: TrainingWorkload) 
     over = None if over is None else (over[0] * step, over[1])
     end = f"the model has positions for {profile.max_sequence_length:,}"
     limit = _limit("tokens", steps * step, result, over, at(1).goal.device_budget_bytes, end)
-    return _answer(at(steps), profile, result, limit)
+    return answer_with(at(steps), profile, result, limit=limit)
 
 
 def _largest_model(pose: Pose, profile: Profile, workload: TrainingWorkload) -> ObjectiveAnswer:
@@ -170,7 +95,7 @@ def _largest_model(pose: Pose, profile: Profile, workload: TrainingWorkload) -> 
     over = None if over is None else (blocks(over[0]), over[1])
     budget_bytes = at(1).goal.device_budget_bytes
     limit = _limit("blocks", blocks(steps), result, over, budget_bytes, "this program looks no further")
-    return _answer(at(steps), with_depth(profile, blocks(steps)), result, limit)
+    return answer_with(at(steps), with_depth(profile, blocks(steps)), result, limit=limit)
 
 
 def _find_most(
@@ -260,26 +185,3 @@ def _why(smallest_bytes: int, budget_bytes: int) -> str:
     if smallest_bytes > budget_bytes:
         return f", the smallest peak is {format_bytes(smallest_bytes)}"
     return " beside what the process takes of the card besides tensors"
-
-
-def answer_with(problem: SearchProblem, profile: Profile, result: SearchResult) -> ObjectiveAnswer:
-    """The answer where the work is as it was asked for. problem: the one that ``result`` answers."""
-    return _answer(problem, profile, result, None)
-
-
-def _answer(problem: SearchProblem, profile: Profile, result: SearchResult, limit: Limit | None) -> ObjectiveAnswer:
-    """problem: the one that ``result`` answers."""
-    return ObjectiveAnswer(
-        objective=problem.goal.objective,
-        workload=problem.whole_workload,
-        budget_bytes={
-            "device": problem.goal.device_budget_bytes,
-            "host": problem.host_budget_bytes,
-            "disk": problem.disk_budget_bytes if problem.allows("disk") else 0,
-            "remote": problem.remote_budget_bytes if problem.allows("remote") else 0,
-        },
-        num_blocks=profile.num_blocks,
-        num_parameters=profile.num_parameters,
-        result=result,
-        limit=limit,
-    )

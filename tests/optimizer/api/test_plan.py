@@ -22,7 +22,7 @@ from optimizer.profile.extent import Extent
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.search.problem import OuterPlan
-from optimizer.search.questions.objectives import ObjectiveAnswer
+from optimizer.search.questions.answers import ObjectiveAnswer
 from optimizer.search.search import search_plans
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload

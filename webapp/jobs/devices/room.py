@@ -133,7 +133,7 @@ def read_room(machine: Machine) -> Room:
     """The room beside what live jobs need and beside what else is in use there.
 
     What a card's driver counts is partly the jobs'. What others held before the first of them began counts beside their needs,
-    which they may not have taken yet; beyond it the larger of the two is taken. A desktop and the driver itself are left out, since
+    which they may not have taken yet; beyond it the larger of the two is taken. A desktop and the driver itself are left out, as
     plans leave room for them.
     """
     device, num_devices = machine.document["device"], count_devices(machine)

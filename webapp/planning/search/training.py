@@ -20,8 +20,9 @@ from optimizer.profile.profile import Profile as ModelProfile
 from optimizer.search.answer.baselines import Baseline, list_baselines, price_baselines
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.alternatives import add_ways_out
+from optimizer.search.questions.answers import ObjectiveAnswer
 from optimizer.search.questions.layouts import answer_layouts
-from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
+from optimizer.search.questions.objectives import answer_goal
 from optimizer.search.questions.price_cache import PriceMemory, detailed_part, name_work, priced_part
 from optimizer.search.training import training_problem, with_shortfalls
 from optimizer.workload import TrainingWorkload
@@ -134,7 +135,11 @@ def _search(question: TrainingQuestion) -> ObjectiveAnswer | NothingFits:
     try:
         if question.goal.num_devices > 1:
             return answer_layouts(
-                lambda layout: partial(pose, layout=layout), question.profile, question.workload, question.goal
+                lambda layout: partial(pose, layout=layout),
+                question.profile,
+                question.workload,
+                question.goal,
+                answer_one=answer_goal,
             )
         return answer_goal(pose, question.profile, question.workload)
     except NoFeasiblePlan as error:

@@ -15,7 +15,7 @@ from optimizer.plan.allocator import AllocatorPins
 from optimizer.plan.pins.training import Pins
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
-from optimizer.search.core import SearchResult
+from optimizer.search.result import SearchResult
 from optimizer.search.search import search_plans
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS

@@ -14,8 +14,8 @@ from optimizer.hardware.machine import Machine, PeerLink
 from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.pins.training import Pins, read_pins
 from optimizer.profile.profile import Profile
+from optimizer.search.questions.answers import ObjectiveAnswer
 from optimizer.search.questions.layouts import list_layouts
-from optimizer.search.questions.objectives import ObjectiveAnswer
 from optimizer.workload import TrainingWorkload
 
 WORKLOAD = TrainingWorkload(sequence_length=128, global_batch_size=8)

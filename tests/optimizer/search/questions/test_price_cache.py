@@ -9,7 +9,8 @@ from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
-from optimizer.search.questions.objectives import ObjectiveAnswer, answer_goal
+from optimizer.search.questions.answers import ObjectiveAnswer
+from optimizer.search.questions.objectives import answer_goal
 from optimizer.search.questions.price_cache import MAX_WORKLOADS, PriceMemory, detailed_part, priced_part
 from optimizer.search.training import training_problem
 from optimizer.workload import Adapter, Export, TrainingWorkload
