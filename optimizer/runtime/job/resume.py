@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from optimizer.base.errors import CheckpointInvalid
+from optimizer.runtime.device.backends import backend_of
 from optimizer.runtime.job.checkpoint import Checkpoint, TensorGroups
 from optimizer.runtime.step.step import Trainer
 
@@ -69,12 +70,11 @@ def _check_representation(trainer: Trainer, checkpoint: Checkpoint, frozen_sha25
 
 def _random_states(device: torch.device) -> dict[str, torch.Tensor]:
     states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
+    own = backend_of(device).random_state()
+    return states if own is None else {**states, device.type: own}
 
 
 def _set_random_states(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
     torch.set_rng_state(states["cpu"].clone())
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"].clone(), device)
+    if device.type != "cpu" and device.type in states:
+        backend_of(device).set_random_state(states[device.type].clone())
