@@ -93,8 +93,13 @@ class _Slabs:
         """Waits until one is free."""
         slab = self._free.get()
         if slab.free_after is not None:
-            slab.free_after.synchronize()
-            slab.free_after = None
+            after, slab.free_after = slab.free_after, None
+            try:
+                after.synchronize()
+            except BaseException:
+                # Whoever waits for a slab is to meet the device's error as well, and not to wait for ever.
+                self.give_back(slab, after=after)
+                raise
         return slab
 
     def take_if_free(self) -> Slab | None:

@@ -376,9 +376,12 @@ class Background:
             stream.wait_event(after)
             for unit in units:
                 slab = self._read(store, place, base, unit, self._slabs.reading.take(), writes)
-                packing.unpack((slab.data[: unit.packed_end - unit.packed_start],), data[unit.start : unit.end])
-                done = stream.record_event()
-                self._slabs.reading.give_back(slab, after=done)
+                try:
+                    packing.unpack((slab.data[: unit.packed_end - unit.packed_start],), data[unit.start : unit.end])
+                finally:
+                    # Also after an error, or the next to read would wait for it for ever.
+                    done = stream.record_event()
+                    self._slabs.reading.give_back(slab, after=done)
         return done
 
     # Ranges of host tensors.
