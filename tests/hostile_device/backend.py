@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from optimizer.runtime.device.backends import in_place_of_its_device
 from optimizer.runtime.device.cpu import CpuBackend
 from tests.hostile_device.footprint import POISON
 from tests.hostile_device.modes import ComputeMode, HostMode, SideStreamMode
-from tests.hostile_device.races import HOST
 from tests.hostile_device.streams import HostileStream, Queues, Schedule
 
 

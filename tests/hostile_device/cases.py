@@ -38,7 +38,7 @@ from tests.optimizer.runtime.states import make_trainer, run_steps
 from tests.optimizer.runtime.step.test_step import PLACES
 from tests.optimizer.runtime.tiny import make_plan as make_tiny_plan
 from tests.optimizer.runtime.tiny import make_spec
-from tests.optimizer.techniques.plans import LLAMA, TECHNIQUES, make_plan, make_workload
+from tests.optimizer.techniques.plans import LLAMA, make_plan, make_workload
 from tests.optimizer.techniques.test_pairs import list_cases as list_pairs
 
 MIXED = ("offload", "recompute", "offload_disk")
@@ -71,11 +71,11 @@ class Case:
 @contextmanager
 def small_pieces() -> Iterator[None]:
     """Updates in pieces and trips in slabs, as large tensors have them."""
-    slab_bytes = 4096
+    slab_bytes = 16 * 1024
     staging_bytes = 2 * host_memory.NUM_SLABS_EACH_WAY * slab_bytes
     with (
-        patch.object(homes, "PIECE_ELEMENTS", 1024),
-        patch.object(host_update, "PIECE_ELEMENTS", 1024),
+        patch.object(homes, "PIECE_ELEMENTS", 8192),
+        patch.object(host_update, "PIECE_ELEMENTS", 8192),
         patch.object(transfers, "SLAB_BYTES", slab_bytes),
         patch.object(host_memory, "SLAB_BYTES", slab_bytes),
         patch.object(tiers, "STAGING_BYTES", staging_bytes),
@@ -222,4 +222,28 @@ def list_all_cases() -> list[Case]:
     return [*list_technique_cases(), *list_training_cases(), *list_generation_cases()]
 
 
-assert TECHNIQUES
+QUICK = (
+    "half the state on the host unclipped",
+    "all on the disk in pieces",
+    "all on the host in pieces",
+    "state on the disk in pieces",
+    "compressed int8 llama",
+    "moments on the disk bf16",
+    "adapters over same on disk",
+    "offload and offload_disk",
+    "offload and consume",
+    "1 llama same on host, weights on device",
+    "14 mistral same on disk, weights on disk",
+    "8 mistral same on host, weights on host",
+    "15 mistral same on host, weights on device",
+    "19 llama int8 on host, weights on device",
+    "23 llama int4 on disk, weights on device",
+    "24 opt same on host, weights on device",
+    "25 opt same on disk, weights on device",
+)
+"""Cases that reach every wait of the runtime, for the program that takes them out one by one."""
+
+
+def list_quick_cases() -> list[Case]:
+    by_name = {case.name: case for case in list_all_cases()}
+    return [by_name[name] for name in QUICK]

@@ -91,6 +91,6 @@ def poison(tensor: torch.Tensor) -> None:
     elif tensor.dtype == torch.uint8:
         tensor.fill_(POISON)
     elif tensor.dtype == torch.bool:
-        tensor.fill_(True)  # noqa: FBT003
+        tensor.fill_(True)
     else:
         tensor.fill_(-1)

@@ -245,3 +245,8 @@ class Queues:
 
 _OVERWRITES = ("aten::copy_", "aten::amax", "aten::zero_", "aten::fill_")
 """Ops whose result does not depend on what they write over."""
+
+
+def stale_event(stream: HostileStream) -> HostileEvent:
+    """An event that has happened before anything was queued."""
+    return HostileEvent(stream, 0, {})
