@@ -93,7 +93,7 @@ def _watching_sizes(queues: Queues) -> Iterator[None]:
     """A storage that shrinks lets its memory go, and gets poison where it grows."""
     resize = torch.UntypedStorage.resize_
 
-    def watched(storage: torch.UntypedStorage, num_bytes: int) -> Any:
+    def watched(storage: Any, num_bytes: int) -> Any:
         before_bytes = storage.nbytes()
         with queues.lock:
             if num_bytes != before_bytes and before_bytes:
@@ -106,7 +106,7 @@ def _watching_sizes(queues: Queues) -> Iterator[None]:
                     queues.made(grown)
         return result
 
-    torch.UntypedStorage.resize_ = watched  # type: ignore[method-assign]
+    torch.UntypedStorage.resize_ = watched  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

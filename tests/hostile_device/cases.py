@@ -10,13 +10,14 @@ import hashlib
 import random
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
+from optimizer.formats.transfer_sizes import NUM_SLABS_EACH_WAY
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
@@ -30,6 +31,7 @@ from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step import host_update
 from optimizer.runtime.tiers import homes, host_memory, tiers, transfers
 from optimizer.workload import Adapter, TrainingWorkload
+from tests.hostile_device import trips
 from tests.hostile_device.backend import hostile_device
 from tests.hostile_device.streams import Schedule
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
@@ -72,7 +74,7 @@ class Case:
 def small_pieces() -> Iterator[None]:
     """Updates in pieces and trips in slabs, as large tensors have them."""
     slab_bytes = 16 * 1024
-    staging_bytes = 2 * host_memory.NUM_SLABS_EACH_WAY * slab_bytes
+    staging_bytes = 2 * NUM_SLABS_EACH_WAY * slab_bytes
     with (
         patch.object(homes, "PIECE_ELEMENTS", 8192),
         patch.object(host_update, "PIECE_ELEMENTS", 8192),
@@ -103,8 +105,6 @@ def train_tiny(
         given = dataclasses.replace(make_workload(plan), adapter=adapter)
         model = build_prepared(make_spec(name), weights=plan.weights, workload=given, device=torch.device("cpu"))
         workload["adapter"] = adapter
-    from contextlib import nullcontext
-
     with small_pieces() if pieces else nullcontext():
         trainer = make_trainer(name, plan=plan, scratch=scratch, model=model, **workload)
         try:
@@ -218,8 +218,28 @@ def _longer(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "max_position_embeddings": 512}
 
 
+# Trips.
+
+
+def list_trip_cases() -> list[Case]:
+    cases: dict[str, Callable[[Path], Any]] = {
+        f"trip to the {place} {compress}": functools.partial(trips.offload_and_fetch, place=place, compress=compress)
+        for place in ("host", "disk")
+        for compress in ("none", "bf16", "int8")
+    }
+    cases["trip in many slabs"] = trips.many_slabs
+    cases["trip of ranges"] = trips.copies_of_ranges
+    cases["trip of ranges in order with compute"] = functools.partial(trips.copies_of_ranges, beside=False)
+    cases["trip of forgotten sources"] = trips.sources_that_nobody_waits_for
+    cases["trip into unused memory"] = trips.into_memory_that_nothing_uses
+    cases["trip through a store"] = trips.save_and_load
+    cases["trip of the host's own ranges"] = trips.ranges_of_the_host
+    cases["trip that ends the tiers"] = trips.close_with_copies_under_way
+    return [Case(name, run) for name, run in cases.items()]
+
+
 def list_all_cases() -> list[Case]:
-    return [*list_technique_cases(), *list_training_cases(), *list_generation_cases()]
+    return [*list_trip_cases(), *list_technique_cases(), *list_training_cases(), *list_generation_cases()]
 
 
 QUICK = (
@@ -246,4 +266,4 @@ QUICK = (
 
 def list_quick_cases() -> list[Case]:
     by_name = {case.name: case for case in list_all_cases()}
-    return [by_name[name] for name in QUICK]
+    return [*list_trip_cases(), *(by_name[name] for name in QUICK)]

@@ -16,9 +16,9 @@ _SYNCHRONIZES = "aten::_local_scalar_dense"
 """A number of the device is asked for: the host waits for compute."""
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Mode(TorchDispatchMode):
     def __init__(self, queues: Queues) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._queues = queues
 
     @classmethod
