@@ -17,6 +17,7 @@ from optimizer.runtime.device.backends import in_place_of_its_device
 from optimizer.runtime.device.cpu import CpuBackend
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.activations import apply_activations
+from optimizer.runtime.tiers.compression import Packing
 from optimizer.runtime.tiers.host_memory import HostArena
 from optimizer.runtime.tiers.opened import OpenStores
 from optimizer.runtime.tiers.tiers import Tiers
@@ -420,6 +421,32 @@ def test_a_store_that_fails_in_the_background_is_named_where_its_bytes_are_used(
         copy = tiers.offload(torch.ones(MIB).untyped_storage(), category="activations", place="disk")
         with pytest.raises(DiskFull):
             tiers.fetch(copy, category="activations").wait()
+    tiers.close()
+
+
+def test_copies_that_fail_on_their_way_to_the_device_are_named_and_hold_up_no_others(
+    stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers = make_asynchronous_tiers(stream)
+    tiers._stores = OpenStores(scratch=tmp_path, url=None)
+    copies = [tiers.offload(torch.ones(MIB).untyped_storage(), category="activations", place="disk") for _ in range(12)]
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Packing, "unpack", fail)
+        # More than there are slabs.
+        failing = [tiers.fetch(copy, category="activations") for copy in copies]
+        errors = [fetched.coming._futures[0].exception(timeout=60) for fetched in failing]
+    assert {str(error) for error in errors} == {"CUDA error: an illegal memory access was encountered"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Event, "synchronize", fail)
+        failing = [tiers.fetch(copy, category="activations") for copy in copies]
+        errors = [fetched.coming._futures[0].exception(timeout=60) for fetched in failing]
+        assert all(isinstance(error, RuntimeError) for error in errors[-4:])
+    assert bool((tiers.fetch(copies[0], category="activations").wait().view(torch.float32) == 1).all())
+    failing.clear()
     tiers.close()
 
 
