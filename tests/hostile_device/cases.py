@@ -233,6 +233,7 @@ def list_trip_cases() -> list[Case]:
     cases["trip of forgotten sources"] = trips.sources_that_nobody_waits_for
     cases["trip into unused memory"] = trips.into_memory_that_nothing_uses
     cases["trip through a store"] = trips.save_and_load
+    cases["trips over one range of a store"] = trips.small_saves_and_loads
     cases["trip of the host's own ranges"] = trips.ranges_of_the_host
     cases["trip that ends the tiers"] = trips.close_with_copies_under_way
     return [Case(name, run) for name, run in cases.items()]

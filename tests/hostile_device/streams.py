@@ -23,6 +23,7 @@ from tests.hostile_device.footprint import Layout, poison, span_of
 from tests.hostile_device.races import COMPUTE, HOST, Clock, Races
 
 Schedule = Literal["late", "early", "random"]
+_LATE_S = 0.002
 _RUN_ONE = 0.3
 """Probability that a random schedule does one more op when it is asked."""
 
@@ -213,9 +214,7 @@ class Queues:
 
     def delay_s(self) -> float:
         """Seconds by which a thread begins late."""
-        if self._schedule == "early":
-            return 0.0
-        return 0.001 if self._schedule == "late" else self._random.random() * 0.002
+        return 0.0 if self._schedule == "early" else self._random.choice((0.0, _LATE_S))
 
     def do_what_touches(self, stream: HostileStream, tensors: Iterable[torch.Tensor]) -> None:
         """Bring a stream up to date, where what it has to do touches these."""

@@ -140,6 +140,23 @@ def save_and_load(scratch: Path) -> Any:
     return seen
 
 
+def small_saves_and_loads(scratch: Path) -> Any:
+    """Many over the same range, none waited for before the next is begun: what is loaded is what was saved before it."""
+    tiers = Tiers(device=CPU, scratch=scratch)
+    buffer = tiers.stored_buffer(4 * SIZE, place="disk")
+    targets = []
+    for turn in range(12):
+        tiers.save(_numbers(turn).mul_(2), buffer)
+        tiers.save(_numbers(turn + 50, SIZE // 2), buffer)
+        target = torch.zeros(SIZE)
+        targets.append((target, tiers.load(buffer, target)))
+    for _, copy in targets:
+        copy.wait()
+    seen = _bytes_of([target for target, _ in targets])
+    tiers.close()
+    return seen
+
+
 def _checksum(tensor: torch.Tensor) -> bytes:
     return tensor.view(torch.uint8).view(-1, 4096 if tensor.numel() % 1024 == 0 else 4)[:: 7].clone().numpy().tobytes()
 
@@ -148,13 +165,14 @@ def ranges_of_the_host(scratch: Path) -> Any:
     """Host tensors to and from a store, in the order in which that was begun."""
     tiers, seen = Tiers(device=CPU, scratch=scratch), []
     buffer = tiers.stored_buffer(4 * SIZE, place="disk")
-    for turn in range(4):
+    for turn in range(12):
         given, back = _numbers(turn), torch.zeros(SIZE)
         written = buffer.write(given)
         half = buffer.write(_numbers(turn + 9, SIZE // 2), offset_bytes=0)
-        buffer.read(back).wait()
-        seen.append(back.numpy().tobytes())
+        reading = buffer.read(back)
         after = buffer.write(torch.full((SIZE,), 3.0))
+        reading.wait()
+        seen.append(back.numpy().tobytes())
         for transfer in (written, half, after):
             transfer.wait()
         given.zero_()

@@ -271,6 +271,7 @@ class Trainer:
         if self.meter is not None:
             self.meter.check_peak()
         rewards = None if self.preference is None else self.preference.rewards()
+        self._has_failed = False
         return replace(updated, rewards=rewards, step_ms=(time.perf_counter() - start_s) * 1000)
 
     def _shares(self, micro_batches: Sequence[MicroBatch]) -> list[float]:

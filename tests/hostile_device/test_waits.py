@@ -1,0 +1,107 @@
+"""Waits of which bits are no witness: they are for times, for memory and for errors."""
+
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from optimizer.plan.generation import GenerationPlan
+from optimizer.runtime.generation import generator
+from optimizer.runtime.job.measure import make_synthetic_batches
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step import step
+from tests.hostile_device.backend import HostileBackend, hostile_device
+from tests.hostile_device.cases import generate
+from tests.hostile_device.races import COMPUTE, HOST
+from tests.optimizer.models.small_configs import SMALL_CONFIGS
+from tests.optimizer.runtime.states import make_trainer
+from tests.optimizer.runtime.step.test_step import PLACES
+from tests.optimizer.runtime.tiny import make_plan
+
+CPU = torch.device("cpu")
+
+
+def has_waited(backend: HostileBackend) -> bool:
+    """Report whether the host has waited for all that compute was given."""
+    clocks = backend.queues.races.clocks
+    return clocks[HOST].get(COMPUTE, 0) == clocks[COMPUTE][COMPUTE]
+
+
+class Clock(types.SimpleNamespace):
+    """In place of ``time``: notes at each look whether the host had waited."""
+
+    def __init__(self, backend: HostileBackend) -> None:
+        super().__init__()
+        self._backend = backend
+        self.looks: list[bool] = []
+
+    def perf_counter(self) -> float:
+        self.looks.append(has_waited(self._backend))
+        return float(len(self.looks))
+
+
+def test_a_step_is_timed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hostile_device() as backend:
+        trainer = make_trainer(plan=make_plan("offload"))
+        batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
+        clock = Clock(backend)
+        monkeypatch.setattr(step, "time", clock)
+        trainer.step(batches, learning_rate=1e-3)
+        assert len(clock.looks) == 2
+        assert clock.looks[1]
+        trainer.close()
+
+
+def test_prefill_and_decode_are_timed_to_their_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with hostile_device() as backend:
+        clock = Clock(backend)
+        monkeypatch.setattr(generator, "time", clock)
+        generate(SMALL_CONFIGS["llama"], GenerationPlan(batch_size=4), tmp_path)
+        # Of each of two passes the begin, the end of its prefill, and the end.
+        assert clock.looks[1::3] == clock.looks[2::3] == [True, True]
+
+
+def test_a_timeline_is_in_the_devices_time() -> None:
+    with hostile_device() as backend:
+        meter = Meter(device=CPU)
+        torch.ones(3).add_(1)
+        meter.mark("forward")
+        assert not has_waited(backend)
+        meter.start_timeline()
+        meter.mark("backward")
+        assert has_waited(backend)
+
+
+@pytest.mark.parametrize("places", ["all on the host", "all on the disk", "state on the host"])
+@pytest.mark.parametrize("max_grad_norm", [1.0, None])
+def test_closing_waits_for_the_updates_of_the_last_step(tmp_path: Path, places: str, max_grad_norm: float | None) -> None:
+    def train() -> dict[str, torch.Tensor]:
+        trainer = make_trainer(plan=make_plan(**PLACES[places]), scratch=tmp_path, max_grad_norm=max_grad_norm)
+        batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
+        for _ in range(2):
+            trainer.step(batches, learning_rate=1e-2)
+        trainer.close()
+        return dict(trainer.model.named_parameters())
+
+    expected = train()
+    with hostile_device():
+        found = {name: parameter.detach().clone() for name, parameter in train().items()}
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_an_error_of_an_update_is_raised_at_the_latest_as_the_run_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError("the disk is gone")
+
+    with hostile_device():
+        plan = make_plan(gradients="host", state_place="disk")
+        trainer = make_trainer(plan=plan, scratch=tmp_path, max_grad_norm=1.0)
+        batches = make_synthetic_batches(trainer.model, plan=plan, workload=trainer.workload)
+        trainer.step(batches, learning_rate=1e-3)
+        trainer.join()
+        monkeypatch.setattr("optimizer.runtime.tiers.disk.DiskStore.read", fail)
+        trainer.step(batches, learning_rate=1e-3)
+        with pytest.raises(OSError, match="the disk is gone"):
+            trainer.close()
