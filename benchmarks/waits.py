@@ -27,6 +27,8 @@ TESTS = (
     "tests/optimizer/runtime/tiers/test_tiers.py",
     "tests/optimizer/runtime/tiers/test_homes.py",
     "tests/optimizer/runtime/step/test_batch.py",
+    "tests/optimizer/runtime/step/test_host_update.py",
+    "tests/optimizer/runtime/step/test_sparse_gradients.py",
 )
 """Asked where all bits are right without a wait."""
 LIMIT_S = 300.0
@@ -40,11 +42,11 @@ def main() -> None:
     seeds.add_argument("--seeds", type=int, default=20)
     seeds.add_argument("--limit-s", type=float, default=float("inf"))
     removed = commands.add_parser("removed", help="each wait taken out")
-    removed.add_argument("--only", nargs="*", default=[], help="modules, without optimizer.runtime")
+    removed.add_argument("--only", nargs="*", default=[], help="modules, or lines (tiers.tiers:242)")
     options = parser.parse_args()
     if options.command == "seeds":
         sys.exit(run_seeds(options.seeds, limit_s=options.limit_s))
-    sys.exit(run_removed([f"optimizer.runtime.{name}" for name in options.only]))
+    sys.exit(run_removed(options.only))
 
 
 def run_seeds(num_seeds: int, *, limit_s: float = float("inf")) -> int:
@@ -71,8 +73,8 @@ def run_seeds(num_seeds: int, *, limit_s: float = float("inf")) -> int:
     return num_wrong
 
 
-def run_removed(modules: list[str]) -> int:
-    """Print what becomes of each; returns how many nobody notices."""
+def run_removed(places: list[str]) -> int:
+    """Print what becomes of each, or of those in the modules or lines named; returns how many nobody notices."""
     import torch
 
     _import_libraries()
@@ -84,7 +86,9 @@ def run_removed(modules: list[str]) -> int:
     assert expected.startswith("expected:"), expected
     results = bytes.fromhex(expected.removeprefix("expected:"))
     counts: Counter[str] = Counter()
-    for mutation in list_mutations(modules):
+    for mutation in list_mutations():
+        if places and not {mutation.place, mutation.place.partition(":")[0]} & set(places):
+            continue
         outcome = _in_process(context, mutation, results)
         counts[outcome.partition(":")[0]] += 1
         print(f"{mutation.name} | {outcome}", flush=True)

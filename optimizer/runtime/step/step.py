@@ -172,7 +172,6 @@ class Trainer:
             tiers=self.tiers,
             worker=self._worker,
             accumulates=self.plan.batch.accumulation_steps > 1,
-            wait=self.optimizer.wait,
             begin_update=self.optimizer.begin_update if in_backward else None,
             update=self.optimizer.update,
         )
