@@ -12,6 +12,7 @@ from optimizer.runtime.generation import generator
 from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step import step
+from optimizer.runtime.tiers.disk import DiskStore
 from tests.hostile_device.backend import HostileBackend, hostile_device
 from tests.hostile_device.cases import generate
 from tests.hostile_device.races import COMPUTE, HOST
@@ -105,3 +106,30 @@ def test_an_error_of_an_update_is_raised_at_the_latest_as_the_run_ends(monkeypat
         trainer.step(batches, learning_rate=1e-3)
         with pytest.raises(OSError, match="the disk is gone"):
             trainer.close()
+
+
+def test_the_last_write_of_an_update_is_waited_for_by_who_joins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written: list[int] = []
+    fails_at: list[int] = []
+    write = DiskStore.write
+
+    def count(store: DiskStore, *args: Any, **kwargs: Any) -> None:
+        written.append(1)
+        if len(written) in fails_at:
+            raise OSError("the disk is gone")
+        write(store, *args, **kwargs)
+
+    with hostile_device():
+        plan = make_plan(gradients="host", state_place="disk")
+        trainer = make_trainer(plan=plan, scratch=tmp_path, max_grad_norm=1.0)
+        batches = make_synthetic_batches(trainer.model, plan=plan, workload=trainer.workload)
+        trainer.step(batches, learning_rate=1e-3)
+        trainer.join()
+        monkeypatch.setattr(DiskStore, "write", count)
+        trainer.step(batches, learning_rate=1e-3)
+        trainer.join()
+        fails_at.append(2 * len(written))
+        trainer.step(batches, learning_rate=1e-3)
+        with pytest.raises(OSError, match="the disk is gone"):
+            trainer.join()
+        trainer.close(keep_weights=False)
