@@ -162,6 +162,8 @@ def list_training_cases() -> list[Case]:
     for name in ("all on the host", "all on the disk", "state on the disk"):
         plan = make_tiny_plan(*MIXED, accumulation_steps=2, **PLACES[name])
         cases[f"{name} in pieces"] = functools.partial(train_tiny, "llama", plan, pieces=True, max_grad_norm=None)
+    plan = make_tiny_plan(dtype="bf16", **PLACES["all on the disk"])
+    cases["all on the disk bf16 in pieces"] = functools.partial(train_tiny, "llama", plan, pieces=True)
     for frozen in ("same", "int8"):
         for place in ("host", "disk"):
             plan = dataclasses.replace(make_tiny_plan(*MIXED), weights=WeightsPlan(frozen=frozen, place=place))
@@ -252,6 +254,7 @@ QUICK = (
     "half the state on the host unclipped",
     "all on the disk in pieces",
     "all on the host in pieces",
+    "all on the disk bf16 in pieces",
     "state on the disk in pieces",
     "compressed int8 llama",
     "moments on the disk bf16",

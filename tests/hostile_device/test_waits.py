@@ -12,6 +12,7 @@ from optimizer.runtime.generation import generator
 from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step import step
+from optimizer.runtime.step.step import MicroBatch, Trainer
 from optimizer.runtime.tiers.disk import DiskStore
 from tests.hostile_device.backend import HostileBackend, hostile_device
 from tests.hostile_device.cases import generate
@@ -92,16 +93,22 @@ def test_closing_waits_for_the_updates_of_the_last_step(tmp_path: Path, places: 
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def make_updated(scratch: Path) -> tuple[Trainer, list[MicroBatch]]:
+    """A trainer with its state on the disk, after a step, and micro-batches for more."""
+    plan = make_plan(gradients="host", state_place="disk")
+    trainer = make_trainer(plan=plan, scratch=scratch, max_grad_norm=1.0)
+    batches = make_synthetic_batches(trainer.model, plan=plan, workload=trainer.workload)
+    trainer.step(batches, learning_rate=1e-3)
+    trainer.join()
+    return trainer, batches
+
+
 def test_an_error_of_an_update_is_raised_at_the_latest_as_the_run_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise OSError("the disk is gone")
 
     with hostile_device():
-        plan = make_plan(gradients="host", state_place="disk")
-        trainer = make_trainer(plan=plan, scratch=tmp_path, max_grad_norm=1.0)
-        batches = make_synthetic_batches(trainer.model, plan=plan, workload=trainer.workload)
-        trainer.step(batches, learning_rate=1e-3)
-        trainer.join()
+        trainer, batches = make_updated(tmp_path)
         monkeypatch.setattr("optimizer.runtime.tiers.disk.DiskStore.read", fail)
         trainer.step(batches, learning_rate=1e-3)
         with pytest.raises(OSError, match="the disk is gone"):
@@ -120,11 +127,7 @@ def test_the_last_write_of_an_update_is_waited_for_by_who_joins(monkeypatch: pyt
         write(store, *args, **kwargs)
 
     with hostile_device():
-        plan = make_plan(gradients="host", state_place="disk")
-        trainer = make_trainer(plan=plan, scratch=tmp_path, max_grad_norm=1.0)
-        batches = make_synthetic_batches(trainer.model, plan=plan, workload=trainer.workload)
-        trainer.step(batches, learning_rate=1e-3)
-        trainer.join()
+        trainer, batches = make_updated(tmp_path)
         monkeypatch.setattr(DiskStore, "write", count)
         trainer.step(batches, learning_rate=1e-3)
         trainer.join()
