@@ -18,7 +18,7 @@ from tests.hostile_device.backend import HostileBackend, hostile_device
 from tests.hostile_device.cases import generate
 from tests.hostile_device.races import COMPUTE, HOST
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
-from tests.optimizer.runtime.states import make_trainer
+from tests.optimizer.runtime.states import make_trainer, read
 from tests.optimizer.runtime.step.test_step import PLACES
 from tests.optimizer.runtime.tiny import make_plan
 
@@ -136,3 +136,34 @@ def test_the_last_write_of_an_update_is_waited_for_by_who_joins(monkeypatch: pyt
         with pytest.raises(OSError, match="the disk is gone"):
             trainer.join()
         trainer.close(keep_weights=False)
+
+
+def _read_all(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: read(held) for name, held in trainer.named_weights().items()}
+
+
+def _read_each(trainer: Trainer) -> dict[str, torch.Tensor]:
+    names = [name for name, _ in trainer.model.named_parameters()]
+    return {name: trainer.read_weight(name).clone() for name in reversed(names)}
+
+
+def _set_and_read(trainer: Trainer) -> dict[str, torch.Tensor]:
+    trainer.set_weights({name: torch.ones(parameter.shape) for name, parameter in trainer.model.named_parameters()})
+    return _read_all(trainer)
+
+
+@pytest.mark.parametrize("places", ["state on the host", "all on the host"])
+@pytest.mark.parametrize("see", [_read_all, _read_each, _set_and_read])
+def test_weights_are_read_and_replaced_after_the_updates_under_way(tmp_path: Path, places: str, see: Any) -> None:
+    def train() -> dict[str, torch.Tensor]:
+        trainer = make_trainer(plan=make_plan(**PLACES[places]), scratch=tmp_path, max_grad_norm=1.0)
+        batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
+        trainer.step(batches, learning_rate=1e-2)
+        seen: dict[str, torch.Tensor] = see(trainer)
+        trainer.close()
+        return seen
+
+    expected = train()
+    with hostile_device():
+        found = train()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
