@@ -44,6 +44,7 @@ from tests.optimizer.techniques.plans import LLAMA, make_plan, make_workload
 from tests.optimizer.techniques.test_pairs import list_cases as list_pairs
 
 MIXED = ("offload", "recompute", "offload_disk")
+SMALL_PIECE_ELEMENTS = 8192
 SCHEDULES: tuple[Schedule, ...] = ("late", "early", "random")
 
 
@@ -76,8 +77,8 @@ def small_pieces() -> Iterator[None]:
     slab_bytes = 16 * 1024
     staging_bytes = 2 * NUM_SLABS_EACH_WAY * slab_bytes
     with (
-        patch.object(homes, "PIECE_ELEMENTS", 8192),
-        patch.object(host_update, "PIECE_ELEMENTS", 8192),
+        patch.object(homes, "PIECE_ELEMENTS", SMALL_PIECE_ELEMENTS),
+        patch.object(host_update, "PIECE_ELEMENTS", SMALL_PIECE_ELEMENTS),
         patch.object(transfers, "SLAB_BYTES", slab_bytes),
         patch.object(host_memory, "SLAB_BYTES", slab_bytes),
         patch.object(tiers, "STAGING_BYTES", staging_bytes),

@@ -1,5 +1,6 @@
 """Waits of which bits are no witness: they are for times, for memory and for errors."""
 
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from optimizer.runtime.step import step
 from optimizer.runtime.step.step import MicroBatch, Trainer
 from optimizer.runtime.tiers.disk import DiskStore
 from tests.hostile_device.backend import HostileBackend, hostile_device
-from tests.hostile_device.cases import generate
+from tests.hostile_device.cases import SMALL_PIECE_ELEMENTS, generate, train_tiny
 from tests.hostile_device.races import COMPUTE, HOST
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.states import make_trainer, read
@@ -167,3 +168,20 @@ def test_weights_are_read_and_replaced_after_the_updates_under_way(tmp_path: Pat
     with hostile_device():
         found = train()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_weights_on_their_way_to_a_store_are_written_before_their_buffer_is_used_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write = DiskStore.write
+
+    def write_pieces_of_weights_late(store: DiskStore, place: Any, data: memoryview, *, offset: int) -> None:
+        if len(data) == 2 * SMALL_PIECE_ELEMENTS:
+            time.sleep(0.02)
+        write(store, place, data, offset=offset)
+
+    plan = make_plan(dtype="bf16", **PLACES["all on the disk"])
+    expected = train_tiny("llama", plan, tmp_path, pieces=True)
+    monkeypatch.setattr(DiskStore, "write", write_pieces_of_weights_late)
+    with hostile_device(schedule="early"):
+        assert train_tiny("llama", plan, tmp_path, pieces=True) == expected
