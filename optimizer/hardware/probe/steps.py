@@ -182,7 +182,7 @@ class _PhaseMeter(Meter):  # type: ignore[no-untyped-call]
 
     def mark(self, phase: str, *, block_index: int = -1) -> None:
         super().mark(phase, block_index=block_index)
-        if self._is_cuda:
+        if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.marks.append((phase, clock.now_s()))
 

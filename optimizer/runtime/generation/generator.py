@@ -40,6 +40,7 @@ from optimizer.models.files.load import find_reads
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.generation import PREFILL, GenerationPlan, decode_phase, head_of
 from optimizer.plan.weights import WeightsPlan
+from optimizer.runtime.device.backends import backend_of
 from optimizer.runtime.generation.interleave import Turns, check_turns
 from optimizer.runtime.generation.kv_cache import KvCache, chain, find_windows
 from optimizer.runtime.generation.kv_host_attention import attending_on_host, check_asks_for_attention, check_attended
@@ -377,9 +378,7 @@ class Generator:
         check_attended(cache.layers, config.model_type)
 
     def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
+        backend_of(self.device).synchronize()
 
 
 def _still_running(running: Sequence[tuple[MicroBatch, KvCache]]) -> list[tuple[MicroBatch, KvCache]]:

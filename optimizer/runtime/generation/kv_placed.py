@@ -111,12 +111,11 @@ class PlacedKvLayer(KvLayer):  # type: ignore[no-untyped-call]
         return super()._count(key_states, value_states)
 
     def _arrive(self) -> Slot:
-        """The slot in which the records are; those of blocks that follow start to come."""
+        """The slot in which the records are, to be read; those of blocks that follow start to come."""
         slot, self._brought = self._brought, None
         assert slot is not None
         slot.arrive()
         self._begin_following()
-        slot.may_change()
         return slot
 
     def _begin_following(self) -> None:

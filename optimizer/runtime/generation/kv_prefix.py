@@ -244,9 +244,9 @@ class PrefixKvLayer(MovedKvLayer):  # type: ignore[no-untyped-call]
         self.begin()
         slot, layout = self._brought, self.layout
         assert slot is not None
+        # What left the slot has left, too: it was queued on the same stream, before what comes.
         slot.arrive_first()
         self._begin_following()
-        slot.may_change()
         states = slot.data[: layout.prefix_bytes].view(self.dtype)
         hidden = states.view(layout.shape.batch_size, layout.prefix_tokens, -1)
         make_again(block, hidden, inputs, into=self._records_in(slot, layout.prefix_tokens))

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from optimizer.base.errors import CheckpointInvalid
+from optimizer.runtime.device.backends import backend_of
 from optimizer.runtime.job.checkpoint import Checkpoint, TensorGroups
 from optimizer.runtime.ranks.gathering import AnyTensor, gather_to_first
 from optimizer.runtime.step.step import Trainer
@@ -125,19 +126,20 @@ def _check_representation(trainer: Trainer, checkpoint: Checkpoint, frozen_sha25
 
 def _random_states(trainer: Trainer) -> dict[str, torch.Tensor]:
     states = {"cpu": torch.get_rng_state()}
-    if trainer.device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(trainer.device)
+    own = backend_of(trainer.device).random_state()
+    if own is not None:
+        states[trainer.device.type] = own
     return {f"{kind}{_suffix(trainer)}": state for kind, state in states.items()}
 
 
 def _set_random_states(states: Mapping[str, torch.Tensor], trainer: Trainer, *, step: int) -> None:
-    suffix = _suffix(trainer)
+    suffix, kind = _suffix(trainer), trainer.device.type
     if f"cpu{suffix}" not in states:
         seed_random(trainer.workload.seed, rank=trainer.rank, step=step)
         return
     torch.set_rng_state(states[f"cpu{suffix}"].clone())
-    if trainer.device.type == "cuda" and f"cuda{suffix}" in states:
-        torch.cuda.set_rng_state(states[f"cuda{suffix}"].clone(), trainer.device)
+    if kind != "cpu" and f"{kind}{suffix}" in states:
+        backend_of(trainer.device).set_random_state(states[f"{kind}{suffix}"].clone())
 
 
 def _suffix(trainer: Trainer) -> str:

@@ -21,20 +21,20 @@ from torch.nn import functional
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.runtime.device.backends import backend_of
 
 _CUBLAS_WORKSPACES = ":4096:8"
 """Eight buffers of 4 MiB for each handle; one of the two settings that NVIDIA calls reproducible."""
-_BF16_CAPABILITY = (8, 0)
 
 
 @contextmanager
 def prepared_device(device: torch.device) -> Iterator[None]:
     """Settings of the process for the length of a run. Call before anything was multiplied on the device."""
-    if device.type != "cuda":
+    backend = backend_of(device)
+    if backend.memory is None:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACES)
-    torch.cuda.init()  # type: ignore[no-untyped-call]
     precision = torch.get_float32_matmul_precision()
     was_deterministic = torch.are_deterministic_algorithms_enabled()
     was_warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -45,19 +45,19 @@ def prepared_device(device: torch.device) -> Iterator[None]:
     deterministic.fill_uninitialized_memory = False
     try:
         # Pinned memory belongs to the current card, whatever card the tensors are on.
-        with torch.cuda.device(device):
+        with backend.current():
             yield
     finally:
         # A meter with a cap limited it.
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        backend.memory.limit(1.0)
         deterministic.fill_uninitialized_memory = was_filled
         torch.use_deterministic_algorithms(was_deterministic, warn_only=was_warn_only)
         torch.set_float32_matmul_precision(precision)
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Report whether the device computes in bf16. Asked of the card: torch also says yes where it would emulate (T4)."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _BF16_CAPABILITY
+    """Report whether the device computes in bf16."""
+    return backend_of(device).computes_bf16
 
 
 def check_dtype(plan: WeightsPlan, device: torch.device) -> None:
@@ -66,7 +66,7 @@ def check_dtype(plan: WeightsPlan, device: torch.device) -> None:
     if name is not None and not has_bf16(device):
         allowed = ["fp32", "fp16"] if name == "dtype" else ["off", "fp16"]
         raise InvalidPlan(
-            f"plan.weights.{name} is bf16, which {torch.cuda.get_device_name(device)} does not compute in; "
+            f"plan.weights.{name} is bf16, which {backend_of(device).name} does not compute in; "
             f"allowed: {', '.join(allowed)}",
             field=f"plan.weights.{name}",
             value="bf16",
@@ -80,17 +80,15 @@ def reserve_workspaces(device: torch.device) -> int:
     It comes from torch's allocator, stays until the process ends, is the same for every plan, and belongs to no tensor.
     Forward and backward run on threads of their own, each with its own share.
     """
-    if device.type != "cuda":
+    backend = backend_of(device)
+    if backend.memory is None:
         return 0
-    torch.cuda.init()  # type: ignore[no-untyped-call]
-    clear: Any = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
-    before_bytes = torch.cuda.memory_allocated(device)
+    backend.memory.clear_workspaces()
+    before_bytes = backend.memory.allocated_bytes
     for dtype in (torch.float32, torch.bfloat16) if has_bf16(device) else (torch.float32,):
         _multiply(device, dtype)
-    torch.cuda.synchronize(device)
-    return max(0, torch.cuda.memory_allocated(device) - before_bytes)
+    backend.synchronize()
+    return max(0, backend.memory.allocated_bytes - before_bytes)
 
 
 def _multiply(device: torch.device, dtype: torch.dtype) -> None:

@@ -44,6 +44,7 @@ from torch.utils.hooks import RemovableHandle
 from optimizer.base.categories import CATEGORIES, Category, Tier
 from optimizer.base.errors import OutOfDeviceMemory, OutOfHostMemory
 from optimizer.plan.optimizer_state import update_scratch_bytes
+from optimizer.runtime.device.backends import backend_of
 from optimizer.runtime.meter.block_marks import watch_blocks
 from optimizer.runtime.meter.card import Card, requested_in
 from optimizer.runtime.meter.ledger import NUM_CATEGORIES, Ledger
@@ -97,7 +98,8 @@ class Meter(Ledger, PlainDispatchMode):
         self.device = device
         self.cap_bytes = cap_bytes
         self.host_cap_bytes = host_cap_bytes
-        self._is_cuda = device.type == "cuda"
+        self._backend = backend_of(device)
+        self._has_allocator = self._backend.memory is not None
         self._slot = _SLOT["temporaries"]
         self._phase = "loading"
         self._block = -1
@@ -108,7 +110,7 @@ class Meter(Ledger, PlainDispatchMode):
         self._op_allocates: dict[int, bool] = {}
         self._ops: list[Any] = []  # keeps the ids above from being used again
         self._limit_bytes: float = float("inf") if cap_bytes is None else cap_bytes
-        self._card = Card(device) if self._is_cuda else None
+        self._card = None if self._backend.memory is None else Card(self._backend, self._backend.memory)
         if self._card is not None and cap_bytes is not None:
             self._card.limit_allocator(cap_bytes)
         self.reset_peak()
@@ -143,7 +145,7 @@ class Meter(Ledger, PlainDispatchMode):
         whether it is one of the optimizer's that are made of others, none of which is seen here.
         """
         allocates = any(value.alias_info is None for value in func._schema.returns)
-        allocates |= not self._is_cuda and str(func) in _UPDATES
+        allocates |= not self._has_allocator and str(func) in _UPDATES
         self._op_allocates[id(func)] = allocates
         self._ops.append(func)
         return allocates
@@ -191,7 +193,7 @@ class Meter(Ledger, PlainDispatchMode):
 
     def check_peak(self) -> None:
         """Raise OutOfDeviceMemory when the peak went over the cap inside an op, where only torch's counters saw it."""
-        if self._is_cuda and self.cap_bytes is not None:
+        if self._has_allocator and self.cap_bytes is not None:
             peak = self.peak()
             if peak.device_bytes > self.cap_bytes:
                 raise OutOfDeviceMemory(
@@ -238,9 +240,9 @@ class Meter(Ledger, PlainDispatchMode):
         self._moment_bytes = self._device_bytes
         self._phase = phase
         self._block = block_index
-        if self._is_cuda and self._events is not None:
+        if self._events is not None and self._backend.is_asynchronous:
             # The host runs ahead of the card; a timeline is in the card's time, to within one block.
-            torch.cuda.current_stream(self.device).synchronize()
+            self._backend.current_stream().synchronize()
 
     @property
     def moment(self) -> str:
@@ -291,7 +293,7 @@ class Meter(Ledger, PlainDispatchMode):
     # Helpers.
 
     def _see(self, tensor: torch.Tensor, slot: int) -> None:
-        if self._is_cuda and slot < NUM_CATEGORIES and not tensor.is_cuda:
+        if self._has_allocator and slot < NUM_CATEGORIES and tensor.device.type != self.device.type:
             return
         try:
             storage = tensor.untyped_storage()
@@ -302,7 +304,7 @@ class Meter(Ledger, PlainDispatchMode):
         if storage._cdata in self._live:
             return
         num_bytes = storage.nbytes()
-        if self._is_cuda:
+        if self._has_allocator:
             num_bytes = -(-num_bytes // CUDA_ROUNDING_BYTES) * CUDA_ROUNDING_BYTES
         self._come(storage, slot, num_bytes)
         if slot >= NUM_CATEGORIES:

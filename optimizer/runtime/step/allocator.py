@@ -7,6 +7,7 @@ import torch
 
 from optimizer.base.heap import give_freed_memory_back, keep_freed_memory
 from optimizer.plan.allocator import AllocatorPlan
+from optimizer.runtime.device.backends import backend_of
 
 _SETTINGS = "PYTORCH_ALLOC_CONF"
 _OLDER_SETTINGS = "PYTORCH_CUDA_ALLOC_CONF"
@@ -21,10 +22,9 @@ def apply_allocator(plan: AllocatorPlan, device: torch.device) -> None:
     """
     if device.type == "cpu":
         keep_freed_memory()
-    if device.type != "cuda" or _SETTINGS in os.environ or _OLDER_SETTINGS in os.environ:
-        return
-    torch.cuda.init()  # type: ignore[no-untyped-call]
-    torch.cuda.memory._set_allocator_settings(f"expandable_segments:{plan.expandable_segments}")
+    memory = backend_of(device).memory
+    if memory is not None and _SETTINGS not in os.environ and _OLDER_SETTINGS not in os.environ:
+        memory.set_expandable_segments(is_on=plan.expandable_segments)
 
 
 def release_unused(device: torch.device) -> None:
@@ -35,5 +35,6 @@ def release_unused(device: torch.device) -> None:
     gc.collect()
     gc.freeze()
     give_freed_memory_back()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    memory = backend_of(device).memory
+    if memory is not None:
+        memory.release_cached()

@@ -13,6 +13,8 @@ import torch
 from optimizer.data.batches import Batches, IntArray
 from optimizer.data.samples.rows import SampleRows
 from optimizer.plan.batch import BatchPlan
+from optimizer.runtime.device.backend import Backend
+from optimizer.runtime.device.backends import backend_of
 from optimizer.runtime.step.step import MicroBatch
 
 NUM_STEPS_AHEAD = 2
@@ -37,7 +39,7 @@ class BatchReader:
         self._num_steps = num_steps
         self._rank = rank
         self._num_ranks = num_ranks
-        self._is_pinned = device.type == "cuda"
+        self._backend = backend_of(device)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
         self._ahead: dict[int, Future[list[MicroBatch]]] = {}
         self.waited_ms = 0.0
@@ -65,7 +67,7 @@ class BatchReader:
         return [
             _tensors(
                 self._batches.train_batch(step, first + index, plan.micro_batch_size, num_in_all),
-                is_pinned=self._is_pinned,
+                backend=self._backend,
             )
             for index in range(plan.accumulation_steps)
         ]
@@ -83,6 +85,7 @@ def read_validation_batches(
     return [_tensors(batches.validation_batch(index, plan.micro_batch_size)) for index in indices]
 
 
-def _tensors(arrays: tuple[IntArray, ...], *, is_pinned: bool = False) -> MicroBatch:
+def _tensors(arrays: tuple[IntArray, ...], *, backend: Backend | None = None) -> MicroBatch:
+    """backend: in whose pinned memory they are to be."""
     tensors = (torch.from_numpy(array) for array in arrays)
-    return tuple(tensor.pin_memory() if is_pinned else tensor for tensor in tensors)
+    return tuple(tensor if backend is None else backend.pin(tensor) for tensor in tensors)

@@ -187,12 +187,11 @@ class HostGradients(Gradients):
         tiers: Tiers,
         worker: BackgroundThread,
         accumulates: bool,
-        wait: Callable[[str], None],
         begin_update: Callable[[str], bool] | None = None,
         update: Callable[[str, torch.Tensor], None] | None = None,
         all_norms: AllNorms | None = None,
     ) -> None:
-        """worker: adds, and takes norms. wait: returns when the update of the step before no longer needs a tensor's buffer.
+        """worker: adds, and takes norms. The update of the step before no longer needs a buffer: forward has waited for it.
 
         begin_update, update: for updates during backward. The first says, on backward's thread, whether the tensor's
         complete gradient is to be used at once; the second then uses it, on the worker.
@@ -201,7 +200,6 @@ class HostGradients(Gradients):
         self._named = named
         self._tiers = tiers
         self._worker = worker
-        self._wait = wait
         self._begin_update = begin_update
         self._update = update
         self._buffers = {
@@ -284,7 +282,6 @@ class HostGradients(Gradients):
         gradient = parameter.grad
         if gradient is None:
             return
-        self._wait(name)
         if name in self._arrived:
             staging = self._staging.get()
             part = staging[: gradient.nbytes].view(gradient.dtype).view(gradient.shape)

@@ -29,6 +29,7 @@ from optimizer.base.errors import InvalidPlan, LossNotFinite, OutOfMemory
 from optimizer.data.batches import IGNORED_LABEL
 from optimizer.models.anatomy import Anatomy, find_anatomy
 from optimizer.plan.plan import Plan
+from optimizer.runtime.device.backends import backend_of
 from optimizer.runtime.layers.matmul_dispatch import watch_products
 from optimizer.runtime.layers.memory_saving_layers import use_memory_saving_layers
 from optimizer.runtime.meter.meter import Meter, count_allocations, mark_phase, set_region
@@ -121,7 +122,7 @@ class Trainer:
         self._reducer: GradientReducer | None = None
         self.preference = Preference(workload, keeps_rewards=not is_trace) if workload.has_pairs else None
         self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
-        is_threaded = device.type == "cuda" if updates_on_thread is None else updates_on_thread
+        is_threaded = backend_of(device).is_asynchronous if updates_on_thread is None else updates_on_thread
         self._worker = BackgroundThread(
             name="host-update", device=device, is_threaded=is_threaded, lanes=self.tiers.lanes
         )
@@ -196,7 +197,6 @@ class Trainer:
             tiers=self.tiers,
             worker=self._worker,
             accumulates=self.plan.batch.accumulation_steps > 1,
-            wait=self.optimizer.wait,
             begin_update=self.optimizer.begin_update if in_backward else None,
             update=self.optimizer.update,
             all_norms=all_norms,
@@ -306,10 +306,10 @@ class Trainer:
             self.optimizer.learning_rate = learning_rate
             loss = self.accumulate(micro_batches, shares=shares)
             updated = self.update(loss, learning_rate=learning_rate)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            if self.meter is not None:
-                self.meter.check_peak()
+        backend_of(self.device).synchronize()
+        if self.meter is not None:
+            self.meter.check_peak()
+        self._has_failed = False
         return replace(updated, rewards=self._rewards(), step_ms=(time.perf_counter() - start_s) * 1000)
 
     def _shares(self, micro_batches: Sequence[MicroBatch]) -> list[float]:

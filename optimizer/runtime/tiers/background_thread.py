@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from optimizer.runtime.device.backends import backend_of
 from optimizer.runtime.meter.lanes import LaneClock
 
 Job = Callable[[], None]
@@ -57,5 +58,4 @@ class BackgroundThread:
 
 def _enter_thread(device: torch.device, lanes: LaneClock) -> None:
     lanes.enter_thread()
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    backend_of(device).enter_thread()

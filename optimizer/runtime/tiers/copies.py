@@ -9,6 +9,8 @@ import ctypes
 import torch
 from torch._C import _len_torch_dispatch_stack
 
+from optimizer.runtime.device.backend import Backend, Event
+from optimizer.runtime.device.backends import backend_of
 from optimizer.runtime.tiers.compression import Packing
 from optimizer.runtime.tiers.host_memory import HostArena
 from optimizer.runtime.tiers.transfers import StoredCopy, Transfer
@@ -40,7 +42,7 @@ class DeviceCopy:
 
     __slots__ = ("coming", "data", "ready")
 
-    def __init__(self, data: torch.Tensor, ready: torch.cuda.Event | None, coming: Transfer | None = None) -> None:
+    def __init__(self, data: torch.Tensor, ready: Event | None, coming: Transfer | None = None) -> None:
         self.data = data
         self.ready = ready
         self.coming = coming
@@ -51,7 +53,7 @@ class DeviceCopy:
             coming, self.coming = self.coming, None
             self.ready = coming.wait()
         if self.ready is not None:
-            torch.cuda.current_stream(self.data.device).wait_event(self.ready)
+            backend_of(self.data.device).current_stream().wait_event(self.ready)
             self.ready = None
         return self.data
 
@@ -66,16 +68,16 @@ class DeviceCopy:
 class Copy:
     """A copy of a range between device and host; on the CPU device it is done."""
 
-    __slots__ = ("_device", "_done", "_source", "coming")
+    __slots__ = ("_backend", "_done", "_source", "coming")
 
     def __init__(
         self,
-        device: torch.device,
-        done: torch.cuda.Event | None,
+        backend: Backend,
+        done: Event | None,
         source: torch.Tensor | None,
         coming: Transfer | None = None,
     ) -> None:
-        self._device = device
+        self._backend = backend
         self._done = done
         self._source = source
         self.coming = coming
@@ -86,7 +88,7 @@ class Copy:
             coming, self.coming = self.coming, None
             self._done = coming.wait()
         if self._done is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._done)
+            self._backend.current_stream().wait_event(self._done)
         self._source = None
 
     def finish(self) -> None:
@@ -104,7 +106,7 @@ class Leaving:
 
     def __init__(self) -> None:
         self.sources: list[torch.Tensor] = []
-        self.left: torch.cuda.Event | None = None
+        self.left: Event | None = None
 
 
 def view_of(data: torch.Tensor, *, like: "CopyLayout") -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch
 
 from optimizer.base.errors import OutOfHostMemory
 from optimizer.formats.transfer_sizes import ARENA_SLAB_BYTES, NUM_SLABS_EACH_WAY, SLAB_BYTES
+from optimizer.runtime.device.backend import Backend, Event
 
 _ALIGNMENT_BYTES = 512
 
@@ -24,9 +25,9 @@ class HostArena:
     system until the arena goes.
     """
 
-    def __init__(self, *, slab_bytes: int = ARENA_SLAB_BYTES, pinned: bool = True) -> None:
+    def __init__(self, backend: Backend, *, slab_bytes: int = ARENA_SLAB_BYTES) -> None:
         self.slab_bytes = slab_bytes
-        self._pinned = pinned
+        self._backend = backend
         self._slabs: list[torch.Tensor] = []
         self._used_bytes = 0
         """Bytes used of the newest slab."""
@@ -49,7 +50,7 @@ class HostArena:
         left_bytes = num_bytes
         while left_bytes > 0:
             if not self._slabs or self._used_bytes == self.slab_bytes:
-                self._slabs.append(torch.empty(self.slab_bytes, dtype=torch.uint8, pin_memory=self._pinned))
+                self._slabs.append(self._backend.empty_pinned(self.slab_bytes))
                 self._used_bytes = 0
             start = self._used_bytes
             size = min(left_bytes, self.slab_bytes - start)
@@ -67,7 +68,7 @@ class Slab:
     def __init__(self, data: torch.Tensor) -> None:
         self.data = data
         self.view = host_view(data)
-        self.free_after: torch.cuda.Event | None = None
+        self.free_after: Event | None = None
         """A copy from it that is still queued."""
 
 
@@ -92,8 +93,13 @@ class _Slabs:
         """Waits until one is free."""
         slab = self._free.get()
         if slab.free_after is not None:
-            slab.free_after.synchronize()
-            slab.free_after = None
+            after, slab.free_after = slab.free_after, None
+            try:
+                after.synchronize()
+            except BaseException:
+                # Whoever waits for a slab is to meet the device's error as well, and not to wait for ever.
+                self.give_back(slab, after=after)
+                raise
         return slab
 
     def take_if_free(self) -> Slab | None:
@@ -102,23 +108,23 @@ class _Slabs:
         except queue.Empty:
             return None
 
-    def give_back(self, slab: Slab, *, after: torch.cuda.Event | None = None) -> None:
+    def give_back(self, slab: Slab, *, after: Event | None = None) -> None:
         slab.free_after = after
         self._free.put(slab)
 
 
 class PinnedBuffers:
-    """Buffers of exact size that stay pinned until ``close``. CUDA only."""
+    """Buffers of exact size that stay pinned until ``close``."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self._registered: list[torch.Tensor] = []
 
     def make(self, num_bytes: int) -> torch.Tensor:
         """Bytes, zeroed. Raises OutOfHostMemory where the driver pins no more."""
         # Pages of its own: two buffers in one page cannot both be registered.
         data = torch.frombuffer(mmap.mmap(-1, max(1, num_bytes)), dtype=torch.uint8)
-        cudart = _cudart()
-        status = int(cudart.cudaHostRegister(data.data_ptr(), data.nbytes, 0))
+        status = self._backend.register(data)
         if status != 0:
             pinned_bytes = sum(buffer.nbytes for buffer in self._registered)
             raise OutOfHostMemory(
@@ -133,14 +139,10 @@ class PinnedBuffers:
 
     def close(self) -> None:
         while self._registered:
-            _cudart().cudaHostUnregister(self._registered.pop().data_ptr())
+            self._backend.unregister(self._registered.pop())
 
 
 def host_view(data: torch.Tensor) -> memoryview:
     """The bytes of a flat uint8 tensor on the host, which they keep alive, as files and sockets take them."""
     array: Any = data.numpy()
     return memoryview(array)
-
-
-def _cudart() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -31,6 +31,8 @@ from optimizer.base.categories import LINKS, Category, Link
 from optimizer.base.errors import OutOfHostMemory
 from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.plan.activations import Compression
+from optimizer.runtime.device.backend import Event
+from optimizer.runtime.device.backends import backend_of
 from optimizer.runtime.meter.lanes import LaneClock
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.tiers.compression import Packing, Scratch
@@ -71,16 +73,16 @@ class Tiers:
     ) -> None:
         """scratch: folder for the disk tier's file; remote_url: of the remote tier's store; both as for ``OpenStores``."""
         self.device = device
-        self._is_cuda = device.type == "cuda"
+        self._backend = backend_of(device)
         self.meter = meter
         self._copied_bytes: dict[Link, int] = dict.fromkeys(LINKS, 0)
         self._plain_copies: dict[Category, PlainCopies] = {}
         self.lanes = LaneClock()
         """Times of copies, stores and waiting for them, as far as this program's threads see them."""
         self._count_lock = threading.Lock()
-        self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._arena = HostArena()
-        self._pinned = PinnedBuffers()
+        self._copy_stream = self._backend.make_stream()
+        self._arena = HostArena(self._backend)
+        self._pinned = PinnedBuffers(self._backend)
         self._leaving: deque[Leaving] = deque()
         self._copies_out: deque[Copy] = deque()
         self._packing_scratch: dict[Compression, Scratch] = {}
@@ -128,7 +130,7 @@ class Tiers:
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
         """Not so for the random seeds that CUDA's attention kernels save: those are on the host already."""
-        return tensor.is_cuda == self._is_cuda
+        return tensor.device.type == self.device.type
 
     def close(self) -> None:
         """Stop the threads, remove the scratch file, delete the remote keys. Copies must not be used after."""
@@ -178,14 +180,14 @@ class Tiers:
         if self._copy_stream is None:
             with self.lanes.busy("copy_out"):
                 copy_bytes(source, target)
-            return Copy(self.device, None, None)
+            return Copy(self._backend, None, None)
         data, home = as_bytes(source), as_bytes(target)
         if not beside:
             home.copy_(data, non_blocking=True)
-            return Copy(self.device, torch.cuda.current_stream(self.device).record_event(), data)
+            return Copy(self._backend, self._backend.current_stream().record_event(), data)
         with self._on_copy_stream():
             home.copy_(data, non_blocking=True)
-            copy = Copy(self.device, self._copy_stream.record_event(), data)
+            copy = Copy(self._backend, self._copy_stream.record_event(), data)
         self._copies_out.append(copy)
         while len(self._copies_out) > _MAX_COPIES_OUT:
             self._copies_out.popleft().wait()
@@ -203,14 +205,14 @@ class Tiers:
         if self._copy_stream is None:
             with self.lanes.busy("copy_in"):
                 copy_bytes(source, target)
-            return Copy(self.device, None, None)
+            return Copy(self._backend, None, None)
         home, data = as_bytes(source), as_bytes(target)
         if not beside:
             data.copy_(home, non_blocking=True)
-            return Copy(self.device, torch.cuda.current_stream(self.device).record_event(), data)
-        with self._on_copy_stream() if behind_compute else torch.cuda.stream(self._copy_stream):
+            return Copy(self._backend, self._backend.current_stream().record_event(), data)
+        with self._on_copy_stream() if behind_compute else self._backend.on(self._copy_stream):
             data.copy_(home, non_blocking=True)
-            return Copy(self.device, self._copy_stream.record_event(), data)
+            return Copy(self._backend, self._copy_stream.record_event(), data)
 
     def load(self, buffer: StoredBuffer, target: torch.Tensor, *, offset_bytes: int = 0) -> Copy:
         """Copy from a store to a contiguous device tensor, through staging, in the background on CUDA. ``wait`` before use.
@@ -220,7 +222,7 @@ class Tiers:
         data = as_bytes(target)
         with buffer.moving(Packing(data.nbytes, dtype=torch.uint8), offset_bytes, is_write=False) as part:
             coming = self._read_units(part, data)
-        return Copy(self.device, None, data if coming is not None else None, coming)
+        return Copy(self._backend, None, data if coming is not None else None, coming)
 
     def save(self, source: torch.Tensor, buffer: StoredBuffer, *, offset_bytes: int = 0) -> None:
         """Copy a contiguous device tensor to a store, through staging; written in the background, and waited for by what
@@ -230,7 +232,7 @@ class Tiers:
         with buffer.moving(Packing(data.nbytes, dtype=torch.uint8), offset_bytes, is_write=True) as part:
             self._write_units(part, data)
         if self._copy_stream is not None:
-            torch.cuda.current_stream(self.device).wait_stream(self._copy_stream)
+            self._backend.current_stream().wait_stream(self._copy_stream)
 
     # Storages that leave and come back.
 
@@ -245,7 +247,7 @@ class Tiers:
         while len(self._leaving) > keep:
             group = self._leaving.popleft()
             if group.left is not None:
-                torch.cuda.current_stream(self.device).wait_event(group.left)
+                self._backend.current_stream().wait_event(group.left)
 
     def prepare_compression(self, compress: Compression) -> None:
         """Make the packer's buffers now, counted as temporaries on the device: they stay as long as the run."""
@@ -368,7 +370,7 @@ class Tiers:
                 slab = background.slab_to_fill()
             num_bytes = unit.packed_end - unit.packed_start
             pieces = (slab.data[:num_bytes],)
-            filled: torch.cuda.Event | None = None
+            filled: Event | None = None
             if self._copy_stream is None:
                 with self.lanes.busy("copy_out"):
                     copy.packing.pack(source[unit.start : unit.end], pieces)
@@ -387,8 +389,8 @@ class Tiers:
         self._count("host_to_device", copy.packing.packed_bytes)
         if self._copy_stream is not None:
             # The memory just handed out may still be read by compute queued on the main stream.
-            after = torch.cuda.current_stream(self.device).record_event()
-            return background.fetch(copy, data, stream=self._copy_stream, after=after)
+            after = self._backend.current_stream().record_event()
+            return background.fetch(copy, data, backend=self._backend, stream=self._copy_stream, after=after)
         for unit in copy.units:
             with self.lanes.waiting(copy.store.lane):
                 slab = background.read_now(copy, unit)
@@ -407,8 +409,7 @@ class Tiers:
         background = self._threads()
         if background.staging is None:
             with self._region("temporaries", on_host=True):
-                pinned = self._copy_stream is not None
-                memory = torch.empty(STAGING_BYTES, dtype=torch.uint8, pin_memory=pinned)
+                memory = self._backend.empty_pinned(STAGING_BYTES)
             if self.meter is not None:
                 self.meter.assign(memory, "temporaries", tier="host")
             background.staging = Staging(memory)
@@ -437,8 +438,8 @@ class Tiers:
     def _on_copy_stream(self) -> Iterator[None]:
         """After all that compute has queued so far."""
         assert self._copy_stream is not None
-        self._copy_stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._copy_stream):
+        self._copy_stream.wait_stream(self._backend.current_stream())
+        with self._backend.on(self._copy_stream):
             yield
 
     def _region(self, category: Category, *, on_host: bool) -> AbstractContextManager[None]:

@@ -17,6 +17,7 @@ import torch
 
 from optimizer.base.categories import Lane, Link
 from optimizer.formats.transfer_sizes import SLAB_BYTES
+from optimizer.runtime.device.backend import Backend, Event, Stream
 from optimizer.runtime.meter.lanes import LaneClock
 from optimizer.runtime.tiers.compression import Packing, Unit
 from optimizer.runtime.tiers.host_memory import Slab, Staging, host_view
@@ -31,12 +32,12 @@ class Transfer:
 
     __slots__ = ("_futures",)
 
-    def __init__(self, futures: "Sequence[Future[torch.cuda.Event | None]] | Sequence[Future[None]]") -> None:
+    def __init__(self, futures: Sequence[Future[Event | None]] | Sequence[Future[None]]) -> None:
         self._futures = futures
 
-    def wait(self) -> torch.cuda.Event | None:
+    def wait(self) -> Event | None:
         """Until it is done; the event, if any, after which a copy on CUDA is. Raises what the threads met."""
-        event: torch.cuda.Event | None = None
+        event: Event | None = None
         for future in self._futures:
             event = future.result()
         return event
@@ -82,7 +83,7 @@ class StoredCopy:
         """Its own."""
         self.ahead: dict[int, Future[Slab]] = {}
         """Units being read before they are asked for, by number."""
-        self.fetches: list[Future[torch.cuda.Event | None]] = []
+        self.fetches: list[Future[Event | None]] = []
         """Ways back that are under way."""
         self.wanted: set[int] = set()
         """Units that are to be read ahead."""
@@ -237,7 +238,7 @@ class Background:
             raise self._failure
         return slab
 
-    def write(self, copy: StoredCopy, unit: Unit, slab: Slab, *, after: torch.cuda.Event | None) -> None:
+    def write(self, copy: StoredCopy, unit: Unit, slab: Slab, *, after: Event | None) -> None:
         """Begin to write a slab that was filled, or is once ``after`` has happened."""
         # The copy itself is not held: its room is given back when its owner drops it, not when a thread does.
         data = slab.view[: unit.packed_end - unit.packed_start]
@@ -252,7 +253,7 @@ class Background:
         data: memoryview,
         offset: int,
         slab: Slab,
-        after: torch.cuda.Event | None,
+        after: Event | None,
         earlier: Earlier,
     ) -> None:
         try:
@@ -338,7 +339,7 @@ class Background:
     # Reading on CUDA: all the way to the device, in the background.
 
     def fetch(
-        self, copy: StoredCopy, data: torch.Tensor, *, stream: torch.cuda.Stream, after: torch.cuda.Event
+        self, copy: StoredCopy, data: torch.Tensor, *, backend: Backend, stream: Stream, after: Event
     ) -> Transfer:
         """Begin to bring a copy's bytes into device memory that is free to be written to once ``after`` has happened."""
         future = self._readers.submit(
@@ -350,6 +351,7 @@ class Background:
             copy.packing,
             copy.written(),
             data,
+            backend,
             stream,
             after,
         )
@@ -365,17 +367,21 @@ class Background:
         packing: Packing,
         writes: Earlier,
         data: torch.Tensor,
-        stream: torch.cuda.Stream,
-        after: torch.cuda.Event,
-    ) -> torch.cuda.Event | None:
-        done: torch.cuda.Event | None = None
-        with torch.cuda.stream(stream):
+        backend: Backend,
+        stream: Stream,
+        after: Event,
+    ) -> Event | None:
+        done: Event | None = None
+        with backend.on(stream):
             stream.wait_event(after)
             for unit in units:
                 slab = self._read(store, place, base, unit, self._slabs.reading.take(), writes)
-                packing.unpack((slab.data[: unit.packed_end - unit.packed_start],), data[unit.start : unit.end])
-                done = stream.record_event()
-                self._slabs.reading.give_back(slab, after=done)
+                try:
+                    packing.unpack((slab.data[: unit.packed_end - unit.packed_start],), data[unit.start : unit.end])
+                finally:
+                    # Also after an error, or the next to read would wait for it for ever.
+                    done = stream.record_event()
+                    self._slabs.reading.give_back(slab, after=done)
         return done
 
     # Ranges of host tensors.

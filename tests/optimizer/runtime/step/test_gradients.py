@@ -43,7 +43,6 @@ def make_on_host(request: pytest.FixtureRequest) -> Iterator[Callable[..., HostG
             tiers=Tiers(device=CPU, meter=meter),
             worker=workers[-1],
             accumulates=accumulates,
-            wait=lambda name: None,
         )
 
     yield make
@@ -137,7 +136,7 @@ def test_its_memory_on_the_host_is_allocated_once(make_on_host: Callable[..., Ho
 def test_an_error_while_adding_reaches_whoever_clips_and_stops_nobody_before() -> None:
     named = make_named()
     worker = BackgroundThread(name="test", device=CPU, is_threaded=True)
-    on_host = HostGradients(named, tiers=Tiers(device=CPU), worker=worker, accumulates=True, wait=lambda name: None)
+    on_host = HostGradients(named, tiers=Tiers(device=CPU), worker=worker, accumulates=True)
     on_host.watch()
     compute_loss(named, torch.ones(5, 8)).backward()
     on_host._buffers["vector"] = torch.zeros(3)

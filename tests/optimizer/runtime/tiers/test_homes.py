@@ -1,11 +1,14 @@
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
 from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.tiers.disk import DiskStore
 from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes, pieces
 from optimizer.runtime.tiers.tiers import Tiers
 
@@ -32,6 +35,23 @@ def test_numbers_go_home_in_pieces_and_come_back(
     target = torch.empty(7, 11, dtype=dtype)
     home.fetch(target).wait()
     assert torch.equal(target, source.to(dtype))
+
+
+def test_a_home_in_a_store_is_written_a_piece_at_a_time(tiers: Tiers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optimizer.runtime.tiers.homes.PIECE_ELEMENTS", 100)
+    home = OffDeviceBytes(tiers, 40_000, place="disk", category="weights")
+    write = DiskStore.write
+
+    def write_late(store: DiskStore, *args: Any, **kwargs: Any) -> None:
+        time.sleep(0.002)
+        write(store, *args, **kwargs)
+
+    monkeypatch.setattr(DiskStore, "write", write_late)
+    with tiers.meter:
+        tiers.meter.reset_peak()
+        home.write(torch.randn(10_000), dtype=torch.float32)
+    # Host memory holds the piece on its way, and the next one as it is made.
+    assert tiers.meter.peak().host_bytes <= 2 * 400
 
 
 def test_a_home_counts_where_it_is(tiers: Tiers) -> None:

@@ -13,9 +13,12 @@ from optimizer.formats.transfer_sizes import STAGING_BYTES, scratch_bytes
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.plan.activations import ActivationsPlan
+from optimizer.runtime.device.backends import in_place_of_its_device
+from optimizer.runtime.device.cpu import CpuBackend
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.activations import apply_activations
-from optimizer.runtime.tiers.host_memory import HostArena, Staging
+from optimizer.runtime.tiers.compression import Packing
+from optimizer.runtime.tiers.host_memory import HostArena
 from optimizer.runtime.tiers.opened import OpenStores
 from optimizer.runtime.tiers.tiers import Tiers
 from tests.optimizer.runtime.tiers.test_disk import largest_file
@@ -26,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def make_arena() -> HostArena:
-    return HostArena(slab_bytes=4096, pinned=False)
+    return HostArena(CpuBackend(CPU), slab_bytes=4096)
 
 
 def test_buffers_are_cut_one_after_another_across_slabs() -> None:
@@ -330,20 +333,35 @@ class Stream:
         """Do nothing; closing calls it."""
 
 
+class NotingBackend(CpuBackend):
+    """A device with one stream, which is also compute's."""
+
+    is_asynchronous = True
+
+    def __init__(self) -> None:
+        super().__init__(CPU)
+        self.stream = Stream()
+
+    def make_stream(self) -> Any:
+        return self.stream
+
+    def current_stream(self) -> Any:
+        return self.stream
+
+    def on(self, stream: Any) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+
 @pytest.fixture
-def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
-    noted = Stream()
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: noted)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    return noted
+def stream() -> Iterator[Stream]:
+    backend = NotingBackend()
+    with in_place_of_its_device(backend):
+        yield backend.stream
 
 
 def make_asynchronous_tiers(stream: Stream, meter: Meter | None = None) -> Tiers:
     tiers = Tiers(device=CPU, meter=meter)
-    tiers._copy_stream = stream  # type: ignore[assignment]
     tiers._arena = make_arena()
-    # Without a card nothing can be pinned.
-    tiers._threads().staging = Staging(torch.empty(STAGING_BYTES, dtype=torch.uint8))
     return tiers
 
 
@@ -403,6 +421,32 @@ def test_a_store_that_fails_in_the_background_is_named_where_its_bytes_are_used(
         copy = tiers.offload(torch.ones(MIB).untyped_storage(), category="activations", place="disk")
         with pytest.raises(DiskFull):
             tiers.fetch(copy, category="activations").wait()
+    tiers.close()
+
+
+def test_copies_that_fail_on_their_way_to_the_device_are_named_and_hold_up_no_others(
+    stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers = make_asynchronous_tiers(stream)
+    tiers._stores = OpenStores(scratch=tmp_path, url=None)
+    copies = [tiers.offload(torch.ones(MIB).untyped_storage(), category="activations", place="disk") for _ in range(12)]
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Packing, "unpack", fail)
+        # More than there are slabs.
+        failing = [tiers.fetch(copy, category="activations") for copy in copies]
+        errors = [fetched.coming._futures[0].exception(timeout=60) for fetched in failing]
+    assert {str(error) for error in errors} == {"CUDA error: an illegal memory access was encountered"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Event, "synchronize", fail)
+        failing = [tiers.fetch(copy, category="activations") for copy in copies]
+        errors = [fetched.coming._futures[0].exception(timeout=60) for fetched in failing]
+        assert all(isinstance(error, RuntimeError) for error in errors[-4:])
+    assert bool((tiers.fetch(copies[0], category="activations").wait().view(torch.float32) == 1).all())
+    failing.clear()
     tiers.close()
 
 

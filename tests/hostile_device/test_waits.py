@@ -1,0 +1,187 @@
+"""Waits of which bits are no witness: they are for times, for memory and for errors."""
+
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from optimizer.plan.generation import GenerationPlan
+from optimizer.runtime.generation import generator
+from optimizer.runtime.job.measure import make_synthetic_batches
+from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.step import step
+from optimizer.runtime.step.step import MicroBatch, Trainer
+from optimizer.runtime.tiers.disk import DiskStore
+from tests.hostile_device.backend import HostileBackend, hostile_device
+from tests.hostile_device.cases import SMALL_PIECE_ELEMENTS, generate, train_tiny
+from tests.hostile_device.races import COMPUTE, HOST
+from tests.optimizer.models.small_configs import SMALL_CONFIGS
+from tests.optimizer.runtime.states import make_trainer, read
+from tests.optimizer.runtime.step.test_step import PLACES
+from tests.optimizer.runtime.tiny import make_plan
+
+CPU = torch.device("cpu")
+
+
+def has_waited(backend: HostileBackend) -> bool:
+    """Report whether the host has waited for all that compute was given."""
+    clocks = backend.queues.races.clocks
+    return clocks[HOST].get(COMPUTE, 0) == clocks[COMPUTE][COMPUTE]
+
+
+class Clock(types.SimpleNamespace):
+    """In place of ``time``: notes at each look whether the host had waited."""
+
+    def __init__(self, backend: HostileBackend) -> None:
+        super().__init__()
+        self._backend = backend
+        self.looks: list[bool] = []
+
+    def perf_counter(self) -> float:
+        self.looks.append(has_waited(self._backend))
+        return float(len(self.looks))
+
+
+def test_a_step_is_timed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hostile_device() as backend:
+        trainer = make_trainer(plan=make_plan("offload"))
+        batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
+        clock = Clock(backend)
+        monkeypatch.setattr(step, "time", clock)
+        trainer.step(batches, learning_rate=1e-3)
+        assert len(clock.looks) == 2
+        assert clock.looks[1]
+        trainer.close()
+
+
+def test_prefill_and_decode_are_timed_to_their_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with hostile_device() as backend:
+        clock = Clock(backend)
+        monkeypatch.setattr(generator, "time", clock)
+        generate(SMALL_CONFIGS["llama"], GenerationPlan(batch_size=4), tmp_path)
+        # Of each of two passes the begin, the end of its prefill, and the end.
+        assert clock.looks[1::3] == clock.looks[2::3] == [True, True]
+
+
+def test_a_timeline_is_in_the_devices_time() -> None:
+    with hostile_device() as backend:
+        meter = Meter(device=CPU)
+        torch.ones(3).add_(1)
+        meter.mark("forward")
+        assert not has_waited(backend)
+        meter.start_timeline()
+        meter.mark("backward")
+        assert has_waited(backend)
+
+
+@pytest.mark.parametrize("places", ["all on the host", "all on the disk", "state on the host"])
+@pytest.mark.parametrize("max_grad_norm", [1.0, None])
+def test_closing_waits_for_the_updates_of_the_last_step(tmp_path: Path, places: str, max_grad_norm: float | None) -> None:
+    def train() -> dict[str, torch.Tensor]:
+        trainer = make_trainer(plan=make_plan(**PLACES[places]), scratch=tmp_path, max_grad_norm=max_grad_norm)
+        batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
+        for _ in range(2):
+            trainer.step(batches, learning_rate=1e-2)
+        trainer.close()
+        return dict(trainer.model.named_parameters())
+
+    expected = train()
+    with hostile_device():
+        found = {name: parameter.detach().clone() for name, parameter in train().items()}
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def make_updated(scratch: Path) -> tuple[Trainer, list[MicroBatch]]:
+    """A trainer with its state on the disk, after a step, and micro-batches for more."""
+    plan = make_plan(gradients="host", state_place="disk")
+    trainer = make_trainer(plan=plan, scratch=scratch, max_grad_norm=1.0)
+    batches = make_synthetic_batches(trainer.model, plan=plan, workload=trainer.workload)
+    trainer.step(batches, learning_rate=1e-3)
+    trainer.join()
+    return trainer, batches
+
+
+def test_an_error_of_an_update_is_raised_at_the_latest_as_the_run_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError("the disk is gone")
+
+    with hostile_device():
+        trainer, batches = make_updated(tmp_path)
+        monkeypatch.setattr("optimizer.runtime.tiers.disk.DiskStore.read", fail)
+        trainer.step(batches, learning_rate=1e-3)
+        with pytest.raises(OSError, match="the disk is gone"):
+            trainer.close()
+
+
+def test_the_last_write_of_an_update_is_waited_for_by_who_joins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written: list[int] = []
+    fails_at: list[int] = []
+    write = DiskStore.write
+
+    def count(store: DiskStore, *args: Any, **kwargs: Any) -> None:
+        written.append(1)
+        if len(written) in fails_at:
+            raise OSError("the disk is gone")
+        write(store, *args, **kwargs)
+
+    with hostile_device():
+        trainer, batches = make_updated(tmp_path)
+        monkeypatch.setattr(DiskStore, "write", count)
+        trainer.step(batches, learning_rate=1e-3)
+        trainer.join()
+        fails_at.append(2 * len(written))
+        trainer.step(batches, learning_rate=1e-3)
+        with pytest.raises(OSError, match="the disk is gone"):
+            trainer.join()
+        trainer.close(keep_weights=False)
+
+
+def _read_all(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: read(held) for name, held in trainer.named_weights().items()}
+
+
+def _read_each(trainer: Trainer) -> dict[str, torch.Tensor]:
+    names = [name for name, _ in trainer.model.named_parameters()]
+    return {name: trainer.read_weight(name).clone() for name in reversed(names)}
+
+
+def _set_and_read(trainer: Trainer) -> dict[str, torch.Tensor]:
+    trainer.set_weights({name: torch.ones(parameter.shape) for name, parameter in trainer.model.named_parameters()})
+    return _read_all(trainer)
+
+
+@pytest.mark.parametrize("places", ["state on the host", "all on the host"])
+@pytest.mark.parametrize("see", [_read_all, _read_each, _set_and_read])
+def test_weights_are_read_and_replaced_after_the_updates_under_way(tmp_path: Path, places: str, see: Any) -> None:
+    def train() -> dict[str, torch.Tensor]:
+        trainer = make_trainer(plan=make_plan(**PLACES[places]), scratch=tmp_path, max_grad_norm=1.0)
+        batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
+        trainer.step(batches, learning_rate=1e-2)
+        seen: dict[str, torch.Tensor] = see(trainer)
+        trainer.close()
+        return seen
+
+    expected = train()
+    with hostile_device():
+        found = train()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_weights_on_their_way_to_a_store_are_written_before_their_buffer_is_used_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write = DiskStore.write
+
+    def write_pieces_of_weights_late(store: DiskStore, place: Any, data: memoryview, *, offset: int) -> None:
+        if len(data) == 2 * SMALL_PIECE_ELEMENTS:
+            time.sleep(0.02)
+        write(store, place, data, offset=offset)
+
+    plan = make_plan(dtype="bf16", **PLACES["all on the disk"])
+    expected = train_tiny("llama", plan, tmp_path, pieces=True)
+    monkeypatch.setattr(DiskStore, "write", write_pieces_of_weights_late)
+    with hostile_device(schedule="early"):
+        assert train_tiny("llama", plan, tmp_path, pieces=True) == expected
