@@ -1,6 +1,6 @@
 """``make demo``: a chat fine-tune from its data to its answers, inside a budget that plain training exceeds.
 
-The data is shown; LoRA runs inside the budget, and again with nothing saved, which must run out of memory; base and tuned model
+The data is shown; LoRA runs inside the budget, and again with no memory saved, which must run out of memory; base and tuned model
 answer the same questions; and a short exact run under a budget is compared with plain training, bit for bit. Every claim is
 checked on measured numbers. Exit code 0 only if all hold.
 """

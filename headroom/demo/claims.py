@@ -39,7 +39,7 @@ def check_chat(jobs: ChatJobs, answers: Sequence[Answers]) -> list[Claim]:
         ),
         Claim(text=f"the peak was predicted to {percent(error, signed=True)}", holds=abs(error) <= LARGEST_ERROR),
         Claim(
-            text=f"with nothing saved it ended {jobs.refused['state']}: {jobs.refused['reason'].replace('_', ' ')}",
+            text=f"with no memory saved it ended {jobs.refused['state']}: {jobs.refused['reason'].replace('_', ' ')}",
             holds=(jobs.refused["state"], jobs.refused["reason"]) == ("failed", "out_of_device_memory"),
         ),
         Claim(

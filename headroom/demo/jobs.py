@@ -30,7 +30,7 @@ class DemoError(HeadroomError):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatJobs:
-    """A LoRA of a chat model inside a budget, and the same with nothing saved, which that budget must stop."""
+    """A LoRA of a chat model inside a budget, and the same with no memory saved, which that budget must stop."""
 
     tuned: Job
     refused: Job
@@ -57,7 +57,7 @@ def fine_tune(client: HeadroomClient, *, console: Console) -> ChatJobs:
     console.rule(f"2 of 4: LoRA on it inside {budget}, with the plan chosen for that")
     tuned = run_job(client, spec, label="chosen", name="chat-demo", console=console)
     verdict_of(tuned)
-    console.rule(f"3 of 4: the same in {budget} with nothing saved; it must stop")
+    console.rule(f"3 of 4: the same in {budget} with no memory saved; it must stop")
     refused = run_job(client, spec, label="keep_all", name="chat-demo-plain-too-small", override=True, console=console)
     console.print(str(refused.get("message") or refused["state"]), style="italic", highlight=False, markup=False, soft_wrap=True)
     return ChatJobs(tuned=tuned, refused=refused)

@@ -95,7 +95,7 @@ def verdict_of(tab: Watched) -> Locator:
     return tab.page.locator("#verdict .verdict-word")
 
 
-PLAIN = "plain training, nothing saved"
+PLAIN = "plain training, no memory saved"
 
 
 def take(tab: Watched, label: str) -> None:
@@ -203,7 +203,7 @@ def test_a_plan_that_does_not_fit_starts_only_when_that_is_insisted_on(
     tab.page.get_by_label("Device memory budget").fill("20 MiB")
     expect(tab.page.locator("#verdict")).to_contain_text("20.0 MiB")
     # the first answer is the verdict's alone; the plans follow with the search's
-    expect(tab.page.locator(".pick").filter(has_text="Nothing saved")).to_contain_text("does not fit")
+    expect(tab.page.locator(".pick").filter(has_text="No memory saved")).to_contain_text("does not fit")
     take(tab, PLAIN)
     tab.page.get_by_role("button", name="Start the job").click()
     refused = re.compile(r"Plan keep_all needs up to \d+\.\d MiB on the device; the budget is 20\.0 MiB\. .* or tick")

@@ -77,7 +77,7 @@ class Need:
     method: Method
     state: Literal["ready", "pending", "not_asked", "failed"]
     plain_bytes: int | None = None
-    """Nothing saved: everything stays on the device."""
+    """No memory saved: everything stays on the device."""
     least_bytes: int | None = None
     """Bytes of the plan with the smallest peak."""
     message: str = ""

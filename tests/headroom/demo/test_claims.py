@@ -75,8 +75,8 @@ def test_all_claims_hold_for_a_good_run(chat: ChatJobs, exact: ExactJobs) -> Non
     [
         ({"tuned__summary__device_peak_bytes": 301 * MIB}, "stayed within"),
         ({"tuned__prediction__device_peak_bytes": 290 * MIB}, "was predicted to"),
-        ({"refused__state": "succeeded"}, "with nothing saved"),
-        ({"refused__reason": "internal"}, "with nothing saved"),
+        ({"refused__state": "succeeded"}, "with no memory saved"),
+        ({"refused__reason": "internal"}, "with no memory saved"),
         ({"tuned__summary__validation_loss": 8.5}, "validation loss fell"),
     ],
 )

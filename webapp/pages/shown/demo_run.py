@@ -17,7 +17,7 @@ from webapp.pages.presentation import StackedBar, stacked_bar
 
 RECORDED_FILE: Final = Path(__file__).parents[3] / "demo" / "recorded.json"
 TUNED, REFUSED = "chat-demo", "chat-demo-plain-too-small"
-"""Names that ``headroom demo`` gives its jobs: one with the chosen plan, one with nothing saved."""
+"""Names that ``headroom demo`` gives its jobs: one with the chosen plan, one with no memory saved."""
 
 
 @dataclass(frozen=True, kw_only=True)

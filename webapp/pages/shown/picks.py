@@ -72,4 +72,4 @@ def _roles(rows: Sequence[OfferRow]) -> Iterable[tuple[str, OfferRow]]:
     # a search finds smaller plans than these, so it is not called the smallest of all
     if not smallest.chosen:
         yield "Smallest standard setup", smallest
-    yield from (("Nothing saved", row) for row in rows if row.label in STANDARD)
+    yield from (("No memory saved", row) for row in rows if row.label in STANDARD)

@@ -3,7 +3,7 @@
 from typing import Final
 
 BASELINE_WORDS: Final = {
-    "keep_all": "plain training, nothing saved",
+    "keep_all": "plain training, no memory saved",
     "recompute_all": "every block is recomputed (gradient checkpointing)",
     "selective_all": "in every block only the cheap ops are recomputed",
     "offload_all": "all activations go to the host",

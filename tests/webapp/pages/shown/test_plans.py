@@ -78,7 +78,7 @@ def test_plans_that_are_compared_have_their_letters_in_the_picture_and_in_the_ta
     assert {mark.letter for mark in answer.context["picture"].marks} >= {"A", "B"}
     assert "Plan B instead of the recommended plan A" in answer.words
     names = [point.words for point in answer.context["compared"]]
-    assert names[0].startswith("recommended, the same as plain training, nothing saved and ")
+    assert names[0].startswith("recommended, the same as plain training, no memory saved and ")
     assert names[1] == "every block is recomputed (gradient checkpointing)"
 
 

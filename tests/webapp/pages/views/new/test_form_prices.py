@@ -210,7 +210,7 @@ def test_a_form_written_as_an_address_fills_the_same_form(ada: User) -> None:
 def test_a_search_is_preceded_by_a_first_answer_that_asks_for_it(price: Callable[..., Any]) -> None:
     first = price(glance="yes", device_budget="901 MiB")
     assert first.context["pricing"].kind == "glance"
-    assert "fits in 901 MiB , for a start with plain training, nothing saved: " in first.words
+    assert "fits in 901 MiB , for a start with plain training, no memory saved: " in first.words
     assert "Looking for the best plan since" in first.words
     assert """hx-vals='{"glance": "no"}' hx-trigger="load\"""" in first.content.decode()
     assert 'id="plans"' not in first.content.decode()

@@ -173,7 +173,7 @@ def test_the_few_plans_are_the_recommended_the_fastest_and_two_standard_setups(p
     }  # fmt: skip
     roles = [
         ("Recommended", "chosen"), ("Fastest", "every_second"), ("Smallest standard setup", "recompute_all"),
-        ("Nothing saved", "keep_all"),
+        ("No memory saved", "keep_all"),
     ]  # fmt: skip
     assert pick(**found) == roles
     assert pick(selected="offload_all@machine_a", **found) == [*roles, ("Your choice", "offload_all")]
@@ -181,7 +181,7 @@ def test_the_few_plans_are_the_recommended_the_fastest_and_two_standard_setups(p
 
 def test_a_plan_with_several_roles_is_named_once(pick: Callable[..., Any]) -> None:
     assert pick(chosen=(40, 10.0, "fits"), keep_all=(300, 10.0, "does_not_fit")) == [
-        ("Recommended, fastest", "chosen"), ("Nothing saved", "keep_all"),
+        ("Recommended, fastest", "chosen"), ("No memory saved", "keep_all"),
     ]  # fmt: skip
     assert pick() == []
 

@@ -192,7 +192,7 @@ def test_what_does_not_fit_shows_the_smallest_budget_and_the_largest_part(ada: U
     assert ">does not fit</span>" in verdict
     assert "the largest part is activations" in verdict
     assert 'href="/form/?device_budget=208+MiB"' in verdict
-    assert "plain training, nothing saved" in plans
+    assert "plain training, no memory saved" in plans
     assert "<summary>Start a plan that does not fit</summary>" in plans
 
 
