@@ -75,8 +75,9 @@ def find_alarm() -> str:
         return ""
     since = "since this service began" if silent is None else f"for {silent / 60:.0f} min"
     return (
-        f"No reconciler has worked {since}: jobs that lost their worker: {found['lost']}, jobs that wait: {found['waiting']}. "
-        "Start python -m worker.reconciler, or read in its log what keeps it."
+        f"The reconciler, which starts lost and waiting jobs again, has not worked {since}. "
+        f"Lost jobs: {found['lost']}; waiting jobs: {found['waiting']}. "
+        "An administrator starts it with python -m worker.reconciler; its log says what stopped it."
     )
 
 
