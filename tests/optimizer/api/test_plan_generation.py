@@ -95,7 +95,8 @@ def test_a_training_plans_pins_are_still_its_own(
 ) -> None:
     monkeypatch.setenv("HEADROOM_HOME", str(folder))
     assert main(["plan", "--model", str(folder), "--gpu", "T4", "--pin", "kv_cache.place=host"]) == 2
-    assert "pin 'kv_cache.place=host' is not understood; allowed: KNOB=VALUE with one of batch." in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "pin 'kv_cache.place=host' is not understood; allowed: KNOB=VALUE with one of layout.num_devices" in said
 
 
 def test_plans_stand_side_by_side_with_only_what_differs(plan: Callable[..., tuple[int, str]], folder: Path) -> None:
