@@ -1,6 +1,7 @@
 """Fixtures of the browser tests: one site for all of them, one Chromium for each file, one log-in."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from urllib.parse import urlparse
 
 import pytest
@@ -10,12 +11,19 @@ from tests.end_to_end.site.browser import ARGUMENTS, CHROMIUM, PATIENCE_MS, Watc
 from tests.end_to_end.site.site import Site
 
 
-@pytest.fixture(scope="session")
-def site() -> Iterator[Site]:
+@contextmanager
+def running_site() -> Iterator[Site]:
+    """A site with its first people and its one machine."""
     running = Site()
     running.ask("seed")
     yield running
     running.close()
+
+
+@pytest.fixture(scope="session")
+def site() -> Iterator[Site]:
+    with running_site() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

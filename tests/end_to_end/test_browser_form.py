@@ -1,7 +1,7 @@
 """The form of a new job in a real Chromium: priced as it is edited, and nothing typed is ever lost."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Route, expect
 
 from optimizer.search.answer.baselines import BASELINES
+from tests.end_to_end.conftest import running_site
 from tests.end_to_end.site.browser import WIDTHS, Watched
 from tests.end_to_end.site.site import Site
 
@@ -78,6 +79,13 @@ def test_a_dataset_uploaded_beside_the_form_is_selected(open_tab: Callable[..., 
     expect(tab.page.locator("#id_dataset option:checked")).to_contain_text("verse")
     expect(name).to_have_value("typed words")
     tab.check()
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    """A site of this module's own: prices name the machine that is best, and the pages' tests bring another one."""
+    with running_site() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
