@@ -196,7 +196,10 @@ def test_a_worker_that_slept_past_its_lease_changes_nothing_when_it_wakes(jobs: 
         jobs.stack.wake("worker")
     assert_same_end(jobs, job, undisturbed)
     assert not is_alive(pid)
-    assert [attempt["outcome"] for attempt in jobs.attempts(job)] == ["worker_lost", "succeeded"]
+    first, second = jobs.attempts(job)
+    # a worker halted within a write is woken and halted again; the pause of the two can be the one that its process ended for
+    assert first["outcome"] in ("worker_lost", "drained")
+    assert second["outcome"] == "succeeded"
 
 
 def test_a_job_whose_worker_is_halted_stops_itself_before_it_is_given_away(jobs: TrainJobs) -> None:

@@ -28,10 +28,10 @@ def database() -> str:
 
 
 def can_write() -> bool:
-    """Return true if nobody holds SQLite's one write lock for longer than a write takes."""
+    """Return true if nobody holds SQLite's one write lock for longer than a write takes, and far less than a lease."""
     if connection.vendor != "sqlite":
         return True
-    with contextlib.closing(sqlite3.connect(connection.settings_dict["NAME"], timeout=1, isolation_level=None)) as own:
+    with contextlib.closing(sqlite3.connect(connection.settings_dict["NAME"], timeout=0.1, isolation_level=None)) as own:
         try:
             own.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:

@@ -23,6 +23,8 @@ from webapp.pages.forms.sentences import beside_field, field_of, in_words
 
 FORM_ID = "job-form"
 """Fields stand outside the form element, because upload forms stand between them and forms cannot nest."""
+NO_MACHINE = "no_machine"
+"""Code of the error that goes away by itself once a machine has registered."""
 TIERS = ("device", "host", "disk")
 
 
@@ -98,6 +100,11 @@ class WorkForm(forms.Form):
             del self.errors[name]
         return " and ".join(missing)
 
+    @property
+    def awaits_machine(self) -> bool:
+        """True where a field can be filled once a machine has registered. Asked before ``take_missing``."""
+        return any(error.code == NO_MACHINE for errors in self.errors.as_data().values() for error in errors)
+
     def clean_device_budget(self) -> int:
         """All that the newest machine's device can give, where nothing was typed."""
         typed: int | None = self.cleaned_data["device_budget"]
@@ -105,7 +112,8 @@ class WorkForm(forms.Form):
             return typed
         usable = self.usable_budget()
         if not usable:
-            raise forms.ValidationError("Type a size: no machine has registered yet whose memory could be taken.")
+            message = "Wait for the first machine, whose memory will be taken, or type a size: no machine has registered yet."
+            raise forms.ValidationError(message, code=NO_MACHINE)
         return parse_bytes(usable)
 
     def offer_rows(self, name: str, rows: Iterable[Row], *, nothing: str) -> None:

@@ -93,6 +93,8 @@ class Pricing:
     problems: tuple[str, ...] = ()
     message: str = ""
     hint: str = ""
+    awaits_machine: bool = False
+    """The page asks again by itself, since a machine that registers gives the answer."""
     suggestions: tuple[Suggestion, ...] = ()
     """Levers of the largest parts, or what would fit instead."""
 
@@ -287,7 +289,8 @@ def _pending(answer: PlanAnswer, read: JobSpec | GenerateSpec) -> Pricing:
         return Pricing(
             kind="refused",
             message="No machine has registered yet, so there is nothing to price the job on.",
-            hint="Start a worker; this page prices the job again with the next edit.",
+            hint="Start a worker; prices appear here by themselves.",
+            awaits_machine=True,
         )
     # since when the profile that the spec needs has been waited for
     rows = Profile.objects.filter(fingerprint=read.profile_fingerprint)

@@ -103,7 +103,7 @@ def answer_price(request: HttpRequest, page: FormPage) -> HttpResponse:
         pricing = _looked_at(request, form)
     else:
         missing = form.take_missing()
-        pricing = Pricing(kind="incomplete", message=missing, problems=list_problems(form))
+        pricing = Pricing(kind="incomplete", message=missing, problems=list_problems(form), awaits_machine=form.awaits_machine)
     return render(request, "jobs/price.html", {"form": form, "pricing": pricing, **_unread(form), **_addresses(page)})
 
 

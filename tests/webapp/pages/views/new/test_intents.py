@@ -102,6 +102,9 @@ def test_an_empty_budget_is_all_that_the_device_can_give(
     """Who opened the page before the first worker registered once met a required field."""
     typed = {**typed_work, "model": model.pk, "dataset": dataset.pk, "device_budget": ""}
     assert "no machine has registered yet" in browser.post(reverse("job_new"), typed).content.decode()
+    asks_again = browser.post(reverse("job_price"), typed).content.decode()
+    assert "no machine has registered yet" in asks_again
+    assert 'hx-trigger="load delay:3s"' in asks_again
     make_bench(memory_bytes=5 * 1024**3)
     browser.post(reverse("job_new"), typed)
     assert Job.objects.get(kind="train").spec["goal"]["device_budget_bytes"] == 5 * 1024**3
