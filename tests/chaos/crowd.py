@@ -17,12 +17,12 @@ import httpx
 
 _TIMEOUT_S = 10.0
 _SHORT_TIMEOUT_S = 0.05
-"""Of the impatient, who hang up before the answer and ask again."""
+"""Timeout of impatient people, who hang up before the answer and ask again."""
 _PAUSE_S = 0.2
 _MAY_BE_SENT_AGAIN = frozenset({409, 429, 502, 503, 504, 507})
 """507: there is no room on the disk."""
 _SHARES = {"cancel": 0.15, "cancel twice": 0.05, "pause": 0.04, "watch": 0.05, "hang up": 0.05}
-"""Of all submissions, what follows them."""
+"""Share of all submissions that are followed by another request."""
 _SLOW_SHARE, _REAL_SHARE = 0.12, 0.02
 
 
@@ -45,7 +45,7 @@ class Crowd:
         """spec: of every job; only the name differs. pause_s: between two submissions of one person."""
         self.accepted: dict[str, Accepted] = {}
         self.statuses: Counter[int] = Counter()
-        """Of every answer; 0 for a connection that ended without one."""
+        """The status of every answer; 0 for a connection that ended without one."""
         self.refusals: list[str] = []
         """Answers that nobody should get: a fault of the service, or a no to what is right."""
         self._url, self._headers, self._spec = url, {"Authorization": f"Bearer {token}"}, spec

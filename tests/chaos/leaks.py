@@ -1,4 +1,4 @@
-"""What processes hold once everything has come to rest: files, threads, memory, processes and sessions that nobody closed."""
+"""Compares what processes hold once everything has come to rest: files, threads, memory, processes and sessions that nobody closed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ MOST_SESSIONS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """What one process holds."""
+    """Counts of what one process holds."""
 
     num_files: int
     num_threads: int

@@ -13,7 +13,7 @@ LATE_S = 0.25
 """Wait before each piece that is passed on late."""
 _READ_BYTES = 64 * 1024
 _MOST_SLICES = 50
-"""Of one piece; the rest of it goes in one, so that a large answer does not take minutes."""
+"""Largest slice of one piece; the rest of it goes in one, so that a large answer does not take minutes."""
 
 
 class FaultProxy:

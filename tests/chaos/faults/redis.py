@@ -18,7 +18,7 @@ def _client(world: World) -> redis.Redis:
 
 
 def _gone_meanwhile() -> contextlib.suppress:
-    """What was killed meanwhile starts again as it was configured at first."""
+    """A server that was killed meanwhile starts again as it was configured at first."""
     return contextlib.suppress(redis.ConnectionError)
 
 

@@ -1,4 +1,4 @@
-"""What jobs on one device cost each other."""
+"""Jobs on one device slow each other down."""
 
 from typing import Any
 

@@ -153,7 +153,7 @@ def test_blocks_that_share_parameters_can_have_no_adapters() -> None:
 
 
 def test_what_peft_refuses_is_left_out_unless_it_is_named() -> None:
-    """Of Mamba's layers ``out_proj`` is read past its forward; a refusal names it."""
+    """In Mamba's layers ``out_proj`` is read past its forward; a refusal names it."""
     mamba = {"model_type": "mamba", "vocab_size": 64, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 2}
     spec = read_any_spec({**mamba, "time_step_rank": 2})
     model = build_model(spec, device="meta")

@@ -1,4 +1,4 @@
-"""What holds of the scratch of oneDNN's products in bf16 and fp32 on every processor.
+"""Facts about the scratch of oneDNN's products in bf16 and fp32 on every processor.
 
 Needs no processor with AVX-512; ``test_cpu_scratch.py`` compares the bytes with what torch's profiler sees, where there is one.
 """

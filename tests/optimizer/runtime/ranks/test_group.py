@@ -1,4 +1,4 @@
-"""What ranks can do together, and what happens where one is missing."""
+"""Ranks exchange tensors and numbers; and what happens where one is missing."""
 
 import time
 from pathlib import Path

@@ -62,7 +62,7 @@ def test_state_on_the_host_is_on_its_owner_alone(carry_out: CarryOut) -> None:
 def test_the_peak_of_ranks_that_share_nothing_is_one_devices(
     carry_out: CarryOut, tmp_path: Path, gradients: str
 ) -> None:
-    """Of the same micro-batches; sums and numbers that cross take no memory that the meter sees."""
+    """Expect the memory of the same micro-batches; sums and numbers that cross take no memory that the meter sees."""
     case = make_case(gradients=gradients, accumulation_steps=2)
     replies, _ = carry_out(case)
     alone = replace(

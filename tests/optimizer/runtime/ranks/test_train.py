@@ -22,7 +22,7 @@ from tests.optimizer.runtime.tiny import CONFIGS, make_plan, make_workload, writ
 
 ON_HOST = {"gradients": "host", "state_place": "host"}
 TRAINED_TOLERANCE = 1e-5
-"""Of weights after steps that differ in the order of sums (``test_steps.py``)."""
+"""Tolerance of weights after steps that differ in the order of sums (``test_steps.py``)."""
 
 
 def make_rank_plan(num_ranks: int, data: str = "replicated", *, accumulation_steps: int = 1, **changes: Any) -> Plan:

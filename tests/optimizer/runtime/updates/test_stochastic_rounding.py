@@ -10,7 +10,7 @@ from optimizer.runtime.updates.stochastic_rounding import StochasticRounding, nu
 
 NUM_DRAWS = 1 << 18
 UNIT = 2.0**-7
-"""Of the last place of a bf16 number from 1 to 2."""
+"""Size of the last place of a bf16 number from 1 to 2."""
 
 
 def round_all(value: float, *, seed: int = 0, name: str = "w", times: int = 1) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Which passwords an account may not have."""
+"""Passwords that an account may not have are refused."""
 
 import pytest
 from django.contrib.auth.models import User

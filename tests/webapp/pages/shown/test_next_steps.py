@@ -33,7 +33,7 @@ def test_where_memory_ran_out_the_budget_that_would_have_done_is_offered(ada: Us
 
 
 def test_no_budget_below_the_peak_that_was_predicted_is_offered(ada: User) -> None:
-    """What was in memory when it ran out is less than the peak that the rest of the step would have come to."""
+    """The bytes in memory when it ran out are fewer than the peak that the rest of the step would have come to."""
     fields = {"in_use_bytes": 380 * MIB, "requested_bytes": 20 * MIB}
     job = Job(pk="job_x", owner=ada, spec={}, reason=Reason.OUT_OF_DEVICE_MEMORY, error={"fields": fields})
     job.prediction = {"device_peak_bytes": 677 * MIB, "host_peak_bytes": 90 * MIB}

@@ -135,7 +135,7 @@ def test_weights_that_would_not_be_used_are_said(
 def test_a_clones_mode_follows_its_model_unless_it_was_chosen(
     browser: Client, ada: User, mode: str, has_weights: bool, shown: str
 ) -> None:
-    """Of a clone whose model was then changed to one with weights, the weights were left unused."""
+    """A clone whose model was then changed to one with weights once left the weights unused."""
     job = rows.make_job(ada)
     Model.objects.filter(pk=job.model_id).update(has_weights=has_weights)
     Job.objects.filter(pk=job.pk).update(spec={**job.spec, "workload": {**job.spec["workload"], "mode": mode}})
