@@ -1,4 +1,5 @@
-"""Answers the questions of a campaign from the database, past every relay: people and models to begin with, and whether all is well at the end.
+"""Answers the questions of a campaign from the database, past every relay: people and models to begin with, and whether all is
+well at the end.
 
 ``python -m tests.chaos.control``: one JSON line ``[command, arguments]`` in, one JSON line out.
 """

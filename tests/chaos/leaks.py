@@ -1,4 +1,4 @@
-"""Compares what processes hold once everything has come to rest: files, threads, memory, processes and sessions that nobody closed."""
+"""Compares what processes hold once all has come to rest: files, threads, memory, processes and sessions that nobody closed."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -14,7 +14,7 @@ ROUNDS = 30
 """On each database."""
 SEED = 20261125
 LEAST_KINDS = 20
-"""Fewest kinds that must have struck, among those that can strike the database; which of them find something to hit is up to the machine."""
+"""Fewest kinds that must have struck on each database; which of them find something to hit is up to the machine."""
 PAUSE_S = 0.5
 MOST_AT_ONCE = 2
 
