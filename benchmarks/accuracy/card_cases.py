@@ -7,7 +7,7 @@ from benchmarks.accuracy.cases import is_held_back
 from benchmarks.accuracy.techniques import merge_changes
 from benchmarks.training.cards import THREE_B
 from benchmarks.training.plans import make_plan
-from optimizer.base.units import GIB
+from optimizer.base.units import GIB, MIB
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.plan import Plan
@@ -138,3 +138,9 @@ def small_cards(spec: ModelSpec, techniques: Sequence[tuple[str, ...]], *, card_
     """The same on shapes that the CPU device runs in a moment."""
     cases = [make_case("small", spec, names, card_bytes, length=32, batch=4) for names in techniques]
     return replace(cuda_cards(), cases=tuple(cases), probe_s=0.1)
+
+
+def list_small_cards() -> Cards:
+    """Techniques of one small decoder, where there is no card to run the others."""
+    spec = read_model_spec({"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 512, "n_positions": 64})
+    return small_cards(spec, ((), ("recompute",), ("offload", "chunks")), card_bytes=16 * MIB)

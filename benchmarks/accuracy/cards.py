@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.accuracy.card_cases import CardCase, Cards, cuda_cards
+from benchmarks.accuracy.card_cases import CardCase, Cards, cuda_cards, list_small_cards
 from benchmarks.common.alternatives import Job
 from benchmarks.common.journal import Journal
 from benchmarks.common.record import Row, clear
@@ -104,7 +104,7 @@ def _key_of(case: CardCase) -> str:
 
 def measure_cards(journal: Journal, device: torch.device, *, quick: bool, cards: Cards | None = None) -> None:
     """All cases, each row as it comes, then the predicted times. quick: the first group of cases alone."""
-    cards = cards or cuda_cards()
+    cards = cards or (cuda_cards() if device.type == "cuda" else list_small_cards())
     cases = cards.cases[:9] if quick else cards.cases
     baseline_bytes = bytes_of_others(device)
     with prepared_device(device):

@@ -55,6 +55,7 @@ def main() -> int:
     parser.add_argument(
         "--case", action="append", metavar="WORD", help="cases with this in their name; may be repeated"
     )
+    parser.add_argument("--cards", action="store_true", help="the part for cards; on the CPU device on small shapes")
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
@@ -68,7 +69,7 @@ def main() -> int:
         is_whole=not arguments.case and "memory" in (arguments.only or PARTS),
         show=show,
     )
-    if device.type == "cuda":
+    if device.type == "cuda" or arguments.cards:
         measure_cards(journal, device, quick=arguments.quick)
         return journal.finish(summarize_cards(journal.rows))
     with remote_store():

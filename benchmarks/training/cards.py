@@ -18,7 +18,7 @@ import torch
 from benchmarks.common.alternatives import Contender, DoesNotRun, Factory, Job, Ours, list_alternatives
 from benchmarks.common.record import GoalEntry, Record, Row, all_of, clear, goal
 from optimizer.base.errors import HeadroomError
-from optimizer.base.units import GIB, format_bytes
+from optimizer.base.units import GIB, MIB, format_bytes
 from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
@@ -128,6 +128,36 @@ def cuda_cards() -> Cards:
     )
 
 
+def small_cards() -> Cards:
+    """The same cases on shapes that the CPU device runs in a moment."""
+    spec = read_model_spec(
+        {
+            "model_type": "llama",
+            "hidden_size": 64,
+            "intermediate_size": 172,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 512,
+            "max_position_embeddings": 64,
+        }
+    )
+    workload = TrainingWorkload(sequence_length=32, global_batch_size=4, learning_rate=1e-3)
+    given = {"adapters": replace(workload, adapter=Adapter(rank=4)), "all weights": workload}
+    cases = [
+        Case(
+            name=name,
+            spec=spec,
+            cap_bytes=3 * MIB // 2,
+            workload=each,
+            by_hand=streamed_plan(spec, each, micro_batch_size=1),
+            has_alternatives=each.adapter is None,
+        )
+        for name, each in given.items()
+    ]
+    return Cards(cases=tuple(cases), offload_spec=spec, offload_workload=workload, num_steps=2, probe_s=0.1)
+
+
 def streamed_plan(spec: ModelSpec, workload: TrainingWorkload, *, micro_batch_size: int) -> Plan:
     """Weights, gradients and state on the host, blocks recomputed, the loss in chunks."""
     every: BlockChoice = "recompute"
@@ -146,7 +176,7 @@ def streamed_plan(spec: ModelSpec, workload: TrainingWorkload, *, micro_batch_si
 
 def measure_cards(record: Record, device: torch.device, *, quick: bool, cards: Cards | None = None) -> None:
     """All cases, each row recorded as it comes. quick: the two smallest caps and the optimizer on the host."""
-    cards = cards or cuda_cards()
+    cards = cards or (cuda_cards() if device.type == "cuda" else small_cards())
     with prepared_device(device):
         machine = probe_machine(device=str(device), max_s=2.0 if quick else cards.probe_s)
         record.machine["rates"] = machine.to_json()["rates"]

@@ -103,6 +103,7 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here as well, after every row")
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--cards", action="store_true", help="the part for cards; on the CPU device on small shapes")
     parser.add_argument("--only", choices=list(PARTS), action="append", help="these parts alone; may be repeated")
     parser.add_argument(
         "--rounds", type=int, metavar="N", help="steps of each contender that count, and pairs of heads"
@@ -111,7 +112,7 @@ def main() -> int:
     device = torch.device(arguments.device)
     machine = describe_machine(device)
     record = Record(file=arguments.json, machine=machine, is_quick=arguments.quick, is_whole=not arguments.only)
-    if device.type == "cuda":
+    if device.type == "cuda" or arguments.cards:
         measure_cards(record, device, quick=arguments.quick)
         return record.finish(summarize_cards(record.rows))
     setup = quick_setup() if arguments.quick else full_setup()

@@ -1,11 +1,16 @@
-"""The check of a card runs here on the CPU device, on a model small enough to be traced in a test."""
+"""The check of a card runs here on the CPU device and on the hostile one, on a model small enough to be traced in a test."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks import gpu_check
 from benchmarks.common.record import Record
+from benchmarks.gpu_check import bits, budgets, card_tests, command
+from benchmarks.gpu_check.command import PARTS, main
 from optimizer.formats.allocator_slack import ALLOCATOR_SLACK_BYTES, ALLOCATOR_SLACK_SHARE
 from optimizer.models.spec import read_model_spec
 
@@ -20,12 +25,12 @@ def record() -> Record:
         "vocab_size": 128,
         "n_positions": 64,
     }
-    return gpu_check.check("cpu", quick=True, models={"tiny": read_model_spec(config)}, probe_s=0.1)
+    return budgets.check("cpu", quick=True, models={"tiny": read_model_spec(config)}, probe_s=0.1)
 
 
 def test_nothing_fails_and_the_exact_goals_are_met(record: Record) -> None:
     assert [row["traceback"] for row in record.rows if row["what"] == "failed"] == []
-    summary = gpu_check.summarize(record.rows)
+    summary = budgets.summarize(record.rows)
     for name in ("bits equal those of keeping", "plans kept under their cap", "plain training refused"):
         assert summary[name]["met"], summary[name]
 
@@ -40,11 +45,89 @@ def test_offloading_is_among_what_runs(record: Record) -> None:
 
 def test_a_card_keeps_room_for_its_allocator_above_the_budget() -> None:
     for usable_bytes in (2**30, 2**33, 2**36):
-        budget_bytes = gpu_check.budget_of_card(usable_bytes)
+        budget_bytes = budgets.budget_of_card(usable_bytes)
         slack_bytes = max(ALLOCATOR_SLACK_BYTES, budget_bytes * ALLOCATOR_SLACK_SHARE)
         assert budget_bytes + slack_bytes == pytest.approx(usable_bytes, rel=1e-6)
 
 
 def test_a_row_that_failed_misses_its_goal() -> None:
     found = [{"what": "bits", "equal": True}, {"what": "failed"}]
-    assert not gpu_check.summarize(found)["rows that failed"]["met"]
+    assert not budgets.summarize(found)["rows that failed"]["met"]
+
+
+def test_parts_that_ended_are_not_run_again_unless_asked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "check.json"
+    only = ["--device", "cpu", "--json", str(file), "--only", "tests", "--quick"]
+    assert main(only) == 1
+    told = capfd.readouterr().out
+    assert "bits: not run" in told
+    assert "tests: all goals met" in told
+    first = json.loads(file.read_text())["parts"]["tests"]
+    assert first["rows"][0]["what"] == "left out"
+    main(only)
+    assert json.loads(file.read_text())["parts"]["tests"] == first
+    main([*only, "--again", "tests"])
+    assert json.loads(file.read_text())["parts"]["tests"]["seconds"] > 0
+    assert "== tests" in capfd.readouterr().out
+
+
+def test_no_part_is_begun_that_would_not_end_in_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--device", "cpu", "--json", str(tmp_path / "check.json"), "--minutes", "1"]) == 1
+    assert capfd.readouterr().out.count("not begun") == len(PARTS)
+
+
+def test_a_part_runs_on_the_hostile_device_in_a_process_of_its_own(tmp_path: Path) -> None:
+    options = command.read_options(["--device", "hostile", "--quick"])
+    (part,) = (part for part in PARTS if part.name == "budgets")
+    asked = command.command_of(part, options, tmp_path / "part.json")
+    module = asked.index("benchmarks.gpu_check.on_hostile_device")
+    lines = "from tests.hostile_device.backend import HostileBackend; from optimizer.runtime.device.backends import backend_of; "
+    lines += "import sys, torch; print(sys.argv[1:], isinstance(backend_of(torch.device('cpu')), HostileBackend))"
+    (tmp_path / "asks_its_device.py").write_text(lines)
+    command_line = [*asked[: module + 1], "asks_its_device", *asked[module + 2 :]]
+    paths = f"{tmp_path}:{Path.cwd()}"
+    done = subprocess.run(command_line, capture_output=True, text=True, check=True, env={"PYTHONPATH": paths})
+    assert done.stdout.strip() == f"{asked[module + 2 :]} True"
+
+
+def test_techniques_and_generations_give_the_bits_of_keeping_everything(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    record = Record(file=None, machine={})
+    bench = bits._Bench(torch.device("cpu"), tmp_path)
+    cases = {case.name: case for case in [*bits.list_techniques(quick=False), *bits.list_adapters()]}
+    assert len(cases) > 80
+    for name in ("weights on disk, bf16", "selective and state on host, fp32", "adapters over nf4 on host"):
+        record.add_all(name, bench.rows_of_training(cases[name]))
+    record.add_all("generations", bench.rows_of_generations(bits.list_generations()[5:7]))
+    summary = bits.summarize(record.rows, is_card=False)
+    assert summary["plans that failed or were left out"]["met"]
+    assert summary["the bits of keeping everything"]["value"] == "7 of 7"
+
+
+def test_other_bits_miss_the_goal_unless_a_card_s_host_computed_them() -> None:
+    row = {"what": "training", "equal": False, "distance": 1e-7, "by_host": True}
+    assert not bits.summarize([row], is_card=False)["the bits of keeping everything"]["met"]
+    on_card = bits.summarize([row, {**row, "by_host": False, "equal": True}], is_card=True)
+    assert on_card["the bits of keeping everything"]["value"] == "1 of 1"
+    assert on_card["distance of weights that the host updated"]["met"]
+    far = bits.summarize([{**row, "distance": 1e-3}], is_card=True)
+    assert not far["distance of weights that the host updated"]["met"]
+
+
+def test_every_file_with_a_test_for_cards_is_run_and_each_outcome_is_read(tmp_path: Path) -> None:
+    assert {file.name for file in card_tests.list_files()} >= {"test_cuda.py", "test_step_cuda.py", "test_cuda_backend.py"}
+    tests = "import pytest\ndef test_good(): pass\ndef test_bad(): assert 1 == 2\n"
+    tests += "@pytest.mark.skip(reason='x')\ndef test_left(): pass\n"
+    (tmp_path / "test_it.py").write_text(tests)
+    report = tmp_path / "report.xml"
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    asked = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "test_it.py"]
+    subprocess.run(asked, cwd=tmp_path, capture_output=True, check=False, env={})
+    rows = list(card_tests.read_report(report))
+    assert {row["name"].rpartition("::")[2]: row["outcome"] for row in rows} == {
+        "test_good": "passed",
+        "test_bad": "failed",
+        "test_left": "skipped",
+    }
+    assert "1 == 2" in next(row["why_not"] for row in rows if row["outcome"] == "failed")
+    assert not card_tests.summarize(rows)["gpu tests that pass"]["met"]

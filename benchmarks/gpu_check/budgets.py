@@ -1,11 +1,11 @@
-"""Checks one CUDA machine from end to end: are plans priced rightly, is the budget kept, are the bits the same?
+"""Plans under the budgets of cards: are they priced rightly, is the budget kept, are the bits the same?
 
 For budgets that stand for cards of 8, 12, 16 and 24 GB it finds the largest model of a list that a plan fits, runs a few real
 steps of that plan under the cap, and holds predicted against measured: peak (allocated and reserved) and step time. The
 allocator's limit is then the whole card less its CUDA context, so what runs here runs there. Plain training (everything kept)
 must be refused under the same cap. On small models, recomputing and offloading must give the bits of keeping.
 
-    python -m benchmarks.gpu_check [--quick] [--device cuda:0] [--json FILE]
+    python -m benchmarks.gpu_check.budgets [--quick] [--device cuda:0] [--json FILE]
 
 Needs torch, transformers, numpy, scipy. ``--device cpu`` runs the same code on the CPU device, on a small model, under shares
 of plain training's peak instead of cards. An error in one row is reported in it, and the rows after it still run.

@@ -1,0 +1,78 @@
+"""The tests marked gpu, each as a row: ``python -m benchmarks.gpu_check.card_tests [--json FILE] [--device cuda:0]``.
+
+pytest collects no more than the files that have such tests, since a machine with a card may have nothing of the service.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+import torch
+
+from benchmarks.common.record import GoalEntry, Record, Row, describe_machine, goal
+
+_ROOT = Path(__file__).resolve().parents[2]
+_MARK = "mark." + "gpu"
+_MOST_CHARACTERS = 4_000
+"""Kept of the text of one failure."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="taken like the other parts', and changes nothing")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args(arguments)
+    device = torch.device(options.device)
+    record = Record(file=options.json, machine=describe_machine(device), is_quick=device.type != "cuda")
+    if device.type == "cuda":
+        record.add_all("tests", run_tests(list_files()))
+    else:
+        record.add({"what": "left out", "why_not": f"the tests need a CUDA device, and this is {device}"})
+    return record.finish(summarize(record.rows))
+
+
+def list_files() -> list[Path]:
+    """Files of the library's tests in which one is marked."""
+    return [file for file in sorted((_ROOT / "tests" / "optimizer").rglob("test_*.py")) if _MARK in file.read_text()]
+
+
+def run_tests(files: Sequence[Path], *, limit_s: float = 420.0) -> Iterator[Row]:
+    """One row for each test, then one for pytest's end. Past the limit it is ended, and there are rows of no test."""
+    with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-c", "tests/gpu.ini", "--rootdir=.", f"--junitxml={report}"]
+        ended = subprocess.run([*command, *map(str, files)], cwd=_ROOT, check=False, timeout=limit_s)
+        if report.exists():
+            yield from read_report(report)
+        yield {"what": "pytest", "exit_code": ended.returncode, "num_files": len(files)}
+
+
+def read_report(report: Path) -> Iterator[Row]:
+    """The rows of a JUnit file that pytest on this machine wrote."""
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{case.get('classname')}::{case.get('name')}"
+        row: Row = {"what": "test", "name": name, "seconds": float(case.get("time") or 0)}
+        outcomes = {child.tag: child for child in case}
+        if (found := outcomes.get("failure", outcomes.get("error"))) is not None:
+            row |= {"outcome": "failed", "why_not": (found.text or found.get("message") or "")[-_MOST_CHARACTERS:]}
+        else:
+            row["outcome"] = "skipped" if "skipped" in outcomes else "passed"
+        yield row
+
+
+def summarize(rows: Sequence[Row]) -> dict[str, GoalEntry]:
+    """Skipped tests are no success: on a card every one of them is to run."""
+    tests = [row for row in rows if row["what"] == "test"]
+    num_passed = sum(row["outcome"] == "passed" for row in tests)
+    value = f"{num_passed} of {len(tests)}" if tests else None
+    ended_well = all(row["exit_code"] == 0 for row in rows if row["what"] == "pytest")
+    return {"gpu tests that pass": goal(value, "all", met=num_passed == len(tests) and ended_well)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
