@@ -26,7 +26,7 @@ from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.runtime.job.measure import make_synthetic_batches
-from optimizer.runtime.job.train import set_num_threads
+from optimizer.runtime.meter.device import set_num_threads
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
 from optimizer.workload import TrainingWorkload

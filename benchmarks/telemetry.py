@@ -41,8 +41,8 @@ from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.job.telemetry import StepWatch
-from optimizer.runtime.job.train import set_num_threads
 from optimizer.runtime.meter.counting import CountingPolicy
+from optimizer.runtime.meter.device import set_num_threads
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import MicroBatch, StepResult, Trainer
 from optimizer.workload import TrainingWorkload

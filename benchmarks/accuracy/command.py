@@ -35,7 +35,7 @@ from benchmarks.common.yardstick import get_yardstick
 from optimizer.base.units import format_bytes
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.probe import probe_machine
-from optimizer.runtime.job.train import set_num_threads
+from optimizer.runtime.meter.device import set_num_threads
 from optimizer.workload import GenerationWorkload
 
 PARTS = ("memory", "estimators", "time")

@@ -20,7 +20,8 @@ from optimizer.goal import Goal
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.plan import Plan
 from optimizer.runtime.job.stage_watch import StageWatch
-from optimizer.runtime.job.train import TrainingRun, train
+from optimizer.runtime.job.train import train
+from optimizer.runtime.job.training_run import TrainingRun
 from optimizer.workload import TrainingWorkload
 
 

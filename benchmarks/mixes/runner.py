@@ -16,8 +16,7 @@ from benchmarks.common.alternatives import Job
 from benchmarks.mixes.real import REAL, Real
 from optimizer.base.errors import OutOfMemory
 from optimizer.runtime.job.measure import make_synthetic_batches
-from optimizer.runtime.job.train import set_num_threads
-from optimizer.runtime.meter.device import prepared_device
+from optimizer.runtime.meter.device import prepared_device, set_num_threads
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
 

@@ -29,7 +29,8 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.profile.profile import Profile
-from optimizer.runtime.job.train import TrainingRun, train
+from optimizer.runtime.job.train import train
+from optimizer.runtime.job.training_run import TrainingRun
 from optimizer.search.core import search
 from optimizer.search.problem import PricedPlan
 from optimizer.search.training import training_problem, with_shortfalls

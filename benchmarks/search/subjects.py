@@ -9,7 +9,7 @@ import torch
 from benchmarks.common.parts import Options
 from benchmarks.search.rivals.contenders import BUDGETS, FUSED_BUDGETS, NUM_POLICIES
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.runtime.job.train import set_num_threads
+from optimizer.runtime.meter.device import set_num_threads
 from optimizer.workload import TrainingWorkload
 
 

@@ -140,7 +140,7 @@ def _generate(
     # torch takes seconds to import; what is wrong with the input has been said by now
     reporter.phase("loading", "starting torch")
     from optimizer.runtime.generation.run_requests import open_generator, run_requests
-    from optimizer.runtime.job.train import set_num_threads
+    from optimizer.runtime.meter.device import set_num_threads
 
     def keep(finished: "Finished") -> None:
         each = progress.waiting.pop(int(finished.id))

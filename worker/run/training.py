@@ -21,7 +21,7 @@ from optimizer.workload import TrainingWorkload
 from worker.run.reporter import Reporter
 
 if TYPE_CHECKING:
-    from optimizer.runtime.job.train import Measured, Probe, TrainingRun
+    from optimizer.runtime.job.training_run import Measured, Probe, TrainingRun
     from optimizer.runtime.ranks.group import RankPlace
 
 
@@ -91,7 +91,7 @@ def _tokenize(attempt: dict[str, Any], *, spec: ModelSpec, workload: TrainingWor
 def _read_run(
     attempt: dict[str, Any], *, spec: ModelSpec, workload: TrainingWorkload, token_folder: Path
 ) -> "TrainingRun":
-    from optimizer.runtime.job.train import TrainingRun
+    from optimizer.runtime.job.training_run import TrainingRun
 
     starts_from_weights = workload.mode == "finetune"
     return TrainingRun(

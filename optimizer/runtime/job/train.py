@@ -13,14 +13,12 @@ the telemetry record's fields beside ``type``.
 
 import contextlib
 import math
-import os
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -28,9 +26,6 @@ from optimizer.base.serialize import to_json
 from optimizer.base.units import format_bytes
 from optimizer.data.samples.rows import open_batches
 from optimizer.data.token_file import TokenFile
-from optimizer.goal import Goal
-from optimizer.models.spec import ModelSpec
-from optimizer.plan.plan import Plan
 from optimizer.runtime.job.checkpoint import (
     Checkpoint,
     TensorGroups,
@@ -39,120 +34,22 @@ from optimizer.runtime.job.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from optimizer.runtime.job.export.artifacts import Artifact, Exported, leave_artifacts
+from optimizer.runtime.job.export.artifacts import leave_artifacts
+from optimizer.runtime.job.measured_steps import MeasuredSteps
 from optimizer.runtime.job.prepare import build_prepared
 from optimizer.runtime.job.resume import export_together, export_trainer, import_trainer, seed_random
-from optimizer.runtime.job.stage_watch import MeasuredStage, StageWatch, name_stage
+from optimizer.runtime.job.stage_watch import StageWatch, name_stage
 from optimizer.runtime.job.telemetry import StepWatch
+from optimizer.runtime.job.training_run import PROBED, Measured, Probe, Report, TrainingResult, TrainingRun
 from optimizer.runtime.layers.quantized_linear import hash_frozen
-from optimizer.runtime.meter.counting import COUNT_EVERY_S, CountingPolicy
-from optimizer.runtime.meter.device import check_dtype, prepared_device
+from optimizer.runtime.meter.counting import CountingPolicy
+from optimizer.runtime.meter.device import check_dtype, prepared_device, set_num_threads
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.ranks.group import RankPlace, Ranks
 from optimizer.runtime.step.allocator import apply_allocator, release_unused
 from optimizer.runtime.step.batch import BatchReader, read_validation_batches
 from optimizer.runtime.step.optimizer_state import learning_rate_at
 from optimizer.runtime.step.step import MicroBatch, StepResult, Trainer
-from optimizer.workload import TrainingWorkload
-
-Report = Callable[[dict[str, Any]], None]
-PROBED = "probed"
-"""Reason of a run that its own probe ended."""
-_PROBE_STEPS = 4
-"""Steps that were not counted, after which a run is probed; their median is what most of the run will take."""
-_MOST_PROBE_STEPS = 20
-"""Steps after which it is probed in any case: a long step is always counted."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingRun:
-    """All that one attempt at a training job needs to know."""
-
-    spec: ModelSpec
-    plan: Plan
-    workload: TrainingWorkload
-    goal: Goal
-    device: str
-    """``cpu`` or ``cuda:0``."""
-    attempt: int
-    fence: int
-    """Goes into checkpoints, so that a superseded attempt's can be distinguished."""
-    job_folder: Path
-    weights_folder: Path | None
-    """Folder of the weights that fine-tuning starts from."""
-    token_file: Path
-    """Folder of the tokenized dataset."""
-    tokenizer_file: Path | None
-    """None: the tokenizer that ships with the program."""
-    resume_from: str | None = None
-    """``newest`` (or nothing when there is none yet), the path of a checkpoint, or None for a fresh start."""
-    earlier_job_folders: tuple[Path, ...] = ()
-    """Folders of jobs that this one retries, the last first: with ``newest``, searched when this one has no checkpoint."""
-    scratch_folder: Path | None = None
-    """For what the plan keeps on the disk while the job runs; None: a folder in the job's, gone with the run."""
-    timeline_every_s: float = COUNT_EVERY_S
-    """A step is counted this often or, where counting is slow, more rarely, beside an attempt's first ones
-    (``meter/counting.py``); each but the very first reports its timeline."""
-    model_folder: Path | None = None
-    """The model's own folder, whose templates and settings go along with what is exported; ``weights_folder`` unless given."""
-    name: str = "model"
-    """The job's, for files that carry one."""
-    ranks: RankPlace | None = None
-    """This process among those of a plan for several devices, which share the job's folder; None on one device. Budgets of
-    ``goal`` are then one rank's."""
-
-    def exported(self) -> Exported:
-        return Exported(
-            spec=self.spec,
-            export=self.workload.export,
-            trained_dtype=self.plan.weights.dtype,
-            tokenizer_file=self.tokenizer_file,
-            model_folder=self.model_folder or self.weights_folder,
-            job_folder=self.job_folder,
-            name=self.name,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Measured times of a job's steady steps; the first step of an attempt has no optimizer state yet and is left out."""
-
-    device_peak_bytes: int = 0
-    """This rank's, where there are several."""
-    rank_peak_bytes: list[int] = field(default_factory=list)
-    """The same of each rank; empty on one device."""
-    device_bytes_by_category: dict[str, int] = field(default_factory=dict)
-    host_peak_bytes: int = 0
-    disk_peak_bytes: int = 0
-    """In the scratch file."""
-    allocator_slack_bytes: int = 0
-    """Most that torch's allocator had reserved beyond what was allocated: fragmentation; 0 on the CPU device."""
-    stages: dict[str, MeasuredStage] = field(default_factory=dict)
-    """Peaks on each tier by stage, of the last attempt; empty until it has ended."""
-    step_ms: float = 0.0
-    """Median of the steps that were not counted, where there were any."""
-    num_steps: int = 0
-
-
-Probe = Callable[[Measured, int], str]
-"""Says why to stop for another plan, empty to go on, from what the first steady steps measured and how many are left."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingResult:
-    """``result.json`` but for errors, which ``train`` raises."""
-
-    outcome: Literal["succeeded", "drained"]
-    reason: str
-    message: str
-    step: int
-    measured: Measured
-    summary: dict[str, Any] = field(default_factory=dict)
-    artifacts: tuple[Artifact, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = to_json(self)
-        return {**document, "error": None}
 
 
 def train(
@@ -173,15 +70,6 @@ def train(
             return job.carry_out(should_stop)
         finally:
             job.close()
-
-
-def set_num_threads(*, num_ranks: int = 1) -> None:
-    """Threads of the CPU device: ``HEADROOM_NUM_THREADS``, else this rank's part of the cores that this process may use.
-
-    Sums depend on it, so a job resumed with another number ends with other low bits.
-    """
-    configured = os.environ.get("HEADROOM_NUM_THREADS", "")
-    torch.set_num_threads(int(configured) if configured else max(1, len(os.sched_getaffinity(0)) // num_ranks))
 
 
 def _join(place: RankPlace | None, device: torch.device) -> AbstractContextManager[Ranks | None]:
@@ -228,17 +116,11 @@ class _Job:
         self.last: StepResult | None = None
         self.validation_loss_start: float | None = None
         self.validation_loss: float | None = None
-        self.measured = Measured()
-        self._step_ms: dict[bool, list[float]] = {False: [], True: []}
-        """By whether the step was counted."""
-        self._data_wait_ms: list[float] = []
-        self._attempt_steps = 0
+        self.steps = MeasuredSteps()
         self._has_evaluated = False
         self._evaluated_step = 0
         self._saved_step = -1
         self._counting = CountingPolicy(every_s=run.timeline_every_s)
-        self._rank_peak_bytes: list[int] = []
-        """Device peak of each rank in the last counted step."""
         if ranks is not None:
             # Loading may take long, and longer on one than on another.
             ranks.barrier()
@@ -309,10 +191,10 @@ class _Job:
 
     def _one_step(self) -> None:
         batches = self.reader.read(self.step)
-        self._data_wait_ms.append(self.reader.waited_ms)
+        self.steps.data_wait_ms.append(self.reader.waited_ms)
         learning_rate = learning_rate_at(self.step, self.workload)
-        is_counted = self._first_says(is_true=self._counting.is_due(self._attempt_steps))
-        with_timeline = is_counted and self._attempt_steps > 0 and self._leads
+        is_counted = self._first_says(is_true=self._counting.is_due(self.steps.num_done))
+        with_timeline = is_counted and not self.steps.is_first and self._leads
         self.watch.begin(with_timeline=with_timeline)
         with name_stage("first_step" if self.step == 0 else "steady_step", **self._lengths(batches)):
             result = self.last = self.trainer.step(batches, learning_rate=learning_rate, is_counted=is_counted)
@@ -321,12 +203,12 @@ class _Job:
         self._counting.note(result.step_ms / 1000, is_counted=is_counted)
         if self.ranks is not None and is_counted:
             peaks = self.ranks.exchange([self.meter.peak().device_bytes])
-            self._rank_peak_bytes = [int(peak_bytes) for (peak_bytes,) in peaks]
+            self.steps.rank_peak_bytes = [int(peak_bytes) for (peak_bytes,) in peaks]
         self.step += 1
         if with_timeline:
             self._sample("timeline", **self.watch.timeline(result))
         self._record(result, learning_rate, is_counted=is_counted)
-        self._attempt_steps += 1
+        self.steps.num_done += 1
         if self._is_due(self.workload.eval_every_steps) and self.step < self.workload.num_steps:
             self._evaluate()
             release_unused(self.device)
@@ -335,13 +217,11 @@ class _Job:
             self._save()
 
     def _probed(self) -> str:
-        """The probe's answer, once enough steps were timed as most are: without counting, where some are not counted."""
-        if not self._is_probed or not (
-            len(self._step_ms[False]) >= _PROBE_STEPS or self._attempt_steps >= _MOST_PROBE_STEPS
-        ):
+        """The probe's answer, once there are steps enough to ask it; else empty."""
+        if not self._is_probed or not self.steps.can_be_probed:
             return ""
         self._is_probed = False
-        answer = "" if self._probe is None else self._probe(self.measured, self.workload.num_steps - self.step)
+        answer = "" if self._probe is None else self._probe(self.steps.measured, self.workload.num_steps - self.step)
         return answer if self.ranks is None else str(self.ranks.exchange_json(answer)[0])
 
     def _lengths(self, batches: Sequence[MicroBatch]) -> dict[str, int]:
@@ -354,31 +234,21 @@ class _Job:
         return every_steps > 0 and self.step % every_steps == 0
 
     def _record(self, result: StepResult, learning_rate: float, *, is_counted: bool) -> None:
-        wait_ms = self._data_wait_ms[-1]
         fields = self.watch.fields(
-            result, learning_rate=learning_rate, data_wait_ms=wait_ms, is_counted=is_counted
+            result, learning_rate=learning_rate, data_wait_ms=self.steps.data_wait_ms[-1], is_counted=is_counted
         )
         if self.ranks is not None:
-            fields["rank_peak_bytes"] = self._rank_peak_bytes
+            fields["rank_peak_bytes"] = self.steps.rank_peak_bytes
         self._sample("step", **fields)
         if is_counted:
-            self.stages.note("first_step" if self._attempt_steps == 0 else "steady_step")
-        if self._attempt_steps == 0 and self.workload.num_steps > 1:
+            self.stages.note("first_step" if self.steps.is_first else "steady_step")
+        if self.steps.is_first and self.workload.num_steps > 1:
             return
-        self._step_ms[is_counted].append(result.step_ms)
-        peak = self.meter.peak()
-        is_higher = peak.device_bytes > self.measured.device_peak_bytes
-        self.measured = Measured(
-            device_peak_bytes=max(peak.device_bytes, self.measured.device_peak_bytes),
-            rank_peak_bytes=_highest(self._rank_peak_bytes, self.measured.rank_peak_bytes),
-            device_bytes_by_category=(
-                peak.device_bytes_by_category if is_higher else self.measured.device_bytes_by_category
-            ),
-            host_peak_bytes=max(peak.host_bytes, self.measured.host_peak_bytes),
-            disk_peak_bytes=max(self.trainer.tiers.disk_peak_bytes, self.measured.disk_peak_bytes),
-            allocator_slack_bytes=max(peak.slack_bytes, self.measured.allocator_slack_bytes),
-            step_ms=statistics.median(self._step_ms[False] or self._step_ms[True]),
-            num_steps=self.measured.num_steps + 1,
+        self.steps.add(
+            result.step_ms,
+            is_counted=is_counted,
+            peak=self.meter.peak(),
+            disk_peak_bytes=self.trainer.tiers.disk_peak_bytes,
         )
 
     def _evaluate(self) -> float:
@@ -424,7 +294,7 @@ class _Job:
                 **facts,
                 "validation_loss_start": self.validation_loss_start,
                 "loss": self.last.loss if self.last else None,
-                "measured": to_json(self.measured),
+                "measured": to_json(self.steps.measured),
             },
         )
 
@@ -438,7 +308,7 @@ class _Job:
         self.step = self._saved_step = checkpoint.manifest.step
         self.validation_loss_start = checkpoint.facts["validation_loss_start"]
         if checkpoint.manifest.plan_fingerprint == self.run.plan.fingerprint:
-            self.measured = Measured(**checkpoint.facts["measured"])
+            self.steps.measured = Measured(**checkpoint.facts["measured"])
         self.report({"type": "started", "resumed_from_step": self.step})
 
     def _find_checkpoint(self) -> Checkpoint | None:
@@ -465,31 +335,30 @@ class _Job:
             reason=reason,
             message=message or f"Stopped as asked after step {self.step}; a checkpoint was saved.",
             step=self.step,
-            measured=replace(self.measured, stages=self.stages.found),
+            measured=replace(self.steps.measured, stages=self.stages.found),
         )
 
     def _succeeded(self) -> TrainingResult:
         artifacts, weights_sha256 = leave_artifacts(
             self.trainer, self.run.exported(), batches=self.batches, stages=self.stages, enter_phase=self._phase
         )
-        self.measured = replace(self.measured, stages=self.stages.found)
-        step_ms = self.measured.step_ms
+        measured = replace(self.steps.measured, stages=self.stages.found)
         return TrainingResult(
             outcome="succeeded",
             reason="done",
             message=(
                 f"Trained {self.step} steps; validation loss {self.validation_loss_start:.3f} to "
-                f"{self.validation_loss:.3f}; peak {format_bytes(self.measured.device_peak_bytes)} of a budget of "
+                f"{self.validation_loss:.3f}; peak {format_bytes(measured.device_peak_bytes)} of a budget of "
                 f"{format_bytes(self.run.goal.device_budget_bytes)}."
             ),
             step=self.step,
-            measured=self.measured,
+            measured=measured,
             summary={
                 "loss": self.last.loss if self.last else None,
                 "validation_loss_start": self.validation_loss_start,
                 "validation_loss": self.validation_loss,
-                "tokens_per_s": self.workload.tokens_per_step / (step_ms / 1000) if step_ms else None,
-                "data_wait_ms": statistics.median(self._data_wait_ms) if self._data_wait_ms else None,
+                "tokens_per_s": self.workload.tokens_per_step / (measured.step_ms / 1000) if measured.step_ms else None,
+                "data_wait_ms": self.steps.median_data_wait_ms,
                 "weights_sha256": weights_sha256,
             },
             artifacts=tuple(artifacts),
@@ -502,11 +371,6 @@ class _Job:
         # A step counts from 1 once done: the record of the first step says step 1, the loss before any says step 0.
         common = {"kind": kind, "attempt": self.run.attempt, "step": self.step, "time_s": time.time()}
         self.report({"type": "sample", **common, **{key: _json_number(value) for key, value in fields.items()}})
-
-
-def _highest(found: Sequence[int], known: Sequence[int]) -> list[int]:
-    """By rank the higher of two peaks, of which the known ones may not be there yet."""
-    return [max(pair) for pair in zip(found, known or found, strict=True)]
 
 
 def _json_number(value: Any) -> Any:

@@ -9,8 +9,7 @@ import torch
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.generation.generator import build_for_generation
-from optimizer.runtime.job.train import set_num_threads
-from optimizer.runtime.meter.device import prepared_device
+from optimizer.runtime.meter.device import prepared_device, set_num_threads
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.serving.server import Server
 

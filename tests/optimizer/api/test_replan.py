@@ -17,7 +17,8 @@ from optimizer.estimate.job.shortfalls import Shortfall
 from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
 from optimizer.profile.profile import Profile
-from optimizer.runtime.job.train import TrainingResult, TrainingRun, train
+from optimizer.runtime.job.train import train
+from optimizer.runtime.job.training_run import TrainingResult, TrainingRun
 from optimizer.search.problem import PricedPlan
 from tests.optimizer.profiles import trace
 from tests.optimizer.runtime.tiny import make_spec, make_workload, write_token_file, write_tokenizer

@@ -18,7 +18,8 @@ from optimizer.hardware.probe.probe import probe_machine
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
 from optimizer.runtime.job.measure import make_synthetic_batches, measure_step
-from optimizer.runtime.job.train import TrainingRun, train
+from optimizer.runtime.job.train import train
+from optimizer.runtime.job.training_run import TrainingRun
 from optimizer.runtime.meter.device import prepared_device
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer

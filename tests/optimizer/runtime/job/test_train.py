@@ -17,7 +17,8 @@ from optimizer.base.errors import DiskFull, LossNotFinite, OutOfDeviceMemory
 from optimizer.goal import Goal
 from optimizer.plan.plan import Plan
 from optimizer.runtime.job.checkpoint import find_resumable
-from optimizer.runtime.job.train import Measured, TrainingRun, train
+from optimizer.runtime.job.train import train
+from optimizer.runtime.job.training_run import Measured, TrainingRun
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload, write_token_file, write_tokenizer
 
 

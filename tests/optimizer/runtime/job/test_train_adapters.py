@@ -16,7 +16,8 @@ from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.job.checkpoint import read_checkpoint
-from optimizer.runtime.job.train import TrainingResult, TrainingRun, train
+from optimizer.runtime.job.train import train
+from optimizer.runtime.job.training_run import TrainingResult, TrainingRun
 from optimizer.workload import Adapter
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload, write_token_file, write_tokenizer
 

@@ -11,7 +11,8 @@ from optimizer.data.bundled import TOKENIZER_FILE
 from optimizer.data.tokens import tokenize_dataset
 from optimizer.goal import Goal
 from optimizer.models.spec import read_model_spec
-from optimizer.runtime.job.train import TrainingRun, train
+from optimizer.runtime.job.train import train
+from optimizer.runtime.job.training_run import TrainingRun
 from optimizer.workload import Adapter
 from tests.optimizer.runtime.tiny import CONFIGS, make_plan, make_workload
 

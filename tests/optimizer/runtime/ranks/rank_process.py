@@ -27,7 +27,8 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.goal import Goal
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.plan import Plan
-from optimizer.runtime.job.train import TrainingRun, train
+from optimizer.runtime.job.train import train
+from optimizer.runtime.job.training_run import TrainingRun
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.ranks.group import RankPlace, Ranks
 from optimizer.runtime.step.step import Trainer

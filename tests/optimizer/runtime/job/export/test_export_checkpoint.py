@@ -20,7 +20,8 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.job.export import artifacts as artifacts_module
 from optimizer.runtime.job.export import verify_export
 from optimizer.runtime.job.export.export_checkpoint import CheckpointExport, export_checkpoint
-from optimizer.runtime.job.train import TrainingRun, train
+from optimizer.runtime.job.train import train
+from optimizer.runtime.job.training_run import TrainingRun
 from optimizer.workload import Adapter
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload, write_token_file, write_tokenizer
 
