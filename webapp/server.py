@@ -7,12 +7,10 @@ the settings name.
 import argparse
 import contextlib
 import ctypes
-import os
 import resource
 from collections.abc import Sequence
 from typing import Any
 
-import django
 import uvicorn
 from django.conf import settings
 
@@ -51,12 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8400)
     options = parser.parse_args(arguments)
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
-    django.setup()
-    end_on_newer_database()
-    _allow_open_files()
     bound_memory()
-    uvicorn.Server(server_config("webapp.asgi:application", host=options.host, port=options.port)).run()
+    _allow_open_files()
+    from webapp.asgi import application  # loads Django with what a web process sets
+
+    end_on_newer_database()
+    uvicorn.Server(server_config(application, host=options.host, port=options.port)).run()
 
 
 def _allow_open_files() -> None:

@@ -76,7 +76,7 @@ MIDDLEWARE = [
     "webapp.monitoring.requests.count_requests",
     "webapp.http.middleware.problem_middleware",  # around the rest: it also words what the others refuse
     "django.middleware.security.SecurityMiddleware",
-    "servestatic.middleware.ServeStaticMiddleware",
+    "webapp.http.static_files.serve_static",
     "webapp.http.headers.guard_answers",  # static files are answered above it
     "webapp.http.compression.CompressWhole",
     "csp.middleware.CSPMiddleware",
@@ -116,6 +116,7 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     _synchronous = env.str("HEADROOM_SQLITE_SYNCHRONOUS", default="NORMAL")
     if _synchronous not in ("NORMAL", "FULL"):
         raise ValueError(f"HEADROOM_SQLITE_SYNCHRONOUS is {_synchronous!r}; allowed: NORMAL, FULL")
+    DATABASES["default"]["CONN_MAX_AGE"] = env.float("HEADROOM_SQLITE_KEPT_S", default=0.0)
     DATABASES["default"]["OPTIONS"] = {
         "transaction_mode": "IMMEDIATE",
         "timeout": env.float("HEADROOM_WRITE_WAIT_S", default=20.0),
