@@ -17,7 +17,7 @@ from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
 from webapp.jobs.devices.room import read_room
 from webapp.jobs.models import USER_JOB_KINDS, Job, Kind, Sample, State
-from webapp.live.stream import num_viewers
+from webapp.live.slots import num_viewers
 from webapp.webhooks.models import Delivery
 from webapp.webhooks.models import State as DeliveryState
 
