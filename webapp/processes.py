@@ -2,8 +2,8 @@
 
 Python works on one request at a time, so that a process takes what one core can. Each process listens on a socket of its own, and
 the system shares out new connections among them (SO_REUSEPORT). One that dies is started again; when the first ends, however it
-ends, the others are ended. What the processes have in common lies in the database and in Redis, and the figures of ``/metrics`` in
-files that they share.
+ends, the others are ended. What the processes have in common lies in the database and in Redis, and the figures of ``/metrics``
+in files that they share.
 """
 
 import ctypes

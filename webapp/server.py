@@ -1,7 +1,7 @@
 """The web server's process: uvicorn, with what this service allows its callers.
 
-``python -m webapp.server [--host HOST] [--port PORT] [--processes NUMBER]``. It believes no ``X-Forwarded-For`` but that of the proxies that
-the settings name.
+``python -m webapp.server [--host HOST] [--port PORT] [--processes NUMBER]``. It believes no ``X-Forwarded-For`` but that of the
+proxies that the settings name.
 """
 
 import argparse

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import redis.exceptions
 from django.conf import settings
+from prometheus_client import Gauge
 
 from webapp.live.hub import Hub
 
@@ -38,6 +39,7 @@ return 0
 """
 _GIVE_BACK = "for _, key in ipairs(KEYS) do redis.call('ZREM', key, ARGV[1]) end"
 
+VIEWERS = Gauge("headroom_stream_viewers", "Event streams open now.", registry=None, multiprocess_mode="livesum")
 _open_here: Counter[str] = Counter()
 """By key. Counted inside the generator: a client that leaves before the first byte never starts it, and leaks no slot."""
 _ALL = "all"
@@ -63,6 +65,7 @@ class Slot:
         if not full:
             self._renewed_at_s = time.monotonic()
             _open_here.update([_ALL, *self._keys()])
+            VIEWERS.set(num_viewers())
         return full
 
     async def renew(self, hub: Hub) -> None:
@@ -82,6 +85,7 @@ class Slot:
             for key in (_ALL, *self._keys()):
                 if not _open_here[key]:
                     del _open_here[key]
+            VIEWERS.set(num_viewers())
 
     async def _ask(self, hub: Hub, what: str) -> str:
         if num_viewers() >= MAX_STREAMS:
