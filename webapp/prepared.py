@@ -20,8 +20,8 @@ def text_mark(name: str) -> str:
 
 
 def number_mark(name: str) -> int:
-    """Stands for a number of this name, and is none that a row has."""
-    return (1 << 40) + zlib.crc32(name.encode())
+    """Stands for a number of this name. It fits in 32 bits: of a larger one Django knows that no such column holds it."""
+    return 2_000_000_000 + zlib.crc32(name.encode()) % 100_000_000
 
 
 class Prepared(Generic[M]):
