@@ -36,9 +36,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def default_processes() -> int:
-    """One for each core, at most four; with SQLite at most two, since all write to one file, one after the other."""
-    uses_sqlite = not os.environ.get("DATABASE_URL", "sqlite").startswith(("postgres", "psql", "pgsql"))
-    return max(1, min(len(os.sched_getaffinity(0)), 2 if uses_sqlite else MOST_BY_THEMSELVES))
+    """One for each core, at most four; with SQLite one, since all would write to one file, and wait for it asleep."""
+    if not os.environ.get("DATABASE_URL", "").startswith(("postgres", "psql", "pgsql")):
+        return 1
+    return max(1, min(len(os.sched_getaffinity(0)), MOST_BY_THEMSELVES))
 
 
 def is_helper() -> bool:

@@ -142,7 +142,7 @@ REDIS_URL = env.str("REDIS_URL", default=f"unix://{HEADROOM_HOME / 'run' / 'valk
 
 HEADROOM_SUBMISSIONS_AT_ONCE = env.int("HEADROOM_SUBMISSIONS_AT_ONCE", default=4)
 """Submissions and moves of jobs over the API that one web process works on at the same time."""
-HEADROOM_SUBMISSIONS_WAITING = env.int("HEADROOM_SUBMISSIONS_WAITING", default=24)
+HEADROOM_SUBMISSIONS_WAITING = env.int("HEADROOM_SUBMISSIONS_WAITING", default=12)
 """Further ones that wait their turn; past these the answer is 503 with Retry-After."""
 HEADROOM_MAX_REQUESTS_PER_MINUTE = env.int("HEADROOM_MAX_REQUESTS_PER_MINUTE", default=12_000)
 """Requests of one person to the API, counted over all web processes; 0 for no limit."""
