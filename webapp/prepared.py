@@ -64,7 +64,7 @@ class Prepared(Generic[M]):
 
 
 class _Place:
-    """Where a value goes among a query's parameters."""
+    """The place of a value among a query's parameters."""
 
     def __init__(self, name: str) -> None:
         self.name = name

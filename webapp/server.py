@@ -12,10 +12,12 @@ import resource
 from collections.abc import Sequence
 from typing import Any
 
+import django
 import uvicorn
 from django.conf import settings
 
 from webapp.connections import GuardedProtocol
+from webapp.environment import set_for_web
 from webapp.processes import (
     FirstServer,
     default_processes,
@@ -68,10 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         share_metrics()
     bound_memory()
     _allow_open_files()
-    from webapp.asgi import application  # loads Django with what a web process sets
-
+    set_for_web()
+    django.setup(set_prefix=False)
     end_on_newer_database()
-    config = server_config(application, host=options.host, port=options.port)
+    config = server_config("webapp.asgi:application", host=options.host, port=options.port)
     if num_processes == 1 and not is_helper():
         uvicorn.Server(config).run()
         return

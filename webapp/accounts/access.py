@@ -135,7 +135,7 @@ class Sight:
         return user
 
     def values_of(self, user: Any) -> dict[str, Any]:
-        """The values that tell one user with this sight from another."""
+        """The values by which users with this sight differ."""
         values = {} if self.sees_all else {"user_id": user.pk}
         return {**values, "project_id": acting_of(user).project_id} if self.is_in_project else values
 

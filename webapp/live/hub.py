@@ -114,7 +114,7 @@ class Hub:
         return bool(await self._redis.xrange(stream_key(job_id), min=entry_id, max=entry_id, count=1))
 
     async def evaluate(self, script: str, keys: list[str], arguments: list[Any]) -> Any:
-        """What a script in Redis answers."""
+        """Run a script in Redis and return its answer."""
         return await self._redis.eval(script, len(keys), *keys, *arguments)
 
     async def entries_after(self, job_id: str, entry_id: str) -> list[Entry]:

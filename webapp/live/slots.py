@@ -19,7 +19,7 @@ from webapp.live.hub import Hub
 HELD_S = 60
 RENEWED_EACH_S = 20.0
 MAX_STREAMS = 1_000
-"""Of one process."""
+"""A process carries no more."""
 PROCESS_IS_FULL = "the streams of one web process"
 _AWAY = (redis.exceptions.RedisError, OSError)
 _ASK = """
@@ -98,7 +98,7 @@ class Slot:
         return limits[place - 1][1] if place else ""
 
     async def _in_redis(self, hub: Hub, what: str, *, allowed: list[int]) -> int:
-        """Which limit is reached, counted from 1; 0 where none is, and where Redis cannot say."""
+        """Number of the limit that is reached, counted from 1; 0 where none is, and where Redis cannot say."""
         if hub.is_down:
             return 0
         arguments: list[Any] = [self._name, what, HELD_S, *allowed]
