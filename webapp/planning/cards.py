@@ -26,8 +26,9 @@ from webapp.planning.search.training import TrainingQuestion
 MAX_KEPT = 400
 LOOK_FOR_S = 0.1
 """After so long an answer is given with what there is. A page is to answer within 0.3 s."""
-WANTED_S = 10.0
-"""Without a further question for so long, nobody waits for the rest of the cards."""
+WANTED_S = 1.5
+"""Without a further question for so long, nobody waits for the rest of the cards. The page asks twice as often; a search slows
+all other requests of this process, so that none goes on for long after a page was left."""
 
 
 @dataclass(frozen=True, kw_only=True)
