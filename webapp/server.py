@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,9 @@ from webapp.schema import end_on_newer_database
 
 MAX_CONNECTIONS = 4_000
 """Twice the event streams that one process carries, and half-open ones beside them; above it requests are answered 503."""
+SWITCH_S = 0.0005
+"""Longest time that a thread goes on while another waits to run Python. With the usual 5 ms the event loop waits so long for its
+turn after each event while requests are worked on, and refusals and short answers with it."""
 NUM_HEAPS = 2
 _MAX_OPEN_FILES = 65_536
 _M_ARENA_MAX = -8
@@ -68,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         end_with_first()
     elif num_processes > 1:
         share_metrics()
+    sys.setswitchinterval(SWITCH_S)
     bound_memory()
     _allow_open_files()
     set_for_web()
