@@ -1,7 +1,7 @@
 """The web server's process: uvicorn, with what this service allows its callers.
 
-``python -m webapp.server [--host HOST] [--port PORT]``. It believes no ``X-Forwarded-For`` but that of the proxies that
-the settings name.
+``python -m webapp.server [--host HOST] [--port PORT] [--processes NUMBER]``. It believes no ``X-Forwarded-For`` but that of the
+proxies that the settings name.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +18,22 @@ import uvicorn
 from django.conf import settings
 
 from webapp.connections import GuardedProtocol
+from webapp.environment import set_for_web
+from webapp.processes import (
+    FirstServer,
+    default_processes,
+    end_with_first,
+    is_helper,
+    share_metrics,
+    shared_socket,
+)
 from webapp.schema import end_on_newer_database
 
 MAX_CONNECTIONS = 4_000
 """Twice the event streams that one process carries, and half-open ones beside them; above it requests are answered 503."""
+SWITCH_S = 0.0005
+"""Longest time that a thread goes on while another waits to run Python. With the usual 5 ms the event loop waits so long for its
+turn after each event while requests are worked on, and refusals and short answers with it."""
 NUM_HEAPS = 2
 _MAX_OPEN_FILES = 65_536
 _M_ARENA_MAX = -8
@@ -50,13 +63,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m webapp.server", description="Serve the pages and the API.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8400)
+    parser.add_argument("--processes", type=int, default=int(os.environ.get("HEADROOM_WEB_PROCESSES") or 0))
     options = parser.parse_args(arguments)
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.settings")
-    django.setup()
-    end_on_newer_database()
-    _allow_open_files()
+    num_processes = options.processes or default_processes()
+    if num_processes < 1:
+        parser.error(f"processes is {num_processes}; allowed: at least 1, or 0 for as many as suit this machine")
+    if is_helper():
+        end_with_first()
+    elif num_processes > 1:
+        share_metrics()
+    sys.setswitchinterval(SWITCH_S)
     bound_memory()
-    uvicorn.Server(server_config("webapp.asgi:application", host=options.host, port=options.port)).run()
+    _allow_open_files()
+    set_for_web()
+    django.setup(set_prefix=False)
+    end_on_newer_database()
+    config = server_config("webapp.asgi:application", host=options.host, port=options.port)
+    if num_processes == 1 and not is_helper():
+        uvicorn.Server(config).run()
+        return
+    try:
+        listening = shared_socket(options.host, options.port)
+    except OSError as error:
+        raise SystemExit(f"headroom: the web cannot listen on {options.host}, port {options.port}: {error.strerror}") from None
+    if is_helper():
+        uvicorn.Server(config).run(sockets=[listening])
+    else:
+        port = listening.getsockname()[1]
+        again = ["--host", options.host, "--port", str(port), "--processes", str(num_processes)]
+        FirstServer(config, num_helpers=num_processes - 1, arguments=again).run(sockets=[listening])
 
 
 def _allow_open_files() -> None:

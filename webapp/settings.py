@@ -76,7 +76,7 @@ MIDDLEWARE = [
     "webapp.monitoring.requests.count_requests",
     "webapp.http.middleware.problem_middleware",  # around the rest: it also words what the others refuse
     "django.middleware.security.SecurityMiddleware",
-    "servestatic.middleware.ServeStaticMiddleware",
+    "webapp.http.static_files.serve_static",
     "webapp.http.headers.guard_answers",  # static files are answered above it
     "webapp.http.compression.CompressWhole",
     "csp.middleware.CSPMiddleware",
@@ -116,6 +116,7 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     _synchronous = env.str("HEADROOM_SQLITE_SYNCHRONOUS", default="NORMAL")
     if _synchronous not in ("NORMAL", "FULL"):
         raise ValueError(f"HEADROOM_SQLITE_SYNCHRONOUS is {_synchronous!r}; allowed: NORMAL, FULL")
+    DATABASES["default"]["CONN_MAX_AGE"] = env.float("HEADROOM_SQLITE_KEPT_S", default=0.0)
     DATABASES["default"]["OPTIONS"] = {
         "transaction_mode": "IMMEDIATE",
         "timeout": env.float("HEADROOM_WRITE_WAIT_S", default=20.0),
@@ -141,7 +142,7 @@ REDIS_URL = env.str("REDIS_URL", default=f"unix://{HEADROOM_HOME / 'run' / 'valk
 
 HEADROOM_SUBMISSIONS_AT_ONCE = env.int("HEADROOM_SUBMISSIONS_AT_ONCE", default=4)
 """Submissions and moves of jobs over the API that one web process works on at the same time."""
-HEADROOM_SUBMISSIONS_WAITING = env.int("HEADROOM_SUBMISSIONS_WAITING", default=24)
+HEADROOM_SUBMISSIONS_WAITING = env.int("HEADROOM_SUBMISSIONS_WAITING", default=12)
 """Further ones that wait their turn; past these the answer is 503 with Retry-After."""
 HEADROOM_MAX_REQUESTS_PER_MINUTE = env.int("HEADROOM_MAX_REQUESTS_PER_MINUTE", default=12_000)
 """Requests of one person to the API, counted over all web processes; 0 for no limit."""
@@ -151,6 +152,10 @@ HEADROOM_MAX_QUEUED_PER_PERSON = env.int("HEADROOM_MAX_QUEUED_PER_PERSON", defau
 """Jobs of one person that may wait at once; 0 for no limit."""
 HEADROOM_MAX_QUEUED_PER_PROJECT = env.int("HEADROOM_MAX_QUEUED_PER_PROJECT", default=50_000)
 """Jobs of one project that may wait at once; 0 for no limit."""
+HEADROOM_MAX_STREAMS_PER_PERSON = env.int("HEADROOM_MAX_STREAMS_PER_PERSON", default=20)
+"""Event streams that one person may have open at once, counted over all web processes; 0 for no limit."""
+HEADROOM_MAX_STREAMS_PER_PROJECT = env.int("HEADROOM_MAX_STREAMS_PER_PROJECT", default=1_000)
+"""The same of the jobs of one project, whoever follows them; 0 for no limit."""
 
 HEADROOM_RETRY_BASE_S = env.float("HEADROOM_RETRY_BASE_S", default=10.0)
 """Delay before the first retry of a lost attempt; each further one doubles it, up to 36 times this."""

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import uvicorn
-from django.core.asgi import get_asgi_application
 
 from webapp.body_guard import BodyGuard
-from webapp.live.threads import SharedThreads
+from webapp.http.handler import Handler
+from webapp.live.threads import ChosenThreads
 from webapp.server import server_config
 
 LIMIT_S = 60.0
@@ -21,7 +21,7 @@ async def served() -> AsyncIterator[int]:
     """The port it answers at, for as long as the block runs."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        application = BodyGuard(SharedThreads(get_asgi_application()))
+        application = BodyGuard(ChosenThreads(Handler()))
         server = uvicorn.Server(server_config(application, host="127.0.0.1", port=0))
         running = asyncio.create_task(server.serve(sockets=[listening]))
         async with asyncio.timeout(LIMIT_S):

@@ -15,9 +15,15 @@ from django.db.models import Q, QuerySet
 from optimizer.base.errors import InvalidInput
 from webapp.accounts.errors import Forbidden
 from webapp.accounts.models import Membership, Project, Role, Scope
+from webapp.prepared import Prepared, number_mark, text_mark
 
 _ROLES = tuple(Role)
 _SCOPES = tuple(Scope)
+_ROLES_OF: "Prepared[Membership]" = Prepared(
+    lambda: Membership.objects.filter(user=number_mark("user_id")).order_by().values_list("project_id", "role"), "user_id"
+)
+_PROJECT: "Prepared[Project]" = Prepared(lambda: Project.objects.filter(pk=text_mark("project_id")).order_by(), "project_id")
+_HOME: "Prepared[Project]" = Prepared(lambda: Project.objects.filter(home_of=number_mark("user_id")).order_by(), "user_id")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +100,7 @@ def best_role(user: Any) -> Role | None:
         return role_in(user, acting.project_id)
     if user.is_superuser:
         return Role.ADMIN
-    rows = Membership.objects.filter(user=user).values_list("project_id", "role")
-    found = {project_id: Role(role) for project_id, role in rows}
+    found = {project_id: Role(role) for project_id, role in _ROLES_OF.values(user_id=user.pk)}
     acting.roles.update(found)
     return max(found.values(), key=_ROLES.index, default=None)
 
@@ -112,12 +117,35 @@ def visible_rows(user: Any) -> Q:
     return narrowed & Q(project__in=Membership.objects.filter(user=user).values("project"))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sight:
+    """The form of the condition ``visible_rows``, which is the same for all who see all, or work in one project."""
+
+    sees_all: bool
+    is_in_project: bool
+
+    @classmethod
+    def of(cls, user: Any) -> "Sight":
+        return cls(sees_all=bool(user.is_superuser), is_in_project=bool(acting_of(user).project_id))
+
+    def marked_user(self) -> User:
+        """Somebody with this sight for a prepared query, whose values are ``values_of`` who asks."""
+        user = User(pk=number_mark("user_id"), is_superuser=self.sees_all)
+        act_as(user, Acting(project_id=text_mark("project_id") if self.is_in_project else ""))
+        return user
+
+    def values_of(self, user: Any) -> dict[str, Any]:
+        """The values by which users with this sight differ."""
+        values = {} if self.sees_all else {"user_id": user.pk}
+        return {**values, "project_id": acting_of(user).project_id} if self.is_in_project else values
+
+
 def project_for_new(user: Any) -> Project | None:
     """The project of a row that somebody makes without naming one: where they work, else their own. None for nobody's."""
     acting = acting_of(user)
     if acting.project_id:
         return Project.objects.filter(pk=acting.project_id).first()
-    return Project.objects.filter(home_of=user).first()
+    return _HOME.first(user_id=user.pk)
 
 
 def project_of_job(user: Any, parts: "Iterable[DjangoModel | None]") -> Project | None:
@@ -135,7 +163,7 @@ def project_of_job(user: Any, parts: "Iterable[DjangoModel | None]") -> Project 
             allowed="rows of one project, or what ships with the program",
             hint="Upload it to the other project too.",
         )
-    project = next(iter(owned.values())).project if owned else project_for_new(user)  # type: ignore[attr-defined]
+    project = _PROJECT.first(project_id=next(iter(owned))) if owned else project_for_new(user)
     if project is not None:
         require_role(user, project.pk, Role.MEMBER)
     return project

@@ -76,6 +76,12 @@ def record_logout(*, request: HttpRequest, user: User | None, **_: Any) -> None:
         record(request, actor=user.get_username(), action="logout", target=user.get_username())
 
 
+def record_with_row(request: HttpRequest) -> None:
+    """Record a request in the transaction of what it makes, so that one commit does for both. ``note_target`` comes before."""
+    record_request(request, outcome="done")
+    request.is_recorded = True  # type: ignore[attr-defined]
+
+
 def record_request(request: HttpRequest, *, outcome: str, detail: str = "") -> None:
     """One request that the permission table has a name for."""
     user: Any = request.user

@@ -92,6 +92,8 @@ def act_in_session(request: HttpRequest) -> None:
 
 
 def _is_audited(request: HttpRequest, response: HttpResponseBase) -> bool:
+    if response.status_code < 400 and getattr(request, "is_recorded", False):
+        return False
     rule = getattr(request, "permission_rule", None)
     if rule is None or not rule.action or request.method in _SAFE_METHODS:
         return False

@@ -22,12 +22,15 @@ from django.utils import timezone
 from optimizer.base.errors import InvalidInput
 from webapp.accounts.access import Acting, act_as
 from webapp.accounts.models import ApiToken, Project, Scope
+from webapp.prepared import Prepared, number_mark, text_mark
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_DAYS = 90
 MAX_DAYS = 365
 _PATTERN = re.compile(r"hr_([a-z0-9]{8})_([A-Za-z0-9_-]{43})_([0-9a-f]{8})")
+_TOKEN: "Prepared[ApiToken]" = Prepared(lambda: ApiToken.objects.filter(token_id=text_mark("token_id")).order_by(), "token_id")
+_OWNER: "Prepared[User]" = Prepared(lambda: User.objects.filter(pk=number_mark("user_id")), "user_id")
 _ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 _USED_AGAIN = timedelta(minutes=1)
 _NOTED_AGAIN_S = 30
@@ -65,10 +68,16 @@ def find_token_user(text: str) -> User | None:
     match = _PATTERN.fullmatch(text)
     if match is None or match.group(3) != _crc(match.group(1), match.group(2)):
         return None
-    row = ApiToken.objects.select_related("user").filter(token_id=match.group(1)).first()
+    row = _TOKEN.first(token_id=match.group(1))
     # the comparison runs for unknown ids too, so that time does not reveal which ids exist
     matches = secrets.compare_digest(row.secret_hmac if row else "0" * 64, _hash(match.group(2)))
-    if row is None or not matches or not _is_valid(row):
+    if row is None or not matches:
+        return None
+    owner = _OWNER.first(user_id=row.user_id)
+    if owner is None:  # deleted since, and the token with it
+        return None
+    row.user = owner
+    if not _is_valid(row):
         return None
     if row.last_used_at is None or timezone.now() - row.last_used_at > _USED_AGAIN:
         _note_use(row)

@@ -46,7 +46,7 @@ from webapp.catalog.files.model_parts import (
     write_chat,
     write_config,
 )
-from webapp.catalog.files.stored import require_stored_room
+from webapp.catalog.files.stored import require_stored_room, require_stored_room_again
 from webapp.catalog.models import Dataset, Machine, Model, Profile, PromptTokens
 from webapp.ids import new_dataset_id, new_model_id
 from webapp.names import check_name
@@ -88,8 +88,9 @@ def create_model(
     check_last: called in the transaction that writes the row, just before; where it raises, nothing is kept.
     """
     name = checked_name(name)
-    if not from_job_id:  # its files are the run's, which are there already
-        require_stored_room(owner, sum(file.size or 0 for file in weights), project=project)
+    num_bytes = 0 if from_job_id else sum(file.size or 0 for file in weights)  # a run's files are there already
+    if not from_job_id:
+        require_stored_room(owner, num_bytes, project=project)
     if config is None:
         require_gguf([file.name or "" for file in weights], links or {})
     document: Any = None if config is None else read_config(config)
@@ -118,6 +119,7 @@ def create_model(
         return _publish(
             folder,
             kind="models",
+            num_bytes=num_bytes,
             check_last=check_last,
             row=Model(
                 id=model_id,
@@ -256,7 +258,7 @@ def _publish_dataset(kept: Path, *, id: str, facts: dict[str, Any], **fields: An
         facts=facts,
         **fields,
     )
-    return _publish(kept.parent, kind="datasets", row=row)
+    return _publish(kept.parent, kind="datasets", row=row, num_bytes=row.num_bytes)
 
 
 def count_prompt_tokens(dataset: Dataset, model: Model) -> list[list[int | None]]:
@@ -437,8 +439,9 @@ def _keep(file: "UploadedFile[Any]", path: Path) -> None:
             out.write(chunk)
 
 
-def _publish(folder: Path, *, kind: str, row: R, check_last: Callable[[], None] | None = None) -> R:
-    """Rename the staged folder to its place and write the row; without the row the folder goes too."""
+def _publish(folder: Path, *, kind: str, row: R, num_bytes: int, check_last: Callable[[], None] | None = None) -> R:
+    """Rename the staged folder to its place and write the row; without the row the folder goes too. num_bytes: 0 for what takes
+    no room of its own."""
     place = Path(settings.HEADROOM_HOME) / kind / str(row.pk)
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():  # what is linked is not ours
@@ -448,6 +451,8 @@ def _publish(folder: Path, *, kind: str, row: R, check_last: Callable[[], None] 
         with transaction.atomic():
             if check_last is not None:
                 check_last()
+            if num_bytes:
+                require_stored_room_again(row.owner, num_bytes, project=row.project)
             row.save(force_insert=True)
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)

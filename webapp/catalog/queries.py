@@ -1,11 +1,16 @@
 """The only way to read this app's rows: what ships with the program is everyone's, the rest its project's people's."""
 
-from typing import Any
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
 
 from django.db.models import Q, QuerySet
 
-from webapp.accounts.access import visible_rows
+from webapp.accounts.access import Sight, visible_rows
 from webapp.catalog.models import Dataset, Machine, Model, Profile, Upload
+from webapp.prepared import Prepared, text_mark
+
+R = TypeVar("R", Model, Dataset)
 
 
 def models_visible_to(user: Any) -> QuerySet[Model]:
@@ -14,6 +19,16 @@ def models_visible_to(user: Any) -> QuerySet[Model]:
 
 def datasets_visible_to(user: Any) -> QuerySet[Dataset]:
     return Dataset.objects.filter(_visible(user), deleted_at__isnull=True)
+
+
+def find_model(user: Any, pk: str) -> Model | None:
+    """The row of ``models_visible_to`` with this id."""
+    return _first(_model_by_id, user, pk)
+
+
+def find_dataset(user: Any, pk: str) -> Dataset | None:
+    """The row of ``datasets_visible_to`` with this id."""
+    return _first(_dataset_by_id, user, pk)
 
 
 def deleted_models_visible_to(user: Any) -> QuerySet[Model]:
@@ -58,3 +73,22 @@ def profile_states(rows: list[Model]) -> dict[str, str]:
 
 def _visible(user: Any) -> Q:
     return visible_rows(user) | Q(project__isnull=True, owner__isnull=True) if user.is_authenticated else Q(pk__isnull=True)
+
+
+def _first(prepared: "Callable[[Sight], Prepared[R]]", user: Any, pk: str) -> R | None:
+    if not user.is_authenticated:
+        return None
+    sight = Sight.of(user)
+    return prepared(sight).first(pk=pk, **sight.values_of(user))
+
+
+@cache
+def _model_by_id(sight: Sight) -> "Prepared[Model]":
+    names = sight.values_of(sight.marked_user())
+    return Prepared(lambda: models_visible_to(sight.marked_user()).filter(pk=text_mark("pk")).order_by(), "pk", *names)
+
+
+@cache
+def _dataset_by_id(sight: Sight) -> "Prepared[Dataset]":
+    names = sight.values_of(sight.marked_user())
+    return Prepared(lambda: datasets_visible_to(sight.marked_user()).filter(pk=text_mark("pk")).order_by(), "pk", *names)

@@ -19,19 +19,20 @@ from typing import Any, BinaryIO
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.files.uploadedfile import UploadedFile
+from django.db import transaction
 from django.utils import timezone
 
 from optimizer.base.errors import DiskFull, InvalidInput
 from optimizer.data.samples.columns import read_columns
 from optimizer.models.files.sidecars import is_sidecar
-from webapp.accounts.access import act_in, require_role
+from webapp.accounts.access import act_in, project_for_new, require_role
 from webapp.accounts.models import Role
 from webapp.catalog.actions import DatasetPurpose, checked_name, create_dataset, create_model
 from webapp.catalog.errors import CatalogConflict, WrongOffset
 from webapp.catalog.files.kept_file import KeptFile
 from webapp.catalog.files.model_parts import GGUF_SUFFIX
 from webapp.catalog.files.room import require_floor, require_room
-from webapp.catalog.files.stored import require_stored_room
+from webapp.catalog.files.stored import lock_stored, require_stored_room
 from webapp.catalog.models import Dataset, Model, Upload
 
 PIECE_BYTES = 8 * 1024 * 1024
@@ -72,11 +73,13 @@ def begin_upload(
         raise _refusal("files", len(files), allowed="one file" if kind == "dataset" else f"1 to {MAX_FILES} files")
     read = [_read_file(number, file) for number, file in enumerate(files)]
     _check_together(kind, read)
-    _check_open(owner, num_bytes=_announced_bytes(read))
-    require_stored_room(owner, _announced_bytes(read), open_bytes=_still_to_come)
     read_columns(columns)
     source = source or ({"columns": columns} if columns else {})
-    row = Upload.objects.create(owner=owner, kind=kind, name=checked_name(name), purpose=purpose, files=read, source=source)
+    with transaction.atomic():
+        lock_stored(owner, project_for_new(owner))  # two that begin at the same moment must not pass a limit together
+        _check_open(owner, num_bytes=_announced_bytes(read))
+        require_stored_room(owner, _announced_bytes(read), open_bytes=_still_to_come)
+        row = Upload.objects.create(owner=owner, kind=kind, name=checked_name(name), purpose=purpose, files=read, source=source)
     _folder(row).mkdir(mode=0o700, parents=True)
     return row
 

@@ -5,12 +5,17 @@ these names as well, or a page would load two copies of each.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import brotli
+from asgiref.sync import iscoroutinefunction
 from django.contrib.staticfiles.apps import StaticFilesConfig
+from django.http import HttpRequest
+from django.utils.decorators import sync_and_async_middleware
 from servestatic.compress import Compressor
+from servestatic.middleware import ServeStaticMiddleware
 from servestatic.storage import CompressedManifestStaticFilesStorage
 
 
@@ -55,3 +60,12 @@ class HashedStaticFiles(CompressedManifestStaticFilesStorage):  # type: ignore[m
         """Name of a file as it is served."""
         known: str | None = self.hashed_files.get(self.hash_key(self.clean_name(name)))
         return name if known is None else known
+
+
+@sync_and_async_middleware
+def serve_static(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+    """Answers with these files on the event loop; in a thread, where none is asked for, nothing stands in the way."""
+    if not iscoroutinefunction(get_response):
+        return get_response
+    served: Callable[[HttpRequest], Any] = ServeStaticMiddleware(get_response)
+    return served

@@ -21,7 +21,8 @@ from webapp.http.problems import DatabaseBusy, DatabaseLost, StorageFailed, prob
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _BROKEN = (errno.EIO, errno.EROFS)
-_SQLITE_BROKEN = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+_SQLITE_BROKEN = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CORRUPT)
+"""The last is what a disk that loses blocks looks like to a connection that was open before."""
 _POSTGRESQL_FULL, _POSTGRESQL_BROKEN = "53100", "58030"
 _POSTGRESQL_BUSY = ("55P03", "57014", "40P01", "53300")
 """No lock in time, a statement over its time, a deadlock, too many connections."""

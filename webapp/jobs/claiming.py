@@ -28,6 +28,7 @@ from webapp.clock import from_now
 from webapp.jobs.devices.room import Room, read_room
 from webapp.jobs.models import DEVICE_JOB_KINDS, Attempt, FenceSequence, Job, Kind, State
 from webapp.jobs.moves import claimable, move_job
+from webapp.prepared import Prepared, number_mark
 
 QUEUE_ORDER: Final = ("-priority", "turn", "created_at", "id")
 PROFILE_TURN: Final = 0
@@ -180,11 +181,23 @@ def next_turn(owner: User | None, *, kind: str) -> int:
     """The turn of a job that its owner submits now. Two that are made at the same moment may share one, and age decides."""
     if kind == Kind.PROFILE:
         return PROFILE_TURN
+    last = _LAST_TURN.values(owner_id=owner.pk) if owner is not None else list(_last_turn(None))
+    return int(max((_FIRST_TURN, *(turn for (turn,) in _PRESENT_TURN.values()), *(turn + 1 for (turn,) in last))))
+
+
+def _present_turn() -> "QuerySet[Job, Any]":
     # what is paused or awaits its plan does not hold the others' turns back, nor does who was moved
     ordinary = Job.objects.filter(claimable(), priority=0, turn__gte=_FIRST_TURN)
-    present = ordinary.order_by("turn", "created_at", "id").values_list("turn", flat=True)[:1]
-    last = Job.objects.filter(owner=owner, state=State.QUEUED).order_by("-turn").values_list("turn", flat=True)[:1]
-    return max((_FIRST_TURN, *present, *(turn + 1 for turn in last)))
+    return ordinary.order_by("turn", "created_at", "id").values_list("turn")[:1]
+
+
+def _last_turn(owner_id: int | None) -> "QuerySet[Job, Any]":
+    waiting = Job.objects.filter(owner=owner_id, state=State.QUEUED)
+    return waiting.order_by("-turn").values_list("turn")[:1]
+
+
+_PRESENT_TURN: "Prepared[Job]" = Prepared(_present_turn)
+_LAST_TURN: "Prepared[Job]" = Prepared(lambda: _last_turn(number_mark("owner_id")), "owner_id")
 
 
 def stands_before(job: Job) -> Q:

@@ -113,6 +113,10 @@ class Hub:
     async def has_entry(self, job_id: str, entry_id: str) -> bool:
         return bool(await self._redis.xrange(stream_key(job_id), min=entry_id, max=entry_id, count=1))
 
+    async def evaluate(self, script: str, keys: list[str], arguments: list[Any]) -> Any:
+        """Run a script in Redis and return its answer."""
+        return await self._redis.eval(script, len(keys), *keys, *arguments)
+
     async def entries_after(self, job_id: str, entry_id: str) -> list[Entry]:
         """Everything after ``entry_id``, which may be some thousands."""
         found = await self._redis.xrange(stream_key(job_id), min=f"({entry_id}")

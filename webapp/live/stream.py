@@ -12,7 +12,6 @@ import copy
 import logging
 import re
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -32,6 +31,7 @@ from webapp.live.record import (
     read_news,
     read_snapshot,
 )
+from webapp.live.slots import Slot
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -39,43 +39,48 @@ T = TypeVar("T")
 HEARTBEAT_S = 15.0
 RECHECK_S = 60.0
 POLL_S = 1.0
-MAX_STREAMS = 1_000
-MAX_STREAMS_PER_USER = 20
 RETRY_MS = 3_000
 _EVENT_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
 _REDIS_AWAY = (redis.exceptions.RedisError, OSError)
 
-_open_streams: Counter[int] = Counter()
-"""By user. Counted inside the generator: a client that leaves before the first byte never starts it, and leaks no slot."""
+
+async def full_limit(user: Any, *, project_id: str) -> str:
+    """Name of the limit that leaves no room for one more stream; empty where there is room."""
+    return await Slot(user_id=user.pk, project_id=project_id).full_limit(hub_of_this_loop(settings.REDIS_URL))
 
 
-def has_free_slot(user: Any) -> bool:
-    return _open_streams.total() < MAX_STREAMS and _open_streams[user.pk] < MAX_STREAMS_PER_USER
+async def job_events(user: Any, job_id: str, *, project_id: str = "", last_event_id: str = "") -> AsyncIterator[bytes]:
+    """The bytes of the stream. Holds no database connection; ends after ``done`` or when the user may no longer watch.
 
-
-def num_viewers() -> int:
-    """Streams that are open on this process."""
-    return _open_streams.total()
-
-
-async def job_events(user: Any, job_id: str, *, last_event_id: str = "") -> AsyncIterator[bytes]:
-    """The bytes of the stream. Holds no database connection; ends after ``done`` or when the user may no longer watch."""
-    if not has_free_slot(user):
+    project_id: the job's, whose streams are limited too.
+    """
+    hub = hub_of_this_loop(settings.REDIS_URL)
+    slot = Slot(user_id=user.pk, project_id=project_id)
+    if await slot.take(hub):
         yield b"retry: 10000\n\n"
         return
-    hub = hub_of_this_loop(settings.REDIS_URL)
     subscription = await hub.subscribe(job_id)
-    _open_streams[user.pk] += 1
     try:
         yield f"retry: {RETRY_MS}\n\n".encode()
         watcher = _Watcher(user, job_id, hub=hub, subscription=subscription)
         async for event in watcher.events(last_event_id):
             yield event
+            await slot.renew(hub)
     finally:
-        hub.unsubscribe(subscription)
-        _open_streams[user.pk] -= 1
-        if not _open_streams[user.pk]:
-            del _open_streams[user.pk]
+        leaving = asyncio.create_task(_leave(hub, slot, subscription))
+        _leaving.add(leaving)
+        leaving.add_done_callback(_leaving.discard)
+        await asyncio.shield(leaving)  # a client that goes cancels this wait, and not what is waited for
+
+
+async def _leave(hub: Hub, slot: Slot, subscription: Subscription) -> None:
+    # in this order: with its last subscriber the hub closes its connections to Redis
+    await slot.give_back(hub)
+    hub.unsubscribe(subscription)
+
+
+_leaving: set[asyncio.Task[None]] = set()
+"""Held here, since the loop holds tasks weakly."""
 
 
 class _Watcher:

@@ -1,7 +1,5 @@
 """Collects the figures of ``/metrics`` beside requests: read from the database when it is asked, so that nothing has to
-be kept in step.
-
-Of every process the same, but for the viewers of streams, which are this process's own.
+be kept in step, and every process shows the same.
 """
 
 from collections.abc import Iterator
@@ -17,7 +15,6 @@ from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
 from webapp.jobs.devices.room import read_room
 from webapp.jobs.models import USER_JOB_KINDS, Job, Kind, Sample, State
-from webapp.live.stream import num_viewers
 from webapp.webhooks.models import Delivery
 from webapp.webhooks.models import State as DeliveryState
 
@@ -31,7 +28,6 @@ class ServiceCollector:
         yield from _machines()
         yield from _reconciler()
         yield _samples()
-        yield _viewers()
         yield _batches()
         yield _deliveries()
 
@@ -93,12 +89,6 @@ def _samples() -> Metric:
     """The highest number, not a count of rows: of millions a count would take seconds."""
     found = CounterMetricFamily("headroom_samples_stored", "Telemetry samples numbered by the database so far.")
     found.add_metric((), Sample.objects.aggregate(highest=Max("pk"))["highest"] or 0)
-    return found
-
-
-def _viewers() -> Metric:
-    found = _gauge("stream_viewers", "Event streams open on this web process.")
-    found.add_metric((), num_viewers())
     return found
 
 

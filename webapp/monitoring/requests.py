@@ -1,4 +1,7 @@
-"""Counts requests and their time by route. Of a stream the time is that to its first byte."""
+"""Counts requests and their time by route, and streams. Of a stream the time is that to its first byte.
+
+Where several web processes serve together, they write into files of one folder, and each can show the sums.
+"""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -9,12 +12,17 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from webapp.live.slots import VIEWERS
+from webapp.processes import shares_metrics
 
 Handler = Callable[[HttpRequest], HttpResponseBase]
 AsyncHandler = Callable[[HttpRequest], Awaitable[HttpResponseBase]]
 
 REGISTRY = CollectorRegistry(auto_describe=False)
 """This process's registry; not the library's own, which other packages write into."""
+REGISTRY.register(VIEWERS)
 REQUESTS = Counter(
     "headroom_http_requests", "Requests answered, by method, route and status.", ("method", "route", "status"), registry=REGISTRY
 )
@@ -26,6 +34,15 @@ LATENCY = Histogram(
     registry=REGISTRY,
 )
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+def registry_of_all() -> CollectorRegistry:
+    """The figures of all processes that serve together."""
+    if not shares_metrics():
+        return REGISTRY
+    together = CollectorRegistry(auto_describe=False)
+    MultiProcessCollector(together)  # type: ignore[no-untyped-call]
+    return together
 
 
 @sync_and_async_middleware

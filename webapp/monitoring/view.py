@@ -12,7 +12,7 @@ from webapp.accounts.errors import Forbidden
 from webapp.http.auth import authenticate
 from webapp.http.problems import problem_of, unauthorized
 from webapp.monitoring.collect import ServiceCollector
-from webapp.monitoring.requests import REGISTRY
+from webapp.monitoring.requests import registry_of_all
 
 
 @require_safe
@@ -26,7 +26,7 @@ def metrics(request: HttpRequest) -> HttpResponse:
             return unauthorized()
     service = CollectorRegistry(auto_describe=False)
     service.register(ServiceCollector())
-    return HttpResponse(generate_latest(service) + generate_latest(REGISTRY), content_type=CONTENT_TYPE_LATEST)
+    return HttpResponse(generate_latest(service) + generate_latest(registry_of_all()), content_type=CONTENT_TYPE_LATEST)
 
 
 def _is_scraper(request: HttpRequest) -> bool:

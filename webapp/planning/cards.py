@@ -1,9 +1,12 @@
-"""Cards of the table for one piece of work, looked at a few at a time: a search for each takes a second, and there are many.
+"""Cards of the table for one piece of work, looked at one after the other: a search for each takes a second, and there are many.
 
-What was found is kept in this process, so that whoever asks again gets it and the next few.
+One thread of this process looks, for as long as somebody asks again, and an answer holds what was found until then. It is kept,
+so that whoever asks later gets it at once.
 """
 
+import threading
 import time
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
@@ -21,8 +24,11 @@ from webapp.planning.search.question import AnyPriced
 from webapp.planning.search.training import TrainingQuestion
 
 MAX_KEPT = 400
-LOOK_FOR_S = 0.15
-"""After so long an answer is given with what there is; the card at hand is finished first. A page is to answer within 0.3 s."""
+LOOK_FOR_S = 0.1
+"""After so long an answer is given with what there is. A page is to answer within 0.3 s."""
+WANTED_S = 1.5
+"""Without a further question for so long, nobody waits for the rest of the cards. The page asks twice as often; a search slows
+all other requests of this process, so that none goes on for long after a page was left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,20 +60,69 @@ class CardsSoFar:
 
 
 def rank_some_cards(question: TrainingQuestion | GenerationQuestion, *, order: Literal["speed", "money"]) -> CardsSoFar:
-    """All of the table that are known, and as many more as ``LOOK_FOR_S`` allows, at least one.
+    """All of the table that are known after ``LOOK_FOR_S``; the rest is looked at meanwhile.
 
-    question: its machine is not looked at; each card has all its memory, and the goal's other wishes hold.
+    question: its machine is not looked at; each card has all its memory, and the goal's other wishes hold. Raises what the search
+    for one of the cards raised.
     """
-    began_s, found, left = time.monotonic(), [], []
-    for name in card_names():
-        known = _look_at.at_hand(question, name)
-        if known is None and (time.monotonic() - began_s < LOOK_FOR_S):
-            known = _look_at(question, name)
-        if known is None:
-            left.append(name)
-        else:
-            found.append(known)
+    if any(_look_at.at_hand(question, name) is None for name in card_names()):
+        _lookout.ask_for(question)
+    known = {name: _look_at.at_hand(question, name) for name in card_names()}
+    found = [answer for answer in known.values() if answer is not None]
+    left = [name for name, answer in known.items() if answer is None]
     return CardsSoFar(answers=in_order(found, order), num_left=len(left), next_card=left[0] if left else "")
+
+
+class _Lookout:
+    """The thread that looks at cards: those of the question that was asked last come first."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._wanted: OrderedDict[tuple[object, ...], tuple[TrainingQuestion | GenerationQuestion, float]] = OrderedDict()
+        """By key, the question and until when somebody waits for it."""
+        self._errors: dict[tuple[object, ...], Exception] = {}
+        self._is_looking = False
+
+    def ask_for(self, question: TrainingQuestion | GenerationQuestion) -> None:
+        """Have the question's cards looked at; return when all are, or after ``LOOK_FOR_S``."""
+        key, until_s = _key(question, ""), time.monotonic() + LOOK_FOR_S
+        with self._changed:
+            self._wanted[key] = question, time.monotonic() + WANTED_S
+            self._wanted.move_to_end(key)
+            if not self._is_looking:
+                self._is_looking = True
+                threading.Thread(target=self._look, name="cards", daemon=True).start()
+            while key in self._wanted and (left_s := until_s - time.monotonic()) > 0:
+                self._changed.wait(left_s)
+            error = self._errors.pop(key, None)
+        if error is not None:
+            raise error
+
+    def _look(self) -> None:
+        while (found := self._next()) is not None:
+            question, name = found
+            try:
+                _look_at(question, name)
+            except Exception as error:  # whoever asks next is to see it, and not this thread to die of it
+                with self._changed:
+                    self._wanted.pop(_key(question, ""), None)
+                    self._errors = {_key(question, ""): error}  # of one question: the next one to ask finds its own again
+                    self._changed.notify_all()
+
+    def _next(self) -> tuple[TrainingQuestion | GenerationQuestion, str] | None:
+        """None where nothing is left that anybody waits for; then the thread ends."""
+        with self._changed:
+            for key, (question, until_s) in reversed(list(self._wanted.items())):
+                left = [name for name in card_names() if _look_at.at_hand(question, name) is None]
+                if left and time.monotonic() < until_s:
+                    return question, left[0]
+                del self._wanted[key]
+                self._changed.notify_all()
+            self._is_looking = False
+            return None
+
+
+_lookout = _Lookout()
 
 
 def card_names() -> list[str]:

@@ -12,6 +12,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
+from django.contrib.auth.models import User
+
 from optimizer.base.errors import InvalidInput, PlanStale
 from optimizer.base.serialize import to_json
 from optimizer.hardware.rental import Cost, PriceList, price_run
@@ -22,7 +24,17 @@ from webapp.jobs.queries import offers_visible_to
 from webapp.jobs.specs.generation import GenerateSpec
 from webapp.jobs.specs.training import JobSpec
 from webapp.planning.search.question import FoundPlan
+from webapp.prepared import Prepared, number_mark, text_mark
 
+_OFFER: "Prepared[PlanOffer]" = Prepared(
+    lambda: offers_visible_to(User(pk=number_mark("user_id"))).filter(pk=text_mark("plan_id")), "user_id", "plan_id"
+)
+_MACHINE: "Prepared[Machine]" = Prepared(
+    lambda: Machine.objects.defer("calibration").filter(pk=text_mark("machine_id")), "machine_id"
+)
+_PROFILE: "Prepared[Profile]" = Prepared(
+    lambda: Profile.objects.filter(fingerprint=text_mark("fingerprint")).values_list("document_sha256"), "fingerprint"
+)
 _PRICE_AGAIN = "Price the spec again and take one of its offers."
 
 
@@ -123,7 +135,7 @@ def keep_offer(
 
 def given_offer(user: Any, spec: JobSpec | GenerateSpec, plan_id: str) -> PlanOffer:
     # isprintable: a form's text may hold a NUL, on which PostgreSQL fails
-    offer = offers_visible_to(user).select_related("machine").filter(pk=plan_id).first() if plan_id.isprintable() else None
+    offer = _OFFER.first(user_id=user.pk, plan_id=plan_id) if plan_id.isprintable() else None
     if offer is None:
         raise InvalidInput(
             f"plan_id {plan_id[:80]!r} is not one of your offers",
@@ -134,8 +146,12 @@ def given_offer(user: Any, spec: JobSpec | GenerateSpec, plan_id: str) -> PlanOf
     asked = spec.priced_part()
     if {key: offer.spec.get(key) for key in asked} != asked:
         raise PlanStale(f"plan {offer.label} was priced for another spec", hint=_PRICE_AGAIN)
-    profile = Profile.objects.defer("document").filter(fingerprint=spec.profile_fingerprint).first()
-    if profile is None or not profile.document_sha256 or offer.basis != basis_of(profile.document_sha256, offer.machine):
+    ((profile_sha256,),) = _PROFILE.values(fingerprint=spec.profile_fingerprint) or [("",)]
+    machine = _MACHINE.first(machine_id=offer.machine_id)
+    if machine is None:  # it has gone, and its offers with it
+        raise PlanStale(f"plan {offer.label} was priced for a machine that is gone", hint=_PRICE_AGAIN)
+    offer.machine = machine
+    if not profile_sha256 or offer.basis != basis_of(profile_sha256, machine):
         raise PlanStale(
             f"plan {offer.label} no longer holds on {offer.machine.name}: "
             "the model's profile, the machine or the program has changed",

@@ -91,10 +91,19 @@ def submit_job(
 def _check_room(user: Any, project: Project | None) -> None:
     """Raises LimitReached. Counted without a lock: a few submissions at the same moment may go past a limit."""
     waiting = Job.objects.filter(state=State.QUEUED).order_by()
-    check_queue_room("you have", waiting.filter(owner=user).count(), setting="HEADROOM_MAX_QUEUED_PER_PERSON")
+    check_queue_room(
+        "you have",
+        lambda: waiting.filter(owner=user).count(),
+        setting="HEADROOM_MAX_QUEUED_PER_PERSON",
+        key=f"person {user.pk}",
+    )
     if project is not None:
-        in_project = waiting.filter(project=project).count()
-        check_queue_room(f"project {project.name} has", in_project, setting="HEADROOM_MAX_QUEUED_PER_PROJECT")
+        check_queue_room(
+            f"project {project.name} has",
+            lambda: waiting.filter(project=project).count(),
+            setting="HEADROOM_MAX_QUEUED_PER_PROJECT",
+            key=project.pk,
+        )
 
 
 def _fresh_offer(user: Any, spec: JobSpec | GenerateSpec, *, override: bool) -> PlanOffer:

@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from optimizer.base.errors import InvalidInput
 from webapp.accounts.models import Project
+from webapp.prepared import Prepared, text_mark
 from webapp.webhooks.mail import check_address
 from webapp.webhooks.models import EVENTS, TEST_EVENT, Delivery, Kind, Webhook
 from webapp.webhooks.notices import ENDINGS, escape_for_channel, write_notice
@@ -83,10 +84,15 @@ def queue_job_events(*, project_id: str | None, event: str, data: Sequence[dict[
     that neither is there without the other."""
     if project_id is None or event not in EVENTS:
         return
-    for webhook in Webhook.objects.filter(project_id=project_id, is_active=True):
+    for webhook in _HEARING.rows(project_id=project_id):
         if not webhook.events or event in webhook.events:
             for each in data:
                 _queue(webhook, event=event, data=each)
+
+
+_HEARING: "Prepared[Webhook]" = Prepared(
+    lambda: Webhook.objects.filter(project_id=text_mark("project_id"), is_active=True).order_by("id"), "project_id"
+)
 
 
 def send_test(webhook: Webhook) -> Delivery:

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from pytest_django import Settings
 
 from tests.valkey import Valkey
 from tests.webapp.jobs.attempts import DONE
@@ -14,9 +16,11 @@ from webapp.attempts.outcome import finish_attempt
 from webapp.jobs.actions import record_samples
 from webapp.jobs.models import Attempt, Job
 from webapp.live import hub as hub_module
+from webapp.live import slots as slots_module
 from webapp.live import stream as stream_module
 from webapp.live.record import from_database
-from webapp.live.stream import job_events
+from webapp.live.slots import num_viewers
+from webapp.live.stream import full_limit, job_events
 from webapp.wire.publish import publish, publish_all, report_gap, stream_key
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,8 +33,8 @@ def sample(step: int, loss: float = 1.0) -> dict[str, Any]:
 class Client:
     """Reads one stream as a browser does; ``events`` are (kind, document, id)."""
 
-    def __init__(self, user: User, job_id: str, *, last_event_id: str = "") -> None:
-        self._source: Any = job_events(user, job_id, last_event_id=last_event_id)
+    def __init__(self, user: User, job_id: str, *, last_event_id: str = "", project_id: str = "") -> None:
+        self._source: Any = job_events(user, job_id, project_id=project_id, last_event_id=last_event_id)
         self._text = ""
 
     async def next(self, kind: str | None = None, *, within_s: float = 15.0) -> tuple[str, Any, str | None]:
@@ -226,20 +230,72 @@ async def test_slots_are_given_back_also_by_clients_that_never_read(running: Att
         job_events(owner, running.job_id)  # asked for and never started: no slot is taken
     client = Client(owner, running.job_id)
     await client.next("snapshot")
-    assert stream_module._open_streams[owner.pk] == 1
+    assert num_viewers() == 1
     await client.close()
-    assert stream_module._open_streams.total() == 0
+    assert num_viewers() == 0
 
 
-async def test_one_person_has_a_limited_number_of_streams(
-    running: Attempt, valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("setting", ["HEADROOM_MAX_STREAMS_PER_PERSON", "HEADROOM_MAX_STREAMS_PER_PROJECT"])
+async def test_the_streams_of_one_person_and_of_one_project_are_limited(
+    running: Attempt, valkey: Valkey, settings: Settings, setting: str
 ) -> None:
-    monkeypatch.setattr(stream_module, "MAX_STREAMS_PER_USER", 1)
+    setattr(settings, setting, 1)
+    owner = await owner_of(running)
+    first = Client(owner, running.job_id, project_id="project_one")
+    await first.next("snapshot")
+    assert await full_limit(owner, project_id="project_one") == setting
+    assert await Client(owner, running.job_id, project_id="project_one").rest() == []
+    await first.close()
+    again = Client(owner, running.job_id, project_id="project_one")
+    await again.next("snapshot")
+    await again.close()
+
+
+async def test_another_person_and_another_project_have_streams_of_their_own(
+    running: Attempt, valkey: Valkey, settings: Settings
+) -> None:
+    settings.HEADROOM_MAX_STREAMS_PER_PERSON, settings.HEADROOM_MAX_STREAMS_PER_PROJECT = 2, 1
+    owner = await owner_of(running)
+    first = Client(owner, running.job_id, project_id="project_one")
+    await first.next("snapshot")
+    assert await full_limit(owner, project_id="project_two") == ""
+    assert await full_limit(User(pk=owner.pk + 1), project_id="project_one") == "HEADROOM_MAX_STREAMS_PER_PROJECT"
+    await first.close()
+
+
+async def test_streams_of_other_web_processes_count_until_their_minute_is_over(
+    running: Attempt, valkey: Valkey, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.HEADROOM_MAX_STREAMS_PER_PERSON = 1
+    monkeypatch.setattr(slots_module, "HELD_S", 1)
     owner = await owner_of(running)
     first = Client(owner, running.job_id)
     await first.next("snapshot")
-    assert not stream_module.has_free_slot(owner)
-    assert await Client(owner, running.job_id).rest() == []
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(slots_module, "_open_here", Counter())  # as a process that carries none sees it
+        assert await full_limit(owner, project_id="") == "HEADROOM_MAX_STREAMS_PER_PERSON"
+        async with asyncio.timeout(10):  # and the first one, like a killed process, does not renew it
+            while await full_limit(owner, project_id=""):
+                await asyncio.sleep(0.1)
+    await first.close()
+
+
+async def test_a_stream_that_is_renewed_keeps_its_slot(
+    running: Attempt, valkey: Valkey, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.HEADROOM_MAX_STREAMS_PER_PERSON = 1
+    monkeypatch.setattr(slots_module, "HELD_S", 2)
+    monkeypatch.setattr(slots_module, "RENEWED_EACH_S", 0.0)
+    owner = await owner_of(running)
+    first = Client(owner, running.job_id)
+    await first.next("snapshot")
+    for step in range(8):  # four seconds, twice what a slot is held for
+        await asyncio.to_thread(publish, running.job_id, "sample", {"kind": "step", "step": step})
+        await first.next("sample")
+        await asyncio.sleep(0.5)
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(slots_module, "_open_here", Counter())
+            assert await full_limit(owner, project_id="") == "HEADROOM_MAX_STREAMS_PER_PERSON"
     await first.close()
 
 

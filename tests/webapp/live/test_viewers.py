@@ -15,11 +15,14 @@ from webapp.jobs.models import Attempt
 from webapp.live import stream as stream_module
 from webapp.live.hub import Subscription
 from webapp.live.record import from_database
-from webapp.live.stream import MAX_STREAMS_PER_USER, num_viewers
+from webapp.live.slots import num_viewers
 from webapp.live.threads import NUM_THREADS
 from webapp.wire.publish import publish
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
+
+NUM_VIEWERS = 20
+"""As many streams as one person may have."""
 
 
 class Viewer:
@@ -91,8 +94,8 @@ async def test_viewers_who_leave_in_the_moment_of_an_event_are_gone(running: Att
         await wait_for_nobody()
         before = num_open_files()
         for _ in range(3):
-            viewers = await watch(port, running.job_id, token, count=MAX_STREAMS_PER_USER)
-            assert num_viewers() == MAX_STREAMS_PER_USER
+            viewers = await watch(port, running.job_id, token, count=NUM_VIEWERS)
+            assert num_viewers() == NUM_VIEWERS
             await asyncio.to_thread(publish, running.job_id, "sample", {"kind": "step", "step": 2})
             await viewers[0].wait_for("sample")
             for _ in range(5):  # an event with each turn in which some of them leave
@@ -117,7 +120,7 @@ async def test_viewers_who_leave_as_their_stream_begins_are_gone(
     async with served() as port:
         token = await make_token()
         for _ in range(3):
-            viewers = [await Viewer.open(port, running.job_id, token) for _ in range(MAX_STREAMS_PER_USER)]
+            viewers = [await Viewer.open(port, running.job_id, token) for _ in range(NUM_VIEWERS)]
             for viewer in viewers:
                 assert await viewer.status() == 200
                 viewer.leave()
@@ -132,9 +135,9 @@ async def test_streams_hold_neither_a_database_connection_nor_a_thread_each(runn
         first.leave()
         await wait_for_nobody()
         before = num_open_files(".sqlite3-wal")
-        viewers = await watch(port, running.job_id, token, count=MAX_STREAMS_PER_USER)
+        viewers = await watch(port, running.job_id, token, count=NUM_VIEWERS)
         assert num_open_files(".sqlite3-wal") <= before + NUM_THREADS
-        assert threading.active_count() < num_threads + MAX_STREAMS_PER_USER / 2
+        assert threading.active_count() < num_threads + NUM_VIEWERS / 2
         for viewer in viewers:
             viewer.leave()
         await wait_for_nobody()
@@ -161,10 +164,10 @@ async def test_the_heartbeats_of_many_viewers_are_one_look_at_the_database(
 
     monkeypatch.setattr(stream_module, "ended_state", look)
     async with served() as port:
-        viewers = await watch(port, running.job_id, await make_token(), count=MAX_STREAMS_PER_USER)
+        viewers = await watch(port, running.job_id, await make_token(), count=NUM_VIEWERS)
         for viewer in viewers:
             await viewer.wait_for_heartbeat()
         for viewer in viewers:
             viewer.leave()
         await wait_for_nobody()
-    assert 1 <= len(looks) < MAX_STREAMS_PER_USER
+    assert 1 <= len(looks) < NUM_VIEWERS

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from optimizer.base.errors import InvalidInput
 from webapp.accounts.access import has_role, role_in
-from webapp.accounts.audit import note_target
+from webapp.accounts.audit import note_target, record_with_row
 from webapp.accounts.models import Role
 from webapp.api.schemas import ModelRow
 from webapp.catalog.documents import model_documents
@@ -95,6 +95,7 @@ def create_job(request: HttpRequest, body: JobRequest) -> HttpResponse:
 
     def keep(job: Job) -> None:
         remembered.append(_created(request, job, status=201))
+        record_with_row(request)
 
     submit_job(
         request.user,

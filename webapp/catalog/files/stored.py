@@ -2,7 +2,8 @@
 
 Sums come from rows, and for models from their folders: a file that is linked from a run or from a folder of the server is not
 counted a second time. What was deleted counts until it is gone. Uploads are refused; results of a job that was taken are not.
-Two uploads that arrive at the same moment may go over a limit together.
+An upload is checked as it begins, and once more in the transaction that writes its row, where no other of the same person or
+project is written (``lock_stored``): of two that arrive at the same moment and have room for one, one is refused.
 """
 
 import stat
@@ -39,6 +40,22 @@ def require_stored_room(
         if project is not None:
             whose = Q(project=project)
             _require(f"project {project.name} has", whose, num_bytes, setting=PER_PROJECT, open_bytes=open_bytes)
+
+
+def lock_stored(owner: User, project: Project | None) -> None:
+    """Lets this transaction alone add to what a person and a project have stored, until its end; SQLite's do so anyhow."""
+    for rows in (User.objects.filter(pk=owner.pk), Project.objects.filter(pk=project.pk if project else None)):
+        # not the whole row: others may refer to it meanwhile
+        list(rows.select_for_update(no_key=True).order_by().values_list("pk"))
+
+
+def require_stored_room_again(owner: User | None, num_bytes: int, *, project: Project | None) -> None:
+    """``require_stored_room`` for the transaction that writes the row."""
+    if owner is None or not any(int(getattr(settings, name)) for name in (PER_PERSON, PER_PROJECT)):
+        return
+    project = project or project_for_new(owner)
+    lock_stored(owner, project)
+    require_stored_room(owner, num_bytes, project=project)
 
 
 def stored_bytes(whose: Q) -> int:

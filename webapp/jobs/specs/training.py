@@ -26,7 +26,7 @@ from optimizer.profile.fingerprints import profile_fingerprint
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import Adapter, Export, GenerationWorkload, TrainingWorkload
 from webapp.catalog.models import Dataset, Model
-from webapp.catalog.queries import datasets_visible_to, models_visible_to, most_devices
+from webapp.catalog.queries import datasets_visible_to, find_dataset, find_model, models_visible_to, most_devices
 from webapp.jobs.models import Checkpoint
 from webapp.jobs.specs.branching import branch_document, check_branch, read_resume_from, with_pins
 from webapp.jobs.specs.epochs import split_epochs, steps_of
@@ -95,9 +95,7 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     if not isinstance(document, dict):
         raise InvalidInput("spec must be an object", field="spec", value=type(document).__name__, allowed=list(SPEC_FIELDS))
     refuse_unknown(document, SPEC_FIELDS)
-    model = find_visible(models_visible_to(user).select_related("project"), document.get("model"), field="model")
-    texts = datasets_visible_to(user).exclude(format="prompts").select_related("project")
-    dataset = find_visible(texts, document.get("dataset"), field="dataset")
+    model, dataset = _find_parts(user, document)
     samples = _suited_to(dataset, model, document)
     for_workload, for_goal = suggest(
         document.get("recipe"), model_name=model.name, has_weights=model.has_weights, samples=samples
@@ -111,7 +109,7 @@ def read_spec(user: Any, document: Any) -> JobSpec:
         workload = replace(workload, num_steps=steps_of(epochs, dataset, model, workload))
     goal = read_goal(_over(for_goal, document.get("goal")))
     check_against_model(workload, model)
-    check_devices(workload, goal, most=most_devices(user))
+    check_devices(workload, goal, most=most_devices(user) if goal.num_devices > 1 else 0)
     resume_from = read_resume_from(user, document.get("resume_from"))
     if resume_from is not None:
         check_branch(resume_from, workload, model)
@@ -126,6 +124,18 @@ def read_spec(user: Any, document: Any) -> JobSpec:
         resume_from=resume_from,
         mirrors=read_mirrors(document.get("mirrors")),
     )
+
+
+def _find_parts(user: Any, document: dict[str, Any]) -> tuple[Model, Dataset]:
+    """By their ids, which programs name and a prepared query finds, else as anything is found."""
+    given_model, given_dataset = document.get("model"), document.get("dataset")
+    model = find_model(user, given_model) if isinstance(given_model, str) else None
+    if model is None:
+        model = find_visible(models_visible_to(user), given_model, field="model")
+    dataset = find_dataset(user, given_dataset) if isinstance(given_dataset, str) else None
+    if dataset is None or dataset.format == "prompts":
+        dataset = find_visible(datasets_visible_to(user).exclude(format="prompts"), given_dataset, field="dataset")
+    return model, dataset
 
 
 def check_devices(workload: TrainingWorkload, goal: Goal, *, most: int) -> None:
