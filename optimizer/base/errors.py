@@ -20,6 +20,7 @@ HeadroomError
 ├── RemoteStoreLost           gone, restarted or refusing
 ├── RankLost                  another process of the same run ended, or does not answer
 ├── RanksDiffer               processes of one run that do not do the same
+├── SharedMemoryRefused       the system gives processes no memory in common
 ├── LossNotFinite
 ├── CheckpointInvalid
 └── ExportInvalid             what was written is not what was trained
@@ -293,6 +294,12 @@ class RanksDiffer(HeadroomError):
     """The ranks of a run do not do the same, so that what they send each other would not belong together."""
 
     code = "ranks_differ"
+
+
+class SharedMemoryRefused(HeadroomError):
+    """The ranks of a run cannot have one copy of the weights that stream: the system refuses memory that processes share."""
+
+    code = "shared_memory_refused"
 
 
 class LossNotFinite(HeadroomError):

@@ -55,7 +55,7 @@ def carry_out_steps(
     trainer = Trainer(
         model, plan=case.plan, workload=case.workload, device=CPU, meter=meter, scratch=folder, ranks=ranks
     )
-    losses, norms, rewards, peaks, left_out = [], [], [], [], []
+    losses, norms, rewards, peaks, host_peaks, left_out = [], [], [], [], [], []
     faults = _Faults(model)
     try:
         for step in range(NUM_STEPS):
@@ -67,6 +67,7 @@ def carry_out_steps(
             norms.append(result.grad_norm)
             rewards.append(to_json(result.rewards))
             peaks.append(meter.peak().device_bytes)
+            host_peaks.append(meter.peak().host_bytes)
             left_out.append(result.is_left_out)
         peak = meter.peak()
         validation_loss = trainer.evaluate(case.make_batches(model, step=99, rank=rank))
@@ -89,11 +90,25 @@ def carry_out_steps(
             "host_state_bytes": meter.bytes_by_category(tier="host")["optimizer_state"],
             "gradient_bytes": meter.bytes_by_category()["gradients"],
             "peaks": peaks,
+            "host_peaks": host_peaks,
+            "host_by_category": meter.bytes_by_category(tier="host"),
+            "shared_memory": list_shared_memory(),
             "peak_by_category": peak.device_bytes_by_category,
             "collective_bytes": 0 if ranks is None else ranks.num_bytes,
         }
     finally:
         trainer.close(keep_weights=False)
+
+
+def list_shared_memory(process: str = "self") -> list[list[int]]:
+    """The memory without a name that a process has in common with others: inode, bytes mapped."""
+    found = []
+    for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+        if "headroom-weights" in line:
+            span, _, _, _, inode, *_ = line.split()
+            start, _, end = span.partition("-")
+            found.append([int(inode), int(end, 16) - int(start, 16)])
+    return found
 
 
 class _Faults:
