@@ -1,4 +1,4 @@
-"""Deals out to ranks: trained tensors, whose optimizer state is kept by one rank, and bytes that they hold together. Torch-free."""
+"""Deals out to ranks trained tensors, whose optimizer state one rank keeps, and bytes that they hold together. Torch-free."""
 
 from collections.abc import Sequence
 

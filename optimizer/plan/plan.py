@@ -203,8 +203,7 @@ class Plan:
                 self.layout.shares_state and trains_all and self.weights.place in ("disk", "remote"),
                 "layout.data",
                 self.layout.data,
-                "gives each trained tensor to one rank; weights on the disk or in a remote store have a home for each rank, which "
-                "it updates itself: stream them from the host, or use replicated",
+                "has one rank update each tensor; off the host each rank has streamed weights of its own: use host or replicated",
             ),
             *(self._sparse_rules() if has_sparse_gradients else ()),
         )

@@ -1,7 +1,7 @@
 """Host memory that processes of one machine have in common, so that what all of them read is there once.
 
-It is a file in memory without a name (``memfd_create``), in no folder: the size of /dev/shm does not limit it, and nothing is left
-behind. The kernel takes it back when the last process that has it mapped is gone, however that one ended. Others open it
+It is a file in memory without a name (``memfd_create``), in no folder: the size of /dev/shm does not limit it, and nothing is
+left behind. The kernel takes it back when the last process that has it mapped is gone, however that one ended. Others open it
 through /proc of the process that made it, for which they must run as the same user and see its process number. Once made it
 keeps its size (sealed): nobody can cut it under those who read it.
 
@@ -11,17 +11,19 @@ What is written by one process is there for all others, who learn of it by other
 import fcntl
 import mmap
 import os
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
 
 from optimizer.base.errors import OutOfHostMemory, SharedMemoryRefused
-from optimizer.hardware.memory import available_memory_bytes
 
 _NAME: Final = "headroom-weights"
 """Shown in /proc/PID/maps; names no file."""
 _ALIGNMENT_BYTES: Final = 512
+_MEMORY_FILE: Final = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class SharedMemory:
         """New memory, of zeros. Raises OutOfHostMemory where the machine has less left, SharedMemoryRefused where it has none
         of this kind.
         """
-        available_bytes = available_memory_bytes()
+        available_bytes = _available_bytes()
         if num_bytes > available_bytes:
             raise OutOfHostMemory(
                 requested_bytes=num_bytes,
@@ -117,6 +119,14 @@ def place_pieces(sizes: list[int]) -> tuple[list[int], int]:
         starts.append(end)
         end += -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
     return starts, end
+
+
+def _available_bytes() -> int:
+    """Memory that the machine has left. What is mapped is taken only as it is written to, so the kernel itself refuses nothing; a
+    control group's limit is the budget's business.
+    """
+    found = re.search(r"^MemAvailable: *(\d+) kB", _MEMORY_FILE.read_text(), flags=re.MULTILINE)
+    return 2**62 if found is None else int(found[1]) * 1024
 
 
 def _refused(what: str, error: OSError) -> SharedMemoryRefused:
