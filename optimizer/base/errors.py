@@ -214,7 +214,7 @@ class OutOfMemory(HeadroomError):
         over_bytes = in_use_bytes + requested_bytes - budget_bytes
         super().__init__(
             f"{self.tier} memory ran out{when}: {format_bytes(requested_bytes)} more were needed, "
-            f"{format_bytes(in_use_bytes)} of {format_bytes(budget_bytes)} were in use ({listed}); "
+            f"{format_bytes(in_use_bytes)} of {format_bytes(budget_bytes)} were in use{f' ({listed})' if listed else ''}; "
             f"{format_bytes(over_bytes)} too little",
             hint=hint or "Choose a plan that fits, raise the budget, or lower the micro-batch.",
             tier=self.tier,

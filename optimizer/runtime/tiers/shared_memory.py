@@ -51,12 +51,12 @@ class SharedMemory:
         """New memory, of zeros. Raises OutOfHostMemory where the machine has less left, SharedMemoryRefused where it has none
         of this kind.
         """
-        available_bytes = _available_bytes()
+        total_bytes, available_bytes = _memory_of_machine()
         if num_bytes > available_bytes:
             raise OutOfHostMemory(
                 requested_bytes=num_bytes,
-                in_use_bytes=0,
-                budget_bytes=available_bytes,
+                in_use_bytes=total_bytes - available_bytes,
+                budget_bytes=total_bytes,
                 bytes_by_category={},
                 moment="for the weights that all ranks share",
                 category="weights",
@@ -121,12 +121,12 @@ def place_pieces(sizes: list[int]) -> tuple[list[int], int]:
     return starts, end
 
 
-def _available_bytes() -> int:
-    """Memory that the machine has left. What is mapped is taken only as it is written to, so the kernel itself refuses nothing; a
-    control group's limit is the budget's business.
+def _memory_of_machine() -> tuple[int, int]:
+    """Bytes that the machine has, and has left. What is mapped is taken only as it is written to, so the kernel itself refuses
+    nothing; a control group's limit is the budget's business.
     """
-    found = re.search(r"^MemAvailable: *(\d+) kB", _MEMORY_FILE.read_text(), flags=re.MULTILINE)
-    return 2**62 if found is None else int(found[1]) * 1024
+    sizes = dict(re.findall(r"^(\w+): *(\d+) kB", _MEMORY_FILE.read_text(), flags=re.MULTILINE))
+    return int(sizes["MemTotal"]) * 1024, int(sizes["MemAvailable"]) * 1024
 
 
 def _refused(what: str, error: OSError) -> SharedMemoryRefused:
