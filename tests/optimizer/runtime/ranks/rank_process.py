@@ -254,7 +254,7 @@ def _read_run(document: dict[str, Any], place: RankPlace) -> TrainingRun:
         attempt=document.get("attempt", 1),
         fence=document.get("attempt", 1),
         job_folder=folder / document["job"],
-        weights_folder=None,
+        weights_folder=None if document.get("weights") is None else folder / document["weights"],
         token_file=folder / "tokens",
         tokenizer_file=folder / "tokenizer.json",
         resume_from=document.get("resume_from"),
