@@ -127,13 +127,15 @@ def list_shared_memory(process: str = "self") -> list[list[int]]:
 def _lag(trainer: Trainer, what: str) -> None:
     """Make each block's weights, or each update on the host, come late."""
     if what == "update":
-        update = trainer.optimizer.on_host.run
+        on_host = trainer.optimizer.on_host
+        assert on_host is not None
+        update = on_host.run
 
         def update_late(*args: Any) -> None:
             time.sleep(LAG_S)
             update(*args)
 
-        trainer.optimizer.on_host.run = update_late
+        vars(on_host)["run"] = update_late
         return
     fetch = trainer.weights._fetch
 
@@ -141,7 +143,7 @@ def _lag(trainer: Trainer, what: str) -> None:
         time.sleep(LAG_S)
         fetch(block)
 
-    trainer.weights._fetch = fetch_late
+    vars(trainer.weights)["_fetch"] = fetch_late
 
 
 class _Faults:
