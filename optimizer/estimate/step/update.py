@@ -156,7 +156,7 @@ class UpdateExchange:
     """Trained tensors whose norms each rank gets to know; 0 on one device."""
     agreement_ms: float = 0.0
     broadcast_ms: float = 0.0
-    """Of new weights, and of the wait for those that owners write where all ranks read them."""
+    """Time to send new weights, and to wait for those that owners write where all ranks read them."""
     is_awaited: bool = False
     """True where gradients travel beside backward, so that clipping waits for them."""
 

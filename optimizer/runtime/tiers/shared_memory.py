@@ -76,7 +76,7 @@ class SharedMemory:
 
     @classmethod
     def open(cls, address: MemoryAddress) -> "SharedMemory":
-        """What another process has made, while that one keeps it open. Raises SharedMemoryRefused."""
+        """Map the memory of another process, while that one keeps it open. Raises SharedMemoryRefused."""
         try:
             file = os.open(f"/proc/{address.process}/fd/{address.file}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -113,7 +113,7 @@ class SharedMemory:
 
 
 def place_pieces(sizes: list[int]) -> tuple[list[int], int]:
-    """Where pieces of so many bytes begin, one after the other and aligned, and the bytes of all."""
+    """The starts of pieces of so many bytes, one after the other and aligned, and the bytes of all."""
     starts, end = [], 0
     for size in sizes:
         starts.append(end)

@@ -171,7 +171,7 @@ class Tiers:
         """
         if self._copy_stream is not None:
             self._pinned.register(memory.piece(0, memory.num_bytes))
-        # Of any place in it: the meter goes by storages, and the homes themselves are not told apart from it.
+        # Any place in it will do: the meter goes by storages, and homes have storages of their own, which it never sees.
         part = memory.piece(0, counted_bytes)
         self._adopted.append(part)
         if self.meter is not None:
