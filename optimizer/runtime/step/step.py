@@ -342,6 +342,7 @@ class Trainer:
         loss_scale = self.precision.scale
         if self._reducer is not None:
             self._reducer.settle()
+        if self.shares_state and self.weights.shared_names:
             # Once norms are exchanged the owners write to homes that this rank has read from.
             self.tiers.finish_copies()
         clipped = self.gradients.clip_(self.workload.max_grad_norm, loss_scale=loss_scale)
