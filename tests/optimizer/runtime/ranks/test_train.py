@@ -206,10 +206,12 @@ def test_the_probe_of_rank_0_ends_all_ranks_with_a_checkpoint(run_job: Callable[
     assert [message["type"] for message in done[0]["messages"]][-1] == "checkpoint"
 
 
+@pytest.mark.parametrize("places", [{}, STREAMED], ids=["on-the-devices", "one-home"])
 def test_a_killed_rank_ends_the_others_with_an_error_that_says_so(
-    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path
+    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, places: dict[str, str]
 ) -> None:
-    plan = make_rank_plan(2, "zero1", accumulation_steps=2)
+    plan = make_rank_plan(2, "zero1", accumulation_steps=2, **places)
+    in_memory = sorted(Path("/dev/shm").iterdir())
     start_s = time.monotonic()
     survivor, killed = run_job(
         plan, job="job", workload={"checkpoint_every_steps": 1}, ranks_only=[1], dies_before_step=3
@@ -222,6 +224,12 @@ def test_a_killed_rank_ends_the_others_with_an_error_that_says_so(
     kept = sorted(folder.name for folder in (tmp_path / "job" / "checkpoints").iterdir())
     assert kept == ["step-000001-f1", "step-000002-f1"]
     json.dumps(survivor)
+    assert sorted(Path("/dev/shm").iterdir()) == in_memory
+    # With a process in place of the one that was killed, and new memory.
+    resumed = answers_of(run_job(plan, job="job", resume_from="newest", attempt=2))
+    assert {"type": "started", "resumed_from_step": 2} in resumed[0]["messages"]
+    whole = answers_of(run_job(plan, job="whole"))
+    assert resumed[0]["result"]["summary"]["weights_sha256"] == whole[0]["result"]["summary"]["weights_sha256"]
 
 
 def test_a_rank_that_hangs_is_given_up_at_the_deadline(run_job: Callable[..., list[dict[str, Any]]]) -> None:
