@@ -132,7 +132,7 @@ def summarize(rows: Sequence[Row], *, num_cases: int) -> dict[str, GoalEntry]:
             row["num_shared_memories"] == row["shares_homes"] for row in cases
         ),
         "cases whose ranks share homes": goal(
-            sum(row["shares_homes"] for row in cases), "reported", met=any(row["shares_homes"] for row in cases)
+            sum(row["shares_homes"] for row in cases) or None, "reported", met=any(row["shares_homes"] for row in cases)
         ),
     }
 
