@@ -124,6 +124,11 @@ def list_shared_memory(process: str = "self") -> list[list[int]]:
     return found
 
 
+def list_dev_shm() -> list[str]:
+    """Files in /dev/shm, but for those of database servers that other tests start and end meanwhile."""
+    return sorted(file.name for file in Path("/dev/shm").iterdir() if not file.name.startswith("PostgreSQL."))
+
+
 def _lag(trainer: Trainer, what: str) -> None:
     """Make each block's weights, or each update on the host, come late."""
     if what == "update":

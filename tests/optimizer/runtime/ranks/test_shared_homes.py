@@ -16,7 +16,7 @@ from optimizer.workload import Adapter
 from tests.optimizer.runtime.ranks.cases import RankCase, make_case
 from tests.optimizer.runtime.ranks.conftest import CarryOut, answers_of
 from tests.optimizer.runtime.ranks.pool import RankPool
-from tests.optimizer.runtime.ranks.rank_process import list_shared_memory
+from tests.optimizer.runtime.ranks.rank_process import list_dev_shm, list_shared_memory
 from tests.optimizer.runtime.ranks.test_steps import OnOneDevice, assert_equal_on_all, assert_like_one_device
 
 ON_HOST: dict[str, Any] = {"gradients": "host", "state": OptimizerStatePlan(place="host")}
@@ -150,17 +150,17 @@ def own_pool(tmp_path: Path) -> Iterator[RankPool]:
 
 
 def test_ranks_killed_while_they_share_a_home_leave_nothing(own_pool: RankPool) -> None:
-    before = sorted(Path("/dev/shm").iterdir())
+    before = list_dev_shm()
     processes = own_pool.processes
     own_pool.begin({"kind": "homes", "sizes": [[64 * MIB]] * 2, "holds_s": 600}, num_ranks=2)
     mapped = _wait_for(lambda: [list_shared_memory(str(process.pid)) for process in processes], until=all)
     assert mapped[0] == mapped[1]
     assert mapped[0][0][1] == 64 * MIB
-    assert sorted(Path("/dev/shm").iterdir()) == before
+    assert list_dev_shm() == before
     for process in processes:
         os.kill(process.pid, signal.SIGKILL)
     assert [process.wait(timeout=30) for process in processes] == [-signal.SIGKILL] * 2
-    assert sorted(Path("/dev/shm").iterdir()) == before
+    assert list_dev_shm() == before
     inode = mapped[0][0][0]
     assert not any(inode == other for maps in _all_shared() for other, _ in maps)
 

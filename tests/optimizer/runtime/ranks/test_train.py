@@ -18,6 +18,7 @@ from optimizer.plan.plan import Plan
 from tests.optimizer.runtime.ranks.cases import MODELS
 from tests.optimizer.runtime.ranks.conftest import answers_of
 from tests.optimizer.runtime.ranks.pool import RankPool
+from tests.optimizer.runtime.ranks.rank_process import list_dev_shm
 from tests.optimizer.runtime.tiny import CONFIGS, make_plan, make_workload, write_token_file, write_tokenizer
 
 ON_HOST = {"gradients": "host", "state_place": "host"}
@@ -211,7 +212,7 @@ def test_a_killed_rank_ends_the_others_with_an_error_that_says_so(
     run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, places: dict[str, str]
 ) -> None:
     plan = make_rank_plan(2, "zero1", accumulation_steps=2, **places)
-    in_memory = sorted(Path("/dev/shm").iterdir())
+    in_memory = list_dev_shm()
     start_s = time.monotonic()
     survivor, killed = run_job(
         plan, job="job", workload={"checkpoint_every_steps": 1}, ranks_only=[1], dies_before_step=3
@@ -224,7 +225,7 @@ def test_a_killed_rank_ends_the_others_with_an_error_that_says_so(
     kept = sorted(folder.name for folder in (tmp_path / "job" / "checkpoints").iterdir())
     assert kept == ["step-000001-f1", "step-000002-f1"]
     json.dumps(survivor)
-    assert sorted(Path("/dev/shm").iterdir()) == in_memory
+    assert list_dev_shm() == in_memory
     # With a process in place of the one that was killed, and new memory.
     resumed = answers_of(run_job(plan, job="job", resume_from="newest", attempt=2))
     assert {"type": "started", "resumed_from_step": 2} in resumed[0]["messages"]

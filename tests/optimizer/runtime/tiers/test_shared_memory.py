@@ -19,6 +19,7 @@ from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.tiers import shared_memory
 from optimizer.runtime.tiers.shared_memory import SharedMemory, place_pieces
 from optimizer.runtime.tiers.tiers import Tiers
+from tests.optimizer.runtime.ranks.rank_process import list_dev_shm
 
 ROOT = Path(__file__).resolve().parents[4]
 CPU = torch.device("cpu")
@@ -52,7 +53,7 @@ def shared_by(process: Path) -> set[int]:
 
 
 def test_what_one_process_writes_another_reads_and_nothing_has_a_name() -> None:
-    before = sorted(Path("/dev/shm").iterdir())
+    before = list_dev_shm()
     memory = SharedMemory.make(4 * MIB)
     address = memory.address
     home = memory.piece(512, 512)
@@ -68,7 +69,7 @@ def test_what_one_process_writes_another_reads_and_nothing_has_a_name() -> None:
         assert other.stdout.readline() == "written\n"
         assert memory.piece(1024, 4).tolist() == [7] * 4
         assert sorted(who_has(address.inode)) == sorted([str(os.getpid()), str(other.pid)])
-        assert sorted(Path("/dev/shm").iterdir()) == before
+        assert list_dev_shm() == before
         memory.close_file()
         memory.close_file()
         del memory
