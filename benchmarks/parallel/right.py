@@ -1,4 +1,6 @@
-"""Carries out drawn plans on several ranks and on one device, and holds losses, weights and peaks against each other."""
+"""Carries out drawn plans on several ranks and on one device, and holds losses, weights and peaks, on the device and on the host,
+against each other.
+"""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -13,8 +15,11 @@ from safetensors.torch import load_file
 from benchmarks.common.machines import make_cpu_machine
 from benchmarks.common.record import GoalEntry, Row, all_of, failure, goal
 from optimizer.base.errors import HeadroomError
-from optimizer.estimate.training import estimate_training
+from optimizer.estimate.categories.weights import estimate_home_bytes
+from optimizer.estimate.step.setting import lay_out_ranks
+from optimizer.estimate.training import estimate_training, simulate_step
 from optimizer.models.spec import read_model_spec
+from optimizer.profile.profile import Profile
 from tests.optimizer.profiles import extent_of, trace
 from tests.optimizer.runtime.ranks.cases import MODELS, RankCase, draw_cases
 from tests.optimizer.runtime.ranks.pool import RankPool
@@ -47,7 +52,8 @@ def compare(case: RankCase, pool: RankPool, folder: Path) -> Row:
     answers = [reply["answer"] for reply in pool.run(command, num_ranks=case.num_ranks, timeout_s=300.0)]
     alone = carry_out_steps(case.on_one_device, ranks=None, folder=on_one)
     measured = [max(answer["peaks"][1:]) for answer in answers]
-    predicted = predict_peaks(case)
+    measured_on_host = [max(answer["host_peaks"][1:]) for answer in answers]
+    predicted, predicted_on_host = predict_peaks(case)
     return {
         "what": "case",
         "name": case.name,
@@ -56,6 +62,9 @@ def compare(case: RankCase, pool: RankPool, folder: Path) -> Row:
         "dtype": case.plan.weights.dtype,
         "is_fp32": case.plan.weights.dtype == "fp32" and case.plan.weights.autocast == "off",
         "optimizer": case.workload.optimizer,
+        "weights_place": case.plan.weights.place,
+        # Of blocks that share parameters none has a home.
+        "shares_homes": case.plan.shares_homes(trains_all=case.workload.adapter is None) and alone["home_bytes"] > 0,
         "has_order": not case.has_two_terms,
         "are_ranks_equal": len({answer["weights_sha256"] for answer in answers}) == 1,
         "has_same_bits": answers[0]["weights_sha256"] == alone["weights_sha256"],
@@ -64,18 +73,38 @@ def compare(case: RankCase, pool: RankPool, folder: Path) -> Row:
         "measured_peaks_bytes": measured,
         "predicted_peaks_bytes": predicted,
         "peak_error_percent": _error_percent(measured, predicted) if predicted else None,
+        "measured_host_peaks_bytes": measured_on_host,
+        "predicted_host_peaks_bytes": predicted_on_host,
+        "is_host_exact": measured_on_host == predicted_on_host if predicted else None,
+        "num_shared_memories": len({inode for answer in answers for inode, _ in answer["shared_memory"]}),
     }
 
 
-def predict_peaks(case: RankCase) -> list[int]:
-    """By rank; empty where the plan cannot be priced."""
+def predict_peaks(case: RankCase) -> tuple[list[int], list[int]]:
+    """By rank, on the device and on the host; empty where the plan cannot be priced."""
     spec = read_model_spec({**MODELS[case.model], "num_hidden_layers": len(case.plan.activations.per_block)})
     try:
         profile = trace(spec, extent=extent_of([(case.plan, case.workload)]), adapter=case.workload.adapter)
         machine = replace(make_cpu_machine(), num_threads=case.num_ranks)
-        return list(estimate_training(profile, plan=case.plan, workload=case.workload, machine=machine).rank_peak_bytes)
+        found = estimate_training(profile, plan=case.plan, workload=case.workload, machine=machine)
+        laid = lay_out_ranks(profile, plan=case.plan, workload=case.workload, machine=machine)
     except HeadroomError:
-        return []
+        return [], []
+    if len(laid) == 1:
+        # All are alike, but for the bytes that are left over of what they share in equal parts.
+        on_host = simulate_step(laid[0]).host_peak_bytes
+        return list(found.rank_peak_bytes), [on_host - _less_bytes(case, profile, rank) for rank in range(case.num_ranks)]
+    in_order = sorted(laid, key=lambda each: each.rank)
+    return list(found.rank_peak_bytes), [simulate_step(each).host_peak_bytes for each in in_order]
+
+
+def _less_bytes(case: RankCase, profile: Profile, rank: int) -> int:
+    """Bytes that a rank has less of the homes than rank 0."""
+    trains_all = case.workload.adapter is None
+    first, own = (
+        estimate_home_bytes(profile, case.plan, trains_all=trains_all, rank=each)["host"] for each in (0, rank)
+    )
+    return first - own
 
 
 def summarize(rows: Sequence[Row], *, num_cases: int) -> dict[str, GoalEntry]:
@@ -96,6 +125,15 @@ def summarize(rows: Sequence[Row], *, num_cases: int) -> dict[str, GoalEntry]:
         "peak of each rank, median error, %": _at_most(errors[len(errors) // 2] if errors else None, _MEDIAN_PERCENT),
         "peak of each rank, worst error, %": _at_most(errors[-1] if errors else None, _WORST_PERCENT),
         "cases whose peaks were predicted": goal(len(errors) or None, "reported", met=bool(errors)),
+        "bytes on the host of each rank, to the byte": all_of(
+            row["is_host_exact"] for row in cases if row["is_host_exact"] is not None
+        ),
+        "one home in memory where ranks share it, none elsewhere": all_of(
+            row["num_shared_memories"] == row["shares_homes"] for row in cases
+        ),
+        "cases whose ranks share homes": goal(
+            sum(row["shares_homes"] for row in cases) or None, "reported", met=any(row["shares_homes"] for row in cases)
+        ),
     }
 
 

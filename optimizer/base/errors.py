@@ -20,6 +20,7 @@ HeadroomError
 ├── RemoteStoreLost           gone, restarted or refusing
 ├── RankLost                  another process of the same run ended, or does not answer
 ├── RanksDiffer               processes of one run that do not do the same
+├── SharedMemoryRefused       the system gives processes no memory in common
 ├── LossNotFinite
 ├── CheckpointInvalid
 └── ExportInvalid             what was written is not what was trained
@@ -213,7 +214,7 @@ class OutOfMemory(HeadroomError):
         over_bytes = in_use_bytes + requested_bytes - budget_bytes
         super().__init__(
             f"{self.tier} memory ran out{when}: {format_bytes(requested_bytes)} more were needed, "
-            f"{format_bytes(in_use_bytes)} of {format_bytes(budget_bytes)} were in use ({listed}); "
+            f"{format_bytes(in_use_bytes)} of {format_bytes(budget_bytes)} were in use{f' ({listed})' if listed else ''}; "
             f"{format_bytes(over_bytes)} too little",
             hint=hint or "Choose a plan that fits, raise the budget, or lower the micro-batch.",
             tier=self.tier,
@@ -293,6 +294,12 @@ class RanksDiffer(HeadroomError):
     """The ranks of a run do not do the same, so that what they send each other would not belong together."""
 
     code = "ranks_differ"
+
+
+class SharedMemoryRefused(HeadroomError):
+    """The ranks of a run cannot have one copy of the weights that stream: the system refuses memory that processes share."""
+
+    code = "shared_memory_refused"
 
 
 class LossNotFinite(HeadroomError):

@@ -196,8 +196,8 @@ class Prediction:
     """Memory from tensors to a card; None where it was not worked out."""
 
     rank_peak_bytes: tuple[int, ...] = ()
-    """Peak of each rank where several devices share a step; all other bytes here are of the highest, the lowest of such. Empty
-    on one device."""
+    """Peak of each rank where several devices share a step; other bytes on the device are of the highest, the lowest of such,
+    bytes elsewhere those of the rank that has most. Empty on one device."""
 
     network_bytes: int = 0
     """Bytes that a rank sends to the others in a step, the mean of all ranks. Time on the network is among ``lane_busy_ms``."""

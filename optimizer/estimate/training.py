@@ -53,13 +53,13 @@ def estimate_training(
     peaks = laid.setting.stages.estimate(
         laid.schedule, laid.resident, simulation, choices=plan.activations.per_block
     )
-    # All wait for the rank that updates most.
-    step_ms = simulation.step_ms if laid is ranks[0] else max(simulation.step_ms, simulate_step(ranks[0]).step_ms)
+    # All wait for the rank that updates most, which also has most state elsewhere.
+    fullest = simulation if laid is ranks[0] else simulate_step(ranks[0])
     return _predict(
         simulation,
         peaks,
         profile,
-        step_ms=step_ms,
+        fullest=fullest,
         ranks=ranks,
         num_devices=plan.layout.num_devices,
         workload=workload,
@@ -95,7 +95,7 @@ def _predict(
     peaks: StagePeaks,
     profile: Profile,
     *,
-    step_ms: float,
+    fullest: Simulation,
     ranks: Sequence[LaidOut],
     num_devices: int,
     workload: TrainingWorkload,
@@ -104,8 +104,10 @@ def _predict(
     allocated_bytes: int,
 ) -> Prediction:
     """The prediction of a simulated step. allocated_bytes: what torch itself has at most. A stage that is higher than
-    the steady step raises the interval's upper end by as much. ranks: the steps of all of them, or of one where all are alike.
+    the steady step raises the interval's upper end by as much. ranks: the steps of all of them, or of one where all are alike;
+    fullest: of the rank that updates most, which may be another than the one with the highest peak.
     """
+    step_ms = max(simulation.step_ms, fullest.step_ms)
     peak_bytes = simulation.device_peak_bytes
     margin_bytes = math.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind])
     low, high = time_interval(machine.rates, spread)
@@ -118,9 +120,9 @@ def _predict(
         + max(peak_bytes, peaks.highest_bytes, allocated_bytes, peaks.allocated_bytes)
         + unmeasured_bytes(max(0, allocated_bytes - peak_bytes), torch_version=profile.torch_version),
         unmetered_bytes=max(0, allocated_bytes - peak_bytes),
-        host_peak_bytes=simulation.host_peak_bytes,
-        disk_peak_bytes=simulation.disk_peak_bytes,
-        remote_peak_bytes=simulation.remote_peak_bytes,
+        host_peak_bytes=max(simulation.host_peak_bytes, fullest.host_peak_bytes),
+        disk_peak_bytes=max(simulation.disk_peak_bytes, fullest.disk_peak_bytes),
+        remote_peak_bytes=max(simulation.remote_peak_bytes, fullest.remote_peak_bytes),
         copied_bytes={link: num_bytes for link, num_bytes in simulation.copied_bytes.items() if num_bytes},
         peak_moment=simulation.peak_task.describe(profile.num_blocks),
         step_ms=step_ms,

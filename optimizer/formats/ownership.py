@@ -1,4 +1,4 @@
-"""Deals out trained tensors to ranks: an owned tensor's optimizer state is kept on its rank alone. Torch-free."""
+"""Deals out to ranks trained tensors, whose optimizer state one rank keeps, and bytes that they hold together. Torch-free."""
 
 from collections.abc import Sequence
 
@@ -24,3 +24,8 @@ def fullest_rank(num_elements: Sequence[int], *, num_ranks: int) -> int:
     for owner, size in zip(assign_owners(num_elements, num_ranks=num_ranks), num_elements, strict=True):
         owned[owner] += size
     return owned.index(max(owned))
+
+
+def part_of_bytes(num_bytes: int, *, rank: int, num_ranks: int) -> int:
+    """A rank's part of bytes that are there once for all: equal to the byte that is left over, which the lowest have."""
+    return num_bytes // num_ranks + (rank < num_bytes % num_ranks)

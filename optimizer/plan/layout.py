@@ -4,7 +4,9 @@ Each device has a process of its own, a rank. All ranks hold the whole model and
 step's micro-batches, and their gradients are summed. With ``zero1`` and ``zero2`` every trained tensor has one rank that owns it
 (``formats/ownership.py``): it alone keeps the tensor's optimizer state, updates the tensor, and sends the new weights to the
 others (Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, sections 5.1 and 5.2; whole
-tensors instead of flat shards, so that every format and place of state works as on one device).
+tensors instead of flat shards, so that every format and place of state works as on one device). Weights that stream from the host
+are there once for all ranks (``Plan.shares_homes``), so an owner has nobody to send them to; where every rank updates them, each
+has its own.
 """
 
 from dataclasses import dataclass

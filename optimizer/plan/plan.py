@@ -200,10 +200,10 @@ class Plan:
                 "makes this model's blocks clamp their values; use bf16, or fp32 with autocast",
             ),
             (
-                self.layout.shares_state and self.weights.place != "device",
+                self.layout.shares_state and trains_all and self.weights.place in ("disk", "remote"),
                 "layout.data",
                 self.layout.data,
-                "gives each trained tensor to one rank; weights that stream are updated at home by every rank: use replicated",
+                "has one rank update each tensor; off the host each rank has streamed weights of its own: use host or replicated",
             ),
             *(self._sparse_rules() if has_sparse_gradients else ()),
         )
@@ -212,6 +212,15 @@ class Plan:
                 path = f"plan.{name}"
                 return InvalidPlan(f"{shown_field(name)} is {value}, which {why}", field=path, value=value, allowed=why)
         return None
+
+    def shares_homes(self, *, trains_all: bool) -> bool:
+        """True if weights that stream are on the host once for all ranks: those that nobody updates, or one rank for all. Ranks
+        that each update all have homes of their own.
+
+        trains_all: False under adapters, where what streams is frozen.
+        """
+        is_on_host = self.layout.num_devices > 1 and self.weights.place == "host"
+        return is_on_host and (self.layout.shares_state or not trains_all)
 
     def _sparse_rules(self) -> tuple[tuple[bool, str, object, str], ...]:
         """Rules against decisions that an update of embedding rows (``runtime/step/sparse_gradients.py``) does not support."""

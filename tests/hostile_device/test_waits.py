@@ -15,9 +15,12 @@ from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step import step
 from optimizer.runtime.step.step import MicroBatch, Trainer
 from optimizer.runtime.tiers.disk import DiskStore
+from optimizer.runtime.tiers.shared_memory import SharedMemory
+from optimizer.runtime.tiers.tiers import Tiers
 from tests.hostile_device.backend import HostileBackend, hostile_device
 from tests.hostile_device.cases import SMALL_PIECE_ELEMENTS, generate, train_tiny
 from tests.hostile_device.races import COMPUTE, HOST
+from tests.hostile_device.streams import Schedule
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.states import make_trainer, read
 from tests.optimizer.runtime.step.test_step import PLACES
@@ -92,6 +95,25 @@ def test_closing_waits_for_the_updates_of_the_last_step(tmp_path: Path, places: 
     with hostile_device():
         found = {name: parameter.detach().clone() for name, parameter in train().items()}
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("schedule", ["late", "early", "random"])
+def test_copies_from_a_home_have_ended_before_another_process_may_write_to_it(schedule: Schedule) -> None:
+    """The home is shared memory, and the host itself stands in for the other process, which knows of no stream."""
+    with hostile_device(schedule=schedule) as backend:
+        tiers, memory = Tiers(device=CPU), SharedMemory.make(4096)
+        tiers.adopt(memory, counted_bytes=0)
+        memory.close_file()
+        home = memory.piece(512, 1024)
+        backend.register(home)  # by address it is already; the hostile device goes by storages
+        home.fill_(1)
+        target = torch.empty(1024, dtype=torch.uint8)
+        copy = tiers.copy_to_device(home, target)
+        tiers.finish_copies()
+        home.fill_(2)
+        copy.wait()
+        assert int(target.sum()) == 1024
+        tiers.close()
 
 
 def make_updated(scratch: Path) -> tuple[Trainer, list[MicroBatch]]:

@@ -11,7 +11,7 @@ inside a micro-batch; on the CPU device the time that fresh memory takes to be t
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 import numpy as np
@@ -27,7 +27,12 @@ from optimizer.estimate.categories.gradients import estimate_gradient_bytes
 from optimizer.estimate.categories.network import Network
 from optimizer.estimate.categories.optimizer_state import estimate_state, estimate_update_ms
 from optimizer.estimate.categories.tensors import TensorList, list_tensors
-from optimizer.estimate.categories.weights import estimate_weight_bytes, list_streamed_bytes, list_streamed_tensors
+from optimizer.estimate.categories.weights import (
+    estimate_home_bytes,
+    estimate_weight_bytes,
+    list_streamed_bytes,
+    list_streamed_tensors,
+)
 from optimizer.estimate.memo import Table
 from optimizer.estimate.prediction import MEMORY_MARGIN
 from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
@@ -50,6 +55,7 @@ from optimizer.plan.activations import BlockChoice
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlace
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
 
@@ -90,24 +96,39 @@ def least_exchange_ms(
     """Time for which compute waits for other ranks in every step of a base's plans; 0 on one device.
 
     plan: of which the layout, the micro-batch and the dtypes are looked at. Gradients are exchanged once a step at least; those
-    that every rank keeps hide behind backward on a card.
+    that every rank keeps hide behind backward on a card. New weights that all ranks read in one home are not sent.
     """
     compiled = compile_shape(profile, plan.weights, (plan.batch.micro_batch_size, workload.sequence_length))
     once = replace(plan, gradients=GradientsPlan(), batch=replace(plan.batch, accumulation_steps=1))
-    found = _sum_exchanges(
-        compiled, list_tensors(profile), plan=once, network=network, device_kind=machine.device.kind
+    sum_exchanges = partial(
+        _sum_exchanges,
+        compiled,
+        list_tensors(profile),
+        network=network,
+        device_kind=machine.device.kind,
+        trains_all=workload.adapter is None,
     )
-    return sum(found_ms for name, found_ms in found.items() if name != "beside_ms")
+    places: tuple[WeightsPlace, ...] = ("device", "host")
+    everywhere = [sum_exchanges(plan=replace(once, weights=replace(once.weights, place=place))) for place in places]
+    return min(sum(found_ms for name, found_ms in found.items() if name != "beside_ms") for found in everywhere)
 
 
 def _sum_exchanges(
-    compiled: CompiledShape, trained: TensorList, *, plan: Plan, network: Network | None, device_kind: str
+    compiled: CompiledShape,
+    trained: TensorList,
+    *,
+    plan: Plan,
+    network: Network | None,
+    device_kind: str,
+    trains_all: bool,
 ) -> dict[str, float]:
     """Milliseconds of what ranks exchange in a step, as ``Update`` has them; nothing on one device."""
-    after = UpdateExchange.of(trained, network=network, plan=plan, device_kind=device_kind)
+    after = UpdateExchange.of(trained, network=network, plan=plan, device_kind=device_kind, trains_all=trains_all)
     if network is None or after is None:
         return {}
-    found = GradientExchange.of(compiled, trained, plan=plan, network=network, device_kind=device_kind, rank=0)
+    found = GradientExchange.of(
+        compiled, trained, plan=plan, network=network, device_kind=device_kind, rank=0, trains_all=trains_all
+    )
     times = plan.batch.accumulation_steps if found.in_each_micro_batch else 1
     return {
         "held_up_ms": times * found.held_up_ms,
@@ -167,7 +188,7 @@ class _Relaxer:
         self._profile, self._plan, self._workload, self._machine = profile, plan, workload, machine
         self._compiled = compile_shape(profile, plan.weights, (plan.batch.micro_batch_size, workload.sequence_length))
         self._network, self._trained, layout = network, list_tensors(profile), plan.layout
-        rank = fullest_rank(self._trained.num_elements, num_ranks=layout.num_devices) if layout.shares_state else 0
+        rank = self._rank = fullest_rank(self._trained.num_elements, num_ranks=layout.num_devices) if layout.shares_state else 0
         self._tensors = self._trained.updated_by(rank, layout)
         self._drops = layout.shares_state
         """Others' gradients go as soon as they are complete; below all do, and what stays or leaves of this rank's is added."""
@@ -239,7 +260,8 @@ class _Relaxer:
         gradients = estimate_gradient_bytes(self._tensors, plan, device_kind=self._machine.device.kind)
         device_bytes = estimate_weight_bytes(self._profile, plan.weights) - streamed_bytes
         device_bytes += state.device_bytes + gradients.device
-        home = {"host": 0, "disk": 0, "remote": 0, plan.weights.place: streamed_bytes}
+        trains_all = self._workload.adapter is None
+        home = estimate_home_bytes(self._profile, plan, trains_all=trains_all, rank=self._rank)
         host_bytes = gradients.host + state.host_bytes + home["host"]
         return device_bytes, host_bytes, state.disk_bytes + home["disk"], state.remote_bytes + home["remote"]
 
@@ -354,7 +376,12 @@ class _Relaxer:
             behind_ms=self._behind_ms(state_is_free=state_is_free),
             last_ms=last_ms if begins_in_backward(plan, workload) else None,
             **_sum_exchanges(
-                self._compiled, self._trained, plan=plan, network=self._network, device_kind=self._machine.device.kind
+                self._compiled,
+                self._trained,
+                plan=plan,
+                network=self._network,
+                device_kind=self._machine.device.kind,
+                trains_all=workload.adapter is None,
             ),
         )
 

@@ -2,12 +2,15 @@
 
 Where blocks keep their weights elsewhere (``runtime/step/weights.py``), the device holds them only while their blocks
 are in use, and their home holds them always. Parameters that several blocks share do not stream: a profile lists them
-ahead of the blocks.
+ahead of the blocks. A home that ranks share (``Plan.shares_homes``) counts in equal parts with all of them, so that their sum is
+the machine's.
 """
 
 from collections.abc import Iterator
 
 from optimizer.estimate.categories.tensors import TensorList, list_tensors
+from optimizer.formats.ownership import part_of_bytes
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 
@@ -43,6 +46,24 @@ def list_streamed_tensors(profile: Profile, plan: WeightsPlan, *, trains_all: bo
     tensors = profile.tensors
     by_kind = [tuple(size.num_elements * plan.bytes_per_element for size in sizes) for sizes in tensors.by_block]
     return tuple(by_kind[kind] for kind in tensors.block_kinds)
+
+
+def estimate_home_bytes(profile: Profile, plan: Plan, *, trains_all: bool, rank: int) -> dict[str, int]:
+    """Bytes of the blocks' weights away from the device that count with a rank, by tier. trains_all: as above."""
+    num_bytes = sum(list_streamed_bytes(profile, plan.weights, trains_all=trains_all))
+    if plan.shares_homes(trains_all=trains_all):
+        num_bytes = part_of_bytes(num_bytes, rank=rank, num_ranks=plan.layout.num_devices)
+    return {"host": 0, "disk": 0, "remote": 0, plan.weights.place: num_bytes}
+
+
+def list_sent(tensors: TensorList, plan: Plan, *, trains_all: bool) -> list[int]:
+    """Elements of the trained tensors whose new weights their owners send to the other ranks, in the model's order."""
+    if not plan.layout.shares_state:
+        return []
+    if not plan.shares_homes(trains_all=trains_all):
+        return list(tensors.num_elements)
+    at_home = is_streamed(tensors, plan.weights, trains_all=trains_all)
+    return [size for size, is_there in zip(tensors.num_elements, at_home, strict=True) if not is_there]
 
 
 def is_streamed(tensors: TensorList, plan: WeightsPlan, *, trains_all: bool) -> Iterator[bool]:

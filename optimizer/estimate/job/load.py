@@ -2,7 +2,7 @@
 
 A tensor that the CPU device keeps as the file has it is read where it stays. Any other is on the host as the file has it
 while it is brought to the device, converted or packed; one that streams is converted or packed on the host and written to
-its home.
+its home. Homes that ranks share are there from the start, and written by rank 0, whose load this is.
 
 *Not modelled*: a checkpoint that is packed already, of which a matrix is on the host in fp32; what bitsandbytes holds
 inside.
@@ -10,6 +10,7 @@ inside.
 
 from dataclasses import dataclass
 
+from optimizer.estimate.categories.weights import estimate_home_bytes
 from optimizer.estimate.step.simulate import Resident
 from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
 from optimizer.hardware.machine import Machine
@@ -43,10 +44,17 @@ def estimate_load(
     adapter_bytes = profile.num_parameters * plan.weights.bytes_per_element if workload.adapter is not None else 0
     level = _Level(device=adapter_bytes + profile.buffer_bytes["fp32" if plan.weights.dtype == "fp32" else "bf16"])
     file_bytes = _FILE_BYTES.get(profile.weights_dtype, 4)
+    trains_all = workload.adapter is None
+    has_homes = plan.shares_homes(trains_all=trains_all)
+    if has_homes:
+        level.host = estimate_home_bytes(profile, plan, trains_all=trains_all, rank=0)["host"]
     for in_block, size in base.in_order(profile.tensors.block_kinds):
         streams = in_block and plan.weights.place != "device"
         packs = size.packs and plan.weights.frozen != "same" and workload.adapter is not None
-        _read(level, size, plan, file_bytes=file_bytes, streams=streams, packs=packs, on_cuda=machine.device.kind == "cuda")
+        on_cuda = machine.device.kind == "cuda"
+        _read(
+            level, size, plan, file_bytes=file_bytes, streams=streams, packs=packs, on_cuda=on_cuda, has_homes=has_homes
+        )
     # The optimizer's part of what stays comes after the weights.
     level.reach(int(loaded.device.sum()), loaded.host)
     return TierPeaks(
@@ -81,15 +89,23 @@ class _Level:
 
 
 def _read(
-    level: _Level, size: BaseSize, plan: Plan, *, file_bytes: int, streams: bool, packs: bool, on_cuda: bool
+    level: _Level,
+    size: BaseSize,
+    plan: Plan,
+    *,
+    file_bytes: int,
+    streams: bool,
+    packs: bool,
+    on_cuda: bool,
+    has_homes: bool,
 ) -> None:
-    """One tensor, to its place."""
+    """One tensor, to its place. has_homes: whether what streams has room already."""
     raw = size.num_elements * file_bytes
     value = size.num_elements * plan.weights.bytes_per_element
     converted = value if file_bytes != plan.weights.bytes_per_element else 0
     stays = packed_bytes(size, plan) if packs else value
     if streams:
-        home = stays if plan.weights.place == "host" else 0
+        home = stays if plan.weights.place == "host" and not has_homes else 0
         piece = min(size.num_elements, PIECE_ELEMENTS) * (1 if packs else plan.weights.bytes_per_element)
         made = converted + stays + _packing_bytes(size, plan) if packs else converted
         level.reach(level.device, level.host + home + max(raw + made, (stays if packs else made or raw) + piece))

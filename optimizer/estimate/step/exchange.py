@@ -16,6 +16,7 @@ from optimizer.estimate.categories.network import (
     reduces_each_micro_batch,
 )
 from optimizer.estimate.categories.tensors import TensorList
+from optimizer.estimate.categories.weights import list_sent
 from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape
 from optimizer.estimate.shape.completed import CompletedGradients, OthersGradients, Place
@@ -51,8 +52,9 @@ class GradientExchange:
         network: Network,
         device_kind: str,
         rank: int,
+        trains_all: bool,
     ) -> "GradientExchange":
-        """tensors: all that are trained."""
+        """tensors: all that are trained. trains_all: False under adapters."""
         layout = plan.layout
         others = None
         if layout.shares_state:
@@ -62,7 +64,9 @@ class GradientExchange:
             others=others,
             in_each_micro_batch=reduces_each_micro_batch(plan),
             tasks=_list_tasks(compiled, tensors, plan=plan, network=network, device_kind=device_kind),
-            sent_bytes=estimate_sent_bytes(network, tensors.num_elements, plan),
+            sent_bytes=estimate_sent_bytes(
+                network, tensors.num_elements, plan, num_sent=sum(list_sent(tensors, plan, trains_all=trains_all))
+            ),
         )
 
     @property

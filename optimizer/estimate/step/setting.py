@@ -14,7 +14,7 @@ from optimizer.estimate.categories.gradients import estimate_gradient_bytes
 from optimizer.estimate.categories.network import Network
 from optimizer.estimate.categories.optimizer_state import estimate_state
 from optimizer.estimate.categories.tensors import TensorList, list_tensors
-from optimizer.estimate.categories.weights import estimate_weight_bytes, list_streamed_bytes
+from optimizer.estimate.categories.weights import estimate_home_bytes, estimate_weight_bytes, list_streamed_bytes
 from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
 from optimizer.estimate.step.exchange import GradientExchange
@@ -141,8 +141,9 @@ def _make_setting(
             network=network,
             device_kind=device_kind,
             rank=rank,
+            trains_all=trains_all,
         )
-    after = UpdateExchange.of(trained, network=network, plan=plan, device_kind=device_kind)
+    after = UpdateExchange.of(trained, network=network, plan=plan, device_kind=device_kind, trains_all=trains_all)
     state = estimate_state(tensors, plan, workload=workload, device_kind=machine.device.kind)
     streamed_bytes = sum(list_streamed_bytes(profile, plan.weights, trains_all=trains_all))
     gradients = estimate_gradient_bytes(tensors, plan, device_kind=machine.device.kind)
@@ -152,7 +153,7 @@ def _make_setting(
     lay_out_plan = partial(StepLayout, profile, compiled, plan=plan, workload=workload, machine=machine)
     lay_out_step = partial(lay_out_plan, tensors=tensors, state=state, exchange=exchange, after=after)
     first = lay_out_step(is_first=True).schedule if plan.gradients.choice == "consume" else None
-    home_bytes = {"host": 0, "disk": 0, "remote": 0, plan.weights.place: streamed_bytes}
+    home_bytes = estimate_home_bytes(profile, plan, trains_all=trains_all, rank=rank)
     return PreparedStep(
         layout=lay_out_step(),
         stages=Stages(

@@ -21,7 +21,7 @@ from optimizer.estimate.categories.gradients import (
     estimate_rows_update_bytes,
     gradient_python_s,
 )
-from optimizer.estimate.categories.network import Network, agreement_ms, overlaps
+from optimizer.estimate.categories.network import Network, agreement_ms, barrier_ms, overlaps
 from optimizer.estimate.categories.optimizer_state import (
     Rows,
     StateCosts,
@@ -31,6 +31,7 @@ from optimizer.estimate.categories.optimizer_state import (
 )
 from optimizer.estimate.categories.stores import STORE_LANES, STORE_LINKS, read_ms, write_ms
 from optimizer.estimate.categories.tensors import TensorList
+from optimizer.estimate.categories.weights import list_sent
 from optimizer.estimate.memo import Table
 from optimizer.estimate.tasks.change import Change, Move
 from optimizer.estimate.tasks.parts import PartTime, sum_device_rows
@@ -155,30 +156,34 @@ class UpdateExchange:
     """Trained tensors whose norms each rank gets to know; 0 on one device."""
     agreement_ms: float = 0.0
     broadcast_ms: float = 0.0
+    """Time to send new weights, and to wait for those that owners write where all ranks read them."""
     is_awaited: bool = False
     """True where gradients travel beside backward, so that clipping waits for them."""
 
     @classmethod
-    def of(cls, tensors: TensorList, *, network: Network | None, plan: Plan, device_kind: str) -> "UpdateExchange | None":
-        """tensors: all that are trained. None on one device."""
+    def of(
+        cls, tensors: TensorList, *, network: Network | None, plan: Plan, device_kind: str, trains_all: bool
+    ) -> "UpdateExchange | None":
+        """tensors: all that are trained. trains_all: False under adapters. None on one device."""
         if network is None:
             return None
         size, is_awaited = plan.weights.bytes_per_element, overlaps(plan, device_kind=device_kind)
-        sends = plan.layout.shares_state
+        are_at_home = plan.layout.shares_state and trains_all and plan.shares_homes(trains_all=True)
 
         def make() -> UpdateExchange:
+            sizes = [size * number for number in list_sent(tensors, plan, trains_all=trains_all)]
             return cls(
                 num_tensors=len(tensors.sizes),
                 agreement_ms=agreement_ms(network, len(tensors.sizes)),
-                broadcast_ms=network.sum_ms("broadcast", (size * number for number in tensors.num_elements)) if sends else 0.0,
+                broadcast_ms=network.sum_ms("broadcast", sizes) + are_at_home * barrier_ms(network),
                 is_awaited=is_awaited,
             )
 
-        return _EXCHANGES.obtain(tensors, (network, size, sends, is_awaited), make)
+        return _EXCHANGES.obtain(tensors, (network, size, plan.layout.shares_state, are_at_home, is_awaited), make)
 
 
 NO_EXCHANGE: Final = UpdateExchange()
-_EXCHANGES: Final[Table[tuple[Network, int, bool, bool], UpdateExchange]] = Table()
+_EXCHANGES: Final[Table[tuple[Network, int, bool, bool, bool], UpdateExchange]] = Table()
 
 
 def exchange_task(phase: str, name: str, exchange_ms: float, *, waits: bool = True) -> Task:
@@ -241,8 +246,10 @@ def list_update_times(
 
 
 def begins_in_backward(plan: Plan, workload: TrainingWorkload) -> bool:
-    """True where a block's update on the host of a card may begin before the backward of the others has ended."""
-    return workload.max_grad_norm is None and not plan.weights.scales_loss
+    """True where a block's update on the host of a card may begin before the backward of the others has ended. Ranks find out
+    together at its end whether all numbers are finite.
+    """
+    return plan.layout.num_devices == 1 and workload.max_grad_norm is None and not plan.weights.scales_loss
 
 
 def _clip_time(

@@ -100,7 +100,7 @@ def explain_plan(
         f"the peak of {format_bytes(prediction.device_peak_bytes)} "
         f"(at most {format_bytes(prediction.device_peak_high_bytes)}) falls in {prediction.peak_moment}"
     )
-    return [*sentences, *_tiers_sentences(prediction)]
+    return [*sentences, *_tiers_sentences(prediction, num_devices=plan.layout.num_devices)]
 
 
 def describe_blocks(per_block: tuple[BlockChoice, ...]) -> str:
@@ -239,12 +239,20 @@ def _state_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
     yield f"{share} lives {where}{worth.clause('offload_optimizer')}"
 
 
+_COPIES: Final = {
+    True: ", to all devices from one copy",
+    False: ", to all devices from one copy of those that are not trained",
+}
+"""By whether one rank alone updates each trained tensor."""
+
+
 def _weights_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
     weights = plan.weights
     if weights.place != "device":
         source = {"host": "the host", "disk": "disk", "remote": "the remote store"}[weights.place]
         ahead = {0: "none ahead", 1: "one block ahead"}.get(weights.prefetch, f"{weights.prefetch} blocks ahead")
-        yield f"each block's weights come from {source} as they are needed, {ahead}{worth.clause('stream_weights')}"
+        copies = _COPIES[plan.layout.shares_state] if plan.layout.num_devices > 1 and weights.place == "host" else ""
+        yield f"each block's weights come from {source} as they are needed, {ahead}{copies}{worth.clause('stream_weights')}"
 
 
 def _precision_sentences(plan: Plan, worth: _Worth) -> list[str]:
@@ -292,8 +300,8 @@ def _cost_sentence(prediction: Costs, baseline: Costs) -> str:
     return f"{time} against keep-all, {memory}"
 
 
-def _tiers_sentences(prediction: Costs) -> Iterator[str]:
-    """Yield the peaks of the other tiers, and the bytes that a step copies."""
+def _tiers_sentences(prediction: Costs, *, num_devices: int) -> Iterator[str]:
+    """Yield the peaks of the other tiers, and the bytes that a step copies; of several devices those of each."""
     places = {
         "on the host": prediction.host_peak_bytes,
         "on disk": prediction.disk_peak_bytes,
@@ -301,7 +309,7 @@ def _tiers_sentences(prediction: Costs) -> Iterator[str]:
     }
     held = [f"{format_bytes(num_bytes)} {place}" for place, num_bytes in places.items() if num_bytes]
     if held:
-        yield f"other memory holds up to {_listed(held)}"
+        yield f"other memory holds up to {_listed(held)}" + " for each device" * (num_devices > 1)
     moved = describe_copies(prediction.copied_bytes)
     if moved or held:
         waits = f"compute waits {prediction.exposed_copy_ms:.1f} ms a step for copies"

@@ -2,14 +2,15 @@
 
 Exchanged in a step, in this order, as float64 over the host (``group.py``): counts of labels; where gradients are consumed the
 loss before backward; gradients (``reduction.py``); norms; losses; new weights on the device, of each trained tensor in the
-model's order, where state is shared; of pairs their margins.
+model's order, where state is shared; of pairs their margins. Weights whose homes ranks share (``shared_homes.py``) are not sent:
+the exchange of norms comes before any of them is updated, and a barrier after all are.
 
 What is allocated: norms of all trained tensors that have a gradient, 4 bytes each, where this rank's own are (temporaries), until
 clipping is done. Nothing else.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -27,13 +28,16 @@ _NONE = -1.0
 class SharedStep:
     """The steps of one rank, with the others."""
 
-    def __init__(self, ranks: Ranks, *, named: Mapping[str, nn.Parameter], layout: DeviceLayout) -> None:
-        """named: the trained tensors, in the model's order."""
+    def __init__(
+        self, ranks: Ranks, *, named: Mapping[str, nn.Parameter], layout: DeviceLayout, at_home: Collection[str] = ()
+    ) -> None:
+        """named: the trained tensors, in the model's order. at_home: those whose one home all ranks read."""
         self.ranks = ranks
         self.num_ranks = ranks.num_ranks
         self.ownership = Ownership(named, layout=layout, rank=ranks.rank)
         self._named = named
         self._names = list(named)
+        self._at_home = {name for name in named if name in at_home}
 
     # Before backward.
 
@@ -82,11 +86,17 @@ class SharedStep:
 
     @torch.no_grad()
     def bring_weights(self) -> None:
-        """After the update: every owner sends its tensors' new weights to the others."""
-        if self.ownership.is_shared:
-            for name, parameter in self._named.items():
+        """After the update, once this rank's own tensors have theirs: every owner sends new weights to the others; those that all
+        ranks read at home are there when this returns.
+        """
+        if not self.ownership.is_shared:
+            return
+        for name, parameter in self._named.items():
+            if name not in self._at_home:
                 self.ranks.broadcast_(parameter, owner=self.ownership.owner_of(name))
-            self.ranks.settle()
+        self.ranks.settle()
+        if self._at_home:
+            self.ranks.barrier(timeout_s=self.ranks.timeout_s)
 
     # In an evaluation.
 

@@ -9,7 +9,8 @@ which CUDA has, updates run beside backward where nothing is clipped, else besid
 own; whatever reads all weights waits for all.
 
 One rank of several (``runtime/ranks/``) does the same with its share of the micro-batches: gradients are summed over the ranks as
-they are complete, loss and norm are those of all, and where state is shared new weights come from the tensors' owners.
+they are complete, loss and norm are those of all, and where state is shared new weights come from the tensors' owners, or are
+read where the owners have written them, in the one home on the host that all ranks have.
 """
 
 import math
@@ -35,6 +36,7 @@ from optimizer.runtime.layers.memory_saving_layers import use_memory_saving_laye
 from optimizer.runtime.meter.meter import Meter, count_allocations, mark_phase, set_region
 from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.ranks.reduction import GradientReducer
+from optimizer.runtime.ranks.shared_homes import SharedHomes
 from optimizer.runtime.ranks.shared_step import SharedStep
 from optimizer.runtime.step.activations import apply_activations
 from optimizer.runtime.step.gradients import ConsumedGradients, Gradients, HostGradients
@@ -130,9 +132,12 @@ class Trainer:
         """Functions that take the plan's and the runtime's own forwards off the model's modules."""
         self._handles: list[RemovableHandle] = []
         self._has_failed = self._is_closed = False
-        self.weights = StreamedWeights(self.tiers, plan=plan.weights)
+        shared_homes = None
         if ranks is not None:
             ranks.lanes = self.tiers.lanes
+            if plan.shares_homes(trains_all=workload.adapter is None):
+                shared_homes = SharedHomes(ranks, self.tiers)
+        self.weights = StreamedWeights(self.tiers, plan=plan.weights, shared=shared_homes)
         try:
             self._prepare(blocks)
         except BaseException:
@@ -152,7 +157,9 @@ class Trainer:
             self._handles += self.meter.watch_gradients(named.values())
             self._handles += self.meter.watch_blocks(blocks)
         if self.ranks is not None:
-            self._shared = SharedStep(self.ranks, named=named, layout=plan.layout)
+            self._shared = SharedStep(
+                self.ranks, named=named, layout=plan.layout, at_home=self.weights.shared_names
+            )
             self._reducer = GradientReducer(named, ranks=self.ranks, ownership=self._shared.ownership, plan=plan)
             self._handles += self._reducer.watch()
         with self.metered():
@@ -335,6 +342,9 @@ class Trainer:
         loss_scale = self.precision.scale
         if self._reducer is not None:
             self._reducer.settle()
+        if self.shares_state and self.weights.shared_names:
+            # Once norms are exchanged the owners write to homes that this rank has read from.
+            self.tiers.finish_copies()
         clipped = self.gradients.clip_(self.workload.max_grad_norm, loss_scale=loss_scale)
         result_loss, result_norm = self._total_of(loss), float(clipped.norm)
         is_left_out = self._is_left_out(result_loss, result_norm)

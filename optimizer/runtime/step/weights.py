@@ -5,11 +5,14 @@ On the device it is a storage of no bytes but while its block is in use; the par
 it stay the same, so what autograd has saved of it is whole again when its block comes back. Copies go through a view of bytes,
 which autograd's version counters do not see. Parameters that blocks share, buffers, and trained adapters stay on the device.
 
+Of several ranks that update each tensor on one of them, or none, homes on the host are there once for all
+(``runtime/ranks/shared_homes.py``); else each rank has its own.
+
 What is allocated and freed, in order (the tensors of a block in the model's order, each whole):
 
 construction   for each streamed tensor: its home (host: category weights; disk: its share of the scratch file; remote: its
-               values in the store), then its
-               device bytes go. With a store also, from the first fetch on, the staging area of ``tiers/tiers.py`` on the host.
+               values in the store), then its device bytes go. Homes that ranks share come all at once, before the first. With a
+               store also, from the first fetch on, the staging area of ``tiers/tiers.py`` on the host.
 forward        before block i: the device bytes of block i - 1 go, then those of blocks i to i + prefetch come, as far as
                they are not there. At the end of the backbone all that are there go.
 backward       as the gradient of block i's output is complete: block i + 1 goes, then blocks i to i - prefetch come. At the
@@ -21,7 +24,7 @@ An fp32 home is the optimizer's master copy itself (``host_update.py``).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -33,6 +36,7 @@ from optimizer.models.anatomy import find_blocks
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.layers.filling import take_read_later
 from optimizer.runtime.meter.meter import count_allocations
+from optimizer.runtime.ranks.shared_homes import SharedHomes
 from optimizer.runtime.tiers.copies import Copy
 from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes, on_host
 from optimizer.runtime.tiers.tiers import Tiers
@@ -99,20 +103,29 @@ class Updates(Protocol):
 class StreamedWeights:
     """The weights of one model's blocks; with ``place`` device all stay where they are and nothing is done."""
 
-    def __init__(self, tiers: Tiers, *, plan: WeightsPlan) -> None:
+    def __init__(self, tiers: Tiers, *, plan: WeightsPlan, shared: SharedHomes | None = None) -> None:
+        """shared: memory of all ranks, where their homes are in one; rank 0 then gives them their numbers."""
         self._tiers = tiers
         self._plan = plan
+        self._shared = shared
         self._by_block: list[list[_Streamed]] = []
         self._by_name: dict[str, _Streamed] = {}
         self._present: list[int] = []
         self._updates: Updates | None = None
 
     def send_home(self, model: nn.Module, *, blocks: Sequence[nn.Module], trains_all: bool) -> None:
-        """Take the blocks' weights off the device, and have everything else there. Raises DiskFull, OutOfHostMemory."""
+        """Take the blocks' weights off the device, and have everything else there. Raises DiskFull, OutOfHostMemory, of several
+        ranks SharedMemoryRefused and RankLost.
+        """
         if self._plan.place == "device":
             return
-        for named in list_streamed(model, blocks, trains_all=trains_all):
+        listed = list_streamed(model, blocks, trains_all=trains_all)
+        if self._shared is not None:
+            self._shared.make([_num_bytes(parameter) for named in listed for parameter in named.values()])
+        for named in listed:
             self._by_block.append([self._leave(name, parameter) for name, parameter in named.items()])
+        if self._shared is not None:
+            self._shared.wait_until_filled()
         _move_rest(model, self._tiers.device, staying={id(s.parameter) for s in self._by_name.values()})
 
     @property
@@ -137,6 +150,11 @@ class StreamedWeights:
         """Leave no streamed weight on the device."""
         while self._present:
             self._release(self._present[0])
+
+    @property
+    def shared_names(self) -> Collection[str]:
+        """Tensors whose one home all ranks read."""
+        return () if self._shared is None else self._by_name.keys()
 
     def home_of(self, name: str) -> OffDeviceBytes | None:
         """None for what does not stream. Trained homes are kept up to date by ``host_update.py``."""
@@ -165,22 +183,28 @@ class StreamedWeights:
                 parameter.data = data
 
     def bind_homes(self) -> None:
-        """Make each home its parameter's data: the model is whole again, in host memory."""
+        """Make each home its parameter's data: the model is whole again, in host memory; ranks that share homes have its blocks'
+        weights in common.
+        """
         for streamed in self._by_name.values():
             streamed.parameter.data = streamed.home_tensor().load()
 
     def _leave(self, name: str, parameter: nn.Parameter) -> _Streamed:
         read = take_read_later(parameter)
-        num_bytes = parameter.numel() * parameter.dtype.itemsize
-        home = OffDeviceBytes(self._tiers, num_bytes, place=self._plan.place, category="weights")
+        fills = self._shared is None or self._shared.fills
+        data = None if self._shared is None else self._shared.take()
+        home = OffDeviceBytes(self._tiers, _num_bytes(parameter), place=self._plan.place, category="weights", data=data)
         if read is not None:
+            streamed = self._by_name[name] = _Streamed(name, parameter, home)
+            if not fills:
+                return streamed
             with count_allocations(self._tiers.meter), on_host(self._tiers, "temporaries"):
                 data = read()
                 home.write(data.contiguous(), dtype=data.dtype)
-            streamed = self._by_name[name] = _Streamed(name, parameter, home)
             return streamed
         data = parameter.data
-        home.write(data.contiguous(), dtype=data.dtype)
+        if fills:
+            home.write(data.contiguous(), dtype=data.dtype)
         device = self._tiers.device
         if data.device != device or data.untyped_storage().nbytes() != data.nbytes or not data.is_contiguous():
             # On the device for a moment, one tensor at a time: torch makes no empty storage of this shape there otherwise.
@@ -246,6 +270,10 @@ class StreamedWeights:
     def _note_size(self, parameter: nn.Parameter) -> None:
         if self._tiers.meter is not None:
             self._tiers.meter.resized(parameter, "weights")
+
+
+def _num_bytes(parameter: nn.Parameter) -> int:
+    return parameter.numel() * parameter.dtype.itemsize
 
 
 def _move_rest(model: nn.Module, device: torch.device, *, staying: set[int]) -> None:

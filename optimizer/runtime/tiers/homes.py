@@ -21,19 +21,29 @@ class OffDeviceBytes:
     """``num_bytes`` on the host (``data``) or in a store (``stored``)."""
 
     def __init__(
-        self, tiers: Tiers, num_bytes: int, *, place: Tier, category: Category, meets_device: bool = True
+        self,
+        tiers: Tiers,
+        num_bytes: int,
+        *,
+        place: Tier,
+        category: Category,
+        meets_device: bool = True,
+        data: torch.Tensor | None = None,
     ) -> None:
         """Host: counted under ``category``, not initialized. Stores: read as zeros until written. Raises OutOfHostMemory,
         DiskFull, RemoteStoreFull and RemoteStoreLost.
 
-        meets_device: whether a host home is ever copied to the device.
+        meets_device: whether a host home is ever copied to the device. data: a host home's bytes where they are there already,
+        and counted: those that processes share.
         """
         assert place != "device"
         self._tiers = tiers
         self.num_bytes = num_bytes
-        self.data: torch.Tensor | None = None
+        self.data = data
         self.stored: StoredBuffer | None = None
-        if place == "host":
+        if data is not None:
+            assert place == "host"
+        elif place == "host":
             self.data = tiers.host_buffer(num_bytes, dtype=torch.uint8, category=category, pinned=meets_device)
         else:
             # The scratch file is new, and nothing has given room back to it yet, so what is taken was never written to.

@@ -124,18 +124,22 @@ class PinnedBuffers:
         """Bytes, zeroed. Raises OutOfHostMemory where the driver pins no more."""
         # Pages of its own: two buffers in one page cannot both be registered.
         data = torch.frombuffer(mmap.mmap(-1, max(1, num_bytes)), dtype=torch.uint8)
+        self.register(data)
+        return data[:num_bytes]
+
+    def register(self, data: torch.Tensor) -> None:
+        """Pin memory where it lies, whole pages that nothing else has pinned. Raises OutOfHostMemory."""
         status = self._backend.register(data)
         if status != 0:
             pinned_bytes = sum(buffer.nbytes for buffer in self._registered)
             raise OutOfHostMemory(
-                requested_bytes=num_bytes,
+                requested_bytes=data.nbytes,
                 in_use_bytes=pinned_bytes,
                 budget_bytes=pinned_bytes,
                 bytes_by_category={},
                 hint=f"The driver pins no more memory (cudaHostRegister: error {status}). Offload less.",
             )
         self._registered.append(data)
-        return data[:num_bytes]
 
     def close(self) -> None:
         while self._registered:

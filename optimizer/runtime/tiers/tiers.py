@@ -50,6 +50,7 @@ from optimizer.runtime.tiers.copies import (
 from optimizer.runtime.tiers.host_memory import HostArena, PinnedBuffers, Staging
 from optimizer.runtime.tiers.opened import OpenStores, StorePlace
 from optimizer.runtime.tiers.plain_copies import PlainCopier, PlainCopies
+from optimizer.runtime.tiers.shared_memory import SharedMemory
 from optimizer.runtime.tiers.transfers import Background, StoredBuffer, StoredCopy, Transfer
 
 OffloadPlace = Literal["host"] | StorePlace
@@ -86,6 +87,8 @@ class Tiers:
         self._leaving: deque[Leaving] = deque()
         self._copies_out: deque[Copy] = deque()
         self._packing_scratch: dict[Compression, Scratch] = {}
+        self._adopted: list[torch.Tensor] = []
+        """Parts of shared memory that count here."""
         self._packings: dict[tuple[int, torch.dtype, Compression], Packing] = {}
         self._stores = OpenStores(scratch=scratch, url=remote_url)
         self._background: Background | None = None
@@ -161,6 +164,23 @@ class Tiers:
         if self.meter is not None:
             self.meter.assign(buffer, category, tier="host")
         return buffer
+
+    def adopt(self, memory: SharedMemory, *, counted_bytes: int) -> None:
+        """Pin, on CUDA, memory that processes share, and count this one's part of it as weights on the host, as long as the tiers
+        live. Raises OutOfHostMemory.
+        """
+        if self._copy_stream is not None:
+            self._pinned.register(memory.piece(0, memory.num_bytes))
+        # Any place in it will do: the meter goes by storages, and homes have storages of their own, which it never sees.
+        part = memory.piece(0, counted_bytes)
+        self._adopted.append(part)
+        if self.meter is not None:
+            self.meter.assign(part, "weights", tier="host")
+
+    def finish_copies(self) -> None:
+        """Wait until no copy between device and host is under way: before another process writes over what they read."""
+        if self._copy_stream is not None:
+            self._copy_stream.synchronize()
 
     def stored_buffer(self, num_bytes: int, *, place: StorePlace) -> StoredBuffer:
         """Room in a store, preallocated, written and read by ranges of host tensors; zeros until written.

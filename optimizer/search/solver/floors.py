@@ -27,7 +27,7 @@ def has_floors(problem: SearchProblem) -> bool:
 
 
 def list_floors(problem: SearchProblem) -> list[Floor]:
-    """Floors, the least first. Only where ``has_floors``."""
+    """Floors, the least first; none where what must leave the device has no room elsewhere. Only where ``has_floors``."""
     assert problem.relax is not None
     found = [floor for base in light_bases(problem) for floor in _floors_of(problem, base, problem.relax)]
     return sorted(found, key=lambda floor: (floor.num_bytes, repr(floor.setting)))
@@ -35,7 +35,10 @@ def list_floors(problem: SearchProblem) -> list[Floor]:
 
 def is_over_floor(problem: SearchProblem) -> bool:
     """Report whether it is known, before any plan is priced, that none fits."""
-    return has_floors(problem) and list_floors(problem)[0].num_bytes > problem.goal.device_budget_bytes
+    if not has_floors(problem):
+        return False
+    floors = list_floors(problem)
+    return not floors or floors[0].num_bytes > problem.goal.device_budget_bytes
 
 
 def light_bases(problem: SearchProblem) -> list[OuterPlan]:

@@ -3,13 +3,18 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.common.machines import make_cpu_machine
-from optimizer.estimate.training import estimate_training
+from optimizer.estimate.step.setting import lay_out_ranks
+from optimizer.estimate.training import estimate_training, simulate_step
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.layout import DATA_PARALLEL
+from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.workload import Adapter
 from tests.optimizer.profiles import extent_of, trace
 from tests.optimizer.runtime.ranks.cases import MODELS, RankCase, draw_cases, make_case
 from tests.optimizer.runtime.ranks.pool import RankPool
@@ -40,24 +45,53 @@ def plain_cases() -> list[RankCase]:
     ]
 
 
+def streamed_cases() -> list[RankCase]:
+    """Weights that stream from the host: from one home where one rank updates each tensor or none does, else from two."""
+    on_host: dict[str, Any] = {"gradients": "host", "state": OptimizerStatePlan(place="host")}
+    trained = [
+        make_case(data=data, weights=WeightsPlan(place="host", dtype=dtype, prefetch=prefetch), **on_host)
+        for data, dtype, prefetch in (("zero1", "fp32", 1), ("zero2", "bf16", 0), ("replicated", "fp32", 2))
+    ]
+    frozen = [
+        make_case(data=data, weights=WeightsPlan(place="host", frozen=form), adapter=Adapter(rank=4))
+        for data, form in (("replicated", "same"), ("zero2", "int4"))
+    ]
+    return [*trained, *frozen]
+
+
 def check_cases(cases: list[RankCase], ranks: RankPool, folder: Path) -> None:
     machine = replace(make_cpu_machine(), num_threads=2)
     for case in cases:
-        alike = [(each.plan, each.workload) for each in cases if each.model == case.model]
-        profile = trace(read_model_spec(MODELS[case.model]), extent=extent_of(alike))
+        alike = [(each.plan, each.workload) for each in cases if (each.model, each.workload.adapter) == _kind(case)]
+        profile = trace(read_model_spec(MODELS[case.model]), extent=extent_of(alike), adapter=case.workload.adapter)
         predicted = estimate_training(profile, plan=case.plan, workload=case.workload, machine=machine)
         assert predicted.device_peak_bytes == max(predicted.rank_peak_bytes)
-        assert measure(case, ranks, folder) == predicted.rank_peak_bytes, case.name
+        on_device, on_host = measure(case, ranks, folder)
+        assert on_device == predicted.rank_peak_bytes, case.name
+        laid = lay_out_ranks(profile, plan=case.plan, workload=case.workload, machine=machine)
+        hosts = [simulate_step(each).host_peak_bytes for each in sorted(laid, key=lambda each: each.rank)]
+        assert list(on_host[: len(hosts)]) == hosts, case.name
+        assert max(on_host) == predicted.host_peak_bytes, case.name
 
 
-def measure(case: RankCase, ranks: RankPool, folder: Path) -> tuple[int, ...]:
-    """The peak of each rank over its steady steps."""
+def _kind(case: RankCase) -> tuple[str, Adapter | None]:
+    return case.model, case.workload.adapter
+
+
+def measure(case: RankCase, ranks: RankPool, folder: Path) -> tuple[tuple[int, ...], ...]:
+    """The peaks of each rank over its steady steps, on the device and on the host."""
     replies = ranks.run({"kind": "steps", "case": case.to_json(), "folder": str(folder)}, num_ranks=2)
-    return tuple(max(reply["answer"]["peaks"][1:]) for reply in replies)
+    return tuple(tuple(max(reply["answer"][name][1:]) for reply in replies) for name in ("peaks", "host_peaks"))
 
 
 def test_plans_drawn_at_random_are_predicted_to_the_byte_on_each_rank(ranks: RankPool, tmp_path: Path) -> None:
     check_cases(drawn_cases(), ranks, tmp_path)
+
+
+def test_weights_that_stream_are_predicted_to_the_byte_on_each_rank_and_its_host(ranks: RankPool, tmp_path: Path) -> None:
+    cases = streamed_cases()
+    check_cases(cases, ranks, tmp_path)
+    assert {case.plan.shares_homes(trains_all=case.workload.adapter is None) for case in cases} == {True, False}
 
 
 def test_gradients_that_come_and_go_in_backward_are_predicted_to_the_byte(ranks: RankPool, tmp_path: Path) -> None:

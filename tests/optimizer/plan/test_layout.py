@@ -13,7 +13,7 @@ from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
-from optimizer.workload import TrainingWorkload
+from optimizer.workload import Adapter, TrainingWorkload
 
 WORKLOAD = TrainingWorkload(sequence_length=16, global_batch_size=8)
 PLAN = Plan(
@@ -49,15 +49,38 @@ def test_the_batches_of_all_devices_make_the_workloads() -> None:
 
 
 @pytest.mark.parametrize("data", ["zero1", "zero2"])
-def test_weights_that_stream_are_updated_by_every_rank(data: Any) -> None:
-    plan = replace(PLAN, layout=DeviceLayout(num_devices=2, data=data), **STREAMED)
+@pytest.mark.parametrize("place", ["disk", "remote"])
+def test_trained_weights_off_the_host_are_updated_by_every_rank(data: Any, place: Any) -> None:
+    plan = replace(PLAN, layout=DeviceLayout(num_devices=2, data=data), **{**STREAMED, "weights": WeightsPlan(place=place)})
     conflict = plan.find_conflict(WORKLOAD)
     assert str(conflict) == (
-        f"layout data is {data}, which gives each trained tensor to one rank; weights that stream are updated at home by every "
-        "rank: use replicated"
+        f"layout data is {data}, which has one rank update each tensor; off the host each rank has streamed weights of its own: "
+        "use host or replicated"
     )
     assert conflict.fields["field"] == "plan.layout.data"
     assert replace(plan, layout=DeviceLayout(num_devices=2)).find_conflict(WORKLOAD) is None
+    assert replace(plan, **STREAMED).find_conflict(WORKLOAD) is None
+    frozen = replace(WORKLOAD, adapter=Adapter(rank=4))
+    assert replace(plan, optimizer_state=OptimizerStatePlan()).find_conflict(frozen) is None
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "data", "place", "trains_all", "shares"),
+    [
+        (2, "zero1", "host", True, True),
+        (2, "zero2", "host", False, True),
+        (2, "replicated", "host", False, True),
+        (2, "replicated", "host", True, False),
+        (2, "replicated", "disk", False, False),
+        (2, "zero1", "device", True, False),
+        (1, "replicated", "host", False, False),
+    ],
+)
+def test_ranks_share_homes_on_the_host_unless_each_updates_its_own(
+    num_devices: int, data: Any, place: Any, trains_all: bool, shares: bool
+) -> None:
+    plan = replace(PLAN, layout=DeviceLayout(num_devices=num_devices, data=data), weights=WeightsPlan(place=place))
+    assert plan.shares_homes(trains_all=trains_all) is shares
 
 
 def test_embeddings_with_sparse_gradients_train_on_one_device() -> None:

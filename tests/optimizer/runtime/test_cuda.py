@@ -24,6 +24,7 @@ from optimizer.runtime.meter.device import prepared_device
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
+from optimizer.runtime.tiers.shared_memory import SharedMemory
 from optimizer.runtime.tiers.tiers import Tiers
 from tests.optimizer.runtime.tiny import CONFIGS, make_plan, make_spec, make_workload, write_token_file, write_tokenizer
 
@@ -96,6 +97,26 @@ def test_compressed_trips_keep_gradients_within_their_bound_on_a_card(choice: st
         for tensors in ([other_gradients[key] - gradients[key] for key in gradients], gradients.values())
     )
     assert 0 < error < bound * norm
+
+
+# Twin: test_shared_memory.test_a_part_of_it_counts_as_weights_on_the_host_while_the_tiers_live
+def test_memory_that_processes_share_is_pinned_as_a_whole_and_let_go() -> None:
+    tiers, memory = Tiers(device=CUDA, meter=Meter(device=CUDA)), SharedMemory.make(MIB + 512)
+    tiers.adopt(memory, counted_bytes=MIB // 2)
+    memory.close_file()
+    homes = [memory.piece(start, 1000) for start in (0, 512 * 7, MIB)]
+    for value, home in enumerate(homes):
+        assert home.is_pinned()
+        target = torch.empty(1000, dtype=torch.uint8, device=CUDA)
+        home.fill_(value)
+        copy = tiers.copy_to_device(home, target)
+        tiers.finish_copies()
+        home.fill_(9)
+        copy.wait()
+        assert target.unique().tolist() == [value]
+    assert tiers.meter.bytes_by_category(tier="host")["weights"] == MIB // 2
+    tiers.close()
+    assert not any(home.is_pinned() for home in homes)
 
 
 # Twin: test_tiers.test_ranges_are_copied_between_device_and_host_without_autograd_seeing_it

@@ -252,6 +252,19 @@ def test_levers_left_out_are_named_with_their_cost() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("data", "copies"),
+    [("zero1", ", to all devices from one copy"), ("replicated", ", to all devices from one copy of those that are not trained")],
+)
+def test_weights_that_stream_to_several_devices_are_there_once(data: Any, copies: str) -> None:
+    plan = replace(PLAN, layout=DeviceLayout(num_devices=2, data=data), weights=WeightsPlan(place="host"))
+    sentences = explain_plan(plan, prediction=Cost(device_peak_bytes=MIB, step_ms=10.0, host_peak_bytes=3 * MIB))
+    assert f"each block's weights come from the host as they are needed, one block ahead{copies}" in sentences
+    assert "other memory holds up to 3.00 MiB on the host for each device" in sentences
+    on_disk = explain_plan(replace(plan, weights=WeightsPlan(place="disk")), prediction=Cost(device_peak_bytes=MIB, step_ms=10.0))
+    assert "each block's weights come from disk as they are needed, one block ahead" in on_disk
+
+
 def test_several_devices_are_explained_with_what_they_send_and_wait_for() -> None:
     shared = replace(PLAN, layout=DeviceLayout(num_devices=2, data="zero1"))
     cost = Cost(device_peak_bytes=300 * MIB, step_ms=10.0, network_bytes=64 * MIB, exposed_ms={"network": 2.5})

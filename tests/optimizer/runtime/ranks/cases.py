@@ -172,13 +172,18 @@ def _draw(draws: random.Random, num_ranks: Sequence[int]) -> RankCase | None:
     dtype = draws.choice(["fp32", "fp32", "bf16", "fp16"])
     # Blocks that share parameters can have no adapters.
     adapter = Adapter(rank=4) if draws.random() < 0.2 and model != "shared" else None
+    streams = draws.random() < 0.3
+    if streams and adapter is None and place == "device":
+        # The state of weights that stream and are trained is wholly elsewhere.
+        place = "host"
     num_blocks = MODELS[model]["num_hidden_layers"]
     try:
         weights = WeightsPlan(
             dtype=dtype,
             master=draws.choice(["fp32", "none"]) if dtype == "bf16" else "fp32",
             autocast=draws.choice(["off", "bf16"]) if dtype == "fp32" else "off",
-            place=draws.choice(["device", "device", "device", "host"]),
+            place="host" if streams else "device",
+            prefetch=draws.choice([0, 1, 1, 2]),
             frozen=draws.choice(["same", "int8", "int4"]) if adapter else "same",
         )
         case = make_case(
@@ -189,7 +194,11 @@ def _draw(draws: random.Random, num_ranks: Sequence[int]) -> RankCase | None:
             gradients=draws.choice(["keep", "keep", "host", "consume"]) if place == "device" else "host",
             activations=[draws.choice(["keep", "recompute", "selective", "offload"]) for _ in range(num_blocks)],
             num_chunks=draws.choice([1, 1, 4]),
-            state=OptimizerStatePlan(bits=draws.choice([32, 32, 8]), place=place, fraction=draws.choice([1.0, 1.0, 0.5])),
+            state=OptimizerStatePlan(
+                bits=draws.choice([32, 32, 8]) if not streams or adapter else 32,
+                place=place,
+                fraction=draws.choice([1.0, 1.0, 0.5]) if not streams or adapter else 1.0,
+            ),
             weights=weights,
             has_uneven_labels=draws.random() < 0.5,
             optimizer=optimizer,

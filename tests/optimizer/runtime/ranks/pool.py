@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,16 @@ class RankPool:
 
     def run(self, command: dict[str, Any], *, num_ranks: int, timeout_s: float = 60.0) -> list[dict[str, Any]]:
         """Give each rank the command with its place; returns their answers, of one that died its exit code as ``died``."""
+        self.begin(command, num_ranks=num_ranks, timeout_s=timeout_s)
+        return [self._read(process) for process in self._processes[:num_ranks]]
+
+    @property
+    def processes(self) -> Sequence[subprocess.Popen[str]]:
+        """In the order of ranks."""
+        return self._processes
+
+    def begin(self, command: dict[str, Any], *, num_ranks: int, timeout_s: float = 60.0) -> None:
+        """Give each rank the command and wait for none."""
         self._ensure(num_ranks)
         self._num_commands += 1
         folder = self._folder / f"rendezvous-{self._num_commands}"
@@ -37,7 +48,6 @@ class RankPool:
             place = {"rank": rank, "num_ranks": num_ranks, "folder": str(folder), "timeout_s": timeout_s}
             process.stdin.write(json.dumps({**command, "place": place}) + "\n")
             process.stdin.flush()
-        return [self._read(process) for process in self._processes[:num_ranks]]
 
     def _read(self, process: subprocess.Popen[str]) -> dict[str, Any]:
         line = process.stdout.readline()

@@ -1,12 +1,15 @@
 """One rank as a process, which ``pool.py`` starts: reads commands as JSON lines and answers each with one.
 
 ``steps``  carries out a ``RankCase`` and answers with what it measured; weights and state go to files in the command's folder.
-           ``spoils``: ``[rank, step]`` where a gradient is infinite; ``detaches``: where a weight has no gradient.
+           ``spoils``: ``[rank, step]`` where a gradient is infinite; ``detaches``: where a weight has no gradient;
+           ``lags``: ``[rank, what]``, the one that is late to ``fetch`` each block's weights, or with its ``update``.
 ``group``  uses each method of ``Ranks`` once.
+``homes``  makes homes of the sizes given for each rank, touches their bytes, and holds them for ``holds_s``.
 ``train``  carries out a job (``optimizer/runtime/job/train.py``). ``stops_before_step``, ``dies_before_step`` and
            ``hangs_before_step`` count its steps from 1; ``ranks_only`` says on which ranks it dies or hangs.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -31,13 +34,17 @@ from optimizer.runtime.job.train import train
 from optimizer.runtime.job.training_run import TrainingRun
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.ranks.group import RankPlace, Ranks
+from optimizer.runtime.ranks.shared_homes import SharedHomes
 from optimizer.runtime.step.step import Trainer
+from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.runtime.ranks.cases import NUM_STEPS, RankCase
 
 CPU = torch.device("cpu")
 LEARNING_RATE = 2e-4
 """In the first step; twice and three times as much in the next two."""
+LAG_S = 0.05
+"""Long beside a step of the small models."""
 
 
 def carry_out_steps(
@@ -47,17 +54,22 @@ def carry_out_steps(
     folder: Path,
     spoils: Sequence[int] = (),
     detaches: Sequence[int] = (),
+    lags: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Steps, an evaluation, and what they left; without ``ranks`` the case of one device."""
     rank = 0 if ranks is None else ranks.rank
+    # What a case before this one held in circles is still mapped.
+    gc.collect()
     torch.manual_seed(5)
     meter = Meter(device=CPU)
     model = case.make_model()
     trainer = Trainer(
         model, plan=case.plan, workload=case.workload, device=CPU, meter=meter, scratch=folder, ranks=ranks
     )
-    losses, norms, rewards, peaks, left_out = [], [], [], [], []
+    losses, norms, rewards, peaks, host_peaks, left_out = [], [], [], [], [], []
     faults = _Faults(model)
+    if lags and lags[0] == rank:
+        _lag(trainer, lags[1])
     try:
         for step in range(NUM_STEPS):
             faults.are_infinite = [rank, step] == list(spoils)
@@ -68,6 +80,7 @@ def carry_out_steps(
             norms.append(result.grad_norm)
             rewards.append(to_json(result.rewards))
             peaks.append(meter.peak().device_bytes)
+            host_peaks.append(meter.peak().host_bytes)
             left_out.append(result.is_left_out)
         peak = meter.peak()
         validation_loss = trainer.evaluate(case.make_batches(model, step=99, rank=rank))
@@ -90,11 +103,53 @@ def carry_out_steps(
             "host_state_bytes": meter.bytes_by_category(tier="host")["optimizer_state"],
             "gradient_bytes": meter.bytes_by_category()["gradients"],
             "peaks": peaks,
+            "host_peaks": host_peaks,
+            "shared_part_bytes": sum(part.nbytes for part in trainer.tiers._adopted),
+            "home_bytes": sum(streamed.home.num_bytes for streamed in trainer.weights._by_name.values()),
+            "shared_memory": list_shared_memory(),
             "peak_by_category": peak.device_bytes_by_category,
             "collective_bytes": 0 if ranks is None else ranks.num_bytes,
         }
     finally:
         trainer.close(keep_weights=False)
+
+
+def list_shared_memory(process: str = "self") -> list[list[int]]:
+    """The memory without a name that a process has in common with others: inode, bytes mapped."""
+    found = []
+    for line in Path(f"/proc/{process}/maps").read_text().splitlines():
+        if "headroom-weights" in line:
+            span, _, _, _, inode, *_ = line.split()
+            start, _, end = span.partition("-")
+            found.append([int(inode), int(end, 16) - int(start, 16)])
+    return found
+
+
+def list_dev_shm() -> list[str]:
+    """Files in /dev/shm, but for those of database servers that other tests start and end meanwhile."""
+    return sorted(file.name for file in Path("/dev/shm").iterdir() if not file.name.startswith("PostgreSQL."))
+
+
+def _lag(trainer: Trainer, what: str) -> None:
+    """Make each block's weights, or each update on the host, come late."""
+    if what == "update":
+        on_host = trainer.optimizer.on_host
+        assert on_host is not None
+        update = on_host.run
+
+        def update_late(*args: Any) -> None:
+            time.sleep(LAG_S)
+            update(*args)
+
+        vars(on_host)["run"] = update_late
+        return
+    fetch = trainer.weights._fetch
+
+    def fetch_late(block: int) -> None:
+        time.sleep(LAG_S)
+        fetch(block)
+
+    vars(trainer.weights)["_fetch"] = fetch_late
 
 
 class _Faults:
@@ -121,8 +176,11 @@ def _carry_out(command: dict[str, Any], place: RankPlace) -> Any:
     if command["kind"] == "steps":
         with Ranks(place, device=CPU) as ranks:
             case = RankCase.from_json(command["case"])
-            faults = {name: command.get(name, ()) for name in ("spoils", "detaches")}
+            faults = {name: command.get(name, ()) for name in ("spoils", "detaches", "lags")}
             return carry_out_steps(case, ranks=ranks, folder=Path(command["folder"]), **faults)
+    if command["kind"] == "homes":
+        with Ranks(place, device=CPU) as ranks:
+            return _hold_homes(ranks, command["sizes"][place.rank], holds_s=command.get("holds_s", 0.0))
     messages: list[Any] = []
     num_asked = 0
     has_fault = place.rank in command.get("ranks_only", [place.rank])
@@ -142,6 +200,15 @@ def _carry_out(command: dict[str, Any], place: RankPlace) -> Any:
         probe = lambda measured, num_steps_left: str(command["probes"])  # noqa: E731
     result = train(_read_run(document, place), report=messages.append, should_stop=should_stop, probe=probe)
     return {"result": result.to_json(), "messages": messages}
+
+
+def _hold_homes(ranks: Ranks, sizes: list[int], *, holds_s: float) -> int:
+    homes = SharedHomes(ranks, Tiers(device=CPU))
+    homes.make(sizes)
+    held = [homes.take().fill_(1) for _ in sizes]
+    homes.wait_until_filled()
+    time.sleep(holds_s)
+    return sum(int(home.sum()) for home in held)
 
 
 def _use_group(ranks: Ranks) -> dict[str, Any]:
@@ -195,7 +262,7 @@ def _read_run(document: dict[str, Any], place: RankPlace) -> TrainingRun:
         attempt=document.get("attempt", 1),
         fence=document.get("attempt", 1),
         job_folder=folder / document["job"],
-        weights_folder=None,
+        weights_folder=None if document.get("weights") is None else folder / document["weights"],
         token_file=folder / "tokens",
         tokenizer_file=folder / "tokenizer.json",
         resume_from=document.get("resume_from"),

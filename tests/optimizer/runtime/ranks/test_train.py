@@ -18,9 +18,11 @@ from optimizer.plan.plan import Plan
 from tests.optimizer.runtime.ranks.cases import MODELS
 from tests.optimizer.runtime.ranks.conftest import answers_of
 from tests.optimizer.runtime.ranks.pool import RankPool
+from tests.optimizer.runtime.ranks.rank_process import list_dev_shm
 from tests.optimizer.runtime.tiny import CONFIGS, make_plan, make_workload, write_token_file, write_tokenizer
 
 ON_HOST = {"gradients": "host", "state_place": "host"}
+STREAMED = {**ON_HOST, "weights_place": "host"}
 TRAINED_TOLERANCE = 1e-5
 """Tolerance of weights after steps that differ in the order of sums (``test_steps.py``)."""
 
@@ -44,6 +46,7 @@ def run_job(pool: RankPool, tmp_path: Path) -> Callable[..., list[dict[str, Any]
         attempt: int = 1,
         timeout_s: float = 60.0,
         workload: dict[str, Any] | None = None,
+        weights: str | None = None,
         **command: Any,
     ) -> list[dict[str, Any]]:
         values = {"global_batch_size": 4, "num_steps": 4, "sample_tokens": 4, "eval_batches": 2, "eval_every_steps": 0}
@@ -55,6 +58,7 @@ def run_job(pool: RankPool, tmp_path: Path) -> Callable[..., list[dict[str, Any]
             "job": job,
             "resume_from": resume_from,
             "attempt": attempt,
+            "weights": weights,
         }
         return pool.run({"kind": "train", "run": document, **command}, num_ranks=plan.layout.num_devices, timeout_s=timeout_s)
 
@@ -73,8 +77,14 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 @pytest.mark.parametrize(
     ("dtype", "data", "places"),
-    [("fp32", "zero1", {}), ("bf16", "zero1", {}), ("fp32", "replicated", {**ON_HOST, "weights_place": "host"})],
-    ids=["fp32", "masters", "streamed"],
+    [
+        ("fp32", "zero1", {}),
+        ("bf16", "zero1", {}),
+        ("fp32", "replicated", STREAMED),
+        ("fp32", "zero1", STREAMED),
+        ("bf16", "zero2", STREAMED),
+    ],
+    ids=["fp32", "masters", "streamed", "one-home", "one-home-masters"],
 )
 def test_a_job_of_two_ranks_leaves_the_weights_and_numbers_of_one_device(
     run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, dtype: str, data: str, places: dict[str, str]
@@ -126,6 +136,55 @@ def test_a_checkpoint_of_two_ranks_resumes_under_any_layout(
     assert summaries[0]["validation_loss"] == pytest.approx(summaries[1]["validation_loss"], abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((2, "zero2", STREAMED), (1, "replicated", {})),
+        ((2, "zero2", STREAMED), (2, "replicated", STREAMED)),
+        ((1, "replicated", {}), (2, "zero1", STREAMED)),
+        ((2, "zero1", {}), (4, "zero1", STREAMED)),
+    ],
+    ids=["to-one", "to-homes-of-their-own", "from-one", "from-two-to-four"],
+)
+def test_a_checkpoint_goes_on_with_one_home_for_all_ranks_and_without(
+    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, before: tuple[Any, ...], after: tuple[Any, ...]
+) -> None:
+    def plan_of(num_ranks: int, data: str, places: dict[str, str]) -> Plan:
+        return make_rank_plan(num_ranks, data, accumulation_steps=4 // num_ranks, **places)
+
+    whole = answers_of(run_job(plan_of(1, "replicated", {}), job="whole"))
+    answers_of(run_job(plan_of(*before), job="job", stops_before_step=3))
+    resumed = answers_of(run_job(plan_of(*after), job="job", resume_from="newest", attempt=2))
+    assert {"type": "started", "resumed_from_step": 2} in resumed[0]["messages"]
+    assert_close(weights_of(tmp_path / "job"), weights_of(tmp_path / "whole"))
+    summaries = [done["result"]["summary"] for done in (resumed[0], whole[0])]
+    assert summaries[0]["validation_loss"] == pytest.approx(summaries[1]["validation_loss"], abs=1e-5)
+
+
+def test_rank_0_alone_reads_and_packs_the_frozen_weights_that_stream_to_all(
+    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    answers_of(run_job(make_rank_plan(1, accumulation_steps=4), job="base"))
+    tuned = {
+        "weights": "base/artifacts/model",
+        "workload": {"mode": "finetune", "adapter": {"rank": 4}, "global_batch_size": 2, "export": {"adapter": "both"}},
+    }
+    one, two = (
+        replace(plan, weights=replace(plan.weights, place="host", frozen="int4"))
+        for plan in (make_rank_plan(1, accumulation_steps=2), make_rank_plan(2, "zero1"))
+    )
+    (alone,) = answers_of(run_job(one, job="one", **tuned))
+    first, second = answers_of(run_job(two, job="two", **tuned))
+    for key in ("loss", "validation_loss", "weights_sha256"):
+        assert first["result"]["summary"][key] == alone["result"]["summary"][key], key
+    loads = [done["result"]["measured"]["stages"]["load"]["host_peak_bytes"] for done in (alone, first, second)]
+    home_bytes = alone["result"]["measured"]["host_peak_bytes"]
+    # The other rank reads nothing, and has no more of the home than its part.
+    assert loads[2] == home_bytes // 2
+    assert loads[1] > loads[2]
+    assert first["result"]["measured"]["host_peak_bytes"] + second["result"]["measured"]["host_peak_bytes"] == home_bytes
+
+
 def test_ranks_stopped_and_resumed_end_with_the_same_bits_dropout_included(
     run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path
 ) -> None:
@@ -148,10 +207,12 @@ def test_the_probe_of_rank_0_ends_all_ranks_with_a_checkpoint(run_job: Callable[
     assert [message["type"] for message in done[0]["messages"]][-1] == "checkpoint"
 
 
+@pytest.mark.parametrize("places", [{}, STREAMED], ids=["on-the-devices", "one-home"])
 def test_a_killed_rank_ends_the_others_with_an_error_that_says_so(
-    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path
+    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, places: dict[str, str]
 ) -> None:
-    plan = make_rank_plan(2, "zero1", accumulation_steps=2)
+    plan = make_rank_plan(2, "zero1", accumulation_steps=2, **places)
+    in_memory = list_dev_shm()
     start_s = time.monotonic()
     survivor, killed = run_job(
         plan, job="job", workload={"checkpoint_every_steps": 1}, ranks_only=[1], dies_before_step=3
@@ -164,6 +225,12 @@ def test_a_killed_rank_ends_the_others_with_an_error_that_says_so(
     kept = sorted(folder.name for folder in (tmp_path / "job" / "checkpoints").iterdir())
     assert kept == ["step-000001-f1", "step-000002-f1"]
     json.dumps(survivor)
+    assert list_dev_shm() == in_memory
+    # With a process in place of the one that was killed, and new memory.
+    resumed = answers_of(run_job(plan, job="job", resume_from="newest", attempt=2))
+    assert {"type": "started", "resumed_from_step": 2} in resumed[0]["messages"]
+    whole = answers_of(run_job(plan, job="whole"))
+    assert resumed[0]["result"]["summary"]["weights_sha256"] == whole[0]["result"]["summary"]["weights_sha256"]
 
 
 def test_a_rank_that_hangs_is_given_up_at_the_deadline(run_job: Callable[..., list[dict[str, Any]]]) -> None:

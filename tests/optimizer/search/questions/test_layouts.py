@@ -5,15 +5,18 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.api.plan import plan_profiled
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload
 from optimizer.base.units import GIB, MIB
 from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine, PeerLink
+from optimizer.hardware.peers import with_devices
 from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.pins.training import Pins, read_pins
 from optimizer.profile.profile import Profile
+from optimizer.search.problem import PricedPlan
 from optimizer.search.questions.answers import ObjectiveAnswer
 from optimizer.search.questions.layouts import list_layouts
 from optimizer.workload import TrainingWorkload
@@ -122,6 +125,32 @@ def test_state_is_shared_out_where_each_device_is_short_of_memory(llama_profile:
     replicated = next(option for option in found.layouts if option.layout == DeviceLayout(num_devices=2))
     assert replicated.best is None
     assert "nothing fits; the smallest peak is" in replicated.sentence
+
+
+def test_weights_that_stream_to_two_devices_take_the_hosts_memory_once(llama_profile: Profile) -> None:
+    """Where the host has room for one copy of them and of the optimizer's state, devices share both out."""
+    forbid = ("recompute", "chunked_loss", "offload", "disk", "shard_gradients")
+    two, one = (read_pins(["weights.place=host", f"layout.num_devices={number}"]) for number in (2, 1))
+    machine = with_devices(make_cpu_machine(), 2)
+    by_layout = {option.layout.data: option.best for option in ask(llama_profile, machine, forbid=forbid, pins=two).layouts}
+    each_bytes = {data: host_bytes_of(best) for data, best in by_layout.items()}
+    assert each_bytes.keys() == {"replicated", "zero1"}
+    alone_bytes = host_bytes_of(ask(llama_profile, machine, forbid=forbid, pins=one).result.chosen)
+    assert each_bytes["replicated"] == alone_bytes
+    assert 2 * each_bytes["zero1"] < 1.3 * alone_bytes
+    found = ask(llama_profile, machine, host_budget_bytes=2 * each_bytes["zero1"], forbid=forbid, pins=two)
+    assert found.result.chosen.plan.layout.data == "zero1"
+    assert found.result.chosen.plan.weights.place == "host"
+    assert [option.best is None for option in found.layouts] == [True, False]
+    assert "needs more than" in found.layouts[0].sentence
+    with pytest.raises(InvalidPlan, match=r"what is pinned \(.*\) needs more than 1000 B on the host"):
+        ask(llama_profile, machine, num_devices=1, host_budget_bytes=1000, forbid=forbid, pins=read_pins(["weights.place=host"]))
+
+
+def host_bytes_of(priced: PricedPlan | None) -> int:
+    """The most that one device takes of the host, in any stage."""
+    assert priced is not None
+    return max(priced.prediction.host_peak_bytes, *(stage.host_peak_bytes for stage in priced.prediction.stages))
 
 
 def test_more_sequences_run_at_once_on_two_devices(llama_profile: Profile) -> None:
