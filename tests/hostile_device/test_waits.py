@@ -3,22 +3,26 @@
 import time
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import pytest
 import torch
 
+from optimizer.models.anatomy import find_blocks
 from optimizer.plan.generation import GenerationPlan
+from optimizer.plan.weights import WeightsPlace, WeightsPlan
 from optimizer.runtime.generation import generator
 from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step import step
+from optimizer.runtime.step.logits_and_loss import compute_loss
 from optimizer.runtime.step.step import MicroBatch, Trainer
 from optimizer.runtime.tiers.disk import DiskStore
 from tests.hostile_device.backend import HostileBackend, hostile_device
 from tests.hostile_device.cases import SMALL_PIECE_ELEMENTS, generate, train_tiny
 from tests.hostile_device.races import COMPUTE, HOST
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
+from tests.optimizer.runtime.generation.test_kv_generation import build, prompts_of
 from tests.optimizer.runtime.states import make_trainer, read
 from tests.optimizer.runtime.step.test_step import PLACES
 from tests.optimizer.runtime.tiny import make_plan
@@ -57,6 +61,29 @@ def test_a_step_is_timed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
         trainer.close()
 
 
+def test_what_blocks_have_offloaded_is_off_the_device_before_the_head_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def list_bytes_at_head() -> list[int]:
+        trainer = make_trainer(plan=make_plan("offload", accumulation_steps=2))
+        assert trainer.meter is not None
+        meter, seen = trainer.meter, []
+
+        def look(*args: Any, **kwargs: Any) -> torch.Tensor:
+            seen.append(meter.bytes_by_category()["activations"])
+            return compute_loss(*args, **kwargs)
+
+        monkeypatch.setattr(step, "compute_loss", look)
+        batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
+        trainer.step(batches, learning_rate=1e-3)
+        trainer.close()
+        return seen
+
+    # The CPU device's copies are done at once.
+    expected = list_bytes_at_head()
+    with hostile_device():
+        assert list_bytes_at_head() == expected
+    assert len(expected) == 2
+
+
 def test_prefill_and_decode_are_timed_to_their_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with hostile_device() as backend:
         clock = Clock(backend)
@@ -64,6 +91,22 @@ def test_prefill_and_decode_are_timed_to_their_ends(monkeypatch: pytest.MonkeyPa
         generate(SMALL_CONFIGS["llama"], GenerationPlan(batch_size=4), tmp_path)
         # Of each of two passes the begin, the end of its prefill, and the end.
         assert clock.looks[1::3] == clock.looks[2::3] == [True, True]
+
+
+@pytest.mark.parametrize("place", ["host", "disk"])
+def test_weights_that_an_error_leaves_unused_have_come_before_their_memory_goes(tmp_path: Path, place: WeightsPlace) -> None:
+    def fail(module: Any, args: Any) -> Never:
+        raise RuntimeError("no more")
+
+    model = build(SMALL_CONFIGS["llama"])
+    plan = GenerationPlan(batch_size=2, weights=WeightsPlan(place=place, prefetch=1))
+    with hostile_device():
+        streamed = generator.Generator(model, plan=plan, device=CPU, scratch=tmp_path)
+        # The next block's are on their way by then.
+        find_blocks(model)[0].register_forward_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="no more"):
+            streamed.generate(prompts_of(9), num_new_tokens=2)
+        streamed.close()
 
 
 def test_a_timeline_is_in_the_devices_time() -> None:
