@@ -60,7 +60,7 @@ class Tracer:
             yield
         finally:
             sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
             seconds = time.monotonic() - begin_s
             named = frozenset((_module_of(file), line) for file, line in lines)
             found.append(Witness(name=name, is_test=is_test, seconds=seconds, lines=named))

@@ -10,6 +10,7 @@ import queue
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.context import ForkContext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ def take_out_each(journal: Journal, *, places: Sequence[str], sources: str) -> N
         # Lines move, so the words are compared; the sort keeps the order among the others.
         first = sorted(witnesses, key=lambda witness: witness.name not in noticed.get(_words_of(mutation.name), ()))
         journal.do(
-            lambda mutation=mutation, first=first: _take_out(context, mutation, witnesses=first, expected=expected),
+            partial(_take_out, context, mutation, witnesses=first, expected=expected),
             what="wait", sources=sources, wait=mutation.name,
         )  # fmt: skip
 

@@ -172,8 +172,8 @@ class Optimizer:
         return True
 
     def update(self, name: str, gradient_of: GradientOf) -> None:
-        """Update one tensor whose state left, from a gradient that needs no scaling. Raises what ``gradient_of`` raises; who waits
-        for the tensor then raises it too.
+        """Update one tensor whose state left, from a gradient that needs no scaling. Raises what ``gradient_of`` raises; who
+        waits for the tensor then raises it too.
         """
         assert self.on_host is not None
         facts = UpdateFacts(learning_rate=self.learning_rate, grad_factor=None)
