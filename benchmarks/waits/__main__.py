@@ -19,7 +19,11 @@ from benchmarks.common.record import Row, describe_machine
 from benchmarks.waits import reach, removed, seeds
 
 _ROOT = Path(__file__).resolve().parents[2]
-_SOURCES = ("optimizer", "tests/hostile_device", *(test.partition("::")[0] for test in reach.TESTS))
+_CASES = ("backend", "cases", "footprint", "modes", "races", "streams", "trips")
+_SOURCES = {
+    "seeds": ["optimizer/runtime", *(f"tests/hostile_device/{module}.py" for module in _CASES)],
+    "removed": ["optimizer/runtime", "tests/hostile_device", *(test.partition("::")[0] for test in reach.TESTS)],
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         is_quick=options.command == "seeds" and options.seeds < seeds.NUM_SEEDS,
         show=show,
     )
-    sources = digest_of_sources()
+    sources = digest_of(_SOURCES[options.command])
     # Rows of other sources say nothing of these.
     journal.rows = [row for row in journal.rows if row.get("sources") == sources]
     if options.command == "seeds":
@@ -58,10 +62,10 @@ def show(row: Row) -> str:
     return "  ".join(str(value) for name, value in row.items() if name not in ("what", "sources", "traceback"))
 
 
-def digest_of_sources() -> str:
-    """Short; of all that a row's outcome depends on in this repository."""
+def digest_of(sources: Sequence[str]) -> str:
+    """Short; of files, and of all modules in folders."""
     digest = hashlib.sha256()
-    for source in _SOURCES:
+    for source in sources:
         path = _ROOT / source
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             digest.update(file.read_bytes())
