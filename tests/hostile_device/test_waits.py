@@ -12,6 +12,7 @@ from typing import Any, Never
 import pytest
 import torch
 
+from optimizer.base.errors import RankLost
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.plan.generation import GenerationPlan
@@ -339,3 +340,17 @@ def test_sums_and_weights_of_other_ranks_are_waited_for(tmp_path: Path, data: Da
     (late, late_weights), (early, early_weights) = train(tmp_path / "late", "late"), train(tmp_path / "early", "early")
     assert late == early
     assert all(torch.equal(late_weights[name], early_weights[name]) for name in early_weights)
+
+
+def test_a_rank_that_is_lost_while_weights_are_sent_is_named_in_that_step(tmp_path: Path) -> None:
+    plan = replace(make_plan(), layout=DeviceLayout(num_devices=2, data="zero1"))
+    model, workload = build_model(make_spec(), seed=3), make_workload(global_batch_size=2 * plan.batch.global_batch_size)
+    with (
+        hostile_device() as backend,
+        TwinRanks(backend, folder=tmp_path, timeout_s=0.1, ends_broadcasts=False) as ranks,
+    ):
+        trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=None, ranks=ranks)
+        batches = make_synthetic_batches(model, plan=plan, workload=workload)
+        with pytest.raises(RankLost, match="weights of a step"):
+            trainer.step(batches, learning_rate=1e-2)
+        trainer.close(keep_weights=False)
