@@ -45,6 +45,9 @@ from tests.optimizer.techniques.test_pairs import list_cases as list_pairs
 
 MIXED = ("offload", "recompute", "offload_disk")
 SMALL_PIECE_ELEMENTS = 8192
+NUM_STEPS = 3
+NUM_NEW = 6
+"""Tokens of each sequence."""
 SCHEDULES: tuple[Schedule, ...] = ("late", "early", "random")
 
 
@@ -89,18 +92,25 @@ def small_pieces() -> Iterator[None]:
 # Training.
 
 
-def train_plan(plan: Plan, workload: TrainingWorkload, scratch: Path) -> Any:
-    """The hash of the weights after three steps of the techniques' model."""
+def train_plan(plan: Plan, workload: TrainingWorkload, scratch: Path, *, num_steps: int = NUM_STEPS) -> Any:
+    """The hash of the weights after some steps of the techniques' model."""
     spec = read_model_spec(LLAMA)
     return measure_step(
-        spec, plan=plan, workload=workload, scratch=scratch, num_steps=3, with_weights_hash=True
+        spec, plan=plan, workload=workload, scratch=scratch, num_steps=num_steps, with_weights_hash=True
     ).weights_sha256
 
 
 def train_tiny(
-    name: str, plan: Plan, scratch: Path, *, pieces: bool = False, adapter: Adapter | None = None, **workload: Any
+    name: str,
+    plan: Plan,
+    scratch: Path,
+    *,
+    pieces: bool = False,
+    adapter: Adapter | None = None,
+    num_steps: int = NUM_STEPS,
+    **workload: Any,
 ) -> Any:
-    """Losses, norms, an evaluation, weights and state, of three steps that nobody waits between."""
+    """Losses, norms, an evaluation, weights and state, of some steps that nobody waits between."""
     model = None
     if adapter is not None:
         given = dataclasses.replace(make_workload(plan), adapter=adapter)
@@ -110,7 +120,7 @@ def train_tiny(
         trainer = make_trainer(name, plan=plan, scratch=scratch, model=model, **workload)
         batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
         try:
-            results = [trainer.step(batches, learning_rate=1e-3 * (index + 1)) for index in range(3)]
+            results = [trainer.step(batches, learning_rate=1e-3 * (index + 1)) for index in range(num_steps)]
             validation_loss = trainer.evaluate(batches)
             weights = _hash({name: read(held) for name, held in trainer.named_weights().items()})
             state = _hash({name: read(held) for name, held in trainer.optimizer.export_state()[0].items()})
@@ -128,7 +138,7 @@ def _hash(tensors: dict[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def list_technique_cases(*, num_pairs: int | None = None, seed: int = 0) -> list[Case]:
+def list_technique_cases(*, num_pairs: int | None = None, seed: int = 0, num_steps: int = NUM_STEPS) -> list[Case]:
     """Each technique alone, and pairs of them: all, or so many drawn."""
     names = [tuple(given.values[0]) for given in list_pairs()]
     alone = [each for each in names if len(each) == 1]
@@ -136,17 +146,18 @@ def list_technique_cases(*, num_pairs: int | None = None, seed: int = 0) -> list
     if num_pairs is not None:
         pairs = random.Random(seed).sample(pairs, num_pairs)
     return [
-        Case(" and ".join(each), functools.partial(train_plan, plan, make_workload(plan)))
+        Case(" and ".join(each), functools.partial(train_plan, plan, make_workload(plan), num_steps=num_steps))
         for each in (*alone, *pairs)
         for plan in (make_plan(*each),)
     ]
 
 
-def list_training_cases() -> list[Case]:
+def list_training_cases(*, num_steps: int = NUM_STEPS) -> list[Case]:
     """What techniques and pairs do not reach."""
-    cases = {
+    train = functools.partial(train_tiny, num_steps=num_steps)
+    cases: dict[str, Callable[[Path], Any]] = {
         f"{name} {clip or 'unclipped'}": functools.partial(
-            train_tiny, "llama", make_tiny_plan(*MIXED, accumulation_steps=2, **places), max_grad_norm=clip
+            train, "llama", make_tiny_plan(*MIXED, accumulation_steps=2, **places), max_grad_norm=clip
         )
         for name, places in PLACES.items()
         for clip in (1.0, None)
@@ -154,37 +165,37 @@ def list_training_cases() -> list[Case]:
     for dtype in ("bf16", "fp16"):
         for name in ("state on the host", "all on the disk", "moments on the disk"):
             plan = make_tiny_plan(*MIXED, dtype=dtype, accumulation_steps=2, **PLACES[name])
-            cases[f"{name} {dtype}"] = functools.partial(train_tiny, "llama", plan, max_grad_norm=None)
+            cases[f"{name} {dtype}"] = functools.partial(train, "llama", plan, max_grad_norm=None)
     for compress in ("bf16", "int8"):
         for name in ("llama", "gpt2"):
             plan = make_tiny_plan(*MIXED, accumulation_steps=2)
             plan = dataclasses.replace(plan, activations=dataclasses.replace(plan.activations, compress=compress))
-            cases[f"compressed {compress} {name}"] = functools.partial(train_tiny, name, plan)
+            cases[f"compressed {compress} {name}"] = functools.partial(train, name, plan)
     for name in ("all on the host", "all on the disk", "state on the disk"):
         plan = make_tiny_plan(*MIXED, accumulation_steps=2, **PLACES[name])
-        cases[f"{name} in pieces"] = functools.partial(train_tiny, "llama", plan, pieces=True, max_grad_norm=None)
+        cases[f"{name} in pieces"] = functools.partial(train, "llama", plan, pieces=True, max_grad_norm=None)
     plan = make_tiny_plan(dtype="bf16", **PLACES["all on the disk"])
-    cases["all on the disk bf16 in pieces"] = functools.partial(train_tiny, "llama", plan, pieces=True)
+    cases["all on the disk bf16 in pieces"] = functools.partial(train, "llama", plan, pieces=True)
     for frozen in ("same", "int8"):
         for place in ("host", "disk"):
             plan = dataclasses.replace(make_tiny_plan(*MIXED), weights=WeightsPlan(frozen=frozen, place=place))
             adapter = Adapter(rank=4)
-            cases[f"adapters over {frozen} on {place}"] = functools.partial(train_tiny, "llama", plan, adapter=adapter)
+            cases[f"adapters over {frozen} on {place}"] = functools.partial(train, "llama", plan, adapter=adapter)
     for optimizer in ("sgd", "lion"):
         plan = make_tiny_plan(*MIXED, **PLACES["half the state on the host"])
-        cases[optimizer] = functools.partial(train_tiny, "llama", plan, optimizer=optimizer)
+        cases[optimizer] = functools.partial(train, "llama", plan, optimizer=optimizer)
     plan = dataclasses.replace(make_plan("offload", "gradients on host"), optimizer_state=OptimizerStatePlan(bits=8))
-    cases["8-bit state"] = functools.partial(train_plan, plan, make_workload(plan))
+    cases["8-bit state"] = functools.partial(train_plan, plan, make_workload(plan), num_steps=num_steps)
     plan = make_plan("state on host", "offload")
     plan = dataclasses.replace(plan, weights=WeightsPlan(dtype="bf16", master="none"))
-    cases["no masters"] = functools.partial(train_plan, plan, make_workload(plan))
+    cases["no masters"] = functools.partial(train_plan, plan, make_workload(plan), num_steps=num_steps)
     return [Case(name, run) for name, run in cases.items()]
 
 
 # Generation.
 
 
-def generate(config: dict[str, Any], plan: GenerationPlan, scratch: Path, *, length: int = 14, num_new: int = 6) -> Any:
+def generate(config: dict[str, Any], plan: GenerationPlan, scratch: Path, *, length: int = 14, num_new: int = NUM_NEW) -> Any:
     """The tokens of two passes, with a meter."""
     generator = Generator(
         build(config), plan=plan, device=torch.device("cpu"), meter=Meter(device=torch.device("cpu")), scratch=scratch
@@ -195,7 +206,7 @@ def generate(config: dict[str, Any], plan: GenerationPlan, scratch: Path, *, len
         generator.close()
 
 
-def list_generation_cases() -> list[Case]:
+def list_generation_cases(*, num_new: int = NUM_NEW) -> list[Case]:
     """Lossless plans of the suite, and packed caches; those on a remote store have tests of their own."""
     plans = [
         ("llama" if turn % 2 else "mistral", plan, 14)
@@ -215,7 +226,7 @@ def list_generation_cases() -> list[Case]:
     return [
         Case(
             f"{index} {name} {plan.kv_cache.dtype} on {plan.kv_cache.place}, weights on {plan.weights.place}",
-            functools.partial(generate, _longer(SMALL_CONFIGS[name]), plan, length=length),
+            functools.partial(generate, _longer(SMALL_CONFIGS[name]), plan, length=length, num_new=num_new),
         )
         for index, (name, plan, length) in enumerate(plans)
     ]
@@ -246,8 +257,13 @@ def list_trip_cases() -> list[Case]:
     return [Case(name, run) for name, run in cases.items()]
 
 
-def list_all_cases() -> list[Case]:
-    return [*list_trip_cases(), *list_technique_cases(), *list_training_cases(), *list_generation_cases()]
+def list_all_cases(*, num_steps: int = NUM_STEPS, num_new: int = NUM_NEW) -> list[Case]:
+    return [
+        *list_trip_cases(),
+        *list_technique_cases(num_steps=num_steps),
+        *list_training_cases(num_steps=num_steps),
+        *list_generation_cases(num_new=num_new),
+    ]
 
 
 QUICK = (

@@ -2,9 +2,8 @@
 
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -15,8 +14,7 @@ POISON = 255
 """In each byte: not a number in fp64, fp32, fp16 and bf16, -1 in integers."""
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Bytes of one storage, from the first that a tensor may touch to the last."""
 
     storage: torch.UntypedStorage
@@ -69,19 +67,36 @@ def split_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """Tensors that an op reads, and tensors that it writes (and may read)."""
     read: list[torch.Tensor] = []
     written: list[torch.Tensor] = []
-    for index, argument in enumerate(func._schema.arguments):
-        value = args[index] if index < len(args) else kwargs.get(argument.name)
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
-        (written if is_written else read).extend(tensors_in(value))
+    num_given = len(args)
+    for index, (name, is_written) in enumerate(_arguments_of(func)):
+        value = args[index] if index < num_given else kwargs.get(name)
+        if isinstance(value, torch.Tensor):
+            (written if is_written else read).append(value)
+        elif isinstance(value, list | tuple):
+            (written if is_written else read).extend(tensors_in(value))
     return read, written
 
 
+@cache
+def name_of(func: Any) -> str:
+    """As ``aten::copy_``. Asked of torch each time it takes longer than the whole note of an access."""
+    return str(func._schema.name)
+
+
+@cache
+def _arguments_of(func: Any) -> tuple[tuple[str, bool], ...]:
+    """Names, and whether they are written to."""
+    return tuple(
+        (argument.name, argument.alias_info is not None and argument.alias_info.is_write) for argument in func._schema.arguments
+    )
+
+
 def span_of(tensor: torch.Tensor) -> Span:
-    start = tensor.storage_offset() * tensor.element_size()
-    if not tensor.numel():
-        return Span(tensor.untyped_storage(), start, start)
-    last = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
-    return Span(tensor.untyped_storage(), start, start + (last + 1) * tensor.element_size())
+    item_bytes, num_elements = tensor.element_size(), tensor.numel()
+    start = tensor.storage_offset() * item_bytes
+    if num_elements and not tensor.is_contiguous():
+        num_elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    return Span(tensor.untyped_storage(), start, start + num_elements * item_bytes)
 
 
 def poison(tensor: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from optimizer.base.categories import CATEGORIES
 from optimizer.runtime.meter.ledger import NUM_CATEGORIES
 from optimizer.runtime.meter.meter import Meter
-from tests.hostile_device.footprint import kind_of, poison, span_of, split_arguments
+from tests.hostile_device.footprint import kind_of, name_of, poison, span_of, split_arguments
 from tests.hostile_device.races import COMPUTE, HOST
 from tests.hostile_device.streams import HostileStream, Queues
 
@@ -78,20 +78,22 @@ class ComputeMode(_Mode):
         queues, races = self._queues, self._queues.races
         queues.roll()
         read, written = split_arguments(func, args, kwargs)
-        if any(type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter) for tensor in (*read, *written)):
-            return func(*args, **kwargs)
-        if any(tensor.is_sparse or tensor.device.type != "cpu" for tensor in (*read, *written)):
-            return func(*args, **kwargs)
+        tensors = [*read, *written]
+        for tensor in tensors:
+            if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):
+                return func(*args, **kwargs)
+            if not tensor.is_cpu or tensor.is_sparse:
+                return func(*args, **kwargs)
         label = _label(func, [*written, *read])
         with queues.lock:
-            pinned = [races.is_pinned(tensor.untyped_storage()) for tensor in (*read, *written)]
+            pinned = [races.is_pinned(tensor.untyped_storage()) for tensor in tensors]
             is_on_host = bool(pinned) and all(pinned)
-            is_copy = func._schema.name == "aten::copy_"
+            is_copy = name_of(func) == "aten::copy_"
             races.access(
                 HOST if is_on_host else COMPUTE, label, reads=map(span_of, read), writes=map(span_of, written)
             )
             if any(pinned) and not is_on_host:
-                queues.do_what_touches(queues.compute, (*read, *written))
+                queues.do_what_touches(queues.compute, tensors)
                 if not is_copy:
                     races.faults.append(f"{label} takes tensors of the device and of the host")
                 elif not (args[2:] and args[2]):
@@ -102,7 +104,7 @@ class ComputeMode(_Mode):
                         taken = args[1].detach().clone()
                     queues.queue(queues.compute, func, (args[0], taken), {}, written=written, label=label, kept=taken)
                     return args[0]
-            if func._schema.name == _SYNCHRONIZES:
+            if name_of(func) == _SYNCHRONIZES:
                 queues.compute.synchronize()
         result = func(*args, **kwargs)
         if kind == "factory" and type(result) is torch.Tensor and result.device.type == "cpu" and result.numel():
@@ -113,16 +115,28 @@ class ComputeMode(_Mode):
         return result
 
 
-def _label(func: Any, tensors: list[torch.Tensor]) -> str:
-    sizes = " and ".join(f"{tuple(tensor.shape)} {_category(tensor)}" for tensor in tensors[:2])
-    return f"{func} of {sizes}"
+class _Label:
+    """An op in words, put together where they are read: most never are."""
+
+    __slots__ = ("_func", "_tensors")
+
+    def __init__(self, func: Any, tensors: list[tuple[Any, ...]]) -> None:
+        self._func, self._tensors = func, tensors
+
+    def __str__(self) -> str:
+        parts = (
+            f"{tuple(shape)} {str(dtype).removeprefix('torch.') if slot is None else CATEGORIES[slot % NUM_CATEGORIES]}"
+            for shape, dtype, slot in self._tensors
+        )
+        return f"{self._func} of {' and '.join(parts)}"
 
 
-def _category(tensor: torch.Tensor) -> str:
-    """As the meter has it that is entered."""
-    for mode in _get_current_dispatch_mode_stack():
-        if isinstance(mode, Meter):
-            allocation = mode._live.get(tensor.untyped_storage()._cdata)
-            if allocation is not None:
-                return CATEGORIES[allocation.slot % NUM_CATEGORIES]
-    return str(tensor.dtype).removeprefix("torch.")
+def _label(func: Any, tensors: list[torch.Tensor]) -> _Label:
+    meter = next((mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Meter)), None)
+    return _Label(func, [(tensor.shape, tensor.dtype, _slot_of(tensor, meter)) for tensor in tensors[:2]])
+
+
+def _slot_of(tensor: torch.Tensor, meter: Meter | None) -> int | None:
+    """The category, as the meter has it that is entered."""
+    allocation = None if meter is None else meter._live.get(tensor.untyped_storage()._cdata)
+    return None if allocation is None else allocation.slot

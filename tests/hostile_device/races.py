@@ -27,8 +27,8 @@ class _Range:
     __slots__ = ("reads", "writes")
 
     def __init__(self) -> None:
-        self.reads: dict[str, tuple[int, str]] = {}
-        self.writes: dict[str, tuple[int, str]] = {}
+        self.reads: dict[str, tuple[int, object]] = {}
+        self.writes: dict[str, tuple[int, object]] = {}
 
 
 class _Storage:
@@ -62,7 +62,7 @@ class Races:
     def clock_of(self, actor: str) -> Clock:
         return dict(self.clocks[actor])
 
-    def access(self, actor: str, label: str, *, reads: Iterable[Span], writes: Iterable[Span], moment: str = "") -> None:
+    def access(self, actor: str, label: object, *, reads: Iterable[Span], writes: Iterable[Span], moment: str = "") -> None:
         """An op that the host queues now, or does itself."""
         clock = self.clocks[actor]
         if actor != HOST:
@@ -112,7 +112,7 @@ class Races:
                     self._report(known, start, end, f"is let go{moment} while {other} may still run {label}")
 
     def _touch(
-        self, known: _Storage, span: Span, actor: str, number: int, label: str, *, is_write: bool, moment: str
+        self, known: _Storage, span: Span, actor: str, number: int, label: object, *, is_write: bool, moment: str
     ) -> None:
         clock = self.clocks[actor]
         own: _Range | None = None

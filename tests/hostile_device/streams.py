@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tests.hostile_device.footprint import Layout, poison, span_of
+from tests.hostile_device.footprint import Layout, name_of, poison, span_of
 from tests.hostile_device.races import COMPUTE, HOST, Clock, Races
 
 Schedule = Literal["late", "early", "random"]
@@ -99,13 +99,13 @@ class HostileStream:
         gone = [job for job in self._waiting if isinstance(job, _Job) and job.touches(storage, 0, storage.nbytes())]
         for job in gone:
             job.is_dropped = True
-        return [job.label for job in gone]
+        return [str(job.label) for job in gone]
 
 
 class _Job:
     """An op that waits."""
 
-    def __init__(self, func: Callable[..., Any], args: Any, kwargs: Any, *, label: str, kept: torch.Tensor | None) -> None:
+    def __init__(self, func: Callable[..., Any], args: Any, kwargs: Any, *, label: object, kept: torch.Tensor | None) -> None:
         """kept: of the arguments, one that is held until it is done; the others may go before."""
         self.label, self.is_dropped, self._kept = label, False, kept
         self._func = func
@@ -184,13 +184,13 @@ class Queues:
         kwargs: Any,
         *,
         written: list[torch.Tensor],
-        label: str,
+        label: object,
         kept: torch.Tensor | None = None,
     ) -> None:
         """Have an op done later; its destination is poison until then. With the lock. kept: as ``_Job`` has it."""
         unread = [tensor for tensor in written if not self._is_waited_for(tensor)]
         job = _Job(func, args, kwargs, label=label, kept=kept)
-        if func._schema.name in _OVERWRITES:
+        if name_of(func) in _OVERWRITES:
             with _disable_current_modes(), torch.no_grad():
                 for tensor in unread:
                     poison(tensor)

@@ -1,30 +1,44 @@
 """Waits of which bits are no witness: they are for times, for memory and for errors."""
 
+import contextlib
+import gc
+import threading
 import time
 import types
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import pytest
 import torch
 
+from optimizer.base.errors import RankLost
+from optimizer.models.anatomy import find_blocks
+from optimizer.models.build import build_model
 from optimizer.plan.generation import GenerationPlan
+from optimizer.plan.kv_cache import KvCachePlan, KvPlace
+from optimizer.plan.layout import DataParallel, DeviceLayout
+from optimizer.plan.weights import WeightsPlace, WeightsPlan
 from optimizer.runtime.generation import generator
 from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step import step
+from optimizer.runtime.step.logits_and_loss import compute_loss
 from optimizer.runtime.step.step import MicroBatch, Trainer
 from optimizer.runtime.tiers.disk import DiskStore
 from optimizer.runtime.tiers.shared_memory import SharedMemory
 from optimizer.runtime.tiers.tiers import Tiers
 from tests.hostile_device.backend import HostileBackend, hostile_device
 from tests.hostile_device.cases import SMALL_PIECE_ELEMENTS, generate, train_tiny
+from tests.hostile_device.collectives import TwinRanks
 from tests.hostile_device.races import COMPUTE, HOST
 from tests.hostile_device.streams import Schedule
+from tests.hostile_device.trips import SIZE
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
+from tests.optimizer.runtime.generation.test_kv_generation import build, prompts_of
 from tests.optimizer.runtime.states import make_trainer, read
 from tests.optimizer.runtime.step.test_step import PLACES
-from tests.optimizer.runtime.tiny import make_plan
+from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload
 
 CPU = torch.device("cpu")
 
@@ -60,6 +74,29 @@ def test_a_step_is_timed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
         trainer.close()
 
 
+def test_what_blocks_have_offloaded_is_off_the_device_before_the_head_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def list_bytes_at_head() -> list[int]:
+        trainer = make_trainer(plan=make_plan("offload", accumulation_steps=2))
+        assert trainer.meter is not None
+        meter, seen = trainer.meter, []
+
+        def look(*args: Any, **kwargs: Any) -> torch.Tensor:
+            seen.append(meter.bytes_by_category()["activations"])
+            return compute_loss(*args, **kwargs)
+
+        monkeypatch.setattr(step, "compute_loss", look)
+        batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
+        trainer.step(batches, learning_rate=1e-3)
+        trainer.close()
+        return seen
+
+    # The CPU device's copies are done at once.
+    expected = list_bytes_at_head()
+    with hostile_device():
+        assert list_bytes_at_head() == expected
+    assert len(expected) == 2
+
+
 def test_prefill_and_decode_are_timed_to_their_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with hostile_device() as backend:
         clock = Clock(backend)
@@ -67,6 +104,55 @@ def test_prefill_and_decode_are_timed_to_their_ends(monkeypatch: pytest.MonkeyPa
         generate(SMALL_CONFIGS["llama"], GenerationPlan(batch_size=4), tmp_path)
         # Of each of two passes the begin, the end of its prefill, and the end.
         assert clock.looks[1::3] == clock.looks[2::3] == [True, True]
+
+
+@pytest.mark.parametrize("place", ["host", "disk"])
+def test_weights_that_an_error_leaves_unused_have_come_before_their_memory_goes(tmp_path: Path, place: WeightsPlace) -> None:
+    def fail(module: Any, args: Any) -> Never:
+        raise RuntimeError("no more")
+
+    model = build(SMALL_CONFIGS["llama"])
+    plan = GenerationPlan(batch_size=2, weights=WeightsPlan(place=place, prefetch=1))
+    with hostile_device():
+        streamed = generator.Generator(model, plan=plan, device=CPU, scratch=tmp_path)
+        # The next block's are on their way by then.
+        find_blocks(model)[0].register_forward_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="no more"):
+            streamed.generate(prompts_of(9), num_new_tokens=2)
+        streamed.close()
+
+
+@pytest.mark.parametrize("place", ["host", "disk"])
+def test_records_that_an_error_leaves_unused_have_come_before_their_memory_goes(tmp_path: Path, place: KvPlace) -> None:
+    calls: list[int] = []
+
+    def fail_in_decode(module: Any, args: Any, output: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("no more")
+
+    model = build(SMALL_CONFIGS["llama"])
+    plan = GenerationPlan(batch_size=2, kv_cache=KvCachePlan(place=place, prefetch=1))
+    with hostile_device():
+        cached = generator.Generator(model, plan=plan, device=CPU, scratch=tmp_path)
+        # The next block's are on their way by then.
+        find_blocks(model)[0].register_forward_hook(fail_in_decode)
+        with contextlib.suppress(RuntimeError):
+            cached.generate(prompts_of(9, num_sequences=2), num_new_tokens=3)
+        gc.collect()
+        cached.close()
+    assert len(calls) == 2
+
+
+def test_records_that_leave_last_hold_no_memory_of_the_device_after_their_pass() -> None:
+    model, meter = build(SMALL_CONFIGS["llama"]), Meter(device=CPU)
+    plan = GenerationPlan(batch_size=2, kv_cache=KvCachePlan(place="host", prefetch=1))
+    with hostile_device():
+        cached = generator.Generator(model, plan=plan, device=CPU, meter=meter)
+        before_bytes = meter.device_bytes
+        cached.generate(prompts_of(9, num_sequences=2), num_new_tokens=3)
+        assert meter.device_bytes == before_bytes
+        cached.close()
 
 
 def test_a_timeline_is_in_the_devices_time() -> None:
@@ -207,3 +293,84 @@ def test_weights_on_their_way_to_a_store_are_written_before_their_buffer_is_used
     monkeypatch.setattr(DiskStore, "write", write_pieces_of_weights_late)
     with hostile_device(schedule="early"):
         assert train_tiny("llama", plan, tmp_path, pieces=True) == expected
+
+
+def _release_a_buffer(tiers: Tiers) -> None:
+    buffer = tiers.stored_buffer(4 * SIZE, place="disk")
+    tiers.save(torch.full((SIZE,), 3.0), buffer)
+    buffer.release()
+
+
+def _drop_a_copy(tiers: Tiers) -> None:
+    source = torch.full((SIZE,), 3.0)
+    tiers.offload(source.untyped_storage(), category="activations", place="disk")
+
+
+@pytest.mark.parametrize("give_back", [_release_a_buffer, _drop_a_copy])
+def test_room_in_a_store_is_handed_out_again_only_after_its_writes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, give_back: Any
+) -> None:
+    write = DiskStore.write
+    may_go, has_begun, is_done = threading.Event(), threading.Event(), threading.Event()
+
+    def write_the_first_late(store: DiskStore, place: Any, data: memoryview, *, offset: int) -> None:
+        is_first = not has_begun.is_set()
+        has_begun.set()
+        if is_first:
+            may_go.wait(0.1)
+        write(store, place, data, offset=offset)
+        if is_first:
+            is_done.set()
+
+    monkeypatch.setattr(DiskStore, "write", write_the_first_late)
+    with hostile_device():
+        tiers = Tiers(device=CPU, scratch=tmp_path)
+        give_back(tiers)
+        tiers.settle()
+        assert has_begun.wait(10)
+        while tiers.disk_bytes and not is_done.is_set():
+            time.sleep(0.001)
+        buffer, back = tiers.stored_buffer(4 * SIZE, place="disk"), torch.zeros(SIZE)
+        buffer.write(torch.full((SIZE,), 5.0)).wait()
+        may_go.set()
+        assert is_done.wait(10)
+        buffer.read(back).wait()
+        assert torch.equal(back, torch.full((SIZE,), 5.0))
+        tiers.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "places"),
+    [("replicated", "all on the device"), ("zero1", "state on the host"), ("zero2", "all on the device")],
+)
+def test_sums_and_weights_of_other_ranks_are_waited_for(tmp_path: Path, data: DataParallel, places: str) -> None:
+    plan = replace(make_plan(**PLACES.get(places, {})), layout=DeviceLayout(num_devices=2, data=data))
+
+    def train(folder: Path, schedule: Schedule) -> tuple[list[tuple[float, float]], dict[str, torch.Tensor]]:
+        model = build_model(make_spec(), seed=3)
+        workload = make_workload(global_batch_size=2 * plan.batch.global_batch_size)
+        with hostile_device(schedule=schedule) as backend, TwinRanks(backend, folder=folder) as ranks:
+            trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=Meter(device=CPU), ranks=ranks)
+            batches = make_synthetic_batches(model, plan=plan, workload=workload)
+            results = [trainer.step(batches, learning_rate=1e-2) for _ in range(2)]
+            weights = _read_all(trainer)
+            trainer.close()
+        return [(result.loss, result.grad_norm) for result in results], weights
+
+    (late, late_weights), (early, early_weights) = train(tmp_path / "late", "late"), train(tmp_path / "early", "early")
+    assert late == early
+    assert all(torch.equal(late_weights[name], early_weights[name]) for name in early_weights)
+
+
+def test_a_rank_that_is_lost_while_weights_are_sent_is_named_in_that_step(tmp_path: Path) -> None:
+    plan = replace(make_plan(), layout=DeviceLayout(num_devices=2, data="zero1"))
+    model, workload = build_model(make_spec(), seed=3), make_workload(global_batch_size=2 * plan.batch.global_batch_size)
+    with (
+        hostile_device() as backend,
+        TwinRanks(backend, folder=tmp_path, timeout_s=0.1, ends_broadcasts=False) as ranks,
+    ):
+        trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=None, ranks=ranks)
+        batches = make_synthetic_batches(model, plan=plan, workload=workload)
+        with pytest.raises(RankLost, match="weights of a step"):
+            trainer.step(batches, learning_rate=1e-2)
+        trainer.close(keep_weights=False)

@@ -296,7 +296,6 @@ class Generator:
         self._undo_products()
         try:
             if keep_weights:
-                self._weights.release_all()
                 self._weights.bind_homes()
         finally:
             self.tiers.close()

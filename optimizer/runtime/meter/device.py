@@ -6,7 +6,7 @@ What is decided here, for every run on CUDA; the CPU device needs none of it:
   keeping: flash attention's backward else adds up in the order in which its blocks happen to end. cuBLAS is given fixed
   workspaces (``CUBLAS_WORKSPACE_CONFIG``). It costs some speed in attention's backward; an op that has no such algorithm
   raises instead of giving other bits.
-- No TF32: fp32 means fp32, or a lossless plan would not be one.
+- No TF32, in matrix products and in cuDNN's convolutions: fp32 means fp32, or a lossless plan would not be one.
 - ``torch.empty`` stays empty: deterministic mode would fill it, at the cost of a pass over each fetched tensor.
 """
 
@@ -36,11 +36,14 @@ def prepared_device(device: torch.device) -> Iterator[None]:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACES)
     precision = torch.get_float32_matmul_precision()
+    cudnn: Any = torch.backends.cudnn
+    had_tf32 = cudnn.allow_tf32
     was_deterministic = torch.are_deterministic_algorithms_enabled()
     was_warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     deterministic: Any = torch.utils.deterministic
     was_filled = deterministic.fill_uninitialized_memory
     torch.set_float32_matmul_precision("highest")
+    cudnn.allow_tf32 = False
     torch.use_deterministic_algorithms(True)  # noqa: FBT003
     deterministic.fill_uninitialized_memory = False
     try:
@@ -52,6 +55,7 @@ def prepared_device(device: torch.device) -> Iterator[None]:
         backend.memory.limit(1.0)
         deterministic.fill_uninitialized_memory = was_filled
         torch.use_deterministic_algorithms(was_deterministic, warn_only=was_warn_only)
+        cudnn.allow_tf32 = had_tf32
         torch.set_float32_matmul_precision(precision)
 
 

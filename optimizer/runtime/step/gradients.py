@@ -188,13 +188,14 @@ class HostGradients(Gradients):
         worker: BackgroundThread,
         accumulates: bool,
         begin_update: Callable[[str], bool] | None = None,
-        update: Callable[[str, torch.Tensor], None] | None = None,
+        update: Callable[[str, Callable[[str], torch.Tensor]], None] | None = None,
         all_norms: AllNorms | None = None,
     ) -> None:
         """worker: adds, and takes norms. The update of the step before no longer needs a buffer: forward has waited for it.
 
         begin_update, update: for updates during backward. The first says, on backward's thread, whether the tensor's
-        complete gradient is to be used at once; the second then uses it, on the worker.
+        complete gradient is to be used at once; the second then uses it, on the worker, and asks the function that it is given
+        for the gradient, which raises LossNotFinite where that is not finite.
         """
         super().__init__(list(named.values()), names=list(named), all_norms=all_norms)
         self._named = named
@@ -312,10 +313,13 @@ class HostGradients(Gradients):
         torch.linalg.vector_norm(self._buffers[name], dtype=torch.float32, out=self._norms[self._index[name]])
 
     def _use(self, name: str) -> None:
+        assert self._update is not None
+        self._update(name, self._finite)
+
+    def _finite(self, name: str) -> torch.Tensor:
         if not math.isfinite(float(self._norms[self._index[name]])):
             raise _not_finite(name)
-        assert self._update is not None
-        self._update(name, self._buffers[name])
+        return self._buffers[name]
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:

@@ -144,9 +144,13 @@ class HostState:
             self._copies[name] = []
 
     def run(self, names: Sequence[str], gradient_of: GradientOf, facts: UpdateFacts) -> None:
-        """Update these tensors, in this order. Raises what the disk met; who waits for a tensor then raises it too."""
+        """Update these tensors, in this order. Raises what ``gradient_of`` raises, and what the disk met; who waits for a tensor
+        then raises it too.
+        """
         try:
-            self._run([self._tensors[name] for name in names], gradient_of, facts)
+            # Before anything is read: tensors whose gradient is refused stay as they were.
+            gradients = {name: gradient_of(name) for name in names}
+            self._run([self._tensors[name] for name in names], gradients, facts)
         except BaseException as error:
             for name in names:
                 if not self._under_way[name].done():
@@ -267,7 +271,7 @@ class HostState:
         """The dtype of a part, of whichever tensor has the wider one."""
         return max((tensor.dtype_of(key) for tensor in self._tensors.values()), key=lambda dtype: dtype.itemsize)
 
-    def _run(self, tensors: Sequence[_Leaving], gradient_of: GradientOf, facts: UpdateFacts) -> None:
+    def _run(self, tensors: Sequence[_Leaving], gradients: Mapping[str, torch.Tensor], facts: UpdateFacts) -> None:
         work = list(_cut(tensors))
         reading: list[Transfer] = self._begin_reading(work[0], self._slots[0]) if work else []
         for index, piece in enumerate(work):
@@ -279,7 +283,7 @@ class HostState:
                 with self._tiers.lanes.waiting(piece.tensor.lane):
                     for transfer in arriving:
                         transfer.wait()
-            self._update_piece(piece, slot, gradient_of(piece.tensor.name), facts)
+            self._update_piece(piece, slot, gradients[piece.tensor.name], facts)
             if piece.is_last:
                 self._under_way[piece.tensor.name].set_result(None)
 

@@ -34,7 +34,7 @@ from optimizer.base.errors import CheckpointInvalid
 from optimizer.plan.optimizer_state import MIN_8BIT_ELEMENTS, OptimizerStatePlan, split_state
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.step.gradients import HostGradients
-from optimizer.runtime.step.host_update import MASTER, HostState, UpdateFacts
+from optimizer.runtime.step.host_update import MASTER, GradientOf, HostState, UpdateFacts
 from optimizer.runtime.step.sparse_gradients import LazyAdamW, find_sparse
 from optimizer.runtime.tiers.background_thread import BackgroundThread
 from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes
@@ -171,11 +171,13 @@ class Optimizer:
         self.on_host.begin([name])  # type: ignore[union-attr]
         return True
 
-    def update(self, name: str, gradient: torch.Tensor) -> None:
-        """Update one tensor whose state left, from a complete gradient on the host that needs no scaling."""
+    def update(self, name: str, gradient_of: GradientOf) -> None:
+        """Update one tensor whose state left, from a gradient that needs no scaling. Raises what ``gradient_of`` raises; who
+        waits for the tensor then raises it too.
+        """
         assert self.on_host is not None
         facts = UpdateFacts(learning_rate=self.learning_rate, grad_factor=None)
-        self.on_host.run([name], lambda name: gradient, facts)
+        self.on_host.run([name], gradient_of, facts)
 
     def zero_grad(self) -> None:
         for parameter in self._named.values():
@@ -217,8 +219,6 @@ class Optimizer:
 
     def join(self) -> None:
         """Wait for all updates under way; raises what they met."""
-        if self._worker is not None:
-            self._worker.join()
         if self.on_host is not None:
             self.on_host.settle()
 

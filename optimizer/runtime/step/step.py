@@ -6,7 +6,7 @@ of these, and which memory category each part counts as, is the schedule that th
 Where states live between uses is the business of ``weights.py`` (blocks' weights come and go), ``gradients.py`` (each leaves or
 is used up as it appears) and ``optimizer_state.py`` with ``host_update.py`` (updates on the host). With a thread for these,
 which CUDA has, updates run beside backward where nothing is clipped, else beside the next forward, each block waiting for its
-own; whatever reads all weights waits for all.
+own; whatever reads weights outside of a forward waits for all.
 
 One rank of several (``runtime/ranks/``) does the same with its share of the micro-batches: gradients are summed over the ranks as
 they are complete, loss and norm are those of all, and where state is shared new weights come from the tensors' owners, or are
@@ -424,7 +424,6 @@ class Trainer:
 
         is_counted: as of ``metered``. Of several ranks each gives as many micro-batches, and the mean is over all.
         """
-        self.join()
         self.model.eval()
         try:
             with self.metered(is_counted=is_counted):

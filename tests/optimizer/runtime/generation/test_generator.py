@@ -1,11 +1,12 @@
 """Generation gives the tokens of transformers' own, whatever the plan does with the weights."""
 
-from typing import Any
+from typing import Any, Never
 
 import pytest
 import torch
 
 from optimizer.base.errors import OutOfDeviceMemory
+from optimizer.models.anatomy import find_blocks
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
@@ -127,3 +128,21 @@ def test_nothing_is_left_on_the_device_but_the_weights() -> None:
     generator.generate(prompts_of(9), num_new_tokens=5)
     assert meter.device_bytes == before_bytes
     generator.close()
+
+
+def test_an_error_in_a_pass_leaves_no_streamed_weights_on_the_device() -> None:
+    def fail(module: Any, args: Any) -> Never:
+        raise RuntimeError("no more")
+
+    model: Any = build(SMALL_CONFIGS["llama"])
+    expected = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    generator = Generator(model, plan=GenerationPlan(batch_size=2, weights=WeightsPlan(place="host")), device=CPU)
+    blocks: Any = find_blocks(model)
+    # After the hook that has the block's weights come, and the next one's.
+    handle = blocks[1].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="no more"):
+        generator.generate(prompts_of(9), num_new_tokens=5)
+    assert not any(parameter.untyped_storage().nbytes() for block in blocks for parameter in block.parameters())
+    handle.remove()
+    generator.close()
+    assert all(torch.equal(parameter, expected[name]) for name, parameter in model.named_parameters())

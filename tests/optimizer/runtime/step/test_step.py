@@ -304,6 +304,10 @@ def test_an_update_during_backward_names_the_tensor_whose_gradient_is_not_finite
     with pytest.raises(LossNotFinite, match=f"the gradient of {name} became"):
         trainer.step(batches, learning_rate=1e-3)
     assert torch.equal(trainer.model.get_parameter(name), before)
+    # Nobody waits for ever for the update that will not come.
+    assert trainer.optimizer.is_updated(name)
+    with pytest.raises(LossNotFinite, match=f"the gradient of {name} became"):
+        trainer.join()
     trainer.close(keep_weights=False)
 
 

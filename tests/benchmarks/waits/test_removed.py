@@ -1,0 +1,56 @@
+"""The benchmark of waits asks those who reach a wait, and misses its goal where nobody notices that one is gone."""
+
+import inspect
+import multiprocessing
+import time
+from typing import Any
+
+import torch
+
+from benchmarks.waits.reach import Tracer, Witness
+from benchmarks.waits.removed import _in_process, summarize
+from optimizer.runtime.step.step import count_labels
+from tests.hostile_device.mutations import list_mutations
+
+FORK = multiprocessing.get_context("fork")
+
+
+def test_a_witness_has_the_lines_of_the_runtime_that_it_reaches() -> None:
+    found: list[Witness] = []
+    with Tracer().tracing("counting", is_test=False, found=found):
+        count_labels([(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.long))])
+    (witness,) = found
+    code, first = inspect.getsourcelines(count_labels)
+    assert {module for module, _ in witness.lines} == {"step.step"}
+    assert ("step.step", first + len(code) - 1) in witness.lines
+    assert ("step.step", first + code.index("            return None\n")) not in witness.lines
+
+
+def test_waits_are_placed_as_witnesses_place_lines() -> None:
+    places = {mutation.place.rpartition(":")[0] for mutation in list_mutations()}
+    assert {"tiers.tiers", "step.step", "generation.generator", "meter.meter"} <= places
+
+
+def test_a_wait_that_nobody_notices_misses_the_goal() -> None:
+    caught = {"what": "wait", "wait": "tiers.tiers:1 wait: a()", "outcome": "caught", "by": "a case"}
+    share = "share of removed waits that are caught"
+    assert summarize([caught])[share]["met"]
+    survived = {**caught, "wait": "tiers.tiers:2 wait: b()", "outcome": "survived", "by": ""}
+    assert summarize([caught, survived])[share] == {"value": 0.5, "goal": 1.0, "met": False}
+    assert not summarize([])[share]["met"]
+
+
+def test_a_process_that_falls_silent_is_known_by_what_it_said_last() -> None:
+    def run(say: Any) -> None:
+        say("first")
+        say("second")
+        time.sleep(60)
+
+    assert _in_process(FORK, run, silent_s=0.5) == ("second", "hangs for 0 s")
+
+
+def test_a_process_that_dies_is_known_by_what_it_said_last() -> None:
+    def run(say: Any) -> None:
+        say("first")
+
+    assert _in_process(FORK, run, silent_s=60) == ("first", "the process died")
