@@ -59,6 +59,7 @@ def test_from_the_log_in_to_a_running_job_it_takes_at_most_four_clicks(service: 
     assert int(tab.page.evaluate("sessionStorage.getItem('clicks')")) <= MOST_CLICKS
     tab.page.locator("#action-stop").click()
     tab.page.locator("#action-discard").click()
+    expect(tab.page.locator("#job-head .state")).to_have_text("cancelled", timeout=60_000)
     tab.check()
 
 

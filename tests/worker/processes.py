@@ -17,6 +17,14 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
+def parent_of(pid: int) -> int | None:
+    """None for a process that has gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return None
+
+
 def wait_for(condition: Callable[[], T], *, what: str, timeout_s: float = 30.0) -> T:
     """The condition's first true answer. The limit only stops a test that would hang for ever."""
     deadline = time.monotonic() + timeout_s

@@ -4,14 +4,17 @@ The answer is stored in the transaction that makes the row (``remember``), so th
 one. An error leaves no trace: the same key may then be tried again, and so it may once the process that answered is dead.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
+import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
 
@@ -24,6 +27,7 @@ from webapp.jobs.models import IdempotencyKey
 KEPT = timedelta(hours=24)
 ABANDONED = timedelta(minutes=10)
 """A request that has not answered for so long died with its process, wherever that ran."""
+TRIED_AGAIN_S = 1.0
 _MAX_KEY_CHARACTERS = 200
 
 
@@ -51,7 +55,7 @@ def idempotent(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]
             is_answered = row.status is not None
         finally:
             if not is_answered:  # it failed, and may be tried again
-                IdempotencyKey.objects.filter(pk=row.pk, status__isnull=True).delete()
+                _set_free(row.pk)
         return response
 
     guarded.is_idempotent = True  # type: ignore[attr-defined]  # the description of the API says so
@@ -65,6 +69,46 @@ def remember(request: HttpRequest, *, status: int, body: dict[str, Any], locatio
         row.status, row.body, row.location = status, body, location
         row.save(update_fields=["status", "body", "location"])
     return _answer(status, body, location)
+
+
+class _Unfreed:
+    """Keys of failed requests whose rows could not be deleted, since the database was away: deleted once it is back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ids: set[int] = set()
+
+    def add(self, row_id: int) -> None:
+        with self._lock:
+            self._ids.add(row_id)
+            if len(self._ids) == 1:
+                threading.Thread(target=self._try_until_done, name="idempotency keys", daemon=True).start()
+
+    def _try_until_done(self) -> None:
+        while self._ids:
+            time.sleep(TRIED_AGAIN_S)
+            with self._lock:
+                known = set(self._ids)
+            with contextlib.suppress(DatabaseError):
+                _delete(known)
+                with self._lock:
+                    self._ids -= known
+            connection.close()
+
+
+_unfreed = _Unfreed()
+
+
+def _set_free(row_id: int) -> None:
+    try:
+        _delete({row_id})
+    except DatabaseError:
+        _unfreed.add(row_id)
+
+
+def _delete(row_ids: set[int]) -> None:
+    """All but those that were answered after all: a commit whose confirmation was lost."""
+    IdempotencyKey.objects.filter(pk__in=row_ids, status__isnull=True).delete()
 
 
 def _begin(request: HttpRequest, key: str) -> tuple[IdempotencyKey, HttpResponse | None]:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any, Never
 
 import pytest
+from django.db import OperationalError, connection
 from django.test import Client
 
+from tests.worker.processes import wait_for
 from webapp.api.routes import catalog as catalog_routes
 from webapp.catalog.models import Dataset, Model
+from webapp.http import idempotency
 from webapp.jobs.models import IdempotencyKey, Job
 
 PROBLEM_KEYS = {"type", "title", "status", "detail", "code", "fields", "hint"}
@@ -253,6 +256,24 @@ def test_a_key_is_free_once_the_process_that_held_it_was_killed(as_ada: Client, 
 
 def test_a_refused_request_may_be_sent_again_under_its_key(as_ada: Client) -> None:
     assert send_text(as_ada, content="").status_code == 422
+    assert send_text(as_ada).status_code == 201
+
+
+def test_a_request_that_fails_while_the_database_is_lost_may_be_sent_again_soon(
+    transactional_db: None, as_ada: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its key was once held for ten minutes by a process that lived on."""
+
+    def refuse(execute: Any, sql: str, *rest: Any) -> Any:
+        if sql.startswith(("DELETE", 'INSERT INTO "catalog_dataset"')):
+            raise OperationalError("database is locked")
+        return execute(sql, *rest)
+
+    monkeypatch.setattr(idempotency, "TRIED_AGAIN_S", 0.05)
+    with connection.execute_wrapper(refuse):
+        assert send_text(as_ada).status_code == 503
+        assert IdempotencyKey.objects.count() == 1
+    wait_for(lambda: not IdempotencyKey.objects.exists(), what="the key to be free")
     assert send_text(as_ada).status_code == 201
 
 

@@ -6,15 +6,21 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.test import Client
+from django.test import AsyncClient, override_settings
+
+
+@pytest.fixture(scope="module")
+def collected_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("collected") / "static"
+    with override_settings(STATIC_ROOT=root):
+        call_command("collectstatic", "--noinput", "--verbosity", "0")
+    return root
 
 
 @pytest.fixture
-def collected(tmp_path: Path, settings: Any) -> Path:
-    settings.STATIC_ROOT = tmp_path / "static"
-    call_command("collectstatic", "--noinput", "--verbosity", "0")
-    root: Path = settings.STATIC_ROOT
-    return root
+def collected(collected_once: Path, settings: Any) -> Path:
+    settings.STATIC_ROOT = collected_once
+    return collected_once
 
 
 def test_modules_name_one_another_by_their_hashed_names(collected: Path) -> None:
@@ -31,9 +37,10 @@ def test_scripts_and_styles_lie_there_compressed_and_under_no_other_name(collect
     assert plotly.with_name(f"{plotly.name}.br").stat().st_size < 0.32 * plotly.stat().st_size
 
 
-def test_browsers_keep_them_for_a_year_and_get_them_compressed(collected: Path) -> None:
+async def test_browsers_keep_them_for_a_year_and_get_them_compressed(collected: Path) -> None:
     (path,) = collected.glob("js/charts.*.js")
-    response = Client(headers={"accept-encoding": "gzip, br"}).get(f"/static/js/{path.name}")
+    response = await AsyncClient(headers={"accept-encoding": "gzip, br"}).get(f"/static/js/{path.name}")
+    assert response.status_code == 200
     assert response["Content-Encoding"] == "br"
     assert "immutable" in response["Cache-Control"]
     assert int(re.search(r"max-age=(\d+)", response["Cache-Control"])[1]) >= 31_536_000
