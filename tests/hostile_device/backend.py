@@ -115,7 +115,7 @@ def _watching_sizes(queues: Queues) -> Iterator[None]:
 
 @contextmanager
 def _late_threads(queues: Queues) -> Iterator[None]:
-    """What is given to a thread begins a moment later."""
+    """Work that is given to a thread begins a moment later."""
     submit = ThreadPoolExecutor.submit
 
     def late(executor: ThreadPoolExecutor, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:

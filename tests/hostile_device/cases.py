@@ -153,7 +153,7 @@ def list_technique_cases(*, num_pairs: int | None = None, seed: int = 0, num_ste
 
 
 def list_training_cases(*, num_steps: int = NUM_STEPS) -> list[Case]:
-    """What techniques and pairs do not reach."""
+    """List training that techniques and pairs do not reach."""
     train = functools.partial(train_tiny, num_steps=num_steps)
     cases: dict[str, Callable[[Path], Any]] = {
         f"{name} {clip or 'unclipped'}": functools.partial(

@@ -53,7 +53,7 @@ class Races:
         self.clocks[name] = {}
 
     def join(self, actor: str, clock: Clock) -> None:
-        """What ``actor`` does from now on comes after what the clock knows."""
+        """Order all that ``actor`` does from now on after all that the clock knows."""
         own = self.clocks[actor]
         for other, number in clock.items():
             if own.get(other, 0) < number:

@@ -73,7 +73,7 @@ class HostileStream:
         self.queues.may_do(self)
 
     def do_until(self, position: int) -> None:
-        """What was queued before, and what that waits for. With the lock."""
+        """Do all that was queued before, and all that it waits for. With the lock."""
         while self._num_done < position:
             self.do_one()
 

@@ -29,7 +29,7 @@ def pinned(backend: HostileBackend) -> torch.Tensor:
 
 @contextmanager
 def at_fault(what: str, *, schedule: Schedule = "late") -> Iterator[HostileBackend]:
-    """What is done inside breaks a rule, and is named so."""
+    """The work inside breaks a rule, and is named so."""
     with pytest.raises(AssertionError, match=what), hostile_device(schedule=schedule) as backend:
         yield backend
 

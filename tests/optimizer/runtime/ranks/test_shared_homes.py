@@ -143,7 +143,7 @@ def test_too_little_memory_is_an_error_of_all_ranks(pool: RankPool) -> None:
 
 @pytest.fixture
 def own_pool(tmp_path: Path) -> Iterator[RankPool]:
-    """Of processes that a test may kill."""
+    """A group of processes that a test may kill."""
     pool = RankPool(tmp_path, num_ranks=2)
     yield pool
     pool.close()
