@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from tests.end_to_end.site.site import ROOT, Site
 from tests.worker.processes import wait_for
+from webapp.processes import shared_socket
 
 TOKEN = "scrape me"
 
@@ -21,6 +23,12 @@ TOKEN = "scrape me"
 def helpers_of(pid: int) -> list[int]:
     threads = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for thread in threads for child in thread.read_text().split()]
+
+
+def test_answers_on_a_shared_port_are_sent_at_once() -> None:
+    """Of a socket whose protocol is not named asyncio does not switch off Nagle's delay: each answer took 40 ms longer."""
+    with shared_socket("127.0.0.1", 0) as listening:
+        assert listening.proto == socket.IPPROTO_TCP
 
 
 def listeners(port: int) -> int:
