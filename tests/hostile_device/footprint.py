@@ -79,7 +79,7 @@ def split_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 @cache
 def name_of(func: Any) -> str:
-    """As ``aten::copy_``. Asked of torch each time it takes longer than the whole note of an access."""
+    """Return an op's name, such as ``aten::copy_``. It is kept: asking torch takes longer than noting an access."""
     return str(func._schema.name)
 
 

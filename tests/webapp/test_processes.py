@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.end_to_end.site.site import ROOT, Site
-from tests.worker.processes import wait_for
+from tests.worker.processes import is_alive, wait_for
 from webapp.processes import shared_socket
 
 TOKEN = "scrape me"
@@ -26,7 +26,7 @@ def helpers_of(pid: int) -> list[int]:
 
 
 def test_answers_on_a_shared_port_are_sent_at_once() -> None:
-    """Of a socket whose protocol is not named asyncio does not switch off Nagle's delay: each answer took 40 ms longer."""
+    """Nagle's delay, which asyncio leaves on for sockets whose protocol is not named, made each answer take 40 ms longer."""
     with shared_socket("127.0.0.1", 0) as listening:
         assert listening.proto == socket.IPPROTO_TCP
 
@@ -35,13 +35,6 @@ def listeners(port: int) -> int:
     """Sockets that listen on the port, whoever has them."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(int(line[1].rpartition(":")[2], 16) == port and line[3] == "0A" for line in lines)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
 
 
 class Web:

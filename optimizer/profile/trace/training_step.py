@@ -23,6 +23,8 @@ from optimizer.profile.events import Began, Event, HeldStorage, Input, Trace
 from optimizer.profile.meta_ops.meta_ops import Ops, pretend_cpu
 from optimizer.profile.sizes import Shape
 from optimizer.profile.trace.recorder import Recorder
+from optimizer.runtime.device.backends import in_place_of_its_device
+from optimizer.runtime.device.cpu import CpuBackend
 from optimizer.runtime.step.step import MicroBatch, Trainer
 from optimizer.workload import Adapter, Packing, TrainingObjective, TrainingWorkload
 
@@ -66,6 +68,13 @@ class Subject(NamedTuple):
         return find_blocks(self.model) if self.anatomy is None else self.anatomy.blocks
 
 
+@contextmanager
+def traced_device(ops: Ops) -> Iterator[None]:
+    """While entered, steps run on ``meta`` as on a CPU device, which does everything at once, whatever stands in its place."""
+    with pretend_cpu(ops), in_place_of_its_device(CpuBackend(_CPU)):
+        yield
+
+
 def trace_step(
     subject: Subject,
     shape: Shape,
@@ -88,7 +97,7 @@ def trace_step(
         activations=ActivationsPlan(per_block=(choice,) * len(blocks)),
     )
     workload = subject.workload(shape, num_micro_batches=num_micro_batches)
-    with pretend_cpu(ops):
+    with traced_device(ops):
         trainer = Trainer(
             model, plan=plan, workload=workload, device=_CPU, meter=recorder, anatomy=subject.anatomy, is_trace=True
         )
@@ -166,7 +175,7 @@ def trace_evaluation(subject: Subject, shape: Shape, *, ops: Ops) -> Trace:
         activations=ActivationsPlan(per_block=(choice,) * len(subject.blocks)),
     )
     workload = subject.workload(shape, num_micro_batches=1)
-    with pretend_cpu(ops):
+    with traced_device(ops):
         trainer = Trainer(
             model, plan=plan, workload=workload, device=_CPU, meter=recorder, anatomy=subject.anatomy, is_trace=True
         )

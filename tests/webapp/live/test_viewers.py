@@ -22,7 +22,7 @@ from webapp.wire.publish import publish
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("valkey")]
 
 NUM_VIEWERS = 20
-"""As many streams as one person may have."""
+"""Number of streams that one person may have open."""
 
 
 class Viewer:

@@ -128,7 +128,7 @@ def test_state_is_shared_out_where_each_device_is_short_of_memory(llama_profile:
 
 
 def test_weights_that_stream_to_two_devices_take_the_hosts_memory_once(llama_profile: Profile) -> None:
-    """Where the host has room for one copy of them and of the optimizer's state, devices share both out."""
+    """A host with room for one copy of the weights and of the optimizer's state is enough for two devices."""
     forbid = ("recompute", "chunked_loss", "offload", "disk", "shard_gradients")
     two, one = (read_pins(["weights.place=host", f"layout.num_devices={number}"]) for number in (2, 1))
     machine = with_devices(make_cpu_machine(), 2)
