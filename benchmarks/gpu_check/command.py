@@ -14,8 +14,8 @@ generations  generation under the same budgets, and accelerate's offload beside 
 A part ends in under 8 minutes. ``--json`` keeps what every part found, and a later call with the same file goes on with the
 parts that have not ended; ``--minutes`` begins no part that would not end in time. Needs torch, transformers, numpy, scipy,
 pytest, and accelerate and peft for their rows. ``--device cpu`` runs all parts on small shapes, and ``hostile`` does so on a
-device whose copies come as late as CUDA allows. There the parts that trace a training profile (budgets, fine-tunes, memory) fail
-so far: tracing does not run on that device.
+device whose copies come as late as CUDA allows. There plans that offload take more than is predicted for a CPU device, whose
+copies end at once, so budgets and memory miss their goals for them.
 """
 
 import argparse

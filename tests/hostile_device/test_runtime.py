@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
+from optimizer.profile.extent import Extent
+from optimizer.profile.trace.trace import profile_model
+from tests.hostile_device.backend import hostile_device
 from tests.hostile_device.cases import (
     SCHEDULES,
     Case,
@@ -21,6 +25,7 @@ from tests.hostile_device.cases import (
 )
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.tiny import make_plan
+from tests.optimizer.techniques.plans import LLAMA
 from tests.valkey import Valkey
 
 TECHNIQUES = list_technique_cases(num_pairs=5, seed=7)
@@ -49,6 +54,13 @@ def test_a_remote_store_gives_the_bits_of_the_plain_device(remote: Valkey) -> No
     cache = GenerationPlan(batch_size=2, kv_cache=KvCachePlan(place="remote"))
     case = Case("remote cache", lambda scratch: generate(SMALL_CONFIGS["llama"], cache, scratch))
     assert case.on_hostile_device(schedule="late") == case.expected
+
+
+def test_a_profile_traced_there_is_that_of_the_plain_device() -> None:
+    spec, extent = read_model_spec(LLAMA), Extent(representations=("fp32",), shapes=((2, 24),))
+    with hostile_device():
+        found = profile_model(spec, extent=extent)
+    assert found.to_json() == profile_model(spec, extent=extent).to_json()
 
 
 def test_a_case_is_another_than_its_neighbours(tmp_path: Path) -> None:
