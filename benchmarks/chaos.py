@@ -1,6 +1,6 @@
 """``python -m benchmarks.chaos [--rounds N] [--seed S] [--database NAME] [--limit-s T] [--json FILE]``: faults without end.
 
-The whole service runs as real processes while people use it, and round after round it is struck by one to five faults of some
+The whole service runs as real processes while people use it, and round after round it is struck by one to six faults of some
 forty kinds at once: processes killed and halted, servers lost, disks filled, checkpoints damaged. Every 25 rounds all comes to
 rest and is looked over for leaks; at the end every promise is held against the rows and the files (``tests/chaos``, of which the
 tests run sixty rounds).
@@ -28,6 +28,8 @@ LEAST_JOBS = 20_000
 LEAST_HALTS = 100
 PAUSE_S = 0.05
 """Between two submissions of one person: the queue is kept short, so that jobs are at work whenever a fault strikes."""
+MOST_AT_ONCE = 6
+"""Faults of one round."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         url = stack.enter_context(running_postgresql()) if options.database == "postgresql" else None
         world = stack.enter_context(running_world(postgresql_url=url))
         report = run_campaign(
-            world, rounds=options.rounds, seed=options.seed, profile_file=profile_file, pause_s=PAUSE_S, limit_s=options.limit_s
+            world,
+            rounds=options.rounds,
+            seed=options.seed,
+            profile_file=profile_file,
+            pause_s=PAUSE_S,
+            limit_s=options.limit_s,
+            most_at_once=MOST_AT_ONCE,
         )
         if report.broken or report.ended_alone:
             print(world.logs())

@@ -23,7 +23,7 @@ _MAY_BE_SENT_AGAIN = frozenset({409, 429, 502, 503, 504, 507})
 """507: there is no room on the disk."""
 _SHARES = {"cancel": 0.15, "cancel twice": 0.05, "pause": 0.04, "watch": 0.05, "hang up": 0.05}
 """Share of all submissions that are followed by another request."""
-_SLOW_SHARE, _REAL_SHARE = 0.12, 0.02
+_SLOW_SHARE, _REAL_SHARE = 0.06, 0.01
 
 
 @dataclass(kw_only=True)

@@ -45,7 +45,7 @@ class World(Stack):
             "HEADROOM_DISK_FLOOR_BYTES": str(FLOOR_BYTES),
             "HEADROOM_MAX_REQUESTS_PER_MINUTE": NO_LIMIT,
             "HEADROOM_LEASE_S": str(LEASE_S),
-            "HEADROOM_SLOTS": "2",
+            "HEADROOM_SLOTS": "6",
             "HEADROOM_GRACE_S": "10",
         }
         super().__init__(**environment)
