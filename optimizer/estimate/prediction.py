@@ -199,6 +199,10 @@ class Prediction:
     """Peak of each rank where several devices share a step; other bytes on the device are of the highest, the lowest of such,
     bytes elsewhere those of the rank that has most. Empty on one device."""
 
+    base_bytes: int = 0
+    """Part of ``host_peak_bytes`` that jobs with adapters on one base model, held in the same form, have there once for all of
+    them: its frozen weights, where they stream from the host to one device."""
+
     network_bytes: int = 0
     """Bytes that a rank sends to the others in a step, the mean of all ranks. Time on the network is among ``lane_busy_ms``."""
 

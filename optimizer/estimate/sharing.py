@@ -53,6 +53,21 @@ def host_need_bytes(prediction: Mapping[str, Any] | None) -> int:
     return max([int(document.get("host_peak_bytes") or 0), *stages])
 
 
+def host_need_together(jobs: Iterable[tuple[Mapping[str, Any] | None, int, str]]) -> int:
+    """Memory of the host tier that jobs of one machine take together.
+
+    jobs: of each, the stored prediction, its number of devices, and a name for the base model and the form it is held in: what
+    jobs of the same name share is counted once.
+    """
+    apart_bytes = 0
+    shared_bytes: dict[str, int] = {}
+    for prediction, num_devices, base in jobs:
+        base_bytes = int((prediction or {}).get("base_bytes") or 0)
+        apart_bytes += num_devices * host_need_bytes(prediction) - base_bytes
+        shared_bytes[base] = max(shared_bytes.get(base, 0), base_bytes)
+    return apart_bytes + sum(shared_bytes.values())
+
+
 def lane_shares(prediction: Mapping[str, Any] | None, *, device_kind: str) -> Shares | None:
     """Shares by lane, from a stored prediction of training or of a generation; None where it does not say.
 

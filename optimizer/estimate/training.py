@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.base.categories import CATEGORIES
+from optimizer.estimate.categories.weights import list_streamed_bytes
 from optimizer.estimate.kernels.cpu_kernels import unmeasured_bytes
 from optimizer.estimate.prediction import MEMORY_MARGIN, Prediction, TimelinePoint
 from optimizer.estimate.step.setting import LaidOut, highest_of, lay_out_ranks
@@ -64,6 +65,7 @@ def estimate_training(
         num_devices=plan.layout.num_devices,
         workload=workload,
         machine=machine,
+        base_bytes=_base_bytes(profile, plan=plan, workload=workload),
         spread=read_spread(calibration),
         allocated_bytes=_allocated_bytes(laid, plan),
     )
@@ -100,6 +102,7 @@ def _predict(
     num_devices: int,
     workload: TrainingWorkload,
     machine: Machine,
+    base_bytes: int,
     spread: Spread | None,
     allocated_bytes: int,
 ) -> Prediction:
@@ -139,9 +142,18 @@ def _predict(
         lane_busy_ms={},
         timeline=(),
         rank_peak_bytes=_rank_peaks(ranks, num_devices),
+        base_bytes=base_bytes,
         network_bytes=ranks[0].setting.sent_bytes,
     )
     return prediction.detailed_later(_details(simulation, peaks, machine.rates.time_factors))
+
+
+def _base_bytes(profile: Profile, *, plan: Plan, workload: TrainingWorkload) -> int:
+    """Bytes of the homes that ``runtime/tiers/base_homes.py`` has in common with other jobs."""
+    is_frozen = workload.adapter is not None and workload.mode == "finetune"
+    if not is_frozen or plan.weights.place != "host" or plan.layout.num_devices > 1:
+        return 0
+    return sum(list_streamed_bytes(profile, plan.weights, trains_all=False))
 
 
 def _rank_peaks(ranks: Sequence[LaidOut], num_devices: int) -> tuple[int, ...]:

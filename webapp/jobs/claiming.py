@@ -22,7 +22,7 @@ from django.db import transaction
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 
-from optimizer.estimate.sharing import Shares, gains, host_need_bytes, lane_shares, slowdown
+from optimizer.estimate.sharing import Shares, gains, host_need_together, lane_shares, slowdown
 from webapp.catalog.models import Machine
 from webapp.clock import from_now
 from webapp.jobs.devices.room import Room, read_room
@@ -223,9 +223,17 @@ def _note_others(machine: Machine, room: Room, *, places: Collection[int]) -> No
 
 def _fits_on_host(job: Job, room: Room, *, machine: Machine) -> bool:
     """Report whether the host's memory holds the job beside those that run on any of the machine's devices."""
-    beside = list(Job.objects.filter(pk__in=room.all_jobs).only("prediction", "need_devices"))
-    needed_bytes = sum(each.need_devices * host_need_bytes(each.prediction) for each in (*beside, job))
-    return not beside or needed_bytes <= int(machine.document["host_memory_bytes"])
+    if not room.all_jobs:
+        return True
+    jobs = Job.objects.filter(pk__in=[*room.all_jobs, job.pk]).only("prediction", "need_devices", "model", "plan")
+    needed_bytes = host_need_together((each.prediction, each.need_devices, _name_base(each)) for each in jobs)
+    return needed_bytes <= int(machine.document["host_memory_bytes"])
+
+
+def _name_base(job: Job) -> str:
+    """Jobs of the same name that stream frozen weights from the host have them there once."""
+    weights = (job.plan or {}).get("weights") or {}
+    return f"{job.model_id} {weights.get('dtype')} {weights.get('frozen')}"
 
 
 def _shares(predictions: Sequence[dict[str, Any] | None], *, device_kind: str) -> list[Shares]:

@@ -58,7 +58,11 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, devices: Sequence[
     if job.kind == Kind.GENERATE:
         named = {"model_name": job.model.name, "end_ids": job.model.generation.get("end_ids", [])}
         return {**brief, **named, "prompts": _dataset_part(job, home=home)}
-    named = {"model_name": job.name, "tokens_folder": str(home / "cache" / "tokens")}
+    named = {
+        "model_name": job.name,
+        "tokens_folder": str(home / "cache" / "tokens"),
+        "base_folder": str(home / "run" / "bases"),
+    }
     probing = {"probe_enough_left_s": settings.HEADROOM_PROBE_ENOUGH_LEFT_S} if may_probe(attempt) else {}
     return {**brief, **named, **probing, "dataset": _dataset_part(job, home=home)}
 

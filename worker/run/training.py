@@ -110,6 +110,7 @@ def _read_run(
         model_folder=Path(attempt["model_folder"]) if starts_from_weights else None,
         name=attempt.get("model_name", "model"),
         earlier_job_folders=tuple(Path(folder) for folder in attempt["earlier_job_folders"]),
+        base_folder=Path(attempt["base_folder"]) if attempt.get("base_folder") else None,
         ranks=_read_place(attempt.get("ranks")),
     )
 

@@ -26,6 +26,7 @@ from optimizer.base.serialize import to_json
 from optimizer.base.units import format_bytes
 from optimizer.data.samples.rows import open_batches
 from optimizer.data.token_file import TokenFile
+from optimizer.runtime.job.base_place import find_base
 from optimizer.runtime.job.checkpoint import (
     Checkpoint,
     TensorGroups,
@@ -178,7 +179,11 @@ class _Job:
                 meter=self.meter,
                 scratch=self._scratch_folder,
                 ranks=self.ranks,
+                base=find_base(run),
             )
+            if trainer.base_homes is not None and trainer.base_homes.is_found:
+                text = "The base model's streamed weights were on the host already, for another job: both use them."
+                self.report({"type": "log", "message": text})
             self.stages.scratch_bytes = lambda: trainer.tiers.disk_peak_bytes
             # Empty where every weight is trained.
             self.frozen_sha256 = hash_frozen(model, read=trainer.read_weight)

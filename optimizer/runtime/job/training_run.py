@@ -51,6 +51,8 @@ class TrainingRun:
     (``meter/counting.py``); each but the very first reports its timeline."""
     model_folder: Path | None = None
     """The model's own folder, whose templates and settings go along with what is exported; ``weights_folder`` unless given."""
+    base_folder: Path | None = None
+    """Folder in which jobs of this machine meet that stream the same frozen weights from the host; None: each has its own."""
     name: str = "model"
     """The job's, for files that carry one."""
     ranks: RankPlace | None = None

@@ -47,6 +47,7 @@ from optimizer.runtime.step.preference import Preference, Rewards, as_reference,
 from optimizer.runtime.step.sparse_gradients import SparseGradients, find_sparse
 from optimizer.runtime.step.weights import StreamedWeights
 from optimizer.runtime.tiers.background_thread import BackgroundThread
+from optimizer.runtime.tiers.base_homes import BaseHomes, BasePlace
 from optimizer.runtime.tiers.homes import HomeTensor
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.workload import TrainingWorkload
@@ -98,9 +99,11 @@ class Trainer:
         anatomy: Anatomy | None = None,
         is_trace: bool = False,
         ranks: Ranks | None = None,
+        base: BasePlace | None = None,
     ) -> None:
         """is_trace: True where tensors have no numbers and the step is written down: the reference of preference training is
-        zeros then, and its forward left out, which is priced by an evaluation's.
+        zeros then, and its forward left out, which is priced by an evaluation's. base: where frozen weights that stream from the
+        host are shared with other jobs; of effect on one device.
         """
         self.anatomy = anatomy or find_anatomy(model)
         blocks = self.anatomy.blocks
@@ -132,8 +135,11 @@ class Trainer:
         """Functions that take the plan's and the runtime's own forwards off the model's modules."""
         self._handles: list[RemovableHandle] = []
         self._has_failed = self._is_closed = False
-        shared_homes = None
-        if ranks is not None:
+        shared_homes: SharedHomes | BaseHomes | None = None
+        self.base_homes = BaseHomes(base, self.tiers) if base is not None and _streams_base(plan, workload) else None
+        if ranks is None:
+            shared_homes = self.base_homes
+        else:
             ranks.lanes = self.tiers.lanes
             if plan.shares_homes(trains_all=workload.adapter is None):
                 shared_homes = SharedHomes(ranks, self.tiers)
@@ -253,6 +259,8 @@ class Trainer:
                 if keep_weights:
                     self.weights.bind_homes()
             finally:
+                if self.base_homes is not None:
+                    self.base_homes.close()
                 self.tiers.close()
 
     def join(self) -> None:
@@ -557,6 +565,11 @@ def _check_ranks(plan: Plan, ranks: Ranks | None) -> None:
             allowed=num_ranks,
             hint="Start one process for each device, or plan for as many devices as there are processes.",
         )
+
+
+def _streams_base(plan: Plan, workload: TrainingWorkload) -> bool:
+    """Report whether what streams from the host is frozen, and belongs to this process alone."""
+    return plan.weights.place == "host" and workload.adapter is not None and plan.layout.num_devices == 1
 
 
 def _check_finite(loss: float, *, grad_norm: float) -> None:

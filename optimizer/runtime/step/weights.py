@@ -6,7 +6,8 @@ it stay the same, so what autograd has saved of it is whole again when its block
 which autograd's version counters do not see. Parameters that blocks share, buffers, and trained adapters stay on the device.
 
 Of several ranks that update each tensor on one of them, or none, homes on the host are there once for all
-(``runtime/ranks/shared_homes.py``); else each rank has its own.
+(``runtime/ranks/shared_homes.py``); else each rank has its own. Jobs with adapters on one base model have its homes on the host
+once, too (``runtime/tiers/base_homes.py``).
 
 What is allocated and freed, in order (the tensors of a block in the model's order, each whole):
 
@@ -37,6 +38,7 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.layers.filling import take_read_later
 from optimizer.runtime.meter.meter import count_allocations
 from optimizer.runtime.ranks.shared_homes import SharedHomes
+from optimizer.runtime.tiers.base_homes import BaseHomes
 from optimizer.runtime.tiers.copies import Copy
 from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes, on_host
 from optimizer.runtime.tiers.tiers import Tiers
@@ -103,8 +105,8 @@ class Updates(Protocol):
 class StreamedWeights:
     """The weights of one model's blocks; with ``place`` device all stay where they are and nothing is done."""
 
-    def __init__(self, tiers: Tiers, *, plan: WeightsPlan, shared: SharedHomes | None = None) -> None:
-        """shared: memory of all ranks, where their homes are in one; rank 0 then gives them their numbers."""
+    def __init__(self, tiers: Tiers, *, plan: WeightsPlan, shared: SharedHomes | BaseHomes | None = None) -> None:
+        """shared: memory that other processes have, too, where homes are in one; one of them gives them their numbers."""
         self._tiers = tiers
         self._plan = plan
         self._shared = shared

@@ -177,6 +177,11 @@ class Tiers:
         if self.meter is not None:
             self.meter.assign(part, "weights", tier="host")
 
+    def count_home(self, home: torch.Tensor) -> None:
+        """Count a piece of memory that was adopted as weights on the host, as long as it lives. Raises OutOfHostMemory."""
+        if self.meter is not None:
+            self.meter.assign(home, "weights", tier="host")
+
     def finish_copies(self) -> None:
         """Wait until no copy between device and host is under way: before another process writes over what they read."""
         if self._copy_stream is not None:

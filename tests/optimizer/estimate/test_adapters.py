@@ -1,5 +1,6 @@
 """Predicted bytes of training adapters, packed or not, equal what the runtime's meter counts."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -87,6 +88,22 @@ def test_streamed_frozen_weights_are_predicted_with_what_each_link_carries(
     assert predicted.host_peak_bytes == measured.host_peak_bytes
     assert predicted.device_peak_bytes == measured.device_peak_bytes
     assert predicted.copied_bytes == measured.copied_bytes
+
+
+def test_the_blocks_of_a_base_that_stream_are_what_other_jobs_can_share(adapted: Profile, machine: Machine) -> None:
+    def shared_bytes(place: Any, *, mode: Any) -> int:
+        plan = Plan(
+            batch=BatchPlan(micro_batch_size=2, accumulation_steps=1),
+            weights=WeightsPlan(place=place, frozen="int8"),
+            activations=ActivationsPlan(per_block=("keep",) * 3),
+        )
+        workload = dataclasses.replace(make_workload(plan), mode=mode)
+        return estimate_training(adapted, plan=plan, workload=workload, machine=machine).base_bytes
+
+    blocks_bytes = 3 * adapted.frozen_bytes("fp32/int8").by_block[0]
+    assert shared_bytes("host", mode="finetune") == blocks_bytes
+    # A base of random numbers is the job's own, and what stays on the device is each job's.
+    assert shared_bytes("host", mode="pretrain") == shared_bytes("device", mode="finetune") == 0
 
 
 def test_eight_bit_state_of_adapters_is_predicted_too(llama: ModelSpec, adapted: Profile, machine: Machine) -> None:

@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from optimizer.base.units import GIB, MIB
-from optimizer.estimate.sharing import device_need_bytes, gains, host_need_bytes, lane_shares, slowdown
+from optimizer.estimate.sharing import (
+    device_need_bytes,
+    gains,
+    host_need_bytes,
+    host_need_together,
+    lane_shares,
+    slowdown,
+)
 from optimizer.hardware.machine import Device
 
 CARD = Device(kind="cuda", name="card", memory_bytes=8 * GIB, context_bytes=400 * MIB, workspace_bytes=8 * MIB)
@@ -106,3 +113,11 @@ def test_a_job_alone_is_never_too_large_for_the_card_it_was_planned_for() -> Non
 def test_host_bytes_are_those_of_the_highest_stage() -> None:
     assert host_need_bytes({"host_peak_bytes": 5, "stages": [{"host_peak_bytes": 9}, {"host_peak_bytes": 7}]}) == 9
     assert (host_need_bytes({"host_peak_bytes": 5}), host_need_bytes({}), host_need_bytes(None)) == (5, 0, 0)
+
+
+def test_what_jobs_of_one_base_share_on_the_host_counts_once() -> None:
+    small, large = {"host_peak_bytes": 10, "base_bytes": 8}, {"host_peak_bytes": 13, "base_bytes": 8}
+    assert host_need_together([(small, 1, "a"), (large, 1, "a")]) == 15
+    assert host_need_together([(small, 1, "a"), (large, 1, "b")]) == 23
+    assert host_need_together([(small, 1, "a"), ({"host_peak_bytes": 4}, 2, "a"), (None, 1, "a")]) == 18
+    assert host_need_together([]) == 0

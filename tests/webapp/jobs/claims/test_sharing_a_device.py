@@ -123,6 +123,18 @@ def test_jobs_that_would_not_fit_in_the_host_s_memory_together_do_not_run_togeth
     assert claim(machine) is not None
 
 
+@pytest.mark.parametrize(("frozen", "joins"), [(("nf4", "nf4"), True), (("nf4", "int8"), False)])
+def test_what_jobs_of_one_base_share_on_the_host_is_counted_once(
+    make: Make, machine: Machine, frozen: tuple[str, str], joins: bool
+) -> None:
+    for form in frozen:
+        job = make({**HALF, "host_peak_bytes": 5 * GIB, "base_bytes": 4 * GIB})
+        weights = {"dtype": "bf16", "frozen": form, "place": "host"}
+        Job.objects.filter(pk=job.pk).update(plan={"weights": weights})
+    assert claim(machine) is not None
+    assert (claim(machine) is not None) is joins
+
+
 def test_each_job_on_a_card_brings_a_context_of_its_own(ada: User, model: Model, dataset: Dataset) -> None:
     card = make_bench("card", kind="cuda")
     allocated = {"low": 0, "value": 4 * GIB - MIB, "high": 4 * GIB - MIB}
