@@ -26,6 +26,7 @@ LEAST_KINDS = 30
 LEAST_FAULTS = 3_000
 LEAST_JOBS = 20_000
 LEAST_HALTS = 100
+NUM_PEOPLE = 5
 PAUSE_S = 0.05
 """Between two submissions of one person: the queue is kept short, so that jobs are at work whenever a fault strikes."""
 MOST_AT_ONCE = 6
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rounds=options.rounds,
             seed=options.seed,
             profile_file=profile_file,
+            num_people=NUM_PEOPLE,
             pause_s=PAUSE_S,
             limit_s=options.limit_s,
             most_at_once=MOST_AT_ONCE,

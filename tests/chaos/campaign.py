@@ -73,12 +73,13 @@ def run_campaign(
     rounds: int,
     seed: int,
     profile_file: Path,
+    num_people: int = 2,
     pause_s: float = 0.1,
     limit_s: float = math.inf,
     most_at_once: int = 5,
     report_line: Callable[[str], None] = print,
 ) -> Report:
-    """pause_s: between two submissions of one person. limit_s: no round begins later than that. most_at_once: faults of one
+    """num_people: who submit side by side. pause_s: between two submissions of one person. limit_s: no round begins later than that. most_at_once: faults of one
     round. report_line: called with a line on each round.
     """
     began_s = time.monotonic()
@@ -90,7 +91,7 @@ def run_campaign(
         "workload": WORKLOAD,
         "goal": {"device_budget_bytes": BUDGET},
     }
-    crowd = Crowd(world.url, known["token"], spec=spec, seed=seed, pause_s=pause_s)
+    crowd = Crowd(world.url, known["token"], spec=spec, seed=seed, num_people=num_people, pause_s=pause_s)
     crowd.start()
     campaign = _Campaign(world, crowd, random.Random(seed), report_line)
     wait_for(lambda: len(crowd.accepted) > 3, what=f"the first jobs: {crowd.refusals} {world.logs()}", timeout_s=90)
