@@ -29,6 +29,8 @@ LEAST_HALTS = 100
 NUM_PEOPLE = 5
 PAUSE_S = 0.05
 """Between two submissions of one person: the queue is kept short, so that jobs are at work whenever a fault strikes."""
+MOST_WAITING = 200
+"""Jobs in the queue: enough that workers have some through a round in which nobody can submit."""
 MOST_AT_ONCE = 6
 """Faults of one round."""
 
@@ -54,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             profile_file=profile_file,
             num_people=NUM_PEOPLE,
             pause_s=PAUSE_S,
+            most_waiting=MOST_WAITING,
             limit_s=options.limit_s,
             most_at_once=MOST_AT_ONCE,
         )

@@ -31,8 +31,6 @@ WORKLOAD = {
     "eval_batches": 1,
 }
 BUDGET = "200 MiB"
-MOST_WAITING = 60
-"""Jobs in the queue, past which nobody submits for a while."""
 DRAINED_WITHIN_S = 240.0
 LOOK_EVERY = 25
 """Rounds between two looks at what is left when all is at rest."""
@@ -75,12 +73,14 @@ def run_campaign(
     profile_file: Path,
     num_people: int = 2,
     pause_s: float = 0.1,
+    most_waiting: int = 60,
     limit_s: float = math.inf,
     most_at_once: int = 5,
     report_line: Callable[[str], None] = print,
 ) -> Report:
-    """num_people: who submit side by side. pause_s: between two submissions of one person. limit_s: no round begins later than that. most_at_once: faults of one
-    round. report_line: called with a line on each round.
+    """num_people: who submit side by side. pause_s: between two submissions of one person. most_waiting: jobs in the queue, past
+    which nobody submits for a while. limit_s: no round begins later than that. most_at_once: faults of one round.
+    report_line: called with a line on each round.
     """
     began_s = time.monotonic()
     known = world.ask("seed", profile_file=str(profile_file))
@@ -93,7 +93,7 @@ def run_campaign(
     }
     crowd = Crowd(world.url, known["token"], spec=spec, seed=seed, num_people=num_people, pause_s=pause_s)
     crowd.start()
-    campaign = _Campaign(world, crowd, random.Random(seed), report_line)
+    campaign = _Campaign(world, crowd, random.Random(seed), report_line, most_waiting=most_waiting)
     wait_for(lambda: len(crowd.accepted) > 3, what=f"the first jobs: {crowd.refusals} {world.logs()}", timeout_s=90)
     campaign.come_to_rest()
     campaign.before = leaks.look_at_all(world)
@@ -115,7 +115,16 @@ def run_campaign(
 
 
 class _Campaign:
-    def __init__(self, world: World, crowd: Crowd, chance: random.Random, report_line: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        world: World,
+        crowd: Crowd,
+        chance: random.Random,
+        report_line: Callable[[str], None],
+        *,
+        most_waiting: int,
+    ) -> None:
+        self._most_waiting = most_waiting
         self._world, self._crowd, self._chance, self._report_line = world, crowd, chance, report_line
         self._kinds = self._draw_forever([fault for fault in faults.ALL if fault.is_possible_in(world)])
         self.before: dict[str, leaks.Holding] = {}
@@ -186,7 +195,7 @@ class _Campaign:
 
     def _let_queue_shrink(self) -> None:
         """A queue of minutes would only make the end late."""
-        is_long = self._world.ask("unfinished")["num"] > MOST_WAITING
+        is_long = self._world.ask("unfinished")["num"] > self._most_waiting
         self._crowd.rest(is_long)
 
     def _draw_forever(self, kinds: list[Fault]) -> Iterator[Fault]:
