@@ -3,11 +3,13 @@
 The whole service runs as real processes while people use it, and round after round it is struck by one to six faults of some
 forty kinds at once: processes killed and halted, servers lost, disks filled, checkpoints damaged. Every 25 rounds all comes to
 rest and is looked over for leaks; at the end every promise is held against the rows and the files (``tests/chaos``, of which the
-tests run sixty rounds).
+tests run sixty rounds). INT or TERM ends it after the round under way, with a verdict on what was done until then.
 """
 
 import argparse
 import json
+import signal
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -44,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     record = Record(file=options.json, machine=describe_machine(), is_quick=options.rounds < ROUNDS)
+    is_to_end = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: is_to_end.set())
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         profile_file = trace_llama(folder)
@@ -59,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             most_waiting=MOST_WAITING,
             limit_s=options.limit_s,
             most_at_once=MOST_AT_ONCE,
+            is_to_end=is_to_end.is_set,
         )
         if report.broken or report.ended_alone:
             print(world.logs())

@@ -76,11 +76,13 @@ def run_campaign(
     most_waiting: int = 60,
     limit_s: float = math.inf,
     most_at_once: int = 5,
+    is_to_end: Callable[[], bool] = lambda: False,
     report_line: Callable[[str], None] = print,
 ) -> Report:
     """num_people: who submit side by side. pause_s: between two submissions of one person. most_waiting: jobs in the queue, past
     which nobody submits for a while. limit_s: no round begins later than that. most_at_once: faults of one round.
-    report_line: called with a line on each round.
+    is_to_end: asked before each round; once True, what was done until then is judged. report_line: called with a line on each
+    round.
     """
     began_s = time.monotonic()
     known = world.ask("seed", profile_file=str(profile_file))
@@ -99,7 +101,7 @@ def run_campaign(
     campaign.before = leaks.look_at_all(world)
     crowd.rest(False)
     for number in range(1, rounds + 1):
-        if time.monotonic() > began_s + limit_s:
+        if time.monotonic() > began_s + limit_s or is_to_end():
             break
         campaign.do_round(number, most_at_once=most_at_once)
         if number % LOOK_EVERY == 0 and number < rounds:
