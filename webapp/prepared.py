@@ -126,6 +126,7 @@ def _ask(sql: str, parameters: list[Any]) -> list[Any]:
         if connection.vendor == "postgresql":
             from django.db.backends.postgresql.base import ServerBindingCursor
 
-            cursor.cursor = ServerBindingCursor(connection.connection)
+            bind: Any = ServerBindingCursor  # its stub names no arguments
+            cursor.cursor = bind(connection.connection)
         cursor.execute(sql, parameters)
-        return cursor.fetchall()
+        return list(cursor.fetchall())
