@@ -22,9 +22,9 @@ from webapp.body_guard import Application, Receive, Send
 
 _SUBMISSIONS = re.compile(r"/api/v1/jobs(?:/cancel|/[^/]+/(?:cancel|pause|resume|retry|priority))?")
 MOST_BACK_PER_S = 64
-"""Refused ones that are asked back in the same second: about as many as a process takes in one."""
-LONGEST_WAIT_S = 10
-"""Of more than this many seconds' refusals all the rest come back in the last."""
+"""Refused ones that are asked back in a second before any is asked back later: about as many as a process takes in one."""
+LONGEST_WAIT_S = 4
+"""The server closes a connection that is silent for 5 s; where more are refused, each second is given as many."""
 BURST = 16
 """So many refusals within ``BURST_S`` are a burst."""
 BURST_S = 0.1
@@ -75,10 +75,12 @@ class SubmissionLine:
         self._refused_s = now_s
         for past in [second for second in self._coming_back if second < now_s - 1]:
             del self._coming_back[past]
-        seconds = range(1, LONGEST_WAIT_S)
-        wait_s = next((each for each in seconds if self._coming_back[int(now_s) + each] < MOST_BACK_PER_S), LONGEST_WAIT_S)
-        self._coming_back[int(now_s) + wait_s] += 1
-        return wait_s
+        waits_s = range(1, LONGEST_WAIT_S + 1)
+        num_back = {wait_s: self._coming_back[int(now_s) + wait_s] for wait_s in waits_s}
+        emptiest = min(waits_s, key=lambda wait_s: num_back[wait_s])
+        chosen = next((wait_s for wait_s in waits_s if num_back[wait_s] < MOST_BACK_PER_S), emptiest)
+        self._coming_back[int(now_s) + chosen] += 1
+        return chosen
 
     async def _let_burst_pass(self) -> None:
         clock = asyncio.get_running_loop().time
