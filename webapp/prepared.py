@@ -124,9 +124,8 @@ def _by_name(function: _Converter) -> _Converter | str:
 def _ask(sql: str, parameters: list[Any]) -> list[Any]:
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
-            from django.db.backends.postgresql.base import ServerBindingCursor
-
-            bind: Any = ServerBindingCursor  # its stub names no arguments
-            cursor.cursor = bind(connection.connection)
+            # Django's own puts the values into the SQL
+            driver: Any = connection.Database
+            cursor.cursor = driver.Cursor(connection.connection)
         cursor.execute(sql, parameters)
         return list(cursor.fetchall())

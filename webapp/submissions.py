@@ -26,9 +26,9 @@ MOST_BACK_PER_S = 64
 LONGEST_WAIT_S = 4
 """The server closes a connection that is silent for 5 s; where more are refused, each second is given as many."""
 BURST = 16
-"""So many refusals within ``BURST_S`` are a burst."""
+"""Refusals within ``BURST_S`` that are a burst."""
 BURST_S = 0.1
-"""What waits in line waits no longer for the end of a burst."""
+"""No submission waits longer for the end of a burst."""
 QUIET_S = 0.003
 """A burst has ended when nothing was refused for so long."""
 
@@ -41,7 +41,7 @@ class SubmissionLine:
         self._turns = asyncio.Semaphore(settings.HEADROOM_SUBMISSIONS_AT_ONCE)
         self._num_waiting = 0
         self._coming_back: Counter[int] = Counter()
-        """How many were asked back, by the second of the loop's clock."""
+        """Counts who was asked back, by the second of the loop's clock."""
         self._burst_began_s = self._refused_s = float("-inf")
         self._num_in_burst = 0
 

@@ -75,7 +75,7 @@ class CardProcess:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._profile_sha256 = ""
-        """Of the profile that the process was sent last."""
+        """The hash of the profile that the process was sent last."""
 
     def look(self, question: CardQuestion) -> CardAnswer | None:
         """None where the search raised an error, or the process cannot be had: whoever asks then looks by itself."""
