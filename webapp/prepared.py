@@ -125,7 +125,7 @@ def _ask(sql: str, parameters: list[Any]) -> list[Any]:
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             # Django's own puts the values into the SQL
-            driver: Any = connection.Database
+            driver: Any = connection.Database  # type: ignore[attr-defined]  # unknown to the stubs
             cursor.cursor = driver.Cursor(connection.connection)
         cursor.execute(sql, parameters)
         return list(cursor.fetchall())
