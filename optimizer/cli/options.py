@@ -80,7 +80,8 @@ def add_devices_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peer-link",
         metavar="LINK",
-        help=f"between those cards: {', '.join(PEER_KINDS)}, or bytes per second; the best that such cards can have unless given",
+        help=f"between those cards: {', '.join(PEER_KINDS)}, bytes per second, or a network's rate and delay "
+        "such as 200Mbit,20ms; the best that such cards can have unless given",
     )
 
 

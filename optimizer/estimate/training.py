@@ -143,7 +143,7 @@ def _predict(
         timeline=(),
         rank_peak_bytes=_rank_peaks(ranks, num_devices),
         base_bytes=base_bytes,
-        network_bytes=ranks[0].setting.sent_bytes,
+        network_bytes=round(sum(ranks[0].setting.rank_sent_bytes) / num_devices),
     )
     return prediction.detailed_later(_details(simulation, peaks, machine.rates.time_factors))
 

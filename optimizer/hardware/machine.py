@@ -3,8 +3,11 @@
 Torch-free. ``probe/`` measures one of these on the spot; ``calibration.py`` corrects it with finished runs.
 """
 
-from dataclasses import dataclass, field, fields
+import math
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from optimizer.base.errors import InvalidInput
 from optimizer.base.serialize import from_json, to_json
@@ -50,14 +53,26 @@ class Processor(NamedTuple):
 class PeerLink:
     """A link between devices of one machine, while all of them use it."""
 
-    kind: Literal["nvlink", "pcie", "host", "loopback"]
+    kind: Literal["nvlink", "pcie", "host", "loopback", "network"]
     """host: cards without direct access to each other, whose copies go through the host's memory. loopback: processes that play
-    devices on one machine."""
+    devices on one machine. network: between machines, over TCP."""
     bytes_per_s: float
-    """One direction between two devices while every device sends and receives."""
+    """One direction between two devices while every device sends and receives; content, without headers of frames."""
     latency_s: float
     """Time of one message of a few bytes, from call to arrival."""
     source: RateSource
+    bytes_per_s_by_size: Curve = ()
+    """The same rate by the bytes of a tensor, as measured; empty where it was not, and ``bytes_per_s`` is for all."""
+
+    def at_size(self, num_bytes: float) -> "PeerLink":
+        """The link with the rate that it has for tensors of this size; between measured sizes a straight line over their
+        logarithms.
+        """
+        if not self.bytes_per_s_by_size or num_bytes <= 0:
+            return self
+        sizes, rates = zip(*self.bytes_per_s_by_size, strict=True)
+        rate = float(np.interp(math.log(num_bytes), [math.log(size) for size in sizes], rates))
+        return replace(self, bytes_per_s=rate, bytes_per_s_by_size=())
 
 
 @dataclass(frozen=True, kw_only=True)

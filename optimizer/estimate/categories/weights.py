@@ -56,14 +56,13 @@ def estimate_home_bytes(profile: Profile, plan: Plan, *, trains_all: bool, rank:
     return {"host": 0, "disk": 0, "remote": 0, plan.weights.place: num_bytes}
 
 
-def list_sent(tensors: TensorList, plan: Plan, *, trains_all: bool) -> list[int]:
-    """Elements of the trained tensors whose new weights their owners send to the other ranks, in the model's order."""
+def list_sent(tensors: TensorList, plan: Plan, *, trains_all: bool) -> list[bool]:
+    """Flags of the trained tensors, in the model's order: true where their owners send new weights to the other ranks."""
     if not plan.layout.shares_state:
-        return []
+        return [False] * len(tensors.num_elements)
     if not plan.shares_homes(trains_all=trains_all):
-        return list(tensors.num_elements)
-    at_home = is_streamed(tensors, plan.weights, trains_all=trains_all)
-    return [size for size, is_there in zip(tensors.num_elements, at_home, strict=True) if not is_there]
+        return [True] * len(tensors.num_elements)
+    return [not is_there for is_there in is_streamed(tensors, plan.weights, trains_all=trains_all)]
 
 
 def is_streamed(tensors: TensorList, plan: WeightsPlan, *, trains_all: bool) -> Iterator[bool]:

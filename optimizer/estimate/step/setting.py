@@ -73,8 +73,8 @@ class PreparedStep:
     """Those that this rank updates: all on one device."""
     network: Network | None
     """The ranks' network; None on one device."""
-    sent_bytes: int
-    """Bytes that a rank sends in a step, the mean of all ranks."""
+    rank_sent_bytes: tuple[int, ...]
+    """Bytes that each rank sends in a step; empty on one device."""
     device_kind: str
     always: Resident
     """Bytes that are there between steps, whatever the blocks do."""
@@ -171,7 +171,7 @@ def _make_setting(
         tensors=trained,
         updated=tensors,
         network=network,
-        sent_bytes=0 if exchange is None else exchange.sent_bytes,
+        rank_sent_bytes=() if exchange is None else exchange.rank_sent_bytes,
         device_kind=device_kind,
         always=Resident(
             device=device,
