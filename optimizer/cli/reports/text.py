@@ -119,8 +119,13 @@ def _describe_devices(machine: Machine) -> str:
     if link is None:
         return f"{machine.num_devices} alike"
     assumed = "measured" if link.source == "measured" else "from data sheets or assumed"
-    through = {"nvlink": "NVLink", "pcie": "PCIe", "host": "the host's memory", "loopback": "this machine's own network",
-               "network": "a network"}
+    through = {
+        "nvlink": "NVLink",
+        "pcie": "PCIe",
+        "host": "the host's memory",
+        "loopback": "this machine's own network",
+        "network": "a network",
+    }
     return f"{machine.num_devices} alike, linked by {through[link.kind]}, {link.bytes_per_s / 1e9:.1f} GB/s each way; {assumed}"
 
 
