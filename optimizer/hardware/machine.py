@@ -66,7 +66,7 @@ class DeviceKind:
 
     device: Device
     rates: Rates
-    """Of the machine with this kind of device."""
+    """Rates of the machine with this kind of device."""
     num_devices: int = 1
 
 
