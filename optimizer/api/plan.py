@@ -81,7 +81,9 @@ def plan_profiled(
 
     if machine.others:
         check_goal_devices(goal, machine)
-        return answer_uneven(profile, workload, goal, machine=machine, calibration=calibration)
+        return answer_uneven(
+            profile, workload, goal, machine=machine, make_problem=training_problem, calibration=calibration
+        )
     if goal.num_devices > 1:
         check_goal_devices(goal, machine)
         on_layout = partial(_pose, goal=goal, machine=machine, calibration=calibration)

@@ -6,7 +6,7 @@ those out. Beside it stand the devices of each kind alone and equal shares on al
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -22,7 +22,7 @@ from optimizer.profile.profile import Profile
 from optimizer.search.arrangements import keep_everything
 from optimizer.search.check.card_fit import ACCEPTED
 from optimizer.search.core import find_chosen, search
-from optimizer.search.problem import OuterPlan, PricedPlan
+from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, answer_with
 from optimizer.search.questions.layouts import describe_layout, list_layouts
 from optimizer.search.questions.uneven_parts import UnevenQuestion, common_decisions, find_shared, speed_of
@@ -32,7 +32,6 @@ from optimizer.workload import TrainingWorkload
 
 _WORTH: Final = 0.005
 """Share by which more devices must be faster to be used."""
-_LITTLE: Final = "not searched, since what is trained is small, and there is little to share out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +58,12 @@ def answer_uneven(
     goal: Goal,
     *,
     machine: Machine,
+    make_problem: Callable[..., SearchProblem],
     calibration: Mapping[str, Any] | None = None,
 ) -> ObjectiveAnswer:
     """The fastest plan on any of the machine's devices, at most ``goal.num_devices`` of them, with what others come to.
 
+    make_problem: ``training_problem`` of ``search/training.py``.
     Raises InvalidInput for an objective other than the fastest step or the cheapest run, NoFeasiblePlan and InvalidPlan where no
     devices can do the work.
     """
@@ -81,10 +82,12 @@ def answer_uneven(
         goal=goal,
         machine=machine,
         calibration=calibration,
+        make_problem=make_problem,
         data_modes=tuple(dict.fromkeys(layout.data for layout in layouts if layout.num_devices > 1)),
     )
     kinds = sorted(machine.kinds, key=lambda kind: -speed_of(kind))
     allowed = {layout.num_devices for layout in layouts}
+    question.leave_out_what_shares_little()
     options = [option for team in _teams(kinds, allowed) for option in _together(question, team)]
     for kind in kinds:
         options += _alone(question, kind, allowed, options)
@@ -130,8 +133,6 @@ def _find_alone(
     question: UnevenQuestion, kind: DeviceKind, layout: DeviceLayout, *, fastest_ms: float
 ) -> tuple[PricedPlan | None, str]:
     """The best plan, or why there is none."""
-    if question.has_little_to_share(layout):
-        return None, _LITTLE
     try:
         sequences = question.workload.of_rank(layout.num_devices).global_batch_size
         problem = remembering(question.pose(kind, layout, num_sequences=sequences))
@@ -156,7 +157,7 @@ def _together(question: UnevenQuestion, team: list[DeviceKind]) -> Iterator[_Opt
     layouts = [DeviceLayout(num_devices=sum(kind.num_devices for kind in team), data=data) for data in question.data_modes]
     for layout in layouts:
         ending = "" if layout.data == "replicated" else f" ({layout.data})"
-        pins = [] if question.has_little_to_share(layout) else common_decisions(question, team, layout)
+        pins = common_decisions(question, team, layout)
         for label, is_equal in (("shares_by_speed", False), ("equal_shares", True)):
             found = [find_shared(question, team, layout, each, is_equal=is_equal) for each in pins]
             yield _Option(
@@ -165,7 +166,7 @@ def _together(question: UnevenQuestion, team: list[DeviceKind]) -> Iterator[_Opt
                 num_devices=layout.num_devices,
                 best=min((each for each in found if each is not None), key=lambda each: each.prediction.step_ms, default=None),
                 layout=layout,
-                why=_LITTLE if question.has_little_to_share(layout) else "no such shares fit",
+                why="no such shares fit",
             )
 
 

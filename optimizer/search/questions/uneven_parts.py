@@ -5,7 +5,7 @@ budget is lowered by what was too much.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -29,7 +29,6 @@ from optimizer.search.core import find_best
 from optimizer.search.problem import OUTER_FIELDS, PricedPlan, SearchProblem
 from optimizer.search.questions.shares import share_out
 from optimizer.search.solver.pricebook import PriceBook, remembering
-from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
 _STATE_BYTES: Final = 16
@@ -50,8 +49,12 @@ class UnevenQuestion:
     machine: Machine
     calibration: Mapping[str, Any] | None
     data_modes: tuple[DataParallel, ...]
+    make_problem: Callable[..., SearchProblem]
+    """``training_problem`` of ``search/training.py``, with the estimator bound."""
     budgets: dict[str, int] = field(default_factory=dict)
     """By kind, the budget of each of its devices."""
+    known: dict[Hashable, tuple[Plan, Prediction] | None] = field(default_factory=dict)
+    """The best plan of a kind for a number of sequences, by all that it depends on."""
 
     def pose(
         self, kind: DeviceKind, layout: DeviceLayout, *, num_sequences: int, pins: Pins | None = None
@@ -59,7 +62,7 @@ class UnevenQuestion:
         """The problem of ranks that are all on this kind of device, each with so many sequences."""
         name = kind.device.name
         budget_bytes = self.budgets.get(name, min(self.goal.device_budget_bytes, kind.device.memory_bytes))
-        return training_problem(
+        return self.make_problem(
             self.profile,
             workload=replace(self.workload, global_batch_size=layout.num_devices * num_sequences),
             goal=replace(self.goal, device_budget_bytes=budget_bytes, pins=pins or self.goal.pins),
@@ -69,11 +72,12 @@ class UnevenQuestion:
             layout=layout,
         )
 
-    def has_little_to_share(self, layout: DeviceLayout) -> bool:
-        """Report whether shared state and gradients would spare hardly anything, as with adapters."""
+    def leave_out_what_shares_little(self) -> None:
+        """Keep to replicated ranks where shared state and gradients would spare hardly anything, as with adapters."""
         num_bytes = _STATE_BYTES * sum(list_tensors(self.profile).num_elements)
         smallest = min(kind.device.memory_bytes for kind in self.machine.kinds)
-        return layout.shares_state and num_bytes < _LITTLE_SHARE * smallest
+        if "replicated" in self.data_modes and num_bytes < _LITTLE_SHARE * smallest:
+            self.data_modes = ("replicated",)
 
     def priced(self, label: str, plan: Plan) -> PricedPlan:
         """A plan on its devices, in detail."""
@@ -91,21 +95,22 @@ def speed_of(kind: DeviceKind) -> float:
 
 
 def common_decisions(question: UnevenQuestion, team: Sequence[DeviceKind], layout: DeviceLayout) -> list[Pins]:
-    """Decisions that all ranks have in common, as each kind would have them for its share of the work: the slower kinds' first."""
+    """Decisions that all ranks have in common, as each kind would have them for its share of the work, slower kinds first."""
     whole = sum(kind.num_devices * speed_of(kind) for kind in team)
     found: list[Pins] = []
     for kind in reversed(team):
         sequences = max(1, round(question.workload.global_batch_size * speed_of(kind) / whole))
-        plan = _best_plan(question.pose(kind, layout, num_sequences=sequences))
-        pins = None if plan is None else _pins_of(question.goal.pins, plan)
+        best = _best_plan(question.pose(kind, layout, num_sequences=sequences), polishes=False)
+        pins = None if best is None else _pins_of(question.goal.pins, best[0])
         if pins is not None and pins not in found:
             found.append(pins)
     return found
 
 
 def _pins_of(pins: Pins, plan: Plan) -> Pins:
-    """Pin what a plan decides outside its blocks and its batch, beside what is pinned already. Where gradients are summed after each
-    micro-batch, all ranks have as many."""
+    """Pin what a plan decides outside its blocks and its batch, beside what is pinned already. Where gradients are summed after
+    each micro-batch, all ranks have as many.
+    """
     document: dict[str, dict[str, Any]] = to_json(pins)
     for path in OUTER_FIELDS:
         category, _, knob = path.partition(".")
@@ -116,12 +121,12 @@ def _pins_of(pins: Pins, plan: Plan) -> Pins:
     return from_json(Pins, document, path="goal.pins")
 
 
-def _best_plan(problem: SearchProblem) -> Plan | None:
-    """The best plan by its tensors' bytes; None where nothing fits."""
+def _best_plan(problem: SearchProblem, *, polishes: bool = True) -> tuple[Plan, Prediction] | None:
+    """The best plan by its tensors' bytes; None where nothing fits. polishes: False for nearly the best, in half of the time."""
     book = PriceBook(remembering(problem))
     with suppress(InvalidPlan, NoFeasiblePlan):
-        if book.problem.settings() and find_best(book) and book.best is not None:
-            return book.best[0]
+        if book.problem.settings() and find_best(book, polishes=polishes):
+            return book.best
     return None
 
 
@@ -174,7 +179,6 @@ class _Parts:
     team: Sequence[DeviceKind]
     layout: DeviceLayout
     pins: Pins
-    _known: dict[tuple[int, int], tuple[Plan, Prediction] | None] = field(default_factory=dict)
 
     def share_out(self, total: int, counts: Sequence[int]) -> list[list[int]] | None:
         """In steps of as many sequences as all ranks have micro-batches, where those are as many on each."""
@@ -189,7 +193,7 @@ class _Parts:
         ranks, plans = [], []
         for index, sizes in enumerate(shares):
             for size in sizes:
-                found = self._best(index, size)
+                found = self._best(index, size, polishes=True)
                 if found is None:
                     return None
                 plan = found[0]
@@ -207,15 +211,13 @@ class _Parts:
         return replace(first, layout=replace(self.layout, ranks=tuple(ranks)))
 
     def _time_ms(self, kind: int, size: int) -> float:
-        found = self._best(kind, size)
+        found = self._best(kind, size, polishes=False)
         return math.inf if found is None else found[1].step_ms
 
-    def _best(self, kind: int, size: int) -> tuple[Plan, Prediction] | None:
-        key = (kind, size)
-        if key not in self._known:
-            self._known[key] = None
+    def _best(self, kind: int, size: int, *, polishes: bool) -> tuple[Plan, Prediction] | None:
+        known, name = self.question.known, self.team[kind].device.name
+        key = (name, self.question.budgets.get(name), size, self.layout, self.pins, polishes)
+        if key not in known:
             problem = self.question.pose(self.team[kind], self.layout, num_sequences=size, pins=self.pins)
-            plan = _best_plan(problem)
-            if plan is not None:
-                self._known[key] = plan, problem.price(plan)
-        return self._known[key]
+            known[key] = _best_plan(problem, polishes=polishes)
+        return known[key]
