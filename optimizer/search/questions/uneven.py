@@ -260,8 +260,9 @@ def explain_ranks(plan: Plan, prediction: Prediction) -> Iterator[str]:
     for rank, (own, found) in enumerate(zip(plan.of_ranks(), prediction.ranks, strict=True)):
         blocks = own.activations.per_block
         kept = [f"{blocks.count(choice)} blocks {choice.replace('_', ' ')}" for choice in dict.fromkeys(blocks)]
+        sequences = f"{found.num_sequences} sequence{'s' * (found.num_sequences > 1)}"
         yield (
-            f"rank {rank} on {found.device} takes {found.num_sequences} sequences of a step in {own.batch.accumulation_steps} "
+            f"rank {rank} on {found.device} takes {sequences} of a step in {own.batch.accumulation_steps} "
             f"micro-batch{'es' * (own.batch.accumulation_steps > 1)} of {own.batch.micro_batch_size} ({', '.join(kept)}): "
             f"{format_bytes(found.peak_bytes)} of {format_bytes(found.memory_bytes)}, {found.step_ms:.1f} ms"
         )
