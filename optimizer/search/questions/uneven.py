@@ -16,6 +16,7 @@ from optimizer.base.units import format_bytes
 from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
 from optimizer.hardware.machine import DeviceKind, Machine
+from optimizer.plan.explain.training import explain_common
 from optimizer.plan.layout import DataParallel, DeviceLayout, RankShare
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
@@ -210,7 +211,10 @@ def _answer(question: UnevenQuestion, options: Sequence[_Option], best: _Option)
         frontier=_frontier([*baselines.values()]),
         bound_step_ms=None,
         unlimited_step_ms=min(chosen.prediction.step_ms, question.priced("unlimited", unlimited).prediction.step_ms),
-        explanation=tuple(explain_ranks(chosen.plan, chosen.prediction)),
+        explanation=(
+            *explain_ranks(chosen.plan, chosen.prediction),
+            *explain_common(chosen.plan, prediction=chosen.prediction),
+        ),
     )
     listed = tuple(
         LayoutOption(

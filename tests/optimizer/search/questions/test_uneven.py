@@ -103,6 +103,7 @@ def test_the_explanation_names_the_fullest_and_the_slowest_rank(llama_profile: P
     said = " ".join(found.explanation)
     assert f"rank {fullest} ({prediction.ranks[fullest].device}) has the least room left" in said
     assert f"rank {slowest} ({prediction.ranks[slowest].device}) is the slowest, and all wait for it" in said
+    assert "3 devices take a part of the batch each" in said
     assert prediction.step_ms >= max(rank.step_ms for rank in prediction.ranks)
 
 
