@@ -7,6 +7,7 @@ their copies go through the host's memory, in and out again. Torch-free.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
@@ -123,6 +124,25 @@ def read_peer_link(spec: DeviceSpec, text: str | None) -> PeerLink:
     return _read_network(text) or replace(peer_link_of(spec), bytes_per_s=_read_rate(text))
 
 
+def read_unlike_link(specs: Sequence[DeviceSpec], text: str | None) -> PeerLink:
+    """The link between cards of several kinds, the slowest card's; None for the best that they can have: PCIe, or copies through
+    the host where any is a GeForce card. Raises InvalidInput, also for NVLink, which joins cards that are alike.
+    """
+    if text == "nvlink":
+        raise InvalidInput(
+            f"peer link nvlink is asked for between {', '.join(spec.name for spec in specs)}; it joins cards that are alike",
+            field="peer_link",
+            value=text,
+            allowed=["pcie", "host", "a rate in bytes per second"],
+        )
+    is_geforce = any(spec.name.startswith(_GEFORCE) for spec in specs)
+    known: PeerKind = "pcie" if text == "pcie" or not (text == "host" or is_geforce) else "host"
+    slowest = min((link_of_kind(spec, known) for spec in specs), key=lambda link: link.bytes_per_s)
+    if text in (None, "pcie", "host"):
+        return slowest
+    return _read_network(str(text)) or replace(slowest, bytes_per_s=_read_rate(str(text)))
+
+
 def with_devices(machine: Machine, num_devices: int, *, peer_link: str | None = None) -> Machine:
     """A measured machine with so many devices like its own. peer_link: bytes per second between them, or the rate and the delay
     of a network; None for what is known or assumed. Raises InvalidInput for another text.
@@ -178,16 +198,8 @@ class SeveralDevices:
 
 
 def read_devices_text(text: str) -> SeveralDevices:
-    """A number of devices, or a number and a card's name. Raises InvalidInput, in words for what is not supported yet."""
+    """A number of devices, or a number and a card's name (several kinds: ``mixed.read_kinds``). Raises InvalidInput."""
     count, _, name = (part.strip() for part in text.partition("x"))
-    if any(sign in text for sign in "+,@"):
-        raise InvalidInput(
-            f"devices {text[:80]!r} are of several kinds or in several machines; plans are for devices that are alike, in one "
-            "machine",
-            field="devices",
-            value=shown_value(text),
-            allowed="a number, or a number and one card such as 2x RTX 4090",
-        )
     if not count.isdigit() or int(count) < 1:
         raise InvalidInput(
             f"devices {text[:80]!r} is not understood; allowed: a number such as 2, or a number and a card such as 2x RTX 4090",

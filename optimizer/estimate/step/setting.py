@@ -221,10 +221,8 @@ def highest_of(ranks: Sequence[LaidOut]) -> LaidOut:
     return ranks[0] if len(ranks) == 1 else max(ranks, key=lambda laid: (laid.highest.num_bytes, -laid.rank))
 
 
-def lay_out_ranks(
-    profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine
-) -> tuple[LaidOut, ...]:
-    """The steps of all ranks, the fullest first; one of them where all are alike. Raises as ``estimate_training`` does."""
+def check_plan(profile: Profile, plan: Plan, workload: TrainingWorkload) -> None:
+    """Raise InvalidPlan where the plan contradicts itself, the model or the workload."""
     plan.check(
         num_blocks=profile.num_blocks,
         workload=workload,
@@ -232,6 +230,18 @@ def lay_out_ranks(
         has_plain_head=profile.has_plain_head,
         clamps_fp16=profile.clamps_fp16,
     )
+
+
+def lay_out_ranks(
+    profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+) -> tuple[LaidOut, ...]:
+    """The steps of all ranks, the fullest first; one of them where all are alike. Raises as ``estimate_training`` does.
+
+    Ranks that differ in more than what they own are laid out one by one, as ``estimate/uneven.py`` has them.
+    """
+    if plan.layout.ranks:
+        raise ValueError("ranks that differ are laid out one by one (list_cases)")
+    check_plan(profile, plan, workload)
     part = find_part(workload, machine, plan.layout)
 
     def lay_out_rank(rank: int) -> LaidOut:

@@ -103,6 +103,20 @@ def explain_plan(
     return [*sentences, *_tiers_sentences(prediction, num_devices=plan.layout.num_devices)]
 
 
+def explain_common(plan: Plan, *, prediction: Costs) -> list[str]:
+    """Sentences, as ``explain_plan`` has them, on what ranks that differ have in common: all but their batch and their blocks."""
+    worth = _Worth(prediction, {})
+    return [
+        *_layout_sentences(plan, prediction),
+        *_loss_sentences(plan, worth),
+        *_declared_sentences(plan, worth, is_lossy=False),
+        *_state_sentences(plan, worth),
+        *_weights_sentences(plan, worth),
+        *_precision_sentences(plan, worth),
+        *_tiers_sentences(prediction, num_devices=plan.layout.num_devices),
+    ]
+
+
 def describe_blocks(per_block: tuple[BlockChoice, ...]) -> str:
     """Runs of blocks, last first: ``the last 4 of 12 blocks keep their activations; the first 8 are recomputed``."""
     total = len(per_block)

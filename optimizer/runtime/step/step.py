@@ -115,8 +115,10 @@ class Trainer:
             has_plain_head=self.anatomy.is_chunkable,
         )
         _check_ranks(plan, ranks)
+        plan = plan.of_rank(0 if ranks is None else ranks.rank)
         self.model = model
         self.plan = plan
+        """The plan as this rank carries it out."""
         self.workload = workload
         self.device = device
         self.meter = meter
@@ -164,7 +166,7 @@ class Trainer:
             self._handles += self.meter.watch_blocks(blocks)
         if self.ranks is not None:
             self._shared = SharedStep(
-                self.ranks, named=named, layout=plan.layout, at_home=self.weights.shared_names
+                self.ranks, named=named, plan=plan, at_home=self.weights.shared_names
             )
             self._reducer = GradientReducer(named, ranks=self.ranks, ownership=self._shared.ownership, plan=plan)
             self._handles += self._reducer.watch()
@@ -329,10 +331,10 @@ class Trainer:
 
     def _shares(self, micro_batches: Sequence[MicroBatch]) -> list[float]:
         """Each micro-batch's share in the mean over a step; empty where all weigh the same, as those of as many pairs do."""
-        if self.preference is not None:
-            return []
         if self._shared is None:
-            return shares_of_labels(micro_batches)
+            return [] if self.preference is not None else shares_of_labels(micro_batches)
+        if self.preference is not None:
+            return self._shared.share_sequences(len(micro_batches))
         return self._shared.share_labels(count_labels(micro_batches), num_micro_batches=len(micro_batches))
 
     def _rewards(self) -> Rewards | None:
@@ -395,7 +397,7 @@ class Trainer:
         shares: each micro-batch's share in the mean (``shares_of_labels``); empty where all weigh the same.
         """
         total: torch.Tensor | None = None
-        num_micro_batches = len(micro_batches) * (1 if self.ranks is None else self.ranks.num_ranks)
+        num_micro_batches = len(micro_batches) if self._shared is None else self._shared.count_all(len(micro_batches))
         for index, micro_batch in enumerate(micro_batches):
             loss = self.loss_of(micro_batch)
             loss = loss * shares[index] if shares else loss / num_micro_batches
@@ -430,7 +432,7 @@ class Trainer:
     def evaluate(self, micro_batches: Sequence[MicroBatch], *, is_counted: bool = True) -> float:
         """Mean loss without dropout or gradients; lower in memory than a training step of the same micro-batch.
 
-        is_counted: as of ``metered``. Of several ranks each gives as many micro-batches, and the mean is over all.
+        is_counted: as of ``metered``. Of several ranks each gives its part of as many steps, and the mean is over all.
         """
         self.model.eval()
         try:

@@ -23,6 +23,8 @@ class RankRow:
     """Part of the bar's width that the peak takes, measured if it is known."""
     predicted_percent: str
     budget_percent: str
+    part: str
+    """Its part of a step in words, where ranks differ: ``18 sequences, 7,516 ms, the slowest``; else empty."""
     summary: str
     """The row's bar as a sentence, for those who do not see it."""
 
@@ -34,6 +36,7 @@ def rank_rows(job: Job) -> list[RankRow]:
     measured = _sizes(job.summary.get("rank_peak_bytes"), job.need_devices)
     predicted = _sizes((job.prediction or {}).get("rank_peak_bytes"), job.need_devices)
     newest = job.attempts.order_by("-number").values_list("devices", flat=True).first() or []
+    parts = _parts((job.prediction or {}).get("ranks") or [], job.need_devices)
     places = [*newest, *[None] * job.need_devices]
     budget = budget_bytes(job) or 0
     scale_bytes = max([1, budget, *(size for size in (*measured, *predicted) if size)]) * 1.04
@@ -46,11 +49,24 @@ def rank_rows(job: Job) -> list[RankRow]:
             width_percent=bar_percent(int(measured[rank] or predicted[rank] or 0), scale_bytes),
             predicted_percent=_percent(predicted[rank], scale_bytes),
             budget_percent=_percent(budget, scale_bytes),
+            part=parts[rank],
             summary=_summary(rank, measured[rank], predicted[rank], budget),
         )
         for rank in range(job.need_devices)
     ]
     return sorted(rows, key=lambda row: -(row.measured_bytes or row.predicted_bytes or 0))
+
+
+def _parts(ranks: Sequence[Any], num_ranks: int) -> list[str]:
+    """Words for each rank; empty ones where all are alike."""
+    if len(ranks) != num_ranks:
+        return [""] * num_ranks
+    slowest_ms = max(rank["step_ms"] for rank in ranks)
+    return [
+        f"{rank['num_sequences']} sequence{'s' * (rank['num_sequences'] > 1)} of a step, {rank['step_ms']:,.0f} ms"
+        + (", the slowest" if rank["step_ms"] == slowest_ms else "")
+        for rank in ranks
+    ]
 
 
 def _percent(size: int | None, scale_bytes: float) -> str:

@@ -266,7 +266,7 @@ def _read_run(document: dict[str, Any], place: RankPlace) -> TrainingRun:
         spec=read_model_spec(document["config"]),
         plan=Plan.from_json(document["plan"]),
         workload=from_json(TrainingWorkload, document["workload"], path="workload"),
-        goal=Goal(device_budget_bytes=document.get("budget_bytes", 2**40)),
+        goal=Goal(device_budget_bytes=document.get("budgets_bytes", [2**40] * place.num_ranks)[place.rank]),
         device="cpu",
         attempt=document.get("attempt", 1),
         fence=document.get("attempt", 1),

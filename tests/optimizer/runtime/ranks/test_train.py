@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from optimizer.base.serialize import to_json
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.layout import DeviceLayout, RankShare
 from optimizer.plan.plan import Plan
 from tests.optimizer.runtime.ranks.cases import MODELS
 from tests.optimizer.runtime.ranks.conftest import answers_of
@@ -23,6 +23,8 @@ from tests.optimizer.runtime.tiny import CONFIGS, make_plan, make_workload, writ
 
 ON_HOST = {"gradients": "host", "state_place": "host"}
 STREAMED = {**ON_HOST, "weights_place": "host"}
+UNEVEN = (RankShare(accumulation_steps=1, per_block=("recompute",) * 3), RankShare(accumulation_steps=3))
+"""A small device and one that is three times as fast."""
 TRAINED_TOLERANCE = 1e-5
 """Tolerance of weights after steps that differ in the order of sums (``test_steps.py``)."""
 
@@ -30,6 +32,12 @@ TRAINED_TOLERANCE = 1e-5
 def make_rank_plan(num_ranks: int, data: str = "replicated", *, accumulation_steps: int = 1, **changes: Any) -> Plan:
     plan = make_plan(micro_batch_size=1, accumulation_steps=accumulation_steps, **changes)
     return replace(plan, layout=DeviceLayout(num_devices=num_ranks, data=data))
+
+
+def make_uneven_plan(data: str, *, turned: bool = False) -> Plan:
+    """turned: the large one first."""
+    ranks = UNEVEN[::-1] if turned else UNEVEN
+    return replace(make_rank_plan(2, data), layout=DeviceLayout(num_devices=2, data=data, ranks=ranks))
 
 
 @pytest.fixture
@@ -47,6 +55,7 @@ def run_job(pool: RankPool, tmp_path: Path) -> Callable[..., list[dict[str, Any]
         timeout_s: float = 60.0,
         workload: dict[str, Any] | None = None,
         weights: str | None = None,
+        budgets_bytes: list[int] | None = None,
         **command: Any,
     ) -> list[dict[str, Any]]:
         values = {"global_batch_size": 4, "num_steps": 4, "sample_tokens": 4, "eval_batches": 2, "eval_every_steps": 0}
@@ -59,6 +68,7 @@ def run_job(pool: RankPool, tmp_path: Path) -> Callable[..., list[dict[str, Any]
             "resume_from": resume_from,
             "attempt": attempt,
             "weights": weights,
+            **({"budgets_bytes": budgets_bytes} if budgets_bytes else {}),
         }
         return pool.run({"kind": "train", "run": document, **command}, num_ranks=plan.layout.num_devices, timeout_s=timeout_s)
 
@@ -159,6 +169,49 @@ def test_a_checkpoint_goes_on_with_one_home_for_all_ranks_and_without(
     assert_close(weights_of(tmp_path / "job"), weights_of(tmp_path / "whole"))
     summaries = [done["result"]["summary"] for done in (resumed[0], whole[0])]
     assert summaries[0]["validation_loss"] == pytest.approx(summaries[1]["validation_loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (make_uneven_plan("zero1"), make_rank_plan(1, accumulation_steps=4)),
+        (make_rank_plan(2, "zero2", accumulation_steps=2), make_uneven_plan("replicated")),
+        (make_uneven_plan("replicated"), make_uneven_plan("zero1", turned=True)),
+    ],
+    ids=["to-one-device", "from-equal-ranks", "other-shares"],
+)
+def test_a_checkpoint_goes_on_with_unequal_ranks_and_from_them(
+    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, before: Plan, after: Plan
+) -> None:
+    whole = answers_of(run_job(make_rank_plan(1, accumulation_steps=4), job="whole"))
+    answers_of(run_job(before, job="job", stops_before_step=3))
+    resumed = answers_of(run_job(after, job="job", resume_from="newest", attempt=2))
+    assert {"type": "started", "resumed_from_step": 2} in resumed[0]["messages"]
+    assert_close(weights_of(tmp_path / "job"), weights_of(tmp_path / "whole"))
+    summaries = [done["result"]["summary"] for done in (resumed[0], whole[0])]
+    assert summaries[0]["validation_loss"] == pytest.approx(summaries[1]["validation_loss"], abs=1e-5)
+
+
+def test_unequal_ranks_stopped_and_resumed_end_with_the_same_bits(run_job: Callable[..., list[dict[str, Any]]]) -> None:
+    plan = make_uneven_plan("zero1")
+    whole = answers_of(run_job(plan, job="whole", model="gpt2"))
+    answers_of(run_job(plan, job="job", model="gpt2", stops_before_step=3))
+    resumed = answers_of(run_job(plan, job="job", model="gpt2", resume_from="newest", attempt=2))
+    for key in ("weights_sha256", "validation_loss", "loss"):
+        assert resumed[0]["result"]["summary"][key] == whole[0]["result"]["summary"][key], key
+
+
+def test_unequal_ranks_keep_budgets_of_their_own(run_job: Callable[..., list[dict[str, Any]]]) -> None:
+    """Expect the small device to run out of memory if its budget is a little less than its peak, whatever the other may have."""
+    plan = make_uneven_plan("replicated")
+    first, _ = answers_of(run_job(plan, job="measured"))
+    small, large = first["result"]["measured"]["rank_peak_bytes"]
+    assert small < large
+    budgets = [small + 2**16, large + 2**16]
+    assert budgets[0] < large
+    answers_of(run_job(plan, job="fits", budgets_bytes=budgets))
+    fails, _ = run_job(plan, job="fails", budgets_bytes=[small - 2**10, large + 2**16])
+    assert fails["error"]["code"] == "out_of_device_memory"
 
 
 def test_rank_0_alone_reads_and_packs_the_frozen_weights_that_stream_to_all(
