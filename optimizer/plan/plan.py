@@ -200,10 +200,16 @@ class Plan:
                 "makes this model's blocks clamp their values; use bf16, or fp32 with autocast",
             ),
             (
-                self.layout.shares_state and trains_all and self.weights.place in ("disk", "remote"),
+                self.layout.data in ("zero1", "zero2") and trains_all and self.weights.place in ("disk", "remote"),
                 "layout.data",
                 self.layout.data,
                 "has one rank update each tensor; off the host each rank has streamed weights of its own: use host or replicated",
+            ),
+            (
+                self.layout.shares_weights and self.weights.place != "device",
+                "layout.data",
+                self.layout.data,
+                f"has each weight on one device; those on the {self.weights.place} are there already: use device, or zero2",
             ),
             *(self._sparse_rules() if has_sparse_gradients else ()),
         )
@@ -221,6 +227,11 @@ class Plan:
         """
         is_on_host = self.layout.num_devices > 1 and self.weights.place == "host"
         return is_on_host and (self.layout.shares_state or not trains_all)
+
+    @property
+    def brings_weights(self) -> bool:
+        """True if blocks' weights come to a device for as long as the block runs: from elsewhere, or from another device."""
+        return self.weights.place != "device" or self.layout.shares_weights
 
     def _sparse_rules(self) -> tuple[tuple[bool, str, object, str], ...]:
         """Rules against decisions that an update of embedding rows (``runtime/step/sparse_gradients.py``) does not support."""

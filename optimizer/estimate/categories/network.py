@@ -101,9 +101,12 @@ def barrier_ms(network: Network) -> float:
     return replace(network, backend="gloo", link=LOOPBACK).sum_ms("all_reduce", [0])
 
 
-def estimate_sent_bytes(network: Network, num_elements: Sequence[int], plan: Plan, *, num_sent: int | None = None) -> int:
+def estimate_sent_bytes(
+    network: Network, num_elements: Sequence[int], plan: Plan, *, num_sent: int | None = None, dealt_bytes: int = 0
+) -> int:
     """Bytes that a rank sends in a step, the mean of all of them. num_elements: of every trained tensor. num_sent: elements of
-    those whose new weights are sent, where state is shared; all unless given.
+    those whose new weights are sent, where state is shared; all unless given. dealt_bytes: of blocks' weights, each
+    of which one rank keeps, as often as they are sent.
     """
     layout, size = plan.layout, plan.weights.bytes_per_element
     times = plan.batch.accumulation_steps if reduces_each_micro_batch(plan) else 1
@@ -111,5 +114,6 @@ def estimate_sent_bytes(network: Network, num_elements: Sequence[int], plan: Pla
     sent = times * network.sent_bytes(gradient_collective(layout), total_bytes)
     if layout.shares_state:
         sent += network.sent_bytes("broadcast", total_bytes if num_sent is None else size * num_sent)
+    sent += network.sent_bytes("broadcast", dealt_bytes)
     sent += network.sent_bytes("all_reduce", _NUMBER_BYTES * network.num_ranks * len(num_elements))
     return round(sent)

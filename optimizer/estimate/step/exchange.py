@@ -33,6 +33,7 @@ class GradientExchange:
     """The exchange of one rank's gradients under one plan."""
 
     network: Network
+    rank: int
     others: OthersGradients | None
     """None where every rank keeps every gradient."""
     in_each_micro_batch: bool
@@ -53,19 +54,27 @@ class GradientExchange:
         device_kind: str,
         rank: int,
         trains_all: bool,
+        dealt_bytes: int = 0,
     ) -> "GradientExchange":
-        """tensors: all that are trained. trains_all: False under adapters."""
+        """tensors: all that are trained. trains_all: False under adapters. dealt_bytes: of blocks' weights that ranks send each
+        other in a step, each time that a block runs; not among those whose new values are sent once.
+        """
         layout = plan.layout
         others = None
         if layout.shares_state:
             others = OthersGradients.find(compiled, tensors, rank=rank, num_ranks=layout.num_devices)
         return cls(
             network=network,
+            rank=rank,
             others=others,
             in_each_micro_batch=reduces_each_micro_batch(plan),
             tasks=_list_tasks(compiled, tensors, plan=plan, network=network, device_kind=device_kind),
             sent_bytes=estimate_sent_bytes(
-                network, tensors.num_elements, plan, num_sent=sum(list_sent(tensors, plan, trains_all=trains_all))
+                network,
+                tensors.num_elements,
+                plan,
+                num_sent=sum(list_sent(tensors, plan, trains_all=trains_all)),
+                dealt_bytes=dealt_bytes,
             ),
         )
 

@@ -83,8 +83,10 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
         ("fp32", "replicated", STREAMED),
         ("fp32", "zero1", STREAMED),
         ("bf16", "zero2", STREAMED),
+        ("bf16", "zero3", {}),
+        ("fp32", "zero3", ON_HOST),
     ],
-    ids=["fp32", "masters", "streamed", "one-home", "one-home-masters"],
+    ids=["fp32", "masters", "streamed", "one-home", "one-home-masters", "dealt-out-masters", "dealt-out"],
 )
 def test_a_job_of_two_ranks_leaves_the_weights_and_numbers_of_one_device(
     run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, dtype: str, data: str, places: dict[str, str]
@@ -118,7 +120,7 @@ def test_rank_0_reports_the_peak_of_each_rank(run_job: Callable[..., list[dict[s
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "data", "accumulation_steps"), [(1, "replicated", 4), (4, "zero2", 1), (2, "replicated", 2)]
+    ("num_ranks", "data", "accumulation_steps"), [(1, "replicated", 4), (4, "zero2", 1), (2, "replicated", 2), (2, "zero3", 2)]
 )
 def test_a_checkpoint_of_two_ranks_resumes_under_any_layout(
     run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, num_ranks: int, data: str, accumulation_steps: int
@@ -143,8 +145,10 @@ def test_a_checkpoint_of_two_ranks_resumes_under_any_layout(
         ((2, "zero2", STREAMED), (2, "replicated", STREAMED)),
         ((1, "replicated", {}), (2, "zero1", STREAMED)),
         ((2, "zero1", {}), (4, "zero1", STREAMED)),
+        ((2, "zero3", {}), (1, "replicated", {})),
+        ((4, "zero3", {}), (2, "zero2", STREAMED)),
     ],
-    ids=["to-one", "to-homes-of-their-own", "from-one", "from-two-to-four"],
+    ids=["to-one", "to-homes-of-their-own", "from-one", "from-two-to-four", "dealt-out-to-one", "dealt-out-to-one-home"],
 )
 def test_a_checkpoint_goes_on_with_one_home_for_all_ranks_and_without(
     run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, before: tuple[Any, ...], after: tuple[Any, ...]
@@ -185,6 +189,30 @@ def test_rank_0_alone_reads_and_packs_the_frozen_weights_that_stream_to_all(
     assert first["result"]["measured"]["host_peak_bytes"] + second["result"]["measured"]["host_peak_bytes"] == home_bytes
 
 
+def test_each_rank_reads_and_packs_the_part_of_the_frozen_weights_that_it_keeps(
+    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    answers_of(run_job(make_rank_plan(1, accumulation_steps=4), job="base"))
+    tuned = {
+        "weights": "base/artifacts/model",
+        "workload": {"mode": "finetune", "adapter": {"rank": 4}, "global_batch_size": 2, "export": {"adapter": "both"}},
+    }
+    one, two = (
+        replace(plan, weights=replace(plan.weights, frozen="int4"))
+        for plan in (make_rank_plan(1, accumulation_steps=2), make_rank_plan(2, "zero3"))
+    )
+    (alone,) = answers_of(run_job(one, job="one", **tuned))
+    first, second = answers_of(run_job(two, job="two", **tuned))
+    for key in ("loss", "validation_loss", "weights_sha256"):
+        assert first["result"]["summary"][key] == alone["result"]["summary"][key], key
+    artifacts = [{artifact["file"]: artifact["sha256"] for artifact in done["result"]["artifacts"]} for done in (first, alone)]
+    assert artifacts[0] == artifacts[1]
+    loads = [done["result"]["measured"]["stages"]["load"]["device_peak_bytes"] for done in (alone, first, second)]
+    assert max(loads[1:]) < 0.9 * loads[0]
+    # A rank that reads less than the other has read by itself only what it keeps.
+    assert loads[1] + loads[2] < 1.7 * loads[0]
+
+
 def test_ranks_stopped_and_resumed_end_with_the_same_bits_dropout_included(
     run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path
 ) -> None:
@@ -207,11 +235,13 @@ def test_the_probe_of_rank_0_ends_all_ranks_with_a_checkpoint(run_job: Callable[
     assert [message["type"] for message in done[0]["messages"]][-1] == "checkpoint"
 
 
-@pytest.mark.parametrize("places", [{}, STREAMED], ids=["on-the-devices", "one-home"])
+@pytest.mark.parametrize(
+    ("data", "places"), [("zero1", {}), ("zero1", STREAMED), ("zero3", {})], ids=["on-the-devices", "one-home", "dealt-out"]
+)
 def test_a_killed_rank_ends_the_others_with_an_error_that_says_so(
-    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, places: dict[str, str]
+    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, data: str, places: dict[str, str]
 ) -> None:
-    plan = make_rank_plan(2, "zero1", accumulation_steps=2, **places)
+    plan = make_rank_plan(2, data, accumulation_steps=2, **places)
     in_memory = list_dev_shm()
     start_s = time.monotonic()
     survivor, killed = run_job(

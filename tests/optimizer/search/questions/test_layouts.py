@@ -1,7 +1,7 @@
 """Layouts of several devices: which are searched, which is chosen, and what the answer says of the others."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -13,7 +13,7 @@ from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine, PeerLink
 from optimizer.hardware.peers import with_devices
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.layout import DataParallel, DeviceLayout
 from optimizer.plan.pins.training import Pins, read_pins
 from optimizer.profile.profile import Profile
 from optimizer.search.problem import PricedPlan
@@ -47,7 +47,7 @@ def names(layouts: list[DeviceLayout]) -> list[str]:
 
 def test_layouts_are_those_that_deal_the_batch_out_evenly() -> None:
     goal = Goal(device_budget_bytes=1, num_devices=4)
-    shared = ["replicated", "zero1", "zero2"]
+    shared = ["replicated", "zero1", "zero2", "zero3"]
     two, four = ([f"{number} {data}" for data in shared] for number in (2, 4))
     assert names(list_layouts(goal, WORKLOAD)) == ["1 replicated", *two, *four]
     assert names(list_layouts(goal, replace(WORKLOAD, global_batch_size=6))) == ["1 replicated", *two, *(
@@ -62,8 +62,9 @@ def test_layouts_are_those_that_deal_the_batch_out_evenly() -> None:
         ([], ("data_parallel",), ["1 replicated"]),
         ([], ("shard_state",), ["1 replicated", "2 replicated"]),
         ([], ("shard_gradients",), ["1 replicated", "2 replicated", "2 zero1"]),
+        ([], ("shard_weights",), ["1 replicated", "2 replicated", "2 zero1", "2 zero2"]),
         (["layout.data=zero1"], (), ["2 zero1"]),
-        (["layout.num_devices=2"], (), ["2 replicated", "2 zero1", "2 zero2"]),
+        (["layout.num_devices=2"], (), ["2 replicated", "2 zero1", "2 zero2", "2 zero3"]),
         (["layout.num_devices=1"], (), ["1 replicated"]),
     ],
 )
@@ -89,8 +90,9 @@ def test_two_devices_with_a_fast_link_are_chosen_and_count_all_tokens(llama_prof
     assert chosen.prediction.tokens_per_s == pytest.approx(WORKLOAD.tokens_per_step / chosen.prediction.step_ms * 1000)
     assert found.workload == WORKLOAD
     assert alone.layouts == ()
-    assert {"ddp", "ddp_recompute", "zero1", "zero1_recompute", "zero2", "zero2_recompute"} <= set(found.result.baselines)
-    assert [option.layout.num_devices for option in found.layouts] == [1, 2, 2, 2]
+    shared = ("ddp", "zero1", "zero2", "zero3")
+    assert {*shared, *(f"{label}_recompute" for label in shared)} <= set(found.result.baselines)
+    assert [option.layout.num_devices for option in found.layouts] == [1, 2, 2, 2, 2]
     assert len(set(chosen.prediction.rank_peak_bytes)) == 1
 
 
@@ -170,5 +172,5 @@ def test_more_devices_than_the_machine_has_are_refused(llama_profile: Profile) -
 
 def test_an_answer_of_several_devices_is_written_as_json(llama_profile: Profile) -> None:
     document = ask(llama_profile, pair()).to_json()
-    assert [option["layout"]["data"] for option in document["layouts"]] == ["replicated", "replicated", "zero1", "zero2"]
+    assert [option["layout"]["data"] for option in document["layouts"]] == ["replicated", *get_args(DataParallel)]
     assert document["result"]["chosen"]["prediction"]["network_bytes"] > 0
