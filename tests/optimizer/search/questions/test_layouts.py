@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.common.machines import make_cpu_machine
 from optimizer.api.plan import plan_profiled
-from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload
+from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.units import GIB, MIB
 from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.devices import table_machine
@@ -127,6 +127,23 @@ def test_state_is_shared_out_where_each_device_is_short_of_memory(llama_profile:
     replicated = next(option for option in found.layouts if option.layout == DeviceLayout(num_devices=2))
     assert replicated.best is None
     assert "nothing fits; the smallest peak is" in replicated.sentence
+
+
+def test_weights_are_shared_out_where_each_device_is_short_of_memory_with_all_else_shared(llama_profile: Profile) -> None:
+    forbid = (*FORBID, "recompute", "chunked_loss", "accumulate", "consume_gradients")
+    shared = ask(llama_profile, pair(), forbid=forbid, pins=read_pins(["layout.data=zero2"]))
+    needed_bytes = shared.result.chosen.prediction.device_peak_high_bytes
+    found = ask(llama_profile, pair(), forbid=forbid, device_budget_bytes=needed_bytes - 64 * 1024)
+    chosen = found.result.chosen
+    assert chosen.plan.layout == DeviceLayout(num_devices=2, data="zero3")
+    assert chosen.prediction.device_peak_high_bytes < needed_bytes
+    assert [option.best is None for option in found.layouts] == [True, True, True, True, False]
+    in_blocks = 4 * sum(size.num_elements for block, size in llama_profile.tensors.placed() if 0 <= block < 4)
+    # Twice in the one micro-batch, of which the mean of two ranks sends half, in place of once after the update.
+    less_bytes = shared.result.chosen.prediction.network_bytes
+    assert chosen.prediction.network_bytes - less_bytes == in_blocks // 2
+    with pytest.raises(NoFeasiblePlan):
+        ask(llama_profile, pair(), forbid=(*forbid, "shard_weights"), device_budget_bytes=needed_bytes - 64 * 1024)
 
 
 def test_weights_that_stream_to_two_devices_take_the_hosts_memory_once(llama_profile: Profile) -> None:
