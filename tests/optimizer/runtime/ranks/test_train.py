@@ -11,10 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.serialize import to_json
+from optimizer.estimate.job.load import estimate_load
+from optimizer.estimate.step.setting import lay_out_ranks
+from optimizer.estimate.step.simulate import Resident
+from optimizer.estimate.training import simulate_step
+from optimizer.models.spec import read_model_spec
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.plan import Plan
+from optimizer.workload import Adapter
+from tests.optimizer.profiles import extent_of, trace
 from tests.optimizer.runtime.ranks.cases import MODELS
 from tests.optimizer.runtime.ranks.conftest import answers_of
 from tests.optimizer.runtime.ranks.pool import RankPool
@@ -211,6 +219,33 @@ def test_each_rank_reads_and_packs_the_part_of_the_frozen_weights_that_it_keeps(
     assert max(loads[1:]) < 0.9 * loads[0]
     # A rank that reads less than the other has read by itself only what it keeps.
     assert loads[1] + loads[2] < 1.7 * loads[0]
+
+
+def test_the_stages_of_each_rank_take_the_bytes_predicted_where_weights_are_dealt_out(
+    run_job: Callable[..., list[dict[str, Any]]]
+) -> None:
+    answers_of(run_job(make_rank_plan(1, accumulation_steps=4), job="base"))
+    plan = make_rank_plan(2, "zero3")
+    plan = replace(plan, weights=replace(plan.weights, frozen="int4", prefetch=2))
+    changes: dict[str, Any] = {"mode": "finetune", "adapter": {"rank": 4}, "global_batch_size": 2}
+    done = answers_of(run_job(plan, job="job", weights="base/artifacts/model", workload=changes))
+    workload = make_workload(**{**changes, "adapter": Adapter(rank=4), "num_steps": 4, "eval_batches": 2})
+    profile = trace(
+        read_model_spec(MODELS["decoder"]), extent=extent_of([(plan, workload)]), adapter=workload.adapter
+    )
+    machine = replace(make_cpu_machine(), num_threads=2)
+    laid = lay_out_ranks(profile, plan=plan, workload=workload, machine=machine)
+    for each in laid:
+        stages = done[each.rank]["result"]["measured"]["stages"]
+        measured = {name: stages[name]["device_peak_bytes"] for name in ("first_step", "steady_step", "evaluation", "load")}
+        peaks = each.setting.stages.estimate(
+            each.schedule, each.resident, simulate_step(each), choices=plan.activations.per_block
+        )
+        predicted = {peak.stage: peak.device_peak_bytes for peak in peaks.list()}
+        loaded = Resident(device=each.setting.stages.loaded(each.resident))
+        load = estimate_load(profile, plan=plan, workload=workload, machine=machine, loaded=loaded, rank=each.rank)
+        assert load is not None
+        assert {**predicted, "load": load.device_bytes} == measured, each.rank
 
 
 def test_ranks_stopped_and_resumed_end_with_the_same_bits_dropout_included(
