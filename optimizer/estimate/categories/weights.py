@@ -71,8 +71,8 @@ def list_kept(profile: Profile, plan: Plan, *, trains_all: bool, rank: int) -> l
 
 
 def times_brought(plan: Plan, workload: TrainingWorkload) -> int:
-    """The number of times in a step that each block's weights come: for forward and backward of each micro-batch, and for the forward of the
-    reference where there is one. A block that is recomputed has its weights for its backward.
+    """The number of times in a step that each block's weights come: for forward and backward of each micro-batch, and for the
+    forward of the reference where there is one. A block that is recomputed has its weights for its backward.
     """
     return plan.batch.accumulation_steps * (3 if workload.objective == "dpo" else 2)
 

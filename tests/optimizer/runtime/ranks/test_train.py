@@ -31,6 +31,11 @@ from tests.optimizer.runtime.tiny import CONFIGS, make_plan, make_workload, writ
 
 ON_HOST = {"gradients": "host", "state_place": "host"}
 STREAMED = {**ON_HOST, "weights_place": "host"}
+TUNED: dict[str, Any] = {
+    "weights": "base/artifacts/model",
+    "workload": {"mode": "finetune", "adapter": {"rank": 4}, "global_batch_size": 2, "export": {"adapter": "both"}},
+}
+"""Adapters on what the job ``base`` has left."""
 TRAINED_TOLERANCE = 1e-5
 """Tolerance of weights after steps that differ in the order of sums (``test_steps.py``)."""
 
@@ -173,51 +178,41 @@ def test_a_checkpoint_goes_on_with_one_home_for_all_ranks_and_without(
     assert summaries[0]["validation_loss"] == pytest.approx(summaries[1]["validation_loss"], abs=1e-5)
 
 
-def test_rank_0_alone_reads_and_packs_the_frozen_weights_that_stream_to_all(
-    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def tune_alone_and_together(run_job: Callable[..., list[dict[str, Any]]], data: str, **weights: Any) -> list[dict[str, Any]]:
+    """Train adapters on one device, then on two ranks; what each of the three processes has done, the first two with the same
+    numbers.
+    """
     answers_of(run_job(make_rank_plan(1, accumulation_steps=4), job="base"))
-    tuned = {
-        "weights": "base/artifacts/model",
-        "workload": {"mode": "finetune", "adapter": {"rank": 4}, "global_batch_size": 2, "export": {"adapter": "both"}},
-    }
     one, two = (
-        replace(plan, weights=replace(plan.weights, place="host", frozen="int4"))
-        for plan in (make_rank_plan(1, accumulation_steps=2), make_rank_plan(2, "zero1"))
+        replace(plan, weights=replace(plan.weights, frozen="int4", **weights))
+        for plan in (make_rank_plan(1, accumulation_steps=2), make_rank_plan(2, data))
     )
-    (alone,) = answers_of(run_job(one, job="one", **tuned))
-    first, second = answers_of(run_job(two, job="two", **tuned))
+    (alone,) = answers_of(run_job(one, job="one", **TUNED))
+    first, second = answers_of(run_job(two, job="two", **TUNED))
     for key in ("loss", "validation_loss", "weights_sha256"):
         assert first["result"]["summary"][key] == alone["result"]["summary"][key], key
-    loads = [done["result"]["measured"]["stages"]["load"]["host_peak_bytes"] for done in (alone, first, second)]
-    home_bytes = alone["result"]["measured"]["host_peak_bytes"]
+    return [alone, first, second]
+
+
+def test_rank_0_alone_reads_and_packs_the_frozen_weights_that_stream_to_all(run_job: Callable[..., list[dict[str, Any]]]) -> None:
+    done = [each["result"]["measured"] for each in tune_alone_and_together(run_job, "zero1", place="host")]
+    loads = [measured["stages"]["load"]["host_peak_bytes"] for measured in done]
+    home_bytes = done[0]["host_peak_bytes"]
     # The other rank reads nothing, and has no more of the home than its part.
     assert loads[2] == home_bytes // 2
     assert loads[1] > loads[2]
-    assert first["result"]["measured"]["host_peak_bytes"] + second["result"]["measured"]["host_peak_bytes"] == home_bytes
+    assert done[1]["host_peak_bytes"] + done[2]["host_peak_bytes"] == home_bytes
 
 
 def test_each_rank_reads_and_packs_the_part_of_the_frozen_weights_that_it_keeps(
-    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path
+    run_job: Callable[..., list[dict[str, Any]]]
 ) -> None:
-    answers_of(run_job(make_rank_plan(1, accumulation_steps=4), job="base"))
-    tuned = {
-        "weights": "base/artifacts/model",
-        "workload": {"mode": "finetune", "adapter": {"rank": 4}, "global_batch_size": 2, "export": {"adapter": "both"}},
-    }
-    one, two = (
-        replace(plan, weights=replace(plan.weights, frozen="int4"))
-        for plan in (make_rank_plan(1, accumulation_steps=2), make_rank_plan(2, "zero3"))
-    )
-    (alone,) = answers_of(run_job(one, job="one", **tuned))
-    first, second = answers_of(run_job(two, job="two", **tuned))
-    for key in ("loss", "validation_loss", "weights_sha256"):
-        assert first["result"]["summary"][key] == alone["result"]["summary"][key], key
-    artifacts = [{artifact["file"]: artifact["sha256"] for artifact in done["result"]["artifacts"]} for done in (first, alone)]
+    alone, first, second = (done["result"] for done in tune_alone_and_together(run_job, "zero3"))
+    artifacts = [{artifact["file"]: artifact["sha256"] for artifact in result["artifacts"]} for result in (first, alone)]
     assert artifacts[0] == artifacts[1]
-    loads = [done["result"]["measured"]["stages"]["load"]["device_peak_bytes"] for done in (alone, first, second)]
+    loads = [result["measured"]["stages"]["load"]["device_peak_bytes"] for result in (alone, first, second)]
+    # What belongs to no block is read by both.
     assert max(loads[1:]) < 0.9 * loads[0]
-    # A rank that reads less than the other has read by itself only what it keeps.
     assert loads[1] + loads[2] < 1.7 * loads[0]
 
 
