@@ -5,9 +5,10 @@ a step's micro-batches, and their gradients are summed. On unequal devices ``ran
 on, how much of a step it takes, and what it does with its own activations; all else is decided for all. With ``zero1`` and
 ``zero2`` every trained tensor has one rank that owns it (``formats/ownership.py``): it alone keeps the tensor's optimizer
 state, updates the tensor, and sends the new weights to the others (Rajbhandari et al., ZeRO: Memory Optimizations Toward
-Training Trillion Parameter Models, sections 5.1 and 5.2; whole tensors instead of flat shards, so that every format and place
-of state works as on one device). Weights that stream from the host are there once for all ranks (``Plan.shares_homes``), so an
-owner has nobody to send them to; where every rank updates them, each has its own.
+Training Trillion Parameter Models, sections 5.1 to 5.3; whole tensors instead of flat shards, so that every format and place
+of state works as on one device). With ``zero3`` the tensors of blocks are on their owners' devices alone between uses, those
+that are not trained too. Weights that stream from the host are there once for all ranks (``Plan.shares_homes``), so an owner
+has nobody to send them to; where every rank updates them, each has its own.
 """
 
 from dataclasses import dataclass, replace
@@ -15,9 +16,9 @@ from typing import Final, Literal, get_args
 
 from optimizer.base.categories import BlockChoice
 from optimizer.base.errors import InvalidPlan
-from optimizer.plan.knob import Face, Knob, TechniqueDeclaration, Use, differs, equals, exceeds
+from optimizer.plan.knob import Face, Knob, TechniqueDeclaration, Use, differs, equals, exceeds, one_of
 
-DataParallel = Literal["replicated", "zero1", "zero2"]
+DataParallel = Literal["replicated", "zero1", "zero2", "zero3"]
 MAX_DEVICES: Final = 64
 
 
@@ -52,6 +53,8 @@ class DeviceLayout:
     replicated  every rank sums all gradients and updates all weights.
     zero1       a tensor's gradient is summed on its owner once a step, after the last micro-batch; the others then drop theirs.
     zero2       the same after each micro-batch, so that a rank never holds whole gradients of tensors that it does not own.
+    zero3       zero2, and each weight of a block is on its owner's device alone: the others get it for the block's forward and
+                backward, ``weights.prefetch`` blocks ahead, and drop it after. What belongs to no block is on every device.
     """
 
     num_devices: int = 1
@@ -103,7 +106,12 @@ class DeviceLayout:
 
     @property
     def reduces_each_micro_batch(self) -> bool:
-        return self.data == "zero2"
+        return self.data in ("zero2", "zero3")
+
+    @property
+    def shares_weights(self) -> bool:
+        """True if each weight of a block is on one rank alone between uses."""
+        return self.data == "zero3"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +152,15 @@ TECHNIQUES: Final = (
         lowers=("gradients",),
         num_devices=2,
     ),
+    TechniqueDeclaration(
+        name="shard_weights",
+        label="weights shared out (ZeRO-3)",
+        sentence="Keeps each weight of a block on one device alone, trained or not, and sends it to the others for as long as "
+        "the block runs.",
+        group=_GROUP,
+        lowers=("weights",),
+        num_devices=2,
+    ),
 )
 KNOBS: Final = (
     Knob(
@@ -160,9 +177,11 @@ KNOBS: Final = (
             "replicated": "all on each device",
             "zero1": "optimizer state shared out (ZeRO-1)",
             "zero2": "optimizer state and gradients shared out (ZeRO-2)",
+            "zero3": "optimizer state, gradients and weights shared out (ZeRO-3)",
         },
         uses=(
-            Use(technique="shard_gradients", asks=equals("zero2")),
+            Use(technique="shard_weights", asks=equals("zero3")),
+            Use(technique="shard_gradients", asks=one_of("zero2", "zero3")),
             Use(technique="shard_state", asks=differs("replicated")),
         ),
         num_devices=2,

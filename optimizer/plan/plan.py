@@ -252,7 +252,7 @@ class Plan:
                 "makes this model's blocks clamp their values; use bf16, or fp32 with autocast",
             ),
             (
-                self.layout.shares_state and trains_all and self.weights.place in ("disk", "remote"),
+                self.layout.data in ("zero1", "zero2") and trains_all and self.weights.place in ("disk", "remote"),
                 "layout.data",
                 self.layout.data,
                 "has one rank update each tensor; off the host each rank has streamed weights of its own: use host or replicated",
@@ -262,6 +262,18 @@ class Plan:
                 "layout.ranks",
                 "uneven",
                 _OTHER_TIMES,
+            ),
+            (
+                self.layout.shares_weights and self.weights.place != "device",
+                "layout.data",
+                self.layout.data,
+                f"has each weight on one device; those on the {self.weights.place} are there already: use device, or zero2",
+            ),
+            (
+                self.layout.shares_weights and bool(self.layout.ranks),
+                "layout.data",
+                self.layout.data,
+                "sends a block's weights to all devices at once, which those that decide for themselves may not wait for: use zero2",
             ),
             *(self._sparse_rules() if has_sparse_gradients else ()),
         )
@@ -291,6 +303,11 @@ class Plan:
         """The numbers of micro-batches that ranks have."""
         own = {share.accumulation_steps or self.batch.accumulation_steps for share in self.layout.ranks}
         return own or {self.batch.accumulation_steps}
+
+    @property
+    def brings_weights(self) -> bool:
+        """True if blocks' weights come to a device for as long as the block runs: from elsewhere, or from another device."""
+        return self.weights.place != "device" or self.layout.shares_weights
 
     def _sparse_rules(self) -> tuple[tuple[bool, str, object, str], ...]:
         """Rules against decisions that an update of embedding rows (``runtime/step/sparse_gradients.py``) does not support."""

@@ -159,12 +159,25 @@ class Exchange(NamedTuple):
     """True where ranks agree on numbers, which crosses between their hosts on cards, too."""
 
 
+def exchange_of_dealt(num_bytes: int, *, owner: int, times: int) -> Exchange:
+    """The exchanges of a step by which the others get a tensor that one rank keeps, as bytes."""
+    return Exchange(_call("broadcast", num_bytes, 1, owner), times)
+
+
+def dealt_ms(network: Network, sizes: Iterable[Sequence[int]], owners: Iterable[Sequence[int]]) -> tuple[float, ...]:
+    """Milliseconds in which the others get the tensors of each block, one after the other. sizes: bytes of each, by block."""
+    return tuple(
+        network.sum_ms("broadcast", block, element_bytes=1, owners=keepers) for block, keepers in zip(sizes, owners, strict=True)
+    )
+
+
 def list_exchanges(
-    num_elements: Sequence[int], plan: Plan, *, are_sent: Sequence[bool] = ()
+    num_elements: Sequence[int], plan: Plan, *, are_sent: Sequence[bool] = (), dealt: Sequence[Exchange] = ()
 ) -> Iterator[Exchange]:
     """A step's exchanges, those of one kind together. num_elements: of every trained tensor. are_sent: whether its new weights
-    are sent, where state is shared; all unless given.
+    are sent, where state is shared; all unless given. dealt: exchanges of weights that one rank keeps (``exchange_of_dealt``).
     """
+    yield from dealt
     layout, size = plan.layout, plan.weights.bytes_per_element
     num_ranks, num_steps = layout.num_devices, plan.batch.accumulation_steps
     times = num_steps if reduces_each_micro_batch(plan) else 1
@@ -178,27 +191,33 @@ def list_exchanges(
     if plan.gradients.choice == "consume":
         # Losses before each backward, which changes weights.
         yield Exchange(_call("all_reduce", _NUMBER_BYTES * num_ranks, _NUMBER_BYTES, 0), num_steps, is_on_host=True)
-    if layout.shares_state and are_sent and not all(are_sent):
+    if layout.shares_state and not layout.shares_weights and are_sent and not all(are_sent):
         yield Exchange(Call(collective="barrier"), 1, is_on_host=True)
 
 
 def estimate_sent_bytes(
-    network: Network, num_elements: Sequence[int], plan: Plan, *, are_sent: Sequence[bool] = ()
+    network: Network, num_elements: Sequence[int], plan: Plan, *, are_sent: Sequence[bool] = (), dealt: Sequence[Exchange] = ()
 ) -> tuple[int, ...]:
     """Bytes that each rank gives to its connections in a step; see ``list_exchanges``."""
     sent = [0.0] * network.num_ranks
-    for call, times, is_on_host in list_exchanges(num_elements, plan, are_sent=are_sent):
+    for call, times, is_on_host in list_exchanges(num_elements, plan, are_sent=are_sent, dealt=dealt):
         each = (network.between_hosts if is_on_host else network).sent_by_rank(call)
         sent = [total + times * num_bytes for total, num_bytes in zip(sent, each, strict=True)]
     return tuple(round(num_bytes) for num_bytes in sent)
 
 
 def estimate_framed_bytes(
-    network: Network, num_elements: Sequence[int], plan: Plan, *, are_sent: Sequence[bool] = (), frame: Frame = ETHERNET
+    network: Network,
+    num_elements: Sequence[int],
+    plan: Plan,
+    *,
+    are_sent: Sequence[bool] = (),
+    dealt: Sequence[Exchange] = (),
+    frame: Frame = ETHERNET,
 ) -> tuple[int, ...]:
     """Bytes that leave each rank's interface in a step, headers and acknowledgements among them, over gloo."""
     sent = [0] * network.num_ranks
-    for call, times, _ in list_exchanges(num_elements, plan, are_sent=are_sent):
+    for call, times, _ in list_exchanges(num_elements, plan, are_sent=are_sent, dealt=dealt):
         for rank, num_bytes in enumerate(count_framed_bytes(call, network.num_ranks, frame)):
             sent[rank] += times * num_bytes
     return tuple(sent)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from optimizer.estimate.categories.network import (
+    Exchange,
     Network,
     estimate_sent_bytes,
     gradient_collective,
@@ -33,6 +34,7 @@ class GradientExchange:
     """The exchange of one rank's gradients under one plan."""
 
     network: Network
+    rank: int
     others: OthersGradients | None
     """None where every rank keeps every gradient."""
     in_each_micro_batch: bool
@@ -53,19 +55,27 @@ class GradientExchange:
         device_kind: str,
         rank: int,
         trains_all: bool,
+        dealt: Sequence[Exchange] = (),
     ) -> "GradientExchange":
-        """tensors: all that are trained. trains_all: False under adapters."""
+        """tensors: all that are trained. trains_all: False under adapters. dealt: exchanges of blocks' weights, each time that
+        a block runs; not among those whose new values are sent once.
+        """
         layout = plan.layout
         others = None
         if layout.shares_state:
             others = OthersGradients.find(compiled, tensors, rank=rank, num_ranks=layout.num_devices)
         return cls(
             network=network,
+            rank=rank,
             others=others,
             in_each_micro_batch=reduces_each_micro_batch(plan),
             tasks=_list_tasks(compiled, tensors, plan=plan, network=network, device_kind=device_kind),
             rank_sent_bytes=estimate_sent_bytes(
-                network, tensors.num_elements, plan, are_sent=list_sent(tensors, plan, trains_all=trains_all)
+                network,
+                tensors.num_elements,
+                plan,
+                are_sent=list_sent(tensors, plan, trains_all=trains_all),
+                dealt=dealt,
             ),
         )
 

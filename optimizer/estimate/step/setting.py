@@ -11,10 +11,16 @@ from typing import Final, NamedTuple
 
 from optimizer.estimate.categories.activations import estimate_packing_bytes, estimate_staging_bytes
 from optimizer.estimate.categories.gradients import estimate_gradient_bytes
-from optimizer.estimate.categories.network import Network
+from optimizer.estimate.categories.network import Network, exchange_of_dealt
 from optimizer.estimate.categories.optimizer_state import estimate_state
 from optimizer.estimate.categories.tensors import TensorList, list_tensors
-from optimizer.estimate.categories.weights import estimate_home_bytes, estimate_weight_bytes, list_streamed_bytes
+from optimizer.estimate.categories.weights import (
+    estimate_home_bytes,
+    estimate_weight_bytes,
+    find_brought,
+    list_dealt,
+    times_brought,
+)
 from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
 from optimizer.estimate.step.exchange import GradientExchange
@@ -142,12 +148,16 @@ def _make_setting(
             device_kind=device_kind,
             rank=rank,
             trains_all=trains_all,
+            dealt=[
+                exchange_of_dealt(num_bytes, owner=owner, times=times_brought(plan, workload))
+                for num_bytes, owner in list_dealt(profile, plan, trains_all=trains_all)
+            ],
         )
     after = UpdateExchange.of(trained, network=network, plan=plan, device_kind=device_kind, trains_all=trains_all)
     state = estimate_state(tensors, plan, workload=workload, device_kind=machine.device.kind)
-    streamed_bytes = sum(list_streamed_bytes(profile, plan.weights, trains_all=trains_all))
+    brought_bytes = find_brought(profile, plan, trains_all=trains_all, rank=rank).num_bytes
     gradients = estimate_gradient_bytes(tensors, plan, device_kind=machine.device.kind)
-    device = single("weights", estimate_weight_bytes(profile, plan.weights) - streamed_bytes)
+    device = single("weights", estimate_weight_bytes(profile, plan.weights) - brought_bytes)
     device += single("optimizer_state", state.device_bytes)
     device += single("gradients", gradients.device)
     lay_out_plan = partial(StepLayout, profile, compiled, plan=plan, workload=workload, machine=machine)
@@ -167,6 +177,7 @@ def _make_setting(
             schedule_first=first,
             network=network,
             exchange=after,
+            rank=rank,
         ),
         tensors=trained,
         updated=tensors,

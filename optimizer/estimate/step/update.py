@@ -43,6 +43,7 @@ from optimizer.hardware.rates import PythonWork, Rates
 from optimizer.hardware.thread_wakeup import count_multithreaded, wakeup_cost_s
 from optimizer.optimizers import KeptState
 from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.layout import DataParallel
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
@@ -189,12 +190,12 @@ class UpdateExchange:
                 is_awaited=is_awaited,
             )
 
-        key = (network, size, plan.layout.shares_state, are_at_home, is_awaited, num_micro_batches)
+        key = (network, size, plan.layout.data, are_at_home, is_awaited, num_micro_batches)
         return _EXCHANGES.obtain(tensors, key, make)
 
 
 NO_EXCHANGE: Final = UpdateExchange()
-_EXCHANGES: Final[Table[tuple[Network, int, bool, bool, bool, int], UpdateExchange]] = Table()
+_EXCHANGES: Final[Table[tuple[Network, int, DataParallel, bool, bool, int], UpdateExchange]] = Table()
 
 
 def exchange_task(phase: str, name: str, exchange_ms: float, *, waits: bool = True) -> Task:

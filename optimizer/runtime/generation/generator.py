@@ -88,7 +88,8 @@ def _load_for_generation(
     model = build_unfilled(spec, dtype=torch_dtype(weights))
     reads = find_reads(model, weights_folder)
     prepare_for_generation(model, weights=weights)
-    fill_model(model, reads, device=device, streamed=name_streamed(model, weights, trains_all=True))
+    streamed = name_streamed(model, trains_all=True) if weights.place != "device" else set()
+    fill_model(model, reads, device=device, streamed=streamed)
     return model
 
 

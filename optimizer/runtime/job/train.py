@@ -170,6 +170,7 @@ class _Job:
                 device=self.device,
                 weights_folder=run.weights_folder,
                 meter=self.meter,
+                shares_weights=run.plan.layout.shares_weights,
             )
             trainer = Trainer(
                 model,

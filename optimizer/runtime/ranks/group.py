@@ -19,7 +19,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -62,6 +62,22 @@ class RankPlace:
     interface: str = ""
     """Network interface of this machine by which gloo reaches the other ranks; what ``HEADROOM_RANK_INTERFACE`` names unless
     given, else the loopback. On several machines each names its own."""
+
+
+class Arriving:
+    """A tensor that was asked for and may be on its way."""
+
+    __slots__ = ("_wait",)
+
+    def __init__(self, wait: Callable[[], None] | None) -> None:
+        """wait: None where it is there."""
+        self._wait = wait
+
+    def wait(self) -> None:
+        """Have compute that is queued from now on run once it is there, and once it was sent. Of no effect the second time."""
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            wait()
 
 
 class Ranks:
@@ -129,6 +145,18 @@ class Ranks:
         options.rootRank = owner
         self._finish(self._device.broadcast([self._given(tensor)], options), "a tensor of another rank")
 
+    def begin_broadcast(self, tensor: torch.Tensor, *, owner: int) -> "Arriving":
+        """Have it become what the owner has. Who reads or writes it, on the owner too, waits first; the CPU device has it at
+        once.
+        """
+        options = _dist.BroadcastOptions()
+        options.rootRank = owner
+        work = self._device.broadcast([self._given(tensor)], options)
+        if not self._is_cuda:
+            self._wait(work, "a tensor of another rank")
+            return Arriving(None)
+        return Arriving(lambda: self._finish(work, "a tensor of another rank"))
+
     def settle(self) -> None:
         """On CUDA: make the compute stream wait for all that was asked for, and wait until it is there. Raises RankLost."""
         while self._under_way:
@@ -171,6 +199,13 @@ class Ranks:
         options = _dist.BarrierOptions()
         options.timeout = timedelta(seconds=timeout_s)
         self._wait(self._host.barrier(options), "all ranks to get this far")
+
+    def broadcast_on_host_(self, tensor: torch.Tensor, *, owner: int) -> None:
+        """Make a contiguous tensor on the host what the owner has."""
+        options = _dist.BroadcastOptions()
+        options.rootRank = owner
+        if tensor.numel():
+            self._wait(self._host.broadcast([_as_bytes(tensor)], options), "a tensor of another rank", timeout_s=PATIENCE_S)
 
     def send(self, tensor: torch.Tensor, *, to: int) -> None:
         """A contiguous tensor on the host, to a rank that waits in ``receive``."""

@@ -29,9 +29,17 @@ class SharedStep:
     """The steps of one rank, with the others."""
 
     def __init__(
-        self, ranks: Ranks, *, named: Mapping[str, nn.Parameter], plan: Plan, at_home: Collection[str] = ()
+        self,
+        ranks: Ranks,
+        *,
+        named: Mapping[str, nn.Parameter],
+        plan: Plan,
+        at_home: Collection[str] = (),
+        dealt: Collection[str] = (),
     ) -> None:
-        """named: the trained tensors, in the model's order. at_home: those whose one home all ranks read."""
+        """named: the trained tensors, in the model's order. at_home: those whose one home all ranks read. dealt: those that ranks
+        get from their owners when they need them.
+        """
         self.ranks = ranks
         self.num_ranks = ranks.num_ranks
         self.ownership = Ownership(named, layout=plan.layout, rank=ranks.rank)
@@ -40,6 +48,7 @@ class SharedStep:
         self._named = named
         self._names = list(named)
         self._at_home = {name for name in named if name in at_home}
+        self._dealt = {name for name in named if name in dealt}
 
     # Before backward.
 
@@ -117,12 +126,12 @@ class SharedStep:
     @torch.no_grad()
     def bring_weights(self) -> None:
         """After the update, once this rank's own tensors have theirs: every owner sends new weights to the others; those that all
-        ranks read at home are there when this returns.
+        ranks read at home are there when this returns; those that are dealt out come when their block runs.
         """
         if not self.ownership.is_shared:
             return
         for name, parameter in self._named.items():
-            if name not in self._at_home:
+            if name not in self._at_home and name not in self._dealt:
                 self.ranks.broadcast_(parameter, owner=self.ownership.owner_of(name))
         self.ranks.settle()
         if self._at_home:

@@ -84,7 +84,9 @@ def answer_uneven(
         machine=machine,
         calibration=calibration,
         make_problem=make_problem,
-        data_modes=tuple(dict.fromkeys(layout.data for layout in layouts if layout.num_devices > 1)),
+        data_modes=tuple(
+            dict.fromkeys(layout.data for layout in layouts if layout.num_devices > 1 and not layout.shares_weights)
+        ),
     )
     kinds = sorted(machine.kinds, key=lambda kind: -speed_of(kind))
     allowed = {layout.num_devices for layout in layouts}

@@ -104,7 +104,13 @@ class RankCase:
 
     def make_model(self) -> nn.Module:
         spec = read_model_spec({**MODELS[self.model], "num_hidden_layers": len(self.plan.activations.per_block)})
-        model = build_prepared(spec, weights=self.plan.weights, workload=self.workload, device=torch.device("cpu"))
+        model = build_prepared(
+            spec,
+            weights=self.plan.weights,
+            workload=self.workload,
+            device=torch.device("cpu"),
+            shares_weights=self.plan.layout.shares_weights,
+        )
         for name, parameter in model.named_parameters():
             if not name.endswith(self.trains):
                 parameter.requires_grad_(False)
