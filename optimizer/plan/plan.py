@@ -273,7 +273,7 @@ class Plan:
                 self.layout.shares_weights and bool(self.layout.ranks),
                 "layout.data",
                 self.layout.data,
-                "sends a block's weights to all devices at once, which those that decide for themselves may not wait for: use zero2",
+                "sends blocks to all devices at once, but devices that decide for themselves may be elsewhere: use zero2",
             ),
             *(self._sparse_rules() if has_sparse_gradients else ()),
         )
