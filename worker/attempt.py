@@ -146,7 +146,7 @@ class _AttemptRun:
             if relay:
                 relay.start()
             self._mirrors.start()
-            self._pending.append(lambda: copy_earlier_samples(self._attempt, home=self._config.home))
+            self._copy_earlier_samples()
             self._follow(child)
             exit_code = child.reap()
             if not self._heartbeat.is_fenced_out:
@@ -171,6 +171,9 @@ class _AttemptRun:
             self._write_to_database()
             report_gap(self._attempt.job_id)
 
+    def _copy_earlier_samples(self) -> None:
+        self._pending.append(lambda: copy_earlier_samples(self._attempt, home=self._config.home))
+
     def _asked_to_stop(self) -> str:
         """``discard`` or ``save`` when the job is cancelled, ``pause``, ``drain``, or empty."""
         if self._heartbeat.cancel_mode:
@@ -184,6 +187,9 @@ class _AttemptRun:
         match message:
             case {"type": "started", "resumed_from_step": int(step)}:
                 self._pending.append(lambda: actions.record_started(attempt, pid=pid, resumed_from_step=step))
+                if step:
+                    # again: a lost attempt may have gone on until its last checkpoint, from which this one goes on
+                    self._copy_earlier_samples()
             case {"type": "phase", "phase": str(phase)}:
                 text = str(message.get("message", ""))
                 self._pending.append(lambda: actions.record_phase(attempt, phase=phase, message=text))

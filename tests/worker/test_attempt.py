@@ -2,12 +2,25 @@
 
 import json
 import signal
+import threading
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db.models.functions import Now
+from pytest_django import Settings
 
-from worker.attempt import EXIT_DRAINED, StopOrder, judge_end
+from tests.webapp.conftest import make_bench, make_text, make_tiny_model
+from webapp.attempts.reconciling import expire_leases
+from webapp.jobs import actions
+from webapp.jobs.claiming import claim_job
+from webapp.jobs.models import Attempt, Job, Sample
+from worker.attempt import EXIT_DRAINED, AttemptPlace, StopOrder, _AttemptRun, judge_end
+from worker.config import WorkerConfig
+from worker.gpu import GpuMeter
+from worker.run.child import DeviceLock
 
 
 class RecordingChild:
@@ -107,3 +120,47 @@ def test_one_that_the_hosts_killer_ended_ran_out_of_host_memory_with_the_last_si
 
 def test_a_kill_that_the_kernel_counted_says_nothing_of_another_signal(tmp_path: Path) -> None:
     assert judge_end(tmp_path, exit_code=-signal.SIGSEGV, was_asked_to_stop=False, killed_in="the machine") is None
+
+
+@pytest.fixture
+def lost_attempt(db: None, tmp_path: Path, settings: Settings) -> Attempt:
+    """An attempt whose worker fell silent; another may be claimed."""
+    settings.REDIS_URL = f"unix://{tmp_path}/none.sock"
+    settings.HEADROOM_HOME = tmp_path
+    machine = make_bench()
+    actions.create_job(
+        owner=None,
+        spec={"name": "a", "workload": {"num_steps": 10}},
+        model=make_tiny_model(),
+        dataset=make_text(),
+        plan=None,
+        prediction=None,
+        machine=None,
+        actor="user:test",
+    )
+    attempt = claim_job(worker="w:1", machine=machine, lease_s=60)
+    actions.record_started(attempt, pid=1)
+    Job.objects.filter(pk=attempt.job_id).update(lease_until=Now() - timedelta(seconds=1))
+    assert expire_leases() == [attempt.job_id]
+    Job.objects.filter(pk=attempt.job_id).update(not_before=None)
+    return attempt
+
+
+def test_what_a_lost_attempt_measured_up_to_the_checkpoint_that_is_resumed_is_kept(
+    lost_attempt: Attempt, tmp_path: Path
+) -> None:
+    """Its process, halted past its lease, may have gone on a little after the next attempt had looked for samples."""
+    attempt = claim_job(worker="w:2", machine=lost_attempt.machine, lease_s=60)
+    run = _AttemptRun(
+        attempt,
+        config=WorkerConfig(home=tmp_path, host="box", process_id=1),
+        place=AttemptPlace(devices=["cpu"], cards=None, lock=DeviceLock(tmp_path / "lock"), gpu=GpuMeter(0)),
+        draining=threading.Event(),
+    )
+    samples = tmp_path / "jobs" / attempt.job_id / "attempts" / "1" / "samples.jsonl"
+    samples.parent.mkdir(parents=True)
+    rows = [{"kind": "step", "attempt": 1, "step": step, "time_s": time.time(), "loss": 1.0} for step in (1, 2)]
+    samples.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run._hear({"type": "started", "resumed_from_step": 2}, pid=7)
+    run._write_to_database()
+    assert sorted(Sample.objects.filter(job=attempt.job_id).values_list("attempt", "step")) == [(1, 1), (1, 2)]

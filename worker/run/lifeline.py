@@ -76,30 +76,47 @@ class Beats:
             return  # the process is halted and has thousands to read, or has ended
 
 
-def end_when_silent(beat_fd: int) -> None:
+class WorkTime:
+    """The time until which the group may work, as its leader last heard; over means its end."""
+
+    def __init__(self, beat_fd: int) -> None:
+        os.set_blocking(beat_fd, False)
+        self._beat_fd = beat_fd
+        self._until_s = boot_s()
+        self._lock = threading.Lock()
+
+    def watch(self) -> None:
+        """Check at each beat and when the time is over, for ever."""
+        poll = select.poll()
+        poll.register(self._beat_fd, select.POLLIN)
+        while True:
+            poll.poll(max(0.0, min(1.0, self._until_s - boot_s())) * 1000)
+            self.check()
+
+    def check(self) -> None:
+        """Hear the beats that have come, and end the group if its time is over. Some microseconds."""
+        with self._lock:
+            try:
+                beats = os.read(self._beat_fd, 1 << 20)
+            except BlockingIOError:
+                beats = None
+            if beats:
+                (self._until_s,) = _BEAT.unpack(beats[-_BEAT.size :])  # each is written whole
+            if beats == b"" or boot_s() > self._until_s:
+                text = b"the supervisor is silent, and the job may be another's by now: this process ends\n"
+                os.write(sys.stderr.fileno(), text)
+                os.killpg(0, signal.SIGKILL)
+
+
+def end_when_silent(beat_fd: int) -> Callable[[], None]:
     """Start the thread by which the group ends itself; called by its leader, after ``die_with_supervisor``.
 
-    What holds Python's lock for long delays it and cannot mislead it: beats wait in the pipe.
+    What holds Python's lock for long delays it and cannot mislead it: beats wait in the pipe. A process that was halted gets its
+    threads back in any order, so the one that works calls what is returned before it begins anything that others could see.
     """
-    os.set_blocking(beat_fd, False)
-    threading.Thread(target=_watch, args=(beat_fd,), name="lifeline", daemon=True).start()
-
-
-def _watch(beat_fd: int) -> None:
-    poll = select.poll()
-    poll.register(beat_fd, select.POLLIN)
-    until_s = boot_s()
-    while True:
-        poll.poll(max(0.0, min(1.0, until_s - boot_s())) * 1000)
-        try:
-            beats = os.read(beat_fd, 1 << 20)
-        except BlockingIOError:
-            beats = None
-        if beats:
-            (until_s,) = _BEAT.unpack(beats[-_BEAT.size :])  # each is written whole
-        if beats == b"" or boot_s() > until_s:
-            os.write(sys.stderr.fileno(), b"the supervisor is silent, and the job may be another's by now: this process ends\n")
-            os.killpg(0, signal.SIGKILL)
+    time_left = WorkTime(beat_fd)
+    threading.Thread(target=time_left.watch, name="lifeline", daemon=True).start()
+    return time_left.check
 
 
 def die_with_supervisor(lifeline_fd: int) -> None:

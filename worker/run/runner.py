@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,20 @@ REASONS = frozenset(
 
 
 class StopFlag:
-    """Raised by TERM, read by the training loop at each step boundary."""
+    """Raised by TERM, read by the training loop at each step boundary, where a process whose lease is over also ends."""
 
     def __init__(self) -> None:
         self._is_raised = False
+        self._check_lease: Callable[[], None] | None = None
 
     def __call__(self) -> bool:
+        if self._check_lease is not None:
+            self._check_lease()
         return self._is_raised
+
+    def end_by(self, check_lease: Callable[[], None]) -> None:
+        """Call this at each boundary; it ends the process if another may have the job by now."""
+        self._check_lease = check_lease
 
     def raise_on_term(self) -> None:
         signal.signal(signal.SIGTERM, self._raise)
@@ -72,7 +80,7 @@ def main() -> int:
     if lifeline := os.environ.get("HEADROOM_LIFELINE_FD"):
         die_with_supervisor(int(lifeline))
     if beat := os.environ.get("HEADROOM_BEAT_FD"):
-        end_when_silent(int(beat))
+        should_stop.end_by(end_when_silent(int(beat)))
     folder = Path(sys.argv[1])
     pipe_fd = os.environ.get("HEADROOM_PIPE_FD")
     attempt = read_json(folder / "attempt.json")

@@ -138,3 +138,45 @@ def test_a_group_that_lost_its_job_ends_though_its_supervisor_lives(tmp_path: Pa
         process.kill()
         process.wait()
         beats.close()
+
+
+HALTED = textwrap.dedent("""
+    import os, sys, threading, time
+    from worker.run import lifeline
+    threading.Thread.start = lambda thread: None  # as if it were the last to get a turn after a halt
+    check = lifeline.end_when_silent(int(sys.argv[1]))
+    for line in sys.stdin:
+        check()
+        print("works", flush=True)
+""")
+
+
+def test_the_thread_that_works_ends_a_group_whose_time_is_over_before_it_begins_anything() -> None:
+    until: Any = {"s": boot_s() + 600}
+    beats = Beats(lambda: until["s"], interval_s=0.02)
+    process = subprocess.Popen(
+        [*command(HALTED), str(beats.child_fd)],
+        pass_fds=[beats.child_fd],
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        process.stdin.write("step\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "works\n"
+        until["s"] = boot_s() + 0.1
+        beats._beat()
+        process.stdin.write("step\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        wait_for(lambda: boot_s() > until["s"], what="the end of the lease")
+        output, errors = process.communicate("step\n", timeout=30)
+        assert (output, process.returncode) == ("", -signal.SIGKILL)
+        assert "the supervisor is silent" in errors
+    finally:
+        process.kill()
+        process.wait()
+        beats.close()
