@@ -13,7 +13,7 @@ from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_field
 from optimizer.optimizers import OPTIMIZERS
-from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.activations import COMPILED, NOT_COMPILED, ActivationsPlan, KernelsPlan
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
@@ -46,6 +46,7 @@ class Plan:
     optimizer_state: OptimizerStatePlan = field(default_factory=OptimizerStatePlan)
     activations: ActivationsPlan
     logits_and_loss: LogitsAndLossPlan = field(default_factory=LogitsAndLossPlan)
+    kernels: KernelsPlan = field(default_factory=KernelsPlan)
     allocator: AllocatorPlan = field(default_factory=AllocatorPlan)
 
     @property
@@ -57,6 +58,11 @@ class Plan:
     def techniques(self) -> tuple[Technique, ...]:
         """The techniques that the plan uses, in the order of ``Technique``."""
         return list_techniques(self, work="training")
+
+    @property
+    def representation(self) -> str:
+        """The name of a profile's regime: that of the weights, with ``@compiled`` behind it where blocks run compiled."""
+        return self.weights.representation + (COMPILED if self.kernels.blocks == "compiled" else "")
 
     @property
     def fingerprint(self) -> str:
@@ -205,6 +211,7 @@ class Plan:
                 self.layout.data,
                 "has one rank update each tensor; off the host each rank has streamed weights of its own: use host or replicated",
             ),
+            *(self._compiled_rules() if self.kernels.blocks == "compiled" else ()),
             *(self._sparse_rules() if has_sparse_gradients else ()),
         )
         for is_broken, name, value, why in rules:
@@ -221,6 +228,30 @@ class Plan:
         """
         is_on_host = self.layout.num_devices > 1 and self.weights.place == "host"
         return is_on_host and (self.layout.shares_state or not trains_all)
+
+    def _compiled_rules(self) -> tuple[tuple[bool, str, object, str], ...]:
+        """Rules against decisions that compiled blocks do not support."""
+        found = next((choice for choice in NOT_COMPILED if self.activations.count(choice)), "")
+        return (
+            (
+                bool(found),
+                "activations.per_block",
+                found,
+                "keeps some of a block's results: a compiled block is one op, so use recompute, or run blocks op by op",
+            ),
+            (
+                self.weights.frozen == "nf4",
+                "weights.frozen",
+                "nf4",
+                "a library unpacks that the compiler cannot look into: use int8 or int4, or run blocks op by op",
+            ),
+            (
+                self.layout.num_devices > 1,
+                "layout.num_devices",
+                self.layout.num_devices,
+                "is not carried out with compiled blocks: use one device, or run blocks op by op",
+            ),
+        )
 
     def _sparse_rules(self) -> tuple[tuple[bool, str, object, str], ...]:
         """Rules against decisions that an update of embedding rows (``runtime/step/sparse_gradients.py``) does not support."""

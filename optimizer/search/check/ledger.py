@@ -110,7 +110,7 @@ def replay_plan(
     by_bytes: dict[int, list[bool]] = {}
     for size, own in zip(trained, is_own, strict=True):
         by_bytes.setdefault(size.num_elements * element_bytes, []).append(own)
-    regime = profile.regime(plan.weights.representation, shape)
+    regime = profile.regime(plan.representation, shape)
     replay = _Replay(profile, regime, shape, plan, owned=by_bytes if plan.layout.shares_state else {})
     ledger.add("device", "weights", num_trained * element_bytes)
     ledger.add("device", "weights", profile.total_frozen_bytes(plan.weights.representation))
