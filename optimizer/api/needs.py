@@ -12,6 +12,7 @@ from optimizer.base.errors import InvalidInput
 from optimizer.goal import GenerationGoal, Goal
 from optimizer.models.spec import ModelSpec
 from optimizer.models.targets import check_targets
+from optimizer.plan.activations import COMPILED
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlan
@@ -75,9 +76,9 @@ def needed_extent(
     """The extent of a profile that the question needs."""
     asked = "fp32" if weights is None else traced_representation(weights.representation)
     if with_knobs or (plan in (None, BEST) and goal.allow_lossy):
-        if workload.adapter is not None:
+        if workload.adapter is not None and goal.pins.kernels.blocks != "compiled":
             return EVERYTHING
-        return _extent_of_search(_COMPUTED, workload)
+        return _extent_of_search(_with_compiled(_COMPUTED, workload, goal), workload)
     if isinstance(plan, Plan):
         return extent_of_plans([plan], workload=workload)
     if plan in (None, BEST):
@@ -96,6 +97,27 @@ def _extent_of_search(representations: tuple[str, ...], workload: TrainingWorklo
         choices=BLOCK_CHOICES,
         shapes=tuple((size, workload.sequence_length) for size in sorted(sizes)),
     )
+
+
+def _with_compiled(
+    representations: tuple[str, ...], workload: TrainingWorkload, goal: Goal
+) -> tuple[str, ...]:
+    """Those of a search whose goal pins compiled blocks, too, as far as other pins leave them open."""
+    if goal.pins.kernels.blocks != "compiled":
+        return representations
+    forms: tuple[FrozenFormat, ...] = ("same",) if workload.adapter is None else ("same", "int8", "int4")
+    pins = goal.pins.weights
+    pairs = product(
+        ("fp32", "bf16") if pins.dtype is None else (pins.dtype,),
+        ("off", "bf16") if pins.autocast is None else (pins.autocast,),
+        forms if pins.frozen is None else (pins.frozen,),
+    )
+    names = dict.fromkeys(
+        traced_representation(WeightsPlan(dtype=dtype, autocast=autocast, frozen=form).representation)
+        for dtype, autocast, form in pairs
+        if autocast == "off" or dtype == "fp32"
+    )
+    return (*dict.fromkeys((*representations, *names)), *(name + COMPILED for name in names))
 
 
 class _Unpriced(Exception):

@@ -13,6 +13,7 @@ from typing import Any
 
 from optimizer.api.inputs import BEST, Model, check_goal_devices, check_number_compared, known_machine, read_model
 from optimizer.api.needs import baseline_plan, profile_for
+from optimizer.api.try_compiled import try_compiled
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
 from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.devices import Beside
@@ -59,7 +60,13 @@ def plan_model(
     def obtain(workload: TrainingWorkload, goal: Goal) -> Profile:
         return profile_for(spec, workload=workload, goal=goal, folder=profiles_folder)
 
-    return plan_profiled(profile, machine=target, workload=workload, goal=goal, obtain=obtain)
+    answer = plan_profiled(profile, machine=target, workload=workload, goal=goal, obtain=obtain)
+
+    def answer_with(other: Goal) -> ObjectiveAnswer:
+        found = profile_for(spec, workload=workload, goal=other, folder=profiles_folder)
+        return plan_profiled(found, machine=target, workload=workload, goal=other, with_ways_out=False)
+
+    return try_compiled(answer, answer_with, profile=profile, goal=goal, machine=target)
 
 
 def plan_profiled(

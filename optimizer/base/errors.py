@@ -183,6 +183,19 @@ class MissingExtra(HeadroomError):
         )
 
 
+class BlockNotCompiled(HeadroomError):
+    """A plan compiles the model's blocks, and one of them cannot be."""
+
+    code = "block_not_compiled"
+
+    def __init__(self, block: str, why: str) -> None:
+        super().__init__(
+            f"the plan compiles the model's blocks, and {block} cannot be compiled: {why}",
+            hint="Choose kernels.blocks=memory_saving, which compiles nothing; on the CPU compiling needs a C++ compiler (g++).",
+            block=block,
+        )
+
+
 class OutOfMemory(HeadroomError):
     """A tier has no room for the requested bytes."""
 

@@ -30,6 +30,8 @@ class TimelinePoint:
     bytes_by_category: dict[str, int]
 
 
+ONCE_WIDTH: Final = 3.0
+"""Factor to either end of the interval around ``once_s``, which is taken from a table (``compiling.py``)."""
 Stage = Literal["load", "resume", "first_step", "steady_step", "evaluation", "save", "merge", "export"]
 """In the order in which a job comes to them."""
 
@@ -177,7 +179,7 @@ class Prediction:
     """Time per step that compute waits for copies, to and from whatever place."""
     tokens_per_s: float
     total_s: float
-    """Time of all steps of the workload, without evaluation and checkpoints."""
+    """Time of all steps of the workload and of what goes before the first (``once_s``), without evaluation and checkpoints."""
     timeline: tuple[TimelinePoint, ...]
     """Device bytes within one step, in order, at most 400 points, the peak moment always among them."""
     time_source: Literal["measured", "table"]
@@ -235,6 +237,9 @@ class Prediction:
     network_bytes: int = 0
     """Bytes that a rank sends to the others in a step, the mean of all ranks. Time on the network is among ``lane_busy_ms``."""
 
+    once_s: float = 0.0
+    """Time before the first step for compiling blocks; 0 where none are compiled."""
+
     def detailed_later(self, work_out: Mapping[str, Callable[[], Any]]) -> "Prediction":
         """The same prediction, whose details are worked out when they are first read.
 
@@ -246,12 +251,13 @@ class Prediction:
     @property
     def total_interval_s(self) -> tuple[float, float]:
         """From and to, around ``total_s``, as a step's time has it."""
-        each_s = self.total_s / self.step_ms if self.step_ms else 0.0
-        return each_s * self.step_low_ms, each_s * self.step_high_ms
+        each_s = (self.total_s - self.once_s) / self.step_ms if self.step_ms else 0.0
+        once = ONCE_WIDTH
+        return each_s * self.step_low_ms + self.once_s / once, each_s * self.step_high_ms + self.once_s * once
 
     def over(self, num_steps: int) -> "Prediction":
         """The same step in a run of so many."""
-        total_s = self.step_ms * num_steps / 1000
+        total_s = self.step_ms * num_steps / 1000 + self.once_s
         if total_s == self.total_s:
             return self
         return self.changed(total_s=total_s)

@@ -14,6 +14,7 @@ import numpy as np
 
 from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.categories.weights import list_streamed_bytes
+from optimizer.estimate.compiling import estimate_compile_s, widen_memory, widen_time
 from optimizer.estimate.kernels.cpu_kernels import unmeasured_bytes
 from optimizer.estimate.prediction import MEMORY_MARGIN, Prediction, TimelinePoint
 from optimizer.estimate.step.setting import LaidOut, check_plan, highest_of, lay_out_ranks
@@ -66,7 +67,7 @@ def estimate_training(
         profile,
         fullest=fullest,
         ranks=ranks,
-        num_devices=plan.layout.num_devices,
+        plan=plan,
         workload=workload,
         machine=machine,
         base_bytes=_base_bytes(profile, plan=plan, workload=workload),
@@ -133,7 +134,7 @@ def _predict(
     *,
     fullest: Simulation,
     ranks: Sequence[LaidOut],
-    num_devices: int,
+    plan: Plan,
     workload: TrainingWorkload,
     machine: Machine,
     base_bytes: int,
@@ -146,8 +147,12 @@ def _predict(
     """
     step_ms = max(simulation.step_ms, fullest.step_ms)
     peak_bytes = simulation.device_peak_bytes
-    margin_bytes = math.ceil(peak_bytes * MEMORY_MARGIN[machine.device.kind])
-    low, high = time_interval(machine.rates, spread)
+    margin_bytes = math.ceil(
+        peak_bytes * (MEMORY_MARGIN[machine.device.kind] + widen_memory(plan, device_kind=machine.device.kind))
+    )
+    low, high = widen_time(plan, time_interval(machine.rates, spread))
+    num_devices = plan.layout.num_devices
+    once_s = estimate_compile_s(profile, plan, device_kind=machine.device.kind)
     exposed_ms = simulation.exposed_ms
     no_copies = ("host",) if num_devices == 1 else ("host", "network")
     prediction = Prediction(
@@ -168,7 +173,8 @@ def _predict(
         exposed_copy_ms=sum(lane_ms for lane, lane_ms in exposed_ms.items() if lane not in no_copies),
         exposed_ms=dict(exposed_ms.items()),
         tokens_per_s=workload.tokens_per_step / step_ms * 1000,
-        total_s=step_ms * workload.num_steps / 1000,
+        total_s=step_ms * workload.num_steps / 1000 + once_s,
+        once_s=once_s,
         is_model_held_to_measurement=profile.is_held_to_measurement,
         time_source=machine.rates.source,
         num_time_runs=spread.num_runs if spread is not None else 0,

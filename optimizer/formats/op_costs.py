@@ -23,6 +23,8 @@ _ATTENTION_PREFIX = "_scaled_dot_product"
 WHOLE = "whole"
 """The form of attention that is not causal, with a mask or without. Its FLOPs are counted whole, and run at another rate: a
 causal kernel computes some of those that are not counted (on the CPU all, up to 512 keys)."""
+FUSED_KERNEL = "inductor.fused.default"
+"""A kernel of compiled code, which moves what several element-wise ops and sums would, once."""
 ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 
 Dims = Sequence[int]

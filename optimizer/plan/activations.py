@@ -1,15 +1,23 @@
-"""Decisions about activations: for each block, whether the tensors that autograd saves are kept, rebuilt or moved."""
+"""Decisions about activations: which code runs blocks, and so what autograd saves in them; for each block, whether that is kept,
+rebuilt or moved.
+"""
 
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from optimizer.base.categories import BlockChoice as BlockChoice
-from optimizer.plan.knob import Condition, Face, Knob, TechniqueDeclaration, Use, differs, names
+from optimizer.plan.knob import Condition, Face, Knob, TechniqueDeclaration, Use, differs, equals, names
 
 Compression = Literal["none", "bf16", "int8"]
 
 OFFLOADING: Final[tuple[BlockChoice, ...]] = ("offload", "offload_disk", "offload_remote")
 REBUILDING: Final[tuple[BlockChoice, ...]] = ("recompute", "selective")
+BlockKernels = Literal["memory_saving", "compiled"]
+COMPILED: Final = "@compiled"
+"""Ending of a profile's regimes whose blocks run compiled."""
+
+NOT_COMPILED: Final[tuple[BlockChoice, ...]] = ("selective",)
+"""Choices that a compiled block does not have: it is one op, whose parts cannot be kept and run again apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +55,22 @@ class ActivationsPins:
     compress: Compression | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class KernelsPlan:
+    """The code that runs blocks."""
+
+    blocks: BlockKernels = "memory_saving"
+    """memory_saving: the model's own ops, with norms and capped attention that save less (``runtime/layers/``). compiled: each
+    kind of block as one graph that torch's compiler made code of (``runtime/compiled/``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelsPins:
+    """Decisions of ``KernelsPlan`` that are made beforehand; None leaves one free."""
+
+    blocks: BlockKernels | None = None
+
+
 TECHNIQUES: Final = (
     TechniqueDeclaration(
         name="recompute",
@@ -68,6 +92,16 @@ TECHNIQUES: Final = (
         sentence="Packs what is moved away into bf16 or int8 for the trip: fewer bytes over the link, and rounding.",
         group="Activations",
         loss="any",
+    ),
+    TechniqueDeclaration(
+        name="compile_blocks",
+        label="compiled blocks",
+        sentence="Has torch's compiler fuse the ops of each kind of block, which saves fewer tensors and reads memory less "
+        "often; compiling takes its time once, and sums are rounded in another order.",
+        explanation="blocks run as compiled code, which is made before the first step",
+        group="Kernels",
+        loss="rounding",
+        lowers=("activations",),
     ),
 )
 KNOBS: Final = (
@@ -92,6 +126,18 @@ KNOBS: Final = (
             label="Offloaded ones in",
             change="offloaded activations travel in {value}",
             changes={"none": "offloaded activations travel as they are"},
+        ),
+    ),
+    Knob(
+        path="kernels.blocks",
+        plain="memory_saving",
+        words={"memory_saving": "op by op", "compiled": "compiled"},
+        uses=(Use(technique="compile_blocks", asks=equals("compiled")),),
+        training=Face(
+            label="Blocks run",
+            help="compiled: fused by torch's compiler, after some time to compile",
+            change="compiled blocks",
+            changes={"memory_saving": "blocks op by op"},
         ),
     ),
 )

@@ -18,6 +18,7 @@ Group = Literal[
     "Batch and loss",
     "Gradients, optimizer state and weights",
     "Number formats",
+    "Kernels",
     "Several devices",
     "Keys and values of generations",
     "Places",

@@ -13,7 +13,7 @@ from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_field
 from optimizer.optimizers import OPTIMIZERS
-from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.activations import COMPILED, NOT_COMPILED, ActivationsPlan, KernelsPlan
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
@@ -50,6 +50,7 @@ class Plan:
     optimizer_state: OptimizerStatePlan = field(default_factory=OptimizerStatePlan)
     activations: ActivationsPlan
     logits_and_loss: LogitsAndLossPlan = field(default_factory=LogitsAndLossPlan)
+    kernels: KernelsPlan = field(default_factory=KernelsPlan)
     allocator: AllocatorPlan = field(default_factory=AllocatorPlan)
 
     @property
@@ -102,6 +103,11 @@ class Plan:
         if not self.layout.ranks:
             return (self.batch.global_batch_size,) * self.layout.num_devices
         return tuple(plan.batch.global_batch_size for plan in self.of_ranks())
+
+    @property
+    def representation(self) -> str:
+        """The name of a profile's regime: that of the weights, with ``@compiled`` behind it where blocks run compiled."""
+        return self.weights.representation + (COMPILED if self.kernels.blocks == "compiled" else "")
 
     @property
     def fingerprint(self) -> str:
@@ -275,6 +281,7 @@ class Plan:
                 self.layout.data,
                 "sends blocks to all devices at once, but devices that decide for themselves may be elsewhere: use zero2",
             ),
+            *(self._compiled_rules() if self.kernels.blocks == "compiled" else ()),
             *(self._sparse_rules() if has_sparse_gradients else ()),
         )
         for is_broken, name, value, why in rules:
@@ -308,6 +315,30 @@ class Plan:
     def brings_weights(self) -> bool:
         """True if blocks' weights come to a device for as long as the block runs: from elsewhere, or from another device."""
         return self.weights.place != "device" or self.layout.shares_weights
+
+    def _compiled_rules(self) -> tuple[tuple[bool, str, object, str], ...]:
+        """Rules against decisions that compiled blocks do not support."""
+        found = next((choice for choice in NOT_COMPILED if self.activations.count(choice)), "")
+        return (
+            (
+                bool(found),
+                "activations.per_block",
+                found,
+                "keeps some of a block's results: a compiled block is one op, so use recompute, or run blocks op by op",
+            ),
+            (
+                self.weights.frozen == "nf4",
+                "weights.frozen",
+                "nf4",
+                "a library unpacks that the compiler cannot look into: use int8 or int4, or run blocks op by op",
+            ),
+            (
+                self.layout.num_devices > 1,
+                "layout.num_devices",
+                self.layout.num_devices,
+                "is not carried out with compiled blocks: use one device, or run blocks op by op",
+            ),
+        )
 
     def _sparse_rules(self) -> tuple[tuple[bool, str, object, str], ...]:
         """Rules against decisions that an update of embedding rows (``runtime/step/sparse_gradients.py``) does not support."""

@@ -36,6 +36,7 @@ Technique = Literal[
     "autocast",
     "8bit_optimizer",
     "quantize_frozen",
+    "compile_blocks",
     "data_parallel",
     "shard_state",
     "shard_gradients",

@@ -12,7 +12,7 @@ def extent_of_plans(plans: Iterable[Plan], *, workload: TrainingWorkload) -> Ext
     given = [own for plan in plans for own in (plan.of_ranks() if plan.layout.ranks else (plan,))]
     choices = {traced_choice(choice) for plan in given for choice in plan.activations.per_block}
     return Extent(
-        representations=tuple(sorted({traced_representation(plan.weights.representation) for plan in given})),
+        representations=tuple(sorted({traced_representation(plan.representation) for plan in given})),
         choices=tuple(sorted({"keep", *choices})),
         shapes=tuple(sorted({(plan.batch.micro_batch_size, workload.sequence_length) for plan in given})),
     )

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from optimizer.base.categories import Category
 from optimizer.base.errors import InvalidModel, InvalidPlan, InvalidWorkload, NotProfiled
 from optimizer.base.serialize import from_json, to_json
-from optimizer.plan.activations import BlockChoice
+from optimizer.plan.activations import COMPILED, NOT_COMPILED, BlockChoice
 from optimizer.profile.extent import Extent, traced_choice, traced_representation
 from optimizer.profile.ops import Change, Op, Part
 from optimizer.profile.sizes import Shape, Terms
@@ -253,9 +253,10 @@ class Profile:
         if extent.representations is None or extent.choices is None or extent.shapes is None:
             return False
         for name in map(traced_representation, extent.representations):
+            choices = [choice for choice in extent.choices if not name.endswith(COMPILED) or choice not in NOT_COMPILED]
             for shape in extent.shapes:
                 found = [regime for regime in self.regimes.get(name, ()) if regime.covers(shape)]
-                if not found or not set(extent.choices) <= set(found[0].templates):
+                if not found or not set(choices) <= set(found[0].templates):
                     return False
         return True
 
@@ -320,6 +321,11 @@ class Profile:
 
 
 def not_profiled(representation: str, *, known: Sequence[str]) -> InvalidPlan:
+    if representation.endswith(COMPILED):
+        why = "op by op: this profile holds no compiled blocks, which are traced where they are asked for by name"
+        return InvalidPlan(
+            f"plan.kernels.blocks is compiled; allowed: {why}", field="plan.kernels.blocks", value="compiled", allowed=why
+        )
     return InvalidPlan(
         f"plan.weights are {representation}, which this profile does not know; known: {', '.join(known)}",
         field="plan.weights",

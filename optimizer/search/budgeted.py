@@ -13,6 +13,7 @@ from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction, Verdict
 from optimizer.goal import GenerationGoal, Goal
 from optimizer.hardware.machine import Machine
+from optimizer.plan.activations import COMPILED
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import Technique
@@ -152,4 +153,5 @@ def list_representations(profiled: Iterable[str], machine: Machine) -> frozenset
     """Profiled representations in the dtypes that the machine has a rate for. fp16 has the profile of bf16."""
     rates = machine.rates.matmul_flops_per_s
     names = {name.replace("bf16", dtype) for name in profiled for dtype in ("bf16", "fp16")}
-    return frozenset(name for name in names if all(dtype in rates for dtype in name.partition("/")[0].split("+")))
+    weights = {name: name.removesuffix(COMPILED).partition("/")[0] for name in names}
+    return frozenset(name for name in names if all(dtype in rates for dtype in weights[name].split("+")))

@@ -14,7 +14,15 @@ from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
 from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
-from optimizer.plan.activations import ActivationsPlan, BlockChoice, Compression
+from optimizer.plan.activations import (
+    COMPILED,
+    NOT_COMPILED,
+    ActivationsPlan,
+    BlockChoice,
+    BlockKernels,
+    Compression,
+    KernelsPlan,
+)
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsChoice, GradientsPlan
@@ -46,6 +54,7 @@ OUTER_FIELDS: Final[dict[str, str]] = {
     "weights.place": "weights_place",
     "weights.prefetch": "prefetch",
     "activations.compress": "compress",
+    "kernels.blocks": "kernels",
     "allocator.expandable_segments": "expandable_segments",
 }
 """By path, the field of ``OuterPlan`` that holds the knob's value."""
@@ -72,6 +81,7 @@ class OuterPlan:
     prefetch: int = 1
     compress: Compression = "none"
     """Compression of offloaded blocks; a plan without any is written down without compression."""
+    kernels: BlockKernels = "memory_saving"
     expandable_segments: bool = False
     layout: DeviceLayout = ONE_DEVICE
 
@@ -96,6 +106,7 @@ class OuterPlan:
             ),
             activations=activations if activations.num_offloaded else ActivationsPlan(per_block=per_block),
             logits_and_loss=LogitsAndLossPlan(num_chunks=self.num_chunks),
+            kernels=KernelsPlan(blocks=self.kernels),
             allocator=AllocatorPlan(expandable_segments=self.expandable_segments),
         )
 
@@ -120,6 +131,7 @@ class OuterPlan:
             autocast=self.autocast,
             frozen=self.frozen,
             bits=self.bits,
+            kernels=self.kernels,
             layout=self.layout,
         )
 
@@ -186,7 +198,11 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     @property
     def rebuilding(self) -> tuple[BlockChoice, ...]:
         """The choices that run ops again, lightest first."""
-        return ("recompute", "selective") if self.allows("recompute") else ()
+        if not self.allows("recompute"):
+            return ()
+        choices: tuple[BlockChoice, ...] = ("recompute", "selective")
+        is_compiled = self.goal.pins.kernels.blocks == "compiled"
+        return tuple(choice for choice in choices if not is_compiled or choice not in NOT_COMPILED)
 
     @property
     def offloading(self) -> tuple[BlockChoice, ...]:
@@ -226,6 +242,7 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
             "compress": pins.activations.compress,
             "state_fraction": pins.optimizer_state.fraction,
             "expandable_segments": pins.allocator.expandable_segments,
+            "kernels": pins.kernels.blocks,
         }
         return {name: value for name, value in pinned.items() if value is not None}
 
@@ -311,7 +328,7 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
 
     def _is_known(self, setting: OuterPlan) -> bool:
         weights = WeightsPlan(dtype=setting.dtype, autocast=setting.autocast, frozen=setting.frozen)
-        return self.is_known(weights.representation)
+        return self.is_known(weights.representation + (COMPILED if setting.kernels == "compiled" else ""))
 
 
 _PLAIN: Final = OuterPlan(micro_batch_size=1, accumulation_steps=1)

@@ -12,7 +12,7 @@ import pytest
 from django.db.models.functions import Now
 from pytest_django import Settings
 
-from tests.webapp.conftest import make_bench, make_text, make_tiny_model
+from tests.worker.claims import claim_new_job
 from webapp.attempts.reconciling import expire_leases
 from webapp.jobs import actions
 from webapp.jobs.claiming import claim_job
@@ -127,18 +127,7 @@ def lost_attempt(db: None, tmp_path: Path, settings: Settings) -> Attempt:
     """An attempt whose worker fell silent; another may be claimed."""
     settings.REDIS_URL = f"unix://{tmp_path}/none.sock"
     settings.HEADROOM_HOME = tmp_path
-    machine = make_bench()
-    actions.create_job(
-        owner=None,
-        spec={"name": "a", "workload": {"num_steps": 10}},
-        model=make_tiny_model(),
-        dataset=make_text(),
-        plan=None,
-        prediction=None,
-        machine=None,
-        actor="user:test",
-    )
-    attempt = claim_job(worker="w:1", machine=machine, lease_s=60)
+    attempt = claim_new_job()
     actions.record_started(attempt, pid=1)
     Job.objects.filter(pk=attempt.job_id).update(lease_until=Now() - timedelta(seconds=1))
     assert expire_leases() == [attempt.job_id]

@@ -8,11 +8,10 @@ import pytest
 from django.db.models.functions import Now
 from pytest_django import Settings
 
-from tests.webapp.conftest import make_bench, make_person, make_text, make_tiny_model
+from tests.webapp.conftest import make_person
 from tests.webapp.webhooks.receiver import Receiver
+from tests.worker.claims import claim_new_job
 from webapp.attempts.outcome import finish_attempt
-from webapp.jobs import actions
-from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Attempt, Job
 from webapp.webhooks.actions import create_webhook, send_test
 from worker.config import WorkerConfig
@@ -29,18 +28,7 @@ def folder(tmp_path: Path, settings: Settings) -> Path:
 @pytest.fixture
 def attempt(db: None, folder: Path) -> Attempt:
     """A claimed job."""
-    machine = make_bench()
-    actions.create_job(
-        owner=None,
-        spec={"name": "a", "workload": {"num_steps": 10}},
-        model=make_tiny_model(),
-        dataset=make_text(),
-        plan=None,
-        prediction=None,
-        machine=None,
-        actor="user:test",
-    )
-    return claim_job(worker="w:1", machine=machine, lease_s=60)
+    return claim_new_job()
 
 
 def stage(folder: Path, job_id: str, fence: int) -> Path:

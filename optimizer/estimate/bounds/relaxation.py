@@ -34,7 +34,7 @@ from optimizer.estimate.categories.weights import (
 )
 from optimizer.estimate.memo import Table
 from optimizer.estimate.prediction import MEMORY_MARGIN
-from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
+from optimizer.estimate.shape.compiled import CompiledShape, compile_plan_shape
 from optimizer.estimate.step.exchange import GradientExchange
 from optimizer.estimate.step.part_prices import PartPrices
 from optimizer.estimate.step.streaming import sum_weights_ms
@@ -73,7 +73,7 @@ def least_compute_ms(profile: Profile, *, plan: Plan, workload: TrainingWorkload
     plan: of which nothing else is looked at. The head is left out, since chunks of it may be quicker than the whole. Raises
     as ``estimate_training`` does.
     """
-    compiled = compile_shape(profile, plan.weights, (plan.batch.micro_batch_size, workload.sequence_length))
+    compiled = compile_plan_shape(profile, plan, workload.sequence_length)
     rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
 
     def part_ms(name: PartName) -> float:
@@ -97,7 +97,7 @@ def least_exchange_ms(
     plan: of which the layout, the micro-batch and the dtypes are looked at. Gradients are exchanged once a step at least; those
     that every rank keeps hide behind backward on a card. New weights that all ranks read in one home are not sent.
     """
-    compiled = compile_shape(profile, plan.weights, (plan.batch.micro_batch_size, workload.sequence_length))
+    compiled = compile_plan_shape(profile, plan, workload.sequence_length)
     once = replace(plan, gradients=GradientsPlan(), batch=replace(plan.batch, accumulation_steps=1))
     sum_exchanges = partial(
         _sum_exchanges,
@@ -185,7 +185,7 @@ class _Relaxer:
         network: Network | None = None,
     ) -> None:
         self._profile, self._plan, self._workload, self._machine = profile, plan, workload, machine
-        self._compiled = compile_shape(profile, plan.weights, (plan.batch.micro_batch_size, workload.sequence_length))
+        self._compiled = compile_plan_shape(profile, plan, workload.sequence_length)
         self._network, self._trained, layout = network, list_tensors(profile), plan.layout
         rank = self._rank = fullest_rank(self._trained.num_elements, num_ranks=layout.num_devices) if layout.shares_state else 0
         self._tensors = self._trained.updated_by(rank, layout)

@@ -38,6 +38,7 @@ from optimizer.hardware.machine import Machine, Processor
 from optimizer.hardware.rates import Rates
 from optimizer.hardware.thread_wakeup import count_multithreaded
 from optimizer.plan.activations import OFFLOADING, REBUILDING, BlockChoice
+from optimizer.plan.plan import Plan
 from optimizer.plan.weights import DTYPE_BYTES, WeightsPlan
 from optimizer.profile.generation import ForwardRegime, Phase
 from optimizer.profile.ops import Change as ProfileChange
@@ -101,8 +102,9 @@ class PartKernels(NamedTuple):
 class CompiledShape:
     """One regime of a profile at one micro-batch size and sequence length."""
 
-    def __init__(self, profile: Traced, *, weights: WeightsPlan, shape: Shape) -> None:
-        self.regime = profile.regime(weights.representation, shape)
+    def __init__(self, profile: Traced, *, weights: WeightsPlan, shape: Shape, representation: str) -> None:
+        """representation: of the profile's regime (``Plan.representation``)."""
+        self.regime = profile.regime(representation, shape)
         self.shape = shape
         self.compute_dtype = weights.dtype if weights.autocast == "off" else weights.autocast
         # Not the profile itself: it is what decides how long this is kept.
@@ -439,15 +441,25 @@ _compiled: dict[tuple[int, str, Shape], CompiledShape] = {}
 _phases: dict[tuple[int, str, Shape], CompiledShape] = {}
 
 
-def compile_shape(profile: Traced, weights: WeightsPlan, shape: Shape) -> CompiledShape:
-    """Raises InvalidWorkload beyond the position table. Kept while the profile lives, the oldest dropped where there are many."""
+def compile_shape(profile: Traced, weights: WeightsPlan, shape: Shape, *, representation: str = "") -> CompiledShape:
+    """Raises InvalidWorkload beyond the position table. Kept while the profile lives, the oldest dropped where there are many.
+
+    representation: of the profile's regime, where it is not the weights' alone (``Plan.representation``).
+    """
+    name = representation or weights.representation
     kept, most = (_phases, _MAX_CACHED_PHASES) if isinstance(profile, Phase) else (_compiled, _MAX_CACHED)
-    key = (id(profile), weights.representation, shape)
+    key = (id(profile), name, shape)
     compiled = kept.get(key)
     if compiled is None:
-        compiled = CompiledShape(profile, weights=weights, shape=shape)
+        compiled = CompiledShape(profile, weights=weights, shape=shape, representation=name)
         if len(kept) >= most:
             del kept[next(iter(kept))]
         kept[key] = compiled
         weakref.finalize(profile, kept.pop, key, None)
     return compiled
+
+
+def compile_plan_shape(profile: Traced, plan: Plan, sequence_length: int) -> CompiledShape:
+    """Compile the shape of a plan's micro-batches. Raises what ``compile_shape`` does."""
+    shape = (plan.batch.micro_batch_size, sequence_length)
+    return compile_shape(profile, plan.weights, shape, representation=plan.representation)

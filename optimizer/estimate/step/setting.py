@@ -22,7 +22,7 @@ from optimizer.estimate.categories.weights import (
     times_brought,
 )
 from optimizer.estimate.memo import Table
-from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
+from optimizer.estimate.shape.compiled import CompiledShape, compile_plan_shape
 from optimizer.estimate.step.exchange import GradientExchange
 from optimizer.estimate.step.ranks import RankPart, find_part
 from optimizer.estimate.step.runs import Schedule
@@ -110,7 +110,7 @@ def find_setting(
     workload, machine, network: a rank's part of them (``ranks.py``).
     Kept with the profile's compiled shape, so it must not hold the profile.
     """
-    compiled = compile_shape(profile, plan.weights, (plan.batch.micro_batch_size, workload.sequence_length))
+    compiled = compile_plan_shape(profile, plan, workload.sequence_length)
     key = StepInputs(
         batch=plan.batch,
         weights=plan.weights,

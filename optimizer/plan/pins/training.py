@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from optimizer.base.errors import InvalidWorkload
 from optimizer.base.serialize import from_json, to_json
-from optimizer.plan.activations import ActivationsPins, BlockChoice
+from optimizer.plan.activations import ActivationsPins, BlockChoice, KernelsPins
 from optimizer.plan.allocator import AllocatorPins
 from optimizer.plan.batch import BatchPins
 from optimizer.plan.gradients import GradientsPins
@@ -36,6 +36,7 @@ class Pins(PinTable):
     optimizer_state: OptimizerStatePins = field(default_factory=OptimizerStatePins)
     activations: ActivationsPins = field(default_factory=ActivationsPins)
     logits_and_loss: LogitsAndLossPins = field(default_factory=LogitsAndLossPins)
+    kernels: KernelsPins = field(default_factory=KernelsPins)
     allocator: AllocatorPins = field(default_factory=AllocatorPins)
 
     def __post_init__(self) -> None:

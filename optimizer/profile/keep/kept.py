@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from optimizer.base.cache_folder import cache_folder
 from optimizer.base.errors import InvalidModel
 from optimizer.formats.stock_layers import uses_memory_saving_layers
 from optimizer.profile.generation import GENERATION_PROFILE_VERSION, GenerationProfile
@@ -35,10 +36,7 @@ T = TypeVar("T")
 
 def profiles_folder() -> Path:
     """``$HEADROOM_HOME/cache/profiles``, else ``headroom/profiles`` in the user's cache folder. It need not be there."""
-    home = os.environ.get("HEADROOM_HOME")
-    if home:
-        return Path(home) / "cache" / "profiles"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headroom" / "profiles"
+    return cache_folder("profiles")
 
 
 def read_kept_profile(fingerprint: str, *, is_padded: bool = False, folder: Path | None = None) -> Profile | None:

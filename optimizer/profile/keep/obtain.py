@@ -16,6 +16,7 @@ from typing import Any
 from optimizer.base.errors import HeadroomError, ProfilingFailed
 from optimizer.base.serialize import to_json
 from optimizer.models.spec import ModelSpec
+from optimizer.plan.activations import COMPILED
 from optimizer.profile.assemble.merge import merge_profiles
 from optimizer.profile.extent import EVERYTHING, Extent
 from optimizer.profile.fingerprints import profile_fingerprint
@@ -125,6 +126,10 @@ class ProfileSource:
             "extent": to_json(extent),
         }
         child, self._child = self._child or self._start(), None
+        if any(name.endswith(COMPILED) for name in extent.representations or ()):
+            # It needs the compiler, which a child that imports little has not.
+            child.end()
+            child = _Child(is_lean=False)
         return Profile.from_json(_ask(child, request))
 
 

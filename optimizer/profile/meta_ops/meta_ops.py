@@ -15,7 +15,7 @@ each is seen to here:
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 from unittest import mock
@@ -160,7 +160,51 @@ class Ops:
 @contextmanager
 def pretend_cpu(ops: Ops) -> Iterator[None]:
     """While entered, Python code finds its ``meta`` tensors on the CPU. For this whole process, so run nothing beside it."""
+    pretence = _Pretence(ops)
+    _pretences.append(pretence)
+    pretence.begin()
+    try:
+        yield
+    finally:
+        _pretences.pop().end()
 
+
+@contextmanager
+def stop_pretending() -> Iterator[None]:
+    """Inside ``pretend_cpu``, what torch says is true again for a while; elsewhere nothing changes."""
+    pretence = _pretences[-1] if _pretences else None
+    if pretence is None or not pretence.is_on:
+        yield
+        return
+    pretence.end()
+    try:
+        yield
+    finally:
+        pretence.begin()
+
+
+class _Pretence:
+    """The patches of one ``pretend_cpu``."""
+
+    def __init__(self, ops: Ops) -> None:
+        self.is_on = False
+        self._ops = ops
+        self._patches = ExitStack()
+
+    def begin(self) -> None:
+        self._patches.enter_context(_patched(self._ops))
+        self.is_on = True
+
+    def end(self) -> None:
+        self._patches.close()
+        self.is_on = False
+
+
+_pretences: list[_Pretence] = []
+
+
+@contextmanager
+def _patched(ops: Ops) -> Iterator[None]:
     # Plain functions, since a mock would keep the tensors it was called with. Patched, since a TorchFunctionMode is off
     # while torch handles a call, and backward, in which blocks are recomputed, is such a call.
     def device_of(tensor: torch.Tensor) -> torch.device:

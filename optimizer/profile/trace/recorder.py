@@ -12,7 +12,7 @@ import torch
 
 from optimizer.base.categories import CATEGORIES, Tier
 from optimizer.base.errors import InvalidModel
-from optimizer.formats.op_costs import classify_op, count_flops
+from optimizer.formats.op_costs import FUSED_KERNEL, classify_op, count_flops
 from optimizer.profile.events import Allocated, Began, Event, Freed, Moved, Ran, Viewed
 from optimizer.profile.meta_ops.meta_ops import Ops, OpTraits, tensors_in, without_devices
 from optimizer.profile.meta_ops.op_layout import dtype_of, form_of
@@ -58,6 +58,20 @@ class Recorder(Meter):  # type: ignore[no-untyped-call]
     def mark(self, phase: str, *, block_index: int = -1) -> None:
         super().mark(phase, block_index=block_index)
         self.events.append(Began(phase, block_index))
+
+    def note_kernel(self, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> None:
+        """Note a fused kernel of compiled code, which no dispatch mode sees."""
+        if self._is_recording:
+            self.events.append(
+                Ran(
+                    FUSED_KERNEL,
+                    "memory",
+                    sum(tensor.numel() for tensor in written),
+                    sum(tensor.nbytes for tensor in read),
+                    sum(tensor.nbytes for tensor in written),
+                    dtype=dtype_of(read, written),
+                )
+            )
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         return self._numbers.get(tensor.untyped_storage()._cdata)

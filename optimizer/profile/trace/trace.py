@@ -25,7 +25,7 @@ from optimizer.models.anatomy import find_anatomy
 from optimizer.models.build import build_model
 from optimizer.models.packing import check_packs
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.activations import BlockChoice
+from optimizer.plan.activations import COMPILED, NOT_COMPILED, BlockChoice, BlockKernels
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
 from optimizer.profile.assemble.assemble import LikeBlocksShare, assemble_forward, assemble_regime
 from optimizer.profile.assemble.merge import merge_profiles
@@ -125,18 +125,20 @@ def _trace_ranges(
     tensors: Tensors | None = None
     tables, ops = PartTables(), Ops()
     workload = TrainingWorkload(adapter=adapter)
-    for weights in _list_representations(adapter, extent):
+    for weights, kernels in _list_representations(adapter, extent):
         model = build_model(short_spec, dtype=torch_dtype(weights), device="meta")
         prepare_model(model, weights=weights, workload=workload)
         row_elements = mark_sparse(model)
         has_plain_head = find_anatomy(model).is_chunkable
         subject = Subject(model, weights, adapter, tuple(instances), is_padded, set(), is_packed=is_packed, objective=objective)
-        name = weights.representation
+        subject = subject._replace(kernels=kernels)
+        name = weights.representation + (COMPILED if kernels == "compiled" else "")
         with _naming_faults(spec):
             if not spec.is_listed:
                 _check_witnesses(subject, chosen, lengths, ops=ops)
+            possible = _possible(choices, kernels)
             regimes[name] = tuple(
-                _trace_range(subject, place, choices, is_listed=spec.is_listed, tables=tables, ops=ops) for place in chosen
+                _trace_range(subject, place, possible, is_listed=spec.is_listed, tables=tables, ops=ops) for place in chosen
             )
         buffer_bytes[weights.dtype] = sum_in_depth(model, [*model.buffers(), *_list_idle(subject)], instances)
         tensors = list_tensors(
@@ -147,7 +149,7 @@ def _trace_ranges(
             whole=lambda: build_model(spec, device="meta"),
         )
         if adapter is not None:
-            frozen[name] = sum_frozen(model)
+            frozen[weights.representation] = sum_frozen(model)
     assert tensors is not None
     plain = build_model(short_spec, device="meta")
     prepare_model(plain, weights=WeightsPlan(frozen="int8"), workload=workload)
@@ -206,9 +208,14 @@ def _describe_fault(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:300]}"
 
 
-def _list_representations(adapter: Adapter | None, extent: Extent) -> list[WeightsPlan]:
+def _possible(choices: Sequence[BlockChoice], kernels: BlockKernels) -> list[BlockChoice]:
+    """Leave out what such blocks cannot do (``Plan.find_conflict``)."""
+    return [choice for choice in choices if kernels != "compiled" or choice not in NOT_COMPILED]
+
+
+def _list_representations(adapter: Adapter | None, extent: Extent) -> list[tuple[WeightsPlan, BlockKernels]]:
     """List the representations that a plan can choose on this machine, as far as they were asked for: nf4 is
-    bitsandbytes' business.
+    bitsandbytes' business. Compiled blocks take seconds for each shape, and are traced only where they are asked for by name.
 
     Raises InvalidPlan where one was asked for that is none.
     """
@@ -218,13 +225,16 @@ def _list_representations(adapter: Adapter | None, extent: Extent) -> list[Weigh
     computed = [WeightsPlan(dtype="fp32"), WeightsPlan(dtype="bf16"), WeightsPlan(autocast="bf16")]
     listed = [replace(weights, frozen=form) for weights in computed for form in forms]
     if extent.representations is None:
-        return listed
+        return [(weights, "memory_saving") for weights in listed]
     known = [weights.representation for weights in listed]
     wanted = [traced_representation(name) for name in extent.representations]
     for name in wanted:
-        if name not in known:
+        if name.removesuffix(COMPILED) not in known:
             raise not_profiled(name, known=known)
-    return [weights for weights in listed if weights.representation in wanted]
+    kinds: tuple[tuple[BlockKernels, str], ...] = (("memory_saving", ""), ("compiled", COMPILED))
+    return [
+        (weights, kernels) for weights in listed for kernels, ending in kinds if weights.representation + ending in wanted
+    ]
 
 
 def _choose_ranges(spec: ModelSpec, extent: Extent) -> Sequence[ShapeRange]:

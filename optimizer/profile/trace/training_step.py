@@ -4,7 +4,7 @@ What to run, and what becomes of the notes, is the business of ``trace.py`` (lan
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -15,14 +15,15 @@ from torch.utils.hooks import RemovableHandle
 
 from optimizer.base.errors import InvalidModel
 from optimizer.models.anatomy import Anatomy, find_blocks
-from optimizer.plan.activations import ActivationsPlan, BlockChoice
+from optimizer.plan.activations import ActivationsPlan, BlockChoice, BlockKernels, KernelsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.events import Began, Event, HeldStorage, Input, Trace
-from optimizer.profile.meta_ops.meta_ops import Ops, pretend_cpu
+from optimizer.profile.meta_ops.meta_ops import Ops, pretend_cpu, stop_pretending
 from optimizer.profile.sizes import Shape
 from optimizer.profile.trace.recorder import Recorder
+from optimizer.runtime.compiled.without_kernels import without_kernels
 from optimizer.runtime.device.backends import in_place_of_its_device
 from optimizer.runtime.device.cpu import CpuBackend
 from optimizer.runtime.step.step import MicroBatch, Trainer
@@ -48,6 +49,8 @@ class Subject(NamedTuple):
     """A micro-batch of what is no token ids."""
     is_packed: bool = False
     objective: TrainingObjective = "next_token"
+    kernels: BlockKernels = "memory_saving"
+    """The code that runs the blocks."""
 
     def workload(self, shape: Shape, *, num_micro_batches: int) -> TrainingWorkload:
         """The training that is traced, at micro-batches of a shape."""
@@ -95,9 +98,10 @@ def trace_step(
         batch=BatchPlan(micro_batch_size=shape[0], accumulation_steps=num_micro_batches),
         weights=subject.weights,
         activations=ActivationsPlan(per_block=(choice,) * len(blocks)),
+        kernels=KernelsPlan(blocks=subject.kernels),
     )
     workload = subject.workload(shape, num_micro_batches=num_micro_batches)
-    with traced_device(ops):
+    with traced_device(ops), _compiling_for(subject, recorder):
         trainer = Trainer(
             model, plan=plan, workload=workload, device=_CPU, meter=recorder, anatomy=subject.anatomy, is_trace=True
         )
@@ -124,6 +128,10 @@ def trace_step(
         inputs=_sizes_of(micro_batches[0]) if subject.make_inputs is not None else (),
         constants=frozenset(recorder.constants),
     )
+
+
+def _compiling_for(subject: Subject, recorder: Recorder) -> AbstractContextManager[None]:
+    return without_kernels(recorder.note_kernel, capturing=stop_pretending) if subject.kernels == "compiled" else nullcontext()
 
 
 def _sizes_of(micro_batch: MicroBatch) -> tuple[int, ...]:

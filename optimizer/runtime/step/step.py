@@ -30,6 +30,7 @@ from optimizer.base.errors import InvalidPlan, LossNotFinite, OutOfMemory
 from optimizer.data.batches import IGNORED_LABEL
 from optimizer.models.anatomy import Anatomy, find_anatomy
 from optimizer.plan.plan import Plan
+from optimizer.runtime.compiled.blocks import compile_blocks
 from optimizer.runtime.device.backends import backend_of
 from optimizer.runtime.layers.matmul_dispatch import watch_products
 from optimizer.runtime.layers.memory_saving_layers import use_memory_saving_layers
@@ -195,6 +196,8 @@ class Trainer:
         self._undo.append(use_memory_saving_layers(model))
         if self.device.type == "cpu":
             self._undo.append(watch_products(model))
+        if plan.kernels.blocks == "compiled":
+            self._undo.append(compile_blocks(blocks))
         self._undo.append(apply_activations(blocks, plan.activations, self.tiers))
         self._handles += self.weights.watch(self.anatomy.backbone, blocks, updates=self.optimizer)
         self._handles += self.optimizer.watch(model, blocks=blocks, backbone=self.anatomy.backbone)

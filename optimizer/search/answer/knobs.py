@@ -81,7 +81,7 @@ def _is_possible(problem: SearchProblem, plan: Plan) -> bool:
     excluded = problem.unavailable | set(problem.goal.forbid)
     if any(technique in excluded for technique in plan.techniques):
         return False
-    return problem.find_conflict(plan) is None and problem.is_known(plan.weights.representation)
+    return problem.find_conflict(plan) is None and problem.is_known(plan.representation)
 
 
 def _priced(problem: SearchProblem, technique: Technique, change: str, plan: Plan, here: Prediction) -> Knob:

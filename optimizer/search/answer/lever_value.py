@@ -143,4 +143,4 @@ def _plan(problem: SearchProblem, setting: OuterPlan, per_block: PerBlock) -> Pl
         plan = setting.plan(per_block)
     except InvalidPlan:
         return None
-    return plan if problem.is_known(plan.weights.representation) and problem.find_conflict(plan) is None else None
+    return plan if problem.is_known(plan.representation) and problem.find_conflict(plan) is None else None

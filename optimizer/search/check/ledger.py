@@ -113,7 +113,7 @@ def replay_plan(
     by_bytes: dict[int, list[bool]] = {}
     for size, own in zip(trained, is_own, strict=True):
         by_bytes.setdefault(size.num_elements * element_bytes, []).append(own)
-    regime = profile.regime(plan.weights.representation, shape)
+    regime = profile.regime(plan.representation, shape)
     others = _list_others(profile, plan, owners, rank=rank, trains_all=workload.adapter is None)
     replay = _Replay(profile, regime, shape, plan, owned=by_bytes if plan.layout.shares_state else {}, others=others)
     ledger.add("device", "weights", num_trained * element_bytes - sum(others))

@@ -5,6 +5,7 @@ from itertools import product
 from typing import Any, get_args
 
 from optimizer.base.errors import InvalidPlan
+from optimizer.plan.activations import COMPILED
 from optimizer.plan.gradients import GradientsChoice
 from optimizer.plan.optimizer_state import StatePlace
 from optimizer.plan.pins.training import Pins
@@ -40,10 +41,21 @@ def check_pins(problem: SearchProblem) -> None:
             f"{len(blocks)} choices",
             f"the model has {problem.num_blocks} blocks: name one choice for all, or one for each",
         )
+    if pins.kernels.blocks == "compiled" and not _has_compiled(problem):
+        raise refuse_pin(
+            "kernels.blocks",
+            "compiled",
+            "this profile holds none: `headroom plan` and the library's `plan_model` trace them, the service does not yet",
+        )
     check_pinned_techniques(problem)
     if any(problem.permits_setting(home) for base in problem.settings() for home in _homes(base)):
         return
     raise _contradiction(problem)
+
+
+def _has_compiled(problem: SearchProblem) -> bool:
+    known = problem.representations
+    return known is None or any(name.endswith(COMPILED) for name in known)
 
 
 def _check_batch(pins: Pins, *, total: int) -> None:
