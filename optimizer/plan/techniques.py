@@ -9,6 +9,7 @@ from optimizer.plan import (
     activations,
     allocator,
     batch,
+    generation_layout,
     gradients,
     kv_cache,
     layout,
@@ -39,6 +40,8 @@ Technique = Literal[
     "data_parallel",
     "shard_state",
     "shard_gradients",
+    "share_prompts",
+    "cut_model",
     "offload_kv",
     "host_attention",
     "quantize_kv",
@@ -66,6 +69,7 @@ KNOBS: Final[dict[str, Knob]] = {
     knob.path: knob
     for declared in (
         layout.KNOBS,
+        generation_layout.KNOBS,
         batch.KNOBS,
         batch.GENERATION_KNOBS,
         weights.KNOBS,
@@ -89,6 +93,7 @@ _DECLARED: Final[dict[str, TechniqueDeclaration]] = {
         optimizer_state.TECHNIQUES,
         weights.TECHNIQUES,
         layout.TECHNIQUES,
+        generation_layout.TECHNIQUES,
         kv_cache.TECHNIQUES,
         _PLACES,
     )

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from optimizer.base.serialize import from_json, to_json
+from optimizer.estimate.generation.stages.staged_pass import StagePrediction
 from optimizer.estimate.prediction import CardMemory, TimelinePoint, Verdict, judge
 
 
@@ -23,7 +24,7 @@ class GenerationPrediction:
     """One plan, priced on one machine for one workload. Of a pass: one of ``plan.batch_size`` sequences."""
 
     device_peak_bytes: int
-    """Most bytes allocated on the device at any moment of a pass."""
+    """Most bytes allocated on a device at any moment of a pass."""
     device_peak_low_bytes: int
     device_peak_high_bytes: int
     """Interval that covers the measurement; the verdict compares ``high`` with the budget."""
@@ -74,6 +75,9 @@ class GenerationPrediction:
     """Bytes in the remote store at their most."""
     memory: CardMemory | None = None
     """Memory from tensors to a card (``estimate/generation/process.py``); None where it was not worked out."""
+    stages: tuple[StagePrediction, ...] = ()
+    """Each device of a model that is cut; none otherwise. What is said of one device is then of the fullest, and time is that of
+    all of them together, with what they wait for each other as the network's."""
 
     @property
     def total_interval_s(self) -> tuple[float, float]:

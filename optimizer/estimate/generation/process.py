@@ -7,7 +7,6 @@ one by one, as they are loaded; what belongs to no block as its matrices of voca
 makes any that grow with the cache.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from optimizer.base.intervals import ByteInterval, exact_interval
@@ -66,7 +65,7 @@ def _replay(
     profile: GenerationProfile, *, plan: GenerationPlan, workload: GenerationWorkload, machine: Machine, peak_in: str
 ) -> Replayed:
     def laid(kept: tuple[int, ...]) -> CardLayout:
-        part = _keep_blocks(profile, kept)
+        part = profile.with_blocks(kept)
         return CardLayout(
             kept=kept,
             list=lambda: list_generation_allocations(part, plan=plan, workload=workload, machine=machine),
@@ -94,31 +93,6 @@ def _kinds(profile: GenerationProfile) -> list[object]:
 
 def _list_phases(profile: GenerationProfile) -> list[Phase]:
     return [profile.prefill, profile.decode, *([profile.on_host.decode] if profile.on_host is not None else [])]
-
-
-def _keep_blocks(profile: GenerationProfile, kept: Sequence[int]) -> GenerationProfile:
-    if len(kept) == profile.num_blocks:
-        return profile
-
-    def cut(phase: Phase) -> Phase:
-        regimes = {
-            name: tuple(
-                replace(regime, block_templates=tuple(regime.block_templates[block] for block in kept))
-                for regime in found
-            )
-            for name, found in phase.regimes.items()
-        }
-        return replace(phase, regimes=regimes)
-
-    return replace(
-        profile,
-        num_blocks=len(kept),
-        block_kinds=tuple(profile.block_kinds[block] for block in kept),
-        prefill=cut(profile.prefill),
-        decode=cut(profile.decode),
-        on_host=None if profile.on_host is None else replace(profile.on_host, decode=cut(profile.on_host.decode)),
-        rebuild=None if profile.rebuild is None else cut(profile.rebuild),
-    )
 
 
 def _decoded_steps(num_steps: int) -> list[int]:
