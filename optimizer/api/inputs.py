@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.base.errors import InvalidInput, InvalidModel
-from optimizer.goal import Goal
+from optimizer.goal import GenerationGoal, Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.models.presets import PRESETS
@@ -69,7 +69,7 @@ def known_machine(machine: str | Machine, *, num_devices: int = 1) -> Machine:
     return machine if isinstance(machine, Machine) else table_machine(machine, num_devices=num_devices)
 
 
-def check_goal_devices(goal: Goal, machine: Machine) -> None:
+def check_goal_devices(goal: Goal | GenerationGoal, machine: Machine) -> None:
     """Raise InvalidInput for more cards than the machine has. On the CPU device any number of processes play devices."""
     if machine.device.kind == "cuda" and goal.num_devices > machine.num_devices:
         raise InvalidInput(

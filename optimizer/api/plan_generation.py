@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optimizer.api.inputs import BEST, Model, check_number_compared, known_machine
+from optimizer.api.inputs import BEST, Model, check_goal_devices, check_number_compared, known_machine
 from optimizer.api.needs import check_plan_label, generation_profile_for
 from optimizer.goal import UNLIMITED_BYTES, GenerationGoal
 from optimizer.hardware.devices import Beside
@@ -26,13 +26,13 @@ from optimizer.search.generation.compare import (
     compare_generations,
     reprice_generation,
 )
+from optimizer.search.generation.devices import search_generation_devices
 from optimizer.search.generation.frontier import generation_label
 from optimizer.search.generation.problem import GenerationProblem
 from optimizer.search.generation.search import (
     GenerationSearchResult,
     find_best_generation,
     generation_problem,
-    search_generation_plans,
 )
 from optimizer.search.generation.solve import Book
 from optimizer.search.questions.cards import ALL, CardAnswer, Found, Order, Progress, beside_in, rank, read_cards
@@ -52,10 +52,12 @@ def plan_generation(
     machine: a card's name, or a measured one. Raises InvalidInput and what is below it for anything that was asked wrongly, and
     NoFeasiblePlan.
     """
-    workload, target = workload or GenerationWorkload(), known_machine(machine)
+    workload = workload or GenerationWorkload()
+    target = known_machine(machine, num_devices=goal.num_devices if goal else 1)
     goal = goal or GenerationGoal(device_budget_bytes=target.device.memory_bytes)
+    check_goal_devices(goal, target)
     profile = generation_profile_for(model, workload=workload, goal=goal, folder=profiles_folder)
-    return search_generation_plans(profile, workload=workload, goal=goal, machine=target)
+    return search_generation_devices(profile, workload=workload, goal=goal, machine=target)
 
 
 def compare_model_generations(

@@ -75,6 +75,9 @@ class GenerationPrediction:
     """Bytes in the remote store at their most."""
     memory: CardMemory | None = None
     """Memory from tensors to a card (``estimate/generation/process.py``); None where it was not worked out."""
+    num_replicas: int = 1
+    """Copies of the model that share the prompts, each on a device of its own. What is said of a device, of the host, the disk
+    and the store, and of all passes, is of the first, which has no less to do than another."""
     stages: tuple[StagePrediction, ...] = ()
     """Each device of a model that is cut; none otherwise. What is said of one device is then of the fullest, and time is that of
     all of them together, with what they wait for each other as the network's."""

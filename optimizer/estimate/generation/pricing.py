@@ -184,6 +184,7 @@ def _predict(
         ),
         tokens_per_s=workload.total_new_tokens / total_s,
         total_s=total_s,
+        num_replicas=full.plan.layout.num_replicas,
         lane_busy_ms=busy,
         exposed_ms=exposed,
         prefill_by_kind_ms=by_kind(prefill),

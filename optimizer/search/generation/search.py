@@ -20,8 +20,10 @@ from optimizer.estimate.generation.process import add_generation_memory
 from optimizer.goal import GenerationGoal
 from optimizer.hardware.calibration import calibrated_machine, of_generations
 from optimizer.hardware.machine import Machine
+from optimizer.hardware.share import share_of
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.generation import GenerationPlan
+from optimizer.plan.generation_layout import GenerationLayout
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
 from optimizer.search.budgeted import budgets_elsewhere, list_representations, list_unavailable
@@ -38,6 +40,17 @@ from optimizer.workload import GenerationWorkload
 
 _MAX_LENGTHS = 3
 """Most lengths of prompts that the search distinguishes: a price grows with their number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationLayoutOption(WithJson):
+    """The best plan of one way of using several devices."""
+
+    layout: GenerationLayout
+    best: PricedGenerationPlan | None
+    """None where nothing fits, or where it was not searched."""
+    sentence: str
+    """A comparison with the layout that was chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +71,8 @@ class GenerationSearchResult(WithJson):
     than ``MAX_EVERY`` prompts that differ in length both go by passes' average time."""
     explanation: tuple[str, ...]
     """The chosen plan in sentences."""
+    layouts: tuple[GenerationLayoutOption, ...] = ()
+    """Ways of using the devices that the goal allows, one device first; none where it allows one."""
 
 
 def search_generation_plans(
@@ -68,7 +83,7 @@ def search_generation_plans(
     machine: Machine,
     calibration: Mapping[str, Any] | None = None,
 ) -> GenerationSearchResult:
-    """The best plan that the goal allows and whose peak, upper end, honours the budgets.
+    """The best plan on one device that the goal allows and whose peak, upper end, honours the budgets.
 
     Raises NoFeasiblePlan with the smallest peak that was found and what it is made of, InvalidWorkload beyond the positions,
     InvalidPlan where nothing can keep the goal's pins.
@@ -85,23 +100,32 @@ def generation_problem(
     goal: GenerationGoal,
     machine: Machine,
     calibration: Mapping[str, Any] | None = None,
+    num_replicas: int = 1,
 ) -> GenerationProblem:
     """With the estimator bound as its price. Prompts of many lengths are priced with few, each a little longer than it is; what
-    is shown in detail is priced with their own.
+    is shown in detail is priced with their own. num_replicas: every plan, which itself names one device, is priced as so many
+    copies of it; the problem's workload is then the share of one.
     """
 
     coarse = _coarse(workload, max_sequence_length=profile.max_sequence_length)
+    share = workload.of_replica(0, num_replicas=num_replicas)
+    coarse_share = coarse.of_replica(0, num_replicas=num_replicas)
+    copies = GenerationLayout(num_replicas=num_replicas)
+
+    def laid_out(plan: GenerationPlan) -> GenerationPlan:
+        return plan if num_replicas == 1 else replace(plan, layout=copies)
 
     def price(plan: GenerationPlan) -> GenerationPrediction:
+        plan = laid_out(plan)
         return estimate_generation(
             profile, plan=plan, workload=coarse, machine=machine, calibration=calibration, in_detail=False
         )
 
     @cache
     def bounds(sizes: tuple[int, ...], micro_batches: tuple[int, ...]) -> GenerationFloors:
-        here = calibrated_machine(machine, of_generations(calibration))
+        here = share_of(calibrated_machine(machine, of_generations(calibration)), num_ranks=num_replicas)
         held = goal.pins.kv_cache.prefix_tokens
-        return GenerationFloors(profile, coarse, here, sizes=sizes, micro_batches=micro_batches, prefix_tokens=held)
+        return GenerationFloors(profile, coarse_share, here, sizes=sizes, micro_batches=micro_batches, prefix_tokens=held)
 
     def floors(plan: GenerationPlan, sizes: Sequence[int], micro_batches: Sequence[int]) -> Floors:
         numbers, is_free = tuple(micro_batches), goal.pins.num_micro_batches is None
@@ -114,6 +138,7 @@ def generation_problem(
 
     @cache
     def in_detail(plan: GenerationPlan) -> GenerationPrediction:
+        plan = laid_out(plan)
         prediction = estimate_generation(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
         return add_generation_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
 
@@ -122,7 +147,7 @@ def generation_problem(
         return in_detail(plan)
 
     return GenerationProblem(
-        workload=workload,
+        workload=share,
         goal=goal,
         **budgets_elsewhere(machine, host_bytes=goal.host_budget_bytes, disk_bytes=goal.disk_budget_bytes),
         price=cache(price),

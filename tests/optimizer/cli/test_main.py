@@ -397,7 +397,7 @@ def test_plan_on_two_cards_prints_each_layout_and_what_devices_send(files: Path,
         (["--devices", "2x RTX 4090", "--gpu", "RTX 4090"], "--devices names a card (RTX 4090)"),
         (["--devices", "1x RTX 4090 + 1x T4"], "several kinds or in several machines"),
         (["--devices", "2x RTX 4090", "--peer-link", "nvlink"], "has no NVLink"),
-        (["--devices", "2", "--gpus", "all"], "--devices is for one plan of training"),
+        (["--devices", "2", "--gpus", "all"], "--devices is for one plan, of training or of a generation"),
     ],
 )
 def test_devices_that_cannot_be_planned_for_are_refused_in_words(
