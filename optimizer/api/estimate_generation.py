@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.api.inputs import BEST
+from optimizer.api.inputs import BEST, check_one_device
 from optimizer.api.needs import check_plan_label, needed_representations
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.serialize import WithJson
@@ -109,6 +109,8 @@ def estimate_generation_profiled(
 ) -> GenerationEstimate:
     """``estimate_model_generation`` with a profile at hand."""
     check_plan_label(plan)
+    if not isinstance(plan, GenerationPlan):
+        check_one_device(goal)
     asked = plan if isinstance(plan, GenerationPlan) else GenerationPlan(weights=weights or WeightsPlan())
     asked.check(workload=workload, max_sequence_length=profile.max_sequence_length)
     problem = generation_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)

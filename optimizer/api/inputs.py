@@ -81,6 +81,18 @@ def check_goal_devices(goal: Goal | GenerationGoal, machine: Machine) -> None:
         )
 
 
+def check_one_device(goal: Goal | GenerationGoal) -> None:
+    """Raise InvalidInput for a goal of several devices where plans of one are asked for."""
+    if goal.num_devices > 1:
+        raise InvalidInput(
+            f"goal.num_devices is {goal.num_devices}; comparisons, rankings and estimates are of plans on one device",
+            field="goal.num_devices",
+            value=goal.num_devices,
+            allowed=[1],
+            hint="Ask for the best plan instead: headroom plan --devices.",
+        )
+
+
 def check_number_compared(number: int) -> None:
     """Raise InvalidInput for too few plans, or more than stand beside each other."""
     if not 2 <= number <= MAX_COMPARED:

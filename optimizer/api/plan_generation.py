@@ -10,7 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optimizer.api.inputs import BEST, Model, check_goal_devices, check_number_compared, known_machine
+from optimizer.api.inputs import (
+    BEST,
+    Model,
+    check_goal_devices,
+    check_number_compared,
+    check_one_device,
+    known_machine,
+)
 from optimizer.api.needs import check_plan_label, generation_profile_for
 from optimizer.goal import UNLIMITED_BYTES, GenerationGoal
 from optimizer.hardware.devices import Beside
@@ -111,6 +118,7 @@ def compare_generations_profiled(
     calibration: Mapping[str, Any] | None = None,
 ) -> GenerationComparison:
     """plans: by the name to show, a plan, a baseline's label or ``best``."""
+    check_one_device(goal)
     _check_compared(plans)
     here: dict[str, Any] = {"goal": goal, "machine": machine, "calibration": calibration}
     GenerationPlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
@@ -144,6 +152,7 @@ def rank_cards_to_generate(
     beside: Beside | None = None,
 ) -> tuple[CardAnswer, ...]:
     """Cards of the table by tokens per second, or by the rent of a million tokens."""
+    check_one_device(goal)
     GenerationPlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
     alike = workload.as_if_equal(max_sequence_length=profile.max_sequence_length)
 
