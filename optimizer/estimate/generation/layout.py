@@ -143,15 +143,16 @@ class PassLayout:
         if self._stage is not None:
             num_tokens = num_running * (1 if step else shape.prompt_length)
             hidden_bytes = num_tokens * self.profile.hidden_size * self.plan.weights.bytes_per_element
-            come = self._stage.place_hidden(compiled, hidden_bytes=hidden_bytes)
+            hidden = self._stage.place_hidden(compiled, hidden_bytes=hidden_bytes)
             if not self._stage.stage.is_last:
-                return _Layout(embedding=embedding, come=come, blocks=tuple(blocks), head=(give_on([embedding, *come, *blocks]),))
+                end = give_on([embedding, *hidden, *blocks])
+                return _Layout(embedding=embedding, hidden=hidden, blocks=tuple(blocks), head=(end,))
         else:
-            come = ()
+            hidden = ()
         head = [self._part(compiled, HEAD)]
         if self.workload.draws:
             head.append(_DRAW_TASKS.obtain(compiled, self._rates_key, lambda: self._draw_task(num_running)))
-        return _Layout(embedding=embedding, come=come, blocks=tuple(blocks), head=tuple(head))
+        return _Layout(embedding=embedding, hidden=hidden, blocks=tuple(blocks), head=tuple(head))
 
     def _draw_task(self, num_running: int) -> Task:
         """Sequences draw one after the other while the logits are there, which the head's own part has gone again."""
@@ -293,7 +294,7 @@ class _Layout:
     """Tasks of one micro-batch in one step."""
 
     embedding: Task
-    come: tuple[Task, ...]
+    hidden: tuple[Task, ...]
     """Hidden states of another stage."""
     blocks: tuple[Task, ...]
     head: tuple[Task, ...]
@@ -302,7 +303,7 @@ class _Layout:
 def _one_after_the_other(layouts: Iterable[_Layout], phase: str, *, is_last: bool) -> Iterator[Placed]:
     """Each micro-batch through all blocks of a stage before the next."""
     for layout in layouts:
-        for task in (layout.embedding, *layout.come):
+        for task in (layout.embedding, *layout.hidden):
             yield Placed(task, name=phase)
         for block, task in enumerate(layout.blocks):
             yield Placed(task, block)

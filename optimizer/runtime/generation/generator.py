@@ -239,6 +239,10 @@ class Generator:
             drops_ended=self.plan.drops_ended,
         )
 
+    def asks_to_stop(self, should_stop: Callable[[], bool]) -> bool:
+        """Whether no further pass is to begin; the same on all stages of a model that is cut."""
+        return should_stop()
+
     def run_pass(
         self,
         micro_batches: Sequence[MicroBatch],

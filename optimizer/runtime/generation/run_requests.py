@@ -280,7 +280,7 @@ class _Run:
             num_micro_batches=plan.num_micro_batches,
         )
         for each in passes:
-            if self._should_stop():
+            if self._generator.asks_to_stop(self._should_stop):
                 return True
             if self._run_pass([[self._requests[index] for index in indices] for indices in each]):
                 return True

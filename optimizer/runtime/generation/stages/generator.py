@@ -68,6 +68,12 @@ class StagedGenerator(Generator):
         if not link.stage.is_last:
             self._handles.append(self.blocks[-1].register_forward_hook(self._leave))
 
+    def asks_to_stop(self, should_stop: Callable[[], bool]) -> bool:
+        is_over = self._link.stops(should_stop)
+        if is_over:
+            self._link.finish()
+        return is_over
+
     def advance(
         self,
         ids: torch.Tensor,

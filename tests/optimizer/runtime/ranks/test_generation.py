@@ -132,11 +132,13 @@ def test_sequences_that_end_early_leave_each_stage_at_the_same_step(pool: RankPo
     assert answers[0]["num_steps"] == answers[1]["num_steps"]
 
 
-def test_all_stages_stop_where_the_first_is_asked_to(pool: RankPool) -> None:
-    requests = [[[1, 2, 3], 30, 0.0] for _ in range(4)]
-    answers = generate(pool, SMALL_CONFIGS["llama"], cut_plan(1, 2), requests, stops_after=6)
+@pytest.mark.parametrize(("stops_after", "num_done"), [(6, 0), (10, 4)], ids=["in a pass", "between two"])
+def test_all_stages_stop_where_the_first_is_asked_to(stops_after: int, num_done: int, pool: RankPool) -> None:
+    requests = [[[1, 2, 3], 9, 0.0] for _ in range(8)]
+    answers = generate(pool, SMALL_CONFIGS["llama"], cut_plan(1, 2), requests, stops_after=stops_after)
     assert [answer["was_stopped"] for answer in answers] == [True, True]
-    assert answers[0]["num_steps"] == answers[1]["num_steps"] < 30
+    assert [len(answer["tokens"]) for answer in answers] == [num_done, num_done]
+    assert answers[0]["num_steps"] == answers[1]["num_steps"] <= 9
 
 
 def test_stages_read_their_own_weights_alone_from_files(pool: RankPool, tmp_path: Path) -> None:
