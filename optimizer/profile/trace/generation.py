@@ -346,7 +346,7 @@ def _weight_bytes(model: nn.Module, *, whole: Callable[[], nn.Module]) -> Weight
 def _end_bytes(model: nn.Module) -> EndBytes:
     ends = find_ends(model)
     embeddings = [embedding.weight for embedding in ends.embeddings]
-    head = [] if ends.head is None else [ends.head.weight]
+    head = ends.head_weights
     return EndBytes(
         embeddings=sum_storages(embeddings),
         embedding_rows=sum(weight[:1].nbytes for weight in embeddings),

@@ -33,9 +33,15 @@ class Ends:
     head: nn.Module | None
 
     @property
+    def head_weights(self) -> tuple[nn.Parameter, ...]:
+        """The head's matrix; none where the model has no head."""
+        weight = getattr(self.head, "weight", None)
+        return (weight,) if isinstance(weight, nn.Parameter) else ()
+
+    @property
     def is_tied(self) -> bool:
         """True if the head is one of the embeddings."""
-        return self.head is not None and any(self.head.weight is each.weight for each in self.embeddings)
+        return any(weight is each.weight for weight in self.head_weights for each in self.embeddings)
 
 
 def find_ends(model: nn.Module) -> Ends:

@@ -50,7 +50,7 @@ def cut_plan(*stage_blocks: int, **changes: Any) -> GenerationPlan:
 
 def weights_in(form: str) -> WeightsPlan:
     dtype, _, frozen = form.partition("/")
-    return WeightsPlan(dtype=dtype, frozen=frozen or "same")  # type: ignore[arg-type]
+    return WeightsPlan(dtype=dtype, frozen=frozen or "same")
 
 
 def on_one_device(plan: GenerationPlan) -> GenerationPlan:
@@ -165,7 +165,7 @@ def test_copies_of_a_model_share_the_prompts_and_stream_weights_from_one_home(
     place: str, pool: RankPool, machine: Machine
 ) -> None:
     spec = read_model_spec(SMALL_CONFIGS["qwen3"])
-    plan = GenerationPlan(batch_size=2, weights=WeightsPlan(place=place), layout=GenerationLayout(num_replicas=2))  # type: ignore[arg-type]
+    plan = GenerationPlan(batch_size=2, weights=WeightsPlan(place=place), layout=GenerationLayout(num_replicas=2))
     requests = make_requests(spec.vocab_size)
     answers = generate(pool, SMALL_CONFIGS["qwen3"], plan, requests)
     shares = [answer["tokens"] for answer in answers]

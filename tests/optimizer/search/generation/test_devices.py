@@ -84,7 +84,7 @@ def test_a_model_that_no_device_holds_is_cut_where_that_is_faster_than_streaming
     assert chosen.verdict == "fits"
     assert chosen.prediction.device_peak_high_bytes <= int(0.75 * weight_bytes)
     others = [option.best for option in cut.layouts if option.best is not None and not option.layout.is_cut]
-    assert [other.plan.weights.place for other in others] == ["host", "host"]
+    assert all(other.plan.weights.place != "device" for other in others)
     assert all(other.prediction.total_s > chosen.prediction.total_s for other in others)
     assert any(sentence.startswith("the model is cut over 2 devices: blocks 1 to ") for sentence in cut.explanation)
     assert 0 <= cut.bound <= chosen.prediction.total_s
