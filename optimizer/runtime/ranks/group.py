@@ -264,6 +264,11 @@ class Ranks:
             ) from error
 
 
+def join_ranks(place: RankPlace, *, device: str) -> Ranks:
+    """The ranks of a run for a caller that knows devices by their names alone. Raises RankLost."""
+    return Ranks(place, device=torch.device(device))
+
+
 class Sent:
     """Numbers on their way to another rank."""
 

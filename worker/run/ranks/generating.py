@@ -67,7 +67,7 @@ class GeneratingRank:
         return [lines[index] for index in sorted(deal_sequences(lengths, num_replicas=self.num_ranks)[self.rank])]
 
     def stopping(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
-        """The same on the first rank, which tells the others; stages hear of it by themselves."""
+        """The first rank asks as ever and leaves a file for the others; stages pass the wish on by themselves."""
         if self.is_alone or not self.shares_lines:
             return should_stop
         assert self.folder is not None
@@ -89,13 +89,11 @@ class GeneratingRank:
         if self.is_alone:
             yield None
             return
-        import torch
-
-        from optimizer.runtime.ranks.group import RankPlace, Ranks
+        from optimizer.runtime.ranks.group import RankPlace, join_ranks
 
         assert self.folder is not None
         place = RankPlace(rank=self.rank, num_ranks=self.num_ranks, folder=self.folder)
-        with Ranks(place, device=torch.device(device)) as ranks:
+        with join_ranks(place, device=device) as ranks:
             ranks.barrier()
             yield ranks
 
