@@ -55,7 +55,7 @@ class ResultWriter:
 
 
 class OtherParts:
-    """What other ranks of this attempt have finished, read as it comes."""
+    """Counts what other ranks of this attempt have finished, read as it comes."""
 
     def __init__(self, job_folder: Path, *, attempt: int, fence: int, num_ranks: int) -> None:
         names = [_part_name(attempt, fence, rank) for rank in range(1, num_ranks)]

@@ -65,7 +65,7 @@ def explain_generation_plan(
 
 
 def _stages_sentences(plan: GenerationPlan, prediction: GenerationCosts) -> Iterator[str]:
-    """Of a model that is cut."""
+    """Say where a cut model's blocks are."""
     layout = plan.layout
     if not layout.is_cut:
         return

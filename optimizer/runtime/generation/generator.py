@@ -240,7 +240,7 @@ class Generator:
         )
 
     def asks_to_stop(self, should_stop: Callable[[], bool]) -> bool:
-        """Whether no further pass is to begin; the same on all stages of a model that is cut."""
+        """Report whether no further pass is to begin; the same on all stages of a model that is cut."""
         return should_stop()
 
     def run_pass(

@@ -57,7 +57,7 @@ class GeneratingRank:
         return self.layout.num_replicas > 1
 
     def own_part(self, budget_bytes: int | None) -> int | None:
-        """Of a budget of all ranks together."""
+        """Return this rank's part of a budget of all."""
         return None if budget_bytes is None else budget_bytes // self.num_ranks
 
     def own_lines(self, lines: Sequence[Line], lengths: Sequence[tuple[int, int]]) -> list[Line]:

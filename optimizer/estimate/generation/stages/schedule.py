@@ -19,9 +19,9 @@ class HandOver:
     """Times of what crosses between stages, in milliseconds."""
 
     prefill_ms: tuple[float, ...]
-    """Of a micro-batch's hidden states of its whole prefill, by micro-batch."""
+    """Time for the hidden states of a whole prefill, by micro-batch."""
     decode_ms: tuple[float, ...]
-    """Of those of one token."""
+    """Time for those of one token."""
     token_ms: float
     """From the last stage until the first has a new token."""
 

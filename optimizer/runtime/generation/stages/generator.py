@@ -83,7 +83,7 @@ class StagedGenerator(Generator):
         into: torch.Tensor,
         choosers: Sequence[Chooser | None] = (),
     ) -> None:
-        """As on one device on the last stage; the others end with their last block, and leave ``into`` for later."""
+        """Do as one device does on the last stage; the others end with their last block, and leave ``into`` for later."""
         if self._link.stage.is_last:
             super().advance(ids, cache=cache, phase=phase, into=into, choosers=choosers)
         else:

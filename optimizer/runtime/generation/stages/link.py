@@ -58,7 +58,7 @@ class StageLink:
         into.copy_(torch.from_numpy(numbers))
 
     def stops(self, should_stop: Callable[[], bool]) -> bool:
-        """What the first stage was answered; all ask, since asking may do more. Raises RankLost."""
+        """Return what the first stage was answered; all ask, since asking may do more. Raises RankLost."""
         wish = should_stop()
         if not self.stage.is_first:
             wish = bool(self._ranks.receive_integers(1, source=self.stage.index - 1, tag=_STOP)[0])
