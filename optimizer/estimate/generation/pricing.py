@@ -208,7 +208,7 @@ def _estimate_stages(
     spread: Spread | None,
     in_detail: bool,
 ) -> GenerationPrediction:
-    """Price all stages: the figures of one device are those of the fullest; time is that of all together."""
+    """Price all stages; figures of one device are of the fullest one, time is that of all together."""
     costs = list_stage_costs(profile, plan.layout)
     own, link = share_of(machine, num_ranks=plan.layout.num_devices), assumed_link(machine)
     here: dict[str, Any] = {"plan": plan, "workload": workload, "is_rough": not in_detail}

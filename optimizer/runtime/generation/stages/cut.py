@@ -75,7 +75,7 @@ def cut_model(model: nn.Module, stage: StageOfModel, *, device: torch.device) ->
 
 
 def with_tied_names(model: nn.Module, reads: Mapping[str, V]) -> dict[str, V]:
-    """Name what files have by every name that a tied tensor has in a whole model: on a stage another may be left than the first."""
+    """Name what files have by every name that a tied tensor has in a whole model: on a stage not the first may be left."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
