@@ -3,11 +3,13 @@
 The whole service runs as real processes while people use it, and round after round it is struck by one to six faults of some
 forty kinds at once: processes killed and halted, servers lost, disks filled, checkpoints damaged. Every 25 rounds all comes to
 rest and is looked over for leaks; at the end every promise is held against the rows and the files (``tests/chaos``, of which the
-tests run sixty rounds).
+tests run sixty rounds). INT or TERM ends it after the round under way, with a verdict on what was done until then.
 """
 
 import argparse
 import json
+import signal
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,8 +28,11 @@ LEAST_KINDS = 30
 LEAST_FAULTS = 3_000
 LEAST_JOBS = 20_000
 LEAST_HALTS = 100
+NUM_PEOPLE = 5
 PAUSE_S = 0.05
 """Between two submissions of one person: the queue is kept short, so that jobs are at work whenever a fault strikes."""
+MOST_WAITING = 200
+"""Jobs in the queue: enough that workers have some through a round in which nobody can submit."""
 MOST_AT_ONCE = 6
 """Faults of one round."""
 
@@ -41,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     record = Record(file=options.json, machine=describe_machine(), is_quick=options.rounds < ROUNDS)
+    is_to_end = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: is_to_end.set())
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         profile_file = trace_llama(folder)
@@ -51,9 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rounds=options.rounds,
             seed=options.seed,
             profile_file=profile_file,
+            num_people=NUM_PEOPLE,
             pause_s=PAUSE_S,
+            most_waiting=MOST_WAITING,
             limit_s=options.limit_s,
             most_at_once=MOST_AT_ONCE,
+            is_to_end=is_to_end.is_set,
         )
         if report.broken or report.ended_alone:
             print(world.logs())

@@ -130,6 +130,7 @@ else:
     DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
     DATABASES["default"]["OPTIONS"] = {
         "pool": {"min_size": 1, "max_size": 10, "timeout": 5},
+        "prepare_threshold": 2,  # of ``webapp/prepared.py`` alone: what Django writes carries its values in its text
         "options": "-c statement_timeout=10000 -c lock_timeout=3000 -c idle_in_transaction_session_timeout=30000",
     }
 # a file, because threads and processes of a test share it; one each for test runs side by side

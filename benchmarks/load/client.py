@@ -80,7 +80,7 @@ async def _submit(asked: Asked, until: float, answers: list[Answer]) -> None:
             continue
         answers.append(Answer(status=status, ms=1000 * (time.perf_counter() - began_at), retry_after_s=retry_after_s))
         if status in REFUSALS:
-            await asyncio.sleep(retry_after_s or _PAUSE_S)
+            await asyncio.sleep(max(0.0, min(retry_after_s or _PAUSE_S, until - time.perf_counter())))
     if connection is not None:
         connection[1].close()
 

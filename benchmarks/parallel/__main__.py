@@ -1,7 +1,8 @@
 """Several devices, held against one: ``python -m benchmarks.parallel [--quick] [--only PART] [--json FILE]``.
 
 right: drawn plans on 2 and 4 ranks of gloo against the same micro-batches on one device, and each rank's peak against its
-prediction. planning: seconds of searches over layouts and memory together.
+prediction. network: bytes and times of what ranks exchange over links of three kinds, against counters and clock. planning:
+seconds of searches over layouts and memory together.
 """
 
 import argparse
@@ -11,9 +12,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.common.record import GoalEntry, Record, describe_machine
-from benchmarks.parallel import planning, right
+from benchmarks.parallel import network, planning, right
 
-PARTS = ("right", "planning")
+PARTS = ("right", "network", "planning")
 NUM_QUICK = 10
 SEED = 20261126
 
@@ -32,10 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         file=options.json, machine=describe_machine(torch.device("cpu")), is_quick=options.quick, is_whole=is_whole
     )
     goals: dict[str, GoalEntry] = {}
-    if options.only != "planning":
+    if options.only in (None, "right"):
         record.add_all("right", right.compare_all(num_cases, seed=options.seed))
         goals |= right.summarize(record.rows, num_cases=right.NUM_CASES)
-    if options.only != "right":
+    if options.only in (None, "network"):
+        record.add_all("network", network.measure_all(is_quick=options.quick))
+        goals |= network.summarize(record.rows)
+    if options.only in (None, "planning"):
         record.add_all("planning", planning.time_searches())
         goals |= planning.summarize(record.rows)
     return record.finish(goals)

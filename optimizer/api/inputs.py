@@ -11,6 +11,7 @@ from optimizer.base.errors import InvalidInput, InvalidModel
 from optimizer.goal import GenerationGoal, Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
+from optimizer.hardware.mixed import mixed_machine, read_kinds
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import SUPPORTED_MODEL_TYPES, ModelSpec, read_model_spec
 
@@ -65,18 +66,22 @@ def _read_spec(document: dict[str, Any]) -> ModelSpec:
 
 
 def known_machine(machine: str | Machine, *, num_devices: int = 1) -> Machine:
-    """A card of the table by its name, so many of them; a machine is itself."""
-    return machine if isinstance(machine, Machine) else table_machine(machine, num_devices=num_devices)
+    """A card of the table by its name, so many of them, or cards of several kinds such as ``2x RTX 3060, RTX 4090``; a machine is
+    itself.
+    """
+    if isinstance(machine, Machine):
+        return machine
+    return mixed_machine(read_kinds(machine)) if "," in machine else table_machine(machine, num_devices=num_devices)
 
 
 def check_goal_devices(goal: Goal | GenerationGoal, machine: Machine) -> None:
     """Raise InvalidInput for more cards than the machine has. On the CPU device any number of processes play devices."""
-    if machine.device.kind == "cuda" and goal.num_devices > machine.num_devices:
+    if machine.device.kind == "cuda" and goal.num_devices > machine.total_devices:
         raise InvalidInput(
-            f"goal.num_devices is {goal.num_devices}; the machine has {machine.num_devices}",
+            f"goal.num_devices is {goal.num_devices}; the machine has {machine.total_devices}",
             field="goal.num_devices",
             value=goal.num_devices,
-            allowed={"minimum": 1, "maximum": machine.num_devices},
+            allowed={"minimum": 1, "maximum": machine.total_devices},
             hint="Ask for fewer, or for a machine with more: --devices with --gpu, Machine.num_devices.",
         )
 

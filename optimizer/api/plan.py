@@ -32,6 +32,7 @@ from optimizer.search.questions.answers import ObjectiveAnswer
 from optimizer.search.questions.cards import ALL, CardAnswer, Order, Progress, beside_in, rank_cards, read_cards
 from optimizer.search.questions.layouts import answer_layouts
 from optimizer.search.questions.objectives import answer_goal
+from optimizer.search.questions.uneven import answer_uneven
 from optimizer.search.questions.ways import Obtain
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
@@ -78,6 +79,11 @@ def plan_profiled(
     without it only what this profile holds is priced.
     """
 
+    if machine.others:
+        check_goal_devices(goal, machine)
+        return answer_uneven(
+            profile, workload, goal, machine=machine, make_problem=training_problem, calibration=calibration
+        )
     if goal.num_devices > 1:
         check_goal_devices(goal, machine)
         on_layout = partial(_pose, goal=goal, machine=machine, calibration=calibration)

@@ -23,6 +23,7 @@ from optimizer.estimate.job.stages import list_stages
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.step.setting import lay_out
 from optimizer.estimate.training import estimate_training
+from optimizer.estimate.uneven import list_cases
 from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine
 from optimizer.plan.layout import ONE_DEVICE, DeviceLayout
@@ -62,11 +63,12 @@ def list_shortfalls(
     }
     found: list[tuple[Shortfall, ...]] = []
     for failure in failures:
+        here = _find_fullest(profile, plan=failure.plan, workload=workload, machine=machine)
         found.append(
             find_shortfalls(
                 failure.fields,
-                prediction=_predict_stages(profile, plan=failure.plan, workload=workload, machine=machine),
-                moments=predict_moments(profile, plan=failure.plan, workload=workload, machine=machine),
+                prediction=_predict_stages(profile, **here),
+                moments=predict_moments(profile, **here),
                 cause=failure.cause,
                 budgets=budgets,
                 on_host=machine.device.kind == "cpu",
@@ -74,6 +76,15 @@ def list_shortfalls(
             )
         )
     return found
+
+
+def _find_fullest(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> dict[str, Any]:
+    """Find the case to price of a plan: of ranks that differ the one whose device has the least room, as if all were like it."""
+    if not plan.layout.ranks:
+        return {"plan": plan, "workload": workload, "machine": machine}
+    found = estimate_training(profile, plan=plan, workload=workload, machine=machine)
+    case = list_cases(plan, workload, machine)[found.fullest_rank or 0]
+    return {"plan": case.plan, "workload": case.workload, "machine": case.machine}
 
 
 def _predict_stages(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> Prediction:

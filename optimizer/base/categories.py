@@ -19,6 +19,8 @@ Link = Literal[
 Lane = Literal["compute", "copy_in", "copy_out", "host", "disk", "network"]
 """Parts of a machine that can be busy at once: the device, its copies from and to the host, the host's own work (updates, sums
 of gradients), the scratch disk, the remote store. Top to bottom in every picture."""
+BlockChoice = Literal["keep", "recompute", "selective", "offload", "offload_disk", "offload_remote"]
+"""A block's way with the activations that it saves (``plan/activations.py``)."""
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 """Bottom to top in every stack. ``temporaries`` also counts inputs, slack and other bytes that no decision changes."""

@@ -12,9 +12,10 @@ from optimizer.base.threads import sleep_while_waiting
 from optimizer.base.units import format_bytes, parse_bytes
 from optimizer.cli.adapters import read_adapter
 from optimizer.goal import UNLIMITED_BYTES, Goal, Loss, Objective
-from optimizer.hardware.devices import ASSUMED_DISK_BYTES, ASSUMED_HOST_MEMORY_BYTES, Beside, table_machine
+from optimizer.hardware.devices import ASSUMED_DISK_BYTES, ASSUMED_HOST_MEMORY_BYTES, Beside
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.peers import PEER_KINDS, SeveralDevices, read_devices_text, with_devices
+from optimizer.hardware.mixed import mixed_machine, read_kinds
+from optimizer.hardware.peers import PEER_KINDS, SeveralDevices, with_devices
 from optimizer.optimizers import OPTIMIZERS
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
@@ -75,12 +76,14 @@ def add_devices_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--devices",
         metavar="NUMBER",
-        help="alike and in one machine, of which a plan may use all: 2 beside --gpu, or '2x RTX 4090' by itself",
+        help="in one machine, of which a plan may use all: 2 beside --gpu, '2x RTX 4090' by itself, or several kinds: "
+        "'2x RTX 3060, RTX 4090'",
     )
     parser.add_argument(
         "--peer-link",
         metavar="LINK",
-        help=f"between those cards: {', '.join(PEER_KINDS)}, or bytes per second; the best that such cards can have unless given",
+        help=f"between those cards: {', '.join(PEER_KINDS)}, bytes per second, or a network's rate and delay "
+        "such as 200Mbit,20ms; the best that such cards can have unless given",
     )
 
 
@@ -100,7 +103,7 @@ def read_goal(options: argparse.Namespace, machine: Machine | None, *, pins: Pin
     """``forbid`` and ``objective`` where the command has them. Without a machine, as much as any has."""
     objective: Objective = getattr(options, "objective", "fastest_step")
     budget_bytes, host_budget_bytes, disk_budget_bytes = _read_budgets(options)
-    whole_bytes = UNLIMITED_BYTES if machine is None else machine.device.memory_bytes
+    whole_bytes = UNLIMITED_BYTES if machine is None else max(kind.device.memory_bytes for kind in machine.kinds)
     return Goal(
         device_budget_bytes=whole_bytes if budget_bytes is None else budget_bytes,
         host_budget_bytes=host_budget_bytes,
@@ -110,14 +113,14 @@ def read_goal(options: argparse.Namespace, machine: Machine | None, *, pins: Pin
         forbid=tuple(getattr(options, "forbid", ())),
         pins=pins or Pins(),
         objective=objective,
-        num_devices=_read_devices(options).count,
+        num_devices=_count_devices(options),
     )
 
 
-def _read_devices(options: argparse.Namespace) -> SeveralDevices:
-    """The devices of a command that plans for several; one of others."""
+def _read_devices(options: argparse.Namespace) -> tuple[SeveralDevices, ...]:
+    """The devices of a command that plans for several, by kind; one of others."""
     text = getattr(options, "devices", None)
-    return SeveralDevices(name="", count=1) if text is None else read_devices_text(text)
+    return (SeveralDevices(name="", count=1),) if text is None else read_kinds(text)
 
 
 def _read_budgets(options: argparse.Namespace) -> list[int | None]:
@@ -139,16 +142,17 @@ def read_machine(options: argparse.Namespace) -> Machine:
     # A wrong size is refused before half a minute of measuring.
     _read_budgets(options)
     devices = _read_devices(options)
-    if devices.name and (options.gpu is not None or options.machine):
+    names = ", ".join(kind.name for kind in devices)
+    if names and (options.gpu is not None or options.machine):
         raise InvalidInput(
-            f"--devices names a card ({devices.name}) and so does --gpu or --machine; give --devices a number",
+            f"--devices names a card ({names}) and so does --gpu or --machine; give --devices a number",
             field="devices",
             value=options.devices,
             allowed="a number",
         )
-    if options.gpu is not None or devices.name:
-        link = getattr(options, "peer_link", None)
-        return table_machine(options.gpu or devices.name, **beside, num_devices=devices.count, peer_link=link)
+    if options.gpu is not None or names:
+        kinds = devices if names else (SeveralDevices(name=options.gpu, count=devices[0].count),)
+        return mixed_machine(kinds, peer_link=getattr(options, "peer_link", None), **beside)
     for name in beside:
         flag = "host-memory" if name == "host_memory_bytes" else "disk"
         raise InvalidInput(
@@ -166,9 +170,13 @@ def read_machine(options: argparse.Namespace) -> Machine:
     return _with_devices(probe_machine(), options)
 
 
+def _count_devices(options: argparse.Namespace) -> int:
+    return sum(kind.count for kind in _read_devices(options))
+
+
 def _with_devices(machine: Machine, options: argparse.Namespace) -> Machine:
     """A measured machine with the devices that were asked for, unless it has as many."""
-    num_devices, link = _read_devices(options).count, getattr(options, "peer_link", None)
+    num_devices, link = _count_devices(options), getattr(options, "peer_link", None)
     if num_devices <= machine.num_devices and link is None:
         return machine
     return with_devices(machine, max(num_devices, machine.num_devices), peer_link=link)

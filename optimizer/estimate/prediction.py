@@ -124,6 +124,31 @@ class CardMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankPrediction:
+    """One rank of a plan whose ranks differ."""
+
+    device: str
+    """Name of the kind of device that it runs on."""
+    num_sequences: int
+    """Its part of a step."""
+    memory_bytes: int
+    """Memory of its device, beyond which no budget goes."""
+    peak_bytes: int
+    peak_high_bytes: int
+    """Most bytes of tensors at any moment, and the upper end of their interval."""
+    step_ms: float
+    """The step if all ranks were like this one, which then waits for nobody slower."""
+    memory: CardMemory | None = None
+    """From tensors to its card; None where it was not worked out."""
+
+    def verdict(self, budget_bytes: int) -> Verdict:
+        """Judge this rank as ``Prediction.verdict`` does, within its own device."""
+        return judge(
+            self.peak_bytes, self.peak_high_bytes, memory=self.memory, budget_bytes=min(budget_bytes, self.memory_bytes)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """One plan, priced on one machine for one workload.
 
@@ -199,6 +224,10 @@ class Prediction:
     """Peak of each rank where several devices share a step; other bytes on the device are of the highest, the lowest of such,
     bytes elsewhere those of the rank that has most. Empty on one device."""
 
+    ranks: tuple[RankPrediction, ...] = ()
+    """The ranks in order, where they differ; the fields above are then of the rank whose device has the least room left, times
+    of all together. Empty where all are alike."""
+
     base_bytes: int = 0
     """Part of ``host_peak_bytes`` that jobs with adapters on one base model, held in the same form, have there once for all of
     them: its frozen weights, where they stream from the host to one device."""
@@ -225,13 +254,15 @@ class Prediction:
         total_s = self.step_ms * num_steps / 1000
         if total_s == self.total_s:
             return self
-        return _make_without_init({**self.__dict__, "total_s": total_s})
+        return self.changed(total_s=total_s)
+
+    def changed(self, **values: Any) -> "Prediction":
+        """The same with other values of some fields; what was left for later is still."""
+        return _make_without_init({**self.__dict__, **values})
 
     def raised_to(self, high_bytes: int) -> "Prediction":
         """The same with the device's upper end no lower than this."""
-        return _make_without_init(
-            {**self.__dict__, "device_peak_high_bytes": max(self.device_peak_high_bytes, high_bytes)}
-        )
+        return self.changed(device_peak_high_bytes=max(self.device_peak_high_bytes, high_bytes))
 
     if not TYPE_CHECKING:
 
@@ -258,9 +289,30 @@ class Prediction:
         value goes over, less what the allocator would give back at the limit. ``unknown``: it does not go over as far as
         anyone can say, but something was not modelled (``memory.not_modelled``).
         """
+        if self.ranks:
+            found = {rank.verdict(budget_bytes) for rank in self.ranks}
+            return next(verdict for verdict in _WORST_FIRST if verdict in found)
         highest = self.highest_peak_bytes
         high_bytes = max(highest, self.device_peak_high_bytes)
         return judge(highest, high_bytes, memory=self.memory, budget_bytes=budget_bytes)
+
+    def fits_within(self, budget_bytes: int) -> bool:
+        """Report whether even the upper end of the interval is within the budget, and of unequal ranks within each device."""
+        if self.ranks:
+            return all(rank.peak_high_bytes <= min(budget_bytes, rank.memory_bytes) for rank in self.ranks)
+        return self.device_peak_high_bytes <= budget_bytes
+
+    @property
+    def fullest_rank(self) -> int | None:
+        """The rank whose device has the least room left; None where ranks do not differ."""
+        rooms = [rank.memory_bytes - rank.peak_high_bytes for rank in self.ranks]
+        return rooms.index(min(rooms)) if rooms else None
+
+    @property
+    def slowest_rank(self) -> int | None:
+        """The rank that the others wait for; None where ranks do not differ."""
+        times = [rank.step_ms for rank in self.ranks]
+        return times.index(max(times)) if times else None
 
     def stages_over(self, *, host_bytes: int, disk_bytes: int) -> list[str]:
         """Sentences on stages that another tier has no room for. disk_bytes: 0 where nothing is known of the disk."""
@@ -304,6 +356,7 @@ DETAILS: Final = frozenset(
 )
 """The fields of a prediction that only a person, or a comparison of whole predictions, asks for."""
 _WORK_OUT = "_work_out"
+_WORST_FIRST: Final[tuple[Verdict, ...]] = ("does_not_fit", "unknown", "tight", "fits")
 
 
 def judge(peak_bytes: int, high_bytes: int, *, memory: CardMemory | None, budget_bytes: int) -> Verdict:

@@ -16,14 +16,16 @@ from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.categories.weights import list_streamed_bytes
 from optimizer.estimate.kernels.cpu_kernels import unmeasured_bytes
 from optimizer.estimate.prediction import MEMORY_MARGIN, Prediction, TimelinePoint
-from optimizer.estimate.step.setting import LaidOut, highest_of, lay_out_ranks
+from optimizer.estimate.step.setting import LaidOut, check_plan, highest_of, lay_out_ranks
 from optimizer.estimate.step.simulate import Simulation, simulate
 from optimizer.estimate.step.stages import StagePeaks
 from optimizer.estimate.step.unmetered import estimate_allocated_peak
 from optimizer.estimate.tasks.parts import Bytes
 from optimizer.estimate.time_interval import time_interval
+from optimizer.estimate.uneven import combine_ranks, list_cases
 from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread
 from optimizer.hardware.machine import Machine
+from optimizer.plan.layout import RankShare
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.profile.time_kinds import TimeKind
@@ -47,6 +49,8 @@ def estimate_training(
 
     Raises InvalidPlan where the plan does not match the model or workload, InvalidWorkload beyond the position table.
     """
+    if plan.layout.ranks:
+        return _estimate_uneven(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
     machine = calibrated_machine(machine, calibration)
     ranks = lay_out_ranks(profile, plan=plan, workload=workload, machine=machine)
     laid = highest_of(ranks)
@@ -68,6 +72,36 @@ def estimate_training(
         base_bytes=_base_bytes(profile, plan=plan, workload=workload),
         spread=read_spread(calibration),
         allocated_bytes=_allocated_bytes(laid, plan),
+    )
+
+
+def _estimate_uneven(
+    profile: Profile,
+    *,
+    plan: Plan,
+    workload: TrainingWorkload,
+    machine: Machine,
+    calibration: Mapping[str, Any] | None,
+) -> Prediction:
+    """Price ranks that differ; those that do the same are priced once."""
+    check_plan(profile, plan, workload)
+    machine = calibrated_machine(machine, calibration)
+    cases = list_cases(plan, workload, machine)
+    priced: dict[RankShare, tuple[Prediction, dict[int, Simulation]]] = {}
+    for case in cases:
+        share = plan.layout.share_of(case.rank)
+        if share not in priced:
+            laid = lay_out_ranks(profile, plan=case.plan, workload=case.workload, machine=case.machine)
+            steps = {each.rank: simulate_step(each) for each in laid}
+            alike = estimate_training(profile, plan=case.plan, workload=case.workload, machine=case.machine)
+            priced[share] = alike, steps
+    found = [priced[plan.layout.share_of(case.rank)] for case in cases]
+    return combine_ranks(
+        plan,
+        workload=workload,
+        cases=cases,
+        found=[prediction for prediction, _ in found],
+        simulations=[steps.get(case.rank, steps[min(steps)]) for case, (_, steps) in zip(cases, found, strict=True)],
     )
 
 
@@ -143,7 +177,7 @@ def _predict(
         timeline=(),
         rank_peak_bytes=_rank_peaks(ranks, num_devices),
         base_bytes=base_bytes,
-        network_bytes=ranks[0].setting.sent_bytes,
+        network_bytes=round(sum(ranks[0].setting.rank_sent_bytes) / num_devices),
     )
     return prediction.detailed_later(_details(simulation, peaks, machine.rates.time_factors))
 

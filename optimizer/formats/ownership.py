@@ -1,4 +1,7 @@
-"""Deals out to ranks trained tensors, whose optimizer state one rank keeps, and bytes that they hold together. Torch-free."""
+"""Deals out to ranks trained tensors, whose optimizer state one rank keeps, frozen ones, and bytes that they hold together.
+
+Torch-free.
+"""
 
 from collections.abc import Sequence
 
@@ -16,6 +19,24 @@ def assign_owners(num_elements: Sequence[int], *, num_ranks: int) -> list[int]:
         owners[index] = rank
         owned[rank] += num_elements[index]
     return owners
+
+
+def deal_frozen(by_block: Sequence[Sequence[int]], *, num_ranks: int) -> list[list[int]]:
+    """The rank that keeps each frozen tensor of blocks, where ranks share weights out; as ``by_block``, which has their bytes.
+
+    Block by block in the model's order, the largest first, each to the rank that has the fewest bytes so far, and of equals to
+    the lowest: what one rank keeps is never more than the largest tensor above another's, after every block.
+    """
+    held = [0] * num_ranks
+    dealt = []
+    for sizes in by_block:
+        owners = [0] * len(sizes)
+        for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+            rank = min(range(num_ranks), key=lambda rank: held[rank])
+            owners[index] = rank
+            held[rank] += sizes[index]
+        dealt.append(owners)
+    return dealt
 
 
 def fullest_rank(num_elements: Sequence[int], *, num_ranks: int) -> int:

@@ -3,8 +3,11 @@
 Torch-free. ``probe/`` measures one of these on the spot; ``calibration.py`` corrects it with finished runs.
 """
 
-from dataclasses import dataclass, field, fields
+import math
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from optimizer.base.errors import InvalidInput
 from optimizer.base.serialize import from_json, to_json
@@ -50,19 +53,41 @@ class Processor(NamedTuple):
 class PeerLink:
     """A link between devices of one machine, while all of them use it."""
 
-    kind: Literal["nvlink", "pcie", "host", "loopback"]
+    kind: Literal["nvlink", "pcie", "host", "loopback", "network"]
     """host: cards without direct access to each other, whose copies go through the host's memory. loopback: processes that play
-    devices on one machine."""
+    devices on one machine. network: between machines, over TCP."""
     bytes_per_s: float
-    """One direction between two devices while every device sends and receives."""
+    """One direction between two devices while every device sends and receives; content, without headers of frames."""
     latency_s: float
     """Time of one message of a few bytes, from call to arrival."""
     source: RateSource
+    bytes_per_s_by_size: Curve = ()
+    """The same rate by the bytes of a tensor, as measured; empty where it was not, and ``bytes_per_s`` is for all."""
+
+    def at_size(self, num_bytes: float) -> "PeerLink":
+        """The link with the rate that it has for tensors of this size; between measured sizes a straight line over their
+        logarithms.
+        """
+        if not self.bytes_per_s_by_size or num_bytes <= 0:
+            return self
+        sizes, rates = zip(*self.bytes_per_s_by_size, strict=True)
+        rate = float(np.interp(math.log(num_bytes), [math.log(size) for size in sizes], rates))
+        return replace(self, bytes_per_s=rate, bytes_per_s_by_size=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceKind:
+    """Devices of one kind, where a machine has several kinds."""
+
+    device: Device
+    rates: Rates
+    """Rates of the machine with this kind of device."""
+    num_devices: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One machine with one or several devices that are alike."""
+    """One machine with one or several devices: of one kind, or of several."""
 
     name: str
     device: Device
@@ -81,11 +106,40 @@ class Machine:
     packs_bf16: bool = False
     """True where products in bf16 are a library's on the CPU device, which lays matrices out in blocks first: with
     AVX-512."""
+    others: tuple[DeviceKind, ...] = ()
+    """Kinds of devices beside the first, each with another name; ``device``, ``rates`` and ``num_devices`` are of the first."""
     packs_fp32: bool = False
     """True where large products in fp32 are such a library's, too (``formats/matmul_dispatch.py``): with AVX-512 on
     processors that are not Intel's."""
     facts: dict[str, str] = field(default_factory=dict)
     """Processor, driver and library versions; for people and records, never for decisions."""
+
+    @property
+    def kinds(self) -> tuple[DeviceKind, ...]:
+        """All kinds of devices, the first kind first."""
+        return DeviceKind(device=self.device, rates=self.rates, num_devices=self.num_devices), *self.others
+
+    @property
+    def total_devices(self) -> int:
+        """Devices of all kinds."""
+        return sum(kind.num_devices for kind in self.kinds)
+
+    def with_kind(self, name: str, *, num_devices: int | None = None) -> "Machine":
+        """The machine with the devices of one kind alone, or with so many of them. name: of its device; empty for the first kind.
+
+        Raises InvalidInput for a name that no device has.
+        """
+        kind = next((kind for kind in self.kinds if name in ("", kind.device.name)), None)
+        if kind is None:
+            known = [kind.device.name for kind in self.kinds]
+            raise InvalidInput(
+                f"device {name!r} is not in {self.name}, which has {', '.join(known)}",
+                field="device",
+                value=shown_value(name),
+                allowed=known,
+            )
+        count = kind.num_devices if num_devices is None else num_devices
+        return replace(self, device=kind.device, rates=kind.rates, num_devices=count, others=())
 
     def processor_for(self, *, in_fp16: bool) -> Processor:
         """in_fp16: products are torch's own then; what has bf16's sizes elsewhere holds no buffers of the library's."""
@@ -101,7 +155,8 @@ class Machine:
         machine = from_json(cls, document, path="machine")
         _require("machine.num_devices", machine.num_devices, low=1, high=MAX_DEVICES)
         _check_bytes(machine)
-        _check_rates(machine.rates)
+        _check_rates(machine.rates, "machine.rates")
+        _check_others(machine)
         return machine
 
 
@@ -112,8 +167,28 @@ _ALWAYS_THERE = {"matmul_flops_per_s": "fp32", "attention_flops_per_s": "fp32", 
 """Keys that the estimate falls back to."""
 
 
+def _check_others(machine: Machine) -> None:
+    """Each kind has a name of its own, and all together are as many devices as a plan may have."""
+    names = [kind.device.name for kind in machine.kinds]
+    for index, kind in enumerate(machine.others):
+        path = f"machine.others[{index}]"
+        if kind.device.name in names[: index + 1] or kind.device.kind != machine.device.kind:
+            wanted = f"another name than {', '.join(names[: index + 1])}, and the kind {machine.device.kind}"
+            raise InvalidInput(
+                f"{path}.device is {kind.device.name!r}, a {kind.device.kind} device; allowed: {wanted}",
+                field=f"{path}.device",
+                value=shown_value(kind.device.name),
+                allowed=wanted,
+            )
+        _require(f"{path}.num_devices", kind.num_devices, low=1, high=MAX_DEVICES)
+        _check_rates(kind.rates, f"{path}.rates")
+    _require("the number of machine's devices", machine.total_devices, low=1, high=MAX_DEVICES)
+
+
 def _check_bytes(machine: Machine) -> None:
-    for holder, path, least in ((machine.device, "machine.device", 1), (machine, "machine", 0)):
+    holders: list[tuple[Device | Machine, str, int]] = [(machine.device, "machine.device", 1), (machine, "machine", 0)]
+    holders += [(kind.device, f"machine.others[{index}].device", 1) for index, kind in enumerate(machine.others)]
+    for holder, path, least in holders:
         for entry in fields(holder):
             value = getattr(holder, entry.name)
             if entry.name.endswith("_bytes") and value is not None:
@@ -121,21 +196,21 @@ def _check_bytes(machine: Machine) -> None:
                 _require(f"{path}.{entry.name}", value, low=at_least, high=_LARGEST_SIZE)
 
 
-def _check_rates(rates: Rates) -> None:
-    """Rates are above zero; seconds may be zero."""
+def _check_rates(rates: Rates, place: str) -> None:
+    """Rates are above zero; seconds may be zero. place: of the rates in the machine."""
     for entry in fields(rates):
-        path, value = f"machine.rates.{entry.name}", getattr(rates, entry.name)
+        path, value = f"{place}.{entry.name}", getattr(rates, entry.name)
         low = 0.0 if entry.name.endswith("_s") and not entry.name.endswith("_per_s") else _LEAST_RATE
         for name, number in value.items() if isinstance(value, dict) else [("", value)]:
-            place = f"{path}.{name}" if name else path
+            of = f"{path}.{name}" if name else path
             if isinstance(number, tuple):
-                _check_curve(place, number)
+                _check_curve(of, number)
             elif isinstance(number, int | float):
-                _require(place, number, low=low, high=_LARGEST_RATE)
-    _require("machine.rates.probe_slowdown", rates.probe_slowdown, low=1.0, high=_LARGEST_SLOWDOWN)
+                _require(of, number, low=low, high=_LARGEST_RATE)
+    _require(f"{place}.probe_slowdown", rates.probe_slowdown, low=1.0, high=_LARGEST_SLOWDOWN)
     for table, key in _ALWAYS_THERE.items():
         if key not in getattr(rates, table):
-            raise InvalidInput(f"machine.rates.{table} has no {key}", field=f"machine.rates.{table}", allowed=[key])
+            raise InvalidInput(f"{place}.{table} has no {key}", field=f"{place}.{table}", allowed=[key])
 
 
 def _check_curve(path: str, curve: Curve) -> None:

@@ -6,6 +6,8 @@ there where a card can have one. Professional cards copy to each other over PCIe
 their copies go through the host's memory, in and out again. Torch-free.
 """
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
@@ -39,6 +41,7 @@ _NVLINK_GB_PER_S: Final = {
 """Gigabytes per second of one direction to the other card, or through the switch to all others together."""
 _NVLINK_EFFICIENCY: Final = 0.8
 """Assumed share of NVLink's rate that rings attain on large messages."""
+_MOST_DELAY_S: Final = 10.0
 _LATENCIES_S: Final = {"nvlink": 10e-6, "pcie": 15e-6, "host": 30e-6, "loopback": 100e-6}
 """Assumed: a launch and a flag over the link; through the host two copies and their flags."""
 _HOST_SHARE: Final = 0.5
@@ -52,6 +55,11 @@ LOOPBACK: Final = PeerLink(
     source="table",
 )
 """Assumed where nothing was measured; what ranks agree on as numbers goes over it on cards, too."""
+_FRAME_BYTES, _FRAME_CONTENT_BYTES = 1514, 1448
+"""An Ethernet frame of 1500 bytes with its header, and what it holds beside those of IPv4 and TCP with timestamps."""
+_NETWORK: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG])bit\s*,\s*(\d+(?:\.\d+)?)\s*(us|ms|s)", re.IGNORECASE)
+_BITS: Final = {"k": 1e3, "m": 1e6, "g": 1e9}
+_SECONDS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _GEFORCE: Final = ("GTX", "RTX 2", "RTX 3", "RTX 4", "RTX 5", "TITAN")
 
 
@@ -90,8 +98,21 @@ def assumed_link(machine: Machine) -> PeerLink:
     return _link("host", slowest * _HOST_SHARE)
 
 
+def network_link(*, bits_per_s: float, delay_s: float) -> PeerLink:
+    """A link between machines, over Ethernet and TCP. delay_s: of a frame from one machine to the other; half of what ``ping``
+    says. Beside it a message takes as long as between two processes on one machine.
+    """
+    return PeerLink(
+        kind="network",
+        bytes_per_s=bits_per_s / 8 * _FRAME_CONTENT_BYTES / _FRAME_BYTES,
+        latency_s=delay_s + _LATENCIES_S["loopback"],
+        source="table",
+    )
+
+
 def read_peer_link(spec: DeviceSpec, text: str | None) -> PeerLink:
-    """A link between cards: a kind such as ``pcie``, or bytes per second such as ``25e9``; None for the best that they can have.
+    """A link between cards: a kind such as ``pcie``, bytes per second such as ``25e9``, or the rate and the delay of a network
+    between machines, ``200Mbit,20ms``; None for the best that they can have.
 
     Raises InvalidInput.
     """
@@ -100,19 +121,55 @@ def read_peer_link(spec: DeviceSpec, text: str | None) -> PeerLink:
     for kind in PEER_KINDS:
         if text == kind:
             return link_of_kind(spec, kind)
-    return replace(peer_link_of(spec), bytes_per_s=_read_rate(text))
+    return _read_network(text) or replace(peer_link_of(spec), bytes_per_s=_read_rate(text))
+
+
+def read_unlike_link(specs: Sequence[DeviceSpec], text: str | None) -> PeerLink:
+    """The link between cards of several kinds, the slowest card's; None for the best that they can have: PCIe, or copies through
+    the host where any is a GeForce card. Raises InvalidInput, also for NVLink, which joins cards that are alike.
+    """
+    if text == "nvlink":
+        raise InvalidInput(
+            f"peer link nvlink is asked for between {', '.join(spec.name for spec in specs)}; it joins cards that are alike",
+            field="peer_link",
+            value=text,
+            allowed=["pcie", "host", "a rate in bytes per second"],
+        )
+    is_geforce = any(spec.name.startswith(_GEFORCE) for spec in specs)
+    known: PeerKind = "pcie" if text == "pcie" or not (text == "host" or is_geforce) else "host"
+    slowest = min((link_of_kind(spec, known) for spec in specs), key=lambda link: link.bytes_per_s)
+    if text in (None, "pcie", "host"):
+        return slowest
+    return _read_network(str(text)) or replace(slowest, bytes_per_s=_read_rate(str(text)))
 
 
 def with_devices(machine: Machine, num_devices: int, *, peer_link: str | None = None) -> Machine:
-    """A measured machine with so many devices like its own. peer_link: bytes per second between them; None for what is known or
-    assumed. Raises InvalidInput for another text.
+    """A measured machine with so many devices like its own. peer_link: bytes per second between them, or the rate and the delay
+    of a network; None for what is known or assumed. Raises InvalidInput for another text.
     """
     if num_devices == 1:
         return replace(machine, num_devices=1, peers=None)
     link = assumed_link(machine)
     if peer_link is not None:
-        link = replace(link, bytes_per_s=_read_rate(peer_link))
+        link = _read_network(peer_link) or replace(link, bytes_per_s=_read_rate(peer_link))
     return replace(machine, num_devices=num_devices, peers=link)
+
+
+def _read_network(text: str) -> PeerLink | None:
+    """``200Mbit,20ms``; None for what is written in another way."""
+    found = _NETWORK.fullmatch(text.strip())
+    if found is None:
+        return None
+    number, scale, delay, unit = found.groups()
+    bits_per_s, delay_s = float(number) * _BITS[scale.lower()], float(delay) * _SECONDS[unit.lower()]
+    if not 8e3 <= bits_per_s <= 8e13 or delay_s > _MOST_DELAY_S:
+        raise InvalidInput(
+            f"peer link {text!r} is no link; allowed: 8Kbit to 80000Gbit, and at most {_MOST_DELAY_S:g} s",
+            field="peer_link",
+            value=shown_value(text),
+            allowed="a rate and a delay such as 200Mbit,20ms",
+        )
+    return network_link(bits_per_s=bits_per_s, delay_s=delay_s)
 
 
 def _read_rate(text: str) -> float:
@@ -122,10 +179,11 @@ def _read_rate(text: str) -> float:
         rate = 0.0
     if not 1e3 <= rate <= 1e13:
         raise InvalidInput(
-            f"peer link {text!r} is no link; allowed: {', '.join(PEER_KINDS)}, or bytes per second from 1e3 to 1e13",
+            f"peer link {text!r} is no link; allowed: {', '.join(PEER_KINDS)}, or bytes per second from 1e3 to 1e13, or "
+            "a rate and a delay such as 200Mbit,20ms",
             field="peer_link",
             value=shown_value(text),
-            allowed=[*PEER_KINDS, "bytes per second"],
+            allowed=[*PEER_KINDS, "bytes per second", "a rate and a delay"],
         )
     return rate
 
@@ -140,16 +198,8 @@ class SeveralDevices:
 
 
 def read_devices_text(text: str) -> SeveralDevices:
-    """A number of devices, or a number and a card's name. Raises InvalidInput, in words for what is not supported yet."""
+    """A number of devices, or a number and a card's name (several kinds: ``mixed.read_kinds``). Raises InvalidInput."""
     count, _, name = (part.strip() for part in text.partition("x"))
-    if any(sign in text for sign in "+,@"):
-        raise InvalidInput(
-            f"devices {text[:80]!r} are of several kinds or in several machines; plans are for devices that are alike, in one "
-            "machine",
-            field="devices",
-            value=shown_value(text),
-            allowed="a number, or a number and one card such as 2x RTX 4090",
-        )
     if not count.isdigit() or int(count) < 1:
         raise InvalidInput(
             f"devices {text[:80]!r} is not understood; allowed: a number such as 2, or a number and a card such as 2x RTX 4090",

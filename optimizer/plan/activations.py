@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from optimizer.base.categories import BlockChoice as BlockChoice
 from optimizer.plan.knob import Condition, Face, Knob, TechniqueDeclaration, Use, differs, names
 
-BlockChoice = Literal["keep", "recompute", "selective", "offload", "offload_disk", "offload_remote"]
 Compression = Literal["none", "bf16", "int8"]
 
 OFFLOADING: Final[tuple[BlockChoice, ...]] = ("offload", "offload_disk", "offload_remote")

@@ -105,6 +105,8 @@ class Knob:
     """By value, other knobs' values that it cannot do without; a change to it makes these changes too."""
     matters_where: tuple[Condition, ...] = ()
     """All must hold for the knob to decide anything."""
+    or_where: tuple[Condition, ...] = ()
+    """Any of these is enough, in plans that have its category."""
     num_devices: int = 1
     """Fewest devices of a machine on which it decides anything; forms for fewer leave it out."""
     training: Face | None = None
@@ -124,6 +126,11 @@ def equals(value: Any) -> Asks:
 def differs(value: Any) -> Asks:
     """Asks where a knob has any other value."""
     return lambda found: bool(found != value)
+
+
+def one_of(*values: Any) -> Asks:
+    """Asks where a knob has one of these values."""
+    return lambda found: found in values
 
 
 def exceeds(value: float) -> Asks:

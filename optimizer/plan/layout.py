@@ -1,22 +1,49 @@
 """Decisions about devices: how many of one machine a plan runs on, and what each of them keeps to itself.
 
-Each device has a process of its own, a rank. All ranks hold the whole model and run the same plan; each takes an equal share of a
-step's micro-batches, and their gradients are summed. With ``zero1`` and ``zero2`` every trained tensor has one rank that owns it
-(``formats/ownership.py``): it alone keeps the tensor's optimizer state, updates the tensor, and sends the new weights to the
-others (Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, sections 5.1 and 5.2; whole
-tensors instead of flat shards, so that every format and place of state works as on one device). Weights that stream from the host
-are there once for all ranks (``Plan.shares_homes``), so an owner has nobody to send them to; where every rank updates them, each
-has its own.
+Each device has a process of its own, a rank. All ranks hold the whole model and run the same plan; each takes an equal share of
+a step's micro-batches, and their gradients are summed. On unequal devices ``ranks`` says of each which kind of device it runs
+on, how much of a step it takes, and what it does with its own activations; all else is decided for all. With ``zero1`` and
+``zero2`` every trained tensor has one rank that owns it (``formats/ownership.py``): it alone keeps the tensor's optimizer
+state, updates the tensor, and sends the new weights to the others (Rajbhandari et al., ZeRO: Memory Optimizations Toward
+Training Trillion Parameter Models, sections 5.1 to 5.3; whole tensors instead of flat shards, so that every format and place
+of state works as on one device). With ``zero3`` the tensors of blocks are on their owners' devices alone between uses, those
+that are not trained too. Weights that stream from the host are there once for all ranks (``Plan.shares_homes``), so an owner
+has nobody to send them to; where every rank updates them, each has its own.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
+from optimizer.base.categories import BlockChoice
 from optimizer.base.errors import InvalidPlan
-from optimizer.plan.knob import Face, Knob, TechniqueDeclaration, Use, differs, equals, exceeds
+from optimizer.plan.knob import Face, Knob, TechniqueDeclaration, Use, differs, equals, exceeds, one_of
 
-DataParallel = Literal["replicated", "zero1", "zero2"]
+DataParallel = Literal["replicated", "zero1", "zero2", "zero3"]
 MAX_DEVICES: Final = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankShare:
+    """Decisions of one rank that differ from the plan's rows, where devices are unequal. None keeps what the row says."""
+
+    device: str = ""
+    """Name of the kind of device that it runs on, as the machine has it; empty for the machine's first kind."""
+    micro_batch_size: int | None = None
+    """Sequences of each of its micro-batches, 1 or more."""
+    accumulation_steps: int | None = None
+    """Its micro-batches in a step, 1 or more."""
+    per_block: tuple[BlockChoice, ...] | None = None
+    """Its blocks' ways with the activations that they save, first to last."""
+
+    def check(self, rank: int) -> None:
+        """Raise InvalidPlan for numbers below 1."""
+        for name in ("micro_batch_size", "accumulation_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                field = f"plan.layout.ranks[{rank}].{name}"
+                raise InvalidPlan(
+                    f"{field} is {value}; allowed: 1 or more", field=field, value=value, allowed={"minimum": 1}
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +53,17 @@ class DeviceLayout:
     replicated  every rank sums all gradients and updates all weights.
     zero1       a tensor's gradient is summed on its owner once a step, after the last micro-batch; the others then drop theirs.
     zero2       the same after each micro-batch, so that a rank never holds whole gradients of tensors that it does not own.
+    zero3       zero2, and each weight of a block is on its owner's device alone: the others get it for the block's forward and
+                backward, ``weights.prefetch`` blocks ahead, and drop it after. What belongs to no block is on every device.
     """
 
     num_devices: int = 1
-    """Ranks, 1 to 64; each takes ``workload.global_batch_size / num_devices`` sequences of a step."""
+    """Ranks, 1 to 64; each takes ``workload.global_batch_size / num_devices`` sequences of a step, unless ``ranks`` says
+    otherwise."""
     data: DataParallel = "replicated"
     """``replicated`` on one device."""
+    ranks: tuple[RankShare, ...] = ()
+    """One for each rank, in order; empty where all do the same on the machine's first kind of device."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_devices <= MAX_DEVICES:
@@ -48,6 +80,24 @@ class DeviceLayout:
                 value=self.data,
                 allowed=["replicated"],
             )
+        if len(self.ranks) not in (0, self.num_devices):
+            raise InvalidPlan(
+                f"plan.layout.ranks names {len(self.ranks)} ranks; plan.layout.num_devices is {self.num_devices}",
+                field="plan.layout.ranks",
+                value=len(self.ranks),
+                allowed=[0, self.num_devices],
+            )
+        for rank, share in enumerate(self.ranks):
+            share.check(rank)
+
+    def share_of(self, rank: int) -> RankShare:
+        """The decisions of a rank's own; none of them where all are alike."""
+        return self.ranks[rank] if self.ranks else ALIKE
+
+    @property
+    def without_ranks(self) -> "DeviceLayout":
+        """The decisions that all ranks have in common."""
+        return replace(self, ranks=()) if self.ranks else self
 
     @property
     def shares_state(self) -> bool:
@@ -56,7 +106,12 @@ class DeviceLayout:
 
     @property
     def reduces_each_micro_batch(self) -> bool:
-        return self.data == "zero2"
+        return self.data in ("zero2", "zero3")
+
+    @property
+    def shares_weights(self) -> bool:
+        """True if each weight of a block is on one rank alone between uses."""
+        return self.data == "zero3"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +122,7 @@ class LayoutPins:
     data: DataParallel | None = None
 
 
+ALIKE: Final = RankShare()
 ONE_DEVICE: Final = DeviceLayout()
 DATA_PARALLEL: Final[tuple[DataParallel, ...]] = get_args(DataParallel)
 _GROUP: Final = "Several devices"
@@ -96,6 +152,15 @@ TECHNIQUES: Final = (
         lowers=("gradients",),
         num_devices=2,
     ),
+    TechniqueDeclaration(
+        name="shard_weights",
+        label="weights shared out (ZeRO-3)",
+        sentence="Keeps each weight of a block on one device alone, trained or not, and sends it to the others for as long as "
+        "the block runs.",
+        group=_GROUP,
+        lowers=("weights",),
+        num_devices=2,
+    ),
 )
 KNOBS: Final = (
     Knob(
@@ -112,9 +177,11 @@ KNOBS: Final = (
             "replicated": "all on each device",
             "zero1": "optimizer state shared out (ZeRO-1)",
             "zero2": "optimizer state and gradients shared out (ZeRO-2)",
+            "zero3": "optimizer state, gradients and weights shared out (ZeRO-3)",
         },
         uses=(
-            Use(technique="shard_gradients", asks=equals("zero2")),
+            Use(technique="shard_weights", asks=equals("zero3")),
+            Use(technique="shard_gradients", asks=one_of("zero2", "zero3")),
             Use(technique="shard_state", asks=differs("replicated")),
         ),
         num_devices=2,

@@ -6,8 +6,8 @@ prediction and no machine; those belong to the estimate made of it.
 
 import hashlib
 import json
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, get_args
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import from_json, to_json
@@ -17,7 +17,7 @@ from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.layout import DeviceLayout, RankShare
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.techniques import LOSSY, Technique, list_techniques
@@ -25,6 +25,10 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import TrainingWorkload
 
 PLAN_VERSION: Final = 2
+_OTHER_TIMES: Final = (
+    "gives ranks other numbers of micro-batches: their gradients can be summed after the last alone, so keep them on the device, "
+    "replicated or with zero1, or give all as many micro-batches of other sizes"
+)
 _SPARSE_MODEL: Final = "a model with sparse embedding gradients (sparse_embedding_gradients)"
 
 
@@ -55,13 +59,59 @@ class Plan:
 
     @property
     def techniques(self) -> tuple[Technique, ...]:
-        """The techniques that the plan uses, in the order of ``Technique``."""
-        return list_techniques(self, work="training")
+        """The techniques that the plan uses on any rank, in the order of ``Technique``."""
+        if not self.layout.ranks:
+            return list_techniques(self, work="training")
+        used = {name for plan in set(self.of_ranks()) for name in list_techniques(plan, work="training")}
+        return tuple(name for name in get_args(Technique) if name in used)
+
+    def of_rank(self, rank: int) -> "Plan":
+        """The plan as one rank carries it out: its own batch and blocks in the rows, and those of the others in the layout."""
+        return self.of_ranks()[rank] if self.layout.ranks else self
+
+    def of_ranks(self) -> "tuple[Plan, ...]":
+        """The plan of each rank, in order."""
+        if not self.layout.ranks:
+            return (self,) * self.layout.num_devices
+        rows = [self._rows_of(share) for share in self.layout.ranks]
+        ranks = tuple(
+            replace(
+                share,
+                micro_batch_size=batch.micro_batch_size,
+                accumulation_steps=batch.accumulation_steps,
+                per_block=activations.per_block,
+            )
+            for share, (batch, activations) in zip(self.layout.ranks, rows, strict=True)
+        )
+        layout = replace(self.layout, ranks=ranks)
+        return tuple(replace(self, layout=layout, batch=batch, activations=activations) for batch, activations in rows)
+
+    def _rows_of(self, share: RankShare) -> tuple[BatchPlan, ActivationsPlan]:
+        """The rows of a rank's own."""
+        batch = BatchPlan(
+            micro_batch_size=share.micro_batch_size or self.batch.micro_batch_size,
+            accumulation_steps=share.accumulation_steps or self.batch.accumulation_steps,
+        )
+        if share.per_block is None:
+            return batch, self.activations
+        return batch, replace(self.activations, per_block=share.per_block)
+
+    @property
+    def rank_sequences(self) -> tuple[int, ...]:
+        """Sequences of a step that each rank takes, in order."""
+        if not self.layout.ranks:
+            return (self.batch.global_batch_size,) * self.layout.num_devices
+        return tuple(plan.batch.global_batch_size for plan in self.of_ranks())
 
     @property
     def fingerprint(self) -> str:
         """First 16 hex digits of the sha256 of the canonical JSON."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def stretch_of(self, rank: int) -> range:
+        """The sequences of a step that a rank takes, counted from 0 through all ranks in order."""
+        counts = self.rank_sequences
+        return range(sum(counts[:rank]), sum(counts[: rank + 1]))
 
     def check(
         self,
@@ -73,14 +123,16 @@ class Plan:
         clamps_fp16: bool = False,
     ) -> None:
         """Raise InvalidPlan if the plan contradicts itself, the model's depth or other properties, or the workload."""
-        if len(self.activations.per_block) != num_blocks:
-            raise InvalidPlan(
-                f"plan.activations.per_block names {len(self.activations.per_block)} blocks; the model has {num_blocks}",
-                field="plan.activations.per_block",
-                value=len(self.activations.per_block),
-                allowed=num_blocks,
-            )
-        num_sequences = self.batch.global_batch_size * self.layout.num_devices
+        shares = {f"layout.ranks[{rank}].per_block": share.per_block for rank, share in enumerate(self.layout.ranks)}
+        for path, per_block in {"activations.per_block": self.activations.per_block, **shares}.items():
+            if per_block is not None and len(per_block) != num_blocks:
+                raise InvalidPlan(
+                    f"plan.{path} names {len(per_block)} blocks; the model has {num_blocks}",
+                    field=f"plan.{path}",
+                    value=len(per_block),
+                    allowed=num_blocks,
+                )
+        num_sequences = sum(self.rank_sequences)
         if num_sequences != workload.global_batch_size:
             on_devices = f" on {self.layout.num_devices} devices" if self.layout.num_devices > 1 else ""
             raise InvalidPlan(
@@ -126,7 +178,7 @@ class Plan:
         trains_all = workload.adapter is None
         rules: tuple[tuple[bool, str, object, str], ...] = (
             (
-                consumes and self.batch.accumulation_steps > 1,
+                consumes and max(self._step_counts) > 1,
                 "gradients.choice",
                 "consume",
                 "needs one micro-batch per step (1 accumulation step)",
@@ -200,10 +252,28 @@ class Plan:
                 "makes this model's blocks clamp their values; use bf16, or fp32 with autocast",
             ),
             (
-                self.layout.shares_state and trains_all and self.weights.place in ("disk", "remote"),
+                self.layout.data in ("zero1", "zero2") and trains_all and self.weights.place in ("disk", "remote"),
                 "layout.data",
                 self.layout.data,
                 "has one rank update each tensor; off the host each rank has streamed weights of its own: use host or replicated",
+            ),
+            (
+                self._sums_at_other_times,
+                "layout.ranks",
+                "uneven",
+                _OTHER_TIMES,
+            ),
+            (
+                self.layout.shares_weights and self.weights.place != "device",
+                "layout.data",
+                self.layout.data,
+                f"has each weight on one device; those on the {self.weights.place} are there already: use device, or zero2",
+            ),
+            (
+                self.layout.shares_weights and bool(self.layout.ranks),
+                "layout.data",
+                self.layout.data,
+                "sends blocks to all devices at once, but devices that decide for themselves may be elsewhere: use zero2",
             ),
             *(self._sparse_rules() if has_sparse_gradients else ()),
         )
@@ -221,6 +291,23 @@ class Plan:
         """
         is_on_host = self.layout.num_devices > 1 and self.weights.place == "host"
         return is_on_host and (self.layout.shares_state or not trains_all)
+
+    @property
+    def _sums_at_other_times(self) -> bool:
+        """True if ranks would sum gradients after each micro-batch and some have more of them than others."""
+        sums_each = self.layout.reduces_each_micro_batch or self.gradients.choice != "keep"
+        return sums_each and len(self._step_counts) > 1
+
+    @property
+    def _step_counts(self) -> set[int]:
+        """The numbers of micro-batches that ranks have."""
+        own = {share.accumulation_steps or self.batch.accumulation_steps for share in self.layout.ranks}
+        return own or {self.batch.accumulation_steps}
+
+    @property
+    def brings_weights(self) -> bool:
+        """True if blocks' weights come to a device for as long as the block runs: from elsewhere, or from another device."""
+        return self.weights.place != "device" or self.layout.shares_weights
 
     def _sparse_rules(self) -> tuple[tuple[bool, str, object, str], ...]:
         """Rules against decisions that an update of embedding rows (``runtime/step/sparse_gradients.py``) does not support."""

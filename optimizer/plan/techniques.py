@@ -17,7 +17,7 @@ from optimizer.plan import (
     optimizer_state,
     weights,
 )
-from optimizer.plan.knob import Asks, Group, Knob, TechniqueDeclaration, Work
+from optimizer.plan.knob import Asks, Condition, Group, Knob, TechniqueDeclaration, Work
 
 Technique = Literal[
     "recompute",
@@ -40,6 +40,7 @@ Technique = Literal[
     "data_parallel",
     "shard_state",
     "shard_gradients",
+    "shard_weights",
     "share_prompts",
     "cut_model",
     "offload_kv",
@@ -141,7 +142,16 @@ def knobs_of(work: Work, *, num_devices: int = 1) -> tuple[Knob, ...]:
 
 def is_idle(path: str, plan: Any) -> bool:
     """Report whether a knob decides nothing in this plan, because its subject is absent."""
-    return not all(condition.holds(attrgetter(condition.path)(plan)) for condition in KNOBS[path].matters_where)
+    knob = KNOBS[path]
+    if all(_holds(condition, plan) for condition in knob.matters_where):
+        return False
+    return not any(_holds(condition, plan) for condition in knob.or_where)
+
+
+def _holds(condition: Condition, plan: Any) -> bool:
+    """Report whether a plan's decision is as asked; False where plans of its kind have no such decision."""
+    has_it = hasattr(plan, condition.path.partition(".")[0])
+    return has_it and condition.holds(attrgetter(condition.path)(plan))
 
 
 _Question = tuple[Callable[[Any], Any], Asks]

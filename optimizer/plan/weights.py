@@ -66,7 +66,7 @@ class WeightsPlan:
     """Tier of each block's weights between uses; they are brought to the device for the block's forward and backward.
     Weights of no block (embedding, final norm, head) stay on the device."""
     prefetch: int = 1
-    """Blocks fetched ahead of the one that computes, where weights are not on the device."""
+    """Blocks fetched ahead of the one that computes, where weights are not on the device, or on other devices (``zero3``)."""
     frozen: FrozenFormat = "same"
     """Format of the matrices that are not trained (under adapters); they are unpacked to ``dtype`` for each product. nf4 needs
     bitsandbytes; int4 needs only torch and takes as many bytes."""
@@ -250,6 +250,7 @@ KNOBS: Final = (
         path="weights.prefetch",
         plain=1,
         matters_where=(Condition(path="weights.place", holds=differs("device")),),
+        or_where=(Condition(path="layout.data", holds=equals("zero3")),),
         training=Face(label="Fetched ahead", help="blocks, of weights that are away"),
         generation=Face(
             label="Fetched ahead",

@@ -68,6 +68,8 @@ class Budgeted(Generic[PlanT, PredictionT, GoalT]):
 
     def fits_device(self, prediction: PredictionT) -> bool:
         """Report whether even the upper end of the interval honours the budget."""
+        if isinstance(prediction, Prediction):
+            return prediction.fits_within(self.goal.device_budget_bytes)
         return prediction.device_peak_high_bytes <= self.goal.device_budget_bytes
 
     def fits_elsewhere(self, prediction: PredictionT) -> bool:

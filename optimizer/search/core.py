@@ -98,9 +98,9 @@ def search_budgets(problem: SearchProblem, budgets_bytes: Sequence[int]) -> dict
     return results
 
 
-def find_best(book: PriceBook) -> bool:
-    """Report whether some permitted plan fits; the best found is ``book.best``."""
-    solve(book)
+def find_best(book: PriceBook, *, polishes: bool = True) -> bool:
+    """Report whether some permitted plan fits; the best found is ``book.best``. polishes: as ``solve`` has it."""
+    solve(book, polishes=polishes)
     if book.best is None and not book.is_complete:
         # The solver passes over what looks hopeless; before it is said that nothing fits, the smallest plans are priced.
         polish(price_floor(book))

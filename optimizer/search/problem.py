@@ -86,7 +86,7 @@ class OuterPlan:
                 autocast=self.autocast,
                 frozen=self.frozen,
                 place=self.weights_place,
-                prefetch=self.prefetch if self.weights_place != "device" else 1,
+                prefetch=self.prefetch if self.brings_weights else 1,
             ),
             gradients=GradientsPlan(choice=self.gradients),
             optimizer_state=OptimizerStatePlan(
@@ -103,6 +103,11 @@ class OuterPlan:
     def of(cls, plan: Plan) -> "OuterPlan":
         """Read what a plan decides outside its blocks."""
         return cls(layout=plan.layout, **{name: get(plan) for name, get in _GETTERS})
+
+    @property
+    def brings_weights(self) -> bool:
+        """True if blocks' weights come to a device for as long as the block runs."""
+        return self.weights_place != "device" or self.layout.shares_weights
 
     @property
     def base(self) -> "OuterPlan":

@@ -38,8 +38,8 @@ def training_problem(
 ) -> SearchProblem:
     """The problem with the estimator bound as its price; for callers that want the baselines alone.
 
-    layout: the devices of every plan. Raises InvalidPlan for more than the machine has, InvalidWorkload where the batch cannot be
-    dealt out to them.
+    layout: the devices of every plan; ranks that differ are asked for as equal ones (``questions/uneven.py``). Raises InvalidPlan
+    for more than the machine has, InvalidWorkload where the batch cannot be dealt out to them.
     """
 
     def price(plan: Plan) -> Prediction:
@@ -48,6 +48,7 @@ def training_problem(
     def detail(plan: Plan, prediction: Prediction) -> Prediction:
         return add_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
 
+    layout = layout.without_ranks
     calibrated = calibrated_machine(machine, calibration)
     part = find_part(workload, calibrated, layout)
     budgets = [goal.host_budget_bytes, goal.disk_budget_bytes]

@@ -31,8 +31,6 @@ WORKLOAD = {
     "eval_batches": 1,
 }
 BUDGET = "200 MiB"
-MOST_WAITING = 60
-"""Jobs in the queue, past which nobody submits for a while."""
 DRAINED_WITHIN_S = 240.0
 LOOK_EVERY = 25
 """Rounds between two looks at what is left when all is at rest."""
@@ -73,13 +71,18 @@ def run_campaign(
     rounds: int,
     seed: int,
     profile_file: Path,
+    num_people: int = 2,
     pause_s: float = 0.1,
+    most_waiting: int = 60,
     limit_s: float = math.inf,
     most_at_once: int = 5,
+    is_to_end: Callable[[], bool] = lambda: False,
     report_line: Callable[[str], None] = print,
 ) -> Report:
-    """pause_s: between two submissions of one person. limit_s: no round begins later than that. most_at_once: faults of one
-    round. report_line: called with a line on each round.
+    """num_people: who submit side by side. pause_s: between two submissions of one person. most_waiting: jobs in the queue, past
+    which nobody submits for a while. limit_s: no round begins later than that. most_at_once: faults of one round.
+    is_to_end: asked before each round; once True, what was done until then is judged. report_line: called with a line on each
+    round.
     """
     began_s = time.monotonic()
     known = world.ask("seed", profile_file=str(profile_file))
@@ -90,15 +93,15 @@ def run_campaign(
         "workload": WORKLOAD,
         "goal": {"device_budget_bytes": BUDGET},
     }
-    crowd = Crowd(world.url, known["token"], spec=spec, seed=seed, pause_s=pause_s)
+    crowd = Crowd(world.url, known["token"], spec=spec, seed=seed, num_people=num_people, pause_s=pause_s)
     crowd.start()
-    campaign = _Campaign(world, crowd, random.Random(seed), report_line)
+    campaign = _Campaign(world, crowd, random.Random(seed), report_line, most_waiting=most_waiting)
     wait_for(lambda: len(crowd.accepted) > 3, what=f"the first jobs: {crowd.refusals} {world.logs()}", timeout_s=90)
     campaign.come_to_rest()
     campaign.before = leaks.look_at_all(world)
     crowd.rest(False)
     for number in range(1, rounds + 1):
-        if time.monotonic() > began_s + limit_s:
+        if time.monotonic() > began_s + limit_s or is_to_end():
             break
         campaign.do_round(number, most_at_once=most_at_once)
         if number % LOOK_EVERY == 0 and number < rounds:
@@ -114,7 +117,16 @@ def run_campaign(
 
 
 class _Campaign:
-    def __init__(self, world: World, crowd: Crowd, chance: random.Random, report_line: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        world: World,
+        crowd: Crowd,
+        chance: random.Random,
+        report_line: Callable[[str], None],
+        *,
+        most_waiting: int,
+    ) -> None:
+        self._most_waiting = most_waiting
         self._world, self._crowd, self._chance, self._report_line = world, crowd, chance, report_line
         self._kinds = self._draw_forever([fault for fault in faults.ALL if fault.is_possible_in(world)])
         self.before: dict[str, leaks.Holding] = {}
@@ -185,7 +197,7 @@ class _Campaign:
 
     def _let_queue_shrink(self) -> None:
         """A queue of minutes would only make the end late."""
-        is_long = self._world.ask("unfinished")["num"] > MOST_WAITING
+        is_long = self._world.ask("unfinished")["num"] > self._most_waiting
         self._crowd.rest(is_long)
 
     def _draw_forever(self, kinds: list[Fault]) -> Iterator[Fault]:

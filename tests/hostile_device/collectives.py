@@ -4,7 +4,7 @@ As NCCL's they begin after what compute has queued, run on a stream of their own
 for them. What the host exchanges is the real thing of one rank, twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,11 @@ class TwinRanks(Ranks):
         self, backend: HostileBackend, *, folder: Path, timeout_s: float = _DEADLINE_S, ends_broadcasts: bool = True
     ) -> None:
         """ends_broadcasts: False has the other rank never take part in one to its end."""
+        self.kept: dict[int, torch.Tensor] = {}
+        """Bytes of tensors that the other rank keeps and never changes, by their storage."""
         super().__init__(RankPlace(rank=0, num_ranks=1, folder=folder, timeout_s=timeout_s), device=backend.device)
         self.num_ranks = 2
-        self._device, self._is_cuda = _Collectives(backend, ends_broadcasts=ends_broadcasts), True
+        self._device, self._is_cuda = _Collectives(backend, ends_broadcasts=ends_broadcasts, kept=self.kept), True
 
     def exchange(self, numbers: Sequence[float]) -> list[list[float]]:
         """The numbers of each."""
@@ -34,8 +36,8 @@ class TwinRanks(Ranks):
 
 
 class _Collectives:
-    def __init__(self, backend: HostileBackend, *, ends_broadcasts: bool) -> None:
-        self._backend, self._ends_broadcasts = backend, ends_broadcasts
+    def __init__(self, backend: HostileBackend, *, ends_broadcasts: bool, kept: Mapping[int, torch.Tensor]) -> None:
+        self._backend, self._ends_broadcasts, self._kept = backend, ends_broadcasts, kept
         self._stream = backend.make_stream()
 
     def allreduce(self, tensors: list[torch.Tensor]) -> "_Work":
@@ -44,8 +46,15 @@ class _Collectives:
     def reduce(self, tensors: list[torch.Tensor], options: object) -> "_Work":
         return self._multiply(tensors, by=2)
 
-    def broadcast(self, tensors: list[torch.Tensor], options: object) -> "_Work":
-        return self._multiply(tensors, by=1, ends=self._ends_broadcasts)
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> "_Work":
+        (tensor,) = tensors
+        kept = self._kept.get(tensor.untyped_storage()._cdata) if options.rootRank else None
+        if kept is None:
+            return self._multiply(tensors, by=1, ends=self._ends_broadcasts)
+        self._stream.wait_stream(self._backend.current_stream())
+        with self._backend.on(self._stream):
+            tensor.copy_(kept)
+        return _Work(self._backend, self._stream.record_event(), ends=self._ends_broadcasts)
 
     def abort(self) -> None:
         self._stream.synchronize()

@@ -21,13 +21,16 @@ from optimizer.plan.layout import DataParallel, DeviceLayout
 from optimizer.plan.weights import WeightsPlace, WeightsPlan
 from optimizer.runtime.generation import generator
 from optimizer.runtime.job.measure import make_synthetic_batches
+from optimizer.runtime.job.prepare import build_prepared
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step import step
 from optimizer.runtime.step.logits_and_loss import compute_loss
 from optimizer.runtime.step.step import MicroBatch, Trainer
+from optimizer.runtime.tiers.copies import as_bytes
 from optimizer.runtime.tiers.disk import DiskStore
 from optimizer.runtime.tiers.shared_memory import SharedMemory
 from optimizer.runtime.tiers.tiers import Tiers
+from optimizer.workload import Adapter
 from tests.hostile_device.backend import HostileBackend, hostile_device
 from tests.hostile_device.cases import SMALL_PIECE_ELEMENTS, generate, train_tiny
 from tests.hostile_device.collectives import TwinRanks
@@ -359,6 +362,46 @@ def test_sums_and_weights_of_other_ranks_are_waited_for(tmp_path: Path, data: Da
 
     (late, late_weights), (early, early_weights) = train(tmp_path / "late", "late"), train(tmp_path / "early", "early")
     assert late == early
+    assert all(torch.equal(late_weights[name], early_weights[name]) for name in early_weights)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("places", ["all on the device", "gradients consumed", "state on the host", "int4 under adapters"])
+def test_weights_that_another_rank_keeps_are_there_before_they_are_used(tmp_path: Path, places: str, prefetch: int) -> None:
+    """The other rank keeps them as they were at the start."""
+    changes = {"gradients consumed": {"gradients": "consume"}, **PLACES}.get(places, {})
+    frozen, adapter = ("int4", Adapter(rank=4)) if "adapters" in places else ("same", None)
+    plan = make_plan("keep", "recompute", "offload", **changes)
+    plan = replace(
+        plan,
+        layout=DeviceLayout(num_devices=2, data="zero3"),
+        weights=replace(plan.weights, prefetch=prefetch, frozen=frozen),
+    )
+
+    def train(folder: Path, schedule: Schedule) -> tuple[list[tuple[float, float]], dict[str, torch.Tensor]]:
+        workload = make_workload(
+            global_batch_size=2 * plan.batch.global_batch_size,
+            adapter=adapter,
+            max_grad_norm=None if plan.gradients.choice == "consume" else 1.0,
+        )
+        model = build_prepared(make_spec(), weights=plan.weights, workload=workload, device=CPU, shares_weights=True)
+        with hostile_device(schedule=schedule) as backend, TwinRanks(backend, folder=folder) as ranks:
+            for block in find_blocks(model):
+                # Adapters are on every device.
+                for parameter in [each for each in block.parameters() if adapter is None or not each.requires_grad]:
+                    ranks.kept[parameter.untyped_storage()._cdata] = as_bytes(parameter.data).clone()
+            trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=Meter(device=CPU), ranks=ranks)
+            assert any(map(trainer.weights.is_elsewhere, trainer.weights.dealt_names))
+            batches = make_synthetic_batches(model, plan=plan, workload=workload)
+            results = [trainer.step(batches, learning_rate=1e-2) for _ in range(2)]
+            validation_loss = trainer.evaluate(batches)
+            weights = {name: read(held) for name, held in trainer.held_weights().items()}
+            trainer.close(keep_weights=False)
+        return [(result.loss, result.grad_norm) for result in results] + [(validation_loss, 0.0)], weights
+
+    (late, late_weights), (early, early_weights) = train(tmp_path / "late", "late"), train(tmp_path / "early", "early")
+    assert late == early
+    assert late_weights.keys() == early_weights.keys()
     assert all(torch.equal(late_weights[name], early_weights[name]) for name in early_weights)
 
 

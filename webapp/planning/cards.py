@@ -1,34 +1,28 @@
 """Cards of the table for one piece of work, looked at one after the other: a search for each takes a second, and there are many.
 
-One thread of this process looks, for as long as somebody asks again, and an answer holds what was found until then. It is kept,
-so that whoever asks later gets it at once.
+A process of its own looks (``card_process.py``), for as long as somebody asks again, and an answer holds what was found until
+then. It is kept, so that whoever asks later gets it at once.
 """
 
 import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal
 
-from optimizer.api.plan import rank_cards_profiled
-from optimizer.api.plan_generation import rank_cards_to_generate
 from optimizer.base.recent import remembered
-from optimizer.estimate.prediction import Prediction
-from optimizer.goal import UNLIMITED_BYTES
+from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.devices import known_devices
-from optimizer.search.generation.problem import PricedGenerationPlan
-from optimizer.search.problem import PricedPlan
 from optimizer.search.questions.cards import CardAnswer, in_order
+from webapp.planning.card_process import CardProcess, CardQuestion, look_at_card
 from webapp.planning.search.generation import GenerationQuestion
-from webapp.planning.search.question import AnyPriced
 from webapp.planning.search.training import TrainingQuestion
 
 MAX_KEPT = 400
 LOOK_FOR_S = 0.1
 """After so long an answer is given with what there is. A page is to answer within 0.3 s."""
 WANTED_S = 1.5
-"""Without a further question for so long, nobody waits for the rest of the cards. The page asks twice as often; a search slows
-all other requests of this process, so that none goes on for long after a page was left."""
+"""Without a further question for so long, nobody waits for the rest of the cards. The page asks twice as often."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +68,7 @@ def rank_some_cards(question: TrainingQuestion | GenerationQuestion, *, order: L
 
 
 class _Lookout:
-    """The thread that looks at cards: those of the question that was asked last come first."""
+    """The thread that has cards looked at: those of the question that was asked last come first."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -87,7 +81,7 @@ class _Lookout:
         """Have the question's cards looked at; return when all are, or after ``LOOK_FOR_S``."""
         key, until_s = _key(question, ""), time.monotonic() + LOOK_FOR_S
         with self._changed:
-            self._wanted[key] = question, time.monotonic() + WANTED_S
+            self._wanted[key] = question, max(until_s, time.monotonic() + WANTED_S)
             self._wanted.move_to_end(key)
             if not self._is_looking:
                 self._is_looking = True
@@ -134,22 +128,20 @@ def _key(question: TrainingQuestion | GenerationQuestion, name: str) -> tuple[ob
     return question.profile_sha256, question.workload, replace(question.goal, device_budget_bytes=1), name
 
 
+_process = CardProcess()
+
+
 @remembered(most=MAX_KEPT, key=_key)
 def _look_at(question: TrainingQuestion | GenerationQuestion, name: str) -> CardAnswer:
-    """Without the moments of its plan's step or pass, which are most of its bytes."""
-    if isinstance(question, GenerationQuestion):
-        goal = replace(question.goal, device_budget_bytes=UNLIMITED_BYTES)
-        (answer,) = rank_cards_to_generate(question.profile, [name], workload=question.workload, goal=goal)
-    else:
-        fastest = replace(question.goal, device_budget_bytes=UNLIMITED_BYTES, objective="fastest_step")
-        (answer,) = rank_cards_profiled(question.profile, [name], workload=question.workload, goal=fastest)
-    if answer.chosen is None:
-        return answer
-    return replace(answer, chosen=_without_moments(answer.chosen))
-
-
-def _without_moments(chosen: AnyPriced) -> AnyPriced:
-    prediction = chosen.prediction
-    if isinstance(prediction, Prediction):
-        return replace(cast(PricedPlan, chosen), prediction=replace(prediction, timeline=(), peaks=()))
-    return replace(cast(PricedGenerationPlan, chosen), prediction=replace(prediction, timeline=(), decode=()))
+    goal = replace(question.goal, device_budget_bytes=UNLIMITED_BYTES)
+    if isinstance(goal, Goal):
+        goal = replace(goal, objective="fastest_step")
+    asked = CardQuestion(
+        card=name,
+        profile=question.profile,
+        profile_sha256=question.profile_sha256,
+        workload=question.workload,
+        goal=goal,
+    )
+    found = _process.look(asked)
+    return look_at_card(asked) if found is None else found

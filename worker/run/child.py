@@ -33,6 +33,7 @@ ALLOWED_VARIABLES = (
     "HEADROOM_DEVICES",
     "HEADROOM_FP32_PRODUCTS",
     "HEADROOM_NUM_THREADS",
+    "HEADROOM_RANK_INTERFACE",
     # Of a store that lends its memory to jobs; not the service's own, which no job may know.
     "HEADROOM_REMOTE_URL",
     "OMP_NUM_THREADS",

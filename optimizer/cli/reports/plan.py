@@ -1,5 +1,6 @@
 """The report of ``headroom plan``: the answer with its limit, plans side by side, cards ranked. At most 100 columns."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from optimizer.base.errors import NoFeasiblePlan
@@ -19,6 +20,7 @@ from optimizer.cli.reports.text import (
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.machine import Machine
+from optimizer.plan.layout import DeviceLayout
 from optimizer.search.answer.compare import Comparison
 from optimizer.search.answer.frontier import plan_label
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer
@@ -79,9 +81,18 @@ def _layouts_part(answer: ObjectiveAnswer) -> str:
     return "Layouts of devices\n" + "\n".join([*lines, format_bullets(notes)])
 
 
+def _layout_name(layout: DeviceLayout) -> str:
+    """``2 devices, zero1``; of several kinds ``2x RTX 3060 12GB + RTX 4090, zero1``."""
+    counts = Counter(share.device for share in layout.ranks)
+    kinds = " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counts.items() if name)
+    if layout.num_devices == 1:
+        return kinds or "one device"
+    return f"{kinds or f'{layout.num_devices} devices'}, {layout.data}"
+
+
 def _layout_row(option: LayoutOption) -> tuple[str, ...]:
     layout = option.layout
-    name = "one device" if layout.num_devices == 1 else f"{layout.num_devices} devices, {layout.data}"
+    name = _layout_name(layout)
     if option.best is None:
         return name, "-", "-", "-", "-", f"from {format_ms(option.least_step_ms)}" if option.least_step_ms else "-", "-"
     found = option.best.prediction

@@ -107,7 +107,7 @@ def format_header(model: str, *, workload: TrainingWorkload, machine: Machine, b
             ("model", model),
             ("workload", f"{workload.global_batch_size} sequences of {workload.sequence_length:,} tokens a step"),
             ("machine", f"{machine.name}, {machine.device.name}; {source}"),
-            *([("devices", _describe_devices(machine))] if machine.num_devices > 1 else []),
+            *([("devices", _describe_devices(machine))] if machine.total_devices > 1 else []),
             *([("beside it", machine.facts[BESIDE_FACT])] if BESIDE_FACT in machine.facts else []),
             ("budget", ", ".join(budgets)),
         ]
@@ -116,11 +116,19 @@ def format_header(model: str, *, workload: TrainingWorkload, machine: Machine, b
 
 def _describe_devices(machine: Machine) -> str:
     link = machine.peers
+    each = [f"{kind.num_devices}x {kind.device.name}" for kind in machine.kinds]
+    count = ", ".join(each) if machine.others else f"{machine.num_devices} alike"
     if link is None:
-        return f"{machine.num_devices} alike"
+        return count
     assumed = "measured" if link.source == "measured" else "from data sheets or assumed"
-    through = {"nvlink": "NVLink", "pcie": "PCIe", "host": "the host's memory", "loopback": "this machine's own network"}
-    return f"{machine.num_devices} alike, linked by {through[link.kind]}, {link.bytes_per_s / 1e9:.1f} GB/s each way; {assumed}"
+    through = {
+        "nvlink": "NVLink",
+        "pcie": "PCIe",
+        "host": "the host's memory",
+        "loopback": "this machine's own network",
+        "network": "a network",
+    }
+    return f"{count}, linked by {through[link.kind]}, {link.bytes_per_s / 1e9:.1f} GB/s each way; {assumed}"
 
 
 def plans_table(plans: Sequence[PricedPlan]) -> str:

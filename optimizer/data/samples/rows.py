@@ -129,13 +129,21 @@ class SampleRows:
         """Inputs, labels and, where rows are packed, positions, each [rows, sequence_length]."""
         if not 0 <= micro_index < accumulation_steps:
             raise IndexError(f"micro_index {micro_index} is not below accumulation_steps {accumulation_steps}")
-        indices = self.train_sequence_indices(step, micro_batch_size * accumulation_steps)
-        chosen = indices[micro_index * micro_batch_size : (micro_index + 1) * micro_batch_size]
+        first, num_in_all = micro_index * micro_batch_size, micro_batch_size * accumulation_steps
+        return self.train_slice(step, first, micro_batch_size, num_in_all)
+
+    def train_slice(self, step: int, first: int, num_sequences: int, global_batch_size: int) -> tuple[IntArray, ...]:
+        """Some of a step's rows, in order, as a micro-batch. first: counts from 0 within the step."""
+        chosen = self.train_sequence_indices(step, global_batch_size)[first : first + num_sequences]
         return self._read([self._training[index] for index in chosen.tolist()])
 
     def validation_batch(self, index: int, micro_batch_size: int) -> tuple[IntArray, ...]:
         """Validation rows index * B to (index + 1) * B, starting over at the end."""
-        positions = (index * micro_batch_size + np.arange(micro_batch_size)) % self.num_validation_sequences
+        return self.validation_slice(index * micro_batch_size, micro_batch_size)
+
+    def validation_slice(self, first: int, num_sequences: int) -> tuple[IntArray, ...]:
+        """So many validation rows from one on, starting over at the end."""
+        positions = (first + np.arange(num_sequences)) % self.num_validation_sequences
         return self._read([self._validation[position] for position in positions.tolist()])
 
     def _find_kept(self, has_labels: NDArray[np.bool_]) -> IntArray:

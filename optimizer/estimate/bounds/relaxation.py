@@ -24,14 +24,13 @@ from optimizer.estimate.bounds.relaxed_outside import RelaxedOutside, list_relax
 from optimizer.estimate.bounds.relaxed_time import MicroBatchTimes, Update, sums_on_cpu, sums_on_cuda
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
 from optimizer.estimate.categories.gradients import estimate_gradient_bytes
-from optimizer.estimate.categories.network import Network
+from optimizer.estimate.categories.network import Network, dealt_ms
 from optimizer.estimate.categories.optimizer_state import estimate_state, estimate_update_ms
 from optimizer.estimate.categories.tensors import TensorList, list_tensors
 from optimizer.estimate.categories.weights import (
     estimate_home_bytes,
     estimate_weight_bytes,
-    list_streamed_bytes,
-    list_streamed_tensors,
+    find_brought,
 )
 from optimizer.estimate.memo import Table
 from optimizer.estimate.prediction import MEMORY_MARGIN
@@ -194,7 +193,8 @@ class _Relaxer:
         """Others' gradients go as soon as they are complete; below all do, and what stays or leaves of this rank's is added."""
         self._num_later = plan.batch.accumulation_steps - 1
         self._state = estimate_state(self._tensors, plan, workload=workload, device_kind=machine.device.kind)
-        self._streamed = list_streamed_bytes(profile, plan.weights, trains_all=workload.adapter is None)
+        self._brought = find_brought(profile, plan, trains_all=workload.adapter is None, rank=rank)
+        self._streamed = self._brought.by_block
         self._input_bytes = estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
         moments = moments_of(self._tensors.sizes, bits=plan.optimizer_state.bits, kept=workload.kept_state)
         prices = PartPrices.find(
@@ -256,9 +256,8 @@ class _Relaxer:
     def _resident(self) -> tuple[int, int, int, int]:
         """Bytes on the device, the host, the disk and in the remote store between steps."""
         plan, state = self._plan, self._state
-        streamed_bytes = sum(self._streamed)
         gradients = estimate_gradient_bytes(self._tensors, plan, device_kind=self._machine.device.kind)
-        device_bytes = estimate_weight_bytes(self._profile, plan.weights) - streamed_bytes
+        device_bytes = estimate_weight_bytes(self._profile, plan.weights) - self._brought.num_bytes
         device_bytes += state.device_bytes + gradients.device
         trains_all = self._workload.adapter is None
         home = estimate_home_bytes(self._profile, plan, trains_all=trains_all, rank=self._rank)
@@ -347,11 +346,19 @@ class _Relaxer:
 
     def _weights_ms(self) -> Numbers:
         """Milliseconds of moving weights by lane: forward brings each block's once, and so does backward."""
-        plan, trains_all = self._plan.weights, self._workload.adapter is None
         if not self._streamed:
             return np.zeros(len(LANES))
-        tensors = list_streamed_tensors(self._profile, plan, trains_all=trains_all)
-        return sum_weights_ms(self._streamed, tensors, plan=plan, rates=self._machine.rates)
+        exchange_ms: tuple[float, ...] = ()
+        if self._network is not None:
+            exchange_ms = dealt_ms(self._network, self._brought.exchanged, self._brought.owners)
+        return sum_weights_ms(
+            self._streamed,
+            self._brought.tensors,
+            plan=self._plan.weights,
+            rates=self._machine.rates,
+            exchange_ms=exchange_ms,
+            exchange_lane="copy_in" if self._machine.device.kind == "cpu" else "network",
+        )
 
     def _update(self, *, state_is_free: bool) -> Update:
         workload, plan, rates = self._workload, self._plan, self._machine.rates

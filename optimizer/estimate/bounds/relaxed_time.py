@@ -134,7 +134,9 @@ def sums_on_cuda(inside: MicroBatchTimes, around: MicroBatchTimes, update: Updat
         for rest, fixed_rest in rests
     ]
     alone = [(inside.link_ms(after_forward=False), around.link_ms(after_forward=False))]
-    alone += [(inside.all_ms(lane), around.all_ms(lane)) for lane in (_DISK, _NETWORK)]
+    alone.append((inside.all_ms(_DISK), around.all_ms(_DISK)))
+    # Weights of other ranks, and between them the sums that compute waits for.
+    alone.append((inside.all_ms(_NETWORK), around.all_ms(_NETWORK) + update.held_up_ms))
     if update.beside_ms:
         # No gradient is sent before the last micro-batch's forward has ended.
         alone.append((inside.forward_ms(_COMPUTE), around.forward_ms(_COMPUTE) + update.beside_ms))

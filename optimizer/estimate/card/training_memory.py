@@ -15,8 +15,11 @@ from optimizer.estimate.job.stages import list_stages
 from optimizer.estimate.kernels.kernel_scratch import find_kernels
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.step.setting import LaidOut, lay_out
+from optimizer.estimate.training import estimate_training
+from optimizer.estimate.uneven import list_cases
 from optimizer.hardware.cuda_facts import read_card
 from optimizer.hardware.machine import Machine
+from optimizer.plan.layout import RankShare
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
@@ -25,7 +28,9 @@ from optimizer.workload import TrainingWorkload
 def add_memory(
     prediction: Prediction, profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine
 ) -> Prediction:
-    """The prediction of this plan with ``memory`` and ``stages`` filled in."""
+    """The prediction of this plan with ``memory`` and ``stages`` filled in, of ranks that differ also those of each."""
+    if plan.layout.ranks:
+        return _add_ranks_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
     replayed = _replay_plan(
         profile,
         plan=plan,
@@ -40,6 +45,25 @@ def add_memory(
     memory = card_memory(prediction, replayed, host=host, device=machine.device, torch_version=profile.torch_version)
     stages = list_stages(prediction, profile, laid, plan=plan, workload=workload, machine=machine)
     return replace(prediction, memory=memory, stages=stages)
+
+
+def _add_ranks_memory(
+    prediction: Prediction, profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+) -> Prediction:
+    """Ranks that do the same have the same memory."""
+    known: dict[RankShare, Prediction] = {}
+    found = []
+    for case in list_cases(plan, workload, machine):
+        share = plan.layout.share_of(case.rank)
+        if share not in known:
+            alike = estimate_training(profile, plan=case.plan, workload=case.workload, machine=case.machine)
+            known[share] = add_memory(
+                alike, profile, plan=case.plan, workload=case.workload, machine=case.machine
+            )
+        found.append(known[share])
+    ranks = tuple(replace(rank, memory=each.memory) for rank, each in zip(prediction.ranks, found, strict=True))
+    fullest = found[prediction.fullest_rank or 0]
+    return prediction.changed(ranks=ranks, memory=fullest.memory, stages=fullest.stages)
 
 
 def list_training_allocations(

@@ -1,24 +1,31 @@
 """Volumes and times of what ranks exchange in a step: gradients, norms and new weights. Torch-free.
 
-Of S bytes among N ranks, with a link of so many bytes a second in each direction, and a latency for each message in turn:
+Of S bytes among N ranks, with a link of so many bytes a second in each direction, and a latency for each message in turn, NCCL's
+rings and chains take
 
-             NCCL: rings and chains                  gloo (torch's ``third_party/gloo``)
-all-reduce   2 (N-1)/N S, 2 (N-1) messages            the same (``allreduce.cc``, ring)
-reduce       S through a chain, N-1 messages          ring, then gathered on the owner: as long as an all-reduce (``reduce.cc``)
-broadcast    S through a chain, N-1 messages          a binomial tree: S in each of log2 N rounds (``broadcast.cc``)
+all-reduce   2 (N-1)/N S, 2 (N-1) messages
+reduce       S through a chain, N-1 messages
+broadcast    S through a chain, N-1 messages
 
 All-reduce is Patarasuk and Yuan's ring (Bandwidth Optimal All-reduce Algorithms, 2009). Sent by all ranks together: an all-reduce
-2 (N-1) S; NCCL's reduce and the broadcasts (N-1) S; gloo's reduce (N-1)(1 + 1/N) S (counted on the loopback interface
-with torch 2.13 at 2 and 4 ranks, up to 1 MiB; tensors of 16 MiB gather more than they need, which is not modelled).
+2 (N-1) S; NCCL's reduce and the broadcasts (N-1) S. gloo's are run by the clock, and their messages counted
+(``estimate/collectives``): its reduce ends with a gathering and, from 2 MiB for each rank on, sends more than it needs.
+
+Bytes are those that ranks give to their connections. Beside them a link carries TCP's, IP's and Ethernet's headers:
+``estimate_framed_bytes``
+adds them.
 
 Not modelled: NCCL's trees for small messages, and exchanges of ranks that are not there yet, which wait for the slowest.
 """
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
+from optimizer.estimate.collectives.framing import ETHERNET, Frame, count_framed_bytes
+from optimizer.estimate.collectives.gloo import Call, count_sent_bytes
+from optimizer.estimate.collectives.over_links import simulate_seconds
+from optimizer.formats.ownership import assign_owners
 from optimizer.hardware.machine import Machine, PeerLink
 from optimizer.hardware.peers import LOOPBACK, assumed_link
 from optimizer.plan.layout import DeviceLayout
@@ -52,28 +59,59 @@ class Network:
             slowdown=machine.rates.time_factor("network"),
         )
 
-    def seconds(self, collective: Collective, num_bytes: int) -> float:
+    @property
+    def between_hosts(self) -> "Network":
+        """The same ranks where they agree on numbers, which goes through gloo on cards, too."""
+        if self.backend == "gloo":
+            return self
+        return replace(self, backend="gloo", link=self.link if self.link.kind == "network" else LOOPBACK)
+
+    def seconds(self, collective: Collective, num_bytes: int, *, element_bytes: int = 4, owner: int = 0) -> float:
         """From the moment when the last rank begins until all have what they need."""
+        if self.backend == "gloo":
+            return self._run([_call(collective, num_bytes, element_bytes, owner)])
         others = self.num_ranks - 1
-        if collective == "all_reduce" or (collective == "reduce" and self.backend == "gloo"):
-            share, messages = 2 * others / self.num_ranks, 2 * others
-        elif self.backend == "gloo":
-            share = messages = math.ceil(math.log2(self.num_ranks))
-        else:
-            share, messages = 1.0, others
-        return self.slowdown * (share * num_bytes / self.link.bytes_per_s + messages * self.link.latency_s)
+        share, messages = (2 * others / self.num_ranks, 2 * others) if collective == "all_reduce" else (1.0, others)
+        link = self.link.at_size(num_bytes)
+        return self.slowdown * (share * num_bytes / link.bytes_per_s + messages * link.latency_s)
 
-    def sent_bytes(self, collective: Collective, num_bytes: int) -> float:
+    def sent_bytes(self, collective: Collective, num_bytes: int, *, element_bytes: int = 4, owner: int = 0) -> float:
         """Bytes that a rank sends, the mean of all of them."""
-        others = self.num_ranks - 1
-        if collective == "all_reduce":
-            return 2 * others * num_bytes / self.num_ranks
-        gathers = collective == "reduce" and self.backend == "gloo"
-        return others * num_bytes * (1 + gathers / self.num_ranks) / self.num_ranks
+        return sum(self.sent_by_rank(_call(collective, num_bytes, element_bytes, owner))) / self.num_ranks
 
-    def sum_ms(self, collective: Collective, sizes: Iterable[int]) -> float:
-        """Milliseconds of one exchange for each size in bytes, one after the other."""
-        return 1000 * sum(self.seconds(collective, num_bytes) for num_bytes in sizes)
+    def sent_by_rank(self, call: Call) -> tuple[float, ...]:
+        """Bytes that each rank sends. NCCL's rings and chains are taken to load all alike."""
+        if self.backend == "gloo":
+            return count_sent_bytes(call, self.num_ranks)
+        times = 2 if call.collective == "all_reduce" else 1
+        return (times * (self.num_ranks - 1) * call.num_bytes / self.num_ranks,) * self.num_ranks
+
+    def sum_ms(
+        self, collective: Collective, sizes: Iterable[int], *, element_bytes: int = 4, owners: Sequence[int] = ()
+    ) -> float:
+        """Milliseconds of one exchange for each size in bytes, one after the other. owners: of each; rank 0 unless given."""
+        sizes = list(sizes)
+        given = [*owners, *[0] * (len(sizes) - len(owners))]
+        if self.backend == "gloo" and collective == "broadcast":
+            # A rank that has sent what it owns goes on to the next one.
+            calls = [_call(collective, size, element_bytes, owner) for size, owner in zip(sizes, given, strict=True)]
+            return 1000 * self._run(calls)
+        return 1000 * sum(
+            self.seconds(collective, size, element_bytes=element_bytes, owner=owner)
+            for size, owner in zip(sizes, given, strict=True)
+        )
+
+    def _run(self, calls: Sequence[Call]) -> float:
+        # Several at the rate of the size that most of their bytes have.
+        num_bytes = sum(call.num_bytes for call in calls)
+        size = sum(call.num_bytes**2 for call in calls) / num_bytes if num_bytes else 0
+        return self.slowdown * simulate_seconds(tuple(calls), self.num_ranks, self.link.at_size(size))
+
+
+def _call(collective: Collective, num_bytes: int, element_bytes: int, owner: int) -> Call:
+    # In a ring all places are alike.
+    owner = 0 if collective == "all_reduce" else owner
+    return Call(collective=collective, num_bytes=num_bytes, element_bytes=element_bytes, owner=owner)
 
 
 def gradient_collective(layout: DeviceLayout) -> Collective:
@@ -86,30 +124,100 @@ def reduces_each_micro_batch(plan: Plan) -> bool:
 
 
 def overlaps(plan: Plan, *, device_kind: str) -> bool:
-    """True if gradients travel beside backward and are waited for before clipping; False if compute waits for each."""
+    """True if gradients travel beside backward and are waited for before clipping; False if compute waits for each.
+
+    On the CPU device it does wait: ``Ranks.all_reduce_`` returns when gloo is done.
+    """
     return device_kind == "cuda" and plan.gradients.choice == "keep" and not plan.layout.shares_state
 
 
-def agreement_ms(network: Network, num_tensors: int) -> float:
+def agreement_ms(network: Network, num_tensors: int, *, num_micro_batches: int = 1) -> float:
     """Milliseconds in which ranks exchange, over the host, what they must agree on: labels, losses and the norms of gradients."""
-    table_bytes = _NUMBER_BYTES * network.num_ranks * num_tensors
-    return replace(network, backend="gloo", link=LOOPBACK).sum_ms("all_reduce", [0, 0, table_bytes])
+    return network.between_hosts.sum_ms(
+        "all_reduce", _table_sizes(network.num_ranks, num_tensors, num_micro_batches), element_bytes=_NUMBER_BYTES
+    )
+
+
+def _table_sizes(num_ranks: int, num_tensors: int, num_micro_batches: int) -> list[int]:
+    """Bytes of the tables of labels, of norms and of the loss."""
+    return [_NUMBER_BYTES * num_ranks * columns for columns in (num_micro_batches, num_tensors, 1)]
 
 
 def barrier_ms(network: Network) -> float:
     """Milliseconds in which the last of the ranks comes to know that all are there."""
-    return replace(network, backend="gloo", link=LOOPBACK).sum_ms("all_reduce", [0])
+    host = network.between_hosts
+    return 1000 * host.slowdown * simulate_seconds((Call(collective="barrier"),), host.num_ranks, host.link)
 
 
-def estimate_sent_bytes(network: Network, num_elements: Sequence[int], plan: Plan, *, num_sent: int | None = None) -> int:
-    """Bytes that a rank sends in a step, the mean of all of them. num_elements: of every trained tensor. num_sent: elements of
-    those whose new weights are sent, where state is shared; all unless given.
+class Exchange(NamedTuple):
+    """One of a step's exchanges."""
+
+    call: Call
+    times: int
+    """Number of times that it comes in a step."""
+    is_on_host: bool = False
+    """True where ranks agree on numbers, which crosses between their hosts on cards, too."""
+
+
+def exchange_of_dealt(num_bytes: int, *, owner: int, times: int) -> Exchange:
+    """The exchanges of a step by which the others get a tensor that one rank keeps, as bytes."""
+    return Exchange(_call("broadcast", num_bytes, 1, owner), times)
+
+
+def dealt_ms(network: Network, sizes: Iterable[Sequence[int]], owners: Iterable[Sequence[int]]) -> tuple[float, ...]:
+    """Milliseconds in which the others get the tensors of each block, one after the other. sizes: bytes of each, by block."""
+    return tuple(
+        network.sum_ms("broadcast", block, element_bytes=1, owners=keepers) for block, keepers in zip(sizes, owners, strict=True)
+    )
+
+
+def list_exchanges(
+    num_elements: Sequence[int], plan: Plan, *, are_sent: Sequence[bool] = (), dealt: Sequence[Exchange] = ()
+) -> Iterator[Exchange]:
+    """A step's exchanges, those of one kind together. num_elements: of every trained tensor. are_sent: whether its new weights
+    are sent, where state is shared; all unless given. dealt: exchanges of weights that one rank keeps (``exchange_of_dealt``).
     """
+    yield from dealt
     layout, size = plan.layout, plan.weights.bytes_per_element
-    times = plan.batch.accumulation_steps if reduces_each_micro_batch(plan) else 1
-    total_bytes = size * sum(num_elements)
-    sent = times * network.sent_bytes(gradient_collective(layout), total_bytes)
-    if layout.shares_state:
-        sent += network.sent_bytes("broadcast", total_bytes if num_sent is None else size * num_sent)
-    sent += network.sent_bytes("all_reduce", _NUMBER_BYTES * network.num_ranks * len(num_elements))
-    return round(sent)
+    num_ranks, num_steps = layout.num_devices, plan.batch.accumulation_steps
+    times = num_steps if reduces_each_micro_batch(plan) else 1
+    owners = assign_owners(num_elements, num_ranks=num_ranks) if layout.shares_state else [0] * len(num_elements)
+    for index, (number, owner) in enumerate(zip(num_elements, owners, strict=True)):
+        yield Exchange(_call(gradient_collective(layout), size * number, size, owner), times)
+        if layout.shares_state and (not are_sent or are_sent[index]):
+            yield Exchange(_call("broadcast", size * number, size, owner), 1)
+    for table_bytes in _table_sizes(num_ranks, len(num_elements), num_steps):
+        yield Exchange(_call("all_reduce", table_bytes, _NUMBER_BYTES, 0), 1, is_on_host=True)
+    if plan.gradients.choice == "consume":
+        # Losses before each backward, which changes weights.
+        yield Exchange(_call("all_reduce", _NUMBER_BYTES * num_ranks, _NUMBER_BYTES, 0), num_steps, is_on_host=True)
+    if layout.shares_state and not layout.shares_weights and are_sent and not all(are_sent):
+        yield Exchange(Call(collective="barrier"), 1, is_on_host=True)
+
+
+def estimate_sent_bytes(
+    network: Network, num_elements: Sequence[int], plan: Plan, *, are_sent: Sequence[bool] = (), dealt: Sequence[Exchange] = ()
+) -> tuple[int, ...]:
+    """Bytes that each rank gives to its connections in a step; see ``list_exchanges``."""
+    sent = [0.0] * network.num_ranks
+    for call, times, is_on_host in list_exchanges(num_elements, plan, are_sent=are_sent, dealt=dealt):
+        each = (network.between_hosts if is_on_host else network).sent_by_rank(call)
+        sent = [total + times * num_bytes for total, num_bytes in zip(sent, each, strict=True)]
+    return tuple(round(num_bytes) for num_bytes in sent)
+
+
+def estimate_framed_bytes(
+    network: Network,
+    num_elements: Sequence[int],
+    plan: Plan,
+    *,
+    are_sent: Sequence[bool] = (),
+    dealt: Sequence[Exchange] = (),
+    frame: Frame = ETHERNET,
+) -> tuple[int, ...]:
+    """Bytes that leave each rank's interface in a step, headers and acknowledgements among them, over gloo."""
+    sent = [0] * network.num_ranks
+    for call, times, _ in list_exchanges(num_elements, plan, are_sent=are_sent, dealt=dealt):
+        for rank, num_bytes in enumerate(count_framed_bytes(call, network.num_ranks, frame)):
+            sent[rank] += times * num_bytes
+    return tuple(sent)

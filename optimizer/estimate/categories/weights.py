@@ -3,16 +3,21 @@
 Where blocks keep their weights elsewhere (``runtime/step/weights.py``), the device holds them only while their blocks
 are in use, and their home holds them always. Parameters that several blocks share do not stream: a profile lists them
 ahead of the blocks. A home that ranks share (``Plan.shares_homes``) counts in equal parts with all of them, so that their sum is
-the machine's.
+the machine's. Where ranks share weights out, what a rank's device has of a block only while it runs is what others keep of it.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
 
+from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.categories.tensors import TensorList, list_tensors
-from optimizer.formats.ownership import part_of_bytes
+from optimizer.formats.ownership import deal_frozen, part_of_bytes
 from optimizer.plan.plan import Plan
-from optimizer.plan.weights import WeightsPlan
+from optimizer.plan.weights import PACKED_SIZES, WeightsPlan
 from optimizer.profile.profile import Profile
+from optimizer.profile.trained import BaseSize
+from optimizer.workload import TrainingWorkload
 
 
 def estimate_weight_bytes(profile: Profile, plan: WeightsPlan) -> int:
@@ -20,6 +25,109 @@ def estimate_weight_bytes(profile: Profile, plan: WeightsPlan) -> int:
     trained_bytes = list_tensors(profile).total_elements * plan.bytes_per_element
     frozen_bytes = profile.total_frozen_bytes(plan.representation)
     return trained_bytes + frozen_bytes + profile.buffer_bytes["fp32" if plan.dtype == "fp32" else "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brought:
+    """The weights that come to one rank's device for as long as their block runs, and go."""
+
+    by_block: tuple[int, ...] = ()
+    """Bytes; empty where all weights stay."""
+    tensors: tuple[tuple[int, ...], ...] = ()
+    """Bytes of each tensor, by block, as far as a profile knows them."""
+    exchanged: tuple[tuple[int, ...], ...] = ()
+    """Bytes of each tensor that ranks send each other, by block: those that this rank keeps, too. Empty where weights come from
+    elsewhere than a device."""
+    owners: tuple[tuple[int, ...], ...] = ()
+    """The rank that keeps each of these."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.by_block)
+
+
+def find_brought(profile: Profile, plan: Plan, *, trains_all: bool, rank: int) -> Brought:
+    """The weights that come and go on a rank. trains_all: as below. Raises InvalidPlan where they would be dealt out and the
+    profile does not know them one by one.
+    """
+    if not plan.layout.shares_weights:
+        return Brought(
+            by_block=list_streamed_bytes(profile, plan.weights, trains_all=trains_all),
+            tensors=list_streamed_tensors(profile, plan.weights, trains_all=trains_all),
+        )
+    sizes, owners = _deal(profile, plan, trains_all=trains_all)
+    others = tuple(
+        tuple(size for size, owner in zip(*block, strict=True) if owner != rank) for block in zip(sizes, owners, strict=True)
+    )
+    return Brought(
+        by_block=tuple(map(sum, others)),
+        tensors=others,
+        exchanged=tuple(map(tuple, sizes)),
+        owners=tuple(map(tuple, owners)),
+    )
+
+
+def list_dealt(profile: Profile, plan: Plan, *, trains_all: bool) -> list[tuple[int, int]]:
+    """Bytes and owner of each tensor that ranks send each other when its block is to run; none unless they share weights out."""
+    brought = find_brought(profile, plan, trains_all=trains_all, rank=0)
+    sizes, owners = chain.from_iterable(brought.exchanged), chain.from_iterable(brought.owners)
+    return list(zip(sizes, owners, strict=True))
+
+
+def list_kept(profile: Profile, plan: Plan, *, trains_all: bool, rank: int) -> list[bool]:
+    """Flags of the tensors of all blocks, in the model's order: true where a rank keeps one that ranks share out."""
+    _, owners = _deal(profile, plan, trains_all=trains_all)
+    return [owner == rank for block in owners for owner in block]
+
+
+def times_brought(plan: Plan, workload: TrainingWorkload) -> int:
+    """The number of times in a step that each block's weights come: for forward and backward of each micro-batch, and for the
+    forward of the reference where there is one. A block that is recomputed has its weights for its backward.
+    """
+    return plan.batch.accumulation_steps * (3 if workload.objective == "dpo" else 2)
+
+
+def _deal(profile: Profile, plan: Plan, *, trains_all: bool) -> tuple[list[list[int]], list[list[int]]]:
+    """Bytes of each tensor of each block, and the rank that keeps it (``runtime/ranks/dealt_weights.py``)."""
+    num_ranks = plan.layout.num_devices
+    if not trains_all:
+        sizes = _list_frozen(profile, plan.weights)
+        return sizes, deal_frozen(sizes, num_ranks=num_ranks)
+    trained = list_tensors(profile)
+    found: list[list[int]] = [[] for _ in range(trained.num_blocks)]
+    owners: list[list[int]] = [[] for _ in range(trained.num_blocks)]
+    for number, block, owner in zip(trained.num_elements, trained.blocks, trained.owners(num_ranks), strict=True):
+        if 0 <= block < trained.num_blocks:
+            found[block].append(plan.weights.bytes_per_element * number)
+            owners[block].append(owner)
+    return found, owners
+
+
+def _list_frozen(profile: Profile, plan: WeightsPlan) -> list[list[int]]:
+    """Bytes of each frozen tensor of each block; of a packed one with its scales. Raises InvalidPlan."""
+    held = profile.frozen_bytes(plan.representation).by_block
+    blocks = () if profile.base is None else profile.base.by_block
+    by_kind = [
+        [
+            packed_bytes(size, plan) if size.packs and plan.frozen != "same" else size.num_elements * plan.bytes_per_element
+            for size in sizes
+        ]
+        for sizes in blocks
+    ]
+    if [sum(sizes) for sizes in by_kind] != list(held):
+        raise InvalidPlan(
+            "plan.layout.data is zero3, which deals frozen tensors out one by one; this model's profile knows only their sum",
+            field="plan.layout.data",
+            value="zero3",
+            allowed="replicated, zero1 or zero2",
+        )
+    return [by_kind[kind] for kind in profile.tensors.block_kinds]
+
+
+def packed_bytes(size: BaseSize, plan: WeightsPlan) -> int:
+    """Bytes of a matrix as the plan holds it while frozen, scales included."""
+    sizes = PACKED_SIZES[plan.frozen]
+    return sizes.count_bytes(size.num_elements, num_rows=size.num_scales, bytes_per_element=plan.bytes_per_element)
 
 
 def list_streamed_bytes(profile: Profile, plan: WeightsPlan, *, trains_all: bool) -> tuple[int, ...]:
@@ -56,14 +164,15 @@ def estimate_home_bytes(profile: Profile, plan: Plan, *, trains_all: bool, rank:
     return {"host": 0, "disk": 0, "remote": 0, plan.weights.place: num_bytes}
 
 
-def list_sent(tensors: TensorList, plan: Plan, *, trains_all: bool) -> list[int]:
-    """Elements of the trained tensors whose new weights their owners send to the other ranks, in the model's order."""
+def list_sent(tensors: TensorList, plan: Plan, *, trains_all: bool) -> list[bool]:
+    """Flags of the trained tensors, in the model's order: true where their owners send new weights to the other ranks."""
     if not plan.layout.shares_state:
-        return []
+        return [False] * len(tensors.num_elements)
+    if plan.layout.shares_weights and trains_all:
+        return [not 0 <= block < tensors.num_blocks for block in tensors.blocks]
     if not plan.shares_homes(trains_all=trains_all):
-        return list(tensors.num_elements)
-    at_home = is_streamed(tensors, plan.weights, trains_all=trains_all)
-    return [size for size, is_there in zip(tensors.num_elements, at_home, strict=True) if not is_there]
+        return [True] * len(tensors.num_elements)
+    return [not is_there for is_there in is_streamed(tensors, plan.weights, trains_all=trains_all)]
 
 
 def is_streamed(tensors: TensorList, plan: WeightsPlan, *, trains_all: bool) -> Iterator[bool]:

@@ -10,7 +10,7 @@ from functools import partial
 
 from optimizer.estimate.categories.stores import STORE_LANES
 from optimizer.estimate.categories.tensors import TensorList
-from optimizer.estimate.job.load import packed_bytes
+from optimizer.estimate.categories.weights import packed_bytes
 from optimizer.estimate.tasks.moments import moments_of
 from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
 from optimizer.hardware.machine import Machine
@@ -107,7 +107,7 @@ def _held(size: BaseSize, plan: Plan, *, adapts: bool, piece_bytes: int, on_cuda
     value = size.num_elements * plan.weights.bytes_per_element
     packs = adapts and size.packs and plan.weights.frozen != "same"
     is_copied = (on_cuda and plan.weights.place == "device") or plan.weights.place in STORE_LANES
-    source = (packed_bytes(size, plan) if packs else value) if is_copied else 0
+    source = (packed_bytes(size, plan.weights) if packs else value) if is_copied else 0
     if not adapts and plan.optimizer_state.place in STORE_LANES:
         source = size.num_elements * _FP32_BYTES
     made = source + (value if packs else 0)

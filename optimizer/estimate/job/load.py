@@ -2,7 +2,8 @@
 
 A tensor that the CPU device keeps as the file has it is read where it stays. Any other is on the host as the file has it
 while it is brought to the device, converted or packed; one that streams is converted or packed on the host and written to
-its home. Homes that ranks share are there from the start, and written by rank 0, whose load this is.
+its home. Homes that ranks share are there from the start, and written by rank 0, whose load this is. Of weights that are dealt
+out to ranks each reads what it keeps, by way of the host.
 
 *Not modelled*: a checkpoint that is packed already, of which a matrix is on the host in fp32; what bitsandbytes holds
 inside.
@@ -10,7 +11,7 @@ inside.
 
 from dataclasses import dataclass
 
-from optimizer.estimate.categories.weights import estimate_home_bytes
+from optimizer.estimate.categories.weights import estimate_home_bytes, list_kept, packed_bytes
 from optimizer.estimate.step.simulate import Resident
 from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
 from optimizer.hardware.machine import Machine
@@ -35,9 +36,11 @@ class TierPeaks:
 
 
 def estimate_load(
-    profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine, loaded: Resident
+    profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine, loaded: Resident, rank: int = 0
 ) -> TierPeaks | None:
-    """None where a profile does not know the tensors. loaded: bytes that are there once it has ended."""
+    """None where a profile does not know the tensors. loaded: bytes that are there once it has ended. rank: of ranks that deal
+    weights out.
+    """
     base = profile.base
     if base is None:
         return None
@@ -48,8 +51,11 @@ def estimate_load(
     has_homes = plan.shares_homes(trains_all=trains_all)
     if has_homes:
         level.host = estimate_home_bytes(profile, plan, trains_all=trains_all, rank=0)["host"]
+    is_kept = iter(list_kept(profile, plan, trains_all=trains_all, rank=rank)) if plan.layout.shares_weights else iter(())
     for in_block, size in base.in_order(profile.tensors.block_kinds):
-        streams = in_block and plan.weights.place != "device"
+        streams = in_block and plan.brings_weights
+        if in_block and plan.layout.shares_weights and not next(is_kept, True):
+            continue
         packs = size.packs and plan.weights.frozen != "same" and workload.adapter is not None
         on_cuda = machine.device.kind == "cuda"
         _read(
@@ -63,13 +69,6 @@ def estimate_load(
         disk_bytes=loaded.disk,
         together_bytes=level.together_peak,
     )
-
-
-def packed_bytes(size: BaseSize, plan: Plan) -> int:
-    """Bytes of a matrix as the plan holds it while frozen, scales included."""
-    sizes = PACKED_SIZES[plan.weights.frozen]
-    element = plan.weights.bytes_per_element
-    return sizes.count_bytes(size.num_elements, num_rows=size.num_scales, bytes_per_element=element)
 
 
 def _packing_bytes(size: BaseSize, plan: Plan) -> int:
@@ -103,11 +102,16 @@ def _read(
     raw = size.num_elements * file_bytes
     value = size.num_elements * plan.weights.bytes_per_element
     converted = value if file_bytes != plan.weights.bytes_per_element else 0
-    stays = packed_bytes(size, plan) if packs else value
+    stays = packed_bytes(size, plan.weights) if packs else value
     if streams:
         home = stays if plan.weights.place == "host" and not has_homes else 0
         piece = min(size.num_elements, PIECE_ELEMENTS) * (1 if packs else plan.weights.bytes_per_element)
         made = converted + stays + _packing_bytes(size, plan) if packs else converted
+        if plan.weights.place == "device":
+            level.reach(level.device + stays, level.host + (stays if packs else made or raw))
+            level.reach(level.device, level.host + raw + made)
+            level.device += stays
+            return
         level.reach(level.device, level.host + home + max(raw + made, (stays if packs else made or raw) + piece))
         level.host += home
         return

@@ -36,7 +36,7 @@ def list_stages(
         loaded = Resident(
             device=laid.setting.stages.loaded(resident), host=laid.setting.always.host, disk=laid.setting.always.disk
         )
-        load = estimate_load(profile, plan=plan, workload=workload, machine=machine, loaded=loaded)
+        load = estimate_load(profile, plan=plan, workload=workload, machine=machine, loaded=loaded, rank=laid.rank)
         if load is not None:
             peak = _between("load", loaded, device_bytes=load.device_bytes)
             stages.append(replace(peak, host_peak_bytes=load.host_bytes, together_peak_bytes=load.together_bytes))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from optimizer.estimate.categories.network import (
+    Exchange,
     Network,
     estimate_sent_bytes,
     gradient_collective,
@@ -33,14 +34,15 @@ class GradientExchange:
     """The exchange of one rank's gradients under one plan."""
 
     network: Network
+    rank: int
     others: OthersGradients | None
     """None where every rank keeps every gradient."""
     in_each_micro_batch: bool
     """True after each micro-batch, False after the last alone."""
     tasks: dict[Place, Task]
     """The exchanges of each place, where any gradient is complete."""
-    sent_bytes: int
-    """Bytes that a rank sends in a step, norms and weights among them; the mean of all ranks."""
+    rank_sent_bytes: tuple[int, ...]
+    """Bytes that each rank sends in a step, norms and weights among them."""
 
     @classmethod
     def of(
@@ -53,19 +55,27 @@ class GradientExchange:
         device_kind: str,
         rank: int,
         trains_all: bool,
+        dealt: Sequence[Exchange] = (),
     ) -> "GradientExchange":
-        """tensors: all that are trained. trains_all: False under adapters."""
+        """tensors: all that are trained. trains_all: False under adapters. dealt: exchanges of blocks' weights, each time that
+        a block runs; not among those whose new values are sent once.
+        """
         layout = plan.layout
         others = None
         if layout.shares_state:
             others = OthersGradients.find(compiled, tensors, rank=rank, num_ranks=layout.num_devices)
         return cls(
             network=network,
+            rank=rank,
             others=others,
             in_each_micro_batch=reduces_each_micro_batch(plan),
             tasks=_list_tasks(compiled, tensors, plan=plan, network=network, device_kind=device_kind),
-            sent_bytes=estimate_sent_bytes(
-                network, tensors.num_elements, plan, num_sent=sum(list_sent(tensors, plan, trains_all=trains_all))
+            rank_sent_bytes=estimate_sent_bytes(
+                network,
+                tensors.num_elements,
+                plan,
+                are_sent=list_sent(tensors, plan, trains_all=trains_all),
+                dealt=dealt,
             ),
         )
 
@@ -96,13 +106,24 @@ def _list_tasks(
 ) -> dict[Place, Task]:
     size, waits = plan.weights.bytes_per_element, not overlaps(plan, device_kind=device_kind)
     collective = gradient_collective(plan.layout)
+    owners = tensors.owners(network.num_ranks)
 
     def make() -> dict[Place, Task]:
         found: dict[Place, Task] = {}
         for place, indices in CompletedGradients.find(compiled, tensors).by_place.items():
-            sizes = [size * tensors.num_elements[index] for index in indices if index >= 0]
-            if sizes:
-                found[place] = exchange_task("backward", _NAME, network.sum_ms(collective, sizes), waits=waits)
+            known = [index for index in indices if index >= 0]
+            if known:
+                found[place] = exchange_task(
+                    "backward",
+                    _NAME,
+                    network.sum_ms(
+                        collective,
+                        [size * tensors.num_elements[index] for index in known],
+                        element_bytes=size,
+                        owners=[owners[index] for index in known],
+                    ),
+                    waits=waits,
+                )
         return found
 
     return _TASKS.obtain(compiled, (network, plan.layout.shares_state, size, waits), make)

@@ -16,13 +16,14 @@ from typing import Final
 from optimizer.base.categories import CATEGORIES, Category
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
 from optimizer.estimate.categories.gradients import estimate_rows_bytes
+from optimizer.estimate.categories.network import dealt_ms
 from optimizer.estimate.categories.optimizer_state import StateCosts
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.categories.weights import (
+    Brought,
+    find_brought,
     list_backward_moves,
     list_forward_moves,
-    list_streamed_bytes,
-    list_streamed_tensors,
 )
 from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape
@@ -47,7 +48,7 @@ from optimizer.workload import TrainingWorkload
 
 _END: Final = "end of the micro-batch"
 _SHARED: Final[Table[None, SharedStorages]] = Table()
-_WEIGHTS: Final[Table[tuple[str, WeightsPlan, bool, str], list[Task]]] = Table()
+_WEIGHTS: Final[Table[tuple[str, WeightsPlan, Brought, str, tuple[float, ...]], list[Task]]] = Table()
 _UPDATES: Final[Table[UpdateInputs, TaskRun]] = Table()
 
 
@@ -92,8 +93,11 @@ class StepLayout:
             self._sharing_blocks = BlockTasks.find(prices, compress=plan.activations.compress, others=exchange.others)
             self._sharing_outside = OutsideTasks.find(profile, prices, plan=plan, others=exchange.others)
         self._trains_all = workload.adapter is None
-        self.streamed = list_streamed_bytes(profile, plan.weights, trains_all=self._trains_all)
-        self._streamed_tensors = list_streamed_tensors(profile, plan.weights, trains_all=self._trains_all)
+        self._brought = find_brought(profile, plan, trains_all=self._trains_all, rank=0 if exchange is None else exchange.rank)
+        self.streamed = self._brought.by_block
+        self._exchange_ms: tuple[float, ...] = ()
+        if exchange is not None:
+            self._exchange_ms = dealt_ms(exchange.network, self._brought.exchanged, self._brought.owners)
         self.input_bytes = estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
         self.inputs_stay = inputs_pile_up(machine.device)
         self._rows_bytes = estimate_rows_bytes(tensors, num_tokens=workload.tokens_per_step // plan.batch.accumulation_steps)
@@ -241,7 +245,7 @@ class StepLayout:
             in_order = moves if is_forward else moves[::-1]
             return [self._make_weights_task(phase, block, *move) for block, move in in_order]
 
-        key = (phase, self._plan.weights, self._trains_all, self._rates_key)
+        key = (phase, self._plan.weights, self._brought, self._rates_key, self._exchange_ms)
         self._weights[phase] = _WEIGHTS.obtain(self._compiled, key, make)
         return self._weights[phase]
 
@@ -250,12 +254,13 @@ class StepLayout:
             phase,
             block,
             by_block=self.streamed,
-            tensors=self._streamed_tensors,
+            tensors=self._brought.tensors,
             gone_bytes=gone_bytes,
             coming=coming,
             plan=self._plan.weights,
             rates=self._machine.rates,
             waits_for=tuple(update_key(other) for other in coming) if phase == "forward" else (),
+            exchange_ms=self._exchange_ms,
         )
 
     def _freed_run(self, freed: list[Move]) -> TaskRun:

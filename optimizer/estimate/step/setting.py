@@ -11,10 +11,16 @@ from typing import Final, NamedTuple
 
 from optimizer.estimate.categories.activations import estimate_packing_bytes, estimate_staging_bytes
 from optimizer.estimate.categories.gradients import estimate_gradient_bytes
-from optimizer.estimate.categories.network import Network
+from optimizer.estimate.categories.network import Network, exchange_of_dealt
 from optimizer.estimate.categories.optimizer_state import estimate_state
 from optimizer.estimate.categories.tensors import TensorList, list_tensors
-from optimizer.estimate.categories.weights import estimate_home_bytes, estimate_weight_bytes, list_streamed_bytes
+from optimizer.estimate.categories.weights import (
+    estimate_home_bytes,
+    estimate_weight_bytes,
+    find_brought,
+    list_dealt,
+    times_brought,
+)
 from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape, compile_shape
 from optimizer.estimate.step.exchange import GradientExchange
@@ -73,8 +79,8 @@ class PreparedStep:
     """Those that this rank updates: all on one device."""
     network: Network | None
     """The ranks' network; None on one device."""
-    sent_bytes: int
-    """Bytes that a rank sends in a step, the mean of all ranks."""
+    rank_sent_bytes: tuple[int, ...]
+    """Bytes that each rank sends in a step; empty on one device."""
     device_kind: str
     always: Resident
     """Bytes that are there between steps, whatever the blocks do."""
@@ -142,12 +148,16 @@ def _make_setting(
             device_kind=device_kind,
             rank=rank,
             trains_all=trains_all,
+            dealt=[
+                exchange_of_dealt(num_bytes, owner=owner, times=times_brought(plan, workload))
+                for num_bytes, owner in list_dealt(profile, plan, trains_all=trains_all)
+            ],
         )
     after = UpdateExchange.of(trained, network=network, plan=plan, device_kind=device_kind, trains_all=trains_all)
     state = estimate_state(tensors, plan, workload=workload, device_kind=machine.device.kind)
-    streamed_bytes = sum(list_streamed_bytes(profile, plan.weights, trains_all=trains_all))
+    brought_bytes = find_brought(profile, plan, trains_all=trains_all, rank=rank).num_bytes
     gradients = estimate_gradient_bytes(tensors, plan, device_kind=machine.device.kind)
-    device = single("weights", estimate_weight_bytes(profile, plan.weights) - streamed_bytes)
+    device = single("weights", estimate_weight_bytes(profile, plan.weights) - brought_bytes)
     device += single("optimizer_state", state.device_bytes)
     device += single("gradients", gradients.device)
     lay_out_plan = partial(StepLayout, profile, compiled, plan=plan, workload=workload, machine=machine)
@@ -167,11 +177,12 @@ def _make_setting(
             schedule_first=first,
             network=network,
             exchange=after,
+            rank=rank,
         ),
         tensors=trained,
         updated=tensors,
         network=network,
-        sent_bytes=0 if exchange is None else exchange.sent_bytes,
+        rank_sent_bytes=() if exchange is None else exchange.rank_sent_bytes,
         device_kind=device_kind,
         always=Resident(
             device=device,
@@ -221,10 +232,8 @@ def highest_of(ranks: Sequence[LaidOut]) -> LaidOut:
     return ranks[0] if len(ranks) == 1 else max(ranks, key=lambda laid: (laid.highest.num_bytes, -laid.rank))
 
 
-def lay_out_ranks(
-    profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine
-) -> tuple[LaidOut, ...]:
-    """The steps of all ranks, the fullest first; one of them where all are alike. Raises as ``estimate_training`` does."""
+def check_plan(profile: Profile, plan: Plan, workload: TrainingWorkload) -> None:
+    """Raise InvalidPlan where the plan contradicts itself, the model or the workload."""
     plan.check(
         num_blocks=profile.num_blocks,
         workload=workload,
@@ -232,6 +241,18 @@ def lay_out_ranks(
         has_plain_head=profile.has_plain_head,
         clamps_fp16=profile.clamps_fp16,
     )
+
+
+def lay_out_ranks(
+    profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+) -> tuple[LaidOut, ...]:
+    """The steps of all ranks, the fullest first; one of them where all are alike. Raises as ``estimate_training`` does.
+
+    Ranks that differ in more than what they own are laid out one by one, as ``estimate/uneven.py`` has them.
+    """
+    if plan.layout.ranks:
+        raise ValueError("ranks that differ are laid out one by one (list_cases)")
+    check_plan(profile, plan, workload)
     part = find_part(workload, machine, plan.layout)
 
     def lay_out_rank(rank: int) -> LaidOut:

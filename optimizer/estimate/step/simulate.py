@@ -95,6 +95,22 @@ class Simulation:
     def rows(self) -> tuple[Row, ...]:
         return tuple(_place_rows(self._schedule, self.resident, self._timing))
 
+    @property
+    def exchanges_ms(self) -> list[tuple[float, float]]:
+        """From and to of each exchange with other ranks, in order, from the step's beginning."""
+        timing, schedule = self._timing, self._schedule
+        placed = [(schedule.first, timing.first_starts_ms, 0.0)]
+        for index in range(schedule.num_later):
+            placed.append((schedule.later, timing.later_starts_ms, timing.first_ms + index * timing.later_ms))
+        end_ms = timing.first_ms + schedule.num_later * timing.later_ms
+        placed.append((schedule.update, timing.update_starts_ms, end_ms))
+        return [
+            (offset_ms + start, offset_ms + start + task.time.network_ms)
+            for run, starts, offset_ms in placed
+            for task, start in zip(run.tasks, starts, strict=True)
+            if task.time.network_ms
+        ]
+
     @cached_property
     def busy_ms(self) -> dict[Lane, float]:
         total = np.zeros(len(LANES))

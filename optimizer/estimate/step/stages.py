@@ -26,7 +26,7 @@ from optimizer.estimate.categories.optimizer_state import (
     list_update_changes,
 )
 from optimizer.estimate.categories.tensors import TensorList
-from optimizer.estimate.categories.weights import list_forward_moves, list_streamed_bytes
+from optimizer.estimate.categories.weights import Brought, find_brought, list_forward_moves
 from optimizer.estimate.memo import Table
 from optimizer.estimate.prediction import Stage, StagePeak
 from optimizer.estimate.shape.compiled import CompiledShape
@@ -47,7 +47,7 @@ from optimizer.workload import TrainingWorkload
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _FIRST_UPDATES: Final[Table[UpdateInputs, TaskRun]] = Table()
-_EVALUATIONS: Final[Table[tuple[WeightsPlan, LogitsAndLossPlan, bool, Processor | None], "_Evaluated"]] = Table()
+_EVALUATIONS: Final[Table[tuple[WeightsPlan, LogitsAndLossPlan, Brought, Processor | None], "_Evaluated"]] = Table()
 
 
 class Stages:
@@ -66,8 +66,9 @@ class Stages:
         schedule_first: Callable[[Sequence[BlockChoice]], Schedule] | None,
         network: Network | None = None,
         exchange: UpdateExchange | None = None,
+        rank: int = 0,
     ) -> None:
-        """The blocks' choices of ``plan`` are not read. tensors: that this rank updates.
+        """The blocks' choices of ``plan`` are not read. tensors: that this rank, of several, updates.
 
         schedule_first: lays out a first step that consumes gradients, by what each block does; None where gradients are kept.
         """
@@ -92,7 +93,7 @@ class Stages:
         evaluation = compiled.regime.evaluation
         if evaluation is not None:
             self._evaluation = _evaluate(
-                profile, compiled, evaluation, plan=plan, workload=workload, machine=machine
+                profile, compiled, evaluation, plan=plan, workload=workload, machine=machine, rank=rank
             )
 
     def loaded(self, resident: Resident) -> Bytes:
@@ -219,18 +220,19 @@ def _evaluate(
     plan: Plan,
     workload: TrainingWorkload,
     machine: Machine,
+    rank: int,
 ) -> _Evaluated:
     """The highest moment of an evaluation, above what is there all the while."""
-    trains_all = workload.adapter is None
+    brought = find_brought(profile, plan, trains_all=workload.adapter is None, rank=rank)
     processor = None
     if machine.device.kind == "cpu":
         processor = machine.processor_for(in_fp16=plan.weights.computes_in_fp16)
-    key = (plan.weights, plan.logits_and_loss, trains_all, processor)
+    key = (plan.weights, plan.logits_and_loss, brought, processor)
     highest = _EVALUATIONS.obtain(
         compiled,
         key,
         lambda: _find_highest(
-            profile, compiled, evaluation, plan=plan, trains_all=trains_all, processor=processor
+            profile, compiled, evaluation, plan=plan, streamed=brought.by_block, processor=processor
         ),
     )
     num_micro_batches = workload.eval_batches * plan.batch.accumulation_steps
@@ -245,14 +247,14 @@ def _find_highest(
     evaluation: Evaluation,
     *,
     plan: Plan,
-    trains_all: bool,
+    streamed: tuple[int, ...],
     processor: Processor | None,
 ) -> _Evaluated:
-    """The highest moment above what is there all the while and the inputs. processor: the CPU device's; None on CUDA,
+    """The highest moment above what is there all the while and the inputs. streamed: bytes of weights that come and go with each
+    block. processor: the CPU device's; None on CUDA,
     where no kernel's scratch is counted.
     """
     num_blocks = profile.num_blocks
-    streamed = list_streamed_bytes(profile, plan.weights, trains_all=trains_all)
     moves = list_forward_moves(streamed, prefetch=plan.weights.prefetch)
     # What has come so far, over all categories and by category; the latter is looked at only where the level is highest.
     level, come = 0, [single("weights", 0)]

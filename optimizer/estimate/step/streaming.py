@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.base.categories import CATEGORIES, LANES, Link
+from optimizer.base.categories import CATEGORIES, LANES, Lane, Link
 from optimizer.estimate.categories.stores import STORE_LANES, STORE_LINKS, reach_ms, read_ms
 from optimizer.estimate.ops.op_times import weights_python_s
 from optimizer.estimate.tasks.change import Change
@@ -35,17 +35,23 @@ def make_weights_task(
     num_keys: int | None = None,
     holds_up_cpu: bool = False,
     generates: bool = False,
+    exchange_ms: Sequence[float] = (),
 ) -> Task:
     """The task before a block: ``gone_bytes`` go, the blocks in ``coming`` come, and the block's own must have arrived.
 
     tensors: bytes of each block's, one by one. num_keys: blocks whose numbers differ by a multiple of it share a transfer's key,
     so that tasks which are alike can be one; never fewer than come ahead, and the one at work. holds_up_cpu: as ``Transfer``'s.
+    exchange_ms: milliseconds by block in which ranks send each other what each keeps of it; empty where weights come otherwise.
     """
+
+    def legs_of(other: int) -> Legs:
+        return (("network", exchange_ms[other]),) if exchange_ms else _legs(by_block[other], tensors[other], plan, rates)
+
     transfers = {
         other: Transfer(
             key=("weights", phase, other if num_keys is None else other % num_keys),
-            legs=_legs(by_block[other], tensors[other], plan, rates),
-            holds_up_cpu=holds_up_cpu,
+            legs=legs_of(other),
+            holds_up_cpu=holds_up_cpu or bool(exchange_ms),
         )
         for other in (*coming, block)
     }
@@ -62,7 +68,7 @@ def make_weights_task(
         name="",
         bytes=moved_bytes(single("weights", come_bytes - gone_bytes)),
         time=time,
-        copied=_copied(come_bytes, plan),
+        copied={} if exchange_ms else _copied(come_bytes, plan),
         waits_for=waits_for,
         arrives=(transfers[block],),
         begins=tuple(transfers[other] for other in coming if other != block),
@@ -71,13 +77,23 @@ def make_weights_task(
 
 
 def sum_weights_ms(
-    by_block: Sequence[int], tensors: Sequence[Sequence[int]], *, plan: WeightsPlan, rates: Rates
+    by_block: Sequence[int],
+    tensors: Sequence[Sequence[int]],
+    *,
+    plan: WeightsPlan,
+    rates: Rates,
+    exchange_ms: Sequence[float] = (),
+    exchange_lane: Lane = "network",
 ) -> NDArray[np.float64]:
-    """Milliseconds by lane, of the weights of all blocks once. tensors: bytes of each block's, one by one."""
+    """Milliseconds by lane, of the weights of all blocks once. tensors: bytes of each block's, one by one. exchange_ms: as
+    ``make_weights_task``'s. exchange_lane: the one that they are counted on; on the CPU device one that holds compute up.
+    """
     total = np.zeros(len(LANES))
     for (num_bytes, sizes), count in Counter(zip(by_block, map(tuple, tensors), strict=True)).items():
         time = PartTime.spent(hooks=streaming_python_ms(sizes, plan, rates))
-        total += count * np.array(add_legs(time, _legs(num_bytes, sizes, plan, rates)).by_lane)
+        legs = () if exchange_ms else _legs(num_bytes, sizes, plan, rates)
+        total += count * np.array(add_legs(time, legs).by_lane)
+    total[LANES.index(exchange_lane)] += sum(exchange_ms)
     return total
 
 

@@ -7,6 +7,7 @@ Where nothing is clipped or scaled it does so during backward. On the CPU device
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -42,6 +43,7 @@ from optimizer.hardware.rates import PythonWork, Rates
 from optimizer.hardware.thread_wakeup import count_multithreaded, wakeup_cost_s
 from optimizer.optimizers import KeptState
 from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.layout import DataParallel
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
@@ -170,20 +172,30 @@ class UpdateExchange:
         size, is_awaited = plan.weights.bytes_per_element, overlaps(plan, device_kind=device_kind)
         are_at_home = plan.layout.shares_state and trains_all and plan.shares_homes(trains_all=True)
 
+        num_micro_batches = plan.batch.accumulation_steps
+
         def make() -> UpdateExchange:
-            sizes = [size * number for number in list_sent(tensors, plan, trains_all=trains_all)]
+            are_sent = list_sent(tensors, plan, trains_all=trains_all)
+            owners = tensors.owners(network.num_ranks)
+            broadcast_ms = network.sum_ms(
+                "broadcast",
+                [size * number for number in compress(tensors.num_elements, are_sent)],
+                element_bytes=size,
+                owners=list(compress(owners, are_sent)),
+            )
             return cls(
                 num_tensors=len(tensors.sizes),
-                agreement_ms=agreement_ms(network, len(tensors.sizes)),
-                broadcast_ms=network.sum_ms("broadcast", sizes) + are_at_home * barrier_ms(network),
+                agreement_ms=agreement_ms(network, len(tensors.sizes), num_micro_batches=num_micro_batches),
+                broadcast_ms=broadcast_ms + are_at_home * barrier_ms(network),
                 is_awaited=is_awaited,
             )
 
-        return _EXCHANGES.obtain(tensors, (network, size, plan.layout.shares_state, are_at_home, is_awaited), make)
+        key = (network, size, plan.layout.data, are_at_home, is_awaited, num_micro_batches)
+        return _EXCHANGES.obtain(tensors, key, make)
 
 
 NO_EXCHANGE: Final = UpdateExchange()
-_EXCHANGES: Final[Table[tuple[Network, int, bool, bool, bool], UpdateExchange]] = Table()
+_EXCHANGES: Final[Table[tuple[Network, int, DataParallel, bool, bool, int], UpdateExchange]] = Table()
 
 
 def exchange_task(phase: str, name: str, exchange_ms: float, *, waits: bool = True) -> Task:

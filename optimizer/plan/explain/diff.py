@@ -119,11 +119,11 @@ def describe_generation_change(before: GenerationPlan, after: GenerationPlan) ->
 
 def _list_cells(plan: Plan) -> Iterator[tuple[tuple[str, Aspect], str]]:
     weights, state, activations = plan.weights, plan.optimizer_state, plan.activations
-    streams = weights.place != "device"
+    streams = plan.brings_weights
     share = f" {100 * state.fraction:.0f} %" if state.place != "device" and state.fraction < 1 else ""
     yield ("batch", "lifetime"), f"{plan.batch.micro_batch_size} x {plan.batch.accumulation_steps}"
     yield ("weights", "lifetime"), f"fetched {weights.prefetch} ahead" if streams else "always there"
-    yield ("weights", "place"), weights.place
+    yield ("weights", "place"), "devices" if plan.layout.shares_weights else weights.place
     yield ("weights", "representation"), _weights_words(plan)
     yield ("gradients", "lifetime"), _LIFETIMES[plan.gradients.choice]
     yield ("gradients", "place"), "host" if plan.gradients.choice == "host" else "device"

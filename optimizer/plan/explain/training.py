@@ -103,6 +103,20 @@ def explain_plan(
     return [*sentences, *_tiers_sentences(prediction, num_devices=plan.layout.num_devices)]
 
 
+def explain_common(plan: Plan, *, prediction: Costs) -> list[str]:
+    """Sentences, as ``explain_plan`` has them, on what ranks that differ have in common: all but their batch and their blocks."""
+    worth = _Worth(prediction, {})
+    return [
+        *_layout_sentences(plan, prediction),
+        *_loss_sentences(plan, worth),
+        *_declared_sentences(plan, worth, is_lossy=False),
+        *_state_sentences(plan, worth),
+        *_weights_sentences(plan, worth),
+        *_precision_sentences(plan, worth),
+        *_tiers_sentences(prediction, num_devices=plan.layout.num_devices),
+    ]
+
+
 def describe_blocks(per_block: tuple[BlockChoice, ...]) -> str:
     """Runs of blocks, last first: ``the last 4 of 12 blocks keep their activations; the first 8 are recomputed``."""
     total = len(per_block)
@@ -165,6 +179,8 @@ _SHARED_OUT: Final = {
     "zero1": "each keeps the optimizer state of the tensors that it updates, and sends the others their new weights (ZeRO-1)",
     "zero2": "each keeps the optimizer state and the gradients of the tensors that it updates, and sends the others their new "
     "weights (ZeRO-2)",
+    "zero3": "each keeps the weights, gradients and optimizer state of some tensors, and sends the others the weights of each "
+    "block while it runs (ZeRO-3)",
 }
 
 
@@ -248,11 +264,13 @@ _COPIES: Final = {
 
 def _weights_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
     weights = plan.weights
-    if weights.place != "device":
-        source = {"host": "the host", "disk": "disk", "remote": "the remote store"}[weights.place]
+    if plan.brings_weights:
+        sources = {"host": "the host", "disk": "disk", "remote": "the remote store", "device": "the devices that keep them"}
+        source = sources[weights.place]
         ahead = {0: "none ahead", 1: "one block ahead"}.get(weights.prefetch, f"{weights.prefetch} blocks ahead")
         copies = _COPIES[plan.layout.shares_state] if plan.layout.num_devices > 1 and weights.place == "host" else ""
-        yield f"each block's weights come from {source} as they are needed, {ahead}{copies}{worth.clause('stream_weights')}"
+        words = f"each block's weights come from {source} as they are needed, {ahead}{copies}"
+        yield f"{words}{worth.clause('shard_weights' if plan.layout.shares_weights else 'stream_weights')}"
 
 
 def _precision_sentences(plan: Plan, worth: _Worth) -> list[str]:

@@ -103,7 +103,8 @@ def _load_for_generation(
         reads = with_tied_names(model, reads)
         cut_model(model, stage, device=device)
     prepare_for_generation(model, weights=weights)
-    fill_model(model, reads, device=device, streamed=name_streamed(model, weights, trains_all=True))
+    streamed = name_streamed(model, trains_all=True) if weights.place != "device" else set()
+    fill_model(model, reads, device=device, streamed=streamed)
     return model
 
 

@@ -25,18 +25,26 @@ def build_prepared(
     device: torch.device,
     weights_folder: Path | None = None,
     meter: Meter | None = None,
+    shares_weights: bool = False,
 ) -> nn.Module:
     """The model as ``Trainer`` takes it: on the device, but for what its blocks will stream.
 
+    shares_weights: the plan's layout deals the blocks' weights out to ranks, so that here no more than a part of them stays.
     weights_folder: where the model's own weights are read from, one tensor at a time, each straight to its place. None leaves
     the random ones that ``workload.seed`` draws; then what is packed or streamed is built on the host, so that the whole never
     stands on the device.
     """
+    streams = weights.place != "device" or shares_weights
     if weights_folder is not None:
         return _load_prepared(
-            spec, weights=weights, workload=workload, device=device, weights_folder=weights_folder, meter=meter
+            spec,
+            weights=weights,
+            workload=workload,
+            device=device,
+            weights_folder=weights_folder,
+            meter=meter,
+            streams=streams,
         )
-    streams = weights.place != "device"
     packs = workload.adapter is not None and weights.frozen != "same"
     model = build_model(
         spec, dtype=torch_dtype(weights), device="cpu" if streams or packs else device, seed=workload.seed
@@ -53,6 +61,7 @@ def _load_prepared(
     device: torch.device,
     weights_folder: Path,
     meter: Meter | None,
+    streams: bool,
 ) -> nn.Module:
     model = build_unfilled(spec, dtype=torch_dtype(weights))
     reads = find_reads(model, weights_folder)
@@ -60,7 +69,7 @@ def _load_prepared(
         with stand_ins(model):
             attach_adapters(model, workload.adapter, seed=workload.seed)
         freeze_base(model, weights.frozen)
-    streamed = name_streamed(model, weights, trains_all=workload.adapter is None)
+    streamed = name_streamed(model, trains_all=workload.adapter is None) if streams else set()
     fill_model(model, reads, device=device, streamed=streamed, meter=meter)
     return model
 

@@ -26,7 +26,7 @@ _SEED_STEP = 0x9E3779B97F4A7C15
 
 def export_trainer(trainer: Trainer, *, frozen_sha256: str) -> tuple[TensorGroups, dict[str, Any]]:
     """Tensors by group, to be written before the next step, and facts beside them."""
-    weights = trainer.named_weights()
+    weights = trainer.held_weights()
     optimizer_tensors, optimizer_scalars = trainer.optimizer.export_state()
     groups: TensorGroups = {
         "model": weights,
@@ -71,14 +71,20 @@ def export_together(
     ranks = trainer.ranks
     if ranks is None:
         return write(groups, dict(facts))
-    # Weights are the same on all ranks, and so is state that is not shared.
+    # Weights that are not shared out are the same on all ranks, and so is state.
     given: dict[str, Mapping[str, AnyTensor]] = dict(groups)
     if not ranks.is_first:
         given = {name: groups[name] for name in ("random", "optimizer") if name == "random" or trainer.shares_state}
+        dealt = trainer.weights.dealt_names
+        given["model"] = {name: tensor for name, tensor in groups["model"].items() if name in dealt}
     scalars = facts[_SCALARS] if ranks.is_first or trainer.shares_state else {}
-    return gather_to_first(
-        ranks, groups=given, facts=scalars, use=lambda everything, found: write(everything, {**facts, _SCALARS: found})
-    )
+    names = trainer.named_weights().keys()
+
+    def write_all(everything: dict[str, dict[str, AnyTensor]], found: dict[str, Any]) -> T:
+        in_order = {name: everything["model"][name] for name in names}
+        return write({**everything, "model": in_order}, {**facts, _SCALARS: found})
+
+    return gather_to_first(ranks, groups=given, facts=scalars, use=write_all)
 
 
 def seed_random(seed: int, *, rank: int = 0, step: int = 0) -> None:

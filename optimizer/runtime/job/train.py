@@ -108,11 +108,11 @@ class _Job:
         self.watch = StepWatch(self.trainer, meter=self.meter, workload=run.workload)
         self.reader = BatchReader(
             self.batches,
-            plan=run.plan.batch,
+            plan=self.trainer.plan.batch,
             num_steps=run.workload.num_steps,
             device=self.device,
-            rank=self.trainer.rank,
-            num_ranks=run.plan.layout.num_devices,
+            first=self._first_sequence,
+            num_in_all=run.workload.global_batch_size,
         )
         self.last: StepResult | None = None
         self.validation_loss_start: float | None = None
@@ -170,6 +170,7 @@ class _Job:
                 device=self.device,
                 weights_folder=run.weights_folder,
                 meter=self.meter,
+                shares_weights=run.plan.layout.shares_weights,
             )
             trainer = Trainer(
                 model,
@@ -188,6 +189,11 @@ class _Job:
             # Empty where every weight is trained.
             self.frozen_sha256 = hash_frozen(model, read=trainer.read_weight)
             return trainer
+
+    @property
+    def _first_sequence(self) -> int:
+        """The first of a step's sequences that this rank takes."""
+        return self.run.plan.stretch_of(self.trainer.rank).start
 
     @property
     def _scratch_folder(self) -> Path:
@@ -231,7 +237,7 @@ class _Job:
 
     def _lengths(self, batches: Sequence[MicroBatch]) -> dict[str, int]:
         """Tokens of the longest micro-batch, and of one as it was planned."""
-        rows = self.run.plan.batch.micro_batch_size * (2 if self.workload.has_pairs else 1)
+        rows = self.trainer.plan.batch.micro_batch_size * (2 if self.workload.has_pairs else 1)
         longest = max((batch[0].numel() for batch in batches), default=0)
         return {"batch_tokens": longest, "planned_tokens": rows * self.workload.sequence_length}
 
@@ -259,7 +265,7 @@ class _Job:
     def _evaluate(self) -> float:
         self._phase("evaluating", f"validation loss at step {self.step}")
         batches = read_validation_batches(
-            self.batches, num_batches=self.workload.eval_batches, plan=self.run.plan.batch, rank=self.trainer.rank
+            self.batches, num_batches=self.workload.eval_batches, plan=self.trainer.plan.batch, first=self._first_sequence
         )
         is_counted = not self._has_evaluated or (self.step > 0 and self._evaluated_step == 0)
         with name_stage("evaluation"), self.meter.peak_of_its_own(is_counted=is_counted):

@@ -43,6 +43,11 @@ class _Remote:
         return data.view(self.dtype).view(self.shape)
 
 
+def load_tensor(held: AnyTensor) -> torch.Tensor:
+    """The numbers of a tensor, read where they are elsewhere; not to be written to."""
+    return held.detach() if isinstance(held, torch.Tensor) else held.load()
+
+
 def gather_to_first(
     ranks: Ranks,
     *,
@@ -84,7 +89,7 @@ def _answer(ranks: Ranks, tensors: Sequence[AnyTensor]) -> None:
         if asked[0] == _DONE:
             return
         tensor = tensors[int(asked[0])]
-        data = tensor.detach() if isinstance(tensor, torch.Tensor) else tensor.load()
+        data = load_tensor(tensor)
         ranks.send(data.cpu().contiguous(), to=0)
         del data
 

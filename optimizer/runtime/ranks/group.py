@@ -1,9 +1,9 @@
 """Lets the ranks of one run, each a process with a device of its own, sum, send and compare what they have.
 
 Tensors on the device go through NCCL on CUDA and through gloo on the CPU device; numbers and tensors on the host always through
-gloo, over the loopback interface unless ``GLOO_SOCKET_IFNAME`` names another. Ranks find each other by a file in a folder that
-they all name; no port is agreed on and no process group of torch's own is registered. Nothing is pickled: what is no tensor
-crosses as numbers or as JSON.
+gloo, over the loopback interface unless ``HEADROOM_RANK_INTERFACE`` or the rank's place names another. Ranks find each other by a
+file in a folder that they all name; no port is agreed on and no process group of torch's own is registered. Nothing is pickled:
+what is no tensor crosses as numbers or as JSON.
 
 All ranks must call the same methods in the same order. Each wait has a deadline and raises RankLost at its end, or at once where
 the connection of a rank that ended is closed. On CUDA a collective only makes the compute stream wait; the deadline is kept where
@@ -16,9 +16,10 @@ buffers are their own (NCCL's take card memory beside torch's). ``receive`` writ
 import ctypes
 import json
 import os
+import socket
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,13 +31,16 @@ import torch
 import torch.distributed
 from numpy.typing import NDArray
 
-from optimizer.base.errors import RankLost
+from optimizer.base.errors import InvalidInput, RankLost
+from optimizer.base.shown import shown_value
 from optimizer.runtime.meter.lanes import LaneClock
 
 TIMEOUT_S: Final = 300.0
 """Ranks do equal work, so a wait is as long as the slowest of them is slower than the others."""
 PATIENCE_S: Final = 24 * 3600.0
 """Longest wait for what one rank does alone: loading, checkpoints, export. A rank that ends meanwhile is noticed at once."""
+INTERFACE_VARIABLE: Final = "HEADROOM_RANK_INTERFACE"
+_LOOPBACK = "lo"
 _STORE_FILE = "rendezvous"
 _POLL_S = 1e-4
 _FIRST_RANK = 0
@@ -55,16 +59,36 @@ class RankPlace:
     """Folder in which the ranks find each other: the same for all, on a file system that they share, new for each start."""
     timeout_s: float = TIMEOUT_S
     """Longest wait for the others in a step, in seconds."""
+    interface: str = ""
+    """Network interface of this machine by which gloo reaches the other ranks; what ``HEADROOM_RANK_INTERFACE`` names unless
+    given, else the loopback. On several machines each names its own."""
+
+
+class Arriving:
+    """A tensor that was asked for and may be on its way."""
+
+    __slots__ = ("_wait",)
+
+    def __init__(self, wait: Callable[[], None] | None) -> None:
+        """wait: None where it is there."""
+        self._wait = wait
+
+    def wait(self) -> None:
+        """Have compute that is queued from now on run once it is there, and once it was sent. Of no effect the second time."""
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            wait()
 
 
 class Ranks:
     """The ranks of one run, as one of them sees them. A context manager; waits for all others when it is made."""
 
     def __init__(self, place: RankPlace, *, device: torch.device) -> None:
-        """Raises RankLost where the others do not come in time."""
+        """Raises RankLost where the others do not come in time, InvalidInput where there is no such interface."""
         self.rank = place.rank
         self.num_ranks = place.num_ranks
         self.timeout_s = place.timeout_s
+        self.interface = _find_interface(place.interface)
         self.lanes = LaneClock()
         """Counts the time of waits as the network's; a trainer has its own put here."""
         self.num_bytes = 0
@@ -120,6 +144,18 @@ class Ranks:
         options = _dist.BroadcastOptions()
         options.rootRank = owner
         self._finish(self._device.broadcast([self._given(tensor)], options), "a tensor of another rank")
+
+    def begin_broadcast(self, tensor: torch.Tensor, *, owner: int) -> "Arriving":
+        """Have it become what the owner has. Who reads or writes it, on the owner too, waits first; the CPU device has it at
+        once.
+        """
+        options = _dist.BroadcastOptions()
+        options.rootRank = owner
+        work = self._device.broadcast([self._given(tensor)], options)
+        if not self._is_cuda:
+            self._wait(work, "a tensor of another rank")
+            return Arriving(None)
+        return Arriving(lambda: self._finish(work, "a tensor of another rank"))
 
     def send_from_device(self, tensor: torch.Tensor, *, to: int) -> None:
         """A contiguous tensor on the device, to a rank that waits in ``receive_on_device``. On CUDA the compute stream waits."""
@@ -177,6 +213,13 @@ class Ranks:
         options.timeout = timedelta(seconds=timeout_s)
         self._wait(self._host.barrier(options), "all ranks to get this far")
 
+    def broadcast_on_host_(self, tensor: torch.Tensor, *, owner: int) -> None:
+        """Make a contiguous tensor on the host what the owner has."""
+        options = _dist.BroadcastOptions()
+        options.rootRank = owner
+        if tensor.numel():
+            self._wait(self._host.broadcast([_as_bytes(tensor)], options), "a tensor of another rank", timeout_s=PATIENCE_S)
+
     def send(self, tensor: torch.Tensor, *, to: int) -> None:
         """A contiguous tensor on the host, to a rank that waits in ``receive``."""
         if tensor.numel():
@@ -205,8 +248,7 @@ class Ranks:
 
     def _make_gloo(self, store: Any) -> Any:
         options = _dist.ProcessGroupGloo._Options()
-        interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-        options._devices = [_dist.ProcessGroupGloo.create_device(interface=interface)]
+        options._devices = [_dist.ProcessGroupGloo.create_device(interface=self.interface)]
         options._timeout = timedelta(seconds=self.timeout_s)
         return _dist.ProcessGroupGloo(_dist.PrefixStore("host", store), self.rank, self.num_ranks, options)
 
@@ -280,6 +322,20 @@ class Sent:
     def wait(self) -> None:
         """Until they are taken. Raises RankLost."""
         self._ranks._wait(self._work, f"rank {self._to} to take numbers", timeout_s=PATIENCE_S)
+
+
+def _find_interface(asked: str) -> str:
+    """The interface that is asked for, else the environment's, else the loopback."""
+    name = asked or os.environ.get(INTERFACE_VARIABLE, "") or _LOOPBACK
+    present = [each for _, each in socket.if_nameindex()]
+    if name not in present:
+        raise InvalidInput(
+            f"network interface {name[:40]!r} is not on this machine; present: {', '.join(present)}",
+            field=INTERFACE_VARIABLE,
+            value=shown_value(name),
+            allowed=present,
+        )
+    return name
 
 
 def _lend(tensor: torch.Tensor) -> torch.Tensor:

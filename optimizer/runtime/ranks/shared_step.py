@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.plan import Plan
 from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.ranks.ownership import Ownership
 
@@ -29,28 +29,66 @@ class SharedStep:
     """The steps of one rank, with the others."""
 
     def __init__(
-        self, ranks: Ranks, *, named: Mapping[str, nn.Parameter], layout: DeviceLayout, at_home: Collection[str] = ()
+        self,
+        ranks: Ranks,
+        *,
+        named: Mapping[str, nn.Parameter],
+        plan: Plan,
+        at_home: Collection[str] = (),
+        dealt: Collection[str] = (),
     ) -> None:
-        """named: the trained tensors, in the model's order. at_home: those whose one home all ranks read."""
+        """named: the trained tensors, in the model's order. at_home: those whose one home all ranks read. dealt: those that ranks
+        get from their owners when they need them.
+        """
         self.ranks = ranks
         self.num_ranks = ranks.num_ranks
-        self.ownership = Ownership(named, layout=layout, rank=ranks.rank)
+        self.ownership = Ownership(named, layout=plan.layout, rank=ranks.rank)
+        self._batches = [each.batch for each in plan.of_ranks()]
+        self._num_steps = [batch.accumulation_steps for batch in self._batches]
         self._named = named
         self._names = list(named)
         self._at_home = {name for name in named if name in at_home}
+        self._dealt = {name for name in named if name in dealt}
 
     # Before backward.
 
     def share_labels(self, num_labels: Sequence[int] | None, *, num_micro_batches: int) -> list[float]:
         """Share of each of this rank's micro-batches in the labels of all ranks; empty where all have as many.
 
-        num_labels: that count, by micro-batch; None where they were not counted, on this rank or on another.
+        num_labels: that count, by micro-batch; None where they were not counted, on this rank or on another: then shares are of
+        the sequences.
         """
         mine = [_NONE] * num_micro_batches if num_labels is None else num_labels
-        counts = [count for row in self.ranks.exchange(mine) for count in row]
-        if _NONE in counts or len(set(counts)) <= 1:
+        counts = [count for row in self._gather(mine, by_rank=self._num_steps) for count in row]
+        if _NONE in counts:
+            return self.share_sequences(num_micro_batches)
+        if len(set(counts)) <= 1:
             return []
         return [count / sum(counts) for count in mine]
+
+    def share_sequences(self, num_micro_batches: int) -> list[float]:
+        """Share of each of this rank's micro-batches in the sequences of all ranks; empty where all have as many."""
+        sizes = self._list_sizes(num_micro_batches)
+        if len({size for row in sizes for size in row}) <= 1:
+            return []
+        total = sum(map(sum, sizes))
+        return [size / total for size in sizes[self.ranks.rank]]
+
+    def count_all(self, num_micro_batches: int) -> int:
+        """The micro-batches of all ranks. num_micro_batches: this one's."""
+        return sum(map(len, self._list_sizes(num_micro_batches)))
+
+    def _list_sizes(self, num_micro_batches: int) -> list[list[int]]:
+        """By rank, the sequences of each of its micro-batches. num_micro_batches: this one's, of one step or of several."""
+        num_rounds = num_micro_batches // self._num_steps[self.ranks.rank]
+        return [[batch.micro_batch_size] * (num_rounds * batch.accumulation_steps) for batch in self._batches]
+
+    def _gather(self, mine: Sequence[float], *, by_rank: Sequence[int]) -> list[list[float]]:
+        """By rank, what each of them gave. by_rank: numbers of each, or what they are a common multiple of."""
+        num_rounds = len(mine) // by_rank[self.ranks.rank]
+        width = num_rounds * max(by_rank)
+        rows = self.ranks.exchange([*mine, *[0.0] * (width - len(mine))])
+        return [row[: num_rounds * count] for row, count in zip(rows, by_rank, strict=True)]
 
     # After backward.
 
@@ -81,18 +119,19 @@ class SharedStep:
         return everyones
 
     def all_margins(self, margins: Sequence[float]) -> list[float]:
-        """The margins of all ranks' pairs, as many of each."""
-        return [margin for row in self.ranks.exchange(margins) for margin in row]
+        """The margins of all ranks' pairs."""
+        by_rank = [batch.global_batch_size for batch in self._batches]
+        return [margin for row in self._gather(margins, by_rank=by_rank) for margin in row]
 
     @torch.no_grad()
     def bring_weights(self) -> None:
         """After the update, once this rank's own tensors have theirs: every owner sends new weights to the others; those that all
-        ranks read at home are there when this returns.
+        ranks read at home are there when this returns; those that are dealt out come when their block runs.
         """
         if not self.ownership.is_shared:
             return
         for name, parameter in self._named.items():
-            if name not in self._at_home:
+            if name not in self._at_home and name not in self._dealt:
                 self.ranks.broadcast_(parameter, owner=self.ownership.owner_of(name))
         self.ranks.settle()
         if self._at_home:
@@ -101,11 +140,13 @@ class SharedStep:
     # In an evaluation.
 
     def mean_loss(self, losses: Sequence[float], num_labels: Sequence[int] | None) -> float:
-        """The mean over the micro-batches of all ranks, as many of each, by their labels; the same bits as on one device."""
+        """The mean over the micro-batches of all ranks, by their labels; the same bits as on one device."""
         counted = [_NONE] * len(losses) if num_labels is None else num_labels
-        rows = self.ranks.exchange([*losses, *counted])
-        every_loss = [loss for row in rows for loss in row[: len(losses)]]
-        counts = [count for row in rows for count in row[len(losses) :]]
-        if _NONE in counts or len(set(counts)) <= 1:
+        rows = self._gather([*losses, *counted], by_rank=[2 * count for count in self._num_steps])
+        every_loss = [loss for row in rows for loss in row[: len(row) // 2]]
+        counts = [count for row in rows for count in row[len(row) // 2 :]]
+        if _NONE in counts:
+            counts = [float(size) for row in self._list_sizes(len(losses)) for size in row]
+        if len(set(counts)) <= 1:
             return math.fsum(every_loss) / len(every_loss)
         return math.fsum(loss * (count / sum(counts)) for loss, count in zip(every_loss, counts, strict=True))

@@ -30,15 +30,17 @@ class BatchReader:
         plan: BatchPlan,
         num_steps: int,
         device: torch.device,
-        rank: int = 0,
-        num_ranks: int = 1,
+        first: int = 0,
+        num_in_all: int | None = None,
     ) -> None:
-        """rank: of several, each with its stretch of the micro-batches that one device would take one after the other."""
+        """first, num_in_all: of several ranks the first sequence of this one's stretch of a step (``Plan.stretch_of``), and the
+        sequences of all of them; the plan's own unless given.
+        """
         self._batches = batches
         self._plan = plan
         self._num_steps = num_steps
-        self._rank = rank
-        self._num_ranks = num_ranks
+        self._first = first
+        self._num_in_all = plan.global_batch_size if num_in_all is None else num_in_all
         self._backend = backend_of(device)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
         self._ahead: dict[int, Future[list[MicroBatch]]] = {}
@@ -62,27 +64,25 @@ class BatchReader:
         self._ahead.clear()
 
     def _read(self, step: int) -> list[MicroBatch]:
-        plan = self._plan
-        first, num_in_all = self._rank * plan.accumulation_steps, self._num_ranks * plan.accumulation_steps
+        size = self._plan.micro_batch_size
+        starts = (self._first + index * size for index in range(self._plan.accumulation_steps))
         return [
-            _tensors(
-                self._batches.train_batch(step, first + index, plan.micro_batch_size, num_in_all),
-                backend=self._backend,
-            )
-            for index in range(plan.accumulation_steps)
+            _tensors(self._batches.train_slice(step, start, size, self._num_in_all), backend=self._backend)
+            for start in starts
         ]
 
 
 def read_validation_batches(
-    batches: Batches | SampleRows, *, num_batches: int, plan: BatchPlan, rank: int = 0
+    batches: Batches | SampleRows, *, num_batches: int, plan: BatchPlan, first: int = 0
 ) -> list[MicroBatch]:
     """The first ``num_batches`` global batches of the validation split, in micro-batches; of several ranks this one's stretch.
+    first: as ``BatchReader`` has it.
 
     The sequences do not depend on how the plan splits a batch, so that two plans of one job are scored on the same text.
     """
-    num_micro_batches = num_batches * plan.accumulation_steps
-    indices = range(rank * num_micro_batches, (rank + 1) * num_micro_batches)
-    return [_tensors(batches.validation_batch(index, plan.micro_batch_size)) for index in indices]
+    size = plan.micro_batch_size
+    starts = (num_batches * first + index * size for index in range(num_batches * plan.accumulation_steps))
+    return [_tensors(batches.validation_slice(start, size)) for start in starts]
 
 
 def _tensors(arrays: tuple[IntArray, ...], *, backend: Backend | None = None) -> MicroBatch:

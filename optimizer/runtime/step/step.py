@@ -34,6 +34,7 @@ from optimizer.runtime.device.backends import backend_of
 from optimizer.runtime.layers.matmul_dispatch import watch_products
 from optimizer.runtime.layers.memory_saving_layers import use_memory_saving_layers
 from optimizer.runtime.meter.meter import Meter, count_allocations, mark_phase, set_region
+from optimizer.runtime.ranks.dealt_weights import DealtWeights
 from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.ranks.reduction import GradientReducer
 from optimizer.runtime.ranks.shared_homes import SharedHomes
@@ -115,8 +116,10 @@ class Trainer:
             has_plain_head=self.anatomy.is_chunkable,
         )
         _check_ranks(plan, ranks)
+        plan = plan.of_rank(0 if ranks is None else ranks.rank)
         self.model = model
         self.plan = plan
+        """The plan as this rank carries it out."""
         self.workload = workload
         self.device = device
         self.meter = meter
@@ -143,7 +146,10 @@ class Trainer:
             ranks.lanes = self.tiers.lanes
             if plan.shares_homes(trains_all=workload.adapter is None):
                 shared_homes = SharedHomes(ranks, self.tiers)
-        self.weights = StreamedWeights(self.tiers, plan=plan.weights, shared=shared_homes)
+        dealt = None
+        if ranks is not None and plan.layout.shares_weights:
+            dealt = DealtWeights(ranks, layout=plan.layout, tiers=self.tiers)
+        self.weights = StreamedWeights(self.tiers, plan=plan.weights, shared=shared_homes, dealt=dealt)
         try:
             self._prepare(blocks)
         except BaseException:
@@ -164,7 +170,11 @@ class Trainer:
             self._handles += self.meter.watch_blocks(blocks)
         if self.ranks is not None:
             self._shared = SharedStep(
-                self.ranks, named=named, layout=plan.layout, at_home=self.weights.shared_names
+                self.ranks,
+                named=named,
+                plan=plan,
+                at_home=self.weights.shared_names,
+                dealt=self.weights.dealt_names,
             )
             self._reducer = GradientReducer(named, ranks=self.ranks, ownership=self._shared.ownership, plan=plan)
             self._handles += self._reducer.watch()
@@ -256,7 +266,8 @@ class Trainer:
             for handle in self._handles:
                 handle.remove()
             try:
-                if keep_weights:
+                # What is dealt out is read by all ranks together, which those that lost one cannot do.
+                if keep_weights and not (self._has_failed and self.weights.dealt_names):
                     self.weights.bind_homes()
             finally:
                 if self.base_homes is not None:
@@ -268,7 +279,9 @@ class Trainer:
         self.optimizer.join()
 
     def named_weights(self) -> dict[str, torch.Tensor | HomeTensor]:
-        """The trained tensors as they are after the last step, the live ones; those that stream are read when asked for."""
+        """The trained tensors as they are after the last step, the live ones; those that stream are read when asked for, and
+        those that ranks share out by all of them together, in this order.
+        """
         self.join()
         return {
             name: self.weights.home_tensor(name) or parameter.detach()
@@ -276,8 +289,23 @@ class Trainer:
             if parameter.requires_grad
         }
 
+    def held_weights(self) -> dict[str, torch.Tensor | HomeTensor]:
+        """Those of ``named_weights`` that this rank can read alone: all but those that others keep."""
+        here = {name: self.model.get_parameter(name).detach() for name in self.dealt_weights()}
+        return {
+            name: here.get(name, held) for name, held in self.named_weights().items() if not self.weights.is_elsewhere(name)
+        }
+
+    def dealt_weights(self) -> dict[str, torch.Tensor]:
+        """The tensors that this rank alone keeps, trained or not; none unless ranks share weights out."""
+        self.join()
+        here = [name for name in self.weights.dealt_names if not self.weights.is_elsewhere(name)]
+        return {name: self.model.get_parameter(name).detach() for name in here}
+
     def read_weight(self, name: str) -> torch.Tensor:
-        """One parameter, trained or not, wherever it lives; on the host where it streams. Not to be written to."""
+        """One parameter, trained or not, wherever it lives; on the host where it streams. Not to be written to. What ranks share
+        out is for all of them to read together.
+        """
         self.optimizer.require(name)
         home = self.weights.home_tensor(name)
         return home.load() if home is not None else self.model.get_parameter(name).detach()
@@ -287,7 +315,7 @@ class Trainer:
         """Replace trained tensors by name, wherever they live; state that goes with them follows by ``import_state``."""
         self.join()
         for name, parameter in self.model.named_parameters():
-            if name in stored:
+            if name in stored and not self.weights.is_elsewhere(name):
                 if self.weights.home_of(name) is None:
                     parameter.copy_(stored[name])
                 else:
@@ -329,10 +357,10 @@ class Trainer:
 
     def _shares(self, micro_batches: Sequence[MicroBatch]) -> list[float]:
         """Each micro-batch's share in the mean over a step; empty where all weigh the same, as those of as many pairs do."""
-        if self.preference is not None:
-            return []
         if self._shared is None:
-            return shares_of_labels(micro_batches)
+            return [] if self.preference is not None else shares_of_labels(micro_batches)
+        if self.preference is not None:
+            return self._shared.share_sequences(len(micro_batches))
         return self._shared.share_labels(count_labels(micro_batches), num_micro_batches=len(micro_batches))
 
     def _rewards(self) -> Rewards | None:
@@ -395,7 +423,7 @@ class Trainer:
         shares: each micro-batch's share in the mean (``shares_of_labels``); empty where all weigh the same.
         """
         total: torch.Tensor | None = None
-        num_micro_batches = len(micro_batches) * (1 if self.ranks is None else self.ranks.num_ranks)
+        num_micro_batches = len(micro_batches) if self._shared is None else self._shared.count_all(len(micro_batches))
         for index, micro_batch in enumerate(micro_batches):
             loss = self.loss_of(micro_batch)
             loss = loss * shares[index] if shares else loss / num_micro_batches
@@ -430,7 +458,7 @@ class Trainer:
     def evaluate(self, micro_batches: Sequence[MicroBatch], *, is_counted: bool = True) -> float:
         """Mean loss without dropout or gradients; lower in memory than a training step of the same micro-batch.
 
-        is_counted: as of ``metered``. Of several ranks each gives as many micro-batches, and the mean is over all.
+        is_counted: as of ``metered``. Of several ranks each gives its part of as many steps, and the mean is over all.
         """
         self.model.eval()
         try:

@@ -9,6 +9,9 @@ Of several ranks that update each tensor on one of them, or none, homes on the h
 (``runtime/ranks/shared_homes.py``); else each rank has its own. Jobs with adapters on one base model have its homes on the host
 once, too (``runtime/tiers/base_homes.py``).
 
+Of ranks that share weights out (``runtime/ranks/dealt_weights.py``) the home of a tensor is the device of the rank that keeps it:
+there its parameter is whole all the time, and nothing of it comes or goes; on the others it comes from there, as from any home.
+
 What is allocated and freed, in order (the tensors of a block in the model's order, each whole):
 
 construction   for each streamed tensor: its home (host: category weights; disk: its share of the scratch file; remote: its
@@ -36,10 +39,12 @@ from torch.utils.hooks import RemovableHandle
 from optimizer.models.anatomy import find_blocks
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.layers.filling import take_read_later
-from optimizer.runtime.meter.meter import count_allocations
+from optimizer.runtime.meter.meter import count_allocations, set_region
+from optimizer.runtime.ranks.dealt_weights import NOTHING, DealtHome, DealtWeights
+from optimizer.runtime.ranks.group import Arriving
 from optimizer.runtime.ranks.shared_homes import SharedHomes
 from optimizer.runtime.tiers.base_homes import BaseHomes
-from optimizer.runtime.tiers.copies import Copy
+from optimizer.runtime.tiers.copies import Copy, as_bytes
 from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes, on_host
 from optimizer.runtime.tiers.tiers import Tiers
 
@@ -68,21 +73,24 @@ def list_streamed(model: nn.Module, blocks: Sequence[nn.Module], *, trains_all: 
     ]
 
 
-def name_streamed(model: nn.Module, plan: WeightsPlan, *, trains_all: bool) -> set[str]:
-    """Names of the parameters that will have a home off the device. trains_all: as ``list_streamed``'s."""
-    if plan.place == "device":
-        return set()
+def name_streamed(model: nn.Module, *, trains_all: bool) -> set[str]:
+    """Names of the parameters that have a home where blocks' weights come and go. trains_all: as ``list_streamed``'s."""
     return {name for named in list_streamed(model, find_blocks(model), trains_all=trains_all) for name in named}
 
 
 class _Streamed:
     """One parameter, its home, and its copy under way."""
 
-    def __init__(self, name: str, parameter: nn.Parameter, home: OffDeviceBytes) -> None:
+    def __init__(self, name: str, parameter: nn.Parameter, home: OffDeviceBytes | DealtHome) -> None:
         self.name = name
         self.parameter = parameter
         self.home = home
-        self.coming: Copy | None = None
+        self.coming: Copy | Arriving | None = None
+
+    @property
+    def stays(self) -> bool:
+        """True where this device is the home."""
+        return isinstance(self.home, DealtHome) and self.home.is_here
 
     def arrive(self) -> None:
         """Compute that is queued from here on finds its numbers."""
@@ -103,13 +111,24 @@ class Updates(Protocol):
 
 
 class StreamedWeights:
-    """The weights of one model's blocks; with ``place`` device all stay where they are and nothing is done."""
+    """The weights of one model's blocks; with ``place`` device, and not dealt out, all stay and nothing is done."""
 
-    def __init__(self, tiers: Tiers, *, plan: WeightsPlan, shared: SharedHomes | BaseHomes | None = None) -> None:
-        """shared: memory that other processes have, too, where homes are in one; one of them gives them their numbers."""
+    def __init__(
+        self,
+        tiers: Tiers,
+        *,
+        plan: WeightsPlan,
+        shared: SharedHomes | BaseHomes | None = None,
+        dealt: DealtWeights | None = None,
+    ) -> None:
+        """shared: memory that other processes have, too, where homes are in one; one of them gives them their numbers. dealt:
+        where ranks keep a part of the weights each, on their devices.
+        """
         self._tiers = tiers
         self._plan = plan
         self._shared = shared
+        self._dealt = dealt
+        self._read_elsewhere: Callable[[str], torch.Tensor] | None = None
         self._by_block: list[list[_Streamed]] = []
         self._by_name: dict[str, _Streamed] = {}
         self._present: list[int] = []
@@ -119,9 +138,14 @@ class StreamedWeights:
         """Take the blocks' weights off the device, and have everything else there. Raises DiskFull, OutOfHostMemory, of several
         ranks SharedMemoryRefused and RankLost.
         """
-        if self._plan.place == "device":
+        if self._plan.place == "device" and self._dealt is None:
             return
         listed = list_streamed(model, blocks, trains_all=trains_all)
+        if self._dealt is not None:
+            for named, homes in zip(listed, self._dealt.deal(model, listed), strict=True):
+                self._by_block.append([self._keep(name, parameter, homes[name]) for name, parameter in named.items()])
+            _move_rest(model, self._tiers.device, staying={id(s.parameter) for s in self._by_name.values()})
+            return
         if self._shared is not None:
             self._shared.make([_num_bytes(parameter) for named in listed for parameter in named.values()])
         for named in listed:
@@ -138,7 +162,8 @@ class StreamedWeights:
         self, backbone: nn.Module, blocks: Sequence[nn.Module], *, updates: Updates | None
     ) -> list[RemovableHandle]:
         """Bring and drop weights as the backbone runs forward and backward. updates: None where nothing is trained."""
-        self._updates = updates
+        # Ranks that keep a part each have all updated theirs before any of them goes on, and must ask for the same blocks.
+        self._updates = updates if self._dealt is None else None
         if not self.is_streaming:
             return []
         handles: list[RemovableHandle] = []
@@ -158,35 +183,47 @@ class StreamedWeights:
         """Tensors whose one home all ranks read."""
         return () if self._shared is None else self._by_name.keys()
 
+    @property
+    def dealt_names(self) -> Collection[str]:
+        """Tensors that are on the device of one rank alone."""
+        return () if self._dealt is None else self._by_name.keys()
+
+    def is_elsewhere(self, name: str) -> bool:
+        """True for a tensor that another rank keeps."""
+        return name in self.dealt_names and not self._by_name[name].stays
+
     def home_of(self, name: str) -> OffDeviceBytes | None:
-        """None for what does not stream. Trained homes are kept up to date by ``host_update.py``."""
+        """None for what has no home off the devices. Trained homes are kept up to date by ``host_update.py``."""
         streamed = self._by_name.get(name)
-        return None if streamed is None else streamed.home
+        return streamed.home if streamed is not None and isinstance(streamed.home, OffDeviceBytes) else None
 
     def home_tensor(self, name: str) -> HomeTensor | None:
-        """A streamed tensor, to be read when it is needed; None for what does not stream."""
+        """A streamed tensor, to be read when it is needed, of those that are dealt by all ranks together; None for what does not
+        stream.
+        """
         streamed = self._by_name.get(name)
         return None if streamed is None else streamed.home_tensor()
 
     def write(self, name: str, value: torch.Tensor) -> None:
         """Replace a streamed tensor's numbers at home."""
-        streamed = self._by_name[name]
-        streamed.home.write(value.contiguous(), dtype=streamed.parameter.dtype)
+        home = self.home_of(name)
+        assert home is not None
+        home.write(value.contiguous(), dtype=self._by_name[name].parameter.dtype)
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Inside, streamed parameters have their numbers, in host memory: for export, which reads and does not compute."""
-        emptied = [(streamed.parameter, streamed.parameter.data) for streamed in self._by_name.values()]
-        self.bind_homes()
+    def read_from(self, read: Callable[[str], torch.Tensor]) -> Iterator[None]:
+        """Inside, what other ranks keep comes by ``read``, which gives a tensor's numbers on the host, so that one rank can run
+        the model alone.
+        """
+        self._read_elsewhere = read if self._dealt is not None else None
         try:
             yield
         finally:
-            for parameter, data in emptied:
-                parameter.data = data
+            self._read_elsewhere = None
 
     def bind_homes(self) -> None:
         """Make each home its parameter's data: the model is whole again, in host memory; ranks that share homes have its blocks'
-        weights in common.
+        weights in common. Of weights that are dealt it is for all ranks to call.
         """
         for streamed in self._by_name.values():
             streamed.parameter.data = streamed.home_tensor().load()
@@ -207,11 +244,24 @@ class StreamedWeights:
         data = parameter.data
         if fills:
             home.write(data.contiguous(), dtype=data.dtype)
-        device = self._tiers.device
-        if data.device != device or data.untyped_storage().nbytes() != data.nbytes or not data.is_contiguous():
-            # On the device for a moment, one tensor at a time: torch makes no empty storage of this shape there otherwise.
-            parameter.data = torch.empty(data.shape, dtype=data.dtype, device=device)
-        parameter.untyped_storage().resize_(0)
+        _empty_on(parameter, self._tiers.device)
+        streamed = self._by_name[name] = _Streamed(name, parameter, home)
+        return streamed
+
+    def _keep(self, name: str, parameter: nn.Parameter, home: DealtHome) -> _Streamed:
+        """On the device where this rank keeps it; else only the place for it."""
+        read, device = take_read_later(parameter), self._tiers.device
+        if home.is_here and read is not None:
+            with count_allocations(self._tiers.meter):
+                with on_host(self._tiers, "temporaries"):
+                    data = read()
+                set_region(self._tiers.meter, "weights")
+                parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype, device=device).copy_(data)
+        elif home.is_here:
+            if not _is_whole(parameter, device):
+                parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype, device=device).copy_(parameter.data)
+        elif read is None:
+            _empty_on(parameter, device)
         streamed = self._by_name[name] = _Streamed(name, parameter, home)
         return streamed
 
@@ -257,17 +307,23 @@ class StreamedWeights:
         for streamed in self._by_block[block]:
             if self._updates is not None:
                 self._updates.wait(streamed.name)
-            streamed.parameter.untyped_storage().resize_(streamed.home.num_bytes)
-            self._note_size(streamed.parameter)
-            streamed.coming = streamed.home.fetch(streamed.parameter.data)
+            if not streamed.stays:
+                streamed.parameter.untyped_storage().resize_(streamed.home.num_bytes)
+                self._note_size(streamed.parameter)
+            if self._read_elsewhere is None:
+                streamed.coming = streamed.home.fetch(streamed.parameter.data)
+            elif not streamed.stays:
+                as_bytes(streamed.parameter.data).copy_(as_bytes(self._read_elsewhere(streamed.name)))
+                streamed.coming = NOTHING
 
     def _release(self, block: int) -> None:
         self._present.remove(block)
         for streamed in self._by_block[block]:
             # What was fetched and never used must have arrived before its memory is handed out again.
             streamed.arrive()
-            streamed.parameter.untyped_storage().resize_(0)
-            self._note_size(streamed.parameter)
+            if not streamed.stays:
+                streamed.parameter.untyped_storage().resize_(0)
+                self._note_size(streamed.parameter)
 
     def _note_size(self, parameter: nn.Parameter) -> None:
         if self._tiers.meter is not None:
@@ -276,6 +332,20 @@ class StreamedWeights:
 
 def _num_bytes(parameter: nn.Parameter) -> int:
     return parameter.numel() * parameter.dtype.itemsize
+
+
+def _is_whole(parameter: nn.Parameter, device: torch.device) -> bool:
+    """True for a parameter that is on the device, contiguous, in a storage of its own."""
+    data = parameter.data
+    return data.device == device and data.untyped_storage().nbytes() == data.nbytes and data.is_contiguous()
+
+
+def _empty_on(parameter: nn.Parameter, device: torch.device) -> None:
+    """Leave a parameter on the device with a storage of no bytes."""
+    if not _is_whole(parameter, device):
+        # On the device for a moment, one tensor at a time: torch makes no empty storage of this shape there otherwise.
+        parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+    parameter.untyped_storage().resize_(0)
 
 
 def _move_rest(model: nn.Module, device: torch.device, *, staying: set[int]) -> None:

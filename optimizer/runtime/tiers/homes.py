@@ -95,10 +95,19 @@ class LaterTensor(Protocol):
         """In host memory; not to be written to."""
 
 
+class Home(Protocol):
+    """Bytes that are elsewhere."""
+
+    num_bytes: int
+
+    def read(self) -> torch.Tensor:
+        """All bytes in host memory; not to be written to."""
+
+
 class HomeTensor:
     """A tensor at home, read when it is asked for: what a checkpoint writes one by one."""
 
-    def __init__(self, home: OffDeviceBytes, *, dtype: torch.dtype, shape: torch.Size) -> None:
+    def __init__(self, home: Home, *, dtype: torch.dtype, shape: torch.Size) -> None:
         self._home = home
         self.dtype = dtype
         self.shape = shape

@@ -96,7 +96,7 @@ def _spread_variants(book: PriceBook, base: OuterPlan) -> list[OuterPlan]:
     return [
         variant
         for variant in variants
-        if variant.num_chunks in (1, most) and (variant.weights_place == "device" or variant.prefetch == PREFETCHES[0])
+        if variant.num_chunks in (1, most) and (not variant.brings_weights or variant.prefetch == PREFETCHES[0])
     ] or variants
 
 

@@ -21,6 +21,7 @@ from optimizer.profile.extent import traced_choice
 from optimizer.profile.ops import Part
 from optimizer.profile.profile import BlockTemplate, Profile, Regime, tail_name
 from optimizer.profile.sizes import Shape, evaluate
+from optimizer.profile.trained import BaseSize
 from optimizer.workload import TrainingWorkload
 
 _AFTER_MICRO_BATCHES = ("gradient clipping", "optimizer step")
@@ -28,6 +29,8 @@ _FP32_BYTES = 4
 _ID_BYTES = 8
 _COUNTER_BYTES = 4
 """Bytes of the count of a tensor's updates, where the optimizer keeps one."""
+_PACKED_TOGETHER = 64
+"""Elements of a matrix in 4 bits that share their scales, of 4 bytes."""
 _ROUNDING = 1e-9
 """Tolerance of sums of milliseconds in another order."""
 
@@ -111,8 +114,9 @@ def replay_plan(
     for size, own in zip(trained, is_own, strict=True):
         by_bytes.setdefault(size.num_elements * element_bytes, []).append(own)
     regime = profile.regime(plan.weights.representation, shape)
-    replay = _Replay(profile, regime, shape, plan, owned=by_bytes if plan.layout.shares_state else {})
-    ledger.add("device", "weights", num_trained * element_bytes)
+    others = _list_others(profile, plan, owners, rank=rank, trains_all=workload.adapter is None)
+    replay = _Replay(profile, regime, shape, plan, owned=by_bytes if plan.layout.shares_state else {}, others=others)
+    ledger.add("device", "weights", num_trained * element_bytes - sum(others))
     ledger.add("device", "weights", profile.total_frozen_bytes(plan.weights.representation))
     ledger.add("device", "weights", profile.buffer_bytes["fp32" if plan.weights.dtype == "fp32" else "bf16"])
     num_tensors = sum(is_own)
@@ -135,6 +139,36 @@ def replay_plan(
     return ledger
 
 
+def _list_others(profile: Profile, plan: Plan, owners: list[int], *, rank: int, trains_all: bool) -> list[int]:
+    """Bytes of each block's weights that other ranks keep; none unless ranks share weights out. owners: of trained tensors."""
+    if not plan.layout.shares_weights:
+        return []
+    found = [0] * profile.num_blocks
+    if trains_all:
+        size = _FP32_BYTES if plan.weights.dtype == "fp32" else 2
+        for (block, tensor), owner in zip(profile.tensors.placed(), owners, strict=True):
+            if 0 <= block < profile.num_blocks and owner != rank:
+                found[block] += size * tensor.num_elements
+        return found
+    held = [0] * plan.layout.num_devices
+    kinds = () if profile.base is None else profile.base.by_block
+    for block, kind in enumerate(profile.tensors.block_kinds):
+        for num_bytes in sorted((_frozen_bytes(size, plan) for size in kinds[kind]), reverse=True):
+            owner = held.index(min(held))
+            held[owner] += num_bytes
+            found[block] += num_bytes if owner != rank else 0
+    return found
+
+
+def _frozen_bytes(size: BaseSize, plan: Plan) -> int:
+    element_bytes = _FP32_BYTES if plan.weights.dtype == "fp32" else 2
+    if not size.packs or plan.weights.frozen == "same":
+        return element_bytes * size.num_elements
+    if plan.weights.frozen == "int8":
+        return size.num_elements + element_bytes * size.num_scales
+    return -(-size.num_elements // _PACKED_TOGETHER) * (_PACKED_TOGETHER // 2 + _FP32_BYTES)
+
+
 def _input_bytes(profile: Profile, shape: Shape) -> int:
     batch, sequence = shape
     if profile.input_bytes is not None:
@@ -146,11 +180,13 @@ class _Replay:
     """Walks through the parts of one micro-batch."""
 
     def __init__(
-        self, profile: Profile, regime: Regime, shape: Shape, plan: Plan, *, owned: dict[int, list[bool]]
+        self, profile: Profile, regime: Regime, shape: Shape, plan: Plan, *, owned: dict[int, list[bool]], others: list[int]
     ) -> None:
         """owned: by bytes of a gradient, whether its tensor is this rank's own, in the model's order; backward takes the last
-        first. Empty where the rank keeps all.
+        first. Empty where the rank keeps all. others: bytes of each block that come while it runs; empty where all are there.
         """
+        self._others, self._prefetch = others, plan.weights.prefetch
+        self._present: set[int] = set()
         self._owned = owned
         self._profile, self._regime, self._shape = profile, regime, shape
         self._choices = plan.activations.per_block
@@ -161,7 +197,9 @@ class _Replay:
     def micro_batch(self, ledger: Ledger, *, which: str) -> None:
         self._walk(ledger, self._named("prologue"))
         for block in range(len(self._choices)):
+            self._bring(ledger, range(block, block + self._prefetch + 1))
             self._walk(ledger, self._profile.parts[self._template(block).forward], self._forward_releases(block))
+        self._bring(ledger, range(0))
         for index, shared in enumerate(self._regime.shared):
             if index not in self._last_uses and shared.ends_in < 0:
                 self._release(ledger, index)
@@ -172,7 +210,20 @@ class _Replay:
             template = self._template(block)
             part = template.backward_first if which == "first" else template.backward_accumulate
             releases = {index: until for index, (last, until) in self._last_uses.items() if last == block}
+            self._bring(ledger, range(block, block - self._prefetch - 1, -1))
             self._walk(ledger, self._profile.parts[part], releases)
+        self._bring(ledger, range(0))
+
+    def _bring(self, ledger: Ledger, wanted: range) -> None:
+        """Have the weights of these blocks, as far as there are such, and of no others."""
+        if not self._others:
+            return
+        inside = {block for block in wanted if 0 <= block < len(self._others)}
+        for block in self._present - inside:
+            ledger.add("device", "weights", -self._others[block])
+        for block in inside - self._present:
+            ledger.add("device", "weights", self._others[block])
+        self._present = inside
 
     def _walk(self, ledger: Ledger, part: Part, releases: dict[int, int] | None = None) -> None:
         """releases: shared storages that go, each after which op."""

@@ -26,11 +26,12 @@ PoseOn = Callable[[DeviceLayout], Pose]
 """The question on a layout."""
 AnswerOne = Callable[[Pose, Profile, TrainingWorkload], ObjectiveAnswer]
 """Answers the question on one layout: ``objectives.answer_goal``."""
-_LABELS: Final[Mapping[str, str]] = {"replicated": "ddp", "zero1": "zero1", "zero2": "zero2"}
+_LABELS: Final[Mapping[str, str]] = {"replicated": "ddp", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3"}
 _WORDS: Final[Mapping[str, str]] = {
     "replicated": "each keeps everything",
     "zero1": "optimizer state shared out (ZeRO-1)",
     "zero2": "optimizer state and gradients shared out (ZeRO-2)",
+    "zero3": "optimizer state, gradients and weights shared out (ZeRO-3)",
 }
 _SAME: Final = 1e-6
 """Share by which times are the same."""
@@ -71,6 +72,7 @@ def _techniques(layout: DeviceLayout) -> list[str]:
         "data_parallel": layout.num_devices > 1,
         "shard_state": layout.shares_state,
         "shard_gradients": layout.reduces_each_micro_batch,
+        "shard_weights": layout.shares_weights,
     }
     return [name for name, is_used in used.items() if is_used]
 

@@ -59,7 +59,7 @@ def with_chunks(problem: SearchProblem, setting: OuterPlan) -> list[OuterPlan]:
 
 
 def with_prefetch(problem: SearchProblem, setting: OuterPlan) -> list[OuterPlan]:
-    if setting.weights_place == "device" or "prefetch" in problem.pinned_levers:
+    if not setting.brings_weights or "prefetch" in problem.pinned_levers:
         return [setting]
     return [replace(setting, prefetch=prefetch) for prefetch in PREFETCHES]
 

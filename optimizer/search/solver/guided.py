@@ -69,7 +69,7 @@ def _settings_of(book: PriceBook, node: Node) -> Iterator[OuterPlan]:
             steps = fraction_steps(book.problem.num_blocks)
             most = round(roomy.state_fraction * steps)
             yield replace(roomy, state_fraction=node.best_share(steps, most) / steps)
-    elif setting.weights_place == "device" or "prefetch" in book.problem.pinned_levers:
+    elif not setting.brings_weights or "prefetch" in book.problem.pinned_levers:
         yield setting
     else:
         yield from (replace(setting, prefetch=number) for number in PREFETCHES)

@@ -140,7 +140,7 @@ def _moved(book: PriceBook, setting: OuterPlan) -> Iterator[OuterPlan]:
             state_fraction=home.state_fraction,
             weights_place=home.weights_place,
         )
-        if home.weights_place == "device":
+        if not moved.brings_weights:
             yield moved
         else:
             yield from (replace(moved, prefetch=number) for number in range(MAX_PREFETCH + 1))

@@ -44,13 +44,18 @@ MAX_MIXED_SETTINGS = 6
 _NEVER = 2**62
 
 
-def solve(book: PriceBook) -> None:
-    """Price what is worth pricing; the answer is ``book.best``. Of small problems everything is."""
+def solve(book: PriceBook, *, polishes: bool = True) -> None:
+    """Price what is worth pricing; the answer is ``book.best``. Of small problems everything is.
+
+    polishes: False leaves a deep model's best plan as it was found, without changing it here and there.
+    """
     if price_all(book):
         return
     relax = None if book.problem.pinned_blocks is not None else book.problem.relax
     if relax is not None and book.problem.num_blocks > MAX_BLOCKS_FOR_ALL_LINES:
-        polish(book, is_worth=solve_guided(book, relax))
+        is_worth = solve_guided(book, relax)
+        if polishes:
+            polish(book, is_worth=is_worth)
         return
     _Solver(book).solve()
     if relax is not None:

@@ -73,7 +73,7 @@ def _variants(book: PriceBook, home: OuterPlan) -> Iterator[OuterPlan]:
     problem, steps = book.problem, fraction_steps(book.problem.num_blocks)
     free = _has_free_fraction(problem, home)
     fractions = [step / steps for step in range(1, steps + 1)] if free else [home.state_fraction]
-    streams = home.weights_place != "device" and "prefetch" not in problem.pinned_levers
+    streams = home.brings_weights and "prefetch" not in problem.pinned_levers
     prefetches = list(range(MAX_PREFETCH + 1)) if streams else [home.prefetch]
     for fraction, prefetch, count, compress in product(
         fractions, prefetches, _chunks(problem, home), _compressions(problem, home)

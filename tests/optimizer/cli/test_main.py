@@ -391,11 +391,25 @@ def test_plan_on_two_cards_prints_each_layout_and_what_devices_send(files: Path,
     assert "ddp_recompute" in printed
 
 
+def test_plan_on_unequal_cards_prints_who_takes_how_much(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = ["--profile", str(files / "profile.json"), *WORK, "--forbid", "offload", "--forbid", "stream_weights"]
+    assert main(["plan", *profile, "--devices", "2x RTX 3060, RTX 4090", "--pin", "layout.num_devices=3"]) == 0
+    printed = capsys.readouterr().out
+    assert "2x RTX 3060 12GB, 1x RTX 4090, linked by the host's memory" in printed
+    assert "RTX 4090 + 2x RTX 3060 12GB, replicated" in printed
+    assert "3 devices, each keeps everything, of unequal shares" in printed
+    assert "is the slowest, and all wait for it" in printed
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--devices", "2x RTX 4090", "--gpu", "RTX 4090"], "--devices names a card (RTX 4090)"),
-        (["--devices", "1x RTX 4090 + 1x T4"], "several kinds or in several machines"),
+        (["--devices", "1x RTX 4090, 1x T4@host-b"], "are in several machines"),
+        (["--devices", "1x RTX 4090, 2"], "names no card in one of its parts"),
+        (["--devices", "RTX 4090, RTX 3060", "--gpu", "RTX 4090"], "names a card (RTX 4090, RTX 3060 12GB)"),
+        (["--devices", "RTX 4090, RTX 3090", "--peer-link", "nvlink"], "it joins cards that are alike"),
+        (["--devices", "RTX 4090, RTX 3090", "--objective", "largest-batch"], "of several kinds; allowed: fastest_step"),
         (["--devices", "2x RTX 4090", "--peer-link", "nvlink"], "has no NVLink"),
         (["--devices", "2", "--gpus", "all"], "--devices is for one plan, of training or of a generation"),
     ],

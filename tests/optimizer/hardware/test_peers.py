@@ -7,8 +7,10 @@ from optimizer.base.errors import InvalidInput
 from optimizer.hardware.devices import find_device, known_devices, table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.peers import (
+    LOOPBACK,
     SeveralDevices,
     assumed_link,
+    network_link,
     peer_link_of,
     read_devices_text,
     read_peer_link,
@@ -66,11 +68,10 @@ def test_devices_are_read_as_a_number_or_with_a_card() -> None:
     [
         ("RTX 4090", "is not understood"),
         ("0", "is not understood"),
-        ("1x RTX 4090 + 1x RTX 3090", "several kinds or in several machines"),
-        ("2x RTX 4090 @ host-b", "several kinds or in several machines"),
+        ("x RTX 4090", "is not understood"),
     ],
 )
-def test_uneven_and_remote_devices_are_refused_in_words(text: str, words: str) -> None:
+def test_what_is_no_number_of_devices_is_refused_in_words(text: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         read_devices_text(text)
 
@@ -89,3 +90,22 @@ def test_a_measured_machine_is_given_devices_and_an_assumed_link() -> None:
     assert machine.peers.kind == "loopback"
     assert with_devices(machine, 2, peer_link="2e9").peers.bytes_per_s == 2e9
     assert with_devices(machine, 1).peers is None
+
+
+@pytest.mark.parametrize(
+    ("text", "bits_per_s", "delay_s"),
+    [("200Mbit,20ms", 200e6, 0.02), ("1 Gbit, 1 ms", 1e9, 1e-3), ("2.5gbit,500us", 2.5e9, 5e-4), ("9Kbit,1s", 9e3, 1.0)],
+)
+def test_a_network_is_a_rate_and_a_delay(text: str, bits_per_s: float, delay_s: float) -> None:
+    """Less what the headers of full frames take, and with the time that a message takes between two processes."""
+    link = with_devices(make_cpu_machine(), 2, peer_link=text).peers
+    assert link == read_peer_link(find_device("RTX 4090"), text) == network_link(bits_per_s=bits_per_s, delay_s=delay_s)
+    assert link.kind == "network"
+    assert link.bytes_per_s == pytest.approx(bits_per_s / 8 * 1448 / 1514)
+    assert link.latency_s == pytest.approx(delay_s + LOOPBACK.latency_s)
+
+
+@pytest.mark.parametrize("text", ["1bit,1ms", "200Mbit", "200Mbit,20", "1Kbit,1ms", "200Mbit,11s"])
+def test_what_is_no_network_is_refused_in_words(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"is no link; allowed: .*(200Mbit,20ms|at most 10 s)"):
+        with_devices(make_cpu_machine(), 2, peer_link=text)

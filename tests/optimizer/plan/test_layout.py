@@ -8,10 +8,12 @@ import pytest
 from optimizer.base.errors import InvalidPlan
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
+from optimizer.plan.techniques import is_idle
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter, TrainingWorkload
 
@@ -81,6 +83,35 @@ def test_ranks_share_homes_on_the_host_unless_each_updates_its_own(
 ) -> None:
     plan = replace(PLAN, layout=DeviceLayout(num_devices=num_devices, data=data), weights=WeightsPlan(place=place))
     assert plan.shares_homes(trains_all=trains_all) is shares
+
+
+@pytest.mark.parametrize("place", ["host", "disk", "remote"])
+@pytest.mark.parametrize("adapter", [None, Adapter(rank=4)])
+def test_weights_that_are_dealt_out_to_devices_are_nowhere_else(place: Any, adapter: Adapter | None) -> None:
+    layout = DeviceLayout(num_devices=2, data="zero3")
+    plan = replace(PLAN, layout=layout, **{**STREAMED, "weights": WeightsPlan(place=place)})
+    workload = replace(WORKLOAD, adapter=adapter)
+    conflict = plan.find_conflict(workload)
+    assert conflict is not None
+    assert conflict.fields["field"] == "plan.layout.data"
+    if place == "host":
+        assert str(conflict) == (
+            "layout data is zero3, which has each weight on one device; those on the host are there already: use device, or zero2"
+        )
+    assert replace(plan, weights=WeightsPlan(prefetch=2)).find_conflict(workload) is None
+
+
+def test_blocks_weights_come_from_elsewhere_or_from_other_devices() -> None:
+    assert not PLAN.brings_weights
+    assert replace(PLAN, weights=WeightsPlan(place="host")).brings_weights
+    assert replace(PLAN, layout=DeviceLayout(num_devices=2, data="zero3")).brings_weights
+
+
+def test_how_many_blocks_come_ahead_matters_where_any_do() -> None:
+    assert is_idle("weights.prefetch", PLAN)
+    assert not is_idle("weights.prefetch", replace(PLAN, layout=DeviceLayout(num_devices=2, data="zero3")))
+    assert not is_idle("weights.prefetch", replace(PLAN, weights=WeightsPlan(place="host")))
+    assert is_idle("weights.prefetch", GenerationPlan())
 
 
 def test_embeddings_with_sparse_gradients_train_on_one_device() -> None:

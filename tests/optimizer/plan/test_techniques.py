@@ -42,7 +42,7 @@ def test_every_technique_is_used_by_some_decision_of_the_work_it_is_for() -> Non
 
 def test_every_condition_and_everything_brought_is_a_decision() -> None:
     for knob in KNOBS.values():
-        assert all(condition.path in KNOBS for condition in knob.matters_where)
+        assert all(condition.path in KNOBS for condition in (*knob.matters_where, *knob.or_where))
         assert all(path in KNOBS for brought in knob.brings.values() for path in brought)
 
 

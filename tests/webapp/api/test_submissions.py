@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,10 @@ from django.db import connection
 from django.test import Client
 from pytest_django import Settings
 
+from webapp import submissions
 from webapp.jobs.models import Job
-from webapp.submissions import SubmissionLine
+from webapp.server import server_config
+from webapp.submissions import BURST, LONGEST_WAIT_S, MOST_BACK_PER_S, SubmissionLine
 
 
 class Slow:
@@ -55,6 +58,54 @@ async def test_a_burst_waits_in_a_short_line_and_past_it_is_refused_at_once(sett
     assert [status for status, _, _ in await asyncio.gather(*taken)] == [201] * 5
     assert django.most_at_once == 2
     assert (await ask(line))[0] == 201
+
+
+def test_who_is_asked_back_still_has_a_connection_then() -> None:
+    config = server_config(None, host="127.0.0.1", port=0)
+    assert config.timeout_keep_alive > LONGEST_WAIT_S
+
+
+async def test_those_refused_together_are_asked_back_in_different_seconds(settings: Settings) -> None:
+    settings.HEADROOM_SUBMISSIONS_AT_ONCE, settings.HEADROOM_SUBMISSIONS_WAITING = 1, 0
+    django = Slow()
+    line = SubmissionLine(django)
+    taken = asyncio.create_task(ask(line))
+    await asyncio.sleep(0)
+    back: list[int] = [int((await ask(line))[1][b"retry-after"]) for _ in range(MOST_BACK_PER_S * 2 * LONGEST_WAIT_S)]
+    assert back[0] == 1
+    assert set(back[: MOST_BACK_PER_S * LONGEST_WAIT_S]) == set(range(1, LONGEST_WAIT_S + 1))
+    # a second of the clock may begin while they are refused: then one more is filled, and an earlier one has passed
+    num_back = Counter(back)
+    assert all(num_back[wait_s] <= 3 * MOST_BACK_PER_S for wait_s in range(1, LONGEST_WAIT_S + 1))
+    django.may_answer.set()
+    await taken
+
+
+async def test_no_submission_begins_while_a_burst_is_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.HEADROOM_SUBMISSIONS_AT_ONCE, settings.HEADROOM_SUBMISSIONS_WAITING = 1, 1
+    monkeypatch.setattr(submissions, "BURST_S", 3600.0)
+    monkeypatch.setattr(submissions, "QUIET_S", 0.5)
+    began: list[str] = []
+    first_may_end = asyncio.Event()
+
+    async def django(scope: Any, receive: Any, send: Any) -> None:
+        began.append(scope["path"])
+        await first_may_end.wait()
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    line = SubmissionLine(django)
+    taken = [asyncio.create_task(ask(line, path)) for path in ("/api/v1/jobs", "/api/v1/jobs/job_1/cancel")]
+    await asyncio.sleep(0)
+    refused = [await ask(line) for _ in range(BURST)]
+    first_may_end.set()
+    await taken[0]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert began == ["/api/v1/jobs"]
+    assert [status for status, _, _ in refused] == [503] * BURST
+    await taken[1]
+    assert began == ["/api/v1/jobs", "/api/v1/jobs/job_1/cancel"]
 
 
 async def test_what_is_no_submission_waits_in_no_line(settings: Settings) -> None:

@@ -50,6 +50,15 @@ def test_a_clone_keeps_the_devices_and_its_price_names_them(browser: Client, ada
     assert row.name.startswith("On 2 devices, optimizer state shared (ZeRO-1)")
 
 
+def test_the_job_page_says_what_unequal_ranks_take_of_a_step_and_which_is_the_slowest(browser: Client, on_two: Job) -> None:
+    common = {"device": "cpu", "memory_bytes": 2**30, "peak_bytes": 2**20, "peak_high_bytes": 2**21}
+    ranks = [{**common, "num_sequences": 1, "step_ms": 1234.4}, {**common, "num_sequences": 3, "step_ms": 1200.0}]
+    Job.objects.filter(pk=on_two.pk).update(prediction={**on_two.prediction, "ranks": ranks})
+    text = browser.get(reverse("job", args=[on_two.pk])).content.decode()
+    assert "rank 0: 1 sequence of a step, 1,234 ms, the slowest" in text
+    assert "rank 1: 3 sequences of a step, 1,200 ms<" in text
+
+
 def test_the_job_page_shows_each_devices_peak_the_fullest_first(browser: Client, on_two: Job, pair: Machine) -> None:
     attempt = claim_job(worker="w", machine=pair)
     assert attempt is not None

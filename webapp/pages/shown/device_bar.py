@@ -92,7 +92,13 @@ def devices_words(machine: Mapping[str, Any]) -> str:
     return f"{num_devices} devices with {memory}, linked by {_LINKS[link['kind']]} ({rate})"
 
 
-_LINKS: Final = {"nvlink": "NVLink", "pcie": "PCIe", "host": "the host's memory", "loopback": "the loopback interface"}
+_LINKS: Final = {
+    "nvlink": "NVLink",
+    "pcie": "PCIe",
+    "host": "the host's memory",
+    "loopback": "the loopback interface",
+    "network": "a network",
+}
 _RATE_SOURCES: Final = {"measured": "measured here", "table": "from data sheets"}
 
 

@@ -24,6 +24,8 @@ class RankRow:
     """Part of the bar's width that the peak takes, measured if it is known."""
     predicted_percent: str
     budget_percent: str
+    part: str
+    """Its part of a step in words, where ranks differ: ``18 sequences, 7,516 ms, the slowest``; else empty."""
     summary: str
     """The row's bar as a sentence, for those who do not see it."""
     holds: str = ""
@@ -38,6 +40,7 @@ def rank_rows(job: Job) -> list[RankRow]:
     predicted = _sizes(_predicted_of(job), job.need_devices)
     blocks = _blocks_of(job)
     newest = job.attempts.order_by("-number").values_list("devices", flat=True).first() or []
+    parts = _parts((job.prediction or {}).get("ranks") or [], job.need_devices)
     places = [*newest, *[None] * job.need_devices]
     budget = budget_bytes(job) or 0
     scale_bytes = max([1, budget, *(size for size in (*measured, *predicted) if size)]) * 1.04
@@ -50,6 +53,7 @@ def rank_rows(job: Job) -> list[RankRow]:
             width_percent=bar_percent(int(measured[rank] or predicted[rank] or 0), scale_bytes),
             predicted_percent=_percent(predicted[rank], scale_bytes),
             budget_percent=_percent(budget, scale_bytes),
+            part=parts[rank],
             summary=_summary(rank, measured[rank], predicted[rank], budget),
             holds=blocks[rank],
         )
@@ -76,6 +80,18 @@ def _blocks_of(job: Job) -> list[str]:
         return [""] * job.need_devices
     ends = list(accumulate(numbers))
     return [f"blocks {end - number + 1} to {end}" for end, number in zip(ends, numbers, strict=True)]
+
+
+def _parts(ranks: Sequence[Any], num_ranks: int) -> list[str]:
+    """Words for each rank; empty ones where all are alike."""
+    if len(ranks) != num_ranks:
+        return [""] * num_ranks
+    slowest_ms = max(rank["step_ms"] for rank in ranks)
+    return [
+        f"{rank['num_sequences']} sequence{'s' * (rank['num_sequences'] > 1)} of a step, {rank['step_ms']:,.0f} ms"
+        + (", the slowest" if rank["step_ms"] == slowest_ms else "")
+        for rank in ranks
+    ]
 
 
 def _percent(size: int | None, scale_bytes: float) -> str:

@@ -21,6 +21,7 @@ _SHARED_OUT: Final = {
     "replicated": "",
     "zero1": ", optimizer state shared (ZeRO-1)",
     "zero2": ", optimizer state and gradients shared (ZeRO-2)",
+    "zero3": ", optimizer state, gradients and weights shared (ZeRO-3)",
 }
 
 

@@ -1,19 +1,23 @@
-"""The link between the devices of the machine: on the CPU device measured over the loopback, on CUDA from the table of cards, as
-far as their driver says that they reach each other.
+"""The link between the devices of the machine, measured by processes that exchange tensors as its ranks do: over gloo and the
+loopback on the CPU device, over NCCL between cards.
 
-Processes that play devices on one machine talk over TCP on the loopback, as gloo's do: each byte is copied into the kernel and
-out of it again, by the cores that also compute. Two threads and one connection show that in a fraction of a second; starting
-processes and a process group for it would take many times as long.
+From the seconds of all-reduces follow what the estimate asks for (``estimate/collectives``). Of N ranks the smallest takes
+2 (N-1) messages in turn, over gloo each with a notice before it; a larger one beside that 2 (N-1)/N of its bytes, and over gloo a
+notice for each segment that goes around. Where nothing can be exchanged the link is what the table or the driver says.
 
-*Not modelled*: what gloo adds (its buffers and the sums), which finished runs correct.
+*Not modelled*: more than ``_MOST_PROCESSES`` that exchange at once, and fewer, which share switches and cores with fewer others.
 """
 
 import contextlib
-import socket
-import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -21,24 +25,80 @@ from optimizer.base.errors import InvalidInput
 from optimizer.hardware.devices import find_device
 from optimizer.hardware.machine import Machine, PeerLink
 from optimizer.hardware.peers import assumed_link, link_of_kind, peer_link_of
+from optimizer.hardware.probe.rates.peer_exchange import LARGE_BYTES, SMALL_BYTES
 
-_LOOPBACK = "127.0.0.1"
-_CHUNK_BYTES = 1 << 20
-_NUM_CHUNKS = 32
-_NUM_PINGS = 50
-_TIMEOUT_S = 10.0
+_MODULE: Final = "optimizer.hardware.probe.rates.peer_exchange"
+_START_S: Final = 120.0
+"""Longest that processes take to start, find each other and exchange, beside the time that is to be measured."""
+_SEGMENT_BYTES: Final = 1 << 20
+"""Most of an all-reduce over gloo that goes around at once; every rank makes at least two."""
+_MOST_PROCESSES: Final = 8
 
 
 def probe_peers(machine: Machine, *, max_s: float) -> PeerLink | None:
     """The link between devices of the machine, whose own field for it is not read. None on one device."""
     if machine.num_devices == 1:
         return None
-    if machine.device.kind == "cuda":
-        return _link_of_cards(machine)
+    is_cuda = machine.device.kind == "cuda"
+    assumed = _link_of_cards(machine) if is_cuda else assumed_link(replace(machine, peers=None))
+    index = machine.device.index
+    number = min(machine.num_devices, _MOST_PROCESSES)
+    devices = [f"cuda:{index + place}" if is_cuda else "cpu" for place in range(number)]
     try:
-        return probe_loopback(machine.num_devices, max_s=max_s)
-    except OSError:
-        return assumed_link(replace(machine, peers=None))
+        seconds = time_processes(devices, max_s=max_s)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return assumed
+    return measured_link(seconds, assumed, num_ranks=number, is_gloo=not is_cuda)
+
+
+def measured_link(seconds: Mapping[int, float], assumed: PeerLink, *, num_ranks: int, is_gloo: bool) -> PeerLink:
+    """The link on which the ranks' all-reduces take these seconds, by bytes."""
+    others = num_ranks - 1
+    latency_s = seconds[SMALL_BYTES] / (2 * others * (1 + is_gloo))
+    rates = {}
+    for size, took_s in sorted(seconds.items()):
+        num_waits = 2 * others
+        if is_gloo:
+            num_segments = max(2 * num_ranks, num_ranks * math.ceil(size / _SEGMENT_BYTES / num_ranks))
+            num_waits = 2 * (num_segments - num_segments // num_ranks)
+        # Of a size whose messages wait longer than its bytes take only that much is known.
+        rates[size] = 2 * others / num_ranks * size / max(took_s - num_waits * latency_s, took_s / 2)
+    del rates[SMALL_BYTES]
+    return replace(
+        assumed,
+        bytes_per_s=rates[LARGE_BYTES],
+        latency_s=latency_s,
+        source="measured",
+        bytes_per_s_by_size=tuple((float(size), rate) for size, rate in rates.items()),
+    )
+
+
+def time_processes(devices: list[str], *, max_s: float) -> dict[int, float]:
+    """Seconds of all-reduces by bytes. Raises OSError, SubprocessError or ValueError where a process cannot start or ends
+    early.
+    """
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", _MODULE],
+                cwd=Path(__file__).resolve().parents[4],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            for _ in devices
+        ]
+        for process in processes:
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        for rank, (process, device) in enumerate(zip(processes, devices, strict=True)):
+            assert process.stdin is not None
+            asked = {"rank": rank, "num_ranks": len(devices), "folder": folder, "device": device, "max_s": max_s}
+            process.stdin.write(json.dumps(asked) + "\n")
+            process.stdin.flush()
+        answers = [process.communicate(timeout=_START_S + max_s)[0] for process in processes]
+    return {int(size): float(took_s) for size, took_s in json.loads(answers[0]).items()}
 
 
 def _link_of_cards(machine: Machine) -> PeerLink:
@@ -63,21 +123,6 @@ def _has_nvlink(index: int) -> bool:
     return False
 
 
-def probe_loopback(num_devices: int, *, max_s: float) -> PeerLink:
-    """Time two sides that send and receive at once; more devices share the cores. Raises OSError where nothing may listen."""
-    with ExitStack() as stack:
-        here, there = _connect(stack)
-        pool = stack.enter_context(ThreadPoolExecutor(max_workers=4))
-        latency_s = _round_trip_s(here, there, pool) / 2
-        deadline_s = time.perf_counter() + max_s
-        seconds = [_exchange_s(here, there, pool)]
-        while time.perf_counter() + seconds[-1] < deadline_s:
-            seconds.append(_exchange_s(here, there, pool))
-    pairs = num_devices / 2
-    rate = _NUM_CHUNKS * _CHUNK_BYTES / min(seconds)
-    return PeerLink(kind="loopback", bytes_per_s=rate / pairs, latency_s=latency_s, source="measured")
-
-
 def count_like_cards(index: int) -> int:
     """Cards from this one on that are like it: torch's numbers without a gap, so that each is named by its place."""
     cards = [_card_of(other) for other in range(index, torch.cuda.device_count())]
@@ -87,53 +132,3 @@ def count_like_cards(index: int) -> int:
 def _card_of(index: int) -> tuple[str, int]:
     properties = torch.cuda.get_device_properties(index)
     return properties.name, properties.total_memory
-
-
-def _connect(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
-    with socket.create_server((_LOOPBACK, 0)) as server:
-        here = stack.enter_context(socket.create_connection(server.getsockname()[:2], timeout=_TIMEOUT_S))
-        there = stack.enter_context(server.accept()[0])
-    for side in (here, there):
-        side.settimeout(_TIMEOUT_S)
-        side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return here, there
-
-
-def _round_trip_s(here: socket.socket, there: socket.socket, pool: ThreadPoolExecutor) -> float:
-    def answer() -> None:
-        for _ in range(_NUM_PINGS):
-            there.sendall(there.recv(1))
-
-    answered = pool.submit(answer)
-    seconds = []
-    for _ in range(_NUM_PINGS):
-        begin_s = time.perf_counter()
-        here.sendall(b"?")
-        here.recv(1)
-        seconds.append(time.perf_counter() - begin_s)
-    answered.result()
-    return sorted(seconds)[len(seconds) // 2]
-
-
-def _exchange_s(here: socket.socket, there: socket.socket, pool: ThreadPoolExecutor) -> float:
-    begin_s = time.perf_counter()
-    both = [pool.submit(act, side) for side in (here, there) for act in (_send, _receive)]
-    for done in both:
-        done.result()
-    return time.perf_counter() - begin_s
-
-
-def _send(side: socket.socket) -> None:
-    chunk = bytes(_CHUNK_BYTES)
-    for _ in range(_NUM_CHUNKS):
-        side.sendall(chunk)
-
-
-def _receive(side: socket.socket) -> None:
-    into = memoryview(bytearray(_CHUNK_BYTES))
-    left = _NUM_CHUNKS * _CHUNK_BYTES
-    while left:
-        num_bytes = side.recv_into(into[: min(left, _CHUNK_BYTES)])
-        if not num_bytes:
-            raise ConnectionResetError("the loopback's connection ended")
-        left -= num_bytes

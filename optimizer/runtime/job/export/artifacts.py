@@ -39,7 +39,7 @@ from optimizer.runtime.job.export.export_weights import FinalWeights
 from optimizer.runtime.job.export.sample_text import generate_tokens
 from optimizer.runtime.job.export.verify_export import verify_adapter, verify_buildable, verify_model
 from optimizer.runtime.job.stage_watch import JobStage, StageWatch
-from optimizer.runtime.ranks.gathering import AnyTensor, gather_to_first
+from optimizer.runtime.ranks.gathering import AnyTensor, gather_to_first, load_tensor
 from optimizer.runtime.step.step import Trainer
 from optimizer.workload import Export
 
@@ -107,10 +107,19 @@ def leave_artifacts(
     state, _ = trainer.optimizer.export_state()
     left = gather_to_first(
         trainer.ranks,
-        groups={"optimizer": state if trainer.ranks.is_first or trainer.shares_state else {}},
+        groups={
+            "optimizer": state if trainer.ranks.is_first or trainer.shares_state else {},
+            "weights": trainer.dealt_weights(),
+        },
         facts={},
         use=lambda groups, _: _leave_all(
-            trainer, exported, batches=batches, enter_phase=enter_phase, stages=stages, state=groups["optimizer"]
+            trainer,
+            exported,
+            batches=batches,
+            enter_phase=enter_phase,
+            stages=stages,
+            state=groups["optimizer"],
+            dealt=groups["weights"],
         ),
     )
     return left or ([], "")
@@ -124,14 +133,16 @@ def _leave_all(
     enter_phase: EnterPhase,
     stages: StageWatch | None,
     state: Mapping[str, AnyTensor] | None = None,
+    dealt: Mapping[str, AnyTensor] | None = None,
 ) -> tuple[list[Artifact], str]:
-    """state: the optimizer's of all ranks, where there are several."""
-    final = FinalWeights.of_trainer(trainer, state=state)
+    """state: the optimizer's of all ranks, where there are several; dealt: weights that one rank alone has."""
+    final = FinalWeights.of_trainer(trainer, state=state, dealt=dealt)
     artifacts = leave_weights(final, exported, enter_phase=enter_phase, stages=stages)
     if trainer.workload.sample_tokens:
         enter_phase("sampling", "writing a sample")
         path = exported.folder / "sample.txt"
-        path.write_text(_sample_text(trainer, exported, batches=batches))
+        with trainer.weights.read_from(lambda name: load_tensor((dealt or {})[name])):
+            path.write_text(_sample_text(trainer, exported, batches=batches))
         artifacts.append(
             Artifact(
                 kind="sample",

@@ -9,7 +9,7 @@ trainer that wrote it: what it does not hold is read from where the run had it f
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.job.checkpoint import Checkpoint
 from optimizer.runtime.layers.filling import ReadParameter, read_parameters
 from optimizer.runtime.layers.quantized_linear import BaseTensor, freeze_base, list_base_tensors
-from optimizer.runtime.ranks.gathering import AnyTensor
+from optimizer.runtime.ranks.gathering import AnyTensor, load_tensor
 from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
 from optimizer.workload import TrainingWorkload
@@ -45,21 +45,24 @@ class FinalWeights:
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
 
     @classmethod
-    def of_trainer(cls, trainer: Trainer, *, state: Mapping[str, AnyTensor] | None = None) -> Self:
-        """Between steps; ``read`` while it is open. state: of all ranks, where there are several."""
+    def of_trainer(
+        cls,
+        trainer: Trainer,
+        *,
+        state: Mapping[str, AnyTensor] | None = None,
+        dealt: Mapping[str, AnyTensor] | None = None,
+    ) -> Self:
+        """Between steps; ``read`` while it is open. state: of all ranks, where there are several; dealt: the weights that one of
+        them alone keeps.
+        """
         trainer.join()
         if state is None:
             state, _ = trainer.optimizer.export_state()
-        masters: dict[str, Any] = {
-            name.removesuffix(_MASTER_SUFFIX): held for name, held in state.items() if name.endswith(_MASTER_SUFFIX)
-        }
+        masters = {name.removesuffix(_MASTER_SUFFIX): held for name, held in state.items() if name.endswith(_MASTER_SUFFIX)}
+        known: dict[str, AnyTensor] = {**(dealt or {}), **masters}
 
         def read(name: str) -> torch.Tensor:
-            master = masters.get(name)
-            if master is None:
-                return trainer.read_weight(name).cpu()
-            tensor: torch.Tensor = master.detach() if isinstance(master, torch.Tensor) else master.load()
-            return tensor.cpu()
+            return (load_tensor(known[name]) if name in known else trainer.read_weight(name)).cpu()
 
         return cls(trainer.model, read)
 

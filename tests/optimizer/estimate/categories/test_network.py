@@ -1,10 +1,20 @@
 """Volumes and times of what ranks exchange, by formula."""
 
+from dataclasses import replace
+
 import pytest
 
-from optimizer.estimate.categories.network import Backend, Collective, Network, estimate_sent_bytes, overlaps
+from optimizer.estimate.categories.network import (
+    Backend,
+    Collective,
+    Network,
+    agreement_ms,
+    estimate_sent_bytes,
+    overlaps,
+)
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import PeerLink
+from optimizer.hardware.peers import LOOPBACK
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
@@ -26,9 +36,6 @@ def network(num_ranks: int, backend: Backend = "nccl") -> Network:
         ("nccl", "all_reduce", 4, 0.018 + 6e-5, 1.5 * SIZE),
         ("nccl", "reduce", 4, 0.012 + 3e-5, 0.75 * SIZE),
         ("nccl", "broadcast", 4, 0.012 + 3e-5, 0.75 * SIZE),
-        ("gloo", "all_reduce", 4, 0.018 + 6e-5, 1.5 * SIZE),
-        ("gloo", "reduce", 2, 0.012 + 2e-5, 0.75 * SIZE),
-        ("gloo", "broadcast", 4, 0.024 + 2e-5, 0.75 * SIZE),
     ],
 )
 def test_exchanges_take_what_their_rings_and_trees_take(
@@ -50,13 +57,46 @@ def plan(data: DataParallel, *, steps: int = 1, gradients: str = "keep") -> Plan
 
 def test_zero_sends_as_much_as_plain_data_parallel_training_and_zero_2_once_for_each_micro_batch() -> None:
     tensors, nccl = (1000, 3000), network(4)
-    norms = 2 * 3 / 4 * 8 * 4 * 2
     once = 2 * 3 / 4 * 4 * 4000
-    sent = {(data, steps): estimate_sent_bytes(nccl, tensors, plan(data, steps=steps)) for data, steps in
-            ((d, s) for d in ("replicated", "zero1", "zero2") for s in (1, 3))}
-    assert sent["replicated", 1] == sent["replicated", 3] == sent["zero1", 1] == sent["zero1", 3] == once + norms
-    assert sent["zero2", 3] == once + norms + 2 * (once / 2)
-    assert estimate_sent_bytes(nccl, tensors, plan("replicated", steps=3, gradients="host")) == 3 * once + norms
+
+    def sent(data: DataParallel, *, steps: int = 1, gradients: str = "keep") -> float:
+        """Bytes of a rank's tensors, without the tables on which ranks agree."""
+        given = plan(data, steps=steps, gradients=gradients)
+        tables = [8 * 4 * columns for columns in (steps, len(tensors), 1)]
+        agreed = sum(nccl.between_hosts.sent_bytes("all_reduce", size, element_bytes=8) for size in tables)
+        return sum(estimate_sent_bytes(nccl, tensors, given)) / 4 - agreed
+
+    for data in ("replicated", "zero1", "zero2"):
+        assert sent(data) == pytest.approx(once)
+    assert sent("replicated", steps=3) == sent("zero1", steps=3) == pytest.approx(once)
+    assert sent("zero2", steps=3) == pytest.approx(once + 2 * (once / 2))
+    assert sent("replicated", steps=3, gradients="host") == pytest.approx(3 * once)
+
+
+def test_weights_that_all_ranks_read_at_home_are_not_sent_but_waited_for() -> None:
+    given, gloo = plan("zero1"), network(4, "gloo")
+    all_sent, first_sent = (
+        sum(estimate_sent_bytes(gloo, (1000, 3000), given, are_sent=flags)) for flags in ((True, True), (True, False))
+    )
+    barrier = 4 * 2 * 3 * 48
+    assert all_sent - first_sent == 3 * (4 * 3000 + 3 * 48) - barrier
+
+
+def test_ranks_on_cards_of_several_machines_agree_over_the_network_and_others_over_the_loopback() -> None:
+    far = replace(LINK, kind="network", latency_s=0.02)
+    assert network(2).between_hosts.link == LOOPBACK
+    assert replace(network(2), link=far).between_hosts.link == far
+    assert agreement_ms(replace(network(2), link=far), 10) > 200 > 20 > agreement_ms(network(2), 10)
+
+
+def test_large_tensors_take_the_rate_that_was_measured_for_their_size() -> None:
+    link = replace(LINK, bytes_per_s_by_size=((1e5, 1e8), (1e7, 1e9)))
+    assert link.at_size(1e6).bytes_per_s == pytest.approx(5.5e8)
+    assert link.at_size(1e3).bytes_per_s == 1e8
+    assert link.at_size(1e9).bytes_per_s == 1e9
+    slow, fast = (replace(network(2), link=link).seconds("reduce", size) for size in (10**5, 10**7))
+    assert slow == pytest.approx(1e-3 + 1e-5)
+    assert fast == pytest.approx(1e-2 + 1e-5)
 
 
 def test_only_gradients_that_every_rank_of_cards_keeps_travel_beside_backward() -> None:

@@ -1,7 +1,7 @@
 """A short probe of the real machine: every rate is there, positive and possible."""
 
 import importlib.util
-import socket
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +10,15 @@ import torch
 
 from optimizer.base.errors import InvalidInput
 from optimizer.base.units import MIB
-from optimizer.hardware.machine import Machine
+from optimizer.estimate.categories.network import Network
+from optimizer.hardware.machine import Machine, PeerLink
+from optimizer.hardware.peers import LOOPBACK
 from optimizer.hardware.probe import steps
 from optimizer.hardware.probe.clock import as_curve, better_of, random_tensor
 from optimizer.hardware.probe.probe import probe_machine
 from optimizer.hardware.probe.rates import decoding, stores
-from optimizer.hardware.probe.rates.peers import probe_loopback, probe_peers
+from optimizer.hardware.probe.rates.peer_exchange import SIZES
+from optimizer.hardware.probe.rates.peers import measured_link, probe_peers
 from optimizer.hardware.probe.rates.stores import faults_of, probe_disk, probe_remote
 from optimizer.hardware.probe.thread_wakeup import alone, probe_wake_s
 from optimizer.runtime.layers.matmul_dispatch import has_quicker_library
@@ -216,26 +219,52 @@ def test_waking_is_measured_where_there_is_somebody_to_wake() -> None:
         torch.set_num_threads(num_threads)
 
 
-def test_the_loopback_between_played_devices_is_measured_and_shared_by_all_of_them(machine: Machine) -> None:
+def test_the_link_between_played_devices_is_measured_by_processes_that_exchange(machine: Machine) -> None:
     assert (machine.num_devices, machine.peers) == (1, None)
-    two, four = (probe_loopback(num_devices, max_s=0.1) for num_devices in (2, 4))
-    for link in (two, four):
-        assert (link.kind, link.source) == ("loopback", "measured")
-        assert 1e6 < link.bytes_per_s < 1e12
-        assert 1e-7 < link.latency_s < 1
-    played = probe_peers(replace(machine, num_devices=2), max_s=0.1)
-    assert played is not None
-    assert Machine.from_json(replace(machine, num_devices=2, peers=played).to_json()).peers == played
-
-
-def test_where_nothing_may_listen_the_link_is_assumed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError("not permitted")
-
-    monkeypatch.setattr(socket, "create_server", refuse)
     link = probe_peers(replace(machine, num_devices=2), max_s=0.1)
     assert link is not None
-    assert (link.kind, link.source) == ("loopback", "table")
+    assert (link.kind, link.source) == ("loopback", "measured")
+    assert 1e6 < link.bytes_per_s < 1e12
+    assert 1e-7 < link.latency_s < 1
+    assert [size for size, _ in link.bytes_per_s_by_size] == [2**16, 2**20, 2**22, 2**24]
+    assert link.bytes_per_s_by_size[-1][1] == link.bytes_per_s
+    assert Machine.from_json(replace(machine, num_devices=2, peers=link).to_json()).peers == link
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_the_link_that_is_measured_is_the_one_that_the_exchanges_took_place_on(num_ranks: int) -> None:
+    real = PeerLink(kind="loopback", bytes_per_s=5e7, latency_s=1e-3, source="table")
+    gloo = Network(num_ranks=num_ranks, backend="gloo", link=real)
+    seconds = {size: gloo.seconds("all_reduce", size) for size in SIZES}
+    found = measured_link(seconds, LOOPBACK, num_ranks=num_ranks, is_gloo=True)
+    assert found.latency_s == pytest.approx(real.latency_s, rel=0.05)
+    assert found.bytes_per_s == pytest.approx(real.bytes_per_s, rel=0.15)
+    nccl = replace(gloo, backend="nccl")
+    on_cards = {size: nccl.seconds("all_reduce", size) for size in SIZES}
+    found = measured_link(on_cards, LOOPBACK, num_ranks=num_ranks, is_gloo=False)
+    assert found.latency_s == pytest.approx(1e-3, rel=0.05)
+    assert found.bytes_per_s == pytest.approx(5e7, rel=0.01)
+
+
+def test_where_no_process_can_start_the_link_is_assumed(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("not permitted")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    assert probe_peers(replace(machine, num_devices=2), max_s=0.1) == LOOPBACK
+
+
+def test_where_processes_end_without_an_answer_the_link_is_assumed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADROOM_RANK_INTERFACE", "nowhere")
+    assert probe_peers(replace(machine, num_devices=2), max_s=0.1) == LOOPBACK
+
+
+def test_a_link_stored_before_rates_by_size_were_measured_is_still_read(machine: Machine) -> None:
+    document = replace(machine, num_devices=2, peers=LOOPBACK).to_json()
+    del document["peers"]["bytes_per_s_by_size"]
+    assert Machine.from_json(document).peers == LOOPBACK
 
 
 @pytest.mark.parametrize("num_devices", [0, 65])

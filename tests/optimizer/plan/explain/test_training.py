@@ -7,6 +7,7 @@ import pytest
 
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.explain.diff import different_cells
 from optimizer.plan.explain.training import describe_blocks, describe_left_out, describe_move_or_rebuild, explain_plan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.layout import DeviceLayout
@@ -263,6 +264,15 @@ def test_weights_that_stream_to_several_devices_are_there_once(data: Any, copies
     assert "other memory holds up to 3.00 MiB on the host for each device" in sentences
     on_disk = explain_plan(replace(plan, weights=WeightsPlan(place="disk")), prediction=Cost(device_peak_bytes=MIB, step_ms=10.0))
     assert "each block's weights come from disk as they are needed, one block ahead" in on_disk
+
+
+def test_weights_that_are_shared_out_among_devices_come_from_those_that_keep_them() -> None:
+    plan = replace(PLAN, layout=DeviceLayout(num_devices=2, data="zero3"), weights=WeightsPlan(prefetch=2))
+    sentences = explain_plan(plan, prediction=Cost(device_peak_bytes=MIB, step_ms=10.0))
+    assert sentences[0].endswith("sends the others the weights of each block while it runs (ZeRO-3)")
+    assert "each block's weights come from the devices that keep them as they are needed, 2 blocks ahead" in sentences
+    away = different_cells([plan, replace(plan, layout=DeviceLayout(num_devices=2, data="zero2"))])
+    assert [cell.values for cell in away] == [("fetched 2 ahead", "always there"), ("devices", "device")]
 
 
 def test_several_devices_are_explained_with_what_they_send_and_wait_for() -> None:

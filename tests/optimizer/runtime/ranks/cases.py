@@ -15,7 +15,7 @@ from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.layout import DATA_PARALLEL, DeviceLayout
+from optimizer.plan.layout import DATA_PARALLEL, DeviceLayout, RankShare
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
@@ -60,6 +60,9 @@ class RankCase:
     trains: str = ""
     """End of the names of the parameters that are trained; the others are frozen."""
 
+    splits: tuple[int, ...] = ()
+    """Sequences of each micro-batch on one device, where ranks that take other sizes are compared with it."""
+
     @property
     def num_ranks(self) -> int:
         return self.plan.layout.num_devices
@@ -70,12 +73,14 @@ class RankCase:
         words = [self.model, f"{self.num_ranks}x{plan.batch.accumulation_steps}", plan.layout.data, plan.gradients.choice]
         words += [plan.weights.dtype, f"{plan.optimizer_state.place}{plan.optimizer_state.bits}", self.workload.optimizer]
         words += sorted(set(plan.activations.per_block))
+        batches = [each.batch for each in plan.of_ranks() if plan.layout.ranks]
+        words += [f"{batch.accumulation_steps}x{batch.micro_batch_size}" for batch in batches]
         return "-".join(words)
 
     @property
     def has_two_terms(self) -> bool:
         """True if each sum over micro-batches is one of two numbers, which has no order."""
-        return self.num_ranks * self.plan.batch.accumulation_steps == 2
+        return len(self._sizes) == 2
 
     @property
     def on_one_device(self) -> "RankCase":
@@ -83,6 +88,10 @@ class RankCase:
         batch = replace(self.plan.batch, accumulation_steps=self.plan.batch.accumulation_steps * self.num_ranks)
         choice = "keep" if self.plan.gradients.choice == "consume" else self.plan.gradients.choice
         gradients = GradientsPlan(choice=choice)
+        if self.plan.layout.ranks:
+            batch = BatchPlan(micro_batch_size=1, accumulation_steps=self.workload.global_batch_size)
+            plan = replace(self.plan, layout=DeviceLayout(), batch=batch, gradients=gradients)
+            return replace(self, plan=plan, splits=self._sizes)
         return replace(self, plan=replace(self.plan, layout=DeviceLayout(), batch=batch, gradients=gradients))
 
     def to_json(self) -> dict[str, Any]:
@@ -95,14 +104,42 @@ class RankCase:
 
     def make_model(self) -> nn.Module:
         spec = read_model_spec({**MODELS[self.model], "num_hidden_layers": len(self.plan.activations.per_block)})
-        model = build_prepared(spec, weights=self.plan.weights, workload=self.workload, device=torch.device("cpu"))
+        model = build_prepared(
+            spec,
+            weights=self.plan.weights,
+            workload=self.workload,
+            device=torch.device("cpu"),
+            shares_weights=self.plan.layout.shares_weights,
+        )
         for name, parameter in model.named_parameters():
             if not name.endswith(self.trains):
                 parameter.requires_grad_(False)
         return model
 
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        """The sequences of each micro-batch, of all ranks in order."""
+        batches = [plan.batch for plan in self.plan.of_ranks()]
+        return self.splits or tuple(b.micro_batch_size for b in batches for _ in range(b.accumulation_steps))
+
+    def _make_uneven(self, model: nn.Module, *, step: int, rank: int) -> list[MicroBatch]:
+        """The same sequences, whoever takes them."""
+        batch = BatchPlan(micro_batch_size=1, accumulation_steps=self.workload.global_batch_size)
+        workload = replace(self.workload, seed=self.workload.seed + step)
+        singles = make_synthetic_batches(model, plan=replace(self.plan, batch=batch), workload=workload)
+        if self.has_uneven_labels:
+            for index, (_, labels, *_) in enumerate(singles):
+                labels[:, : 1 + (5 * index + step) % 16] = IGNORED_LABEL
+        own = self.plan.of_rank(rank).batch
+        sizes = self.splits or (own.micro_batch_size,) * own.accumulation_steps
+        waiting = iter(singles[self.plan.stretch_of(rank).start :])
+        chosen = [[next(waiting) for _ in range(size)] for size in sizes]
+        return [tuple(map(torch.cat, zip(*rows, strict=True))) for rows in chosen]
+
     def make_batches(self, model: nn.Module, *, step: int, rank: int = 0) -> list[MicroBatch]:
         """The micro-batches of a rank in one step."""
+        if self.splits or self.plan.layout.ranks:
+            return self._make_uneven(model, step=step, rank=rank)
         num_mine = self.plan.batch.accumulation_steps
         batch = replace(self.plan.batch, accumulation_steps=num_mine * self.num_ranks)
         workload = replace(self.workload, seed=self.workload.seed + step)
@@ -126,16 +163,19 @@ def make_case(
     weights: WeightsPlan | None = None,
     has_uneven_labels: bool = False,
     trains: str = "",
+    shares: Sequence[RankShare] = (),
     **workload: Any,
 ) -> RankCase:
+    """shares: of ranks that differ."""
     batch = BatchPlan(micro_batch_size=2, accumulation_steps=accumulation_steps)
     values = {"sequence_length": 32, "num_steps": NUM_STEPS, "learning_rate": 1e-3, **workload}
     if gradients == "consume":
         values["max_grad_norm"] = None
+    num_ranks = len(shares) or num_ranks
     return RankCase(
         model=model,
         plan=Plan(
-            layout=DeviceLayout(num_devices=num_ranks, data=data),
+            layout=DeviceLayout(num_devices=num_ranks, data=data, ranks=tuple(shares)),
             batch=batch,
             weights=weights or WeightsPlan(),
             gradients=GradientsPlan(choice=gradients),
@@ -143,10 +183,19 @@ def make_case(
             activations=ActivationsPlan(per_block=tuple(activations)),
             logits_and_loss=LogitsAndLossPlan(num_chunks=num_chunks),
         ),
-        workload=TrainingWorkload(global_batch_size=num_ranks * batch.global_batch_size, **values),
+        workload=TrainingWorkload(
+            global_batch_size=_count_sequences(batch, shares) or num_ranks * batch.global_batch_size, **values
+        ),
         has_uneven_labels=has_uneven_labels,
         trains=trains,
     )
+
+
+def _count_sequences(batch: BatchPlan, shares: Sequence[RankShare]) -> int:
+    """The sequences of ranks that differ; 0 where there are none."""
+    sizes = [(share.micro_batch_size or batch.micro_batch_size) for share in shares]
+    steps = [(share.accumulation_steps or batch.accumulation_steps) for share in shares]
+    return sum(size * count for size, count in zip(sizes, steps, strict=True))
 
 
 def draw_cases(

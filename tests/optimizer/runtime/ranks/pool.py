@@ -4,8 +4,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -15,9 +16,22 @@ _MODULE = "tests.optimizer.runtime.ranks.rank_process"
 class RankPool:
     """Processes that carry out commands together, as the ranks 0 to n - 1. Call ``close`` at the end."""
 
-    def __init__(self, folder: Path, *, num_ranks: int) -> None:
-        """folder: for rendezvous and what processes print. num_ranks: to start with."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        num_ranks: int,
+        module: str = _MODULE,
+        prefix: Callable[[int], Sequence[str]] = lambda rank: (),
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """folder: for rendezvous and what processes print. num_ranks: to start with. module: what each runs. prefix: words before
+        a rank's command. environment: beside this process's own.
+        """
         self._folder = folder
+        self._module = module
+        self._prefix = prefix
+        self._environment = environment
         self._processes: list[subprocess.Popen[str]] = []
         self._num_commands = 0
         self._ensure(num_ranks)
@@ -60,10 +74,10 @@ class RankPool:
         started = []
         for rank in range(num_ranks):
             if rank == len(self._processes):
-                self._processes.append(self._start())
+                self._processes.append(self._start(rank))
             elif self._processes[rank].poll() is not None:
                 _release(self._processes[rank])
-                self._processes[rank] = self._start()
+                self._processes[rank] = self._start(rank)
             else:
                 continue
             started.append(self._processes[rank])
@@ -71,12 +85,12 @@ class RankPool:
             # Waits for others have a deadline, which is not to begin while one of them imports torch.
             assert self._read(process) == {"is_ready": True}
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self, rank: int) -> subprocess.Popen[str]:
         with (self._folder / "stderr.txt").open("a") as errors:
             return subprocess.Popen(
-                [sys.executable, "-m", _MODULE],
+                [*self._prefix(rank), sys.executable, "-m", self._module],
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "HEADROOM_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "HEADROOM_NUM_THREADS": "1", **self._environment},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

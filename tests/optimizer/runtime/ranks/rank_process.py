@@ -3,6 +3,7 @@
 ``steps``  carries out a ``RankCase`` and answers with what it measured; weights and state go to files in the command's folder.
            ``spoils``: ``[rank, step]`` where a gradient is infinite; ``detaches``: where a weight has no gradient;
            ``lags``: ``[rank, what]``, the one that is late to ``fetch`` each block's weights, or with its ``update``.
+           ``counts``: whether the bytes that each step sends are counted.
 ``group``  uses each method of ``Ranks`` once.
 ``homes``  makes homes of the sizes given for each rank, touches their bytes, and holds them for ``holds_s``.
 ``generate`` runs requests under a plan of several devices (``generate_requests``).
@@ -19,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.workload import TrainingWorkload, deal_sequences
 from tests.optimizer.runtime.ranks.cases import NUM_STEPS, RankCase
+from tests.optimizer.runtime.ranks.connections import count_settled_bytes
 
 CPU = torch.device("cpu")
 LEARNING_RATE = 2e-4
@@ -59,8 +62,9 @@ def carry_out_steps(
     spoils: Sequence[int] = (),
     detaches: Sequence[int] = (),
     lags: Sequence[Any] = (),
+    counts: bool = False,
 ) -> dict[str, Any]:
-    """Steps, an evaluation, and what they left; without ``ranks`` the case of one device."""
+    """Steps, an evaluation, and what they left; without ``ranks`` the case of one device. counts: what each step sends."""
     rank = 0 if ranks is None else ranks.rank
     # What a case before this one held in circles is still mapped.
     gc.collect()
@@ -72,6 +76,7 @@ def carry_out_steps(
     )
     losses, norms, rewards, peaks, host_peaks, left_out = [], [], [], [], [], []
     faults = _Faults(model)
+    sent: list[int] = []
     if lags and lags[0] == rank:
         _lag(trainer, lags[1])
     try:
@@ -79,6 +84,7 @@ def carry_out_steps(
             faults.are_infinite = [rank, step] == list(spoils)
             faults.are_detached = [rank, step] == list(detaches)
             batches = case.make_batches(model, step=step, rank=rank)
+            sent += [count_settled_bytes()] * counts
             result = trainer.step(batches, learning_rate=LEARNING_RATE * (step + 1))
             losses.append(result.loss)
             norms.append(result.grad_norm)
@@ -86,6 +92,7 @@ def carry_out_steps(
             peaks.append(meter.peak().device_bytes)
             host_peaks.append(meter.peak().host_bytes)
             left_out.append(result.is_left_out)
+        sent += [count_settled_bytes()] * counts
         peak = meter.peak()
         validation_loss = trainer.evaluate(case.make_batches(model, step=99, rank=rank))
         trainer.join()
@@ -112,6 +119,7 @@ def carry_out_steps(
             "home_bytes": sum(streamed.home.num_bytes for streamed in trainer.weights._by_name.values()),
             "shared_memory": list_shared_memory(),
             "peak_by_category": peak.device_bytes_by_category,
+            "sent_bytes": [later - earlier for earlier, later in pairwise(sent)],
             "collective_bytes": 0 if ranks is None else ranks.num_bytes,
         }
     finally:
@@ -235,7 +243,8 @@ def _carry_out(command: dict[str, Any], place: RankPlace) -> Any:
         with Ranks(place, device=CPU) as ranks:
             case = RankCase.from_json(command["case"])
             faults = {name: command.get(name, ()) for name in ("spoils", "detaches", "lags")}
-            return carry_out_steps(case, ranks=ranks, folder=Path(command["folder"]), **faults)
+            counts = command.get("counts", False)
+            return carry_out_steps(case, ranks=ranks, folder=Path(command["folder"]), counts=counts, **faults)
     if command["kind"] == "generate":
         with Ranks(place, device=CPU) as ranks:
             return generate_requests(command, ranks=ranks)
@@ -318,7 +327,7 @@ def _read_run(document: dict[str, Any], place: RankPlace) -> TrainingRun:
         spec=read_model_spec(document["config"]),
         plan=Plan.from_json(document["plan"]),
         workload=from_json(TrainingWorkload, document["workload"], path="workload"),
-        goal=Goal(device_budget_bytes=document.get("budget_bytes", 2**40)),
+        goal=Goal(device_budget_bytes=document.get("budgets_bytes", [2**40] * place.num_ranks)[place.rank]),
         device="cpu",
         attempt=document.get("attempt", 1),
         fence=document.get("attempt", 1),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from optimizer.base.errors import RankLost
+from optimizer.base.errors import InvalidInput, RankLost
 from optimizer.runtime.ranks.group import RankPlace, Ranks
 from tests.optimizer.runtime.ranks.conftest import answers_of
 from tests.optimizer.runtime.ranks.pool import RankPool
@@ -35,6 +35,22 @@ def test_ranks_sum_send_and_compare(pool: RankPool, num_ranks: int) -> None:
 def test_numbers_and_facts_cross_in_memory_that_no_meter_counts(pool: RankPool) -> None:
     for answer in answers_of(pool.run({"kind": "group"}, num_ranks=2)):
         assert answer["metered_bytes"] == 0
+
+
+def test_ranks_meet_on_the_interface_that_is_named_and_one_that_is_missing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meet(**named: str) -> str:
+        place = RankPlace(rank=0, num_ranks=1, folder=tmp_path / str(len(named)), timeout_s=10, **named)
+        with Ranks(place, device=torch.device("cpu")) as ranks:
+            return ranks.interface
+
+    assert meet() == "lo"
+    monkeypatch.setenv("HEADROOM_RANK_INTERFACE", "eth77")
+    assert meet(interface="lo") == "lo"
+    with pytest.raises(InvalidInput, match=r"network interface 'eth77' is not on this machine; present: lo") as caught:
+        meet()
+    assert caught.value.fields["field"] == "HEADROOM_RANK_INTERFACE"
 
 
 def test_a_rank_whose_others_never_start_says_so_in_time(tmp_path: Path) -> None:

@@ -77,9 +77,9 @@ def test_the_peak_of_ranks_that_share_nothing_is_one_devices(
 def test_gradients_of_tensors_that_others_own_go_as_they_appear(carry_out: CarryOut) -> None:
     """Each step's peak of gradients: whole with zero1 while micro-batches add up, the owned ones with zero2."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for data in ("replicated", "zero1", "zero2"):
+    for data in ("replicated", "zero1", "zero2", "zero3"):
         replies, _ = carry_out(make_case(data=data, accumulation_steps=2))
         found[data] = answers_of(replies)
     assert found["replicated"][0]["collective_bytes"] < found["zero2"][0]["collective_bytes"]
     highest: Callable[[str], int] = lambda data: max(answer["peaks"][-1] for answer in found[data])  # noqa: E731
-    assert highest("zero2") < highest("zero1") < highest("replicated")
+    assert highest("zero3") < highest("zero2") < highest("zero1") < highest("replicated")

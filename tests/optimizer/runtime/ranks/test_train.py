@@ -11,10 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.serialize import to_json
+from optimizer.estimate.job.load import estimate_load
+from optimizer.estimate.step.setting import lay_out_ranks
+from optimizer.estimate.step.simulate import Resident
+from optimizer.estimate.training import simulate_step
+from optimizer.models.spec import read_model_spec
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.layout import DeviceLayout, RankShare
 from optimizer.plan.plan import Plan
+from optimizer.workload import Adapter
+from tests.optimizer.profiles import extent_of, trace
 from tests.optimizer.runtime.ranks.cases import MODELS
 from tests.optimizer.runtime.ranks.conftest import answers_of
 from tests.optimizer.runtime.ranks.pool import RankPool
@@ -23,6 +31,13 @@ from tests.optimizer.runtime.tiny import CONFIGS, make_plan, make_workload, writ
 
 ON_HOST = {"gradients": "host", "state_place": "host"}
 STREAMED = {**ON_HOST, "weights_place": "host"}
+UNEVEN = (RankShare(accumulation_steps=1, per_block=("recompute",) * 3), RankShare(accumulation_steps=3))
+"""A small device and one that is three times as fast."""
+TUNED: dict[str, Any] = {
+    "weights": "base/artifacts/model",
+    "workload": {"mode": "finetune", "adapter": {"rank": 4}, "global_batch_size": 2, "export": {"adapter": "both"}},
+}
+"""Adapters on what the job ``base`` has left."""
 TRAINED_TOLERANCE = 1e-5
 """Tolerance of weights after steps that differ in the order of sums (``test_steps.py``)."""
 
@@ -30,6 +45,12 @@ TRAINED_TOLERANCE = 1e-5
 def make_rank_plan(num_ranks: int, data: str = "replicated", *, accumulation_steps: int = 1, **changes: Any) -> Plan:
     plan = make_plan(micro_batch_size=1, accumulation_steps=accumulation_steps, **changes)
     return replace(plan, layout=DeviceLayout(num_devices=num_ranks, data=data))
+
+
+def make_uneven_plan(data: str, *, turned: bool = False) -> Plan:
+    """turned: the large one first."""
+    ranks = UNEVEN[::-1] if turned else UNEVEN
+    return replace(make_rank_plan(2, data), layout=DeviceLayout(num_devices=2, data=data, ranks=ranks))
 
 
 @pytest.fixture
@@ -47,6 +68,7 @@ def run_job(pool: RankPool, tmp_path: Path) -> Callable[..., list[dict[str, Any]
         timeout_s: float = 60.0,
         workload: dict[str, Any] | None = None,
         weights: str | None = None,
+        budgets_bytes: list[int] | None = None,
         **command: Any,
     ) -> list[dict[str, Any]]:
         values = {"global_batch_size": 4, "num_steps": 4, "sample_tokens": 4, "eval_batches": 2, "eval_every_steps": 0}
@@ -59,6 +81,7 @@ def run_job(pool: RankPool, tmp_path: Path) -> Callable[..., list[dict[str, Any]
             "resume_from": resume_from,
             "attempt": attempt,
             "weights": weights,
+            **({"budgets_bytes": budgets_bytes} if budgets_bytes else {}),
         }
         return pool.run({"kind": "train", "run": document, **command}, num_ranks=plan.layout.num_devices, timeout_s=timeout_s)
 
@@ -83,8 +106,10 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
         ("fp32", "replicated", STREAMED),
         ("fp32", "zero1", STREAMED),
         ("bf16", "zero2", STREAMED),
+        ("bf16", "zero3", {}),
+        ("fp32", "zero3", ON_HOST),
     ],
-    ids=["fp32", "masters", "streamed", "one-home", "one-home-masters"],
+    ids=["fp32", "masters", "streamed", "one-home", "one-home-masters", "dealt-out-masters", "dealt-out"],
 )
 def test_a_job_of_two_ranks_leaves_the_weights_and_numbers_of_one_device(
     run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, dtype: str, data: str, places: dict[str, str]
@@ -118,7 +143,7 @@ def test_rank_0_reports_the_peak_of_each_rank(run_job: Callable[..., list[dict[s
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "data", "accumulation_steps"), [(1, "replicated", 4), (4, "zero2", 1), (2, "replicated", 2)]
+    ("num_ranks", "data", "accumulation_steps"), [(1, "replicated", 4), (4, "zero2", 1), (2, "replicated", 2), (2, "zero3", 2)]
 )
 def test_a_checkpoint_of_two_ranks_resumes_under_any_layout(
     run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, num_ranks: int, data: str, accumulation_steps: int
@@ -143,8 +168,10 @@ def test_a_checkpoint_of_two_ranks_resumes_under_any_layout(
         ((2, "zero2", STREAMED), (2, "replicated", STREAMED)),
         ((1, "replicated", {}), (2, "zero1", STREAMED)),
         ((2, "zero1", {}), (4, "zero1", STREAMED)),
+        ((2, "zero3", {}), (1, "replicated", {})),
+        ((4, "zero3", {}), (2, "zero2", STREAMED)),
     ],
-    ids=["to-one", "to-homes-of-their-own", "from-one", "from-two-to-four"],
+    ids=["to-one", "to-homes-of-their-own", "from-one", "from-two-to-four", "dealt-out-to-one", "dealt-out-to-one-home"],
 )
 def test_a_checkpoint_goes_on_with_one_home_for_all_ranks_and_without(
     run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, before: tuple[Any, ...], after: tuple[Any, ...]
@@ -161,28 +188,112 @@ def test_a_checkpoint_goes_on_with_one_home_for_all_ranks_and_without(
     assert summaries[0]["validation_loss"] == pytest.approx(summaries[1]["validation_loss"], abs=1e-5)
 
 
-def test_rank_0_alone_reads_and_packs_the_frozen_weights_that_stream_to_all(
-    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (make_uneven_plan("zero1"), make_rank_plan(1, accumulation_steps=4)),
+        (make_rank_plan(2, "zero2", accumulation_steps=2), make_uneven_plan("replicated")),
+        (make_uneven_plan("replicated"), make_uneven_plan("zero1", turned=True)),
+    ],
+    ids=["to-one-device", "from-equal-ranks", "other-shares"],
+)
+def test_a_checkpoint_goes_on_with_unequal_ranks_and_from_them(
+    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, before: Plan, after: Plan
 ) -> None:
+    whole = answers_of(run_job(make_rank_plan(1, accumulation_steps=4), job="whole"))
+    answers_of(run_job(before, job="job", stops_before_step=3))
+    resumed = answers_of(run_job(after, job="job", resume_from="newest", attempt=2))
+    assert {"type": "started", "resumed_from_step": 2} in resumed[0]["messages"]
+    assert_close(weights_of(tmp_path / "job"), weights_of(tmp_path / "whole"))
+    summaries = [done["result"]["summary"] for done in (resumed[0], whole[0])]
+    assert summaries[0]["validation_loss"] == pytest.approx(summaries[1]["validation_loss"], abs=1e-5)
+
+
+def test_unequal_ranks_stopped_and_resumed_end_with_the_same_bits(run_job: Callable[..., list[dict[str, Any]]]) -> None:
+    plan = make_uneven_plan("zero1")
+    whole = answers_of(run_job(plan, job="whole", model="gpt2"))
+    answers_of(run_job(plan, job="job", model="gpt2", stops_before_step=3))
+    resumed = answers_of(run_job(plan, job="job", model="gpt2", resume_from="newest", attempt=2))
+    for key in ("weights_sha256", "validation_loss", "loss"):
+        assert resumed[0]["result"]["summary"][key] == whole[0]["result"]["summary"][key], key
+
+
+def test_unequal_ranks_keep_budgets_of_their_own(run_job: Callable[..., list[dict[str, Any]]]) -> None:
+    """Expect the small device to run out of memory if its budget is a little less than its peak, whatever the other may have."""
+    plan = make_uneven_plan("replicated")
+    first, _ = answers_of(run_job(plan, job="measured"))
+    small, large = first["result"]["measured"]["rank_peak_bytes"]
+    assert small < large
+    budgets = [small + 2**16, large + 2**16]
+    assert budgets[0] < large
+    answers_of(run_job(plan, job="fits", budgets_bytes=budgets))
+    fails, _ = run_job(plan, job="fails", budgets_bytes=[small - 2**10, large + 2**16])
+    assert fails["error"]["code"] == "out_of_device_memory"
+
+
+def tune_alone_and_together(run_job: Callable[..., list[dict[str, Any]]], data: str, **weights: Any) -> list[dict[str, Any]]:
+    """Train adapters on one device, then on two ranks; what each of the three processes has done, the first two with the same
+    numbers.
+    """
     answers_of(run_job(make_rank_plan(1, accumulation_steps=4), job="base"))
-    tuned = {
-        "weights": "base/artifacts/model",
-        "workload": {"mode": "finetune", "adapter": {"rank": 4}, "global_batch_size": 2, "export": {"adapter": "both"}},
-    }
     one, two = (
-        replace(plan, weights=replace(plan.weights, place="host", frozen="int4"))
-        for plan in (make_rank_plan(1, accumulation_steps=2), make_rank_plan(2, "zero1"))
+        replace(plan, weights=replace(plan.weights, frozen="int4", **weights))
+        for plan in (make_rank_plan(1, accumulation_steps=2), make_rank_plan(2, data))
     )
-    (alone,) = answers_of(run_job(one, job="one", **tuned))
-    first, second = answers_of(run_job(two, job="two", **tuned))
+    (alone,) = answers_of(run_job(one, job="one", **TUNED))
+    first, second = answers_of(run_job(two, job="two", **TUNED))
     for key in ("loss", "validation_loss", "weights_sha256"):
         assert first["result"]["summary"][key] == alone["result"]["summary"][key], key
-    loads = [done["result"]["measured"]["stages"]["load"]["host_peak_bytes"] for done in (alone, first, second)]
-    home_bytes = alone["result"]["measured"]["host_peak_bytes"]
+    return [alone, first, second]
+
+
+def test_rank_0_alone_reads_and_packs_the_frozen_weights_that_stream_to_all(run_job: Callable[..., list[dict[str, Any]]]) -> None:
+    done = [each["result"]["measured"] for each in tune_alone_and_together(run_job, "zero1", place="host")]
+    loads = [measured["stages"]["load"]["host_peak_bytes"] for measured in done]
+    home_bytes = done[0]["host_peak_bytes"]
     # The other rank reads nothing, and has no more of the home than its part.
     assert loads[2] == home_bytes // 2
     assert loads[1] > loads[2]
-    assert first["result"]["measured"]["host_peak_bytes"] + second["result"]["measured"]["host_peak_bytes"] == home_bytes
+    assert done[1]["host_peak_bytes"] + done[2]["host_peak_bytes"] == home_bytes
+
+
+def test_each_rank_reads_and_packs_the_part_of_the_frozen_weights_that_it_keeps(
+    run_job: Callable[..., list[dict[str, Any]]]
+) -> None:
+    alone, first, second = (done["result"] for done in tune_alone_and_together(run_job, "zero3"))
+    artifacts = [{artifact["file"]: artifact["sha256"] for artifact in result["artifacts"]} for result in (first, alone)]
+    assert artifacts[0] == artifacts[1]
+    loads = [result["measured"]["stages"]["load"]["device_peak_bytes"] for result in (alone, first, second)]
+    # What belongs to no block is read by both.
+    assert max(loads[1:]) < 0.9 * loads[0]
+    assert loads[1] + loads[2] < 1.7 * loads[0]
+
+
+def test_the_stages_of_each_rank_take_the_bytes_predicted_where_weights_are_dealt_out(
+    run_job: Callable[..., list[dict[str, Any]]]
+) -> None:
+    answers_of(run_job(make_rank_plan(1, accumulation_steps=4), job="base"))
+    plan = make_rank_plan(2, "zero3")
+    plan = replace(plan, weights=replace(plan.weights, frozen="int4", prefetch=2))
+    changes: dict[str, Any] = {"mode": "finetune", "adapter": {"rank": 4}, "global_batch_size": 2}
+    done = answers_of(run_job(plan, job="job", weights="base/artifacts/model", workload=changes))
+    workload = make_workload(**{**changes, "adapter": Adapter(rank=4), "num_steps": 4, "eval_batches": 2})
+    profile = trace(
+        read_model_spec(MODELS["decoder"]), extent=extent_of([(plan, workload)]), adapter=workload.adapter
+    )
+    machine = replace(make_cpu_machine(), num_threads=2)
+    laid = lay_out_ranks(profile, plan=plan, workload=workload, machine=machine)
+    for each in laid:
+        stages = done[each.rank]["result"]["measured"]["stages"]
+        measured = {name: stages[name]["device_peak_bytes"] for name in ("first_step", "steady_step", "evaluation", "load")}
+        peaks = each.setting.stages.estimate(
+            each.schedule, each.resident, simulate_step(each), choices=plan.activations.per_block
+        )
+        predicted = {peak.stage: peak.device_peak_bytes for peak in peaks.list()}
+        loaded = Resident(device=each.setting.stages.loaded(each.resident))
+        load = estimate_load(profile, plan=plan, workload=workload, machine=machine, loaded=loaded, rank=each.rank)
+        assert load is not None
+        assert {**predicted, "load": load.device_bytes} == measured, each.rank
 
 
 def test_ranks_stopped_and_resumed_end_with_the_same_bits_dropout_included(
@@ -207,11 +318,13 @@ def test_the_probe_of_rank_0_ends_all_ranks_with_a_checkpoint(run_job: Callable[
     assert [message["type"] for message in done[0]["messages"]][-1] == "checkpoint"
 
 
-@pytest.mark.parametrize("places", [{}, STREAMED], ids=["on-the-devices", "one-home"])
+@pytest.mark.parametrize(
+    ("data", "places"), [("zero1", {}), ("zero1", STREAMED), ("zero3", {})], ids=["on-the-devices", "one-home", "dealt-out"]
+)
 def test_a_killed_rank_ends_the_others_with_an_error_that_says_so(
-    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, places: dict[str, str]
+    run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, data: str, places: dict[str, str]
 ) -> None:
-    plan = make_rank_plan(2, "zero1", accumulation_steps=2, **places)
+    plan = make_rank_plan(2, data, accumulation_steps=2, **places)
     in_memory = list_dev_shm()
     start_s = time.monotonic()
     survivor, killed = run_job(

@@ -54,13 +54,13 @@ def test_the_next_steps_are_read_by_another_thread_but_none_after_the_last(
     batches: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[tuple[int, bool]] = []
-    original = batches.train_batch
+    original = batches.train_slice
 
     def watched(step: int, *args: int) -> Any:
         read.append((step, threading.current_thread() is threading.main_thread()))
         return original(step, *args)
 
-    monkeypatch.setattr(batches, "train_batch", watched)
+    monkeypatch.setattr(batches, "train_slice", watched)
     reader = BatchReader(batches, plan=BatchPlan(micro_batch_size=4, accumulation_steps=1), num_steps=5, device=CPU)
     reader.read(0)
     reader.read(3)
@@ -75,6 +75,6 @@ def test_a_fault_while_reading_ahead_is_raised_where_the_step_is_asked_for(
     def broken(*args: int) -> Any:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(batches, "train_batch", broken)
+    monkeypatch.setattr(batches, "train_slice", broken)
     with pytest.raises(OSError, match="the disk is gone"):
         reader.read(0)

@@ -1,19 +1,19 @@
 """Layouts of several devices: which are searched, which is chosen, and what the answer says of the others."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from benchmarks.common.machines import make_cpu_machine
 from optimizer.api.plan import plan_profiled
-from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload
+from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.units import GIB, MIB
 from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine, PeerLink
 from optimizer.hardware.peers import with_devices
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.layout import DataParallel, DeviceLayout
 from optimizer.plan.pins.training import Pins, read_pins
 from optimizer.profile.profile import Profile
 from optimizer.search.problem import PricedPlan
@@ -47,7 +47,7 @@ def names(layouts: list[DeviceLayout]) -> list[str]:
 
 def test_layouts_are_those_that_deal_the_batch_out_evenly() -> None:
     goal = Goal(device_budget_bytes=1, num_devices=4)
-    shared = ["replicated", "zero1", "zero2"]
+    shared = ["replicated", "zero1", "zero2", "zero3"]
     two, four = ([f"{number} {data}" for data in shared] for number in (2, 4))
     assert names(list_layouts(goal, WORKLOAD)) == ["1 replicated", *two, *four]
     assert names(list_layouts(goal, replace(WORKLOAD, global_batch_size=6))) == ["1 replicated", *two, *(
@@ -62,8 +62,9 @@ def test_layouts_are_those_that_deal_the_batch_out_evenly() -> None:
         ([], ("data_parallel",), ["1 replicated"]),
         ([], ("shard_state",), ["1 replicated", "2 replicated"]),
         ([], ("shard_gradients",), ["1 replicated", "2 replicated", "2 zero1"]),
+        ([], ("shard_weights",), ["1 replicated", "2 replicated", "2 zero1", "2 zero2"]),
         (["layout.data=zero1"], (), ["2 zero1"]),
-        (["layout.num_devices=2"], (), ["2 replicated", "2 zero1", "2 zero2"]),
+        (["layout.num_devices=2"], (), ["2 replicated", "2 zero1", "2 zero2", "2 zero3"]),
         (["layout.num_devices=1"], (), ["1 replicated"]),
     ],
 )
@@ -89,8 +90,9 @@ def test_two_devices_with_a_fast_link_are_chosen_and_count_all_tokens(llama_prof
     assert chosen.prediction.tokens_per_s == pytest.approx(WORKLOAD.tokens_per_step / chosen.prediction.step_ms * 1000)
     assert found.workload == WORKLOAD
     assert alone.layouts == ()
-    assert {"ddp", "ddp_recompute", "zero1", "zero1_recompute", "zero2", "zero2_recompute"} <= set(found.result.baselines)
-    assert [option.layout.num_devices for option in found.layouts] == [1, 2, 2, 2]
+    shared = ("ddp", "zero1", "zero2", "zero3")
+    assert {*shared, *(f"{label}_recompute" for label in shared)} <= set(found.result.baselines)
+    assert [option.layout.num_devices for option in found.layouts] == [1, 2, 2, 2, 2]
     assert len(set(chosen.prediction.rank_peak_bytes)) == 1
 
 
@@ -125,6 +127,23 @@ def test_state_is_shared_out_where_each_device_is_short_of_memory(llama_profile:
     replicated = next(option for option in found.layouts if option.layout == DeviceLayout(num_devices=2))
     assert replicated.best is None
     assert "nothing fits; the smallest peak is" in replicated.sentence
+
+
+def test_weights_are_shared_out_where_each_device_is_short_of_memory_with_all_else_shared(llama_profile: Profile) -> None:
+    forbid = (*FORBID, "recompute", "chunked_loss", "accumulate", "consume_gradients")
+    shared = ask(llama_profile, pair(), forbid=forbid, pins=read_pins(["layout.data=zero2"]))
+    needed_bytes = shared.result.chosen.prediction.device_peak_high_bytes
+    found = ask(llama_profile, pair(), forbid=forbid, device_budget_bytes=needed_bytes - 64 * 1024)
+    chosen = found.result.chosen
+    assert chosen.plan.layout == DeviceLayout(num_devices=2, data="zero3")
+    assert chosen.prediction.device_peak_high_bytes < needed_bytes
+    assert [option.best is None for option in found.layouts] == [True, True, True, True, False]
+    in_blocks = 4 * sum(size.num_elements for block, size in llama_profile.tensors.placed() if 0 <= block < 4)
+    # Twice in the one micro-batch, of which the mean of two ranks sends half, in place of once after the update.
+    less_bytes = shared.result.chosen.prediction.network_bytes
+    assert chosen.prediction.network_bytes - less_bytes == in_blocks // 2
+    with pytest.raises(NoFeasiblePlan):
+        ask(llama_profile, pair(), forbid=(*forbid, "shard_weights"), device_budget_bytes=needed_bytes - 64 * 1024)
 
 
 def test_weights_that_stream_to_two_devices_take_the_hosts_memory_once(llama_profile: Profile) -> None:
@@ -170,5 +189,5 @@ def test_more_devices_than_the_machine_has_are_refused(llama_profile: Profile) -
 
 def test_an_answer_of_several_devices_is_written_as_json(llama_profile: Profile) -> None:
     document = ask(llama_profile, pair()).to_json()
-    assert [option["layout"]["data"] for option in document["layouts"]] == ["replicated", "replicated", "zero1", "zero2"]
+    assert [option["layout"]["data"] for option in document["layouts"]] == ["replicated", *get_args(DataParallel)]
     assert document["result"]["chosen"]["prediction"]["network_bytes"] > 0

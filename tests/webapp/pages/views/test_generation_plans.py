@@ -213,6 +213,10 @@ def test_cards_are_shown_as_they_are_found_while_others_are_looked_at(
     page = look(whole="yes")
     assert "Each appears as soon as it is worked out" in page.words
     assert "a second or so" not in page.words
+    with monkeypatch.context() as two:
+        two.setattr(cards, "card_names", lambda: ["T4", "RTX 4090"])
+        two.setattr(cards, "LOOK_FOR_S", 600.0)
+        assert not look("plans_cards").context["found"].num_left
     monkeypatch.setattr(cards, "LOOK_FOR_S", 0.01)
     answer = look("plans_cards")
     found = answer.context["found"]

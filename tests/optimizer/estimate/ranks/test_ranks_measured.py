@@ -59,6 +59,28 @@ def streamed_cases() -> list[RankCase]:
     return [*trained, *frozen]
 
 
+def dealt_cases() -> list[RankCase]:
+    """Weights that one rank keeps each: trained or under adapters, as many blocks ahead as a plan may say, in every format."""
+    trained = [
+        make_case(data="zero3", weights=WeightsPlan(dtype=dtype, prefetch=prefetch), **more)
+        for dtype, prefetch, more in (
+            ("fp32", 0, {"sequence_length": 8, "optimizer": "sgd", "momentum": 0.0}),
+            ("fp32", 2, {"gradients": "consume", "activations": ("recompute", "selective", "offload")}),
+            ("bf16", 1, {"gradients": "host", "state": OptimizerStatePlan(place="host"), "accumulation_steps": 2}),
+        )
+    ]
+    frozen = [
+        make_case(data="zero3", weights=WeightsPlan(dtype=dtype, frozen=form, prefetch=ahead), adapter=Adapter(rank=4), **more)
+        for dtype, form, ahead, more in (
+            ("fp32", "same", 1, {"activations": ("recompute",) * 3, "sequence_length": 8}),
+            ("bf16", "int4", 0, {"num_chunks": 4}),
+            ("fp32", "int8", 2, {"gradients": "consume"}),
+            ("bf16", "nf4", 1, {"accumulation_steps": 2}),
+        )
+    ]
+    return [*trained, *frozen]
+
+
 def check_cases(cases: list[RankCase], ranks: RankPool, folder: Path) -> None:
     machine = replace(make_cpu_machine(), num_threads=2)
     for case in cases:
@@ -92,6 +114,10 @@ def test_weights_that_stream_are_predicted_to_the_byte_on_each_rank_and_its_host
     cases = streamed_cases()
     check_cases(cases, ranks, tmp_path)
     assert {case.plan.shares_homes(trains_all=case.workload.adapter is None) for case in cases} == {True, False}
+
+
+def test_weights_that_are_dealt_out_are_predicted_to_the_byte_on_each_rank(ranks: RankPool, tmp_path: Path) -> None:
+    check_cases(dealt_cases(), ranks, tmp_path)
 
 
 def test_gradients_that_come_and_go_in_backward_are_predicted_to_the_byte(ranks: RankPool, tmp_path: Path) -> None:

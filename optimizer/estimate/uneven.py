@@ -1,0 +1,134 @@
+"""Ranks that differ, priced together: each as one of as many that are all like it, then what they hold and wait for. Torch-free.
+
+A rank's bytes depend on nothing but its own device and its own part of the plan, so its prediction is that of a machine whose
+devices are all of its kind and do what it does; with shared state its own tensors are those that it owns there. The time is the
+slowest rank's, or more: where compute waits for each exchange, every stretch between two of them takes as long as on the rank
+that is slowest there.
+
+*Not modelled*: cards of unequal links to the host behind one switch; corrections that finished runs taught of other kinds than
+the machine's first.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from optimizer.base.errors import InvalidInput, InvalidPlan
+from optimizer.estimate.categories.network import overlaps
+from optimizer.estimate.prediction import Prediction, RankPrediction
+from optimizer.estimate.step.simulate import Simulation
+from optimizer.hardware.machine import Machine
+from optimizer.plan.plan import Plan
+from optimizer.workload import TrainingWorkload
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCase:
+    """One rank's part, as if all ranks were like it: what the estimate of equal devices takes."""
+
+    rank: int
+    plan: Plan
+    workload: TrainingWorkload
+    machine: Machine
+
+
+def list_cases(plan: Plan, workload: TrainingWorkload, machine: Machine) -> tuple[RankCase, ...]:
+    """The case of each rank, in order. Raises InvalidPlan for devices that the machine does not have, or not as many."""
+    layout = plan.layout
+    _check_devices(plan, machine)
+    known: dict[str, Machine] = {}
+    cases = []
+    for rank, num_sequences in enumerate(plan.rank_sequences):
+        name = layout.share_of(rank).device
+        if name not in known:
+            known[name] = machine.with_kind(name, num_devices=layout.num_devices)
+        alike = replace(plan.of_rank(rank), layout=layout.without_ranks)
+        whole = replace(workload, global_batch_size=layout.num_devices * num_sequences)
+        cases.append(RankCase(rank=rank, plan=alike, workload=whole, machine=known[name]))
+    return tuple(cases)
+
+
+def combine_ranks(
+    plan: Plan,
+    *,
+    workload: TrainingWorkload,
+    cases: Sequence[RankCase],
+    found: Sequence[Prediction],
+    simulations: Sequence[Simulation],
+) -> Prediction:
+    """The prediction of all ranks. found, simulations: of each case, its own rank's step."""
+    ranks = tuple(_describe(case, each) for case, each in zip(cases, found, strict=True))
+    slowest = max(found, key=lambda each: each.step_ms)
+    step_ms = step_of_all(simulations, waits=not overlaps(plan, device_kind=cases[0].machine.device.kind))
+    return place_ranks(found, ranks).changed(
+        rank_peak_bytes=tuple(rank.peak_bytes for rank in ranks) if len(ranks) > 1 else (),
+        host_peak_bytes=max(each.host_peak_bytes for each in found),
+        disk_peak_bytes=max(each.disk_peak_bytes for each in found),
+        remote_peak_bytes=max(each.remote_peak_bytes for each in found),
+        step_ms=step_ms,
+        step_low_ms=step_ms * slowest.step_low_ms / slowest.step_ms,
+        step_high_ms=step_ms * slowest.step_high_ms / slowest.step_ms,
+        tokens_per_s=workload.tokens_per_step / step_ms * 1000,
+        total_s=step_ms * workload.num_steps / 1000,
+    )
+
+
+def place_ranks(found: Sequence[Prediction], ranks: tuple[RankPrediction, ...]) -> Prediction:
+    """The prediction of the rank whose device has the least room, with all ranks in it."""
+    fullest = min(range(len(ranks)), key=lambda rank: ranks[rank].memory_bytes - ranks[rank].peak_high_bytes)
+    return found[fullest].changed(
+        ranks=ranks, device_peak_high_bytes=ranks[fullest].peak_high_bytes, device_peak_bytes=ranks[fullest].peak_bytes
+    )
+
+
+def step_of_all(simulations: Sequence[Simulation], *, waits: bool) -> float:
+    """Milliseconds of a step of ranks that wait for each other at every exchange. waits: whether compute does; where it only
+    begins them, the slowest rank's step is the step of all.
+    """
+    exchanges = [simulation.exchanges_ms for simulation in simulations]
+    longest_ms = max(simulation.step_ms for simulation in simulations)
+    if not waits or len({len(listed) for listed in exchanges}) > 1:
+        return longest_ms
+    step_ms, ends = 0.0, [0.0] * len(simulations)
+    for meeting in zip(*exchanges, strict=True):
+        step_ms += max(start - end for (start, _), end in zip(meeting, ends, strict=True))
+        step_ms += max(end - start for start, end in meeting)
+        ends = [end for _, end in meeting]
+    return step_ms + max(each.step_ms - end for each, end in zip(simulations, ends, strict=True))
+
+
+def _describe(case: RankCase, found: Prediction) -> RankPrediction:
+    peak_bytes = found.rank_peak_bytes[case.rank] if found.rank_peak_bytes else found.device_peak_bytes
+    return RankPrediction(
+        device=case.machine.device.name,
+        num_sequences=case.plan.batch.global_batch_size,
+        memory_bytes=case.machine.device.memory_bytes,
+        peak_bytes=peak_bytes,
+        # Of the rank that owns most; this one's is lower by what it does not own.
+        peak_high_bytes=found.device_peak_high_bytes - found.device_peak_bytes + peak_bytes,
+        step_ms=found.step_ms,
+    )
+
+
+def _check_devices(plan: Plan, machine: Machine) -> None:
+    """On the CPU device any number of processes play devices."""
+    asked: Counter[str] = Counter()
+    for rank, share in enumerate(plan.layout.ranks):
+        try:
+            kind = machine.with_kind(share.device)
+        except InvalidInput as error:
+            raise InvalidPlan(
+                f"plan.layout.ranks[{rank}]: {error.message}",
+                field="plan.layout.ranks",
+                value=share.device,
+                allowed=error.fields.get("allowed"),
+            ) from error
+        asked[kind.device.name] += 1
+        if machine.device.kind == "cuda" and asked[kind.device.name] > kind.num_devices:
+            raise InvalidPlan(
+                f"plan.layout.ranks asks for {asked[kind.device.name]} or more of {kind.device.name}; "
+                f"the machine has {kind.num_devices}",
+                field="plan.layout.ranks",
+                value=asked[kind.device.name],
+                allowed={"minimum": 1, "maximum": kind.num_devices},
+            )

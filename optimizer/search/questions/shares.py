@@ -1,0 +1,85 @@
+"""Deals a step's sequences out to unequal devices so that the slowest of them is done soonest, for any times.
+
+Shares in proportion to speed first, then sequences go from the slowest rank to another as long as that makes the whole quicker.
+Where times rise with every sequence the result is the best there is but for rounding of the start; they do not quite, since 7
+sequences may need smaller micro-batches than 8, so moves of several are tried too.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+TimeOf = Callable[[int, int], float]
+"""Milliseconds of a step by kind of device and number of sequences; infinite where nothing fits."""
+_MOVES: Final = (1, 2, 4)
+_MOST_MOVES: Final = 8
+"""Moves for each rank."""
+
+
+def share_out(total: int, *, counts: Sequence[int], time_of: TimeOf) -> list[list[int]] | None:
+    """By kind, the sequences of each of its ranks, which all have one or more; None where no such shares fit.
+
+    counts: ranks of each kind.
+    """
+    num_ranks = sum(counts)
+    if total < num_ranks:
+        return None
+    kinds = [kind for kind, count in enumerate(counts) for _ in range(count)]
+    shares = _proportional(total, kinds, time_of)
+    if shares is None:
+        return None
+    _adjust(total, shares, kinds, time_of)
+    for _ in range(_MOST_MOVES * num_ranks):
+        better = _better(shares, kinds, time_of)
+        if better is None:
+            break
+        shares = better
+    if not all(map(math.isfinite, _times(shares, kinds, time_of))):
+        return None
+    return [[share for share, of in zip(shares, kinds, strict=True) if of == kind] for kind in range(len(counts))]
+
+
+def _proportional(total: int, kinds: Sequence[int], time_of: TimeOf) -> list[int] | None:
+    speeds: dict[int, float] = {}
+    for kind in dict.fromkeys(kinds):
+        for size in dict.fromkeys((total // len(kinds), 1)):
+            if math.isfinite(time_of(kind, size)):
+                speeds[kind] = size / time_of(kind, size)
+                break
+        else:
+            return None
+    whole = sum(speeds[kind] for kind in kinds)
+    return [max(1, int(total * speeds[kind] / whole)) for kind in kinds]
+
+
+def _adjust(total: int, shares: list[int], kinds: Sequence[int], time_of: TimeOf) -> None:
+    """Give or take single sequences until all are dealt out."""
+    ranks = range(len(shares))
+    while sum(shares) < total:
+        shares[min(ranks, key=lambda rank: time_of(kinds[rank], shares[rank] + 1))] += 1
+    while sum(shares) > total:
+        able = [rank for rank in ranks if shares[rank] > 1]
+        shares[max(able, key=lambda rank: time_of(kinds[rank], shares[rank]))] -= 1
+
+
+def _better(shares: list[int], kinds: Sequence[int], time_of: TimeOf) -> list[int] | None:
+    """The best that one move from the slowest rank can make of the shares; None where no move helps."""
+    times = _times(shares, kinds, time_of)
+    slowest, found, least = times.index(max(times)), None, sorted(times, reverse=True)
+    tried: set[tuple[int, int, int]] = set()
+    for size in _MOVES:
+        for rank, kind in enumerate(kinds):
+            alike = (kind, shares[rank], size)
+            if rank == slowest or shares[slowest] <= size or alike in tried:
+                continue
+            tried.add(alike)
+            moved = list(shares)
+            moved[slowest], moved[rank] = moved[slowest] - size, moved[rank] + size
+            ordered = sorted(_times(moved, kinds, time_of), reverse=True)
+            if ordered < least:
+                found, least = moved, ordered
+    return found
+
+
+def _times(shares: Sequence[int], kinds: Sequence[int], time_of: TimeOf) -> list[float]:
+    return [time_of(kind, share) for kind, share in zip(kinds, shares, strict=True)]

@@ -1,0 +1,280 @@
+"""A machine with several kinds of devices: who takes part, how much each takes of a step, and its own way with activations.
+
+What is the same on all ranks (number formats, where gradients, state and weights live, chunks) is taken from the best plans of
+single kinds; with that decided, a kind's step is a small search of its own for any number of sequences, and ``shares.py`` deals
+those out. Beside it stand the devices of each kind alone and equal shares on all, so that the answer also says when not to share.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
+from optimizer.base.units import format_bytes
+from optimizer.estimate.prediction import Prediction
+from optimizer.goal import Goal
+from optimizer.hardware.machine import DeviceKind, Machine
+from optimizer.plan.explain.training import explain_common
+from optimizer.plan.layout import DataParallel, DeviceLayout, RankShare
+from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Profile
+from optimizer.search.arrangements import keep_everything
+from optimizer.search.check.card_fit import ACCEPTED
+from optimizer.search.core import find_chosen, search
+from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
+from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, answer_with
+from optimizer.search.questions.layouts import describe_layout, list_layouts
+from optimizer.search.questions.uneven_parts import UnevenQuestion, common_decisions, find_shared, speed_of
+from optimizer.search.result import SearchResult
+from optimizer.search.solver.pricebook import remembering
+from optimizer.workload import TrainingWorkload
+
+_WORTH: Final = 0.005
+"""Share by which more devices must be faster to be used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Option:
+    """Devices that could do the work, and their best plan."""
+
+    label: str
+    words: str
+    num_devices: int
+    best: PricedPlan | None
+    """None where nothing fits."""
+    layout: DeviceLayout
+    why: str = ""
+    """Why nothing was found."""
+
+    @property
+    def step_ms(self) -> float:
+        return math.inf if self.best is None else self.best.prediction.step_ms
+
+
+def answer_uneven(
+    profile: Profile,
+    workload: TrainingWorkload,
+    goal: Goal,
+    *,
+    machine: Machine,
+    make_problem: Callable[..., SearchProblem],
+    calibration: Mapping[str, Any] | None = None,
+) -> ObjectiveAnswer:
+    """The fastest plan on any of the machine's devices, at most ``goal.num_devices`` of them, with what others come to.
+
+    make_problem: ``training_problem`` of ``search/training.py``.
+    Raises InvalidInput for an objective other than the fastest step or the cheapest run, NoFeasiblePlan and InvalidPlan where no
+    devices can do the work.
+    """
+    if goal.objective not in ("fastest_step", "cheapest_run"):
+        raise InvalidInput(
+            f"objective {goal.objective} is asked of devices of several kinds; allowed: fastest_step, cheapest_run",
+            field="goal.objective",
+            value=goal.objective,
+            allowed=["fastest_step", "cheapest_run"],
+            hint="Ask for the devices of one kind: --devices '2x RTX 3060'.",
+        )
+    layouts = list_layouts(goal, None)
+    question = UnevenQuestion(
+        profile=profile,
+        workload=workload,
+        goal=goal,
+        machine=machine,
+        calibration=calibration,
+        make_problem=make_problem,
+        data_modes=tuple(
+            dict.fromkeys(layout.data for layout in layouts if layout.num_devices > 1 and not layout.shares_weights)
+        ),
+    )
+    kinds = sorted(machine.kinds, key=lambda kind: -speed_of(kind))
+    allowed = {layout.num_devices for layout in layouts}
+    question.leave_out_what_shares_little()
+    options = [option for team in _teams(kinds, allowed) for option in _together(question, team)]
+    for kind in kinds:
+        options += _alone(question, kind, allowed, options)
+    best = _best_of(options)
+    if best is None or best.best is None:
+        raise _nothing_fits(question, kinds, options)
+    return _answer(question, options, best)
+
+
+def _teams(kinds: Sequence[DeviceKind], allowed: set[int]) -> Iterator[list[DeviceKind]]:
+    """The fastest kinds together, two of them and more, with all their devices."""
+    for number in range(2, len(kinds) + 1):
+        team = list(kinds[:number])
+        if sum(kind.num_devices for kind in team) in allowed:
+            yield team
+
+
+# Devices of one kind.
+
+
+def _alone(
+    question: UnevenQuestion, kind: DeviceKind, allowed: set[int], known: Sequence[_Option]
+) -> Iterator[_Option]:
+    """One device of a kind, and all of them. known: options whose plans these must beat to be searched."""
+    for num_devices in sorted({1, kind.num_devices} & allowed):
+        modes: tuple[DataParallel, ...] = ("replicated",) if num_devices == 1 else question.data_modes
+        for data in modes:
+            layout = DeviceLayout(num_devices=num_devices, data=data)
+            ending = "" if data == "replicated" else f" ({data})"
+            best, why = _find_alone(question, kind, layout, fastest_ms=min((each.step_ms for each in known), default=math.inf))
+            name = kind.device.name if num_devices == 1 else f"{num_devices}x {kind.device.name}"
+            yield _Option(
+                label=f"{num_devices}x {kind.device.name}{ending}",
+                words=f"{name} alone{ending}",
+                num_devices=num_devices,
+                best=best,
+                layout=layout,
+                why=why,
+            )
+
+
+def _find_alone(
+    question: UnevenQuestion, kind: DeviceKind, layout: DeviceLayout, *, fastest_ms: float
+) -> tuple[PricedPlan | None, str]:
+    """The best plan, or why there is none."""
+    try:
+        sequences = question.workload.of_rank(layout.num_devices).global_batch_size
+        problem = remembering(question.pose(kind, layout, num_sequences=sequences))
+        least_ms = min((problem.relax.base_ms(base) for base in problem.settings()), default=0.0) if problem.relax else 0.0
+        if least_ms >= fastest_ms:
+            return None, f"not searched, since no plan of it takes less than {least_ms:.1f} ms"
+        plan = find_chosen(problem).plan
+    except NoFeasiblePlan as error:
+        return None, f"nothing fits; the smallest peak is {format_bytes(int(error.fields['smallest_feasible_bytes']))}"
+    except (InvalidPlan, InvalidWorkload) as error:
+        return None, error.message
+    ranks = (RankShare(device=kind.device.name),) * layout.num_devices
+    return question.priced("chosen", replace(plan, layout=replace(layout, ranks=ranks))), ""
+
+
+# Devices of several kinds.
+
+
+def _together(question: UnevenQuestion, team: list[DeviceKind]) -> Iterator[_Option]:
+    """Shares by speed, and equal ones."""
+    names = " and ".join(f"{kind.num_devices}x {kind.device.name}" for kind in team)
+    layouts = [DeviceLayout(num_devices=sum(kind.num_devices for kind in team), data=data) for data in question.data_modes]
+    for layout in layouts:
+        ending = "" if layout.data == "replicated" else f" ({layout.data})"
+        pins = common_decisions(question, team, layout)
+        for label, is_equal in (("shares_by_speed", False), ("equal_shares", True)):
+            found = [find_shared(question, team, layout, each, is_equal=is_equal) for each in pins]
+            yield _Option(
+                label=label + ("" if layout.data == "replicated" else f"_{layout.data}"),
+                words=f"{names}, {label.replace('_', ' ')}{ending}",
+                num_devices=layout.num_devices,
+                best=min((each for each in found if each is not None), key=lambda each: each.prediction.step_ms, default=None),
+                layout=layout,
+                why="no such shares fit",
+            )
+
+
+# The answer.
+
+
+def _best_of(options: Sequence[_Option]) -> _Option | None:
+    """The fastest; of those as fast the one with the fewest devices."""
+    found = [option for option in options if option.best is not None and option.best.verdict in ACCEPTED]
+    fastest_ms = min((option.step_ms for option in found), default=0.0)
+    as_fast = [option for option in found if option.step_ms <= fastest_ms * (1 + _WORTH)]
+    return min(as_fast, key=lambda option: (option.num_devices, option.step_ms), default=None)
+
+
+def _nothing_fits(
+    question: UnevenQuestion, kinds: Sequence[DeviceKind], options: Sequence[_Option]
+) -> NoFeasiblePlan | InvalidPlan:
+    """The error of the device with the most memory, which comes closest."""
+    largest = max(kinds, key=lambda kind: kind.device.memory_bytes)
+    try:
+        search(question.pose(largest, DeviceLayout(), num_sequences=question.workload.global_batch_size))
+    except (NoFeasiblePlan, InvalidPlan) as error:
+        return error
+    said = "; ".join(f"{option.words}: {option.why}" for option in options if option.why)
+    return InvalidPlan(f"no devices can do the work: {said}", field="goal.pins.layout", value=None, allowed="other pins")
+
+
+def _answer(question: UnevenQuestion, options: Sequence[_Option], best: _Option) -> ObjectiveAnswer:
+    assert best.best is not None
+    chosen = replace(best.best, label="chosen")
+    name = chosen.plan.layout.ranks[0].device
+    kind = next(kind for kind in question.machine.kinds if kind.device.name == name)
+    problem = question.pose(kind, DeviceLayout(), num_sequences=question.workload.global_batch_size)
+    baselines = {option.label: replace(option.best, label=option.label) for option in options if option.best is not None}
+    unlimited = chosen.plan
+    with suppress(InvalidPlan):
+        unlimited = _keeping_all(chosen.plan)
+    result = SearchResult(
+        chosen=chosen,
+        baselines=baselines,
+        frontier=_frontier([*baselines.values()]),
+        bound_step_ms=None,
+        unlimited_step_ms=min(chosen.prediction.step_ms, question.priced("unlimited", unlimited).prediction.step_ms),
+        explanation=(
+            *explain_ranks(chosen.plan, chosen.prediction),
+            *explain_common(chosen.plan, prediction=chosen.prediction),
+        ),
+    )
+    listed = tuple(
+        LayoutOption(
+            layout=option.layout if option.best is None else option.best.plan.layout,
+            best=option.best,
+            least_step_ms=0.0,
+            sentence=_compare(option, best),
+        )
+        for option in options
+    )
+    answer = answer_with(problem, question.profile, result)
+    return replace(answer, workload=question.workload, layouts=listed)
+
+
+def _keeping_all(plan: Plan) -> Plan:
+    """The same plan if memory were no matter: every rank keeps its activations."""
+    kept = OuterPlan.of(plan).plan(keep_everything(len(plan.activations.per_block)))
+    ranks = tuple(replace(share, per_block=None) for share in plan.layout.ranks)
+    return replace(kept, layout=replace(plan.layout, ranks=ranks))
+
+
+def _frontier(plans: Sequence[PricedPlan]) -> tuple[PricedPlan, ...]:
+    """Plans of which no other is both smaller, on its fullest device, and faster; from small to fast."""
+    found: list[PricedPlan] = []
+    for priced in sorted(plans, key=lambda each: (each.prediction.device_peak_high_bytes, each.prediction.step_ms)):
+        if not found or priced.prediction.step_ms < found[-1].prediction.step_ms:
+            found.append(priced)
+    return tuple(found)
+
+
+def _compare(option: _Option, best: _Option) -> str:
+    if option.best is None:
+        return f"{option.words}: {option.why}"
+    if option is best:
+        alone = best.num_devices == 1
+        return f"{option.words}: chosen" + ("; more devices would wait for each other for longer than they save" * alone)
+    percent = 100 * (option.step_ms / best.step_ms - 1)
+    slower = f"{percent:.0f} % slower" if percent >= 1 else "as fast"
+    more = option.num_devices - best.num_devices
+    return f"{option.words}: {slower}" + (f", with {more} more device{'s' * (more > 1)}" if more > 0 else "")
+
+
+def explain_ranks(plan: Plan, prediction: Prediction) -> Iterator[str]:
+    """Sentences without a final stop: what each rank does, which is the fullest and which the slowest."""
+    layout = plan.layout
+    yield describe_layout(layout.without_ranks) + (", of unequal shares" if len(set(plan.rank_sequences)) > 1 else "")
+    for rank, (own, found) in enumerate(zip(plan.of_ranks(), prediction.ranks, strict=True)):
+        blocks = own.activations.per_block
+        kept = [f"{blocks.count(choice)} blocks {choice.replace('_', ' ')}" for choice in dict.fromkeys(blocks)]
+        sequences = f"{found.num_sequences} sequence{'s' * (found.num_sequences > 1)}"
+        yield (
+            f"rank {rank} on {found.device} takes {sequences} of a step in {own.batch.accumulation_steps} "
+            f"micro-batch{'es' * (own.batch.accumulation_steps > 1)} of {own.batch.micro_batch_size} ({', '.join(kept)}): "
+            f"{format_bytes(found.peak_bytes)} of {format_bytes(found.memory_bytes)}, {found.step_ms:.1f} ms"
+        )
+    fullest, slowest = prediction.fullest_rank, prediction.slowest_rank
+    if len(prediction.ranks) > 1 and fullest is not None and slowest is not None:
+        yield (
+            f"rank {fullest} ({prediction.ranks[fullest].device}) has the least room left, and its peak falls in "
+            f"{prediction.peak_moment}; rank {slowest} ({prediction.ranks[slowest].device}) is the slowest, and all wait for it"
+        )
