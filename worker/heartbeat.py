@@ -39,7 +39,9 @@ class Heartbeat:
         self._outage_s = outage_s
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        self._renewed_s = boot_s()
+        self._renewed_s = self._looked_s = boot_s()
+        self._woke_s = float("-inf")
+        """When this process was last found to have been halted for a while, in which nobody asked the database."""
         self.is_fenced_out = False
         """Another claim holds the job, or none could be heard of for too long: the attempt must end without a trace."""
         self.cancel_mode = ""
@@ -71,13 +73,21 @@ class Heartbeat:
     def work_until_s(self) -> float:
         """The moment, by ``boot_s``, until which the attempt may work if nothing is heard of this process from now on.
 
+        To be called many times in a lease.
+
         A tenth of the lease before its end. While the database does not answer nobody else can claim, so then a third of a lease
-        from now, until that has gone on for ``outage_s``.
+        from now, until that has gone on for ``outage_s``. Who was halted does not know whether it would have answered, or another
+        has claimed: until the next renewal that was asked for since, the end of the lease stands.
         """
-        silent_s = boot_s() - self._renewed_s
+        now_s = boot_s()
+        if now_s - self._looked_s > self._lease_s / 3:
+            self._woke_s = now_s
+        self._looked_s = now_s
+        silent_s = now_s - self._renewed_s
         if self.is_fenced_out or silent_s > max(self._outage_s, self._lease_s):
             return 0.0
-        return max(self._renewed_s + 0.9 * self._lease_s, boot_s() + self._lease_s / 3)
+        ends_s = self._renewed_s + 0.9 * self._lease_s
+        return ends_s if self._woke_s > self._renewed_s else max(ends_s, now_s + self._lease_s / 3)
 
     def _run(self) -> None:
         try:

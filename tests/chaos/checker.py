@@ -25,6 +25,7 @@ ENDS = {str(state) for state in TERMINAL_STATES}
 GIVEN_UP = "worker_lost"
 """The reason of a job that was disturbed as often as its rules allow; counted, not a broken promise."""
 _MOST_SHOWN = 5
+_NOTICED_WITHIN_S = 0.25
 
 
 def check_all(accepted: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -105,21 +106,17 @@ def check_attempts() -> list[str]:
 
 
 def check_fences() -> list[str]:
-    """Nothing was measured or saved by an attempt after another of its job had begun. A process that was halted in the midst of a
-    step ends it in its own folder, whenever it wakes, and looks at its lease before the next one; that step goes no further.
+    """Nothing was measured or saved by an attempt after another of its job had begun. A process that was halted needs a moment to
+    notice, in which it may do a step in its own folder; that goes no further.
     """
     began = {(job, number): at.timestamp() for job, number, at in Attempt.objects.values_list("job_id", "number", "started_at")}
     numbers = {(job, fence): number for job, fence, number in Attempt.objects.values_list("job_id", "fence", "number")}
     found = []
     retried = Attempt.objects.filter(number__gt=1).values_list("job_id", flat=True).distinct()
-    under_way: set[tuple[str, int]] = set()
     for job, number, step, at in _measured(set(retried)):
         next_began = began.get((job, number + 1))
-        if next_began is None or at <= next_began:
-            continue
-        if (job, number) in under_way:
+        if next_began is not None and at > next_began + _NOTICED_WITHIN_S:
             found.append(f"{job}: attempt {number} did step {step} {at - next_began:.2f} s after attempt {number + 1} had begun")
-        under_way.add((job, number))
     for checkpoint in Checkpoint.objects.all().iterator():
         begun = began.get((checkpoint.job_id, numbers.get((checkpoint.job_id, checkpoint.fence), 0) + 1))
         if begun is not None and checkpoint.created_at.timestamp() > begun:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from django.db import OperationalError
 
 from tests.worker.processes import wait_for
@@ -84,9 +85,43 @@ def test_an_attempt_without_a_lease_may_not_work() -> None:
     assert heart.work_until_s() < boot_s()
 
 
-def test_an_attempt_goes_on_while_the_database_is_away_but_not_for_ever() -> None:
-    heart = heartbeat(OperationalError("down"), lease_s=0.01, outage_s=60)
+class Clock:
+    """Stands for ``boot_s``."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    ticking = Clock()
+    monkeypatch.setattr("worker.heartbeat.boot_s", ticking)
+    return ticking
+
+
+def look_for(heart: Heartbeat, clock: Clock, seconds: int) -> float:
+    """Ask once a second until when the attempt may work; the last answer."""
+    for _ in range(seconds):
+        clock.now_s += 1
+        until_s = heart.work_until_s()
+    return until_s
+
+
+def test_an_attempt_goes_on_while_the_database_is_away_but_not_for_ever(clock: Clock) -> None:
+    heart = heartbeat(OperationalError("down"), lease_s=30, outage_s=60.0)
     heart.beat()
-    assert boot_s() - 0.01 < heart.work_until_s() - 0.01 / 3
-    lost = heartbeat(OperationalError("down"), lease_s=-1, outage_s=-1)
-    assert lost.work_until_s() < boot_s()
+    assert look_for(heart, clock, 50) == clock.now_s + 10
+    assert look_for(heart, clock, 11) == 0.0
+
+
+def test_who_was_halted_may_work_no_longer_than_its_lease_until_the_database_has_said_so(clock: Clock) -> None:
+    heart = heartbeat(Answer(), lease_s=30, outage_s=600.0)
+    heart.beat()
+    clock.now_s += 40  # another may have claimed meanwhile
+    assert heart.work_until_s() == 1000.0 + 27
+    assert look_for(heart, clock, 5) == 1000.0 + 27
+    heart.beat()
+    assert heart.work_until_s() == clock.now_s + 27

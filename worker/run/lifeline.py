@@ -112,7 +112,7 @@ def end_when_silent(beat_fd: int) -> Callable[[], None]:
     """Start the thread by which the group ends itself; called by its leader, after ``die_with_supervisor``.
 
     What holds Python's lock for long delays it and cannot mislead it: beats wait in the pipe. A process that was halted gets its
-    threads back in any order, so the one that works calls what is returned before it begins anything that others could see.
+    threads back in any order, so the one that works calls what is returned before it writes anything that others could see.
     """
     time_left = WorkTime(beat_fd)
     threading.Thread(target=time_left.watch, name="lifeline", daemon=True).start()

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,23 @@ class Reporter:
     """Call it with the messages of docs/attempt.md. Not thread-safe; the training loop is its only caller."""
 
     def __init__(
-        self, folder: Path, *, pipe: PipeWriter | None, result_folder: Path | None = None, is_silent: bool = False
+        self,
+        folder: Path,
+        *,
+        pipe: PipeWriter | None,
+        result_folder: Path | None = None,
+        is_silent: bool = False,
+        check_lease: Callable[[], None] | None = None,
     ) -> None:
-        """result_folder: for ``result.json``, where it is not the attempt's. is_silent: only the result is kept."""
+        """result_folder: for ``result.json``, where it is not the attempt's. is_silent: only the result is kept.
+        check_lease: called before each writing; it ends the process if another may have the job by now.
+        """
         self.folder = folder
         """The attempt's own."""
         self.is_silent = is_silent
         self._result_folder = result_folder or folder
         self._pipe = pipe
+        self._check_lease = check_lease
         self._samples = (folder / "samples.jsonl").open("ab")
         self._log = LogLines()
         self.step = 0
@@ -29,6 +39,7 @@ class Reporter:
     def __call__(self, message: dict[str, Any]) -> None:
         if self.is_silent:
             return
+        self._require_lease()
         self._log.write(message)
         if message["type"] == "sample":
             self._keep({key: value for key, value in message.items() if key != "type"})
@@ -40,6 +51,7 @@ class Reporter:
 
     def result(self, result: dict[str, Any]) -> None:
         """``result.json``, whole or not at all; then the pipe gets a moment to be read."""
+        self._require_lease()
         leave_result(result, self._result_folder)
         self._send({"type": "result", **result})
         if self._pipe is not None:
@@ -47,6 +59,10 @@ class Reporter:
 
     def close(self) -> None:
         self._samples.close()
+
+    def _require_lease(self) -> None:
+        if self._check_lease is not None:
+            self._check_lease()
 
     def _keep(self, record: dict[str, Any]) -> None:
         self.step = max(self.step, int(record["step"]))

@@ -13,7 +13,6 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +44,13 @@ REASONS = frozenset(
 
 
 class StopFlag:
-    """Raised by TERM, read by the training loop at each step boundary, where a process whose lease is over also ends."""
+    """Raised by TERM, read by the training loop at each step boundary."""
 
     def __init__(self) -> None:
         self._is_raised = False
-        self._check_lease: Callable[[], None] | None = None
 
     def __call__(self) -> bool:
-        if self._check_lease is not None:
-            self._check_lease()
         return self._is_raised
-
-    def end_by(self, check_lease: Callable[[], None]) -> None:
-        """Call this at each boundary; it ends the process if another may have the job by now."""
-        self._check_lease = check_lease
 
     def raise_on_term(self) -> None:
         signal.signal(signal.SIGTERM, self._raise)
@@ -79,8 +71,8 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the weights and the data
     if lifeline := os.environ.get("HEADROOM_LIFELINE_FD"):
         die_with_supervisor(int(lifeline))
-    if beat := os.environ.get("HEADROOM_BEAT_FD"):
-        should_stop.end_by(end_when_silent(int(beat)))
+    beat = os.environ.get("HEADROOM_BEAT_FD")
+    check_lease = end_when_silent(int(beat)) if beat else None
     folder = Path(sys.argv[1])
     pipe_fd = os.environ.get("HEADROOM_PIPE_FD")
     attempt = read_json(folder / "attempt.json")
@@ -91,7 +83,8 @@ def main() -> int:
         leave_stopping_to_first(rank)
         reporter = reporter_of_rank(folder, rank=rank, pipe=pipe)
         return run_attempt(brief_of_rank(attempt, folder=folder, rank=rank), reporter=reporter, should_stop=should_stop)
-    return run_attempt(attempt, reporter=Reporter(folder, pipe=pipe), should_stop=should_stop)
+    reporter = Reporter(folder, pipe=pipe, check_lease=check_lease)
+    return run_attempt(attempt, reporter=reporter, should_stop=should_stop)
 
 
 def run_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> int:

@@ -151,7 +151,7 @@ HALTED = textwrap.dedent("""
 """)
 
 
-def test_the_thread_that_works_ends_a_group_whose_time_is_over_before_it_begins_anything() -> None:
+def test_the_thread_that_works_ends_a_group_whose_time_is_over_before_it_writes_anything() -> None:
     until: Any = {"s": boot_s() + 600}
     beats = Beats(lambda: until["s"], interval_s=0.02)
     process = subprocess.Popen(

@@ -178,3 +178,19 @@ def test_the_worker_process_never_imports_torch() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"
+
+
+def test_nothing_is_written_once_another_may_have_the_job(tmp_path: Path) -> None:
+    class LeaseOver(Exception):
+        """Stands for the end of the process."""
+
+    def end() -> None:
+        raise LeaseOver
+
+    reporter = Reporter(tmp_path, pipe=None, check_lease=end)
+    with pytest.raises(LeaseOver):
+        reporter({"type": "sample", "kind": "step", "attempt": 1, "step": 1, "time_s": 0.0, "loss": 1.0})
+    with pytest.raises(LeaseOver):
+        reporter.result({"outcome": "succeeded"})
+    reporter.close()
+    assert [(file.name, file.stat().st_size) for file in tmp_path.iterdir()] == [("samples.jsonl", 0)]

@@ -7,7 +7,7 @@ from optimizer.estimate.collectives.over_links import simulate_seconds
 from optimizer.hardware.machine import PeerLink
 
 FAST = PeerLink(kind="network", bytes_per_s=1e15, latency_s=0.02, source="table")
-"""Of which nothing but the delay is felt."""
+"""A link so fast that nothing but its delay is felt."""
 MIB = 1 << 20
 
 

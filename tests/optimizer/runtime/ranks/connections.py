@@ -1,4 +1,4 @@
-"""What the kernel counted of this process's TCP connections: bytes that it gave to them, whatever else uses the interface.
+"""Reads the kernel's counters of this process's TCP connections: bytes given to them, whatever else uses the interface.
 
 From ``TCP_INFO`` (``linux/tcp.h``), which any process may ask of its own sockets; gloo's are found among the open files.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 _INFO_BYTES = 256
 _SETTLED_S = 0.05
 _BYTES_SENT_AT = 200
-"""Of ``tcpi_bytes_sent``, which ``tcpi_bytes_retrans`` follows."""
+"""Offset of ``tcpi_bytes_sent``, which ``tcpi_bytes_retrans`` follows."""
 
 
 def count_sent_bytes() -> int:

@@ -14,7 +14,7 @@ from tests.optimizer.runtime.ranks.test_steps import OnOneDevice, assert_like_on
 
 RECOMPUTE = ("recompute",) * 3
 SIZES = (RankShare(micro_batch_size=1, per_block=RECOMPUTE), RankShare(micro_batch_size=3))
-"""As many micro-batches, of other sizes."""
+"""Ranks with equal numbers of micro-batches, of other sizes."""
 COUNTS = (RankShare(accumulation_steps=1, micro_batch_size=1), RankShare(accumulation_steps=3, micro_batch_size=1))
 """Other numbers of micro-batches."""
 THREE = (
