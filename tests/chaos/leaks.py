@@ -1,5 +1,7 @@
 """Compares what processes hold once all has come to rest: files, threads, memory, processes and sessions that nobody closed."""
 
+import contextlib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +14,7 @@ MORE_FILES, MORE_THREADS = 30, 80
 """Pools grow under the first load, and stay; a request's thread goes with the garbage, which a web process at rest leaves."""
 MORE_BYTES = 200 << 20
 MOST_SESSIONS = 60
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +45,8 @@ def find_leaks(world: World, before: dict[str, Holding]) -> list[str]:
     for name, now in look_at_all(world).items():
         then = before[name]
         if now.num_files > then.num_files + MORE_FILES:
-            found.append(f"{name} has {now.num_files} files open, and had {then.num_files}")
+            names = name_most_open(world.pid(name))
+            found.append(f"{name} has {now.num_files} files open, and had {then.num_files}; most often {names}")
         if now.num_threads > then.num_threads + MORE_THREADS:
             found.append(f"{name} has {now.num_threads} threads, and had {then.num_threads}")
         if now.resident_bytes > then.resident_bytes + MORE_BYTES:
@@ -50,6 +54,15 @@ def find_leaks(world: World, before: dict[str, Holding]) -> list[str]:
     if world.postgresql_url and (num := _num_sessions(world.postgresql_url)) > MOST_SESSIONS:
         found.append(f"{num} sessions are open in PostgreSQL")
     return found
+
+
+def name_most_open(pid: int) -> str:
+    """The files that a process has open most often, sockets and pipes each as one."""
+    names: Counter[str] = Counter()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            names[str(entry.readlink()).partition(":[")[0]] += 1
+    return ", ".join(f"{name} ({num})" for name, num in names.most_common(_MOST_NAMED))
 
 
 def _num_sessions(url: str) -> int:
