@@ -23,7 +23,8 @@ MAX_STREAMS = 1_000
 PROCESS_IS_FULL = "the streams of one web process"
 _AWAY = (redis.exceptions.RedisError, OSError)
 _ASK = """
-local now = redis.call('TIME')[1] + 0
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1000000
 for place, key in ipairs(KEYS) do
   redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
   local allowed = tonumber(ARGV[3 + place])

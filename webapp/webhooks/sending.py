@@ -158,8 +158,9 @@ def take(webhook_id: str) -> Delivery | None:
     """The webhook's message that has been due longest, held for this process by a guarded update."""
     due = _due().filter(webhook_id=webhook_id)
     for key in due.order_by("next_try_at", "pk").values_list("pk", flat=True)[:_AT_ONCE]:
-        held = due.filter(pk=key).update(next_try_at=from_now(HELD_S), tried_at=Now(), num_tries=F("num_tries") + 1)
-        if held:
+        # the guard reads this row alone: PostgreSQL would not ask a join again after it has waited for another process's update
+        guarded = Delivery.objects.filter(pk=key, state=State.PENDING, next_try_at__lte=Now())
+        if guarded.update(next_try_at=from_now(HELD_S), tried_at=Now(), num_tries=F("num_tries") + 1):
             return Delivery.objects.select_related("webhook").get(pk=key)
     return None
 

@@ -267,7 +267,7 @@ async def test_streams_of_other_web_processes_count_until_their_minute_is_over(
     running: Attempt, valkey: Valkey, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.HEADROOM_MAX_STREAMS_PER_PERSON = 1
-    monkeypatch.setattr(slots_module, "HELD_S", 1)
+    monkeypatch.setattr(slots_module, "HELD_S", 3)
     owner = await owner_of(running)
     first = Client(owner, running.job_id)
     await first.next("snapshot")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import connections
+from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 from pytest_django import Settings
 
@@ -19,7 +19,7 @@ from tests.worker.processes import wait_for
 from webapp.webhooks import posting
 from webapp.webhooks.actions import create_webhook, send_test
 from webapp.webhooks.models import Delivery, State, Webhook
-from webapp.webhooks.sending import Sender
+from webapp.webhooks.sending import Sender, take
 from webapp.webhooks.targets import Target, find_target
 
 
@@ -223,3 +223,31 @@ def test_two_reconcilers_hold_only_what_they_send_now_and_send_no_message_twice(
         thread.join()
     assert sorted(headers["webhook-id"] for headers, _ in late.heard) == made
     assert json.loads(late.heard[0][1])["type"] == "webhook.test"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_message_that_another_process_takes_at_this_moment_is_not_taken_twice(opened: Callable[[Any], Any]) -> None:
+    hook = make_hook(make_person("ada"), opened(Receiver()).url)
+    send_test(hook)
+    updates, taken = threading.Event(), []
+
+    def signal(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
+        if sql.startswith("UPDATE"):
+            updates.set()
+        return execute(sql, *arguments)
+
+    def take_beside() -> None:
+        try:
+            with connection.execute_wrapper(signal):
+                taken.append(take(hook.pk))
+        finally:
+            connections.close_all()
+
+    other = threading.Thread(target=take_beside)
+    with transaction.atomic():
+        assert take(hook.pk) is not None
+        other.start()  # it finds the message due, since this transaction has not ended, and waits for the row
+        assert updates.wait(10)
+        time.sleep(0.2)
+    other.join()
+    assert taken == [None]
