@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from optimizer.base.errors import InvalidWorkload
+from optimizer.base.limits import MAX_DEVICES
 from optimizer.base.ranges import require_int
-from optimizer.plan.layout import MAX_DEVICES
 from optimizer.plan.pins.generation import GenerationPins
 from optimizer.plan.pins.table import shown_pin
 from optimizer.plan.pins.training import Pins
@@ -47,9 +47,13 @@ class GenerationGoal(Budgets):
     """Techniques that must not be used."""
     pins: GenerationPins = field(default_factory=GenerationPins)
     """Decisions of the plan that are made already."""
+    num_devices: int = 1
+    """Most devices of the machine that a plan may use, 1 to 64. The device's budget is of each of them, those of the host and the
+    disk of all together."""
 
     def __post_init__(self) -> None:
         _check_budgets(self)
+        require_int("num_devices", self.num_devices, low=1, high=MAX_DEVICES, section="goal")
         _check_pins(self)
 
     def allows_loss_by(self, technique: Technique) -> bool:

@@ -327,10 +327,32 @@ class GenerationWorkload:
         most_new = max(1, min(self.num_new_tokens, max_sequence_length - self.prompt_length))
         return replace(self, prompt_lengths=(), new_token_counts=(), num_new_tokens=most_new)
 
+    def of_replica(self, replica: int, *, num_replicas: int) -> "GenerationWorkload":
+        """The share of one of several copies of the model (``deal_sequences``)."""
+        if num_replicas == 1:
+            return self
+        if self.is_even:
+            return replace(self, num_sequences=len(range(replica, self.num_sequences, num_replicas)))
+        mine = [self.lengths[index] for index in deal_sequences(self.lengths, num_replicas=num_replicas)[replica]]
+        return GenerationWorkload.of_prompts(
+            [prompt for prompt, _ in mine],
+            num_new_tokens=[num_new for _, num_new in mine],
+            seed=self.seed,
+            draws=self.draws,
+        )
+
     @property
     def cache_length(self) -> int:
         """Largest number of tokens whose keys and values are kept: all but the last one, which nothing follows."""
         return self.prompt_length + self.num_new_tokens - 1
+
+
+def deal_sequences(lengths: Sequence[tuple[int, int]], *, num_replicas: int) -> list[list[int]]:
+    """Indices of sequences by replica: dealt out one by one, the longest first, so that the first replica has no fewer tokens to
+    run through than any other. lengths: prompt tokens and new tokens of each.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: (-sum(lengths[index]), index))
+    return [order[replica::num_replicas] for replica in range(num_replicas)]
 
 
 @dataclass(frozen=True, kw_only=True)

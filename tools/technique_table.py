@@ -4,12 +4,14 @@
 """
 
 import argparse
+import dataclasses
 import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from optimizer.plan.generation_layout import GenerationLayout
 from optimizer.plan.knob import Knob
 from optimizer.plan.pins.generation_knobs import generation_knobs
 from optimizer.plan.pins.training import knob_kinds
@@ -17,6 +19,8 @@ from optimizer.plan.techniques import DECLARATIONS, KNOBS
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "techniques.md"
 BEGIN, END = "<!-- written by python -m tools.technique_table -->", "<!-- end -->"
+_LAYOUT: Final = {f"layout.{field.name}": field.type for field in dataclasses.fields(GenerationLayout)}
+"""Decisions of generations that the search alone makes."""
 _LOSSES: Final = {"none": "same", "rounding": "rounded", "any": "differ"}
 
 
@@ -29,7 +33,7 @@ def list_rows() -> Iterator[str]:
     yield ""
     yield "| decision | values | techniques | needs |"
     yield "|---|---|---|---|"
-    kinds = {**generation_knobs(), **knob_kinds()}
+    kinds = {**_LAYOUT, **generation_knobs(), **knob_kinds()}
     for path, knob in KNOBS.items():
         techniques = ", ".join(f"`{name}`" for name in dict.fromkeys(use.technique for use in knob.uses))
         yield f"| `{path}` | {_list_values(kinds[path])} | {techniques} | {_list_packages(knob, kinds[path])} |"
@@ -39,6 +43,8 @@ def _list_values(kind: Any) -> str:
     literals = [value for part in (kind, *typing.get_args(kind)) for value in _literals(part)]
     if literals:
         return ", ".join(f"`{value}`" for value in dict.fromkeys(literals))
+    if kind == tuple[int, ...]:
+        return "a number for each device"
     return "yes or no" if kind is bool else "a number"
 
 

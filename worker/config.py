@@ -10,7 +10,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from optimizer.plan.layout import MAX_DEVICES
+from optimizer.base.limits import MAX_DEVICES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.job.measure_generation import measure_generation
 from optimizer.search.generation.levers import list_arrangements
-from optimizer.search.generation.search import generation_problem
+from optimizer.search.generation.one_device import generation_problem
 from optimizer.workload import GenerationWorkload
 
 NAME = "plans"

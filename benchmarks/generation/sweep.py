@@ -43,7 +43,8 @@ from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.runtime.job.measure_generation import make_prompts, measure_generation
 from optimizer.search.generation.levers import list_arrangements
-from optimizer.search.generation.search import generation_problem, search_generation_plans
+from optimizer.search.generation.one_device import generation_problem
+from optimizer.search.generation.search import search_generation_plans
 from optimizer.workload import GenerationWorkload
 
 NAME = "sweep"

@@ -31,6 +31,7 @@ def add_generate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", type=size, metavar="SIZE", help="of device memory (default: all of the largest machine's)")
     parser.add_argument("--host-budget", type=size, metavar="SIZE", help="of host memory")
     parser.add_argument("--disk-budget", type=size, metavar="SIZE", help="of the disk")
+    parser.add_argument("--devices", type=int, metavar="N", help="of one machine, at most (default: 1); each has the budget")
     parser.add_argument("--allow-lossy", action="store_true", help="16-bit and packed weights may be taken")
     parser.add_argument("--plan", metavar="LABEL", default="chosen", help="chosen (default) or a baseline, such as resident")
     parser.add_argument("--name", help="of the job")
@@ -80,5 +81,6 @@ def _goal(client: HeadroomClient, options: argparse.Namespace) -> Row:
         "device_budget_bytes": options.budget or largest_device_bytes(client),
         "host_budget_bytes": options.host_budget,
         "disk_budget_bytes": options.disk_budget,
+        "num_devices": options.devices,
     }
     return {**{name: size for name, size in budgets.items() if size is not None}, "allow_lossy": options.allow_lossy}

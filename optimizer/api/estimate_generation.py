@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.api.inputs import BEST
+from optimizer.api.inputs import BEST, check_one_device
 from optimizer.api.needs import check_plan_label, needed_representations
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.serialize import WithJson
@@ -25,8 +25,8 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.keep.obtain import obtain_generation_profile
 from optimizer.search.generation.baselines import price_generation_baselines
+from optimizer.search.generation.one_device import generation_problem, search_generation
 from optimizer.search.generation.problem import GenerationProblem, PricedGenerationPlan
-from optimizer.search.generation.search import generation_problem, search_generation
 from optimizer.search.generation.solve import Book
 from optimizer.workload import GenerationWorkload
 
@@ -109,6 +109,8 @@ def estimate_generation_profiled(
 ) -> GenerationEstimate:
     """``estimate_model_generation`` with a profile at hand."""
     check_plan_label(plan)
+    if not isinstance(plan, GenerationPlan):
+        check_one_device(goal)
     asked = plan if isinstance(plan, GenerationPlan) else GenerationPlan(weights=weights or WeightsPlan())
     asked.check(workload=workload, max_sequence_length=profile.max_sequence_length)
     problem = generation_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.base.errors import InvalidInput, InvalidModel
-from optimizer.goal import Goal
+from optimizer.goal import GenerationGoal, Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.mixed import mixed_machine, read_kinds
@@ -74,7 +74,7 @@ def known_machine(machine: str | Machine, *, num_devices: int = 1) -> Machine:
     return mixed_machine(read_kinds(machine)) if "," in machine else table_machine(machine, num_devices=num_devices)
 
 
-def check_goal_devices(goal: Goal, machine: Machine) -> None:
+def check_goal_devices(goal: Goal | GenerationGoal, machine: Machine) -> None:
     """Raise InvalidInput for more cards than the machine has. On the CPU device any number of processes play devices."""
     if machine.device.kind == "cuda" and goal.num_devices > machine.total_devices:
         raise InvalidInput(
@@ -83,6 +83,18 @@ def check_goal_devices(goal: Goal, machine: Machine) -> None:
             value=goal.num_devices,
             allowed={"minimum": 1, "maximum": machine.total_devices},
             hint="Ask for fewer, or for a machine with more: --devices with --gpu, Machine.num_devices.",
+        )
+
+
+def check_one_device(goal: Goal | GenerationGoal) -> None:
+    """Raise InvalidInput for a goal of several devices where plans of one are asked for."""
+    if goal.num_devices > 1:
+        raise InvalidInput(
+            f"goal.num_devices is {goal.num_devices}; comparisons, rankings and estimates are of plans on one device",
+            field="goal.num_devices",
+            value=goal.num_devices,
+            allowed=[1],
+            hint="Ask for the best plan instead: headroom plan --devices.",
         )
 
 

@@ -10,7 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optimizer.api.inputs import BEST, Model, check_number_compared, known_machine
+from optimizer.api.inputs import (
+    BEST,
+    Model,
+    check_goal_devices,
+    check_number_compared,
+    check_one_device,
+    known_machine,
+)
 from optimizer.api.needs import check_plan_label, generation_profile_for
 from optimizer.goal import UNLIMITED_BYTES, GenerationGoal
 from optimizer.hardware.devices import Beside
@@ -27,13 +34,9 @@ from optimizer.search.generation.compare import (
     reprice_generation,
 )
 from optimizer.search.generation.frontier import generation_label
+from optimizer.search.generation.one_device import GenerationSearchResult, find_best_generation, generation_problem
 from optimizer.search.generation.problem import GenerationProblem
-from optimizer.search.generation.search import (
-    GenerationSearchResult,
-    find_best_generation,
-    generation_problem,
-    search_generation_plans,
-)
+from optimizer.search.generation.search import search_generation_plans
 from optimizer.search.generation.solve import Book
 from optimizer.search.questions.cards import ALL, CardAnswer, Found, Order, Progress, beside_in, rank, read_cards
 from optimizer.workload import GenerationWorkload
@@ -52,8 +55,10 @@ def plan_generation(
     machine: a card's name, or a measured one. Raises InvalidInput and what is below it for anything that was asked wrongly, and
     NoFeasiblePlan.
     """
-    workload, target = workload or GenerationWorkload(), known_machine(machine)
+    workload = workload or GenerationWorkload()
+    target = known_machine(machine, num_devices=goal.num_devices if goal else 1)
     goal = goal or GenerationGoal(device_budget_bytes=target.device.memory_bytes)
+    check_goal_devices(goal, target)
     profile = generation_profile_for(model, workload=workload, goal=goal, folder=profiles_folder)
     return search_generation_plans(profile, workload=workload, goal=goal, machine=target)
 
@@ -109,6 +114,7 @@ def compare_generations_profiled(
     calibration: Mapping[str, Any] | None = None,
 ) -> GenerationComparison:
     """plans: by the name to show, a plan, a baseline's label or ``best``."""
+    check_one_device(goal)
     _check_compared(plans)
     here: dict[str, Any] = {"goal": goal, "machine": machine, "calibration": calibration}
     GenerationPlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
@@ -142,6 +148,7 @@ def rank_cards_to_generate(
     beside: Beside | None = None,
 ) -> tuple[CardAnswer, ...]:
     """Cards of the table by tokens per second, or by the rent of a million tokens."""
+    check_one_device(goal)
     GenerationPlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
     alike = workload.as_if_equal(max_sequence_length=profile.max_sequence_length)
 

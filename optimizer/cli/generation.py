@@ -187,6 +187,7 @@ def read_generation_goal(
         allow_lossy=goal.allow_lossy or bool(asked),
         forbid=forbid,
         pins=pins or GenerationPins(),
+        num_devices=goal.num_devices,
     )
 
 

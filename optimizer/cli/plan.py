@@ -124,9 +124,9 @@ def run_plan(options: argparse.Namespace) -> int:
         )
     if options.gpus is not None and (options.gpu is not None or options.machine):
         raise InvalidInput("--gpus ranks cards; --gpu and --machine name one", field="gpus", value=options.gpus)
-    if options.devices is not None and (options.gpus is not None or asks_for_generation(options) or options.compare):
+    if options.devices is not None and (options.gpus is not None or options.compare):
         raise InvalidInput(
-            "--devices is for one plan of training; generations, --gpus and --compare are for one device",
+            "--devices is for one plan, of training or of a generation; --gpus and --compare are for one device",
             field="devices",
             value=options.devices,
         )

@@ -12,10 +12,10 @@ Source: torch, ``aten/src/ATen/cuda/CublasHandlePool.cpp``; pull requests 168175
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from optimizer.base.intervals import ByteInterval, exact_interval
 from optimizer.base.units import MIB
+from optimizer.hardware.card import Card
 from optimizer.hardware.device_table import read_devices
 from optimizer.hardware.machine import Device
 
@@ -67,16 +67,6 @@ def find_context(device: Device) -> ContextSize | None:
     if device.context_bytes is not None:
         return ContextSize(num_bytes=_near(device.context_bytes), source="measured by the probe")
     return CONTEXT_SIZES.get(device.compute_capability)
-
-
-class Card(NamedTuple):
-    """Facts of a card that decide, beside a plan, how much memory its kernels hold."""
-
-    capability: tuple[int, int] | None
-    """Compute capability; None where it is not known."""
-    multiprocessors: tuple[int, int, int]
-    """Fewest, likely and most: the same where they are known."""
-    torch_version: tuple[int, int] | None = None
 
 
 def read_card(device: Device, *, torch_version: str = "") -> Card:

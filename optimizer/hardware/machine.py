@@ -10,11 +10,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from optimizer.base.errors import InvalidInput
+from optimizer.base.limits import MAX_DEVICES
 from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_value
 from optimizer.hardware.curves import Curve
 from optimizer.hardware.rates import Rates, RateSource
-from optimizer.plan.layout import MAX_DEVICES
 
 PROBE_DISTURBED_FACT = "disturbed"
 """Among a machine's facts, where others used it while it was probed: a sentence with what to do."""

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Final, Unpack
 
 from optimizer.base.errors import InvalidInput
+from optimizer.base.limits import MAX_DEVICES
 from optimizer.base.shown import shown_value
 from optimizer.hardware.devices import Beside, find_device, table_machine
 from optimizer.hardware.machine import DeviceKind, Machine
 from optimizer.hardware.peers import SeveralDevices, read_devices_text, read_unlike_link
-from optimizer.plan.layout import MAX_DEVICES
 
 _COUNT: Final = re.compile(r"\d+\s*x")
 _ALLOWED: Final = "a number, a number and one card such as 2x RTX 4090, or several kinds such as 2x RTX 3060, RTX 4090"

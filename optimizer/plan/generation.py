@@ -13,6 +13,7 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_field
 from optimizer.plan import weights
 from optimizer.plan.allocator import AllocatorPlan
+from optimizer.plan.generation_layout import GenerationLayout
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.techniques import LOSSY, Technique, list_techniques
 from optimizer.plan.weights import WeightsPlan
@@ -41,7 +42,8 @@ class GenerationPlan:
     """Sequences that run together: prompt, then token by token to the end. The last batch may have fewer."""
     num_micro_batches: int = 1
     """Micro-batches of ``batch_size`` sequences that share a pass: each block runs for one after the other while its weights are
-    there. Two or more need the package greenlet."""
+    there. Two or more need the package greenlet. Of a model that is cut over devices they follow one another through the stages,
+    each stage's blocks at once, and need no package."""
     prefill_tokens: int | None = None
     """Most tokens of a prompt that run at once, 2 or more; the others follow one by one, as new tokens do. The activations of a
     prompt, which a batch must leave room for, are then those of few tokens: more sequences fit at once, for more steps. None:
@@ -50,6 +52,7 @@ class GenerationPlan:
     """Representation and place of the weights; ``frozen`` covers every matrix inside the blocks, since none is trained."""
     kv_cache: KvCachePlan = field(default_factory=KvCachePlan)
     allocator: AllocatorPlan = field(default_factory=AllocatorPlan)
+    layout: GenerationLayout = field(default_factory=GenerationLayout)
 
     def __post_init__(self) -> None:
         counts = {
@@ -112,7 +115,10 @@ class GenerationPlan:
 
     def find_conflict(self, workload: GenerationWorkload) -> InvalidPlan | None:
         """The first decision that cannot be carried out for this workload, or beside another; None if all of them can."""
+        layout_rules = self._layout_rules(workload)
+        workload = workload.of_replica(0, num_replicas=min(self.layout.num_replicas, workload.num_sequences))
         rules: tuple[tuple[bool, str, object, str], ...] = (
+            *layout_rules,
             (
                 self.batch_size > workload.num_sequences,
                 "batch_size",
@@ -159,6 +165,31 @@ class GenerationPlan:
                 path = f"plan.{name}"
                 return InvalidPlan(f"{shown_field(name)} is {value}, which {why}", field=path, value=value, allowed=why)
         return None
+
+    def _layout_rules(self, workload: GenerationWorkload) -> tuple[tuple[bool, str, object, str], ...]:
+        """Rules of several devices, as ``find_conflict`` has them."""
+        layout, place = self.layout, self.weights.place
+        on_devices = "a model that is cut over devices cannot have: weights, and unpacked keys and values, stay on each device"
+        return (
+            (
+                layout.num_replicas > workload.num_sequences,
+                "layout.num_replicas",
+                layout.num_replicas,
+                f"leaves copies without a prompt (the workload has {workload.num_sequences})",
+            ),
+            (
+                layout.is_cut and place != "device",
+                "weights.place",
+                place,
+                on_devices,
+            ),
+            (
+                layout.is_cut and not self.kv_cache.is_plain,
+                "kv_cache",
+                f"{self.kv_cache.dtype} on {self.kv_cache.place}",
+                on_devices,
+            ),
+        )
 
     def to_json(self) -> dict[str, Any]:
         document: dict[str, Any] = to_json(self)

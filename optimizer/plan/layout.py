@@ -16,10 +16,10 @@ from typing import Final, Literal, get_args
 
 from optimizer.base.categories import BlockChoice
 from optimizer.base.errors import InvalidPlan
+from optimizer.base.limits import MAX_DEVICES
 from optimizer.plan.knob import Face, Knob, TechniqueDeclaration, Use, differs, equals, exceeds, one_of
 
 DataParallel = Literal["replicated", "zero1", "zero2", "zero3"]
-MAX_DEVICES: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,12 @@ from operator import attrgetter
 from typing import Any, Final, Literal, cast, get_args
 
 from optimizer.base.categories import CATEGORIES, Category
+from optimizer.base.limits import MAX_DEVICES
 from optimizer.plan import (
     activations,
     allocator,
     batch,
+    generation_layout,
     gradients,
     kv_cache,
     layout,
@@ -41,6 +43,8 @@ Technique = Literal[
     "shard_state",
     "shard_gradients",
     "shard_weights",
+    "share_prompts",
+    "cut_model",
     "offload_kv",
     "host_attention",
     "quantize_kv",
@@ -68,6 +72,7 @@ KNOBS: Final[dict[str, Knob]] = {
     knob.path: knob
     for declared in (
         layout.KNOBS,
+        generation_layout.KNOBS,
         batch.KNOBS,
         batch.GENERATION_KNOBS,
         weights.KNOBS,
@@ -91,6 +96,7 @@ _DECLARED: Final[dict[str, TechniqueDeclaration]] = {
         optimizer_state.TECHNIQUES,
         weights.TECHNIQUES,
         layout.TECHNIQUES,
+        generation_layout.TECHNIQUES,
         kv_cache.TECHNIQUES,
         _PLACES,
     )
@@ -146,8 +152,12 @@ def is_idle(path: str, plan: Any) -> bool:
 
 def _holds(condition: Condition, plan: Any) -> bool:
     """Report whether a plan's decision is as asked; False where plans of its kind have no such decision."""
-    has_it = hasattr(plan, condition.path.partition(".")[0])
-    return has_it and condition.holds(attrgetter(condition.path)(plan))
+    decided = plan
+    for name in condition.path.split("."):
+        if not hasattr(decided, name):
+            return False
+        decided = getattr(decided, name)
+    return condition.holds(decided)
 
 
 _Question = tuple[Callable[[Any], Any], Asks]
@@ -157,7 +167,7 @@ _Question = tuple[Callable[[Any], Any], Asks]
 def _list_ways(work: Work) -> "tuple[tuple[Technique, tuple[tuple[_Question, ...], ...]], ...]":
     """By technique, the ways in which a plan can use it: questions that must all be answered with yes."""
     ways: dict[Technique, list[tuple[_Question, ...]]] = {}
-    for knob in knobs_of(work, num_devices=layout.MAX_DEVICES):
+    for knob in knobs_of(work, num_devices=MAX_DEVICES):
         conditions = tuple((attrgetter(condition.path), condition.holds) for condition in knob.matters_where)
         for use in knob.uses:
             ways.setdefault(cast(Technique, use.technique), []).append(((attrgetter(knob.path), use.asks), *conditions))

@@ -11,7 +11,8 @@ come is ``kv_after``. Of models whose hidden states weigh less than keys and val
 phase. Regimes, and what is not modelled, are as in ``profile.py``.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from optimizer.base.errors import InvalidModel, InvalidPlan, InvalidWorkload
@@ -23,7 +24,7 @@ from optimizer.profile.ops import EMBEDDING, HEAD, Change, Op, Part
 from optimizer.profile.profile import Regime, not_profiled
 from optimizer.profile.sizes import Shape
 
-GENERATION_PROFILE_VERSION: Final = 11
+GENERATION_PROFILE_VERSION: Final = 12
 
 
 def block_part(template: int) -> str:
@@ -56,6 +57,26 @@ class KvTensors:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EndBytes:
+    """Bytes of what the first or the last stage of a model alone needs, and of the rows that stand in for it on the others."""
+
+    embeddings: int
+    """All embeddings outside the blocks, the head among them where it is tied to one."""
+    embedding_rows: int
+    head: int
+    """The output projection's matrix, wherever it is."""
+    head_row: int
+    is_tied: bool
+    """True if the head is one of the embeddings."""
+
+    def left_out(self, *, is_first: bool, is_last: bool) -> int:
+        """Bytes that a stage holds less of what belongs to no block than a whole model does."""
+        tied = self.head if self.is_tied else 0
+        less = 0 if is_first else self.embeddings - self.embedding_rows - (tied if is_last else 0)
+        return less + (0 if is_last else self.head - tied - self.head_row)
+
+
+@dataclass(frozen=True, kw_only=True)
 class WeightBytes:
     """Bytes of all weights in one representation: packed or not, with their scales."""
 
@@ -66,6 +87,8 @@ class WeightBytes:
     """Distinct blocks, each tensor of theirs. What streams where ``weights.place`` is not the device."""
     staying_by_block: tuple[int, ...]
     """Distinct blocks' buffers, which stay on the device."""
+    ends: EndBytes | None = None
+    """The part of ``outside`` that stages of a model do not all need; None where blocks share weights: it cannot be cut."""
 
     @property
     def by_block(self) -> tuple[int, ...]:
@@ -138,7 +161,7 @@ class HostAttended:
 class GenerationProfile:
     """All that planning needs to know of a model that generates."""
 
-    version: Literal[11] = GENERATION_PROFILE_VERSION
+    version: Literal[12] = GENERATION_PROFILE_VERSION
     model_fingerprint: str
     model_type: str
     num_blocks: int
@@ -184,6 +207,31 @@ class GenerationProfile:
         if found is None:
             raise not_profiled(representation, known=list(self.weights))
         return found
+
+    def with_blocks(self, kept: Sequence[int]) -> "GenerationProfile":
+        """The profile of a model with these blocks alone, in rising order, and all that is outside the blocks."""
+        if len(kept) == self.num_blocks:
+            return self
+
+        def cut(phase: Phase) -> Phase:
+            regimes = {
+                name: tuple(
+                    replace(regime, block_templates=tuple(regime.block_templates[block] for block in kept))
+                    for regime in found
+                )
+                for name, found in phase.regimes.items()
+            }
+            return replace(phase, regimes=regimes)
+
+        return replace(
+            self,
+            num_blocks=len(kept),
+            block_kinds=tuple(self.block_kinds[block] for block in kept),
+            prefill=cut(self.prefill),
+            decode=cut(self.decode),
+            on_host=None if self.on_host is None else replace(self.on_host, decode=cut(self.on_host.decode)),
+            rebuild=None if self.rebuild is None else cut(self.rebuild),
+        )
 
     def can_rebuild(self, kind: int) -> bool:
         """True where keys and values of a distinct block may be made again of hidden states."""

@@ -78,9 +78,12 @@ class Budgeted(Generic[PlanT, PredictionT, GoalT]):
         host_bytes = prediction.host_peak_bytes
         if prediction.memory is not None:
             host_bytes = max(host_bytes, prediction.memory.host_pinned.value + prediction.memory.host_pageable.value)
+        copies = prediction.num_replicas if isinstance(prediction, GenerationPrediction) else 1
         return (
             self.has_room(
-                host_bytes=host_bytes, disk_bytes=prediction.disk_peak_bytes, remote_bytes=prediction.remote_peak_bytes
+                host_bytes=copies * host_bytes,
+                disk_bytes=copies * prediction.disk_peak_bytes,
+                remote_bytes=copies * prediction.remote_peak_bytes,
             )
             and not self.stages_over(prediction)
         )

@@ -19,6 +19,7 @@ from optimizer.base.errors import HeadroomError, InvalidInput
 from optimizer.base.serialize import from_json
 from optimizer.estimate.sharing import device_need_bytes
 from optimizer.hardware.machine import Device
+from optimizer.plan.generation_layout import count_devices
 from webapp.accounts.models import Project
 from webapp.catalog.files.room import require_floor
 from webapp.catalog.models import Dataset, Machine, Model
@@ -102,7 +103,7 @@ def create_job(
             turn=next_turn(owner, kind=kind),
             need_device_kind=machine.document["device"]["kind"] if machine else "",
             need_device_bytes=_need_bytes(spec, prediction, machine),
-            need_devices=count_devices_of(plan),
+            need_devices=count_devices(plan),
             retry_of=retry_of,
             event_seq=1,
             hinted_at=timezone.now(),
@@ -134,7 +135,7 @@ def plan_job(
         "awaits_plan": False,
         "need_device_kind": machine.document["device"]["kind"],
         "need_device_bytes": _need_bytes(spec, prediction, machine),
-        "need_devices": count_devices_of(plan),
+        "need_devices": count_devices(plan),
     }
     kind = "replanned" if change else "planned"
     planned = move_job(job.pk, when=_awaiting(), changes=changes, kind=kind, actor="program", message=change)
@@ -435,12 +436,6 @@ def _hint(job_id: str) -> None:
 def _need_bytes(spec: dict[str, Any], prediction: dict[str, Any] | None, machine: Machine | None) -> int:
     device = from_json(Device, machine.document["device"], path="machine.device") if machine is not None else None
     return device_need_bytes(prediction, budget_bytes=spec.get("goal", {}).get("device_budget_bytes"), device=device)
-
-
-def count_devices_of(plan: dict[str, Any] | None) -> int:
-    """Devices that a stored plan runs on; plans of generations have no layout and run on one."""
-    layout: dict[str, Any] = (plan or {}).get("layout") or {}
-    return int(layout.get("num_devices", 1))
 
 
 def _require_state(job: Job, request: str, condition: Q, *, allowed: str) -> None:

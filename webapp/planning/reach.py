@@ -23,7 +23,7 @@ from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import FrozenFormat, WeightsPins, WeightsPlan
 from optimizer.search.answer.smallest import find_smallest
-from optimizer.search.generation.search import generation_problem
+from optimizer.search.generation.one_device import generation_problem
 from optimizer.search.generation.smallest import find_smallest as find_smallest_generation
 from optimizer.search.training import training_problem
 from optimizer.workload import Adapter, GenerationWorkload, TrainingWorkload

@@ -24,8 +24,9 @@ from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.workload import GenerationRequest
 from worker.run.answers import answer, refusal
+from worker.run.ranks.generating import GeneratingRank, measured_together
 from worker.run.reporter import Reporter
-from worker.run.results import Result, ResultWriter, read_finished, write_finished
+from worker.run.results import OtherParts, Result, ResultWriter, read_finished, write_finished
 
 if TYPE_CHECKING:
     from optimizer.runtime.generation.run_requests import Finished, GenerationResult, Request
@@ -42,6 +43,7 @@ class _Work:
     plan: GenerationPlan
     tokenizer: PromptTokenizer
     job_folder: Path
+    rank: GeneratingRank
 
     @property
     def job_id(self) -> str:
@@ -76,22 +78,35 @@ def generate_attempt(
     for result in read_finished(folders).values():
         progress.add(result)
     reporter({"type": "started", "resumed_from_step": len(progress.finished)})
-    with ResultWriter(work.job_folder, attempt=attempt["attempt"], fence=attempt["fence"]) as writer:
+    rank = work.rank
+    with ResultWriter(work.job_folder, attempt=attempt["attempt"], fence=attempt["fence"], rank=rank.rank) as writer:
         _read_lines(work, progress, writer)
         measured = _generate(work, progress, writer, reporter=reporter, should_stop=should_stop)
+    if not rank.is_first:
+        return _result(progress, measured, files=[])
+    if rank.shares_lines:
+        _take_others(progress, read_finished(folders))
     reporter.phase("saving", "writing the results in the order of the prompts")
     files = write_finished(progress.finished, job_folder=work.job_folder)
     return _result(progress, measured, files=[asdict(file) for file in files])
 
 
+def _take_others(progress: _Progress, finished: Mapping[int, Result]) -> None:
+    """The answers of other ranks, all of which have ended."""
+    for index in [index for index in progress.waiting if index in finished]:
+        del progress.waiting[index]
+        progress.add(finished[index])
+
+
 def _read_work(attempt: dict[str, Any]) -> _Work:
     spec = read_model_spec(attempt["config"])
+    plan = GenerationPlan.from_json(attempt["plan"])
     return _Work(
         attempt=attempt,
         spec=spec,
         workload=from_json(GenerationRequest, attempt["workload"], path="workload"),
         goal=from_json(GenerationGoal, attempt["goal"], path="goal"),
-        plan=GenerationPlan.from_json(attempt["plan"]),
+        plan=plan,
         tokenizer=PromptTokenizer(
             attempt["tokenizer_file"],
             chat_file=attempt["chat_file"],
@@ -100,6 +115,7 @@ def _read_work(attempt: dict[str, Any]) -> _Work:
             end_ids=attempt["end_ids"],
         ),
         job_folder=Path(attempt["job_folder"]),
+        rank=GeneratingRank.read(attempt, plan.layout),
     )
 
 
@@ -120,7 +136,7 @@ def _read_lines(work: _Work, progress: _Progress, writer: ResultWriter) -> None:
             progress.waiting[line.index] = each
         else:
             refused.append(refusal(line, problem, job_id=work.job_id))
-    if refused:
+    if refused and work.rank.is_first:
         writer.add(refused)
     for result in refused:
         progress.add(result)
@@ -135,7 +151,9 @@ def _generate(
     should_stop: Callable[[], bool],
 ) -> dict[str, Any] | None:
     """Until all that waits is done, or it is time to stop. What was measured; None where there was nothing to do."""
-    if not progress.waiting or should_stop():
+    rank = work.rank
+    # Ranks go on together, to stop together.
+    if not progress.waiting or (rank.is_alone and should_stop()):
         return None
     # torch takes seconds to import; what is wrong with the input has been said by now
     reporter.phase("loading", "starting torch")
@@ -145,39 +163,55 @@ def _generate(
     def keep(finished: "Finished") -> None:
         each = progress.waiting.pop(int(finished.id))
         result = _answer(work, each, finished)
-        writer.add([result])
+        if rank.writes:
+            writer.add([result])
         progress.add(result)
 
     set_num_threads()
     scratch = work.job_folder / "scratch"
-    with open_generator(
-        work.spec,
-        plan=work.plan,
-        device=work.attempt["device"],
-        weights_folder=checked_folder(work.attempt["weights_folder"], work.attempt["linked_files"]),
-        cap_bytes=work.goal.device_budget_bytes,
-        host_cap_bytes=work.goal.host_budget_bytes,
-        scratch=scratch,
-    ) as generator:
-        reporter.phase("generating")
-        result = run_requests(
-            generator,
-            _Requests(work, progress.waiting),
-            on_finished=keep,
-            report=_Sampler(progress, reporter),
-            should_stop=should_stop,
-        )
+    with rank.joined(work.attempt["device"]) as ranks:
+        lines = _own_lines(work, progress.waiting)
+        with open_generator(
+            work.spec,
+            plan=work.plan,
+            device=work.attempt["device"],
+            weights_folder=checked_folder(work.attempt["weights_folder"], work.attempt["linked_files"]),
+            cap_bytes=work.goal.device_budget_bytes,
+            host_cap_bytes=rank.own_part(work.goal.host_budget_bytes),
+            scratch=scratch,
+            ranks=ranks,
+        ) as generator:
+            reporter.phase("generating")
+            result = run_requests(
+                generator,
+                _Requests(work, lines),
+                on_finished=keep,
+                report=_Sampler(work, progress, reporter),
+                should_stop=rank.stopping(should_stop),
+            )
+        measured = _measured(result)
+        if ranks is not None:
+            # Also so that the first ends when all have.
+            ranks.barrier()
+            measured = measured_together(ranks.exchange_json(measured), work.plan.layout)
     with contextlib.suppress(OSError):
         scratch.rmdir()  # the file in it had no name; there is a folder only where the plan used the disk
-    return _measured(result)
+    return measured
+
+
+def _own_lines(work: _Work, waiting: Mapping[int, LineTokens]) -> list[LineTokens]:
+    """Lines that this rank generates for."""
+    lines = list(waiting.values())
+    lengths = [(len(each.ids), each.line.workload(work.workload).max_new_tokens) for each in lines]
+    return work.rank.own_lines(lines, lengths)
 
 
 class _Requests(Sequence["Request"]):
     """Made as they are looked at; all of them at once would take many times the memory of their tokens."""
 
-    def __init__(self, work: _Work, waiting: Mapping[int, LineTokens]) -> None:
+    def __init__(self, work: _Work, lines: Sequence[LineTokens]) -> None:
         self._work = work
-        self._lines = tuple(waiting.values())
+        self._lines = tuple(lines)
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -223,25 +257,33 @@ def _answer(work: _Work, each: LineTokens, finished: "Finished") -> Result:
 
 
 class _Sampler:
-    """Makes the runtime's samples into telemetry: ``step`` counts the tokens of all attempts, so it never goes back."""
+    """Makes the runtime's samples into telemetry: ``step`` counts the tokens of all attempts, so it never goes back. Of copies of
+    the model the others' answers count as they are written.
+    """
 
-    def __init__(self, progress: _Progress, reporter: Reporter) -> None:
+    def __init__(self, work: _Work, progress: _Progress, reporter: Reporter) -> None:
         self._progress = progress
         self._reporter = reporter
         self._before = progress.num_tokens
+        num_ranks = work.rank.num_ranks if work.rank.is_first and work.rank.shares_lines else 1
+        attempt = work.attempt
+        self._others = OtherParts(
+            work.job_folder, attempt=attempt["attempt"], fence=attempt["fence"], num_ranks=num_ranks
+        )
 
     def __call__(self, sample: Mapping[str, Any]) -> None:
-        progress = self._progress
+        progress, others = self._progress, self._others
+        others.look()
         self._reporter(
             {
                 **sample,
                 "type": "sample",
                 "kind": "generate",
-                "step": self._before + int(sample["num_new_tokens"]),
+                "step": self._before + int(sample["num_new_tokens"]) + others.num_tokens,
                 "time_s": time.time(),
-                "prompts_done": len(progress.finished),
+                "prompts_done": len(progress.finished) + others.num_done,
                 "num_prompts": progress.num_lines,
-                "num_errors": progress.num_errors,
+                "num_errors": progress.num_errors + others.num_errors,
             }
         )
 

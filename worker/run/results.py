@@ -34,10 +34,11 @@ class Result:
 class ResultWriter:
     """Appends to the attempt's own part. Use as a context manager."""
 
-    def __init__(self, job_folder: Path, *, attempt: int, fence: int) -> None:
+    def __init__(self, job_folder: Path, *, attempt: int, fence: int, rank: int = 0) -> None:
+        """rank: of several that write, each to a part of its own."""
         folder = job_folder / _PARTS_FOLDER
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._file = (folder / f"part-{attempt:03d}-f{fence}.jsonl").open("ab")
+        self._file = (folder / _part_name(attempt, fence, rank)).open("ab")
 
     def __enter__(self) -> Self:
         return self
@@ -51,6 +52,35 @@ class ResultWriter:
             self._file.write(_encode(vars(result)))
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+class OtherParts:
+    """Counts what other ranks of this attempt have finished, read as it comes."""
+
+    def __init__(self, job_folder: Path, *, attempt: int, fence: int, num_ranks: int) -> None:
+        names = [_part_name(attempt, fence, rank) for rank in range(1, num_ranks)]
+        self._read = {job_folder / _PARTS_FOLDER / name: 0 for name in names}
+        self.num_done = self.num_errors = self.num_tokens = 0
+
+    def look(self) -> None:
+        """Count what was added since the last look; a line that is still being written waits for the next."""
+        for part, start in self._read.items():
+            if not part.exists():
+                continue
+            with part.open("rb") as file:
+                file.seek(start)
+                for line in file:
+                    result = _decode(line)
+                    if result is None:
+                        break
+                    self._read[part] += len(line)
+                    self.num_done += 1
+                    self.num_errors += result.is_error
+                    self.num_tokens += result.completion_tokens
+
+
+def _part_name(attempt: int, fence: int, rank: int) -> str:
+    return f"part-{attempt:03d}-f{fence}{f'-r{rank}' if rank else ''}.jsonl"
 
 
 def read_finished(job_folders: Iterable[Path]) -> dict[int, Result]:

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.base.errors import DiskFull, HeadroomError, InvalidDataset, InvalidModel, InvalidPlan, RankLost
+from optimizer.plan.generation_layout import count_devices
 from worker.run.exit_codes import EXIT_DONE, EXIT_DRAINED, EXIT_FAILED, EXIT_NO_ROOM, EXIT_USAGE
 from worker.run.exporting import export_attempt
 from worker.run.lifeline import die_with_supervisor, end_when_silent
 from worker.run.pipe import PipeWriter
-from worker.run.ranks.leader import count_ranks, lead_ranks
+from worker.run.ranks.leader import lead_ranks
 from worker.run.ranks.rank import brief_of_rank, die_with_leader, leave_stopping_to_first, reporter_of_rank
 from worker.run.reporter import Reporter, read_json
 from worker.run.tensorboard.leave import leave_event_file
@@ -76,7 +77,7 @@ def main() -> int:
     folder = Path(sys.argv[1])
     pipe_fd = os.environ.get("HEADROOM_PIPE_FD")
     attempt = read_json(folder / "attempt.json")
-    if rank is None and count_ranks(attempt) > 1:
+    if rank is None and count_devices(attempt.get("plan")) > 1:
         return lead_ranks(attempt, folder=folder, should_stop=should_stop)
     pipe = PipeWriter(int(pipe_fd)) if pipe_fd else None
     if rank is not None:

@@ -20,8 +20,8 @@ from optimizer.hardware.machine import PROBE_DISTURBED_FACT, Machine
 from optimizer.plan.pins.generation_knobs import written_value
 from optimizer.search.generation.compare import GenerationComparison
 from optimizer.search.generation.frontier import generation_label
+from optimizer.search.generation.one_device import GenerationSearchResult
 from optimizer.search.generation.problem import PricedGenerationPlan
-from optimizer.search.generation.search import GenerationSearchResult
 from optimizer.workload import GenerationWorkload
 
 _NOTHING = 1e-9

@@ -32,7 +32,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.hardware.rates import Rates
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import AttentionPlace
-from optimizer.plan.passes import MicroBatchShape
+from optimizer.plan.passes.arrange import MicroBatchShape
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile, Phase
 from optimizer.profile.sizes import Shape

@@ -13,13 +13,13 @@ import numpy as np
 
 from optimizer.estimate.bounds.evenly_spaced import evenly_spaced, sum_shares
 from optimizer.estimate.categories.stores import STORE_LANES, read_ms
-from optimizer.estimate.generation.kv_cache import KvCosts
+from optimizer.estimate.generation.kv.cache import KvCosts
 from optimizer.estimate.generation.splits import Floats
 from optimizer.estimate.ops.op_times import keys_and_values_python_s
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
-from optimizer.plan.passes import MicroBatchShape
+from optimizer.plan.passes.arrange import MicroBatchShape
 from optimizer.plan.weights import WeightsDtype, WeightsPlan
 from optimizer.profile.generation import GenerationProfile
 

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 from optimizer.estimate.categories.batch import ID_BYTES
 from optimizer.estimate.categories.weights import list_forward_moves
 from optimizer.estimate.generation.cold_weights import are_weights_cold, reading_weights
-from optimizer.estimate.generation.kv_cache import NO_WORKSPACE, KvCosts
+from optimizer.estimate.generation.cut import StageCosts, give_on
+from optimizer.estimate.generation.kv.cache import NO_WORKSPACE, KvCosts
 from optimizer.estimate.generation.sampling import draw_bytes, draw_time
 from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape, PartRequest, compile_shape
@@ -22,7 +23,7 @@ from optimizer.estimate.tasks.change import Arrival
 from optimizer.estimate.tasks.tasks import Task, move_task, risen_bytes, single
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import PREFILL, GenerationPlan, decode_phase, head_of
-from optimizer.plan.passes import MicroBatchShape, PassShape
+from optimizer.plan.passes.arrange import MicroBatchShape, PassShape
 from optimizer.profile.generation import ForwardRegime, GenerationProfile, Phase, block_part
 from optimizer.profile.ops import EMBEDDING, HEAD
 from optimizer.workload import GenerationWorkload
@@ -58,9 +59,10 @@ class PassLayout:
         *,
         micro_batches: PassShape,
         like: "PassLayout | None" = None,
+        stage: StageCosts | None = None,
     ) -> None:
         """Lay out one pass. like: of another pass of the same plan on the same machine, whose tasks are taken over
-        where they are the same.
+        where they are the same. stage: of a model that is cut; the profile is then of its blocks.
         """
         machine = reading_weights(machine, are_cold=are_weights_cold(profile, plan.weights, machine))
         self.profile, self.plan, self.workload, self.machine = profile, plan, workload, machine
@@ -68,6 +70,7 @@ class PassLayout:
         self.decode = profile.decode_with(plan.kv_cache.attention)
         """The device's part of each token after the prompt."""
         self._like = like
+        self._stage = stage
         self._rates_key = f"{machine.device.kind} {machine.rates.fingerprint}"
         self.kv = {shape: KvCosts(profile, plan, machine, shape=shape) for shape in dict.fromkeys(micro_batches)}
         """Costs of the cache of each shape of micro-batch."""
@@ -82,7 +85,8 @@ class PassLayout:
         """Bytes of the blocks whose weights come and go."""
         self._moves = list_forward_moves(self.streamed, prefetch=plan.weights.prefetch)
         staying_bytes = sum(held.staying_by_block[kind] for kind in kinds)
-        self.weight_bytes = held.outside + staying_bytes + (0 if is_streaming else sum(by_block))
+        outside_bytes = held.outside - (0 if stage is None else stage.left_out_bytes(held))
+        self.weight_bytes = outside_bytes + staying_bytes + (0 if is_streaming else sum(by_block))
         """Bytes of weights that stay on the device."""
 
     def place_prefill(self) -> Iterator[Placed]:
@@ -102,6 +106,9 @@ class PassLayout:
         each_shape = list(zip(running, arrivals, strict=True))
         layouts = {each: self._lay_out(traced, each[0], step=step, arrivals=each[1]) for each in dict.fromkeys(each_shape)}
         in_turn = [layouts[each] for each in each_shape]
+        if self._stage is not None:
+            yield from _one_after_the_other(in_turn, phase, is_last=self._stage.stage.is_last)
+            return
         kv_tasks = self._list_kv_tasks(running, step=step)
         for layout in in_turn:
             yield Placed(layout.embedding, name=phase)
@@ -132,10 +139,20 @@ class PassLayout:
             after = regime.kv_after[template]
             come: tuple[Arrival, ...] = tuple((after, "kv_cache", num_bytes) for num_bytes in arrivals[block]) if arrivals else ()
             blocks.append(self._part(compiled, block_part(template), arrivals=come))
+        embedding = self._part(compiled, EMBEDDING)
+        if self._stage is not None:
+            num_tokens = num_running * (1 if step else shape.prompt_length)
+            hidden_bytes = num_tokens * self.profile.hidden_size * self.plan.weights.bytes_per_element
+            hidden = self._stage.place_hidden(compiled, hidden_bytes=hidden_bytes)
+            if not self._stage.stage.is_last:
+                end = give_on([embedding, *hidden, *blocks])
+                return _Layout(embedding=embedding, hidden=hidden, blocks=tuple(blocks), head=(end,))
+        else:
+            hidden = ()
         head = [self._part(compiled, HEAD)]
         if self.workload.draws:
             head.append(_DRAW_TASKS.obtain(compiled, self._rates_key, lambda: self._draw_task(num_running)))
-        return _Layout(embedding=self._part(compiled, EMBEDDING), blocks=tuple(blocks), head=tuple(head))
+        return _Layout(embedding=embedding, hidden=hidden, blocks=tuple(blocks), head=tuple(head))
 
     def _draw_task(self, num_running: int) -> Task:
         """Sequences draw one after the other while the logits are there, which the head's own part has gone again."""
@@ -277,8 +294,21 @@ class _Layout:
     """Tasks of one micro-batch in one step."""
 
     embedding: Task
+    hidden: tuple[Task, ...]
+    """Hidden states of another stage."""
     blocks: tuple[Task, ...]
     head: tuple[Task, ...]
+
+
+def _one_after_the_other(layouts: Iterable[_Layout], phase: str, *, is_last: bool) -> Iterator[Placed]:
+    """Each micro-batch through all blocks of a stage before the next."""
+    for layout in layouts:
+        for task in (layout.embedding, *layout.hidden):
+            yield Placed(task, name=phase)
+        for block, task in enumerate(layout.blocks):
+            yield Placed(task, block)
+        for task in layout.head:
+            yield Placed(task, name=head_of(phase)) if is_last else Placed(task, len(layout.blocks) - 1)
 
 
 def phase_of(step: int) -> str:

@@ -15,17 +15,19 @@ from numpy.typing import NDArray
 
 from optimizer.base.categories import LANES, Link
 from optimizer.estimate.categories.stores import STORE_LANES
-from optimizer.estimate.generation.kv_cache import add_copies
+from optimizer.estimate.generation.cut import StageCosts
+from optimizer.estimate.generation.kv.cache import add_copies
 from optimizer.estimate.generation.layout import PassLayout, Placed, name_tasks, phase_of
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.simulate import Resident, Simulation, simulate
 from optimizer.estimate.step.unmetered import estimate_allocated_peak
 from optimizer.estimate.tasks.parts import Bytes
 from optimizer.estimate.tasks.tasks import Task, move_task, single
+from optimizer.formats.ownership import part_of_bytes
 from optimizer.formats.transfer_sizes import STAGING_BYTES
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import PREFILL, GenerationPlan, decode_phase
-from optimizer.plan.passes import PassShape
+from optimizer.plan.passes.arrange import PassShape
 from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.time_kinds import COMPUTE_KINDS
 from optimizer.workload import GenerationWorkload
@@ -59,16 +61,25 @@ class GenerationPass:
         micro_batches: PassShape,
         like: "GenerationPass | None" = None,
         is_rough: bool = False,
+        stage: StageCosts | None = None,
     ) -> None:
         """Prepare one pass. is_rough: for a search, which wants times to within ``_ROUGHLY_STRAIGHT``; bytes are exact.
         like: another pass of the same plan on the same machine, whose tasks are taken over where they are the same.
+        stage: as ``PassLayout`` has it.
         """
         self.layout: PassLayout = PassLayout(
-            profile, plan, workload, machine, micro_batches=micro_batches, like=None if like is None else like.layout
+            profile,
+            plan,
+            workload,
+            machine,
+            micro_batches=micro_batches,
+            like=None if like is None else like.layout,
+            stage=stage,
         )
         """The tasks of the pass."""
         self.profile, self.plan, self.workload, self.machine = profile, plan, workload, machine
         self.micro_batches = micro_batches
+        self._stage = stage
         self._straight = _ROUGHLY_STRAIGHT if is_rough else _STRAIGHT
         self.num_steps = max(shape.num_steps for shape in micro_batches)
         """Forward passes, the prefill among them."""
@@ -79,7 +90,9 @@ class GenerationPass:
 
     def other(self, micro_batches: PassShape) -> "GenerationPass":
         """A pass of the same plan for other micro-batches."""
-        return GenerationPass(self.profile, self.plan, self.workload, self.machine, micro_batches=micro_batches)
+        return GenerationPass(
+            self.profile, self.plan, self.workload, self.machine, micro_batches=micro_batches, stage=self._stage
+        )
 
     # Host and stores.
 
@@ -87,6 +100,8 @@ class GenerationPass:
     def host_bytes(self) -> int:
         """Bytes on the host without homes of keys and values, which pass from one pass to the next."""
         streamed_bytes = sum(self.layout.streamed) if self.plan.weights.place == "host" else 0
+        # Copies of the model stream from one home, of which the first counts no smaller a part than any other.
+        streamed_bytes = part_of_bytes(streamed_bytes, rank=0, num_ranks=self.plan.layout.num_replicas)
         # A cache that is packed keeps the newest tokens on the device: of few tokens nothing goes to a store.
         has_homes = any(size for homes in self.kv_homes for size, _ in homes)
         stages = self.plan.weights.place in STORE_LANES or (self.plan.kv_cache.place in STORE_LANES and has_homes)

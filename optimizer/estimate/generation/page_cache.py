@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from optimizer.estimate.generation.kv_cache import KvCosts, sum_homes
+from optimizer.estimate.generation.kv.cache import KvCosts, sum_homes
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.passes import PassShape
+from optimizer.plan.passes.arrange import PassShape
 from optimizer.profile.generation import GenerationProfile
 
 _IN_MEMORY: Final = ("host", "disk")

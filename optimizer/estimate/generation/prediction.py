@@ -19,11 +19,30 @@ class DecodePoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StagePrediction:
+    """One device of a model that is cut."""
+
+    first_block: int
+    num_blocks: int
+    device_peak_bytes: int
+    device_peak_high_bytes: int
+    """Upper end, which the budget of each device is held to."""
+    device_bytes_by_category: dict[str, int]
+    """Bytes at the stage's own peak."""
+    peak_moment: str
+    """Blocks are counted within the stage."""
+    busy_ms: float
+    """Time that it computes in a pass; for the rest of the pass it waits, or hands over."""
+    sent_bytes: int
+    """Bytes of hidden states that it gives to the next stage in a pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerationPrediction:
     """One plan, priced on one machine for one workload. Of a pass: one of ``plan.batch_size`` sequences."""
 
     device_peak_bytes: int
-    """Most bytes allocated on the device at any moment of a pass."""
+    """Most bytes allocated on a device at any moment of a pass."""
     device_peak_low_bytes: int
     device_peak_high_bytes: int
     """Interval that covers the measurement; the verdict compares ``high`` with the budget."""
@@ -74,6 +93,12 @@ class GenerationPrediction:
     """Bytes in the remote store at their most."""
     memory: CardMemory | None = None
     """Memory from tensors to a card (``estimate/generation/process.py``); None where it was not worked out."""
+    num_replicas: int = 1
+    """Copies of the model that share the prompts, each on a device of its own. What is said of a device, of the host, the disk
+    and the store, and of all passes, is of the first, which has no less to do than another."""
+    stages: tuple[StagePrediction, ...] = ()
+    """Each device of a model that is cut; none otherwise. What is said of one device is then of the fullest, and time is that of
+    all of them together, with what they wait for each other as the network's."""
 
     @property
     def total_interval_s(self) -> tuple[float, float]:

@@ -5,18 +5,21 @@ on the CPU device they equal what the runtime's meter counts.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.base.categories import CATEGORIES, LANES, Link
-from optimizer.estimate.generation.kv_cache import sum_homes
-from optimizer.estimate.generation.kv_prefix import find_prefix_conflict
+from optimizer.estimate.generation.cut import check_devices, list_stage_costs
+from optimizer.estimate.generation.kv.cache import sum_homes
+from optimizer.estimate.generation.kv.prefix import find_prefix_conflict
 from optimizer.estimate.generation.one_pass import PASS_KINDS, GenerationPass, times_of
 from optimizer.estimate.generation.page_cache import is_disk_in_memory, reading_disk
 from optimizer.estimate.generation.prediction import DecodePoint, GenerationPrediction
+from optimizer.estimate.generation.stages.staged_pass import StagedPass, predict_stages
 from optimizer.estimate.kernels.cpu_kernels import unmeasured_bytes
 from optimizer.estimate.prediction import MEMORY_MARGIN, TimelinePoint
 from optimizer.estimate.step.simulate import Simulation
@@ -24,8 +27,10 @@ from optimizer.estimate.tasks.parts import Bytes
 from optimizer.estimate.time_interval import time_interval
 from optimizer.hardware.calibration import Spread, calibrated_machine, of_generations, read_spread
 from optimizer.hardware.machine import Machine
+from optimizer.hardware.peers import assumed_link
+from optimizer.hardware.share import share_of
 from optimizer.plan.generation import PREFILL, GenerationPlan
-from optimizer.plan.passes import PassShape, covers, num_steps_of, passes_of
+from optimizer.plan.passes.arrange import PassShape, covers, num_steps_of, passes_of
 from optimizer.profile.generation import GenerationProfile
 from optimizer.workload import GenerationWorkload
 
@@ -56,7 +61,14 @@ def estimate_generation(
     if conflict is not None:
         raise conflict
     passes = passes_of(plan, workload)
-    machine = _as_it_reads(calibrated_machine(machine, calibration), profile, plan, [shape for shape, _ in passes])
+    machine = calibrated_machine(machine, calibration)
+    check_devices(machine, plan.layout)
+    if plan.layout.is_cut:
+        return _estimate_stages(
+            profile, plan, workload, machine, passes, spread=read_spread(calibration), in_detail=in_detail
+        )
+    machine = share_of(machine, num_ranks=plan.layout.num_replicas)
+    machine = _as_it_reads(machine, profile, plan, [shape for shape, _ in passes])
     priced: dict[int, GenerationPass] = {}
     for index in _choose_passes([shape for shape, _ in passes]):
         like = next(iter(priced.values()), None)
@@ -91,7 +103,16 @@ def _choose_passes(shapes: Sequence[PassShape]) -> list[int]:
     return sorted(chosen.union(highest))
 
 
-def _total_ms(priced: Mapping[int, GenerationPass], passes: Sequence[tuple[PassShape, int]]) -> float:
+class _Timed(Protocol):
+    """A pass that was priced."""
+
+    @property
+    def total_ms(self) -> float: ...
+    @property
+    def num_steps(self) -> int: ...
+
+
+def _total_ms(priced: Mapping[int, _Timed], passes: Sequence[tuple[PassShape, int]]) -> float:
     """Time of all passes: those that were not priced take for a step what lies between their neighbours."""
     known = sorted(priced)
     step_ms = np.interp(
@@ -113,7 +134,7 @@ def _predict(
     spread: Spread | None,
     in_detail: bool,
 ) -> GenerationPrediction:
-    """The prediction, whose figures of a pass are those of the pass with the highest peak, the first of equals."""
+    """The prediction of one device, whose figures of a pass are those of the pass with the highest peak, the first of equals."""
     full = max(priced.values(), key=lambda each: each.highest[1].device_peak_bytes)
     workload, machine = full.workload, full.machine
     highest = full.highest[1]
@@ -163,6 +184,7 @@ def _predict(
         ),
         tokens_per_s=workload.total_new_tokens / total_s,
         total_s=total_s,
+        num_replicas=full.plan.layout.num_replicas,
         lane_busy_ms=busy,
         exposed_ms=exposed,
         prefill_by_kind_ms=by_kind(prefill),
@@ -171,6 +193,83 @@ def _predict(
         time_source=machine.rates.source,
         num_time_runs=spread.num_runs if spread is not None else 0,
     )
+
+
+# A model that is cut.
+
+
+def _estimate_stages(
+    profile: GenerationProfile,
+    plan: GenerationPlan,
+    workload: GenerationWorkload,
+    machine: Machine,
+    passes: Sequence[tuple[PassShape, int]],
+    *,
+    spread: Spread | None,
+    in_detail: bool,
+) -> GenerationPrediction:
+    """Price all stages; figures of one device are of the fullest one, time is that of all together."""
+    costs = list_stage_costs(profile, plan.layout)
+    own, link = share_of(machine, num_ranks=plan.layout.num_devices), assumed_link(machine)
+    here: dict[str, Any] = {"plan": plan, "workload": workload, "is_rough": not in_detail}
+    priced = {
+        index: StagedPass(costs, own, link, micro_batches=passes[index][0], **here)
+        for index in _choose_passes([shape for shape, _ in passes])
+    }
+    margin = MEMORY_MARGIN[machine.device.kind]
+    stages = predict_stages(
+        priced, margin=margin, unmeasured_bytes=unmeasured_bytes(0, torch_version=profile.torch_version)
+    )
+    peaks = [stage.device_peak_bytes for stage in stages]
+    fullest = peaks.index(max(peaks))
+    of_fullest = {index: each.stages[fullest] for index, each in priced.items()}
+    one = _predict(of_fullest, passes, spread=spread, in_detail=in_detail)
+    full = max(priced.values(), key=lambda each: each.stages[fullest].highest[1].device_peak_bytes)
+    one, total_s = replace(one, stages=stages), _total_ms(priced, passes) / 1000
+    return _of_all_stages(one, full, total_s=total_s, workload=workload, machine=machine, spread=spread)
+
+
+def _of_all_stages(
+    one: GenerationPrediction,
+    full: StagedPass,
+    *,
+    total_s: float,
+    workload: GenerationWorkload,
+    machine: Machine,
+    spread: Spread | None,
+) -> GenerationPrediction:
+    """With the time of all stages of a pass in place of one stage's."""
+    low, high = time_interval(machine.rates, spread)
+    prefill, decode = full.kinds_of(full.busiest)
+    prefill_ms, later_ms = full.ran.prefill_ms, full.ran.total_ms - full.ran.prefill_ms
+    num_later = full.num_steps - 1
+    decode_ms = later_ms / num_later if num_later else 0.0
+    busy, _, _ = _split(prefill + decode)
+    waits_ms = full.ran.total_ms - full.ran.busy_ms[full.busiest]
+    slower = decode_ms / one.decode_ms if one.decode_ms else 1.0
+    return replace(
+        one,
+        kv_cache_bytes=sum(stage.kv_cache_bytes for stage in full.stages),
+        prefill_ms=prefill_ms,
+        prefill_low_ms=prefill_ms * low,
+        prefill_high_ms=prefill_ms * high,
+        decode_ms=decode_ms,
+        decode_low_ms=decode_ms * low,
+        decode_high_ms=decode_ms * high,
+        decode=tuple(replace(point, step_ms=point.step_ms * slower) for point in one.decode),
+        tokens_per_s=workload.total_new_tokens / total_s,
+        total_s=total_s,
+        lane_busy_ms={**busy, "network": full.ran.handing_ms[full.busiest]},
+        exposed_ms={"network": waits_ms},
+        prefill_by_kind_ms=_with_waits(prefill, prefill_ms),
+        decode_by_kind_ms=_with_waits(decode, later_ms),
+    )
+
+
+def _with_waits(times: NDArray[np.float64], total_ms: float) -> dict[str, float]:
+    """Kinds of time of one stage, and as the network's the rest of what all together take."""
+    found = by_kind(times)
+    return {**found, "network": max(0.0, total_ms - sum(found.values()))} if total_ms else found
 
 
 def _split(times: NDArray[np.float64]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:

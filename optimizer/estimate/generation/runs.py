@@ -7,7 +7,7 @@ from optimizer.estimate.generation.pricing import by_kind
 from optimizer.hardware.calibration import TimedRun
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.passes_run import TimedPass
+from optimizer.plan.passes.run import TimedPass
 from optimizer.profile.generation import GenerationProfile
 from optimizer.workload import GenerationWorkload
 

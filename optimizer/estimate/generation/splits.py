@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.estimate.categories.batch import ID_BYTES
-from optimizer.plan.passes import MicroBatchShape, list_passes, num_steps_of
+from optimizer.plan.passes.arrange import MicroBatchShape, list_passes, num_steps_of
 from optimizer.workload import GenerationWorkload
 
 Floats = NDArray[np.float64]

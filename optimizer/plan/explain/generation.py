@@ -3,18 +3,25 @@
 Predictions are taken by shape (``GenerationCosts``), not by type: plan knows nothing of estimate.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from optimizer.base.units import format_bytes
 from optimizer.plan.explain.training import Peaks
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.passes import passes_of
+from optimizer.plan.passes.arrange import passes_of
 from optimizer.workload import GenerationWorkload
 
 _MOVES: Final = {
     "disk_to_host": "from disk", "remote_to_host": "from the remote store", "host_to_device": "to the device"
 }  # fmt: skip
+
+
+class StageShown(Protocol):
+    """The part of a stage's prediction that the sentences need."""
+
+    @property
+    def device_peak_bytes(self) -> int: ...
 
 
 class GenerationCosts(Peaks, Protocol):
@@ -34,6 +41,8 @@ class GenerationCosts(Peaks, Protocol):
     def decode_ms(self) -> float: ...
     @property
     def tokens_per_s(self) -> float: ...
+    @property
+    def stages(self) -> Sequence[StageShown]: ...
 
 
 def explain_generation_plan(
@@ -43,6 +52,7 @@ def explain_generation_plan(
     peak_bytes = format_bytes(prediction.device_peak_bytes)
     at_most = format_bytes(prediction.device_peak_high_bytes)
     return [
+        *_stages_sentences(plan, prediction),
         _passes_sentence(plan, workload),
         *_prefill_sentences(plan, workload),
         *_weights_sentences(plan),
@@ -52,6 +62,28 @@ def explain_generation_plan(
         f"the peak of {peak_bytes} (at most {at_most}) falls in {prediction.peak_moment}",
         *_tiers_sentences(plan, prediction),
     ]
+
+
+def _stages_sentences(plan: GenerationPlan, prediction: GenerationCosts) -> Iterator[str]:
+    """Say where a cut model's blocks are."""
+    layout = plan.layout
+    if not layout.is_cut:
+        return
+    stages = [
+        f"blocks {first + 1} to {first + number}{_peak_of(prediction, index)}"
+        for index, (first, number) in enumerate(zip(layout.first_blocks, layout.stage_blocks, strict=True))
+    ]
+    yield f"the model is cut over {layout.num_devices} devices: {'; '.join(stages)}"
+    if plan.num_micro_batches > 1:
+        yield f"{plan.num_micro_batches} micro-batches follow one another through the devices, each token of each in turn"
+    waits_ms = prediction.exposed_ms.get("network", 0.0)
+    yield f"the busiest device waits for the others, and hands over, for {waits_ms:,.1f} ms of a pass"
+
+
+def _peak_of(prediction: GenerationCosts, stage: int) -> str:
+    if stage >= len(prediction.stages):
+        return ""
+    return f" with a peak of {format_bytes(prediction.stages[stage].device_peak_bytes)}"
 
 
 def _passes_sentence(plan: GenerationPlan, workload: GenerationWorkload) -> str:

@@ -1,6 +1,7 @@
 """The single decisions of a generation's plan: their types, their written form, and plans with some of them changed.
 
-They are the fields of the plan that have a face for generations, in the order of the plan.
+They are the fields of the plan that have a face for generations, in the order of the plan; not those of several devices, which
+the search alone decides.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ def _knobs_of(kind: type, prefix: str) -> Iterator[tuple[str, Any]]:
         path, of_field = f"{prefix}{field.name}", hints[field.name]
         if dataclasses.is_dataclass(of_field):
             yield from _knobs_of(typing.cast(type, of_field), f"{path}.")
-        elif path in KNOBS and KNOBS[path].generation is not None:
+        elif path in KNOBS and KNOBS[path].generation is not None and KNOBS[path].num_devices == 1:
             yield path, of_field
 
 

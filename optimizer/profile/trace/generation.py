@@ -29,6 +29,7 @@ from optimizer.profile.assemble.ranges import ShapeRange, plan_ranges
 from optimizer.profile.assemble.tables import PartTables
 from optimizer.profile.events import Allocated, Began, Event, Freed, Ran
 from optimizer.profile.generation import (
+    EndBytes,
     ForwardRegime,
     GenerationProfile,
     HostAttended,
@@ -46,6 +47,7 @@ from optimizer.profile.trace.rebuild import RebuildTrace
 from optimizer.profile.trace.recorder import Recorder
 from optimizer.profile.trace.structure import list_block_kinds, sequence_steps, with_blocks
 from optimizer.profile.trace.tensor_sizes import find_shared, sum_storages
+from optimizer.runtime.generation.cut import find_ends
 from optimizer.runtime.generation.generator import Generator, prepare_for_generation
 from optimizer.runtime.generation.kv_cache import find_windows
 from optimizer.runtime.generation.kv_host_attention import HostAttendedKvLayer
@@ -337,4 +339,18 @@ def _weight_bytes(model: nn.Module, *, whole: Callable[[], nn.Module]) -> Weight
         outside=outside_bytes,
         tensors=tuple(tuple(p.nbytes for p in block.parameters() if id(p) not in shared) for block in blocks),
         staying_by_block=tuple(sum_storages(block.buffers()) for block in blocks),
+        ends=None if shared else _end_bytes(model),
+    )
+
+
+def _end_bytes(model: nn.Module) -> EndBytes:
+    ends = find_ends(model)
+    embeddings = [embedding.weight for embedding in ends.embeddings]
+    head = ends.head_weights
+    return EndBytes(
+        embeddings=sum_storages(embeddings),
+        embedding_rows=sum(weight[:1].nbytes for weight in embeddings),
+        head=sum_storages(head),
+        head_row=sum(weight[:1].nbytes for weight in head),
+        is_tied=ends.is_tied,
     )

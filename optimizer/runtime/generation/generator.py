@@ -10,7 +10,7 @@ prefill        the backbone over the prompts (activations); each block makes its
                sequences draw, what ``sampling.py`` says beside them.
 decode         the same with the newest token, once for each token but the first
 leaving        where the cache is plain, sequences that are over leave their micro-batch when half of those that run are
-               (``plan/passes.py``): what is kept of those that go on is moved to the front of the tensors, which stay
+               (``plan/passes/arrange.py``): what is kept of those that go on is moved to the front of the tensors, which stay
 end            a micro-batch's cache goes as its last token is there
 
 Keys and values that are packed or off the device come and go as ``kv_placed.py`` says, or stay on the host, where attention is
@@ -39,8 +39,10 @@ from optimizer.models.build import build_model, build_unfilled
 from optimizer.models.files.load import find_reads
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.generation import PREFILL, GenerationPlan, decode_phase, head_of
+from optimizer.plan.generation_layout import StageOfModel
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.device.backends import backend_of
+from optimizer.runtime.generation.cut import cut_model, own_blocks, with_tied_names
 from optimizer.runtime.generation.interleave import Turns, check_turns
 from optimizer.runtime.generation.kv_cache import KvCache, chain, find_windows
 from optimizer.runtime.generation.kv_host_attention import attending_on_host, check_asks_for_attention, check_attended
@@ -53,6 +55,8 @@ from optimizer.runtime.layers.matmul_dispatch import watch_products
 from optimizer.runtime.layers.quantized_linear import freeze_base
 from optimizer.runtime.meter.counting import CountingPolicy
 from optimizer.runtime.meter.meter import Meter, count_allocations, mark_phase, set_region
+from optimizer.runtime.ranks.group import Ranks
+from optimizer.runtime.ranks.shared_homes import SharedHomes
 from optimizer.runtime.step.allocator import apply_allocator
 from optimizer.runtime.step.weights import StreamedWeights, name_streamed, torch_dtype
 from optimizer.runtime.tiers.tiers import Tiers
@@ -65,28 +69,39 @@ def build_for_generation(
     device: torch.device,
     seed: int = 0,
     weights_folder: Path | None = None,
+    stage: StageOfModel | None = None,
 ) -> nn.Module:
-    """The model as ``Generator`` takes it: on the device, or on the host where its blocks are to stream.
+    """The model as ``Generator`` takes it: on the device, or on the host where its blocks are to stream. stage: leaves what one
+    stage of several runs.
 
     weights_folder: where the model's own weights are read from, one tensor at a time, each straight to its place. None leaves
     the random ones that ``seed`` draws; then what is packed or streamed is built on the host, so that the whole never stands on
     the device. Raises MissingExtra for bitsandbytes.
     """
     if weights_folder is not None:
-        return _load_for_generation(spec, weights=weights, device=device, weights_folder=weights_folder)
+        return _load_for_generation(spec, weights=weights, device=device, weights_folder=weights_folder, stage=stage)
     streams = weights.place != "device"
-    model = build_model(
-        spec, dtype=torch_dtype(weights), device="cpu" if streams or weights.frozen != "same" else device, seed=seed
-    )
+    on_host = streams or weights.frozen != "same" or stage is not None
+    model = build_model(spec, dtype=torch_dtype(weights), device="cpu" if on_host else device, seed=seed)
+    if stage is not None:
+        cut_model(model, stage, device=device)
     prepare_for_generation(model, weights=weights, device=device)
     return model if streams else model.to(device)
 
 
 def _load_for_generation(
-    spec: ModelSpec, *, weights: WeightsPlan, device: torch.device, weights_folder: Path
+    spec: ModelSpec,
+    *,
+    weights: WeightsPlan,
+    device: torch.device,
+    weights_folder: Path,
+    stage: StageOfModel | None = None,
 ) -> nn.Module:
     model = build_unfilled(spec, dtype=torch_dtype(weights))
     reads = find_reads(model, weights_folder)
+    if stage is not None:
+        reads = with_tied_names(model, reads)
+        cut_model(model, stage, device=device)
     prepare_for_generation(model, weights=weights)
     streamed = name_streamed(model, trains_all=True) if weights.place != "device" else set()
     fill_model(model, reads, device=device, streamed=streamed)
@@ -141,36 +156,43 @@ class Generator:
         device: torch.device,
         meter: Meter | None = None,
         scratch: Path | None = None,
+        stage: StageOfModel | None = None,
+        homes: Ranks | None = None,
     ) -> None:
+        """stage: which of the blocks run here, of a model that is cut. homes: the ranks that stream weights from one home."""
         self.model = model
         self.plan = plan
         self.device = device
         self.meter = meter
         self.windows = find_windows(model)
         self._anatomy = find_anatomy(model)
+        self.blocks = own_blocks(self._anatomy.blocks, stage)
+        """Those that run here."""
         self._attention: str | None = getattr(model.config, "_attn_implementation", None)
         self._handles: list[RemovableHandle] = []
         self._undo_products: Callable[[], None] = lambda: None
         self._counting = CountingPolicy()
         self._turns = Turns(resumed=partial(set_region, meter, "activations"))
-        if plan.num_micro_batches > 1:
+        takes_turns = plan.num_micro_batches > 1 and stage is None
+        if takes_turns:
             check_turns()
         if plan.kv_cache.attention == "host":
             check_asks_for_attention(self._anatomy.blocks)
         apply_allocator(plan.allocator, device)
         self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
-        self._weights = StreamedWeights(self.tiers, plan=plan.weights)
+        shared = None if homes is None else SharedHomes(homes, self.tiers)
+        self._weights = StreamedWeights(self.tiers, plan=plan.weights, shared=shared)
         self._kv_homes = KvHomes(self.tiers)
         self._kv_workspace: weakref.ref[KvWorkspace] | None = None
         try:
-            blocks = self._anatomy.blocks
+            blocks = self.blocks
             if plan.kv_cache.place == "remote":
                 # A store that is away is named before weights are sent anywhere.
                 self.tiers.open_store("remote")
             self._weights.send_home(model, blocks=blocks, trains_all=True)
             if meter is not None:
                 meter.assign_module(model)
-            if plan.num_micro_batches > 1:
+            if takes_turns:
                 self._handles += self._turns.watch(self._anatomy.backbone, blocks)
             if meter is not None:
                 self._handles += meter.watch_blocks(blocks, phase=None)
@@ -217,6 +239,10 @@ class Generator:
             prefill_tokens=self.plan.prefill_tokens,
             drops_ended=self.plan.drops_ended,
         )
+
+    def asks_to_stop(self, should_stop: Callable[[], bool]) -> bool:
+        """Report whether no further pass is to begin; the same on all stages of a model that is cut."""
+        return should_stop()
 
     def run_pass(
         self,
@@ -278,16 +304,23 @@ class Generator:
         """The next token after ``ids`` [batch, length], written to ``into`` [batch]. phase: for peaks and errors."""
         mark_phase(self.meter, phase)
         set_region(self.meter, "activations")
-        backbone = self._anatomy.backbone
-        with self._attending(cache):
-            hidden: torch.Tensor = backbone(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
-        mark_phase(self.meter, head_of(phase))
-        set_region(self.meter, "logits_and_loss")
-        # A copy, so that the other positions go before the logits come.
-        last = hidden[:, -1].clone()
-        del hidden
-        choose_tokens(self._anatomy.compute_logits(last), into=into, choosers=choosers)
+        hidden = self._run_blocks(ids, cache)
+        if hidden is not None:
+            mark_phase(self.meter, head_of(phase))
+            set_region(self.meter, "logits_and_loss")
+            # A copy, so that the other positions go before the logits come.
+            last = hidden[:, -1].clone()
+            del hidden
+            choose_tokens(self._anatomy.compute_logits(last), into=into, choosers=choosers)
         set_region(self.meter, "temporaries")
+
+    def _run_blocks(self, ids: torch.Tensor, cache: KvCache) -> torch.Tensor | None:
+        """Hidden states [batch, length, hidden] behind the last block; None where another device has that."""
+        with self._attending(cache):
+            hidden: torch.Tensor = self._anatomy.backbone(
+                input_ids=ids, past_key_values=cache, use_cache=True
+            ).last_hidden_state
+        return hidden
 
     def close(self, *, keep_weights: bool = True) -> None:
         """Take off the hooks and end what streams. keep_weights: streamed weights become the model's again, in host memory."""
@@ -310,12 +343,7 @@ class Generator:
         self, micro_batches: Sequence[MicroBatch], should_stop: Callable[[], bool], *, counts_all: bool
     ) -> tuple[int, float]:
         """The number of forward passes, and the moment at which the first had ended."""
-        # A decode's peak grows until fewer sequences run.
-        last_alike = {
-            micro_batch.shape.last_step_alike(since)
-            for micro_batch in micro_batches
-            for since in (0, *(since for since, _ in micro_batch.shape.leaving))
-        }
+        last_alike = list_last_alike(micro_batches)
         try:
             with self.metered():
                 mark_phase(self.meter, PREFILL)
@@ -379,6 +407,15 @@ class Generator:
 
     def _synchronize(self) -> None:
         backend_of(self.device).synchronize()
+
+
+def list_last_alike(micro_batches: Sequence[MicroBatch]) -> set[int]:
+    """Steps after which fewer sequences run: a decode's peak grows until then."""
+    return {
+        micro_batch.shape.last_step_alike(since)
+        for micro_batch in micro_batches
+        for since in (0, *(since for since, _ in micro_batch.shape.leaving))
+    }
 
 
 def _still_running(running: Sequence[tuple[MicroBatch, KvCache]]) -> list[tuple[MicroBatch, KvCache]]:

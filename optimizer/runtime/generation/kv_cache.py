@@ -12,7 +12,7 @@ of it made again for each token (``kv_prefix.py``), or have it stay on the host,
 A prompt is given whole, then one token at a time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -137,7 +137,15 @@ class KvCache(Cache):
         """Keep these sequences of a plain cache alone, numbered from 0 in rising order among those that are left."""
         for layer in self.layers:
             assert isinstance(layer, KvLayer)
-            layer.keep_sequences(kept)
+            if layer.is_initialized:
+                layer.keep_sequences(kept)
+
+    def pass_over(self, length: int, *, but: Container[int]) -> None:
+        """Count new tokens of a plain cache for blocks on other devices. but: numbers of the blocks that are here."""
+        for block, layer in enumerate(self.layers):
+            if block not in but:
+                assert isinstance(layer, KvLayer)
+                layer.pass_over(length)
 
 
 def chain(caches: Sequence[KvCache]) -> None:

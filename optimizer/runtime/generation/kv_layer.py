@@ -68,6 +68,10 @@ class KvLayer(DynamicLayer):  # type: ignore[no-untyped-call]
             move_to_front(tensor[:, :, :num_held], kept)
         self._num_sequences = len(kept)
 
+    def pass_over(self, length: int) -> None:
+        """Count tokens that the block runs for on another device, where their keys and values are."""
+        self._num_seen += length
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Keys that ``update`` will return, and the position of the first."""
         window, num_seen = self.sliding_window, self._num_seen

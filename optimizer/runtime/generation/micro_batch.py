@@ -1,8 +1,8 @@
 """The sequences of one micro-batch: what each is given next, what it was given so far, and when it is over.
 
-All stand at the same position in every step (``plan/passes.py``): the prefill is as long as the shortest prompt, or shorter, and
-a longer prompt's further tokens are given one by one, in place of what would have been generated. A sequence that is over leaves
-with others, where it may (``leave``); else it runs on unseen until all are.
+All stand at the same position in every step (``plan/passes/arrange.py``): the prefill is as long as the shortest prompt, or
+shorter, and a longer prompt's further tokens are given one by one, in place of what would have been generated. A sequence that
+is over leaves with others, where it may (``leave``); else it runs on unseen until all are.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from optimizer.formats.sampling import Sampling
-from optimizer.plan.passes import MicroBatchShape, may_leave, micro_batch_shape
+from optimizer.plan.passes.arrange import MicroBatchShape, may_leave, micro_batch_shape
 from optimizer.runtime.generation.kv_layer import move_to_front
 from optimizer.runtime.generation.sampling import Chooser
 

@@ -12,18 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from optimizer.base.errors import InvalidWorkload
+from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.passes import PassShape, arrange_passes
-from optimizer.plan.passes_run import TimedPass, sum_passes
+from optimizer.plan.generation_layout import StageOfModel, list_stages
+from optimizer.plan.passes.arrange import PassShape, arrange_passes
+from optimizer.plan.passes.run import TimedPass, sum_passes
 from optimizer.runtime.generation.generator import Generator, PassTimes, build_for_generation
 from optimizer.runtime.generation.micro_batch import FinishReason, MicroBatch, Watch
+from optimizer.runtime.generation.stages.generator import StagedGenerator
+from optimizer.runtime.generation.stages.link import StageLink
 from optimizer.runtime.meter.device import check_dtype, prepared_device
 from optimizer.runtime.meter.lanes import lane_fields
 from optimizer.runtime.meter.meter import Meter
+from optimizer.runtime.ranks.group import Ranks
 
 Sample = Mapping[str, Any]
 """``prompts_done``, ``num_prompts``, ``num_new_tokens`` and ``tokens_per_s`` (since the start), ``prefill_ms`` and ``decode_ms``
@@ -100,26 +105,61 @@ def open_generator(
     cap_bytes: int | None = None,
     host_cap_bytes: int | None = None,
     scratch: Path | None = None,
+    ranks: Ranks | None = None,
 ) -> Iterator[Generator]:
-    """A metered generator of this model, closed at the end.
+    """A metered generator of this model, closed at the end. ranks: the processes of a plan of several devices, this among them.
 
     weights_folder: where the model's own weights are; None draws random ones with ``seed``. scratch: folder of the disk tier.
     Raises OutOfDeviceMemory and OutOfHostMemory over the caps, DiskFull, RemoteStoreFull and RemoteStoreLost (inside, for what a
     pass meets; requests that were reported as finished stay so), InvalidModel, MissingExtra.
     """
     device = torch.device(device)
+    stage = _find_stage(plan, spec, ranks)
     with prepared_device(device):
         check_dtype(plan.weights, device)
         meter = Meter(device=device, cap_bytes=cap_bytes, host_cap_bytes=host_cap_bytes)
         with meter.translating():
             model = build_for_generation(
-                spec, weights=plan.weights, device=device, seed=seed, weights_folder=weights_folder
+                spec, weights=plan.weights, device=device, seed=seed, weights_folder=weights_folder, stage=stage
             )
-            generator = Generator(model, plan=plan, device=device, meter=meter, scratch=scratch)
+            generator = _make_generator(model, plan=plan, device=device, meter=meter, scratch=scratch, ranks=ranks, stage=stage)
         try:
             yield generator
         finally:
             generator.close(keep_weights=False)
+
+
+def _find_stage(plan: GenerationPlan, spec: ModelSpec, ranks: Ranks | None) -> StageOfModel | None:
+    """The stage of this process. Raises InvalidPlan where ranks and plan are of different numbers of devices."""
+    num_ranks = 1 if ranks is None else ranks.num_ranks
+    if plan.layout.num_devices != num_ranks:
+        raise InvalidPlan(
+            f"plan.layout is of {plan.layout.num_devices} devices; this process generates with {num_ranks} of them",
+            field="plan.layout",
+            value=plan.layout.num_devices,
+            allowed=num_ranks,
+        )
+    plan.layout.check_depth(spec.num_blocks)
+    return None if ranks is None or not plan.layout.is_cut else list_stages(plan.layout)[ranks.rank]
+
+
+def _make_generator(
+    model: nn.Module,
+    *,
+    plan: GenerationPlan,
+    device: torch.device,
+    meter: Meter,
+    scratch: Path | None,
+    ranks: Ranks | None,
+    stage: StageOfModel | None,
+) -> Generator:
+    if ranks is not None and stage is not None:
+        # Others may take longer to load; from here on a wait is for a stage's work.
+        ranks.barrier()
+        link = StageLink(ranks, stage)
+        return StagedGenerator(model, plan=plan, device=device, link=link, meter=meter, scratch=scratch)
+    homes = ranks if plan.weights.place == "host" else None
+    return Generator(model, plan=plan, device=device, meter=meter, scratch=scratch, homes=homes)
 
 
 def run_requests(
@@ -240,7 +280,7 @@ class _Run:
             num_micro_batches=plan.num_micro_batches,
         )
         for each in passes:
-            if self._should_stop():
+            if self._generator.asks_to_stop(self._should_stop):
                 return True
             if self._run_pass([[self._requests[index] for index in indices] for indices in each]):
                 return True

@@ -14,7 +14,7 @@ from optimizer.formats.sampling import Sampling
 from optimizer.models.anatomy import count_tokens
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.passes import arrange_passes
+from optimizer.plan.passes.arrange import arrange_passes
 from optimizer.runtime.generation.generator import Generator, build_for_generation
 from optimizer.runtime.generation.micro_batch import MicroBatch
 from optimizer.runtime.meter.device import check_dtype, prepared_device

@@ -157,6 +157,19 @@ class Ranks:
             return Arriving(None)
         return Arriving(lambda: self._finish(work, "a tensor of another rank"))
 
+    def send_from_device(self, tensor: torch.Tensor, *, to: int) -> None:
+        """A contiguous tensor on the device, to a rank that waits in ``receive_on_device``. On CUDA the compute stream waits."""
+        if tensor.numel():
+            work = self._device.send([self._given(tensor)], to, 0)
+            self._finish(work, f"rank {to} to take hidden states", timeout_s=PATIENCE_S)
+
+    def receive_on_device(self, tensor: torch.Tensor, *, source: int) -> None:
+        """Fill a contiguous tensor on the device, of the size of the one that is sent."""
+        if tensor.numel():
+            given = tensor.detach() if self._is_cuda else _lend(tensor.detach())
+            work = self._device.recv([given], source, 0)
+            self._finish(work, f"rank {source} to send hidden states", timeout_s=PATIENCE_S)
+
     def settle(self) -> None:
         """On CUDA: make the compute stream wait for all that was asked for, and wait until it is there. Raises RankLost."""
         while self._under_way:
@@ -218,6 +231,19 @@ class Ranks:
             work = self._host.recv([_as_bytes(tensor)], source, 0)
             self._wait(work, f"rank {source} to send a tensor", timeout_s=PATIENCE_S)
 
+    def begin_sending(self, integers: Sequence[int], *, to: int, tag: int) -> "Sent":
+        """Whole numbers to a rank that takes as many with ``receive_integers``; those of one tag arrive in their order."""
+        numbers = np.array(integers, dtype=np.int64)
+        work = self._host.send([_as_bytes(torch.from_numpy(numbers))], to, tag)
+        return Sent(self, work, numbers, to=to)
+
+    def receive_integers(self, count: int, *, source: int, tag: int) -> NDArray[np.int64]:
+        """The oldest that were sent with this tag and not taken yet, in memory that no meter sees. Raises RankLost."""
+        numbers = np.zeros(count, dtype=np.int64)
+        work = self._host.recv([_as_bytes(torch.from_numpy(numbers))], source, tag)
+        self._wait(work, f"rank {source} to send numbers", timeout_s=PATIENCE_S)
+        return numbers
+
     # Helpers.
 
     def _make_gloo(self, store: Any) -> Any:
@@ -249,10 +275,10 @@ class Ranks:
             self._wait(self._host.allreduce([torch.from_numpy(found)]), waiting_for)
         return found
 
-    def _finish(self, work: Any, waiting_for: str) -> None:
+    def _finish(self, work: Any, waiting_for: str, *, timeout_s: float | None = None) -> None:
         """On CUDA the compute stream waits, else the process."""
         if not self._is_cuda:
-            self._wait(work, waiting_for)
+            self._wait(work, waiting_for, timeout_s=timeout_s)
             return
         with self._naming_loss(waiting_for):
             work.wait()
@@ -278,6 +304,24 @@ class Ranks:
                 waited_s=time.monotonic() - start_s,
                 cause=_in_short(error),
             ) from error
+
+
+def join_ranks(place: RankPlace, *, device: str) -> Ranks:
+    """The ranks of a run for a caller that knows devices by their names alone. Raises RankLost."""
+    return Ranks(place, device=torch.device(device))
+
+
+class Sent:
+    """Numbers on their way to another rank."""
+
+    def __init__(self, ranks: Ranks, work: Any, numbers: NDArray[np.int64], *, to: int) -> None:
+        self._ranks, self._work, self._to = ranks, work, to
+        self._numbers = numbers
+        """Kept until they are taken."""
+
+    def wait(self) -> None:
+        """Until they are taken. Raises RankLost."""
+        self._ranks._wait(self._work, f"rank {self._to} to take numbers", timeout_s=PATIENCE_S)
 
 
 def _find_interface(asked: str) -> str:

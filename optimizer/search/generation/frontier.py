@@ -43,7 +43,11 @@ def generation_label(plan: GenerationPlan) -> str:
 
 
 def _words(plan: GenerationPlan) -> Iterator[str]:
-    weights = plan.weights
+    weights, layout = plan.weights, plan.layout
+    if layout.is_cut:
+        yield f"cut into {' + '.join(map(str, layout.stage_blocks))} blocks"
+    if layout.num_replicas > 1:
+        yield f"{layout.num_replicas} copies"
     several = f"{plan.num_micro_batches} times " if plan.num_micro_batches > 1 else ""
     yield f"{several}{plan.batch_size:,} at once"
     if weights.dtype != "fp32":

@@ -1,63 +1,52 @@
-"""``search_generation_plans``: the best plan of a batch generation, beside baselines, with its bound, frontier and reasons.
+"""``search_generation_plans``: the best plan of a batch generation on the devices of one machine: on one of them, in copies of
+the model that share the prompts, or in one copy that is cut.
 
-Torch-free; pure and deterministic: the same problem gives the same result, and no clock is read.
+A model that fits on one device with all it needs is never cut: copies do the same work without waiting for each other. Where it
+does not, a cut is weighed against copies, and against one device, that keep a part elsewhere.
 """
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from math import inf
-from typing import Any
+from typing import Any, Final
 
-from optimizer.base.serialize import WithJson
+from optimizer.base.errors import NoFeasiblePlan
+from optimizer.base.units import format_bytes, format_duration
 from optimizer.estimate.bounds.generation_floor import GenerationFloors
-from optimizer.estimate.bounds.lower_bounds import Floors
-from optimizer.estimate.generation.kv_prefix import find_prefix_conflict
-from optimizer.estimate.generation.prediction import GenerationPrediction
-from optimizer.estimate.generation.pricing import estimate_generation
-from optimizer.estimate.generation.process import add_generation_memory
 from optimizer.goal import GenerationGoal
 from optimizer.hardware.calibration import calibrated_machine, of_generations
 from optimizer.hardware.machine import Machine
-from optimizer.plan.allocator import AllocatorPlan
+from optimizer.hardware.share import share_of
+from optimizer.plan.explain.generation import explain_generation_plan
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.weights import WeightsPlan
+from optimizer.plan.generation_layout import GenerationLayout
+from optimizer.plan.techniques import Technique
 from optimizer.profile.generation import GenerationProfile
-from optimizer.search.budgeted import budgets_elsewhere, list_representations, list_unavailable
-from optimizer.search.check.card_fit import ACCEPTED, CardFit, find_room
 from optimizer.search.generation.baselines import price_generation_baselines
-from optimizer.search.generation.frontier import generation_frontier
-from optimizer.search.generation.levers import MICRO_BATCHES
-from optimizer.search.generation.pins import check_generation_pins
+from optimizer.search.generation.one_device import (
+    GenerationLayoutOption,
+    GenerationSearchResult,
+    generation_problem,
+    search_generation,
+)
 from optimizer.search.generation.problem import GenerationProblem, PricedGenerationPlan
-from optimizer.search.generation.reasons import explain_choice
-from optimizer.search.generation.smallest import explain_nothing_fits, find_smallest
-from optimizer.search.generation.solve import Book, Solution, solve, spread_evenly
+from optimizer.search.generation.solve import Book
+from optimizer.search.generation.stages import find_cut, list_resident, value_of_devices
 from optimizer.workload import GenerationWorkload
 
-_MAX_LENGTHS = 3
-"""Most lengths of prompts that the search distinguishes: a price grows with their number."""
+_WORTH: Final = 0.005
+"""Share by which more devices must be better to be used: predictions are no finer."""
+_ONE: Final = GenerationLayout()
 
 
-@dataclass(frozen=True, kw_only=True)
-class GenerationSearchResult(WithJson):
-    """The result of a search. ``chosen`` always fits; a search that finds nothing raises instead."""
+@dataclass(kw_only=True)
+class _Tried:
+    """One layout, with what came of it."""
 
-    chosen: PricedGenerationPlan
-    baselines: dict[str, PricedGenerationPlan]
-    """By label, as in ``baselines.GENERATION_BASELINES``."""
-    frontier: tuple[PricedGenerationPlan, ...]
-    """Plans the goal allows of which no other is both smaller and faster, from small to fast; some over the budget."""
-    bound: float
-    """No permitted plan that fits has less of what the goal is about: seconds of the whole workload, milliseconds to the first
-    token, or sequences at once times minus one."""
-    gap: float
-    """Bound on the chosen plan's distance from the best, as a share; 0 where it is the best. Where a card has room for
-    the tensors and not for all that comes with them, both are of plans whose tensors take no more than was left for them. Of more
-    than ``MAX_EVERY`` prompts that differ in length both go by passes' average time."""
-    explanation: tuple[str, ...]
-    """The chosen plan in sentences."""
+    layout: GenerationLayout
+    result: GenerationSearchResult | None = None
+    best: PricedGenerationPlan | None = None
+    why_not: str = ""
+    error: NoFeasiblePlan | None = None
 
 
 def search_generation_plans(
@@ -68,164 +57,161 @@ def search_generation_plans(
     machine: Machine,
     calibration: Mapping[str, Any] | None = None,
 ) -> GenerationSearchResult:
-    """The best plan that the goal allows and whose peak, upper end, honours the budgets.
+    """The best plan on at most ``goal.num_devices`` devices that the goal allows and whose peak, upper end, honours the budgets.
 
     Raises NoFeasiblePlan with the smallest peak that was found and what it is made of, InvalidWorkload beyond the positions,
     InvalidPlan where nothing can keep the goal's pins.
     """
+    here: dict[str, Any] = {"workload": workload, "goal": goal, "machine": machine, "calibration": calibration}
     GenerationPlan().check(workload=workload, max_sequence_length=profile.max_sequence_length)
-    problem = generation_problem(profile, workload=workload, goal=goal, machine=machine, calibration=calibration)
-    return search_generation(problem, profile=profile, machine=machine)
-
-
-def generation_problem(
-    profile: GenerationProfile,
-    *,
-    workload: GenerationWorkload,
-    goal: GenerationGoal,
-    machine: Machine,
-    calibration: Mapping[str, Any] | None = None,
-) -> GenerationProblem:
-    """With the estimator bound as its price. Prompts of many lengths are priced with few, each a little longer than it is; what
-    is shown in detail is priced with their own.
-    """
-
-    coarse = _coarse(workload, max_sequence_length=profile.max_sequence_length)
-
-    def price(plan: GenerationPlan) -> GenerationPrediction:
-        return estimate_generation(
-            profile, plan=plan, workload=coarse, machine=machine, calibration=calibration, in_detail=False
-        )
-
-    @cache
-    def bounds(sizes: tuple[int, ...], micro_batches: tuple[int, ...]) -> GenerationFloors:
-        here = calibrated_machine(machine, of_generations(calibration))
-        held = goal.pins.kv_cache.prefix_tokens
-        return GenerationFloors(profile, coarse, here, sizes=sizes, micro_batches=micro_batches, prefix_tokens=held)
-
-    def floors(plan: GenerationPlan, sizes: Sequence[int], micro_batches: Sequence[int]) -> Floors:
-        numbers, is_free = tuple(micro_batches), goal.pins.num_micro_batches is None
-        if goal.objective != "throughput" or not is_free or not set(numbers) <= set(MICRO_BATCHES):
-            return bounds(tuple(sizes), numbers).floors_of(plan)
-        # Of all numbers that other plans are asked about, since nearly all of the work is for shapes that they share.
-        found = bounds(tuple(sizes), MICRO_BATCHES).floors_of(plan)
-        rows = [MICRO_BATCHES.index(number) for number in numbers]
-        return found if numbers == MICRO_BATCHES else found.of_rows(rows)
-
-    @cache
-    def in_detail(plan: GenerationPlan) -> GenerationPrediction:
-        prediction = estimate_generation(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
-        return add_generation_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
-
-    def detail(plan: GenerationPlan, prediction: GenerationPrediction) -> GenerationPrediction:
-        """Baselines may be one plan, and the chosen one."""
-        return in_detail(plan)
-
-    return GenerationProblem(
-        workload=workload,
-        goal=goal,
-        **budgets_elsewhere(machine, host_bytes=goal.host_budget_bytes, disk_bytes=goal.disk_budget_bytes),
-        price=cache(price),
-        detail=detail,
-        floors=floors,
-        can_cut_prompts=profile.prefill.length_multiple == 1,
-        can_attend_on_host=profile.on_host is not None,
-        find_model_conflict=partial(find_prefix_conflict, profile),
-        longest_prefix=0 if profile.rebuild is None else coarse.prompt_length,
-        has_copies_beside=machine.device.kind != "cpu",
-        unavailable=list_unavailable(machine),
-        representations=list_representations(profile.representations, machine),
+    problem = generation_problem(profile, **here)
+    if goal.num_devices == 1:
+        return search_generation(problem, profile=profile, machine=machine)
+    one = _on_one_device(problem, profile, machine)
+    fits_whole = _fits_whole(problem)
+    tried = [one, *(_copies(profile, number, here) for number in _numbers(goal, workload) if _may(goal, "share_prompts"))]
+    tried += [_cut(problem, profile, number, fits_whole=fits_whole) for number in _numbers(goal, None)]
+    best = _best_of(problem, tried)
+    if best is None or best.best is None:
+        assert one.error is not None
+        raise one.error
+    result = best.result or _result_of_cut(profile, best.best, problem, here)
+    options = tuple(
+        GenerationLayoutOption(layout=each.layout, best=each.best, sentence=_describe(each, best)) for each in tried
     )
+    baselines = result.baselines if one.result is None else one.result.baselines
+    sentences = (*result.explanation, *(option.sentence for option in options))
+    return replace(result, chosen=best.best, baselines=baselines, layouts=options, explanation=sentences)
 
 
-def search_generation(
-    problem: GenerationProblem,
-    *,
-    profile: GenerationProfile | None = None,
-    machine: Machine | None = None,
-    weights: WeightsPlan | None = None,
-) -> GenerationSearchResult:
-    """profile and machine: for what is said of techniques that are left out. weights: of the baselines.
+def describe_generation_layout(layout: GenerationLayout) -> str:
+    """Words for a layout: ``2 devices, a copy of the model on each``."""
+    if layout.is_cut:
+        return f"{layout.num_devices} devices, the model cut into {', '.join(map(str, layout.stage_blocks))} blocks"
+    return "one device" if layout.num_replicas == 1 else f"{layout.num_replicas} devices, a copy of the model on each"
 
-    Raises NoFeasiblePlan, and InvalidPlan where nothing can keep the goal's pins.
-    """
-    check_generation_pins(problem)
-    book = Book(problem=problem)
-    solution = solve(book)
-    if solution is None:
-        raise explain_nothing_fits(problem)
-    baselines = price_generation_baselines(Book(problem=problem), weights=weights)
-    quickest_s = min((each.prediction.total_s for each in baselines.values() if each.verdict in ACCEPTED), default=inf)
-    solution = replace(solution, plan=spread_evenly(book, solution.plan, at_most_s=quickest_s))
-    chosen, solution = _first_on_the_card(problem, solution)
-    return GenerationSearchResult(
+
+# What is tried.
+
+
+def _numbers(goal: GenerationGoal, workload: GenerationWorkload | None) -> Sequence[int]:
+    """Numbers of devices; no more than there are prompts, where each is to have some."""
+    most = goal.num_devices if workload is None else min(goal.num_devices, workload.num_sequences)
+    every = range(2, most + 1)
+    # Between few and all of many devices little differs.
+    return every if most <= 4 else sorted({2, 4, most // 2, most})
+
+
+def _may(goal: GenerationGoal, technique: Technique) -> bool:
+    return technique not in goal.forbid
+
+
+def _fits_whole(problem: GenerationProblem) -> bool:
+    return any(problem.fits(problem.price(plan)) for plan in list_resident(problem))
+
+
+def _on_one_device(problem: GenerationProblem, profile: GenerationProfile, machine: Machine) -> _Tried:
+    try:
+        result = search_generation(problem, profile=profile, machine=machine)
+    except NoFeasiblePlan as error:
+        return _Tried(layout=_ONE, error=error, why_not=_smallest(error))
+    return _Tried(layout=_ONE, result=result, best=result.chosen)
+
+
+def _copies(profile: GenerationProfile, number: int, here: Mapping[str, Any]) -> _Tried:
+    layout = GenerationLayout(num_replicas=number)
+    problem = generation_problem(profile, **here, num_replicas=number)
+    try:
+        result = search_generation(problem)
+    except NoFeasiblePlan as error:
+        return _Tried(layout=layout, why_not=_smallest(error))
+
+    def laid_out(priced: PricedGenerationPlan) -> PricedGenerationPlan:
+        return replace(priced, plan=replace(priced.plan, layout=layout))
+
+    chosen = laid_out(result.chosen)
+    words = f"{describe_generation_layout(layout)}; what follows is of each, with its share of the prompts"
+    result = replace(
+        result,
         chosen=chosen,
-        baselines=baselines,
-        frontier=generation_frontier(book),
-        bound=solution.bound,
-        gap=_gap(problem, chosen, solution.bound),
-        explanation=tuple(explain_choice(problem, chosen, profile=profile, machine=machine)),
+        frontier=tuple(map(laid_out, result.frontier)),
+        explanation=(words, *result.explanation),
+    )
+    return _Tried(layout=layout, result=result, best=chosen)
+
+
+def _cut(problem: GenerationProblem, profile: GenerationProfile, number: int, *, fits_whole: bool) -> _Tried:
+    layout = GenerationLayout(stage_blocks=(1,) * number)
+    if not _may(problem.goal, "cut_model"):
+        return _Tried(layout=layout, why_not="forbidden")
+    if fits_whole:
+        return _Tried(layout=layout, why_not="not tried, since the model fits on one device with all it needs")
+    if any(held.ends is None for held in profile.weights.values()):
+        return _Tried(layout=layout, why_not="not possible, since blocks of this model share weights")
+    best = find_cut(problem, num_blocks=profile.num_blocks, num_devices=number)
+    if best is None:
+        return _Tried(layout=layout, why_not="nothing fits, with all weights and all keys and values on the devices")
+    return _Tried(layout=best.plan.layout, best=best)
+
+
+def _smallest(error: NoFeasiblePlan) -> str:
+    return f"nothing fits; the smallest peak is {format_bytes(int(error.fields['smallest_feasible_bytes']))}"
+
+
+# The answer.
+
+
+def _best_of(problem: GenerationProblem, tried: Sequence[_Tried]) -> _Tried | None:
+    """The best; of those that are as good the one with the fewest devices."""
+    found = [
+        (value_of_devices(problem, each.best.plan, each.best.prediction)[0], each) for each in tried if each.best is not None
+    ]
+    if not found:
+        return None
+    least = min(value for value, _ in found)
+    as_good = [each for value, each in found if value <= least + abs(least) * _WORTH]
+    return min(as_good, key=lambda each: each.layout.num_devices)
+
+
+def _result_of_cut(
+    profile: GenerationProfile, best: PricedGenerationPlan, problem: GenerationProblem, here: Mapping[str, Any]
+) -> GenerationSearchResult:
+    bound = _bound_of_cut(profile, best.plan, here)
+    value = value_of_devices(problem, best.plan, best.prediction)[0]
+    prediction = best.prediction
+    return GenerationSearchResult(
+        chosen=best,
+        baselines=price_generation_baselines(Book(problem=problem)),
+        frontier=(best,),
+        bound=value if problem.goal.objective != "throughput" else bound,
+        gap=abs(value / bound - 1) if problem.goal.objective == "throughput" else 0.0,
+        explanation=tuple(explain_generation_plan(best.plan, workload=problem.workload, prediction=prediction)),
     )
 
 
-def find_best_generation(problem: GenerationProblem) -> PricedGenerationPlan:
-    """The best plan alone. Raises NoFeasiblePlan, and InvalidPlan for pins that none can keep."""
-    check_generation_pins(problem)
-    book = Book(problem=problem)
-    solution = solve(book)
-    if solution is None:
-        raise explain_nothing_fits(problem)
-    return _first_on_the_card(problem, replace(solution, plan=spread_evenly(book, solution.plan)))[0]
+def _bound_of_cut(profile: GenerationProfile, plan: GenerationPlan, here: Mapping[str, Any]) -> float:
+    """No cut over so many devices with weights in this form takes fewer seconds: what one device computes at its best batch,
+    shared by all without a wait.
+    """
+    machine = calibrated_machine(here["machine"], of_generations(here["calibration"]))
+    number = plan.layout.num_devices
+    own = share_of(machine, num_ranks=number)
+    workload: GenerationWorkload = here["workload"]
+    sizes = tuple(sorted({1, plan.batch_size, workload.num_sequences}))
+    floors = GenerationFloors(profile, workload, own, sizes=sizes, micro_batches=(1,))
+    return float(floors.floors_of(replace(plan, layout=_ONE)).total_s.min()) / number
 
 
-def _first_on_the_card(problem: GenerationProblem, found: Solution) -> tuple[PricedGenerationPlan, Solution]:
-    """The best plan whose whole process has room on the card (``search/check/card_fit.py``). Raises NoFeasiblePlan where
-    none is left."""
-
-    def within(budget_bytes: int) -> CardFit[PricedGenerationPlan, Solution] | None:
-        smaller = solve(Book(problem=problem.with_budget(budget_bytes)))
-        return None if smaller is None else CardFit(chosen=_with_room(problem, smaller.plan), source=smaller)
-
-    first = CardFit(chosen=_with_room(problem, found.plan), source=found)
-    best = find_room(first, budget_bytes=problem.goal.device_budget_bytes, within=within)
-    if best is not None:
-        return best.chosen, best.source
-    smallest = _with_room(problem, find_smallest(problem))
-    if smallest.verdict in ACCEPTED:
-        return smallest, found
-    raise explain_nothing_fits(problem)
-
-
-def _with_room(problem: GenerationProblem, plan: GenerationPlan) -> PricedGenerationPlan:
-    """With segments that grow where the card has room for the plan only so: there are fewer gaps between tensors then."""
-    chosen = problem.priced("chosen", plan)
-    memory = chosen.prediction.memory
-    if chosen.verdict in ACCEPTED or memory is None or not memory.total_bytes:
-        return chosen
-    if problem.goal.pins.allocator.expandable_segments is not None:
-        return chosen
-    growing = problem.priced("chosen", replace(plan, allocator=AllocatorPlan(expandable_segments=True)))
-    return growing if growing.verdict in ACCEPTED else chosen
-
-
-def _gap(problem: GenerationProblem, chosen: PricedGenerationPlan, bound: float) -> float:
-    prediction = problem.price(chosen.plan)
-    values = {
-        "throughput": prediction.total_s,
-        "first_token": prediction.prefill_ms,
-        "largest_batch": -float(chosen.plan.batch_size),
-    }
-    return abs(values[problem.goal.objective] / bound - 1)
-
-
-def _coarse(workload: GenerationWorkload, *, max_sequence_length: int) -> GenerationWorkload:
-    """With few lengths, each prompt's own or the next larger of them: no less memory, and nearly the same time."""
-    ordered = sorted(workload.prompt_lengths)
-    if len(set(ordered)) <= _MAX_LENGTHS:
-        return workload
-    levels = [ordered[len(ordered) * place // _MAX_LENGTHS - 1] for place in range(1, _MAX_LENGTHS + 1)]
-    lengths = [levels[bisect_left(levels, length)] for length in workload.prompt_lengths]
-    # No longer than leaves room for the tokens that its own prompt asks for.
-    for index, num_new in enumerate(workload.new_token_counts):
-        lengths[index] = min(lengths[index], max_sequence_length - num_new)
-    return replace(workload, prompt_lengths=tuple(lengths))
+def _describe(each: _Tried, best: _Tried) -> str:
+    """A comparison of a layout with the best, in a sentence."""
+    assert best.best is not None
+    name = describe_generation_layout(each.layout)
+    if each.best is None:
+        cut = f"{each.layout.num_devices} devices, the model cut" if each.layout.is_cut else name
+        return f"{cut}: {each.why_not}"
+    took = format_duration(each.best.prediction.total_s)
+    if each is best:
+        return f"{name}: chosen, {took} in all"
+    percent = 100 * (each.best.prediction.total_s / best.best.prediction.total_s - 1)
+    slower = f"{percent:.0f} % slower" if percent >= 1 else "as fast"
+    return f"{name}: {slower}, {took} in all"

@@ -411,7 +411,7 @@ def test_plan_on_unequal_cards_prints_who_takes_how_much(files: Path, capsys: py
         (["--devices", "RTX 4090, RTX 3090", "--peer-link", "nvlink"], "it joins cards that are alike"),
         (["--devices", "RTX 4090, RTX 3090", "--objective", "largest-batch"], "of several kinds; allowed: fastest_step"),
         (["--devices", "2x RTX 4090", "--peer-link", "nvlink"], "has no NVLink"),
-        (["--devices", "2", "--gpus", "all"], "--devices is for one plan of training"),
+        (["--devices", "2", "--gpus", "all"], "--devices is for one plan, of training or of a generation"),
     ],
 )
 def test_devices_that_cannot_be_planned_for_are_refused_in_words(

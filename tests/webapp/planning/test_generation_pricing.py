@@ -12,8 +12,8 @@ from optimizer.estimate.generation.runs import price_run
 from optimizer.hardware.calibration import of_generations
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.passes import MicroBatchShape
-from optimizer.plan.passes_run import TimedPass
+from optimizer.plan.passes.arrange import MicroBatchShape
+from optimizer.plan.passes.run import TimedPass
 from optimizer.profile.generation import GenerationProfile
 from optimizer.search.generation.baselines import GENERATION_BASELINES
 from optimizer.workload import GenerationRequest

@@ -20,7 +20,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
-from optimizer.plan.passes_run import TimedPass
+from optimizer.plan.passes.run import TimedPass
 from optimizer.profile.generation import GenerationProfile
 from optimizer.search.generation.search import search_generation_plans
 from optimizer.workload import GenerationRequest

@@ -16,11 +16,12 @@ from optimizer.search.generation.baselines import GENERATION_BASELINES
 from optimizer.workload import GenerationRequest, GenerationWorkload
 from webapp.catalog.actions import count_prompt_tokens
 from webapp.catalog.models import Dataset, Model
-from webapp.catalog.queries import datasets_visible_to, models_visible_to
+from webapp.catalog.queries import datasets_visible_to, models_visible_to, most_devices
 from webapp.jobs.models import Job
 from webapp.jobs.specs.mirrors import mirrors_document, read_mirrors
 from webapp.jobs.specs.training import (
     JobSpec,
+    check_enough_devices,
     check_generates,
     find_visible,
     read_generation_goal,
@@ -102,6 +103,7 @@ def read_generate_spec(user: Any, document: dict[str, Any]) -> GenerateSpec:
             "goal is missing; allowed: an object with device_budget_bytes", field="goal", allowed="{device_budget_bytes: 6 GiB}"
         )
     goal = read_generation_goal(document["goal"])
+    check_enough_devices(goal.num_devices, most=most_devices(user) if goal.num_devices > 1 else 0)
     check_can_generate(model)
     return GenerateSpec(
         name=read_name(document.get("name"), fallback=f"{dataset.name} by {model.name}"),

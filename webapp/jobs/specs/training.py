@@ -144,6 +144,14 @@ def check_devices(workload: TrainingWorkload, goal: Goal, *, most: int) -> None:
     most: devices of the machine that has most; 0 while none is known, and nothing is refused for it.
     """
     number = goal.num_devices
+    check_enough_devices(number, most=most)
+    may_change = goal.objective == "largest_batch"
+    if number > 1 and not may_change and all(workload.global_batch_size % count for count in range(2, number + 1)):
+        workload.of_rank(number)
+
+
+def check_enough_devices(number: int, *, most: int) -> None:
+    """Raise InvalidWorkload for more devices than any machine has. most: as ``check_devices`` has it."""
     if number > 1 and most and number > most:
         have = "one device" if most == 1 else f"at most {most} devices"
         raise InvalidWorkload(
@@ -153,9 +161,6 @@ def check_devices(workload: TrainingWorkload, goal: Goal, *, most: int) -> None:
             allowed={"minimum": 1, "maximum": most},
             hint="Ask for fewer, or start a worker on a machine with more.",
         )
-    may_change = goal.objective == "largest_batch"
-    if number > 1 and not may_change and all(workload.global_batch_size % count for count in range(2, number + 1)):
-        workload.of_rank(number)
 
 
 def _over(defaults: dict[str, Any], given: Any) -> Any:

@@ -40,6 +40,12 @@ class GenerateForm(PinnedForm):
     temperature = forms.FloatField(help_text="0: the likeliest token each time", initial=_DEFAULTS.temperature)
     top_k = forms.IntegerField(label="Top k", help_text="0: no limit", initial=_DEFAULTS.top_k)
     top_p = forms.FloatField(label="Top p", initial=_DEFAULTS.top_p)
+    num_devices = forms.IntegerField(
+        label="Devices, at most",
+        help_text="of one machine; each has the device budget, and a copy of the model or some of its blocks",
+        initial=1,
+        required=False,
+    )
     seed = forms.IntegerField(initial=_DEFAULTS.seed)
     stop = forms.CharField(
         label="Stop at",
@@ -49,8 +55,13 @@ class GenerateForm(PinnedForm):
         widget=forms.Textarea(attrs={"rows": 2}),
     )
 
-    def __init__(self, *args: Any, models: Iterable[Model], prompts: Iterable[Dataset], **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, models: Iterable[Model], prompts: Iterable[Dataset], most_devices: int = 1, **kwargs: Any
+    ) -> None:
+        """most_devices: those of the machine that has most; the form asks for several only where there are."""
         super().__init__(*args, **kwargs)
+        if most_devices < 2:
+            del self.fields["num_devices"]
         self.offer_rows("model", models, nothing="no model with weights yet: upload one")
         self.offer_rows("prompts", prompts, nothing="no prompts yet: upload some")
 

@@ -68,6 +68,7 @@ def _make_generate_form(request: HttpRequest, data: QueryDict | None, initial: d
         initial=initial,
         models=_models_with_weights(request),
         prompts=datasets_visible_to(request.user).filter(format="prompts").select_related("project"),
+        most_devices=most_devices(request.user),
     )
     form.usable_budget = lambda: usable_budget(request.user)
     return form

@@ -9,8 +9,8 @@ from django import forms
 
 from optimizer.base.categories import CATEGORY_LABELS
 from optimizer.base.errors import InvalidInput
+from optimizer.base.limits import MAX_DEVICES
 from optimizer.plan.knob import Work
-from optimizer.plan.layout import MAX_DEVICES
 from optimizer.plan.pins.generation_knobs import (
     change_generation,
     generation_knobs,

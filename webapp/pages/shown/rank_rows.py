@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from optimizer.base.units import format_bytes
@@ -27,6 +28,8 @@ class RankRow:
     """Its part of a step in words, where ranks differ: ``18 sequences, 7,516 ms, the slowest``; else empty."""
     summary: str
     """The row's bar as a sentence, for those who do not see it."""
+    holds: str = ""
+    """Blocks of a model that is cut over the devices: ``blocks 1 to 6``."""
 
 
 def rank_rows(job: Job) -> list[RankRow]:
@@ -34,7 +37,8 @@ def rank_rows(job: Job) -> list[RankRow]:
     if job.need_devices == 1:
         return []
     measured = _sizes(job.summary.get("rank_peak_bytes"), job.need_devices)
-    predicted = _sizes((job.prediction or {}).get("rank_peak_bytes"), job.need_devices)
+    predicted = _sizes(_predicted_of(job), job.need_devices)
+    blocks = _blocks_of(job)
     newest = job.attempts.order_by("-number").values_list("devices", flat=True).first() or []
     parts = _parts((job.prediction or {}).get("ranks") or [], job.need_devices)
     places = [*newest, *[None] * job.need_devices]
@@ -51,10 +55,31 @@ def rank_rows(job: Job) -> list[RankRow]:
             budget_percent=_percent(budget, scale_bytes),
             part=parts[rank],
             summary=_summary(rank, measured[rank], predicted[rank], budget),
+            holds=blocks[rank],
         )
         for rank in range(job.need_devices)
     ]
     return sorted(rows, key=lambda row: -(row.measured_bytes or row.predicted_bytes or 0))
+
+
+def _predicted_of(job: Job) -> list[Any] | None:
+    """Peaks by rank; of copies of a model all that of the first, which has no less to do than another."""
+    prediction = job.prediction or {}
+    stages = prediction.get("stages") or []
+    if stages and "first_block" in stages[0]:  # a training job's stages are those of its time
+        return [stage["device_peak_bytes"] for stage in stages]
+    if (copies := int(prediction.get("num_replicas", 1))) > 1:
+        return [prediction["device_peak_bytes"]] * copies
+    return prediction.get("rank_peak_bytes")
+
+
+def _blocks_of(job: Job) -> list[str]:
+    """The blocks of each rank of a model that is cut; empty texts otherwise."""
+    numbers = ((job.plan or {}).get("layout") or {}).get("stage_blocks") or []
+    if len(numbers) != job.need_devices:
+        return [""] * job.need_devices
+    ends = list(accumulate(numbers))
+    return [f"blocks {end - number + 1} to {end}" for end, number in zip(ends, numbers, strict=True)]
 
 
 def _parts(ranks: Sequence[Any], num_ranks: int) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from optimizer.plan.generation import GenerationPlan
+from optimizer.plan.generation_layout import count_devices
 from optimizer.plan.plan import Plan
 
 _BLOCKS: Final = {
@@ -27,8 +28,14 @@ _SHARED_OUT: Final = {
 def layout_words(document: Mapping[str, Any]) -> str:
     """``on 2 devices, optimizer state shared (ZeRO-1)``, of a plan; empty for one device."""
     layout: Mapping[str, Any] = document.get("layout") or {}
-    num_devices = int(layout.get("num_devices", 1))
-    return "" if num_devices == 1 else f"on {num_devices} devices{_SHARED_OUT[layout['data']]}"
+    num_devices = count_devices(document)
+    if num_devices == 1:
+        return ""
+    if "num_devices" in layout:
+        return f"on {num_devices} devices{_SHARED_OUT[layout['data']]}"
+    cut = layout["stage_blocks"]
+    how = f"cut into {' + '.join(map(str, cut))} blocks" if cut else "a copy of the model on each"
+    return f"on {num_devices} devices, {how}"
 
 
 def plan_name(document: Mapping[str, Any]) -> str:

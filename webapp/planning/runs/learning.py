@@ -14,7 +14,7 @@ from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.calibration import TimedRun, learn_generation, update_calibration
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.passes_run import MAX_TIMED, TimedPass
+from optimizer.plan.passes.run import MAX_TIMED, TimedPass
 from webapp.catalog.models import Machine
 from webapp.jobs.models import Attempt, Kind
 from webapp.planning.search.profiles import known_generation_profile_of

@@ -5,7 +5,7 @@ price grows with the number of lengths; what is then shown is priced with the le
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from optimizer.base.errors import NoFeasiblePlan
@@ -17,8 +17,9 @@ from optimizer.plan.plan import Plan
 from optimizer.profile.generation import GenerationProfile
 from optimizer.search.generation.baselines import list_generation_baselines, price_generation_baselines
 from optimizer.search.generation.knobs import GenerationKnob, list_generation_knobs
+from optimizer.search.generation.one_device import generation_problem, search_generation
 from optimizer.search.generation.problem import GenerationProblem, PricedGenerationPlan
-from optimizer.search.generation.search import generation_problem, search_generation
+from optimizer.search.generation.search import search_generation_plans
 from optimizer.search.generation.solve import Book
 from optimizer.workload import GenerationWorkload
 from webapp.catalog.models import Model, Profile
@@ -85,7 +86,7 @@ class AskedGeneration:
                 profile=read_generation_profile(profile.pk, profile.document_sha256),
                 profile_sha256=profile.document_sha256,
                 workload=workload,
-                goal=self.goal,
+                goal=replace(self.goal, num_devices=min(self.goal.num_devices, place.machine.num_devices)),
                 place=place,
             )
             for place in places
@@ -124,7 +125,10 @@ def find_generation(question: GenerationQuestion) -> GenerationAnswer:
         return exact.priced(found.label, found.plan, in_detail=in_detail) if bound is not exact else found
 
     try:
-        result = search_generation(bound, profile=question.profile, machine=question.place.machine)
+        if question.goal.num_devices > 1:
+            result = search_generation_plans(question.profile, **{**question.here, "workload": bound.workload})
+        else:
+            result = search_generation(bound, profile=question.profile, machine=question.place.machine)
     except NoFeasiblePlan as error:
         baselines = price_generation_baselines(Book(problem=bound))
         return GenerationAnswer(
@@ -136,7 +140,8 @@ def find_generation(question: GenerationQuestion) -> GenerationAnswer:
             nothing_fits=NothingFits.of(error),
         )
     chosen = shown(result.chosen)
-    sentences = result.explanation if chosen is result.chosen else explain_generation(question, chosen)
+    layouts = [option.sentence for option in result.layouts]
+    sentences = result.explanation if chosen is result.chosen else (*explain_generation(question, chosen), *layouts)
     return GenerationAnswer(
         chosen=chosen,
         baselines={label: shown(priced) for label, priced in result.baselines.items()},

@@ -32,12 +32,6 @@ AFTER_FIRST_S: Final = 20.0
 """The same after rank 0 ended well."""
 
 
-def count_ranks(attempt: Mapping[str, Any]) -> int:
-    """Processes that an attempt needs; one but for plans of several devices."""
-    layout: Mapping[str, Any] = (attempt.get("plan") or {}).get("layout") or {}
-    return int(layout.get("num_devices", 1))
-
-
 def lead_ranks(
     attempt: Mapping[str, Any],
     *,

@@ -15,7 +15,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
-from optimizer.plan.passes import passes_of
+from optimizer.plan.passes.arrange import passes_of
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation

@@ -13,7 +13,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
-from optimizer.plan.passes import list_passes, num_steps_of, passes_of
+from optimizer.plan.passes.arrange import list_passes, num_steps_of, passes_of
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from optimizer.base.errors import InvalidPlan, InvalidWorkload
-from optimizer.estimate.generation.kv_cache import list_kv_bytes
+from optimizer.estimate.generation.kv.cache import list_kv_bytes
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.hardware.machine import Machine

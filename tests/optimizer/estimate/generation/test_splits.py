@@ -3,7 +3,7 @@
 from collections import Counter
 
 from optimizer.estimate.generation.splits import Splits, Way
-from optimizer.plan.passes import list_passes
+from optimizer.plan.passes.arrange import list_passes
 from optimizer.workload import GenerationWorkload
 
 SIZES, NUMBERS = tuple(range(1, 6)), (1, 2, 3, 4)

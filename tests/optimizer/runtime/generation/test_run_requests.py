@@ -13,7 +13,7 @@ from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.kv_cache import KvCachePlan
-from optimizer.plan.passes import arrange_passes
+from optimizer.plan.passes.arrange import arrange_passes
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.generation.generator import Generator
 from optimizer.runtime.generation.run_requests import Finished, Request, open_generator, run_requests

@@ -6,6 +6,7 @@
            ``counts``: whether the bytes that each step sends are counted.
 ``group``  uses each method of ``Ranks`` once.
 ``homes``  makes homes of the sizes given for each rank, touches their bytes, and holds them for ``holds_s``.
+``generate`` runs requests under a plan of several devices (``generate_requests``).
 ``train``  carries out a job (``optimizer/runtime/job/train.py``). ``stops_before_step``, ``dies_before_step`` and
            ``hangs_before_step`` count its steps from 1; ``ranks_only`` says on which ranks it dies or hangs.
 """
@@ -29,9 +30,12 @@ from torch import nn
 
 from optimizer.base.errors import HeadroomError
 from optimizer.base.serialize import from_json, to_json
+from optimizer.formats.sampling import Sampling
 from optimizer.goal import Goal
 from optimizer.models.spec import read_model_spec
+from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
+from optimizer.runtime.generation.run_requests import Request, open_generator, run_requests
 from optimizer.runtime.job.train import train
 from optimizer.runtime.job.training_run import TrainingRun
 from optimizer.runtime.meter.meter import Meter
@@ -39,7 +43,7 @@ from optimizer.runtime.ranks.group import RankPlace, Ranks
 from optimizer.runtime.ranks.shared_homes import SharedHomes
 from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.tiers.tiers import Tiers
-from optimizer.workload import TrainingWorkload
+from optimizer.workload import TrainingWorkload, deal_sequences
 from tests.optimizer.runtime.ranks.cases import NUM_STEPS, RankCase
 from tests.optimizer.runtime.ranks.connections import count_settled_bytes
 
@@ -122,6 +126,60 @@ def carry_out_steps(
         trainer.close(keep_weights=False)
 
 
+def generate_requests(command: dict[str, Any], *, ranks: Ranks | None) -> dict[str, Any]:
+    """The tokens of ``requests``, triples of prompt, number of new tokens and temperature, under ``plan``, and what it took.
+
+    Copies of the model take their share of the requests. ``stops_after``: steps after which the first rank is asked to stop.
+    """
+    plan, rank = GenerationPlan.from_json(command["plan"]), 0 if ranks is None else ranks.rank
+    requests = [
+        Request(
+            id=str(index),
+            token_ids=tuple(prompt),
+            sampling=Sampling(
+                max_new_tokens=num_new, temperature=temperature, seed=index, stop_token_ids=tuple(command.get("stops", ()))
+            ),
+        )
+        for index, (prompt, num_new, temperature) in enumerate(command["requests"])
+    ]
+    lengths = [(len(request.token_ids), request.sampling.max_new_tokens) for request in requests]
+    shares = deal_sequences(lengths, num_replicas=plan.layout.num_replicas)
+    mine = [requests[index] for index in sorted(shares[rank if plan.layout.num_replicas > 1 else 0])]
+    tokens: dict[str, list[int]] = {}
+    num_asked = 0
+
+    def should_stop() -> bool:
+        nonlocal num_asked
+        num_asked += 1
+        return rank == 0 and num_asked > command.get("stops_after", float("inf"))
+
+    gc.collect()
+    with open_generator(
+        read_model_spec(command["config"]),
+        plan=plan,
+        ranks=ranks,
+        cap_bytes=command.get("caps", {}).get(str(rank)),
+        weights_folder=Path(command["weights"]) if "weights" in command else None,
+        seed=3,
+    ) as generator:
+        result = run_requests(
+            generator,
+            mine,
+            on_finished=lambda finished: tokens.update({finished.id: list(finished.token_ids)}),
+            should_stop=should_stop,
+        )
+    return {
+        "tokens": tokens,
+        "was_stopped": result.was_stopped,
+        "num_steps": result.num_steps,
+        "device_peak_bytes": result.device_peak_bytes,
+        "by_category": result.device_bytes_by_category,
+        "peak_moment": result.peak_moment,
+        "host_peak_bytes": result.host_peak_bytes,
+        "passes": [to_json(each) for each in result.timed_passes],
+    }
+
+
 def list_shared_memory(process: str = "self") -> list[list[int]]:
     """The memory without a name that a process has in common with others: inode, bytes mapped."""
     found = []
@@ -187,6 +245,9 @@ def _carry_out(command: dict[str, Any], place: RankPlace) -> Any:
             faults = {name: command.get(name, ()) for name in ("spoils", "detaches", "lags")}
             counts = command.get("counts", False)
             return carry_out_steps(case, ranks=ranks, folder=Path(command["folder"]), counts=counts, **faults)
+    if command["kind"] == "generate":
+        with Ranks(place, device=CPU) as ranks:
+            return generate_requests(command, ranks=ranks)
     if command["kind"] == "homes":
         with Ranks(place, device=CPU) as ranks:
             return _hold_homes(ranks, command["sizes"][place.rank], holds_s=command.get("holds_s", 0.0))

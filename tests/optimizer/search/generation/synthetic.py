@@ -11,7 +11,7 @@ from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.goal import GenerationGoal
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.passes import passes_of
+from optimizer.plan.passes.arrange import passes_of
 from optimizer.search.generation.levers import list_arrangements, list_families
 from optimizer.search.generation.problem import GenerationProblem
 from optimizer.search.generation.solve import largest_of

@@ -21,9 +21,9 @@ from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.search.generation.compare import reprice_generation
 from optimizer.search.generation.knobs import list_generation_knobs
+from optimizer.search.generation.one_device import find_best_generation, generation_problem, search_generation
 from optimizer.search.generation.problem import GenerationProblem
 from optimizer.search.generation.reasons import time_words
-from optimizer.search.generation.search import find_best_generation, generation_problem, search_generation
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 

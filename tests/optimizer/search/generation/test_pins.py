@@ -29,9 +29,9 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.search.generation.levers import list_arrangements
+from optimizer.search.generation.one_device import find_best_generation, generation_problem, search_generation
 from optimizer.search.generation.pins import check_generation_pins
 from optimizer.search.generation.problem import GenerationProblem
-from optimizer.search.generation.search import find_best_generation, generation_problem, search_generation
 from optimizer.search.generation.solve import Book, solve, value_of
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS

@@ -15,7 +15,8 @@ from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.search.generation.levers import list_families
-from optimizer.search.generation.search import GenerationSearchResult, generation_problem, search_generation_plans
+from optimizer.search.generation.one_device import GenerationSearchResult, generation_problem
+from optimizer.search.generation.search import search_generation_plans
 from optimizer.search.generation.solve import ROUGH, largest_of
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS

@@ -24,7 +24,8 @@ from optimizer.search.generation.compare import reprice_generation
 from optimizer.search.generation.frontier import generation_label
 from optimizer.search.generation.knobs import list_generation_knobs
 from optimizer.search.generation.levers import list_families
-from optimizer.search.generation.search import generation_problem, search_generation_plans
+from optimizer.search.generation.one_device import generation_problem
+from optimizer.search.generation.search import search_generation_plans
 from optimizer.search.generation.solve import ROUGH, largest_of
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS

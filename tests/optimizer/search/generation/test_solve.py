@@ -12,8 +12,8 @@ from optimizer.base.errors import NoFeasiblePlan
 from optimizer.estimate.bounds.lower_bounds import Floors
 from optimizer.plan.generation import GenerationPlan
 from optimizer.search.generation.candidates import MAX_EVERY, list_batches
+from optimizer.search.generation.one_device import search_generation
 from optimizer.search.generation.problem import GenerationProblem
-from optimizer.search.generation.search import search_generation
 from optimizer.search.generation.smallest import explain_nothing_fits
 from optimizer.search.generation.solve import SETTLED, Book, solve, spread_evenly, value_of
 from tests.optimizer.search.generation.synthetic import OBJECTIVES, list_every_plan, make_problem

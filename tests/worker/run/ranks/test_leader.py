@@ -14,7 +14,7 @@ import pytest
 
 from tests.worker.processes import is_alive, wait_for
 from worker.run.exit_codes import EXIT_DRAINED, EXIT_FAILED
-from worker.run.ranks.leader import count_ranks, rank_environment
+from worker.run.ranks.leader import rank_environment
 
 ROOT = Path(__file__).resolve().parents[4]
 LEADER = """
@@ -172,9 +172,3 @@ def test_threads_of_the_cpu_device_are_dealt_out_and_each_rank_has_one_at_least(
         return rank_environment(given, device="cpu", num_ranks=num_ranks, folder=tmp_path, num_cores=8)["HEADROOM_NUM_THREADS"]
 
     assert (dealt(2), dealt(2, HEADROOM_NUM_THREADS="2"), dealt(4, HEADROOM_NUM_THREADS="1")) == ("4", "1", "1")
-
-
-def test_a_plan_without_a_layout_needs_one_process() -> None:
-    assert count_ranks({"plan": {"batch": {}}}) == 1
-    assert count_ranks({"kind": "profile"}) == 1
-    assert count_ranks({"plan": {"layout": {"num_devices": 2, "data": "zero1"}}}) == 2

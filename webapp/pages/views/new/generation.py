@@ -16,7 +16,7 @@ from webapp.pages.forms.work import WorkForm
 from webapp.pages.views.catalog import refuse_upload
 from webapp.pages.views.new.work import FormPage, answer_form, answer_price, answer_upload, has_errors
 
-NUMBERS = ("model", "prompts", "max_new_tokens", "device_budget")
+NUMBERS = ("model", "prompts", "max_new_tokens", "num_devices", "device_budget")
 """Fields in sight; an error in any other opens the rest."""
 SAMPLING = ("temperature", "top_k", "top_p", "seed", "stop")
 

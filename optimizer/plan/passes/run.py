@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from optimizer.plan.passes import PassShape
+from optimizer.plan.passes.arrange import PassShape
 
 MAX_TIMED: Final = 12
 """Most passes that a run reports; each is priced in some 10 ms."""

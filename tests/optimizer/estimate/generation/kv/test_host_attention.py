@@ -7,7 +7,7 @@ import pytest
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.categories.optimizer_state import host_bytes_per_s
-from optimizer.estimate.generation.host_attention import ASSUMED_SHARES
+from optimizer.estimate.generation.kv.host_attention import ASSUMED_SHARES
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.generation.process import list_generation_allocations

@@ -5,7 +5,14 @@ from random import Random
 
 import pytest
 
-from optimizer.plan.passes import MicroBatchShape, arrange_passes, covers, list_passes, may_leave, micro_batch_shape
+from optimizer.plan.passes.arrange import (
+    MicroBatchShape,
+    arrange_passes,
+    covers,
+    list_passes,
+    may_leave,
+    micro_batch_shape,
+)
 from optimizer.workload import GenerationWorkload
 
 

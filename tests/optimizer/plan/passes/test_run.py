@@ -3,8 +3,8 @@
 from typing import Any
 
 from optimizer.base.serialize import from_json, to_json
-from optimizer.plan.passes import MicroBatchShape
-from optimizer.plan.passes_run import MAX_TIMED, TimedPass, sum_passes
+from optimizer.plan.passes.arrange import MicroBatchShape
+from optimizer.plan.passes.run import MAX_TIMED, TimedPass, sum_passes
 
 
 def shape(batch_size: int, **changes: Any) -> tuple[MicroBatchShape, ...]:

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 
 from optimizer.base.categories import Link
 from optimizer.estimate.categories.stores import STORE_LANES, STORE_LINKS, reach_ms, read_ms, write_ms
-from optimizer.estimate.generation.host_attention import HostAttentionCosts
-from optimizer.estimate.generation.kv_packing import KvOp, estimate_ops_s, list_copy_ops, list_pack_ops, list_unpack_ops
-from optimizer.estimate.generation.kv_prefix import PrefixCosts
+from optimizer.estimate.generation.kv.host_attention import HostAttentionCosts
+from optimizer.estimate.generation.kv.packing import KvOp, estimate_ops_s, list_copy_ops, list_pack_ops, list_unpack_ops
+from optimizer.estimate.generation.kv.prefix import PrefixCosts
 from optimizer.estimate.ops.op_times import OpTimes, keys_and_values_python_s
 from optimizer.estimate.tasks.parts import PartTime
 from optimizer.estimate.tasks.tasks import Task, add_legs, moved_bytes, single
@@ -25,7 +25,7 @@ from optimizer.estimate.tasks.transfers import Legs, Transfer
 from optimizer.formats.kv_packing import KV_BLOCK_TOKENS, KvLayout, KvShape
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.passes import MicroBatchShape
+from optimizer.plan.passes.arrange import MicroBatchShape
 from optimizer.profile.generation import GenerationProfile
 
 _MEAN_WAITING = (KV_BLOCK_TOKENS + 1) / 2

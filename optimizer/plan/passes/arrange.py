@@ -161,14 +161,19 @@ def covers(larger: PassShape, smaller: PassShape) -> bool:
 
 
 def passes_of(plan: GenerationPlan, workload: GenerationWorkload) -> tuple[tuple[PassShape, int], ...]:
-    """The passes of one plan, as ``list_passes`` lists them."""
+    """The passes of one plan, as ``list_passes`` lists them; of several copies of the model those of the first."""
     return list_passes(
-        workload,
+        _share_of_first(workload, plan.layout.num_replicas),
         batch_size=plan.batch_size,
         num_micro_batches=plan.num_micro_batches,
         prefill_tokens=plan.prefill_tokens,
         drops_ended=plan.drops_ended,
     )
+
+
+@lru_cache(maxsize=64)
+def _share_of_first(workload: GenerationWorkload, num_replicas: int) -> GenerationWorkload:
+    return workload.of_replica(0, num_replicas=num_replicas)
 
 
 @lru_cache(maxsize=1024)

@@ -20,7 +20,7 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.workload import GenerationWorkload
-from tests.optimizer.estimate.generation.test_kv_cache import check, workload_of
+from tests.optimizer.estimate.generation.kv.test_kv_cache import check, workload_of
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.valkey import Valkey
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from optimizer.estimate.generation.kv_packing import list_pack_ops, list_unpack_ops
+from optimizer.estimate.generation.kv.packing import list_pack_ops, list_unpack_ops
 from optimizer.formats.kv_packing import KvLayout, KvShape
 from optimizer.profile.events import Allocated, Ran
 from optimizer.profile.meta_ops.meta_ops import Ops, pretend_cpu

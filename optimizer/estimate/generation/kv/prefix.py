@@ -18,7 +18,7 @@ from optimizer.formats.kv_packing import KvLayout
 from optimizer.formats.kv_prefix import count_rebuilt, prefix_refusal
 from optimizer.hardware.machine import Machine
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.passes import MicroBatchShape
+from optimizer.plan.passes.arrange import MicroBatchShape
 from optimizer.profile.generation import GenerationProfile, block_part
 from optimizer.profile.ops import EMBEDDING
 
