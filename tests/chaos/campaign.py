@@ -35,7 +35,7 @@ DRAINED_WITHIN_S = 240.0
 LOOK_EVERY = 25
 """Rounds between two looks at what is left when all is at rest."""
 _TRIES = 20
-_NOTHING_TO_HIT = (redis.ConnectionError, redis.TimeoutError, psycopg.OperationalError, sqlite3.OperationalError)
+_NOTHING_TO_HIT = (redis.RedisError, psycopg.OperationalError, sqlite3.OperationalError)
 """Answers of a server that another fault keeps from being struck."""
 
 
@@ -222,7 +222,7 @@ class _Struck:
     def __exit__(self, *error: Any) -> None:
         try:
             self._context.__exit__(*error)
-        except (Missed, psycopg.OperationalError):
+        except (Missed, *_NOTHING_TO_HIT):
             self._report.missed[self._fault.name] += 1
         else:
             self._report.struck[self._fault.name] += 1
