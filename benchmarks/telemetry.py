@@ -44,7 +44,8 @@ from optimizer.runtime.job.telemetry import StepWatch
 from optimizer.runtime.meter.counting import CountingPolicy
 from optimizer.runtime.meter.device import set_num_threads
 from optimizer.runtime.meter.meter import Meter
-from optimizer.runtime.step.step import MicroBatch, StepResult, Trainer
+from optimizer.runtime.step.micro_batch import MicroBatch
+from optimizer.runtime.step.step import StepResult, Trainer
 from optimizer.workload import TrainingWorkload
 from worker.run.pipe import PipeWriter
 from worker.run.reporter import Reporter

@@ -14,7 +14,7 @@ from optimizer.models.anatomy import Loss
 from optimizer.models.plain import Inputs, PlainAnatomy, plain_anatomy
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.module import profile_module
-from optimizer.runtime.step.step import MicroBatch
+from optimizer.runtime.step.micro_batch import MicroBatch
 
 
 class MixerBlock(nn.Module):

@@ -43,7 +43,8 @@ from optimizer.runtime.job.measure import make_synthetic_batches, measure_step
 from optimizer.runtime.job.measure_generation import make_prompts, measure_generation
 from optimizer.runtime.job.prepare import build_prepared
 from optimizer.runtime.meter.meter import Meter, Peak
-from optimizer.runtime.step.step import MicroBatch, Trainer
+from optimizer.runtime.step.micro_batch import MicroBatch
+from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
 from optimizer.runtime.tiers.remote import URL_VARIABLE
 from optimizer.runtime.tiers.tiers import Tiers

@@ -31,7 +31,8 @@ from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.runtime.step.batch import BatchReader
-from optimizer.runtime.step.step import MicroBatch, Trainer
+from optimizer.runtime.step.micro_batch import MicroBatch
+from optimizer.runtime.step.step import Trainer
 from optimizer.workload import Packing, TrainingWorkload
 
 NAME = "packed"
@@ -94,7 +95,7 @@ def _documents(positions: torch.Tensor, labels: torch.Tensor) -> Iterator[tuple[
 def _loss(model: torch.nn.Module, workload: TrainingWorkload, micro_batch: MicroBatch) -> float:
     trainer = Trainer(model, plan=_plan(len(find_blocks(model)), MICRO_BATCH), workload=workload, device=CPU, meter=None)
     try:
-        return float(trainer.loss_of(micro_batch))
+        return float(trainer.forward.loss_of(micro_batch))
     finally:
         trainer.close()
 

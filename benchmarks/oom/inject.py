@@ -22,7 +22,8 @@ from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step import preference
 from optimizer.runtime.step import step as stepping
 from optimizer.runtime.step.batch import BatchReader
-from optimizer.runtime.step.step import MicroBatch, Trainer
+from optimizer.runtime.step.micro_batch import MicroBatch
+from optimizer.runtime.step.step import Trainer
 
 LONGER = 1.5
 """Length of a longer batch over the workload's."""

@@ -23,9 +23,10 @@ from optimizer.runtime.generation import generator
 from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.job.prepare import build_prepared
 from optimizer.runtime.meter.meter import Meter
-from optimizer.runtime.step import step
+from optimizer.runtime.step import forward, step
 from optimizer.runtime.step.logits_and_loss import compute_loss
-from optimizer.runtime.step.step import MicroBatch, Trainer
+from optimizer.runtime.step.micro_batch import MicroBatch
+from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.tiers.copies import as_bytes
 from optimizer.runtime.tiers.disk import DiskStore
 from optimizer.runtime.tiers.shared_memory import SharedMemory
@@ -87,7 +88,7 @@ def test_what_blocks_have_offloaded_is_off_the_device_before_the_head_begins(mon
             seen.append(meter.bytes_by_category()["activations"])
             return compute_loss(*args, **kwargs)
 
-        monkeypatch.setattr(step, "compute_loss", look)
+        monkeypatch.setattr(forward, "compute_loss", look)
         batches = make_synthetic_batches(trainer.model, plan=trainer.plan, workload=trainer.workload)
         trainer.step(batches, learning_rate=1e-3)
         trainer.close()

@@ -25,7 +25,7 @@ from optimizer.profile.sizes import NUM_MONOMIALS, Shape, Terms
 from optimizer.profile.trace.tensor_sizes import size_of, sum_storages
 from optimizer.profile.trace.training_step import Subject, trace_evaluation, trace_step
 from optimizer.profile.trained import Tensors, TensorSize
-from optimizer.runtime.step.step import MicroBatch
+from optimizer.runtime.step.micro_batch import MicroBatch
 from optimizer.runtime.step.weights import torch_dtype
 
 _BATCHES = (13, 7, 11, 5)

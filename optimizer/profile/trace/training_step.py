@@ -26,7 +26,8 @@ from optimizer.profile.trace.recorder import Recorder
 from optimizer.runtime.compiled.without_kernels import without_kernels
 from optimizer.runtime.device.backends import in_place_of_its_device
 from optimizer.runtime.device.cpu import CpuBackend
-from optimizer.runtime.step.step import MicroBatch, Trainer
+from optimizer.runtime.step.micro_batch import MicroBatch
+from optimizer.runtime.step.step import Trainer
 from optimizer.workload import Adapter, Packing, TrainingObjective, TrainingWorkload
 
 _CPU = torch.device("cpu")
@@ -192,7 +193,7 @@ def trace_evaluation(subject: Subject, shape: Shape, *, ops: Ops) -> Trace:
             with trainer.metered(), torch.no_grad():
                 micro_batch = _make_micro_batch(subject, shape)
                 recorder.start()
-                trainer.loss_of(micro_batch)
+                trainer.forward.loss_of(micro_batch)
                 recorder.stop()
         finally:
             model.train()

@@ -109,7 +109,7 @@ class Applied:
         ids and labels: [batch, sequence], on any device; labels are the next tokens, already shifted. Where a step has several
         micro-batches, divide by their number before backward, as in any loop.
         """
-        loss = self._trainer.compute_loss(ids, labels, attention_mask=attention_mask)
+        loss = self._trainer.forward.compute_loss(ids, labels, attention_mask=attention_mask)
         if not loss.requires_grad:
             return loss
         allowed = self.plan.batch.accumulation_steps

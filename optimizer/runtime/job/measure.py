@@ -20,7 +20,8 @@ from optimizer.runtime.job.prepare import build_prepared
 from optimizer.runtime.meter.device import check_dtype, prepared_device
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.meter.timeline import TimelinePoint
-from optimizer.runtime.step.step import MicroBatch, Trainer
+from optimizer.runtime.step.micro_batch import MicroBatch
+from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.tiers.homes import HomeTensor
 from optimizer.workload import TrainingWorkload
 

@@ -17,7 +17,8 @@ from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.job.prepare import build_prepared
 from optimizer.runtime.meter.device import check_dtype, prepared_device
 from optimizer.runtime.meter.meter import Meter, Peak
-from optimizer.runtime.step.step import MicroBatch, Trainer
+from optimizer.runtime.step.micro_batch import MicroBatch
+from optimizer.runtime.step.step import Trainer
 from optimizer.workload import TrainingWorkload
 
 

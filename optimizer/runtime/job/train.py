@@ -49,8 +49,9 @@ from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.ranks.group import RankPlace, Ranks
 from optimizer.runtime.step.allocator import apply_allocator, release_unused
 from optimizer.runtime.step.batch import BatchReader, read_validation_batches
+from optimizer.runtime.step.micro_batch import MicroBatch
 from optimizer.runtime.step.optimizer_state import learning_rate_at
-from optimizer.runtime.step.step import MicroBatch, StepResult, Trainer
+from optimizer.runtime.step.step import StepResult, Trainer
 
 
 def train(

@@ -15,7 +15,7 @@ from optimizer.data.samples.rows import SampleRows
 from optimizer.plan.batch import BatchPlan
 from optimizer.runtime.device.backend import Backend
 from optimizer.runtime.device.backends import backend_of
-from optimizer.runtime.step.step import MicroBatch
+from optimizer.runtime.step.micro_batch import MicroBatch
 
 NUM_STEPS_AHEAD = 2
 

@@ -15,19 +15,16 @@ read where the owners have written them, in the one home on the host that all ra
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from optimizer.base.errors import InvalidPlan, LossNotFinite, OutOfMemory
-from optimizer.data.batches import IGNORED_LABEL
+from optimizer.base.errors import InvalidPlan, LossNotFinite
 from optimizer.models.anatomy import Anatomy, find_anatomy
 from optimizer.plan.plan import Plan
 from optimizer.runtime.compiled.blocks import compile_blocks
@@ -41,11 +38,12 @@ from optimizer.runtime.ranks.reduction import GradientReducer
 from optimizer.runtime.ranks.shared_homes import SharedHomes
 from optimizer.runtime.ranks.shared_step import SharedStep
 from optimizer.runtime.step.activations import apply_activations
+from optimizer.runtime.step.forward import HEAD_BACKWARD, Forward
 from optimizer.runtime.step.gradients import ConsumedGradients, Gradients, HostGradients
-from optimizer.runtime.step.logits_and_loss import compute_loss
+from optimizer.runtime.step.micro_batch import MicroBatch, count_labels, shares_of_labels
 from optimizer.runtime.step.optimizer_state import Optimizer
 from optimizer.runtime.step.precision import Precision
-from optimizer.runtime.step.preference import Preference, Rewards, as_reference, score_rows, summarize_margins
+from optimizer.runtime.step.preference import Preference, Rewards, summarize_margins
 from optimizer.runtime.step.sparse_gradients import SparseGradients, find_sparse
 from optimizer.runtime.step.weights import StreamedWeights
 from optimizer.runtime.tiers.background_thread import BackgroundThread
@@ -53,13 +51,6 @@ from optimizer.runtime.tiers.base_homes import BaseHomes, BasePlace
 from optimizer.runtime.tiers.homes import HomeTensor
 from optimizer.runtime.tiers.tiers import Tiers
 from optimizer.workload import TrainingWorkload
-
-_HEAD_BACKWARD = "backward of head and loss"
-MicroBatch = tuple[Any, ...]
-"""``(ids, labels)``, both int64 ``[micro_batch_size, sequence_length]``; labels are the next tokens, already shifted, and of a
-model that is no decoder what each position or target is to be. A third of the same shape is ``position_ids`` where the workload
-packs samples, or an ``attention_mask`` where a loop of somebody's own pads sequences. Of pairs there are twice as many rows, the
-better answers first. Of a plain module (``models/plain.py``) its inputs, a tensor or a tuple of them, and the labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +116,23 @@ class Trainer:
         self.device = device
         self.meter = meter
         self.precision = Precision(plan.weights, device=device)
-        self._is_trace = is_trace
         self.ranks = ranks
         self._shared: SharedStep | None = None
         self._reducer: GradientReducer | None = None
         self.preference = Preference(workload, keeps_rewards=not is_trace) if workload.has_pairs else None
         self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
+        self.forward = Forward(
+            model,
+            anatomy=self.anatomy,
+            plan=plan,
+            workload=workload,
+            device=device,
+            meter=meter,
+            precision=self.precision,
+            preference=self.preference,
+            tiers=self.tiers,
+            is_trace=is_trace,
+        )
         is_threaded = backend_of(device).is_asynchronous if updates_on_thread is None else updates_on_thread
         self._worker = BackgroundThread(
             name="host-update", device=device, is_threaded=is_threaded, lanes=self.tiers.lanes
@@ -428,7 +430,7 @@ class Trainer:
         total: torch.Tensor | None = None
         num_micro_batches = len(micro_batches) if self._shared is None else self._shared.count_all(len(micro_batches))
         for index, micro_batch in enumerate(micro_batches):
-            loss = self.loss_of(micro_batch)
+            loss = self.forward.loss_of(micro_batch)
             loss = loss * shares[index] if shares else loss / num_micro_batches
             if self.plan.gradients.choice == "consume":
                 # Backward changes weights.
@@ -448,7 +450,7 @@ class Trainer:
         self.gradients.begin_micro_batch(is_last=is_last)
         if self._reducer is not None:
             self._reducer.begin_micro_batch(is_last=is_last)
-        mark_phase(self.meter, _HEAD_BACKWARD)
+        mark_phase(self.meter, HEAD_BACKWARD)
 
     def end_backward(self) -> None:
         """After it."""
@@ -467,7 +469,7 @@ class Trainer:
         try:
             with self.metered(is_counted=is_counted):
                 mark_phase(self.meter, "evaluation")
-                losses = [float(self.loss_of(micro_batch)) for micro_batch in micro_batches]
+                losses = [float(self.forward.loss_of(micro_batch)) for micro_batch in micro_batches]
         finally:
             self.model.train()
         if self._shared is not None:
@@ -477,112 +479,6 @@ class Trainer:
         if shares:
             return math.fsum(loss * share for loss, share in zip(losses, shares, strict=True))
         return math.fsum(losses) / len(losses)
-
-    def loss_of(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """Mean loss over the tokens of a micro-batch that count, in the graph."""
-        ids, labels, *more = micro_batch
-        if more and self.workload.is_packed:
-            return self.compute_loss(ids, labels, position_ids=more[0])
-        return self.compute_loss(ids, labels, attention_mask=more[0] if more else None)
-
-    def compute_loss(
-        self,
-        ids: torch.Tensor,
-        labels: torch.Tensor,
-        *,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Mean loss over the tokens that count, in the graph.
-
-        Leaves the meter in the region of the head and the loss, where backward begins. attention_mask: [batch, sequence], of
-        padded sequences. position_ids: [batch, sequence], of packed samples; attention is cut where they start over.
-        """
-        mark_phase(self.meter, "forward")
-        set_region(self.meter, "temporaries")
-        ids, labels = self._bring(ids), self._bring(labels)
-        given = {"attention_mask": attention_mask, "position_ids": position_ids}
-        masks = {name: self._bring(tensor) for name, tensor in given.items() if tensor is not None}
-        reference = self._score_reference(ids, labels)
-        set_region(self.meter, "activations")
-        with self.precision.autocast():
-            result = self.anatomy.run(ids, labels=labels, masks=masks, at_hidden=self._backbone_ends)
-            if self.preference is not None:
-                scores = score_rows(self.anatomy.compute_logits(result), labels)
-                return self.preference.loss(scores, labels, reference=reference)
-            return compute_loss(self.anatomy, result, labels, plan=self.plan.logits_and_loss)
-
-    def _score_reference(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor | None:
-        """Scores of the rows under the model without its adapters; None where no reference is asked for."""
-        if self.preference is None or not self.preference.has_reference:
-            return None
-        if self._is_trace:
-            return ids.new_zeros(len(ids), dtype=torch.float32)
-        mark_phase(self.meter, "reference")
-        set_region(self.meter, "activations")
-        with _in_reference(), torch.no_grad(), as_reference(self.model), self.precision.autocast():
-            result = self.anatomy.run(ids, labels=labels, masks={}, at_hidden=self._backbone_ends)
-            scores = score_rows(self.anatomy.compute_logits(result), labels)
-        if self.meter is not None:
-            self.meter.assign(scores, "temporaries")
-        mark_phase(self.meter, "forward")
-        return scores
-
-    def _bring(self, given: Any) -> Any:
-        """A tensor, or each of a tuple, on the device and counted."""
-        if isinstance(given, tuple):
-            return tuple(self._bring(each) for each in given)
-        tensor: torch.Tensor = given.to(self.device, non_blocking=True)
-        if self.meter is not None:
-            self.meter.assign(tensor, "temporaries")
-        return tensor
-
-    def _backbone_ends(self, hidden: torch.Tensor) -> None:
-        # Before the largest tensors of the step: what blocks have offloaded is let go.
-        self.tiers.settle()
-        mark_phase(self.meter, "head and loss")
-        set_region(self.meter, "logits_and_loss")
-        if hidden.requires_grad and self.meter is not None:
-            hidden.register_hook(self._backbone_backward_begins)  # type: ignore[no-untyped-call]
-
-    def _backbone_backward_begins(self, gradient: torch.Tensor) -> None:
-        # Where no norm follows the last block, its own hook was on the same tensor, and has said that its backward begins.
-        if self.meter is not None and self.meter.moment == _HEAD_BACKWARD:
-            mark_phase(self.meter, "backward")
-        set_region(self.meter, "temporaries")
-
-
-
-@contextmanager
-def _in_reference() -> Iterator[None]:
-    """Note on an out-of-memory that it came in the reference's forward, whose moments have the names of any forward's."""
-    try:
-        yield
-    except OutOfMemory as error:
-        error.fields["is_reference"] = True
-        raise
-
-
-def shares_of_labels(micro_batches: Sequence[MicroBatch]) -> list[float]:
-    """Share of each micro-batch in the labels that count; empty where all have as many.
-
-    Weighted by these, the means over micro-batches add up to the mean over the step, however the step was split. Labels that
-    are on a device already are not read, since that would wait for it: such micro-batches weigh the same.
-    """
-    counts = count_labels(micro_batches)
-    if counts is None or len(set(counts)) <= 1:
-        return []
-    return [count / sum(counts) for count in counts]
-
-
-def count_labels(micro_batches: Sequence[MicroBatch]) -> list[int] | None:
-    """Labels that count, by micro-batch; None where they are not on the host, or no class numbers."""
-    counts = []
-    for _, labels, *_ in micro_batches:
-        if not isinstance(labels, torch.Tensor) or labels.device.type != "cpu" or labels.is_floating_point():
-            return None
-        counts.append(int(np.count_nonzero(labels.numpy() != IGNORED_LABEL)))
-    return counts
 
 
 def _check_ranks(plan: Plan, ranks: Ranks | None) -> None:

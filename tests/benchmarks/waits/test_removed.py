@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.waits.reach import Tracer, Witness
 from benchmarks.waits.removed import _in_process, summarize
-from optimizer.runtime.step.step import count_labels
+from optimizer.runtime.step.micro_batch import count_labels
 from tests.hostile_device.mutations import list_mutations
 
 FORK = multiprocessing.get_context("fork")
@@ -21,9 +21,9 @@ def test_a_witness_has_the_lines_of_the_runtime_that_it_reaches() -> None:
         count_labels([(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.long))])
     (witness,) = found
     code, first = inspect.getsourcelines(count_labels)
-    assert {module for module, _ in witness.lines} == {"step.step"}
-    assert ("step.step", first + len(code) - 1) in witness.lines
-    assert ("step.step", first + code.index("            return None\n")) not in witness.lines
+    assert {module for module, _ in witness.lines} == {"step.micro_batch"}
+    assert ("step.micro_batch", first + len(code) - 1) in witness.lines
+    assert ("step.micro_batch", first + code.index("            return None\n")) not in witness.lines
 
 
 def test_waits_are_placed_as_witnesses_place_lines() -> None:

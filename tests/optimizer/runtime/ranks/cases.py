@@ -22,7 +22,7 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.job.prepare import build_prepared
-from optimizer.runtime.step.step import MicroBatch
+from optimizer.runtime.step.micro_batch import MicroBatch
 from optimizer.workload import Adapter, TrainingWorkload
 
 _SIZES: dict[str, Any] = {

@@ -265,7 +265,7 @@ def _activation_bytes_after_forward(choice: str) -> dict[str, int]:
     trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=meter)
     ((ids, labels),) = make_synthetic_batches(model, plan=plan, workload=workload)
     with trainer.metered():
-        loss = trainer.compute_loss(ids, labels)
+        loss = trainer.forward.compute_loss(ids, labels)
     sizes = {
         "device": meter.bytes_by_category()["activations"],
         "host": meter.bytes_by_category(tier="host")["activations"],

@@ -20,7 +20,8 @@ from optimizer.plan.plan import Plan
 from optimizer.profile.extent import Extent
 from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.job.measure import measure_step
-from optimizer.runtime.step.step import Trainer, shares_of_labels
+from optimizer.runtime.step.micro_batch import shares_of_labels
+from optimizer.runtime.step.step import Trainer
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
@@ -75,7 +76,7 @@ def test_a_packed_row_gives_the_loss_and_gradients_of_its_samples_alone(name: st
     model.zero_grad()
     trainer = _trainer(model)
     model.eval()
-    loss = trainer.loss_of(_pack(samples))
+    loss = trainer.forward.loss_of(_pack(samples))
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
     for key, parameter in model.named_parameters():
