@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
-from optimizer.base.units import format_bytes
+from optimizer.base.units import format_bytes, format_slowdown
 from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
 from optimizer.hardware.machine import DeviceKind, Machine
@@ -253,8 +253,7 @@ def _compare(option: _Option, best: _Option) -> str:
     if option is best:
         alone = best.num_devices == 1
         return f"{option.words}: chosen" + ("; more devices would wait for each other for longer than they save" * alone)
-    percent = 100 * (option.step_ms / best.step_ms - 1)
-    slower = f"{percent:.0f} % slower" if percent >= 1 else "as fast"
+    slower = format_slowdown(option.step_ms / best.step_ms)
     more = option.num_devices - best.num_devices
     return f"{option.words}: {slower}" + (f", with {more} more device{'s' * (more > 1)}" if more > 0 else "")
 
