@@ -59,12 +59,15 @@ class AttemptPlace:
     """Reads the first of the devices."""
 
 
-def run_attempt(attempt: Attempt, *, config: WorkerConfig, place: AttemptPlace, draining: threading.Event) -> None:
-    """Carry one claimed attempt through; whatever goes wrong here ends the attempt and not the slot.
+def run_attempt(
+    attempt: Attempt, *, config: WorkerConfig, place: AttemptPlace, asked_s: float, draining: threading.Event
+) -> None:
+    """Carry one claimed attempt through; whatever goes wrong here ends the attempt and not the slot. asked_s: when the claim was
+    asked for, by ``boot_s``; its lease has run since then.
 
     Raises the database's error when even that cannot be written for a lease, which then has run out.
     """
-    run = _AttemptRun(attempt, config=config, place=place, draining=draining)
+    run = _AttemptRun(attempt, config=config, place=place, asked_s=asked_s, draining=draining)
     try:
         run.run()
     except DatabaseError:
@@ -96,7 +99,9 @@ def _finish_within(limit_s: float, attempt: Attempt, result: dict[str, Any]) -> 
 
 
 class _AttemptRun:
-    def __init__(self, attempt: Attempt, *, config: WorkerConfig, place: AttemptPlace, draining: threading.Event) -> None:
+    def __init__(
+        self, attempt: Attempt, *, config: WorkerConfig, place: AttemptPlace, asked_s: float, draining: threading.Event
+    ) -> None:
         self._attempt = attempt
         self._job = attempt.job
         self._config = config
@@ -113,6 +118,7 @@ class _AttemptRun:
         )
         self._heartbeat = Heartbeat(
             lambda: actions.renew_lease(attempt, lease_s=config.lease_s),
+            asked_s=asked_s,
             lease_s=config.lease_s,
             interval_s=config.heartbeat_s,
             outage_s=config.outage_s,

@@ -31,15 +31,18 @@ class Heartbeat:
     """Beats until stopped. The fields are written by its thread and read by the attempt's loop."""
 
     def __init__(
-        self, renew: Callable[[], LeaseReply], *, lease_s: float, interval_s: float, outage_s: float
+        self, renew: Callable[[], LeaseReply], *, asked_s: float, lease_s: float, interval_s: float, outage_s: float
     ) -> None:
+        """asked_s: when the claim that gave the lease was asked for, by ``boot_s``. The lease has run since then, and this
+        process may have been halted meanwhile.
+        """
         self._renew = renew
         self._lease_s = lease_s
         self._interval_s = interval_s
         self._outage_s = outage_s
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        self._renewed_s = self._looked_s = boot_s()
+        self._renewed_s = self._looked_s = asked_s
         self._woke_s = float("-inf")
         """When this process was last found to have been halted for a while, in which nobody asked the database."""
         self.is_fenced_out = False

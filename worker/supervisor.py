@@ -35,6 +35,7 @@ from worker.machine import (
     visible_cards,
 )
 from worker.run.child import DeviceLock
+from worker.run.lifeline import boot_s
 
 logger = logging.getLogger(__name__)
 
@@ -174,6 +175,7 @@ class Supervisor:
             if machine is None or not lock.acquire():
                 return False
             with self._looking:
+                asked_s = boot_s()
                 attempt = claim_job(
                     worker=self._config.name,
                     machine=machine,
@@ -192,7 +194,7 @@ class Supervisor:
                     lock=lock,
                     gpu=meters[attempt.devices[0] if attempt.devices else 0],
                 )
-                run_attempt(attempt, config=self._config, place=place, draining=self._draining)
+                run_attempt(attempt, config=self._config, place=place, asked_s=asked_s, draining=self._draining)
             finally:
                 with self._looking:
                     self._num_devices_used -= len(attempt.devices)

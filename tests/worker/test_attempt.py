@@ -21,6 +21,7 @@ from worker.attempt import EXIT_DRAINED, AttemptPlace, StopOrder, _AttemptRun, j
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter
 from worker.run.child import DeviceLock
+from worker.run.lifeline import boot_s
 
 
 class RecordingChild:
@@ -135,17 +136,36 @@ def lost_attempt(db: None, tmp_path: Path, settings: Settings) -> Attempt:
     return attempt
 
 
+def make_run(attempt: Attempt, home: Path, *, asked_s: float) -> _AttemptRun:
+    lock = DeviceLock(home / "lock")
+    assert lock.acquire()
+    return _AttemptRun(
+        attempt,
+        config=WorkerConfig(home=home, host="box", process_id=1),
+        place=AttemptPlace(devices=["cpu"], cards=None, lock=lock, gpu=GpuMeter(0)),
+        asked_s=asked_s,
+        draining=threading.Event(),
+    )
+
+
+def test_an_attempt_whose_worker_was_halted_since_the_claim_ends_before_its_first_step(
+    lost_attempt: Attempt, tmp_path: Path
+) -> None:
+    attempt = claim_job(worker="w:2", machine=lost_attempt.machine, lease_s=30)
+    run = make_run(attempt, tmp_path, asked_s=boot_s() - 40)  # it may be another's by now, and no renewal has said so
+    run.run()
+    text = (tmp_path / "jobs" / attempt.job_id / "attempts" / str(attempt.number) / "log.txt").read_text()
+    assert "this process ends" in text
+    attempt.refresh_from_db()
+    assert attempt.outcome == "drained"
+
+
 def test_what_a_lost_attempt_measured_up_to_the_checkpoint_that_is_resumed_is_kept(
     lost_attempt: Attempt, tmp_path: Path
 ) -> None:
     """Its process, halted past its lease, may have gone on a little after the next attempt had looked for samples."""
     attempt = claim_job(worker="w:2", machine=lost_attempt.machine, lease_s=60)
-    run = _AttemptRun(
-        attempt,
-        config=WorkerConfig(home=tmp_path, host="box", process_id=1),
-        place=AttemptPlace(devices=["cpu"], cards=None, lock=DeviceLock(tmp_path / "lock"), gpu=GpuMeter(0)),
-        draining=threading.Event(),
-    )
+    run = make_run(attempt, tmp_path, asked_s=boot_s())
     samples = tmp_path / "jobs" / attempt.job_id / "attempts" / "1" / "samples.jsonl"
     samples.parent.mkdir(parents=True)
     rows = [{"kind": "step", "attempt": 1, "step": step, "time_s": time.time(), "loss": 1.0} for step in (1, 2)]

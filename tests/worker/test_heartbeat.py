@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
+import worker.heartbeat
 from tests.worker.processes import wait_for
 from worker.heartbeat import Heartbeat
 from worker.run.lifeline import boot_s
@@ -18,8 +19,10 @@ class Answer:
     pause_requested: bool = False
 
 
-def heartbeat(*answers: Any, lease_s: float = 30, interval_s: float = 0.01, outage_s: float = 60.0) -> Heartbeat:
-    """A heartbeat that hears these answers in turn, the last one for ever; an exception is raised."""
+def heartbeat(
+    *answers: Any, asked_s: float | None = None, lease_s: float = 30, interval_s: float = 0.01, outage_s: float = 60.0
+) -> Heartbeat:
+    """A heartbeat that hears these answers in turn, the last one for ever; an exception is raised. asked_s: now unless given."""
     remaining = list(answers)
 
     def renew() -> Answer:
@@ -28,7 +31,8 @@ def heartbeat(*answers: Any, lease_s: float = 30, interval_s: float = 0.01, outa
             raise answer
         return answer
 
-    return Heartbeat(renew, lease_s=lease_s, interval_s=interval_s, outage_s=outage_s)
+    asked_s = worker.heartbeat.boot_s() if asked_s is None else asked_s
+    return Heartbeat(renew, asked_s=asked_s, lease_s=lease_s, interval_s=interval_s, outage_s=outage_s)
 
 
 def test_requests_are_heard_with_the_renewal() -> None:
@@ -65,7 +69,7 @@ def test_it_beats_on_its_own_while_the_attempt_is_busy() -> None:
         beats.append(1)
         return Answer()
 
-    heart = Heartbeat(renew, lease_s=30, interval_s=0.01, outage_s=60)
+    heart = Heartbeat(renew, asked_s=boot_s(), lease_s=30, interval_s=0.01, outage_s=60)
     heart.start()
     wait_for(lambda: len(beats) >= 3, what="three renewals")
     heart.stop()
@@ -115,6 +119,13 @@ def test_an_attempt_goes_on_while_the_database_is_away_but_not_for_ever(clock: C
     heart.beat()
     assert look_for(heart, clock, 50) == clock.now_s + 10
     assert look_for(heart, clock, 11) == 0.0
+
+
+def test_who_was_halted_between_the_claim_and_the_start_may_not_work(clock: Clock) -> None:
+    heart = heartbeat(Answer(), asked_s=clock.now_s - 40, lease_s=30, outage_s=600.0)
+    assert look_for(heart, clock, 5) < clock.now_s
+    heart.beat()
+    assert heart.work_until_s() == clock.now_s + 27
 
 
 def test_who_was_halted_may_work_no_longer_than_its_lease_until_the_database_has_said_so(clock: Clock) -> None:
