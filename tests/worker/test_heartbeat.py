@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-import worker.heartbeat
 from tests.worker.processes import wait_for
 from worker.heartbeat import Heartbeat
 from worker.run.lifeline import boot_s
@@ -31,7 +30,7 @@ def heartbeat(
             raise answer
         return answer
 
-    asked_s = worker.heartbeat.boot_s() if asked_s is None else asked_s
+    asked_s = boot_s() if asked_s is None else asked_s
     return Heartbeat(renew, asked_s=asked_s, lease_s=lease_s, interval_s=interval_s, outage_s=outage_s)
 
 
@@ -115,7 +114,7 @@ def look_for(heart: Heartbeat, clock: Clock, seconds: int) -> float:
 
 
 def test_an_attempt_goes_on_while_the_database_is_away_but_not_for_ever(clock: Clock) -> None:
-    heart = heartbeat(OperationalError("down"), lease_s=30, outage_s=60.0)
+    heart = heartbeat(OperationalError("down"), asked_s=clock.now_s, lease_s=30, outage_s=60.0)
     heart.beat()
     assert look_for(heart, clock, 50) == clock.now_s + 10
     assert look_for(heart, clock, 11) == 0.0
@@ -129,7 +128,7 @@ def test_who_was_halted_between_the_claim_and_the_start_may_not_work(clock: Cloc
 
 
 def test_who_was_halted_may_work_no_longer_than_its_lease_until_the_database_has_said_so(clock: Clock) -> None:
-    heart = heartbeat(Answer(), lease_s=30, outage_s=600.0)
+    heart = heartbeat(Answer(), asked_s=clock.now_s, lease_s=30, outage_s=600.0)
     heart.beat()
     clock.now_s += 40  # another may have claimed meanwhile
     assert heart.work_until_s() == 1000.0 + 27
