@@ -95,6 +95,10 @@ class Goal(Budgets):
             return True
         return self.allow_lossy and (self.most_loss == "any" or technique in ROUNDING)
 
+    def may_use(self, technique: Technique) -> bool:
+        """Return true if the technique is not forbidden, and loses no more quality than the goal allows."""
+        return technique not in self.forbid and self.allows_loss_by(technique)
+
 
 def _check_pins(goal: "Goal | GenerationGoal") -> None:
     """Raise InvalidWorkload where a pin asks for what the goal rules out."""

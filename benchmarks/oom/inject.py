@@ -19,9 +19,9 @@ from optimizer.estimate.job.causes import Cause
 from optimizer.runtime.job import train as training
 from optimizer.runtime.job.export import artifacts
 from optimizer.runtime.meter.meter import Meter
-from optimizer.runtime.step import preference
-from optimizer.runtime.step import step as stepping
+from optimizer.runtime.step import forward, preference
 from optimizer.runtime.step.batch import BatchReader
+from optimizer.runtime.step.forward import Forward
 from optimizer.runtime.step.micro_batch import MicroBatch
 from optimizer.runtime.step.step import Trainer
 
@@ -51,6 +51,8 @@ class Injection:
             yield
 
 
+Part = Trainer | Forward
+"""The object whose method is a seam; it has a meter and a model."""
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 Seam = tuple[Any, str, Wrapper]
 _HELD = "held_by_injection"
@@ -66,15 +68,15 @@ def hold(meter: Meter | None, num_bytes: int, category: Category, *, tier: Tier 
 
 
 def _during(
-    num_bytes: int, category: Category, *, tier: Tier = "device", when: Callable[[Trainer], bool] = lambda trainer: True
+    num_bytes: int, category: Category, *, tier: Tier = "device", when: Callable[[Part], bool] = lambda part: True
 ) -> Wrapper:
-    """Held while the wrapped function, whose first argument is the trainer, runs."""
+    """Held while the wrapped function, whose first argument is the trainer or its forward, runs."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
-            held = hold(trainer.meter, num_bytes, category, tier=tier) if when(trainer) else None
+        def wrapped(part: Part, *args: Any, **kwargs: Any) -> Any:
+            held = hold(part.meter, num_bytes, category, tier=tier) if when(part) else None
             try:
-                return original(trainer, *args, **kwargs)
+                return original(part, *args, **kwargs)
             finally:
                 del held
 
@@ -83,14 +85,14 @@ def _during(
     return wrap
 
 
-def _from_here(num_bytes: int, category: Category, *, when: Callable[[Trainer], bool]) -> Wrapper:
+def _from_here(num_bytes: int, category: Category, *, when: Callable[[Part], bool]) -> Wrapper:
     """Held from the wrapped method on, until ``_let_go``."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
-            if when(trainer) and not hasattr(trainer, _HELD):
-                setattr(trainer, _HELD, hold(trainer.meter, num_bytes, category))
-            return original(trainer, *args, **kwargs)
+        def wrapped(part: Part, *args: Any, **kwargs: Any) -> Any:
+            if when(part) and not hasattr(part, _HELD):
+                setattr(part, _HELD, hold(part.meter, num_bytes, category))
+            return original(part, *args, **kwargs)
 
         return wrapped
 
@@ -99,14 +101,15 @@ def _from_here(num_bytes: int, category: Category, *, when: Callable[[Trainer], 
 
 def _let_go(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
-        trainer.__dict__.pop(_HELD, None)
+        for holder in (trainer, trainer.forward):
+            holder.__dict__.pop(_HELD, None)
         return original(trainer, *args, **kwargs)
 
     return wrapped
 
 
-def _is_training(trainer: Trainer) -> bool:
-    return trainer.model.training
+def _is_training(part: Part) -> bool:
+    return part.model.training
 
 
 def _state_is_on_device(trainer: Trainer) -> bool:
@@ -196,15 +199,15 @@ _SEAMS: dict[Cause, Callable[[int], list[Seam]]] = {
     "first_update": lambda size: [(Trainer, "_update", _larger_state(size))],
     "longest_batch": lambda size: [(BatchReader, "read", _longer_batches)],
     "logits": lambda size: [
-        (Trainer, "_backbone_ends", _from_here(size, "logits_and_loss", when=_is_training)),
+        (Forward, "_backbone_ends", _from_here(size, "logits_and_loss", when=_is_training)),
         (Trainer, "end_backward", _let_go),
     ],
     "save": lambda size: [(training, "export_trainer", _during(size, "temporaries", tier="host"))],
     "export": lambda size: [(artifacts, "_leave_model", _held_on_host(size))],
     "evaluation": lambda size: [
-        (Trainer, "loss_of", _during(size, "activations", when=lambda trainer: not trainer.model.training))
+        (Forward, "loss_of", _during(size, "activations", when=lambda part: not part.model.training))
     ],
-    "reference_model": lambda size: [(Trainer, "_score_reference", _during_reference(size))],
+    "reference_model": lambda size: [(Forward, "_score_reference", _during_reference(size))],
     "fragmentation": lambda size: [
         (Trainer, "step", _less_room(size, in_gaps=True)),
         (Meter, "_device_full", _report_gaps(size)),
@@ -218,7 +221,7 @@ _SEAMS: dict[Cause, Callable[[int], list[Seam]]] = {
     "host_killed": lambda size: [(Trainer, "step", _kill_above(size))],
     "disk": lambda size: [(training, "write_checkpoint", _disk_full)],
     "step": lambda size: [
-        (Trainer, "compute_loss", _from_here(size, "activations", when=_is_training)),
+        (Forward, "compute_loss", _from_here(size, "activations", when=_is_training)),
         (Trainer, "end_backward", _let_go),
     ],
 }
@@ -244,19 +247,19 @@ def _during_reference(num_bytes: int) -> Wrapper:
     """Held in the forward of the reference, after the moment was named."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
+        def wrapped(part: Forward, *args: Any, **kwargs: Any) -> Any:
             def held_there(*given: Any, **named: Any) -> Any:
-                held = hold(trainer.meter, num_bytes, "activations")
+                held = hold(part.meter, num_bytes, "activations")
                 try:
                     return scored(*given, **named)
                 finally:
                     del held
 
             scored = preference.score_rows
-            if not trainer.model.training:
-                return original(trainer, *args, **kwargs)
-            with patch.object(stepping, "score_rows", held_there):
-                return original(trainer, *args, **kwargs)
+            if not part.model.training:
+                return original(part, *args, **kwargs)
+            with patch.object(forward, "score_rows", held_there):
+                return original(part, *args, **kwargs)
 
         return wrapped
 

@@ -1,11 +1,12 @@
 """Finds in which representations of weights a question needs compiled blocks traced, and refuses what cannot be. Torch-free."""
 
+from collections.abc import Callable
 from itertools import product
 from typing import Final
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.goal import Goal
 from optimizer.plan.activations import NOT_COMPILED
+from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import Technique
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
@@ -29,18 +30,20 @@ _ALLOWED: Final = {
 }
 
 
-def compiled_representations(workload: TrainingWorkload, goal: Goal) -> tuple[str, ...]:
+def compiled_representations(
+    workload: TrainingWorkload, pinned: Pins, may_use: Callable[[Technique], bool]
+) -> tuple[str, ...]:
     """The representations that a goal which pins compiled blocks leaves open; none where it does not pin them.
 
-    Each takes seconds to trace, so what the goal rules out is left out. fp16 is traced as bf16.
+    Each takes seconds to trace, so what the goal rules out is left out. fp16 is traced as bf16. may_use: the goal's.
     """
-    if goal.pins.kernels.blocks != "compiled":
+    if pinned.kernels.blocks != "compiled":
         return ()
-    pins = goal.pins.weights
-    may_pack = workload.adapter is not None and _may(goal, "quantize_frozen")
+    pins = pinned.weights
+    may_pack = workload.adapter is not None and may_use("quantize_frozen")
     pairs = product(
-        ("fp32", *(("bf16",) if _may(goal, "bf16") or _may(goal, "fp16") else ())) if pins.dtype is None else (pins.dtype,),
-        ("off", *(("bf16",) if _may(goal, "autocast") else ())) if pins.autocast is None else (pins.autocast,),
+        ("fp32", *(("bf16",) if may_use("bf16") or may_use("fp16") else ())) if pins.dtype is None else (pins.dtype,),
+        ("off", *(("bf16",) if may_use("autocast") else ())) if pins.autocast is None else (pins.autocast,),
         (_FORMS if may_pack else _FORMS[:1]) if pins.frozen is None else (pins.frozen,),
     )
     possible = [
@@ -57,16 +60,11 @@ def compiled_representation_of(plan: Plan) -> tuple[str, ...]:
     return (traced_representation(plan.weights.representation),) if plan.kernels.blocks == "compiled" else ()
 
 
-def _may(goal: Goal, technique: Technique) -> bool:
-    return technique not in goal.forbid and goal.allows_loss_by(technique)
-
-
-def check_compiled_pin(goal: Goal, *, model_type: str) -> None:
+def check_compiled_pin(pins: Pins, *, model_type: str) -> None:
     """Raise InvalidPlan where compiled blocks are pinned for a model, or beside another pin, that is known to refuse them.
 
     What is not known here is found by the trace (BlockNotCompiled).
     """
-    pins = goal.pins
     if pins.kernels.blocks != "compiled":
         return
     _check_type(model_type, field=_PIN)
@@ -74,7 +72,7 @@ def check_compiled_pin(goal: Goal, *, model_type: str) -> None:
     beside = (
         (selective, "activations.per_block", "keeps some of a block's results, and a compiled block is one op"),
         ("nf4" if pins.weights.frozen == "nf4" else None, "weights.frozen", "a library unpacks, out of the compiler's sight"),
-        (_devices_pinned(goal), "layout", "several devices do not carry out"),
+        (_devices_pinned(pins), "layout", "several devices do not carry out"),
     )
     for value, path, why in beside:
         if value is not None:
@@ -100,8 +98,8 @@ def _check_type(model_type: str, *, field: str) -> None:
         )
 
 
-def _devices_pinned(goal: Goal) -> str | None:
-    layout = goal.pins.layout
+def _devices_pinned(pins: Pins) -> str | None:
+    layout = pins.layout
     if (layout.num_devices or 1) > 1:
         return f"num_devices={layout.num_devices}"
     return None if layout.data in (None, "replicated") else f"data={layout.data}"

@@ -102,7 +102,7 @@ def _extent_of_search(representations: tuple[str, ...], workload: TrainingWorklo
 
 def _with_compiled(representations: tuple[str, ...], workload: TrainingWorkload, goal: Goal) -> tuple[str, ...]:
     """Those of a search whose goal pins compiled blocks, too, as far as other pins leave them open."""
-    names = compiled_representations(workload, goal)
+    names = compiled_representations(workload, goal.pins, goal.may_use)
     return (*dict.fromkeys((*representations, *names)), *(name + COMPILED for name in names))
 
 

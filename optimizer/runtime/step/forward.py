@@ -42,9 +42,9 @@ class Forward:
         tiers: Tiers,
         is_trace: bool,
     ) -> None:
-        self._model, self._anatomy = model, anatomy
+        self.model, self._anatomy = model, anatomy
         self._plan, self._workload = plan, workload
-        self._device, self._meter = device, meter
+        self._device, self.meter = device, meter
         self._precision, self._preference = precision, preference
         self._tiers = tiers
         self._is_trace = is_trace
@@ -69,13 +69,13 @@ class Forward:
         Leaves the meter in the region of the head and the loss, where backward begins. attention_mask: [batch, sequence], of
         padded sequences. position_ids: [batch, sequence], of packed samples; attention is cut where they start over.
         """
-        mark_phase(self._meter, "forward")
-        set_region(self._meter, "temporaries")
+        mark_phase(self.meter, "forward")
+        set_region(self.meter, "temporaries")
         ids, labels = self._bring(ids), self._bring(labels)
         given = {"attention_mask": attention_mask, "position_ids": position_ids}
         masks = {name: self._bring(tensor) for name, tensor in given.items() if tensor is not None}
         reference = self._score_reference(ids, labels)
-        set_region(self._meter, "activations")
+        set_region(self.meter, "activations")
         with self._precision.autocast():
             result = self._anatomy.run(ids, labels=labels, masks=masks, at_hidden=self._backbone_ends)
             if self._preference is not None:
@@ -89,14 +89,14 @@ class Forward:
             return None
         if self._is_trace:
             return ids.new_zeros(len(ids), dtype=torch.float32)
-        mark_phase(self._meter, "reference")
-        set_region(self._meter, "activations")
-        with _in_reference(), torch.no_grad(), as_reference(self._model), self._precision.autocast():
+        mark_phase(self.meter, "reference")
+        set_region(self.meter, "activations")
+        with _in_reference(), torch.no_grad(), as_reference(self.model), self._precision.autocast():
             result = self._anatomy.run(ids, labels=labels, masks={}, at_hidden=self._backbone_ends)
             scores = score_rows(self._anatomy.compute_logits(result), labels)
-        if self._meter is not None:
-            self._meter.assign(scores, "temporaries")
-        mark_phase(self._meter, "forward")
+        if self.meter is not None:
+            self.meter.assign(scores, "temporaries")
+        mark_phase(self.meter, "forward")
         return scores
 
     def _bring(self, given: Any) -> Any:
@@ -104,23 +104,23 @@ class Forward:
         if isinstance(given, tuple):
             return tuple(self._bring(each) for each in given)
         tensor: torch.Tensor = given.to(self._device, non_blocking=True)
-        if self._meter is not None:
-            self._meter.assign(tensor, "temporaries")
+        if self.meter is not None:
+            self.meter.assign(tensor, "temporaries")
         return tensor
 
     def _backbone_ends(self, hidden: torch.Tensor) -> None:
         # Before the largest tensors of the step: what blocks have offloaded is let go.
         self._tiers.settle()
-        mark_phase(self._meter, "head and loss")
-        set_region(self._meter, "logits_and_loss")
-        if hidden.requires_grad and self._meter is not None:
+        mark_phase(self.meter, "head and loss")
+        set_region(self.meter, "logits_and_loss")
+        if hidden.requires_grad and self.meter is not None:
             hidden.register_hook(self._backbone_backward_begins)  # type: ignore[no-untyped-call]
 
     def _backbone_backward_begins(self, gradient: torch.Tensor) -> None:
         # Where no norm follows the last block, its own hook was on the same tensor, and has said that its backward begins.
-        if self._meter is not None and self._meter.moment == HEAD_BACKWARD:
-            mark_phase(self._meter, "backward")
-        set_region(self._meter, "temporaries")
+        if self.meter is not None and self.meter.moment == HEAD_BACKWARD:
+            mark_phase(self.meter, "backward")
+        set_region(self.meter, "temporaries")
 
 
 @contextmanager

@@ -71,7 +71,7 @@ class JobSpec:
             self.workload.adapter,
             is_packed=self.workload.is_packed,
             objective=self.workload.objective,
-            compiled=compiled_representations(self.workload, self.goal),
+            compiled=compiled_representations(self.workload, self.goal.pins, self.goal.may_use),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def read_spec(user: Any, document: Any) -> JobSpec:
         workload = replace(workload, num_steps=steps_of(epochs, dataset, model, workload))
     goal = read_goal(_over(for_goal, document.get("goal")))
     check_against_model(workload, model)
-    check_compiled_pin(goal, model_type=model.model_type)
+    check_compiled_pin(goal.pins, model_type=model.model_type)
     check_devices(workload, goal, most=most_devices(user) if goal.num_devices > 1 else 0)
     resume_from = read_resume_from(user, document.get("resume_from"))
     if resume_from is not None:

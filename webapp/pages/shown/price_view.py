@@ -296,7 +296,7 @@ def _pending(answer: PlanAnswer, read: JobSpec | GenerateSpec) -> Pricing:
     # since when the profile that the spec needs has been waited for
     rows = Profile.objects.filter(fingerprint=read.profile_fingerprint)
     since = rows.values_list("created_at", flat=True).first()
-    forms = compiled_representations(read.workload, read.goal) if isinstance(read, JobSpec) else ()
+    forms = compiled_representations(read.workload, read.goal.pins, read.goal.may_use) if isinstance(read, JobSpec) else ()
     return Pricing(kind="pending", since=since, message=describe_compiled_trace(forms))
 
 

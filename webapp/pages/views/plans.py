@@ -19,6 +19,7 @@ from django.utils import timezone
 from django.utils.text import capfirst
 from django.views.decorators.http import require_GET
 
+from optimizer.api.compiled_needs import compiled_representations
 from optimizer.base.errors import HeadroomError, InvalidInput, NoFeasiblePlan
 from optimizer.hardware.devices import find_device, known_devices
 from webapp.catalog.models import Profile
@@ -247,7 +248,9 @@ def _waiting(request: HttpRequest, kind: FormKind, form: WorkForm) -> dict[str, 
         need = ProfileNeed(model=model, generates=True)
     else:
         goal = None if spec["goal"] is None else read_goal(spec["goal"])
-        need = ProfileNeed.of_training(model, read_workload(spec["workload"]), goal=goal)
+        workload = read_workload(spec["workload"])
+        compiled = () if goal is None else compiled_representations(workload, goal.pins, goal.may_use)
+        need = ProfileNeed.of_training(model, workload, compiled=compiled)
     since = Profile.objects.filter(fingerprint=need.fingerprint).values_list("created_at", flat=True).first()
     return {"waiting_since": since, "waiting_for": describe_compiled_trace(need.compiled)}
 

@@ -7,10 +7,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.api.compiled_needs import compiled_representation_of, compiled_representations
 from optimizer.base.serialize import to_json
-from optimizer.goal import Goal
-from optimizer.plan.plan import Plan
 from optimizer.profile.fingerprints import traced_fingerprint
 from optimizer.profile.generation import GENERATION_PROFILE_VERSION, GenerationProfile
 from optimizer.profile.profile import PROFILE_VERSION
@@ -34,16 +31,15 @@ class ProfileNeed:
 
     @classmethod
     def of_training(
-        cls, model: Model, workload: TrainingWorkload, *, goal: Goal | None = None, plan: Plan | None = None
+        cls, model: Model, workload: TrainingWorkload, *, compiled: tuple[str, ...] = ()
     ) -> "ProfileNeed":
-        """goal, plan: compiled blocks are traced where the goal pins them, or the plan has them."""
-        pinned = () if goal is None else compiled_representations(workload, goal)
+        """compiled: as the field, of the goal (``compiled_representations``) or of a plan (``compiled_representation_of``)."""
         return cls(
             model=model,
             adapter=workload.adapter,
             is_packed=workload.is_packed,
             objective=workload.objective,
-            compiled=pinned or (() if plan is None else compiled_representation_of(plan)),
+            compiled=compiled,
         )
 
     @property
@@ -86,12 +82,10 @@ class ProfileNeed:
 
 
 def known_profile_of(
-    model: Model, workload: TrainingWorkload, *, goal: Goal | None = None, plan: Plan | None = None
+    model: Model, workload: TrainingWorkload, *, compiled: tuple[str, ...] = ()
 ) -> ModelProfile | None:
-    """The model's profile for such training; None unless it is there. Asks for nothing. goal, plan: as ``of_training`` takes
-    them.
-    """
-    row = ProfileNeed.of_training(model, workload, goal=goal, plan=plan).find_row()
+    """The model's profile for such training; None unless it is there. Asks for nothing. compiled: as ``of_training`` has it."""
+    row = ProfileNeed.of_training(model, workload, compiled=compiled).find_row()
     return None if row is None else read_profile(row.pk, row.document_sha256)
 
 

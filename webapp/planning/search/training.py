@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from optimizer.api.compiled_needs import compiled_representations
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from optimizer.base.recent import remembered
 from optimizer.estimate.job.shortfalls import Shortfall, known_shortfalls
@@ -87,7 +88,8 @@ class AskedTraining:
 
     @property
     def need(self) -> ProfileNeed:
-        return ProfileNeed.of_training(self.model, self.workload, goal=self.goal)
+        compiled = compiled_representations(self.workload, self.goal.pins, self.goal.may_use)
+        return ProfileNeed.of_training(self.model, self.workload, compiled=compiled)
 
     def complete(self, profile: Profile, places: Sequence[Place]) -> list[TrainingQuestion]:
         return [
