@@ -25,7 +25,7 @@ from optimizer.search.check.card_fit import ACCEPTED
 from optimizer.search.core import find_chosen, search
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, answer_with
-from optimizer.search.questions.layouts import describe_layout, list_layouts
+from optimizer.search.questions.layout_list import describe_layout, list_layouts
 from optimizer.search.questions.uneven_parts import UnevenQuestion, common_decisions, find_shared, speed_of
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.pricebook import remembering

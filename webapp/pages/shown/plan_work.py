@@ -139,6 +139,8 @@ class TrainingWork:
         return Edited(priced=found.priced, differences=found.differences)
 
     def neighbours(self, plan: Plan) -> Iterable[Neighbour]:
+        if plan.layout.ranks:
+            return
         for knob in list_knobs(problem_of(self.question, layout=plan.layout), plan):
             fields = written_pins(pins_of_change(plan, knob.plan))
             yield _neighbour(
