@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from optimizer.base.errors import InvalidInput
 from optimizer.hardware.machine import Machine
+from optimizer.hardware.probe.compilers import missing_to_compile
 from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Machine as MachineRow
 from webapp.jobs.devices.room import count_devices, device_kinds
@@ -128,6 +129,8 @@ def machine_key() -> str:
         "torch": metadata.version("torch"),
         "headroom": _program_version(),
     }
+    if missing := missing_to_compile("cuda" if card_names() else "cpu"):
+        facts["compiler"] = missing
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final, NoReturn, get_args
 
+from optimizer.api.compiled_needs import compiled_representations
 from optimizer.api.inputs import BEST, Model, read_model
 from optimizer.base.errors import InvalidInput
 from optimizer.goal import GenerationGoal, Goal
@@ -99,24 +100,9 @@ def _extent_of_search(representations: tuple[str, ...], workload: TrainingWorklo
     )
 
 
-def _with_compiled(
-    representations: tuple[str, ...], workload: TrainingWorkload, goal: Goal
-) -> tuple[str, ...]:
+def _with_compiled(representations: tuple[str, ...], workload: TrainingWorkload, goal: Goal) -> tuple[str, ...]:
     """Those of a search whose goal pins compiled blocks, too, as far as other pins leave them open."""
-    if goal.pins.kernels.blocks != "compiled":
-        return representations
-    forms: tuple[FrozenFormat, ...] = ("same",) if workload.adapter is None else ("same", "int8", "int4")
-    pins = goal.pins.weights
-    pairs = product(
-        ("fp32", "bf16") if pins.dtype is None else (pins.dtype,),
-        ("off", "bf16") if pins.autocast is None else (pins.autocast,),
-        forms if pins.frozen is None else (pins.frozen,),
-    )
-    names = dict.fromkeys(
-        traced_representation(WeightsPlan(dtype=dtype, autocast=autocast, frozen=form).representation)
-        for dtype, autocast, form in pairs
-        if autocast == "off" or dtype == "fp32"
-    )
+    names = compiled_representations(workload, goal)
     return (*dict.fromkeys((*representations, *names)), *(name + COMPILED for name in names))
 
 

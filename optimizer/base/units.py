@@ -86,3 +86,11 @@ def format_duration(seconds: float) -> str:
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
     days, hours = divmod(hours, 24)
     return f"{days} d {hours} h" if hours else f"{days} d"
+
+
+def format_slowdown(times: float) -> str:
+    """Words for a time beside another, which it is so many times: ``as fast``, ``32 % slower``, ``14 times as long``."""
+    if times >= 2:
+        return f"{times:.1f} times as long" if times < 10 else f"{times:.0f} times as long"
+    percent = 100 * (times - 1)
+    return f"{percent:.0f} % slower" if percent >= 1 else "as fast"

@@ -19,6 +19,9 @@ from optimizer.hardware.rates import Rates, RateSource
 PROBE_DISTURBED_FACT = "disturbed"
 """Among a machine's facts, where others used it while it was probed: a sentence with what to do."""
 
+NO_COMPILER_FACT = "compiled blocks"
+"""Among a machine's facts, where nothing there can compile blocks: what is missing. Machines probed earlier have none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Device:

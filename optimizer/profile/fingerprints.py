@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 
 from optimizer.workload import Adapter, TrainingObjective
 
@@ -12,12 +13,17 @@ def profile_fingerprint(
     *,
     is_packed: bool = False,
     objective: TrainingObjective = "next_token",
+    compiled: Sequence[str] = (),
 ) -> str:
     """Name under which the profile of a model, or of a model with adapters, is kept: 64 hex digits.
 
     Without adapters the model's own. Not of ``alpha``, which changes numbers but no size. is_packed: for rows of samples that do
-    not attend to each other. objective: of the training, whose loss is traced.
+    not attend to each other. objective: of the training, whose loss is traced. compiled: representations of the weights in which
+    compiled blocks are traced too.
     """
+    if compiled:
+        whole = profile_fingerprint(model_fingerprint, adapter, is_packed=is_packed, objective=objective)
+        return hashlib.sha256(f"{whole} compiled {' '.join(sorted(compiled))}".encode()).hexdigest()
     if objective != "next_token":
         whole = profile_fingerprint(model_fingerprint, adapter, is_packed=is_packed)
         return hashlib.sha256(f"{whole} {objective}".encode()).hexdigest()
@@ -42,8 +48,11 @@ def traced_fingerprint(
     generates: bool,
     is_packed: bool = False,
     objective: TrainingObjective = "next_token",
+    compiled: Sequence[str] = (),
 ) -> str:
     """Name of what a trace is asked for: training, with these adapters or none, or generating."""
     if generates:
         return generation_fingerprint(model_fingerprint)
-    return profile_fingerprint(model_fingerprint, adapter, is_packed=is_packed, objective=objective)
+    return profile_fingerprint(
+        model_fingerprint, adapter, is_packed=is_packed, objective=objective, compiled=compiled
+    )

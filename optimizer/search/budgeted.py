@@ -12,7 +12,7 @@ from optimizer.base.serialize import WithJson
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction, Verdict
 from optimizer.goal import GenerationGoal, Goal
-from optimizer.hardware.machine import Machine
+from optimizer.hardware.machine import NO_COMPILER_FACT, Machine
 from optimizer.plan.activations import COMPILED
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
@@ -142,14 +142,18 @@ def budgets_elsewhere(machine: Machine, *, host_bytes: int | None, disk_bytes: i
 
 
 def list_unavailable(machine: Machine) -> frozenset[Technique]:
-    """Techniques for which the machine has no rate. The host's optimizer has one in any case: the estimator assumes it."""
+    """Techniques for which the machine has no rate, and compiling where it has no compiler.
+
+    The host's optimizer has a rate in any case: the estimator assumes it.
+    """
     rates = machine.rates
     needed: dict[Technique, tuple[object, ...]] = {
         "8bit_optimizer": (rates.optimizer_elements_per_s.get("adamw_8"),),
         "disk": (rates.disk_write_bytes_per_s, rates.disk_read_bytes_per_s),
         "remote": (rates.remote_write_bytes_per_s, rates.remote_read_bytes_per_s),
     }
-    return frozenset(technique for technique, found in needed.items() if not all(found))
+    missing = {technique for technique, found in needed.items() if not all(found)}
+    return frozenset(missing | ({"compile_blocks"} if NO_COMPILER_FACT in machine.facts else set()))
 
 
 def list_representations(profiled: Iterable[str], machine: Machine) -> frozenset[str]:

@@ -383,6 +383,7 @@ def _fingerprint(job: Job) -> str:
         generates=bool(job.spec.get("generates")),
         is_packed=bool(job.spec.get("packed")),
         objective=job.spec.get("objective", "next_token"),
+        compiled=job.spec.get("compiled", ()),
     )
 
 

@@ -7,6 +7,7 @@ Torch-free; nothing is kept. A model that was never profiled is asked of a worke
 from dataclasses import replace
 from typing import Any, Literal
 
+from optimizer.api.compiled_needs import check_compiled_pin
 from optimizer.api.plan import compare_profiled, rank_cards_profiled, reprice_profiled
 from optimizer.api.plan_generation import (
     compare_generations_profiled,
@@ -89,7 +90,8 @@ def rank_cards(user: Any, question: AskedOfModel, cards: list[str], *, by_money:
         return _rank_cards_to_generate(user, question, cards, by_money=by_money)
     model, workload = read_work(user, question)
     goal = Goal(device_budget_bytes=UNLIMITED_BYTES) if question.goal is None else read_goal(question.goal)
-    row = ready_profile(ProfileNeed.of_training(model, workload))
+    check_compiled_pin(goal, model_type=model.model_type)
+    row = ready_profile(ProfileNeed.of_training(model, workload, goal=goal))
     if row is None:
         return None
     profile = read_profile(row.pk, row.document_sha256)

@@ -49,16 +49,18 @@ def find_next_plan(job: Job) -> NextPlan | None:
     After a probe the plan may be the one that ran, with another prediction.
     """
     workload = from_json(TrainingWorkload, job.spec["workload"], path="workload")
-    profile = ready_profile(ProfileNeed.of_training(job.model, workload))
+    goal = from_json(Goal, job.spec["goal"], path="goal")
+    ran = None if job.plan is None else Plan.from_json(job.plan)
+    profile = ready_profile(ProfileNeed.of_training(job.model, workload, goal=goal, plan=ran))
     last = job.attempts.select_related("machine").order_by("-number").first()
     machine = (last.machine if last is not None else None) or job.machine
-    if profile is None or machine is None or job.plan is None:
+    if profile is None or machine is None or job.plan is None or ran is None:
         return None
-    traced, ran = read_profile(profile.pk, profile.document_sha256), Plan.from_json(job.plan)
+    traced = read_profile(profile.pk, profile.document_sha256)
     here: dict[str, Any] = {
         "machine": place_of(machine).machine,
         "workload": workload,
-        "goal": from_json(Goal, job.spec["goal"], path="goal"),
+        "goal": goal,
     }
     failures = failures_of(job)
     known = _learn(job, traced, failures, machine=machine, work=name_work(profile.pk, workload), here=here)

@@ -44,7 +44,7 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, devices: Sequence[
     }
     if job.kind == Kind.PROFILE:
         traced = {"adapter": job.spec.get("adapter"), **{name: bool(job.spec.get(name)) for name in ("generates", "packed")}}
-        traced["objective"] = job.spec.get("objective", "next_token")
+        traced |= {"objective": job.spec.get("objective", "next_token"), "compiled": job.spec.get("compiled", [])}
         return {**brief, **traced, "profile_file": str(folder / "profile.json")}
     brief |= {} if job.kind == Kind.SERVE else _common_part(attempt, home=home)
     if job.spec.get("mirrors"):
@@ -62,6 +62,7 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, devices: Sequence[
         "model_name": job.name,
         "tokens_folder": str(home / "cache" / "tokens"),
         "base_folder": str(home / "run" / "bases"),
+        "kernels_folder": str(home / "cache" / "compiled"),
     }
     probing = {"probe_enough_left_s": settings.HEADROOM_PROBE_ENOUGH_LEFT_S} if may_probe(attempt) else {}
     return {**brief, **named, **probing, "dataset": _dataset_part(job, home=home)}

@@ -16,7 +16,15 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from optimizer.base.errors import DiskFull, HeadroomError, InvalidDataset, InvalidModel, InvalidPlan, RankLost
+from optimizer.base.errors import (
+    BlockNotCompiled,
+    DiskFull,
+    HeadroomError,
+    InvalidDataset,
+    InvalidModel,
+    InvalidPlan,
+    RankLost,
+)
 from optimizer.plan.generation_layout import count_devices
 from worker.run.exit_codes import EXIT_DONE, EXIT_DRAINED, EXIT_FAILED, EXIT_NO_ROOM, EXIT_USAGE
 from worker.run.exporting import export_attempt
@@ -135,6 +143,7 @@ def profile(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFla
         generates=attempt.get("generates", False),
         is_packed=attempt.get("packed", False),
         objective=attempt.get("objective", "next_token"),
+        compiled=attempt.get("compiled", ()),
     )
     return {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 0}
 
@@ -187,7 +196,7 @@ def reason_of(error: HeadroomError) -> str:
         return error.code
     if isinstance(error, RankLost):
         return "worker_lost"  # a process that hangs or is gone, and no fault of the job's own
-    if isinstance(error, InvalidModel):
+    if isinstance(error, InvalidModel | BlockNotCompiled):
         return "bad_model"
     if isinstance(error, InvalidPlan):
         return "plan_stale"

@@ -17,6 +17,7 @@ from optimizer.goal import Goal
 from optimizer.models.files.linked_files import checked_folder
 from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.plan import Plan
+from optimizer.runtime.compiled.kernel_cache import keep_kernels_in
 from optimizer.workload import TrainingWorkload
 from worker.run.reporter import Reporter
 
@@ -35,6 +36,9 @@ def train_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: C
     from optimizer.runtime.job.train import train
 
     run = _read_run(attempt, spec=spec, workload=workload, token_folder=token_folder)
+    if run.plan.kernels.blocks == "compiled" and attempt.get("kernels_folder"):
+        # for all attempts: each one's home is a folder of its own
+        keep_kernels_in(Path(attempt["kernels_folder"]))
     probe = _make_probe(attempt)
     try:
         result = train(run, report=reporter, should_stop=should_stop, probe=probe).to_json()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from optimizer.hardware.machine import Device
+from optimizer.hardware.machine import NO_COMPILER_FACT, Device
+from optimizer.hardware.probe.compilers import missing_to_compile
 from optimizer.runtime.layers.matmul_dispatch import has_quicker_library
 
 
@@ -47,6 +48,8 @@ def list_facts(device: torch.device, *, workspace_bytes: int) -> dict[str, str]:
     }
     if device.type == "cpu" and has_quicker_library():
         facts["large products in fp32"] = "oneDNN"
+    if missing := missing_to_compile(device.type):
+        facts[NO_COMPILER_FACT] = missing
     if device.type == "cuda":
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         facts |= {

@@ -67,6 +67,8 @@ class Costs(Peaks, Protocol):
     def exposed_ms(self) -> Mapping[str, float]: ...
     @property
     def network_bytes(self) -> int: ...
+    @property
+    def once_s(self) -> float: ...
 
 
 Without = Mapping[Technique, Costs]
@@ -94,6 +96,8 @@ def explain_plan(
         *_weights_sentences(plan, worth),
         *_precision_sentences(plan, worth),
     ]
+    if prediction.once_s:
+        sentences.append(f"compiling takes about {prediction.once_s:.0f} s before the first step, less where it was done before")
     if baseline is not None:
         sentences.append(_cost_sentence(prediction, baseline))
     sentences.append(

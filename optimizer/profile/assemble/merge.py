@@ -31,6 +31,12 @@ def merge_profiles(one: Profile, other: Profile) -> Profile:
     )
 
 
+def add_compiled(profile: Profile, compiled: Profile) -> Profile:
+    """A profile with the compiled regimes of another trace of the same model; it stays whole if it was."""
+    merged = merge_profiles(replace(profile, is_partial=True), replace(compiled, is_partial=True))
+    return replace(merged, is_partial=profile.is_partial)
+
+
 def _merge(regimes: Sequence[Regime]) -> tuple[Regime, ...]:
     by_range: dict[tuple[int, int], Regime] = {}
     for regime in regimes:

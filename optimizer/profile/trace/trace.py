@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-from optimizer.base.errors import HeadroomError, InvalidModel
+from optimizer.base.errors import BlockNotCompiled, HeadroomError, InvalidModel
 from optimizer.models.anatomy import find_anatomy
 from optimizer.models.build import build_model
 from optimizer.models.packing import check_packs
@@ -133,7 +133,7 @@ def _trace_ranges(
         subject = Subject(model, weights, adapter, tuple(instances), is_padded, set(), is_packed=is_packed, objective=objective)
         subject = subject._replace(kernels=kernels)
         name = weights.representation + (COMPILED if kernels == "compiled" else "")
-        with _naming_faults(spec):
+        with _naming_faults(spec, kernels):
             if not spec.is_listed:
                 _check_witnesses(subject, chosen, lengths, ops=ops)
             possible = _possible(choices, kernels)
@@ -182,13 +182,17 @@ def _trace_ranges(
 
 
 @contextmanager
-def _naming_faults(spec: ModelSpec) -> Iterator[None]:
-    """Report faults as the model's: with a model type that is not listed anything may go wrong."""
+def _naming_faults(spec: ModelSpec, kernels: BlockKernels) -> Iterator[None]:
+    """Report faults as the model's: with a model type that is not listed anything may go wrong, and so it may with compiled
+    blocks.
+    """
     try:
         yield
     except HeadroomError:
         raise
     except Exception as error:
+        if kernels == "compiled":
+            raise BlockNotCompiled(f"a block of type {spec.model_type}", _describe_fault(error)) from error
         if spec.is_listed:
             raise
         raise _FaultInModel(

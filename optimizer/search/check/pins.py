@@ -45,7 +45,14 @@ def check_pins(problem: SearchProblem) -> None:
         raise refuse_pin(
             "kernels.blocks",
             "compiled",
-            "this profile holds none: `headroom plan` and the library's `plan_model` trace them, the service does not yet",
+            "this profile holds none: they are traced where the goal of the question pins them",
+        )
+    if pins.kernels.blocks == "compiled" and "compile_blocks" in problem.unavailable:
+        raise refuse_pin(
+            "kernels.blocks",
+            "compiled",
+            "this machine cannot compile them: that needs a C++ compiler (g++) with Python's headers, on a card Triton too; "
+            "install it and start the worker again, or leave the pin out",
         )
     check_pinned_techniques(problem)
     if any(problem.permits_setting(home) for base in problem.settings() for home in _homes(base)):

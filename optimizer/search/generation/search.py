@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from optimizer.base.errors import NoFeasiblePlan
-from optimizer.base.units import format_bytes, format_duration
+from optimizer.base.units import format_bytes, format_duration, format_slowdown
 from optimizer.estimate.bounds.generation_floor import GenerationFloors
 from optimizer.goal import GenerationGoal
 from optimizer.hardware.calibration import calibrated_machine, of_generations
@@ -87,7 +87,7 @@ def search_generation_plans(
 def describe_generation_layout(layout: GenerationLayout) -> str:
     """Words for a layout: ``2 devices, a copy of the model on each``."""
     if layout.is_cut:
-        return f"{layout.num_devices} devices, the model cut into {', '.join(map(str, layout.stage_blocks))} blocks"
+        return f"{layout.num_devices} devices, the model cut into {' + '.join(map(str, layout.stage_blocks))} blocks"
     return "one device" if layout.num_replicas == 1 else f"{layout.num_replicas} devices, a copy of the model on each"
 
 
@@ -212,6 +212,5 @@ def _describe(each: _Tried, best: _Tried) -> str:
     took = format_duration(each.best.prediction.total_s)
     if each is best:
         return f"{name}: chosen, {took} in all"
-    percent = 100 * (each.best.prediction.total_s / best.best.prediction.total_s - 1)
-    slower = f"{percent:.0f} % slower" if percent >= 1 else "as fast"
-    return f"{name}: {slower}, {took} in all"
+    times = each.best.prediction.total_s / best.best.prediction.total_s
+    return f"{name}: {format_slowdown(times)}, {took} in all"

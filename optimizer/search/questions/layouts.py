@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from optimizer.base.errors import InvalidPlan, NoFeasiblePlan
-from optimizer.base.units import format_bytes
+from optimizer.base.units import format_bytes, format_slowdown
 from optimizer.goal import Goal
 from optimizer.plan.layout import DATA_PARALLEL, DeviceLayout
 from optimizer.profile.profile import Profile
@@ -162,8 +162,7 @@ def _describe(each: _Searched, best: _Searched) -> str:
             return f"{name}: nothing fits; the smallest peak is {format_bytes(smallest_bytes)}"
         return f"{name}: {each.error.message if each.error is not None else 'not searched'}"
     found = each.best.prediction
-    percent = 100 * (found.step_ms / step_ms - 1)
-    slower = f"{percent:.0f} % slower" if percent >= 1 else "as fast"
+    slower = format_slowdown(found.step_ms / step_ms)
     saved_bytes = best.best.prediction.device_peak_bytes - found.device_peak_bytes
     room = f"; its peak is {format_bytes(saved_bytes)} lower, which is not needed" if saved_bytes > 0 else ""
     waits_ms = found.exposed_ms.get("network", 0.0)

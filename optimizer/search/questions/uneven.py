@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
-from optimizer.base.units import format_bytes
+from optimizer.base.units import format_bytes, format_slowdown
 from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
 from optimizer.hardware.machine import DeviceKind, Machine
@@ -22,7 +22,7 @@ from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.arrangements import keep_everything
 from optimizer.search.check.card_fit import ACCEPTED
-from optimizer.search.core import find_chosen, search
+from optimizer.search.core import find_best, find_chosen, search
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, answer_with
 from optimizer.search.questions.layout_list import describe_layout, list_layouts
@@ -84,6 +84,7 @@ def answer_uneven(
         machine=machine,
         calibration=calibration,
         make_problem=make_problem,
+        find_best=find_best,
         data_modes=tuple(
             dict.fromkeys(layout.data for layout in layouts if layout.num_devices > 1 and not layout.shares_weights)
         ),
@@ -253,8 +254,7 @@ def _compare(option: _Option, best: _Option) -> str:
     if option is best:
         alone = best.num_devices == 1
         return f"{option.words}: chosen" + ("; more devices would wait for each other for longer than they save" * alone)
-    percent = 100 * (option.step_ms / best.step_ms - 1)
-    slower = f"{percent:.0f} % slower" if percent >= 1 else "as fast"
+    slower = format_slowdown(option.step_ms / best.step_ms)
     more = option.num_devices - best.num_devices
     return f"{option.words}: {slower}" + (f", with {more} more device{'s' * (more > 1)}" if more > 0 else "")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from optimizer.base.units import parse_bytes
+from optimizer.base.units import format_slowdown, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,11 @@ def test_a_text_that_is_no_size_is_refused_in_few_words(text: int | str, reason:
     with pytest.raises(ValueError, match=reason.replace("^", r"\^")) as found:
         parse_bytes(text)
     assert len(str(found.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [(0.99, "as fast"), (1.004, "as fast"), (1.32, "32 % slower"), (2.46, "2.5 times as long"), (14.4, "14 times as long")],
+)
+def test_a_slowdown_is_a_share_until_it_is_a_multiple(times: float, words: str) -> None:
+    assert format_slowdown(times) == words

@@ -1,6 +1,7 @@
 """A small job that trains adapters, through the attempt's own process: profiled, planned, trained, saved."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def run_in_folder(folder: Path, attempt: dict[str, Any]) -> subprocess.Completed
     return subprocess.run(
         isolated_command("worker.run.runner", str(folder)),
         cwd=folder,
-        env={**child_environment({}, folder=folder), "HEADROOM_NUM_THREADS": "1"},
+        env={**child_environment({"PATH": os.environ["PATH"]}, folder=folder), "HEADROOM_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -44,9 +45,16 @@ def run_in_folder(folder: Path, attempt: dict[str, Any]) -> subprocess.Completed
 
 
 def train_within(
-    folder: Path, dataset: Path, *, format: str, workload: TrainingWorkload, plan: Plan, predicted: Prediction
+    folder: Path,
+    dataset: Path,
+    *,
+    format: str,
+    workload: TrainingWorkload,
+    plan: Plan,
+    predicted: Prediction,
+    more: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The result of a job whose budget is what was promised, and the losses of a step."""
+    """The result of a job whose budget is what was promised, and the losses of a step. more: fields of the attempt's file."""
     attempt = {
         "kind": "train",
         "config": CONFIG,
@@ -63,6 +71,7 @@ def train_within(
         "job_folder": str(folder / "job"),
         "resume_from": None,
         "earlier_job_folders": [],
+        **(more or {}),
     }
     ended = run_in_folder(folder / "attempt", attempt)
     assert ended.returncode == 0, ended.stderr

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from django.conf import settings
 from django.db.models import QuerySet
 
+from optimizer.api.compiled_needs import check_compiled_pin, compiled_representations
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidWorkload
 from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_value
@@ -63,12 +64,14 @@ class JobSpec:
 
     @property
     def profile_fingerprint(self) -> str:
-        """Fingerprint of the profile that prices it: the model's, or that of the model with the workload's adapters."""
+        """Fingerprint of the profile that prices it: the model's, or that of the model with the workload's adapters
+        or with compiled blocks."""
         return profile_fingerprint(
             self.model.fingerprint,
             self.workload.adapter,
             is_packed=self.workload.is_packed,
             objective=self.workload.objective,
+            compiled=compiled_representations(self.workload, self.goal),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -109,6 +112,7 @@ def read_spec(user: Any, document: Any) -> JobSpec:
         workload = replace(workload, num_steps=steps_of(epochs, dataset, model, workload))
     goal = read_goal(_over(for_goal, document.get("goal")))
     check_against_model(workload, model)
+    check_compiled_pin(goal, model_type=model.model_type)
     check_devices(workload, goal, most=most_devices(user) if goal.num_devices > 1 else 0)
     resume_from = read_resume_from(user, document.get("resume_from"))
     if resume_from is not None:

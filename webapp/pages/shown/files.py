@@ -108,7 +108,8 @@ def _answer(line: str) -> GeneratedText | None:
     except (ValueError, KeyError):
         return None
     body = (record.get("response") or {}).get("body") or record
-    title = f"Line {result['index'] + 1}: {record.get('custom_id') or record.get('id')}"
+    number, name = str(result["index"] + 1), record.get("custom_id") or record.get("id")
+    title = f"Line {number}" if name in (None, number) else f"Line {number}: {name}"
     if error := body.get("error"):
         return GeneratedText(title=title, text="", note=str(error.get("message", error)))
     choice = (body.get("choices") or [body])[0]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from django.utils import timezone
 
+from optimizer.api.compiled_needs import SECONDS_TO_TRACE, compiled_representations
 from optimizer.base.categories import CATEGORIES, CATEGORY_LABELS
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from optimizer.base.units import MIB, format_bytes
@@ -294,7 +295,19 @@ def _pending(answer: PlanAnswer, read: JobSpec | GenerateSpec) -> Pricing:
         )
     # since when the profile that the spec needs has been waited for
     rows = Profile.objects.filter(fingerprint=read.profile_fingerprint)
-    return Pricing(kind="pending", since=rows.values_list("created_at", flat=True).first())
+    since = rows.values_list("created_at", flat=True).first()
+    forms = compiled_representations(read.workload, read.goal) if isinstance(read, JobSpec) else ()
+    return Pricing(kind="pending", since=since, message=describe_compiled_trace(forms))
+
+
+def describe_compiled_trace(forms: Sequence[str]) -> str:
+    """A sentence on what tracing compiled blocks takes with weights in these forms; empty where there are none."""
+    if not forms:
+        return ""
+    return (
+        f"Compiled blocks are traced too, with the weights as {', '.join(forms)}: about {SECONDS_TO_TRACE * len(forms)} s; "
+        "fewer forms allowed, or one pinned, take less."
+    )
 
 
 def _answered(answer: PlanAnswer, *, budget_bytes: int, selected: str) -> Pricing:

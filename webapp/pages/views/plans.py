@@ -8,7 +8,6 @@ now, with ``whole`` it is given however long it takes (``shown/plan_work.py``).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlencode
 
@@ -22,14 +21,12 @@ from django.views.decorators.http import require_GET
 
 from optimizer.base.errors import HeadroomError, InvalidInput, NoFeasiblePlan
 from optimizer.hardware.devices import find_device, known_devices
-from optimizer.profile.fingerprints import traced_fingerprint
-from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Profile
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.models import Kind
 from webapp.jobs.queries import jobs_visible_to
 from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
-from webapp.jobs.specs.training import read_workload
+from webapp.jobs.specs.training import read_goal, read_workload
 from webapp.pages.forms.kinds import GENERATION, TRAINING, FormKind, first_model, usable_budget
 from webapp.pages.forms.pins import EditForm
 from webapp.pages.forms.work import WorkForm, exact_bytes, form_query, initial_from_query, list_problems, typed_of
@@ -38,10 +35,11 @@ from webapp.pages.presentation import largest_part
 from webapp.pages.shown import plans
 from webapp.pages.shown.limits import limits_of
 from webapp.pages.shown.plan_work import Edited, GenerationWork, PlanAnswer, TrainingWork, Work
-from webapp.pages.shown.price_view import ways_out
+from webapp.pages.shown.price_view import describe_compiled_trace, ways_out
 from webapp.planning.cards import rank_some_cards
 from webapp.planning.search.asked import AskedOfModel, question_at, read_place, read_question
 from webapp.planning.search.generation import asked_by_generation
+from webapp.planning.search.profiles import ProfileNeed
 
 CARD = "gpu:"
 EDIT = "try"
@@ -84,7 +82,7 @@ def plans_page(request: HttpRequest) -> HttpResponse:
         if "waits" in request.GET:
             return HttpResponse(headers={"HX-Refresh": "true"}) if work else HttpResponse(status=204)
         if work is None:
-            return render(request, "plans/page.html", {**context, "waiting_since": _asked_at(request, kind, form)})
+            return render(request, "plans/page.html", context | _waiting(request, kind, form))
         return render(request, "plans/page.html", context | _described(request, work))
     except NoFeasiblePlan as error:
         cards_url = f"{reverse('plans_cards')}?{_with(request)}"
@@ -241,20 +239,17 @@ def _place(on: str) -> dict[str, str | None]:
     return {"machine": on, "gpu": None}
 
 
-def _asked_at(request: HttpRequest, kind: FormKind, form: WorkForm) -> datetime | None:
-    """Since when the profile that the question needs has been waited for."""
+def _waiting(request: HttpRequest, kind: FormKind, form: WorkForm) -> dict[str, Any]:
+    """Since when the profile that the question needs has been waited for, and what takes longest of it."""
     spec = form.spec()
-    fingerprint = kind.models(request).get(pk=spec["model"]).fingerprint
-    generates = kind.kind == Kind.GENERATE
-    workload = TrainingWorkload() if generates else read_workload(spec["workload"])
-    wanted = traced_fingerprint(
-        fingerprint,
-        adapter=workload.adapter,
-        generates=generates,
-        is_packed=workload.is_packed,
-        objective=workload.objective,
-    )
-    return Profile.objects.filter(fingerprint=wanted).values_list("created_at", flat=True).first()
+    model = kind.models(request).get(pk=spec["model"])
+    if kind.kind == Kind.GENERATE:
+        need = ProfileNeed(model=model, generates=True)
+    else:
+        goal = None if spec["goal"] is None else read_goal(spec["goal"])
+        need = ProfileNeed.of_training(model, read_workload(spec["workload"]), goal=goal)
+    since = Profile.objects.filter(fingerprint=need.fingerprint).values_list("created_at", flat=True).first()
+    return {"waiting_since": since, "waiting_for": describe_compiled_trace(need.compiled)}
 
 
 @dataclass(frozen=True, kw_only=True)

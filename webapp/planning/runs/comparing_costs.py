@@ -21,7 +21,7 @@ from optimizer.workload import GenerationWorkload
 from webapp.catalog.models import Machine
 from webapp.jobs.models import Job, Kind
 from webapp.jobs.specs.generation import generation_workload, spec_of_job
-from webapp.jobs.specs.training import read_workload
+from webapp.jobs.specs.training import read_goal, read_workload
 from webapp.planning.search.profiles import known_generation_profile_of, known_profile_of
 
 AnyPlan = Plan | GenerationPlan
@@ -127,7 +127,10 @@ def _estimator(first: Job) -> Callable[[_Case], _Priced | None] | None:
         if generates is None:
             return None
         return partial(_price_generation, generates, generation_workload(spec_of_job(first)))
-    profile = known_profile_of(first.model, read_workload(first.spec["workload"]))
+    plan = None if first.plan is None else Plan.from_json(first.plan)
+    profile = known_profile_of(
+        first.model, read_workload(first.spec["workload"]), goal=read_goal(first.spec["goal"]), plan=plan
+    )
     return None if profile is None else partial(_price_training, profile)
 
 

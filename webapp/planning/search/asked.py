@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from optimizer.api.compiled_needs import check_compiled_pin
 from optimizer.base.errors import InvalidInput
 from optimizer.goal import Budgets, Goal
 from optimizer.hardware.devices import table_machine
@@ -59,6 +60,7 @@ def read_question(user: Any, asked: AskedOfModel) -> TrainingQuestion | None:
     given = None if asked.goal is None else read_goal(asked.goal)
     place = read_place(user, machine=asked.machine, gpu=asked.gpu, goal=given)
     goal = given or Goal(device_budget_bytes=place.machine.most_memory_bytes)
+    check_compiled_pin(goal, model_type=model.model_type)
     return question_at(AskedTraining(model=model, workload=workload, goal=goal), place)
 
 

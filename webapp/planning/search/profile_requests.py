@@ -11,7 +11,7 @@ from webapp.catalog.models import Profile
 from webapp.jobs.actions import create_job
 from webapp.planning.search.profiles import ProfileNeed
 
-_MODEL_FAULTS = ("bad_model", "unsupported_model_type", "invalid_workload")
+_MODEL_FAULTS = ("bad_model", "unsupported_model_type", "invalid_workload", "block_not_compiled")
 """Errors that the same trace would meet again; of a workload it is the adapters that the model cannot have."""
 _TRY_AGAIN_AFTER = timedelta(minutes=1)
 

@@ -7,7 +7,10 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from optimizer.api.compiled_needs import compiled_representation_of, compiled_representations
 from optimizer.base.serialize import to_json
+from optimizer.goal import Goal
+from optimizer.plan.plan import Plan
 from optimizer.profile.fingerprints import traced_fingerprint
 from optimizer.profile.generation import GENERATION_PROFILE_VERSION, GenerationProfile
 from optimizer.profile.profile import PROFILE_VERSION
@@ -26,11 +29,21 @@ class ProfileNeed:
     is_packed: bool = False
     """True for rows of samples that do not attend to each other."""
     objective: TrainingObjective = "next_token"
+    compiled: tuple[str, ...] = ()
+    """Representations of the weights in which compiled blocks are traced too, at some seconds each."""
 
     @classmethod
-    def of_training(cls, model: Model, workload: TrainingWorkload) -> "ProfileNeed":
+    def of_training(
+        cls, model: Model, workload: TrainingWorkload, *, goal: Goal | None = None, plan: Plan | None = None
+    ) -> "ProfileNeed":
+        """goal, plan: compiled blocks are traced where the goal pins them, or the plan has them."""
+        pinned = () if goal is None else compiled_representations(workload, goal)
         return cls(
-            model=model, adapter=workload.adapter, is_packed=workload.is_packed, objective=workload.objective
+            model=model,
+            adapter=workload.adapter,
+            is_packed=workload.is_packed,
+            objective=workload.objective,
+            compiled=pinned or (() if plan is None else compiled_representation_of(plan)),
         )
 
     @property
@@ -41,6 +54,7 @@ class ProfileNeed:
             generates=self.generates,
             is_packed=self.is_packed,
             objective=self.objective,
+            compiled=self.compiled,
         )
 
     @property
@@ -59,7 +73,11 @@ class ProfileNeed:
             spec |= {"name": f"{name} with adapters", "adapter": to_json(self.adapter)}
         if self.objective != "next_token":
             spec |= {"name": f"{spec['name']}, {self.objective}", "objective": self.objective}
-        return {**spec, "name": f"{spec['name']}, packed", "packed": True} if self.is_packed else spec
+        if self.is_packed:
+            spec |= {"name": f"{spec['name']}, packed", "packed": True}
+        if self.compiled:
+            spec |= {"name": f"{spec['name']}, with compiled blocks", "compiled": list(self.compiled)}
+        return spec
 
     def find_row(self) -> Profile | None:
         """Without its document; None where it was not made, or by another version."""
@@ -67,9 +85,13 @@ class ProfileNeed:
         return rows.exclude(document_sha256="").first()
 
 
-def known_profile_of(model: Model, workload: TrainingWorkload) -> ModelProfile | None:
-    """The model's profile for such training; None unless it is there. Asks for nothing."""
-    row = ProfileNeed.of_training(model, workload).find_row()
+def known_profile_of(
+    model: Model, workload: TrainingWorkload, *, goal: Goal | None = None, plan: Plan | None = None
+) -> ModelProfile | None:
+    """The model's profile for such training; None unless it is there. Asks for nothing. goal, plan: as ``of_training`` takes
+    them.
+    """
+    row = ProfileNeed.of_training(model, workload, goal=goal, plan=plan).find_row()
     return None if row is None else read_profile(row.pk, row.document_sha256)
 
 

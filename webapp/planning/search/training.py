@@ -90,7 +90,7 @@ class AskedTraining:
 
     @property
     def need(self) -> ProfileNeed:
-        return ProfileNeed.of_training(self.model, self.workload)
+        return ProfileNeed.of_training(self.model, self.workload, goal=self.goal)
 
     def complete(self, profile: Profile, places: Sequence[Place]) -> list[TrainingQuestion]:
         return [

@@ -32,6 +32,7 @@ class Cost:
     copied_bytes: dict[str, int] = field(default_factory=dict)
     exposed_ms: dict[str, float] = field(default_factory=dict)
     network_bytes: int = 0
+    once_s: float = 0.0
 
 
 PLAN = Plan(

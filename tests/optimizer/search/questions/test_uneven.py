@@ -80,7 +80,7 @@ def test_the_fastest_card_alone_is_chosen_over_a_slow_link(llama_profile: Profil
     sentences = [option.sentence for option in found.layouts]
     assert f"{FAST} alone: chosen; more devices would wait for each other for longer than they save" in sentences
     shared = next(sentence for sentence in sentences if "shares by speed" in sentence)
-    assert "slower, with 2 more devices" in shared
+    assert "times as long, with 2 more devices" in shared
 
 
 def test_a_card_that_is_short_of_memory_recomputes_while_another_keeps(llama_profile: Profile) -> None:

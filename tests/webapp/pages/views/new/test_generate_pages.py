@@ -244,13 +244,15 @@ def test_the_newest_answers_are_shown_as_text(browser: Client, job: Job, headroo
         {"index": 0, "record": plain, "is_error": False, "completion_tokens": 4},
         {"index": 1, "record": {"custom_id": "q2", "response": {"body": chat}}, "is_error": False, "completion_tokens": 8},
         {"index": 2, "record": {"id": "c", "error": {"message": "too long"}}, "is_error": True, "completion_tokens": 0},
+        {"index": 3, "record": {**plain, "id": "4"}, "is_error": False, "completion_tokens": 4},
     ]
-    torn = '{"index": 3, "rec'
+    torn = '{"index": 4, "rec'
     (folder / "part-001-f1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
     text = browser.get(reverse("job", args=[job.pk]), {"tab": "samples"}).content.decode()
     assert "was the &lt;b&gt;Word&lt;/b&gt;" in text
     assert "8 tokens, length limit" in text
     assert "too long" in text
+    assert "<h3>Line 4</h3>" in text  # a line without a name of its own
     assert text.index("Line 3: c") < text.index("Line 2: q2") < text.index("Line 1: a")
 
 
