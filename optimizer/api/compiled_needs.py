@@ -31,14 +31,14 @@ _ALLOWED: Final = {
 
 
 def compiled_representations(
-    workload: TrainingWorkload, pinned: Pins, may_use: Callable[[Technique], bool]
+    workload: TrainingWorkload, pinned: Pins, may_use: Callable[[Technique], bool], *, ran: Plan | None = None
 ) -> tuple[str, ...]:
-    """The representations that a goal which pins compiled blocks leaves open; none where it does not pin them.
+    """The representations that a goal which pins compiled blocks leaves open; else that of a plan that ran with them, else none.
 
     Each takes seconds to trace, so what the goal rules out is left out. fp16 is traced as bf16. may_use: the goal's.
     """
     if pinned.kernels.blocks != "compiled":
-        return ()
+        return _representation_of(ran) if ran is not None and ran.kernels.blocks == "compiled" else ()
     pins = pinned.weights
     may_pack = workload.adapter is not None and may_use("quantize_frozen")
     pairs = product(
@@ -55,9 +55,8 @@ def compiled_representations(
     return tuple(dict.fromkeys(traced_representation(weights.representation) for weights in possible)) or ("fp32",)
 
 
-def compiled_representation_of(plan: Plan) -> tuple[str, ...]:
-    """The representation of a plan that compiles blocks; none for another plan."""
-    return (traced_representation(plan.weights.representation),) if plan.kernels.blocks == "compiled" else ()
+def _representation_of(plan: Plan) -> tuple[str, ...]:
+    return (traced_representation(plan.weights.representation),)
 
 
 def check_compiled_pin(pins: Pins, *, model_type: str) -> None:
@@ -67,7 +66,11 @@ def check_compiled_pin(pins: Pins, *, model_type: str) -> None:
     """
     if pins.kernels.blocks != "compiled":
         return
-    _check_type(model_type, field=_PIN)
+    if model_type in REFUSED_TYPES:
+        raise _refused(
+            f"{_PIN} is compiled; blocks of type {model_type} cannot be compiled: {REFUSED_TYPES[model_type]}",
+            hint="Run blocks op by op: kernels.blocks=memory_saving, or leave the pin out.",
+        )
     selective = next((choice for choice in NOT_COMPILED if choice in (pins.activations.per_block or ())), None)
     beside = (
         (selective, "activations.per_block", "keeps some of a block's results, and a compiled block is one op"),
@@ -76,26 +79,14 @@ def check_compiled_pin(pins: Pins, *, model_type: str) -> None:
     )
     for value, path, why in beside:
         if value is not None:
-            raise InvalidPlan(
+            raise _refused(
                 f"{_PIN} is compiled, and goal.pins.{path} is {value}, which {why}",
-                field=_PIN,
-                value="compiled",
-                allowed=["memory_saving"],
                 hint=f"Leave out one of the two pins; compiled blocks go with {_ALLOWED[path]}.",
             )
 
 
-def _check_type(model_type: str, *, field: str) -> None:
-    """Raise InvalidPlan for a model type whose blocks cannot be compiled. field: where that was asked for."""
-    why = REFUSED_TYPES.get(model_type)
-    if why is not None:
-        raise InvalidPlan(
-            f"{field} is compiled; blocks of type {model_type} cannot be compiled: {why}",
-            field=field,
-            value="compiled",
-            allowed=["memory_saving"],
-            hint="Run blocks op by op: kernels.blocks=memory_saving, or leave the pin out.",
-        )
+def _refused(message: str, *, hint: str) -> InvalidPlan:
+    return InvalidPlan(message, field=_PIN, value="compiled", allowed=["memory_saving"], hint=hint)
 
 
 def _devices_pinned(pins: Pins) -> str | None:

@@ -7,7 +7,7 @@ never to one that ran out.
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.api.compiled_needs import compiled_representation_of, compiled_representations
+from optimizer.api.compiled_needs import compiled_representations
 from optimizer.api.replan import Failure, list_shortfalls, replan_profiled
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.serialize import from_json
@@ -52,9 +52,7 @@ def find_next_plan(job: Job) -> NextPlan | None:
     workload = from_json(TrainingWorkload, job.spec["workload"], path="workload")
     goal = from_json(Goal, job.spec["goal"], path="goal")
     ran = None if job.plan is None else Plan.from_json(job.plan)
-    compiled = compiled_representations(workload, goal.pins, goal.may_use)
-    if not compiled and ran is not None:
-        compiled = compiled_representation_of(ran)
+    compiled = compiled_representations(workload, goal.pins, goal.may_use, ran=ran)
     profile = ready_profile(ProfileNeed.of_training(job.model, workload, compiled=compiled))
     last = job.attempts.select_related("machine").order_by("-number").first()
     machine = (last.machine if last is not None else None) or job.machine

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from optimizer.api.compiled_needs import compiled_representation_of, compiled_representations
+from optimizer.api.compiled_needs import compiled_representations
 from optimizer.base.errors import HeadroomError
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.training import estimate_training
@@ -130,9 +130,7 @@ def _estimator(first: Job) -> Callable[[_Case], _Priced | None] | None:
         return partial(_price_generation, generates, generation_workload(spec_of_job(first)))
     plan = None if first.plan is None else Plan.from_json(first.plan)
     goal, workload = read_goal(first.spec["goal"]), read_workload(first.spec["workload"])
-    compiled = compiled_representations(workload, goal.pins, goal.may_use)
-    if not compiled and plan is not None:
-        compiled = compiled_representation_of(plan)
+    compiled = compiled_representations(workload, goal.pins, goal.may_use, ran=plan)
     profile = known_profile_of(first.model, workload, compiled=compiled)
     return None if profile is None else partial(_price_training, profile)
 

@@ -33,7 +33,7 @@ class ProfileNeed:
     def of_training(
         cls, model: Model, workload: TrainingWorkload, *, compiled: tuple[str, ...] = ()
     ) -> "ProfileNeed":
-        """compiled: as the field, of the goal (``compiled_representations``) or of a plan (``compiled_representation_of``)."""
+        """compiled: as the field, by ``compiled_representations``."""
         return cls(
             model=model,
             adapter=workload.adapter,
