@@ -10,7 +10,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from optimizer.base.limits import MAX_DEVICES
+from optimizer.hardware.mixed import read_played
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class WorkerConfig:
             host=os.environ.get("HEADROOM_WORKER_NAME") or socket.gethostname(),
             process_id=os.getpid(),
             num_slots=int(_number("HEADROOM_SLOTS", cls.num_slots, low=1, high=64)),
-            num_played=int(_number("HEADROOM_DEVICES", cls.num_played, low=1, high=MAX_DEVICES)),
+            num_played=_num_played(),
             shares_if_faster=not os.environ.get("HEADROOM_SLOTS"),
             poll_s=_number("HEADROOM_POLL_S", cls.poll_s, low=0.05, high=600),
             lease_s=int(_number("HEADROOM_LEASE_S", cls.lease_s, low=1, high=3600)),
@@ -65,6 +65,15 @@ class WorkerConfig:
             outage_s=_number("HEADROOM_OUTAGE_S", cls.outage_s, low=0, high=86_400),
             reconcile_s=_number("HEADROOM_RECONCILE_S", cls.reconcile_s, low=0.05, high=600),
         )
+
+
+def _num_played() -> int:
+    text = os.environ.get("HEADROOM_DEVICES") or "1"
+    try:
+        played = read_played(text)
+    except ValueError as error:
+        raise ValueError(f"HEADROOM_DEVICES is {error}") from error
+    return played if isinstance(played, int) else len(played)
 
 
 def _number(variable: str, default: float, *, low: float, high: float) -> float:

@@ -22,7 +22,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.compilers import missing_to_compile
 from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Machine as MachineRow
-from webapp.jobs.devices.room import count_devices
+from webapp.jobs.devices.room import count_devices, device_kinds
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter, card_identity, card_names, visible_card
 from worker.run.child import child_environment, isolated_command
@@ -48,13 +48,23 @@ def device_names(row: MachineRow, places: Sequence[int]) -> list[str]:
 def visible_cards(row: MachineRow, places: Sequence[int]) -> str | None:
     """``CUDA_VISIBLE_DEVICES`` for a process on these of the machine's devices; None where it stays as it is.
 
-    places: counted from the machine's first device.
+    places: counted from the machine's first device, in the order of the ranks.
     """
-    device = row.document["device"]
-    if device["kind"] != "cuda" or not places:
+    if row.document["device"]["kind"] != "cuda" or not places:
         return None
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return ",".join(str(visible_card(device["index"] + place, visible=visible)) for place in places)
+    visible, indices = os.environ.get("CUDA_VISIBLE_DEVICES", ""), card_indices(row)
+    first = row.document["device"]["index"]
+    cards = [indices[place] if place < len(indices) else first + place for place in places]
+    return ",".join(str(visible_card(card, visible=visible)) for card in cards)
+
+
+def card_indices(row: MachineRow) -> list[int]:
+    """torch's index of the card at each of the machine's places, which are by kind."""
+    return [
+        index
+        for device, number in device_kinds(row)
+        for index in device.get("indices") or range(device["index"], device["index"] + number)
+    ]
 
 
 def count_slots(row: MachineRow, config: WorkerConfig) -> int:
@@ -64,8 +74,7 @@ def count_slots(row: MachineRow, config: WorkerConfig) -> int:
 
 def device_meters(row: MachineRow) -> list[GpuMeter]:
     """One for each of the machine's devices, which reads nothing on the CPU device."""
-    first = int(row.document["device"]["index"])
-    return [GpuMeter(first + place) for place in range(count_devices(row))]
+    return [GpuMeter(index) for index in card_indices(row)]
 
 
 def device_lock_file(row: MachineRow, *, slot: str, home: Path) -> Path:

@@ -4,7 +4,7 @@ Plans, predictions, specs and calibrations are documents of their own (``optimiz
 ``Prediction.from_json`` read the first two) and stay plain dictionaries here.
 """
 
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 Document = dict[str, Any]
 State = Literal["queued", "starting", "running", "succeeded", "failed", "cancelled"]
@@ -103,6 +103,13 @@ class Device(TypedDict):
     kind: str
     name: str
     memory_bytes: int
+    is_capped: NotRequired[bool]
+    """True for a device that the CPU plays with memory of its own."""
+
+
+class DeviceKind(TypedDict):
+    device: Device
+    num_devices: int
 
 
 class PeerLink(TypedDict):
@@ -117,7 +124,9 @@ class Machine(TypedDict):
     name: str
     device: Device
     num_devices: int
-    """Devices like ``device``, which on the CPU share its memory."""
+    """Devices like ``device``, which on the CPU share its memory unless each was given bytes of its own."""
+    others: list[DeviceKind]
+    """Kinds of devices beside the first."""
     peers: PeerLink | None
     last_seen_at: str
     online: bool

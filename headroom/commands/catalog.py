@@ -275,17 +275,20 @@ def _within_words(within: Within) -> str:
 
 
 def device_words(device: Device) -> str:
-    return f"{device['name']} {format_bytes(int(device['memory_bytes']))}"
+    name, size = device["name"], format_bytes(int(device["memory_bytes"]))
+    return name if name.endswith(size) else f"{name} {size}"
 
 
 def _devices(machine: Machine) -> str:
-    """``2 x NVIDIA L4 22.0 GiB, linked by pcie``."""
-    number, link = machine.get("num_devices", 1), machine.get("peers")
-    words = device_words(machine["device"])
-    if number == 1:
-        return words
-    together = " together" if machine["device"]["kind"] == "cpu" else ""
-    return f"{number} x {words}{together}" + (f", linked by {link['kind']}" if link else "")
+    """``2 x NVIDIA L4 22.0 GiB, linked by pcie``; ``NVIDIA L4 22.0 GiB and NVIDIA T4 14.6 GiB, linked by pcie``."""
+    link = machine.get("peers")
+    kinds = [(machine["device"], machine.get("num_devices", 1))]
+    kinds += [(kind["device"], kind["num_devices"]) for kind in machine.get("others", [])]
+    parts = [f"{number} x {device_words(device)}" if number > 1 else device_words(device) for device, number in kinds]
+    if parts == [device_words(machine["device"])]:
+        return parts[0]
+    shares_memory = machine["device"]["kind"] == "cpu" and not machine["device"].get("is_capped")
+    return " and ".join(parts) + " together" * shares_memory + (f", linked by {link['kind']}" if link else "")
 
 
 def _presence(machine: Machine) -> str:

@@ -95,9 +95,12 @@ def largest_device_bytes(client: HeadroomClient, *, num_devices: int = 1, wait_s
 
 
 def _device_bytes(machine: Machine, num_devices: int) -> int:
-    """Devices that the CPU plays share its memory."""
-    memory_bytes = int(machine["device"]["memory_bytes"])
-    return memory_bytes // num_devices if num_devices > 1 and machine["device"]["kind"] == "cpu" else memory_bytes
+    """Memory of the largest device. Those that the CPU plays share its memory, unless each was given bytes of its own."""
+    first = machine["device"]
+    memory_bytes = max(int(device["memory_bytes"]) for device in (first, *(kind["device"] for kind in machine.get("others", []))))
+    if num_devices > 1 and first["kind"] == "cpu" and not first.get("is_capped"):
+        return memory_bytes // num_devices
+    return memory_bytes
 
 
 def size(text: str) -> int:

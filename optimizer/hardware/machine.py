@@ -42,6 +42,11 @@ class Device:
     """Workspaces of the matrix libraries, as measured; None where they were not."""
     num_multiprocessors: int | None = None
     """Multiprocessors of CUDA cards, which some kernels' scratch grows with; None where it is not known."""
+    indices: tuple[int, ...] = ()
+    """Numbers of all cards of this kind; empty where they follow each other from ``index`` on."""
+    is_capped: bool = False
+    """On the CPU device: ``memory_bytes`` was set aside for this one beforehand, as a card has its own. Else all devices that
+    the CPU plays share one memory."""
 
 
 class Processor(NamedTuple):
@@ -126,6 +131,22 @@ class Machine:
     def total_devices(self) -> int:
         """Devices of all kinds."""
         return sum(kind.num_devices for kind in self.kinds)
+
+    @property
+    def device_names(self) -> str:
+        """Names of all kinds of devices: ``RTX 3060 and RTX 4090``."""
+        return " and ".join(kind.device.name for kind in self.kinds)
+
+    @property
+    def most_memory_bytes(self) -> int:
+        """Memory of the largest device."""
+        return max(kind.device.memory_bytes for kind in self.kinds)
+
+    @property
+    def of_largest_kind(self) -> "Machine":
+        """The machine with the devices of one kind alone: those with the most memory, the first of equals."""
+        largest = max(self.kinds, key=lambda kind: kind.device.memory_bytes)
+        return self.with_kind(largest.device.name) if self.others else self
 
     def with_kind(self, name: str, *, num_devices: int | None = None) -> "Machine":
         """The machine with the devices of one kind alone, or with so many of them. name: of its device; empty for the first kind.

@@ -1,4 +1,6 @@
-"""Machines with several kinds of cards of the table: ``2x RTX 3060, RTX 4090``. Torch-free."""
+"""Machines with several kinds of devices: cards of the table (``2x RTX 3060, RTX 4090``), and devices of unequal memory that the
+CPU plays (``1GiB, 2GiB``). Torch-free.
+"""
 
 import re
 from collections.abc import Sequence
@@ -8,6 +10,7 @@ from typing import Final, Unpack
 from optimizer.base.errors import InvalidInput
 from optimizer.base.limits import MAX_DEVICES
 from optimizer.base.shown import shown_value
+from optimizer.base.units import format_bytes, parse_bytes
 from optimizer.hardware.devices import Beside, find_device, table_machine
 from optimizer.hardware.machine import DeviceKind, Machine
 from optimizer.hardware.peers import SeveralDevices, read_devices_text, read_unlike_link
@@ -70,4 +73,52 @@ def mixed_machine(kinds: Sequence[SeveralDevices], *, peer_link: str | None = No
             DeviceKind(device=machine.device, rates=machine.rates, num_devices=kind.count)
             for machine, kind in zip(others, kinds[1:], strict=True)
         ),
+    )
+
+
+def read_played(text: str) -> int | tuple[int, ...]:
+    """Devices for the CPU to play: a number of them, which share its memory, or the bytes of each. Raises ValueError."""
+    allowed = f"1 to {MAX_DEVICES}, or the memory of each device such as 1GiB, 2GiB"
+    try:
+        if text.strip().isdecimal():
+            found: int | tuple[int, ...] = int(text)
+        else:
+            found = tuple(parse_bytes(part.strip()) for part in text.split(","))
+    except (ValueError, InvalidInput) as error:
+        raise ValueError(f"{text!r}; allowed: a number from {allowed}") from error
+    number = found if isinstance(found, int) else len(found)
+    if not 1 <= number <= MAX_DEVICES or (not isinstance(found, int) and min(found) < 1):
+        raise ValueError(f"{text!r}; allowed: a number from {allowed}")
+    return found
+
+
+def play_devices(machine: Machine, sizes: Sequence[int]) -> Machine:
+    """The machine as if each of the CPU's devices had so many bytes of its own. Those of equal size are of one kind.
+
+    All have the machine's rates: they share its cores. Raises InvalidInput for more bytes than the machine has.
+    """
+    if machine.device.kind != "cpu":
+        return machine
+    memory_bytes = machine.device.memory_bytes + machine.host_memory_bytes
+    if sum(sizes) >= memory_bytes:
+        raise InvalidInput(
+            f"devices with {format_bytes(sum(sizes))} together are to be played; the machine has {format_bytes(memory_bytes)}",
+            field="devices",
+            value=sum(sizes),
+            allowed=f"less than {format_bytes(memory_bytes)} together",
+        )
+    kinds = [
+        DeviceKind(
+            device=replace(machine.device, name=f"CPU with {format_bytes(size)}", memory_bytes=size, is_capped=True),
+            rates=machine.rates,
+            num_devices=list(sizes).count(size),
+        )
+        for size in dict.fromkeys(sizes)
+    ]
+    return replace(
+        machine,
+        device=kinds[0].device,
+        num_devices=kinds[0].num_devices,
+        others=tuple(kinds[1:]),
+        host_memory_bytes=memory_bytes - sum(sizes),
     )

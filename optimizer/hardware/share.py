@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from optimizer.hardware.machine import Machine
+from optimizer.hardware.machine import Device, Machine
 from optimizer.hardware.rates import Rates
 from optimizer.profile.time_kinds import COMPUTE_KINDS, TimeKind
 
@@ -44,10 +44,14 @@ def share_of(machine: Machine, *, num_ranks: int) -> Machine:
     factor = machine.num_threads / num_threads
     return replace(
         shared,
-        device=replace(machine.device, memory_bytes=machine.device.memory_bytes // num_ranks),
+        device=machine.device if machine.device.is_capped else _part_of(machine, num_ranks),
         num_threads=num_threads,
         rates=replace(rates, time_factors={kind: factor * rates.time_factor(kind) for kind in _KERNELS} | _others(rates)),
     )
+
+
+def _part_of(machine: Machine, num_ranks: int) -> Device:
+    return replace(machine.device, memory_bytes=machine.device.memory_bytes // num_ranks)
 
 
 def _share_rates(rates: Rates, num_ranks: int) -> Rates:

@@ -43,3 +43,11 @@ def test_devices_that_the_cpu_plays_are_one_unless_said_otherwise(monkeypatch: p
     monkeypatch.setenv("HEADROOM_DEVICES", "65")
     with pytest.raises(ValueError, match=r"HEADROOM_DEVICES is '65'; allowed: a number from 1 to 64"):
         WorkerConfig.from_environment()
+
+
+def test_devices_that_the_cpu_plays_may_each_have_bytes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADROOM_DEVICES", "1GiB, 2 GiB, 1GiB")
+    assert WorkerConfig.from_environment().num_played == 3
+    monkeypatch.setenv("HEADROOM_DEVICES", "1GiB, two")
+    with pytest.raises(ValueError, match="HEADROOM_DEVICES is '1GiB, two'; allowed: .* such as 1GiB, 2GiB"):
+        WorkerConfig.from_environment()

@@ -26,8 +26,8 @@ def may_replan(job: Job, reason: str, *, num_before: int) -> bool:
 
 
 def _can_replan(job: Job) -> bool:
-    """A job without a prediction has nothing that a search could mend."""
-    if job.plan is None or job.prediction is None:
+    """A job without a prediction has nothing that a search could mend; of ranks that differ none is made from shortfalls."""
+    if job.plan is None or job.prediction is None or job.need_ranks:
         return False
     if job.kind == Kind.GENERATE:
         return bool(job.spec.get("plan") == "chosen")

@@ -27,6 +27,7 @@ from webapp.catalog.errors import ChecksBusy
 from webapp.catalog.models import Dataset
 from webapp.catalog.queries import machines_visible_to, models_visible_to
 from webapp.jobs.actions import cancel_job
+from webapp.jobs.devices.room import largest_device
 from webapp.jobs.errors import WrongState
 from webapp.jobs.models import Artifact, Job, State
 from webapp.jobs.specs.training import find_visible
@@ -227,7 +228,7 @@ class _MovedMeanwhileError(Exception):
 
 def _largest_device_bytes(user: User) -> int:
     """All of the largest machine's device. Raises NotPricedYet where no machine is known."""
-    sizes = [int(row.document["device"]["memory_bytes"]) for row in machines_visible_to(user)]
+    sizes = [int(largest_device(row)["memory_bytes"]) for row in machines_visible_to(user)]
     if not sizes:
         raise NotPricedYet("no machine has registered yet", hint="Start a worker.")
     return max(sizes)

@@ -73,6 +73,10 @@ def machine_documents(machines: list[Machine]) -> list[dict[str, Any]]:
             "name": machine.name,
             "device": machine.document.get("device"),
             "num_devices": machine.document.get("num_devices", 1),
+            "others": [
+                {"device": kind["device"], "num_devices": kind.get("num_devices", 1)}
+                for kind in machine.document.get("others") or ()
+            ],
             "peers": machine.document.get("peers"),
             "last_seen_at": iso(machine.last_seen_at),
             "online": timezone.now() - machine.last_seen_at < ONLINE_WITHIN,

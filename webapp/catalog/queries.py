@@ -52,8 +52,9 @@ def machines_visible_to(user: Any) -> QuerySet[Machine]:
 
 def most_devices(user: Any) -> int:
     """Devices of the machine that has most; 0 while none is known."""
-    counted = machines_visible_to(user).order_by().values_list("document__num_devices", flat=True)
-    return int(max((number or 1 for number in counted), default=0))
+    rows = machines_visible_to(user).order_by().values_list("document__num_devices", "document__others")
+    counted = ((number or 1) + sum(kind.get("num_devices", 1) for kind in others or ()) for number, others in rows)
+    return int(max(counted, default=0))
 
 
 def profile_state(model: Model) -> str:

@@ -25,6 +25,9 @@ from webapp.catalog.files.room import require_floor
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.clock import from_now
 from webapp.jobs.claiming import next_turn
+from webapp.jobs.devices.named import NAMED, write_needs
+from webapp.jobs.devices.needs import needs_of
+from webapp.jobs.devices.room import largest_device
 from webapp.jobs.errors import JobConflict, WrongState
 from webapp.jobs.models import (
     LIVE_STATES,
@@ -101,9 +104,7 @@ def create_job(
             max_duration_s=max_duration_s,
             awaits_plan=awaits_plan,
             turn=next_turn(owner, kind=kind),
-            need_device_kind=machine.document["device"]["kind"] if machine else "",
-            need_device_bytes=_need_bytes(spec, prediction, machine),
-            need_devices=count_devices(plan),
+            **_needs(spec, plan, prediction, machine),
             retry_of=retry_of,
             event_seq=1,
             hinted_at=timezone.now(),
@@ -133,9 +134,7 @@ def plan_job(
         "prediction": prediction,
         "machine": machine,
         "awaits_plan": False,
-        "need_device_kind": machine.document["device"]["kind"],
-        "need_device_bytes": _need_bytes(spec, prediction, machine),
-        "need_devices": count_devices(plan),
+        **_needs(spec, plan, prediction, machine),
     }
     kind = "replanned" if change else "planned"
     planned = move_job(job.pk, when=_awaiting(), changes=changes, kind=kind, actor="program", message=change)
@@ -433,9 +432,23 @@ def _hint(job_id: str) -> None:
         Job.objects.filter(pk=job_id).update(hinted_at=None)
 
 
-def _need_bytes(spec: dict[str, Any], prediction: dict[str, Any] | None, machine: Machine | None) -> int:
-    device = from_json(Device, machine.document["device"], path="machine.device") if machine is not None else None
-    return device_need_bytes(prediction, budget_bytes=spec.get("goal", {}).get("device_budget_bytes"), device=device)
+def _needs(
+    spec: dict[str, Any], plan: dict[str, Any] | None, prediction: dict[str, Any] | None, machine: Machine | None
+) -> dict[str, Any]:
+    """The fields of a job that say which devices it needs."""
+    budget_bytes = spec.get("goal", {}).get("device_budget_bytes")
+    needs = needs_of(plan, prediction, machine=machine.document, budget_bytes=budget_bytes) if machine is not None else []
+    if needs:
+        most = max(need.num_bytes for need in needs)
+        named = {"need_device_kind": NAMED, "need_ranks": write_needs(needs)}
+        return {**named, "need_device_bytes": most, "need_devices": len(needs)}
+    device = from_json(Device, largest_device(machine), path="machine.device") if machine is not None else None
+    return {
+        "need_device_kind": device.kind if device else "",
+        "need_ranks": "",
+        "need_device_bytes": device_need_bytes(prediction, budget_bytes=budget_bytes, device=device),
+        "need_devices": count_devices(plan),
+    }
 
 
 def _require_state(job: Job, request: str, condition: Q, *, allowed: str) -> None:

@@ -33,7 +33,10 @@ from webapp.prepared import Prepared, number_mark
 QUEUE_ORDER: Final = ("-priority", "turn", "created_at", "id")
 PROFILE_TURN: Final = 0
 _FIRST_TURN: Final = 1
-_READ: Final = ("kind", "prediction", "priority", "turn", "created_at", "need_devices", "need_device_kind", "need_device_bytes")
+_READ: Final = (
+    *("kind", "prediction", "priority", "turn", "created_at"),
+    *("need_devices", "need_device_kind", "need_device_bytes", "need_ranks"),
+)
 
 
 def claim_job(
@@ -172,7 +175,7 @@ def _place(job: Job, room: Room, *, must_gain: bool) -> _Found | None:
         if must_gain and not (shares and gains(shares[:-1], shares[-1])):
             return None
         slower, is_known = max(slower, slowdown(shares)), is_known and bool(shares)
-    disturbed = room.all_jobs if room.shares_memory else beside  # who shares the memory shares the cores
+    disturbed = room.all_jobs if room.kind == "cpu" else beside  # who shares the memory shares the cores
     message = _describe_sharing(len(beside), slower if is_known else None)
     return _Found(job=job, places=places, disturbed=disturbed, message=message)
 

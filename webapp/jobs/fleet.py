@@ -16,7 +16,7 @@ from optimizer.base.serialize import to_json
 from webapp.catalog.documents import machine_documents
 from webapp.catalog.models import Machine
 from webapp.clock import iso
-from webapp.jobs.devices.room import places_of, read_room
+from webapp.jobs.devices.room import held_by, places_of, read_room
 from webapp.jobs.models import LIVE_STATES, Attempt, Job, Sample
 from webapp.jobs.queries import jobs_visible_to
 
@@ -116,7 +116,7 @@ def read_occupancy(user: Any, machine: Machine) -> Occupancy:
             name=job.name if is_visible else "",
             worker=job.worker,
             devices=tuple(places),
-            needs_bytes=job.need_device_bytes * len(places),
+            needs_bytes=sum(size for _, size in held_by(attempt, num_devices=room.num_devices)),
             bytes_by_category={category: size * len(places) for category, size in newest.get(job.pk, {}).items()},
         )
         holders.append(holder)

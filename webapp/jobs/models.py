@@ -145,6 +145,8 @@ class Job(InProject):
     card what its process takes beside tensors (``optimizer/estimate/sharing.py``)."""
     need_devices = models.PositiveSmallIntegerField(default=1)
     """Devices of one machine that the plan runs on; a claim takes all of them or none."""
+    need_ranks = models.TextField(blank=True, default="")
+    """Needs by rank of a plan that names its devices (``devices/named.py``); ``need_device_kind`` is then ``named``."""
     retry_of = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="retries")
     """The ended job that this one repeats; an ended job itself never moves again."""
     hinted_at = models.DateTimeField(null=True)

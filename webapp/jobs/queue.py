@@ -15,6 +15,7 @@ from optimizer.base.units import format_bytes, format_duration
 from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
 from webapp.jobs.claiming import QUEUE_ORDER, first_gang, stands_ahead, stands_before
+from webapp.jobs.devices.named import describe_needs, read_needs
 from webapp.jobs.devices.room import Room, read_room
 from webapp.jobs.models import LIVE_STATES, MEMORY_REASONS, USER_JOB_KINDS, Job, State
 from webapp.jobs.queries import (
@@ -166,6 +167,8 @@ def _reasons(
 
 def _what_is_taken(job: Job, ready: Sequence[MachineNow]) -> str:
     """Why no machine that takes jobs has room for this one at present; empty where one has."""
+    if job.need_ranks:
+        return _what_named_lacks(job, ready)
     if job.need_devices > 1:
         idle = max(ready, key=lambda machine: machine.room.num_idle)
         if any(machine.room_for(job).has_room_for(job) and machine.room.num_idle >= job.need_devices for machine in ready):
@@ -189,6 +192,17 @@ def _what_is_taken(job: Job, ready: Sequence[MachineNow]) -> str:
     )
 
 
+def _what_named_lacks(job: Job, ready: Sequence[MachineNow]) -> str:
+    """The same of a job whose plan names its devices."""
+    if any(machine.room_for(job).has_room_for(job) for machine in ready):
+        return ""
+    needs, machine = read_needs(job.need_ranks), ready[0]
+    names = dict.fromkeys(need.device for need in needs)
+    devices = [device for device in machine.room_for(job).devices if device.name in names]
+    free = ", ".join(f"{device.name} has {format_bytes(max(0, device.free_bytes))}" for device in devices) or "none"
+    return f"It needs {describe_needs(needs)}{' at once' * (len(needs) > 1)}; free on {machine.name}: {free}."
+
+
 def between_plans(job: Job) -> str:
     """Why a job that has run awaits a plan."""
     if job.reason in MEMORY_REASONS:
@@ -199,7 +213,9 @@ def between_plans(job: Job) -> str:
 def _nothing_suits(job: Job, machines: Sequence[MachineNow]) -> str:
     size, kind = format_bytes(job.need_device_bytes), job.need_device_kind
     need = f"a {kind or 'any'} device with {size}"
-    if job.need_devices > 1:
+    if job.need_ranks:
+        need = f"{describe_needs(read_needs(job.need_ranks))} in one machine"
+    elif job.need_devices > 1:
         need = f"{job.need_devices} {kind + ' ' if kind else ''}devices of one machine with {size} each"
     if not machines:
         return f"It needs {need}; no machine has run a worker yet."

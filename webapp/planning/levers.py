@@ -42,6 +42,8 @@ def list_levers(question: TrainingQuestion, plan: Plan, bytes_by_category: Mappi
     """For the plan's largest parts, the largest first: the changes that take least time for what they save, one lossless and one
     that changes the numbers. A part without such a change has no lever, and the next one is looked at."""
     wanted = {technique for techniques in TECHNIQUES_OF.values() for technique in techniques}
+    if plan.layout.ranks:
+        return ()
     problem = problem_of(question, layout=plan.layout)
     here = problem.price(plan)
     knobs = list_knobs(problem, plan, prediction=here, is_wanted=lambda technique, _: technique in wanted)

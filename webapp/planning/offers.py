@@ -58,7 +58,7 @@ class Offer:
             "machine": {
                 "id": self.row.machine_id,
                 "name": self.row.machine.name,
-                "device": self.row.machine.document["device"]["name"],
+                "device": " and ".join(_kinds_of(self.row)),
             },
             "plan": self.row.plan,
             "prediction": self.row.prediction,
@@ -116,21 +116,28 @@ def keep_offer(
         verdict=found.priced.verdict,
         basis=basis_of(profile_sha256, machine),
     )
-    device, prediction = str(machine.document["device"]["name"]), found.priced.prediction
+    kinds, prediction = _kinds_of(row), found.priced.prediction
     num_tokens = spec.workload.num_steps * spec.workload.tokens_per_step if isinstance(spec, JobSpec) else None
     return Offer(
         row=row,
         is_chosen=False,
         is_lossless=found.priced.plan.is_lossless,
         explanation=found.explanation,
-        costs=price_run(
+        # one rent is of devices that are all alike
+        costs=() if len(kinds) > 1 else price_run(
             prices,
-            device=device,
+            device=kinds[0],
             total_s=prediction.total_s,
             interval_s=prediction.total_interval_s,
             num_tokens=num_tokens,
         ),
     )
+
+
+def _kinds_of(row: PlanOffer) -> list[str]:
+    """Names of the devices that the plan runs on, each once."""
+    named = [str(rank["device"]) for rank in row.prediction.get("ranks") or ()]
+    return list(dict.fromkeys(named)) or [str(row.machine.document["device"]["name"])]
 
 
 def given_offer(user: Any, spec: JobSpec | GenerateSpec, plan_id: str) -> PlanOffer:
@@ -169,6 +176,7 @@ def basis_of(profile_sha256: str, machine: Machine) -> str:
         machine.document["host_memory_bytes"],
         PLAN_VERSION,
         program_version(),
+        *(kind["device"] for kind in machine.document.get("others") or ()),
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

@@ -3,13 +3,13 @@
 Torch-free: a stored profile and the machines' measured rates are enough.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db import transaction
 
-from optimizer.base.errors import InvalidWorkload, NoFeasiblePlan
+from optimizer.base.errors import InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.goal import Goal
 from optimizer.hardware.rental import read_prices
 from optimizer.search.questions.answers import ObjectiveAnswer
@@ -20,7 +20,7 @@ from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
 from webapp.jobs.specs.training import JobSpec
 from webapp.planning.offers import Offer, PlanAnswer, keep_offer
 from webapp.planning.search.generation import asked_by_generation
-from webapp.planning.search.question import Question
+from webapp.planning.search.question import FoundPlans, Question
 from webapp.planning.search.resolve import Asked, Waiting, place_of, resolve
 from webapp.planning.search.training import asked_by_training, find_answer
 
@@ -43,19 +43,37 @@ def price_job_spec(user: Any, spec: JobSpec | GenerateSpec) -> PlanAnswer:
     questions = resolve(asked, [place_of(machine) for machine in machines])
     if isinstance(questions, Waiting):
         return PlanAnswer(profile="pending", waiting_for=questions.waiting_for)
-    found = [question.find_plans() for question in questions]
+    found = _find_on_each(machines, questions)
     prices = read_prices()
     with transaction.atomic():
         offers = [
             keep_offer(user, spec, plan, machine=machine, profile_sha256=question.profile_sha256, prices=prices)
-            for machine, question, plans in zip(machines, questions, found, strict=True)
+            for machine, question, plans in found
             for plan in plans.all
         ]
     fitting = [offer for offer in offers if offer.row.label == "chosen"]
     chosen = min(fitting, key=_order_of(spec), default=None)
     if chosen is None:
-        raise _nothing_fits([plans.nothing_fits for plans in found if plans.nothing_fits], offers)
+        raise _nothing_fits([plans.nothing_fits for _, _, plans in found if plans.nothing_fits], offers)
     return PlanAnswer(profile="ready", offers=[replace(offer, is_chosen=offer is chosen) for offer in offers])
+
+
+def _find_on_each(
+    machines: Sequence[Machine], questions: Sequence[Question[Any, Any, Any]]
+) -> list[tuple[Machine, Question[Any, Any, Any], FoundPlans]]:
+    """Plans on each machine. One with devices of several kinds may be unable to keep a pin that others keep: it is left out.
+
+    Raises InvalidPlan where no machine is left.
+    """
+    found, refused = [], None
+    for machine, question in zip(machines, questions, strict=True):
+        try:
+            found.append((machine, question, question.find_plans()))
+        except InvalidPlan as error:
+            refused = error
+    if refused is not None and not found:
+        raise refused
+    return found
 
 
 def _machines_for(user: Any, spec: JobSpec | GenerateSpec) -> list[Machine]:

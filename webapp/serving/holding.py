@@ -15,6 +15,7 @@ from webapp.accounts.access import project_of_job
 from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine, Model
 from webapp.jobs.actions import create_job
+from webapp.jobs.devices.room import largest_device
 from webapp.jobs.models import LIVE_STATES, TERMINAL_STATES, Job, Kind, State
 from webapp.jobs.queries import jobs_visible_to
 from webapp.serving.names import Target
@@ -107,7 +108,7 @@ def _budget_of(model: Model, wanted_bytes: int | None) -> int | None:
     """The budget that was asked for; else the largest machine's memory where the whole of it would be needed."""
     if wanted_bytes is not None:
         return wanted_bytes
-    sizes = [int(row.document["device"]["memory_bytes"]) for row in Machine.objects.all()]
+    sizes = [int(largest_device(row)["memory_bytes"]) for row in Machine.objects.all()]
     return max(sizes, default=None)
 
 

@@ -41,7 +41,8 @@ def train_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: C
         keep_kernels_in(Path(attempt["kernels_folder"]))
     probe = _make_probe(attempt)
     try:
-        return _with_highest_peak(train(run, report=reporter, should_stop=should_stop, probe=probe).to_json())
+        result = train(run, report=reporter, should_stop=should_stop, probe=probe).to_json()
+        return _with_fullest_peak(result, attempt.get("prediction"))
     except OutOfMemory as error:
         _add_cause(error, run.goal, prediction=attempt.get("prediction"))
         raise
@@ -102,7 +103,7 @@ def _read_run(
         spec=spec,
         plan=Plan.from_json(attempt["plan"]),
         workload=workload,
-        goal=_goal_of_rank(from_json(Goal, attempt["goal"], path="goal"), attempt.get("ranks")),
+        goal=_goal_of_rank(from_json(Goal, attempt["goal"], path="goal"), attempt.get("ranks"), attempt.get("prediction")),
         device=attempt["device"],
         attempt=attempt["attempt"],
         fence=attempt["fence"],
@@ -128,8 +129,13 @@ def _read_place(document: dict[str, Any] | None) -> "RankPlace | None":
     return RankPlace(rank=document["rank"], num_ranks=document["num_ranks"], folder=Path(document["folder"]))
 
 
-def _goal_of_rank(goal: Goal, place: dict[str, Any] | None) -> Goal:
-    """The goal with the rank's part of what all ranks share: budgets of host and disk are given for all together."""
+def _goal_of_rank(goal: Goal, place: dict[str, Any] | None, prediction: dict[str, Any] | None) -> Goal:
+    """The goal with the rank's part of what all ranks share: budgets of host and disk are given for all together. No rank has
+    more of its device than there is, where devices differ.
+    """
+    if ranks := (prediction or {}).get("ranks"):
+        own_bytes = int(ranks[0 if place is None else place["rank"]]["memory_bytes"])
+        goal = replace(goal, device_budget_bytes=min(goal.device_budget_bytes, own_bytes))
     if place is None:
         return goal
     shared = {name: getattr(goal, name) for name in ("host_budget_bytes", "disk_budget_bytes")}
@@ -137,9 +143,12 @@ def _goal_of_rank(goal: Goal, place: dict[str, Any] | None) -> Goal:
     return replace(goal, **parts)
 
 
-def _with_highest_peak(result: dict[str, Any]) -> dict[str, Any]:
-    """Put the fullest rank's peak in place of the first one's, which reports: predictions are of the fullest."""
+def _with_fullest_peak(result: dict[str, Any], prediction: dict[str, Any] | None) -> dict[str, Any]:
+    """Put the fullest rank's peak in place of the first one's, which reports: predictions are of the fullest. Of devices that
+    differ that is the one for which the least room was predicted.
+    """
     measured = result["measured"]
     if peaks := measured.get("rank_peak_bytes"):
-        result["measured"] = {**measured, "device_peak_bytes": max(peaks)}
+        fullest = Prediction.from_json(prediction).fullest_rank if (prediction or {}).get("ranks") else None
+        result["measured"] = {**measured, "device_peak_bytes": max(peaks) if fullest is None else peaks[fullest]}
     return result

@@ -22,10 +22,10 @@ from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.arrangements import keep_everything
 from optimizer.search.check.card_fit import ACCEPTED
-from optimizer.search.core import find_chosen, search
+from optimizer.search.core import find_best, find_chosen, search
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, answer_with
-from optimizer.search.questions.layouts import describe_layout, list_layouts
+from optimizer.search.questions.layout_list import describe_layout, list_layouts
 from optimizer.search.questions.uneven_parts import UnevenQuestion, common_decisions, find_shared, speed_of
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.pricebook import remembering
@@ -84,6 +84,7 @@ def answer_uneven(
         machine=machine,
         calibration=calibration,
         make_problem=make_problem,
+        find_best=find_best,
         data_modes=tuple(
             dict.fromkeys(layout.data for layout in layouts if layout.num_devices > 1 and not layout.shares_weights)
         ),

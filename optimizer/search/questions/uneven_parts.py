@@ -25,7 +25,6 @@ from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.check.card_fit import ACCEPTED
-from optimizer.search.core import find_best
 from optimizer.search.problem import OUTER_FIELDS, PricedPlan, SearchProblem
 from optimizer.search.questions.shares import share_out
 from optimizer.search.solver.pricebook import PriceBook, remembering
@@ -51,6 +50,8 @@ class UnevenQuestion:
     data_modes: tuple[DataParallel, ...]
     make_problem: Callable[..., SearchProblem]
     """``training_problem`` of ``search/training.py``, with the estimator bound."""
+    find_best: Callable[..., bool]
+    """The search of ``search/core.py``, which notes the best plan in the book that it is given."""
     budgets: dict[str, int] = field(default_factory=dict)
     """By kind, the budget of each of its devices."""
     known: dict[Hashable, tuple[Plan, Prediction] | None] = field(default_factory=dict)
@@ -100,7 +101,7 @@ def common_decisions(question: UnevenQuestion, team: Sequence[DeviceKind], layou
     found: list[Pins] = []
     for kind in reversed(team):
         sequences = max(1, round(question.workload.global_batch_size * speed_of(kind) / whole))
-        best = _best_plan(question.pose(kind, layout, num_sequences=sequences), polishes=False)
+        best = _best_plan(question, question.pose(kind, layout, num_sequences=sequences), polishes=False)
         pins = None if best is None else _pins_of(question.goal.pins, best[0])
         if pins is not None and pins not in found:
             found.append(pins)
@@ -121,11 +122,13 @@ def _pins_of(pins: Pins, plan: Plan) -> Pins:
     return from_json(Pins, document, path="goal.pins")
 
 
-def _best_plan(problem: SearchProblem, *, polishes: bool = True) -> tuple[Plan, Prediction] | None:
+def _best_plan(
+    question: UnevenQuestion, problem: SearchProblem, *, polishes: bool
+) -> tuple[Plan, Prediction] | None:
     """The best plan by its tensors' bytes; None where nothing fits. polishes: False for nearly the best, in half of the time."""
     book = PriceBook(remembering(problem))
     with suppress(InvalidPlan, NoFeasiblePlan):
-        if book.problem.settings() and find_best(book, polishes=polishes):
+        if book.problem.settings() and question.find_best(book, polishes=polishes):
             return book.best
     return None
 
@@ -219,5 +222,5 @@ class _Parts:
         key = (name, self.question.budgets.get(name), size, self.layout, self.pins, polishes)
         if key not in known:
             problem = self.question.pose(self.team[kind], self.layout, num_sequences=size, pins=self.pins)
-            known[key] = _best_plan(problem, polishes=polishes)
+            known[key] = _best_plan(self.question, problem, polishes=polishes)
         return known[key]

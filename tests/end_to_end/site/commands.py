@@ -18,9 +18,11 @@ from webapp.catalog.actions import create_dataset as create_prompts_row
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs import actions
 from webapp.jobs.actions import CancelMode
+from webapp.jobs.devices.named import read_needs
 from webapp.jobs.models import Artifact, Attempt, Checkpoint, Event, Job, Sample
 from webapp.planning.search.profile_requests import request_profile as ask_for_profile
 from webapp.planning.search.profiles import ProfileNeed
+from webapp.planning.submitting import submit_job
 
 
 def database() -> str:
@@ -103,6 +105,18 @@ def create_job(
         actor="user:test",
     )
     return job.pk
+
+
+def submit_planned(model: str, dataset: str, workload: dict[str, Any], goal: dict[str, Any]) -> str:
+    """A job as a person submits it, with the plan that is searched for once the model is profiled."""
+    user, _ = User.objects.get_or_create(username="planner")
+    spec = {"model": model, "dataset": dataset, "workload": workload, "goal": goal}
+    return submit_job(user, spec=spec, actor="user:planner").pk
+
+
+def plan_of(job: str) -> dict[str, Any]:
+    row = Job.objects.get(pk=job)
+    return {"plan": row.plan, "prediction": row.prediction, "needs": read_needs(row.need_ranks)}
 
 
 def request_profile(model: str) -> str:

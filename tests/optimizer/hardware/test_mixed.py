@@ -1,14 +1,21 @@
-"""Machines with several kinds of cards: how they are asked for, what each kind brings, and what is refused."""
+"""Machines with several kinds of devices: how they are asked for, what each kind brings, and what is refused."""
 
 from dataclasses import replace
 
 import pytest
 
+from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.errors import InvalidInput
+from optimizer.base.units import GIB, MIB
 from optimizer.hardware.devices import find_device, table_machine
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.mixed import mixed_machine, read_kinds
+from optimizer.hardware.mixed import mixed_machine, play_devices, read_kinds, read_played
 from optimizer.hardware.peers import SeveralDevices, link_of_kind
+
+
+@pytest.fixture
+def cpu() -> Machine:
+    return make_cpu_machine()
 
 
 def read(text: str) -> Machine:
@@ -83,3 +90,48 @@ def test_kinds_of_one_name_are_refused() -> None:
 def test_devices_that_no_machine_has_are_refused_in_words(text: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         read(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("1", 1), (" 4 ", 4), ("1GiB, 2GiB", (GIB, 2 * GIB)), ("16 MiB,16 MiB", (16 * MIB,) * 2), ("1 GiB", (GIB,))],
+)
+def test_played_devices_are_a_number_or_the_bytes_of_each(text: str, found: int | tuple[int, ...]) -> None:
+    assert read_played(text) == found
+
+
+@pytest.mark.parametrize("text", ["0", "65", "", "1GiB,", "-1 GiB", "1GiB, 0", "two", ",".join(["1MiB"] * 65)])
+def test_played_devices_out_of_range_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="allowed: a number from 1 to 64, or the memory of each device such as 1GiB, 2GiB"):
+        read_played(text)
+
+
+def test_played_devices_of_one_size_are_one_kind_and_the_host_keeps_the_rest(cpu: Machine) -> None:
+    machine = play_devices(cpu, [GIB, 2 * GIB, GIB])
+    counted = {kind.device.name: kind.num_devices for kind in machine.kinds}
+    assert counted == {"CPU with 1.00 GiB": 2, "CPU with 2.00 GiB": 1}
+    assert all(kind.device.is_capped and kind.rates == cpu.rates for kind in machine.kinds)
+    assert machine.host_memory_bytes == cpu.device.memory_bytes + cpu.host_memory_bytes - 4 * GIB
+    assert Machine.from_json(machine.to_json()) == machine
+    alike = play_devices(cpu, [GIB, GIB])
+    assert (alike.num_devices, alike.others) == (2, ())
+
+
+def test_more_bytes_than_the_machine_has_cannot_be_played(cpu: Machine) -> None:
+    with pytest.raises(InvalidInput, match=r"devices with 1\.00 TiB together are to be played; the machine has"):
+        play_devices(cpu, [512 * GIB] * 2)
+
+
+def test_a_real_card_plays_no_devices() -> None:
+    machine = table_machine("RTX 4090")
+    assert play_devices(machine, [GIB, GIB]) is machine
+
+
+def test_a_machine_knows_its_largest_devices_and_the_names_of_all() -> None:
+    machine = read("2x RTX 3060, RTX 4090")
+    largest = machine.of_largest_kind
+    assert (largest.device.name, largest.num_devices, largest.others) == ("RTX 4090", 1, ())
+    assert machine.most_memory_bytes == largest.device.memory_bytes
+    assert machine.device_names == "RTX 3060 12GB and RTX 4090"
+    alone = table_machine("RTX 4090")
+    assert alone.of_largest_kind is alone

@@ -55,8 +55,8 @@ def test_the_job_page_says_what_unequal_ranks_take_of_a_step_and_which_is_the_sl
     ranks = [{**common, "num_sequences": 1, "step_ms": 1234.4}, {**common, "num_sequences": 3, "step_ms": 1200.0}]
     Job.objects.filter(pk=on_two.pk).update(prediction={**on_two.prediction, "ranks": ranks})
     text = browser.get(reverse("job", args=[on_two.pk])).content.decode()
-    assert "rank 0: 1 sequence of a step, 1,234 ms, the slowest" in text
-    assert "rank 1: 3 sequences of a step, 1,200 ms<" in text
+    assert "rank 0: cpu, 1 sequence of a step, 1,234 ms, the slowest" in text
+    assert "rank 1: cpu, 3 sequences of a step, 1,200 ms<" in text
 
 
 def test_the_job_page_shows_each_devices_peak_the_fullest_first(browser: Client, on_two: Job, pair: Machine) -> None:

@@ -2,18 +2,21 @@
 
 A job needs so many devices of one machine and as many bytes on each, all or none. Cards have memory of their own. Devices that
 the CPU plays (HEADROOM_DEVICES) share one memory, so each of them can have what is left of the whole, and a job of several takes
-its bytes as often.
+its bytes as often; played devices that were given bytes of their own are like cards.
+
+A machine may have devices of several kinds (``named.py``): a job whose plan names its devices gets just those.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from django.db.models import F, Q, QuerySet
 
 from optimizer.base.units import GIB
 from webapp.catalog.models import Machine
-from webapp.jobs.models import DEVICE_JOB_KINDS, LIVE_STATES, Attempt, Job
+from webapp.jobs.devices.named import NAMED, assign, read_needs
+from webapp.jobs.models import DEVICE_JOB_KINDS, LIVE_STATES, Attempt, Job, State
 
 DESKTOP_BYTES: Final = GIB
 """In use on a card that a screen is connected to, and that nobody calls taken."""
@@ -31,6 +34,9 @@ class DeviceRoom:
     """Bytes that would be free if no job ran: other programs keep theirs."""
     jobs: frozenset[str]
     """Ids of the live jobs that use it."""
+    name: str = ""
+    total_bytes: int = 0
+    """Its memory; on the CPU that of all together, where they share one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,20 +46,14 @@ class Room:
     kind: str
     """``cpu`` or ``cuda``."""
     num_devices: int
-    device_bytes: int
-    """Memory of one device; on the CPU of all together."""
+    shares_memory: bool
+    """True where all devices are parts of one memory."""
+    total_bytes: int
+    """Memory of all devices."""
     devices: tuple[DeviceRoom, ...]
     """Those that may be taken: fewer than all where some are kept for a job that waits."""
-
-    @property
-    def shares_memory(self) -> bool:
-        """True where all devices are parts of one memory."""
-        return self.kind == "cpu"
-
-    @property
-    def total_bytes(self) -> int:
-        """Memory of all devices."""
-        return self.device_bytes * (1 if self.shares_memory else self.num_devices)
+    waiting_needs: tuple[str, ...] = ()
+    """Needs of waiting jobs that name their devices, as ``Job.need_ranks``; read where there are several kinds."""
 
     @property
     def free_bytes(self) -> int:
@@ -73,28 +73,39 @@ class Room:
 
     def now(self) -> Q:
         """The condition that there is room for a job on devices that are free now."""
-        return self._condition([device.free_bytes for device in self.devices])
+        return self._condition({device.place: device.free_bytes for device in self.devices})
 
     def when_empty(self) -> Q:
         """The condition that the machine could hold a job if no other ran."""
-        return self._condition([device.empty_bytes for device in self.devices])
+        return self._condition({device.place: device.empty_bytes for device in self.devices})
 
     def suits(self, job: Job) -> bool:
         """Report whether the machine could hold the job if no other ran."""
+        if job.need_ranks:
+            return self._holds(job.need_ranks, {device.place: device.total_bytes for device in self.devices})
         width = job.need_devices
-        of_each = self.device_bytes // (width if self.shares_memory else 1)
-        return job.need_device_kind in ("", self.kind) and width <= self.num_devices and job.need_device_bytes <= of_each
+        if job.need_device_kind not in ("", self.kind) or width > self.num_devices:
+            return False
+        return job.need_device_bytes <= self._most_bytes([device.total_bytes for device in self.devices], width)
 
     def has_room_for(self, job: Job) -> bool:
         """Report whether the job has room on devices that are free now."""
+        if job.need_ranks:
+            return self._holds(job.need_ranks, {device.place: device.free_bytes for device in self.devices})
         width = job.need_devices
         free = [device.free_bytes for device in self.devices]
         return width <= len(free) and job.need_device_bytes <= self._most_bytes(free, width)
 
     def choose(self, job: Job) -> tuple[int, ...]:
-        """Places of the devices that a job with room gets: those with fewest jobs, then with most bytes free."""
-        fitting = [device for device in self.devices if device.free_bytes >= job.need_device_bytes]
-        chosen = sorted(fitting, key=lambda device: (len(device.jobs), -device.free_bytes, device.place))
+        """Places of the devices that a job with room gets: those with fewest jobs, then with most bytes free.
+
+        In the order of its ranks, where its plan names their devices.
+        """
+        preferred = sorted(self.devices, key=lambda device: (len(device.jobs), -device.free_bytes, device.place))
+        if job.need_ranks:
+            free = {device.place: device.free_bytes for device in preferred}
+            return assign(read_needs(job.need_ranks), preferred, free) or ()
+        chosen = [device for device in preferred if device.free_bytes >= job.need_device_bytes]
         return tuple(sorted(device.place for device in chosen[: job.need_devices]))
 
     def kept_for(self, job: Job) -> frozenset[int]:
@@ -106,6 +117,9 @@ class Room:
         if self.shares_memory:
             return frozenset(range(self.num_devices))
         nearest = sorted(self.devices, key=lambda device: (-device.free_bytes, len(device.jobs), device.place))
+        if job.need_ranks:
+            unlimited = {device.place: device.total_bytes for device in nearest}
+            return frozenset(assign(read_needs(job.need_ranks), nearest, unlimited) or ())
         return frozenset(device.place for device in nearest[: job.need_devices])
 
     def without(self, places: Collection[int]) -> "Room":
@@ -115,12 +129,17 @@ class Room:
         """Ids of the live jobs of each of these devices."""
         return [device.jobs for device in self.devices if device.place in places]
 
-    def _condition(self, device_bytes: Sequence[int]) -> Q:
-        """device_bytes: of each device, what a job may have there."""
+    def _condition(self, device_bytes: Mapping[int, int]) -> Q:
+        """device_bytes: of each device, by its place, what a job may have there."""
         widths = Q(pk__in=())
         for width in range(1, len(device_bytes) + 1):
-            widths |= Q(need_devices=width, need_device_bytes__lte=self._most_bytes(device_bytes, width))
-        return Q(need_device_kind__in=("", self.kind)) & widths
+            widths |= Q(need_devices=width, need_device_bytes__lte=self._most_bytes([*device_bytes.values()], width))
+        found = Q(need_device_kind__in=("", self.kind)) & widths
+        held = [needs for needs in self.waiting_needs if self._holds(needs, device_bytes)]
+        return found | Q(need_device_kind=NAMED, need_ranks__in=held) if held else found
+
+    def _holds(self, needs: str, device_bytes: Mapping[int, int]) -> bool:
+        return assign(read_needs(needs), self.devices, device_bytes) is not None
 
     def _most_bytes(self, device_bytes: Sequence[int], width: int) -> int:
         """Bytes that each of so many devices has at least, if they are chosen well."""
@@ -136,27 +155,42 @@ def read_room(machine: Machine) -> Room:
     which they may not have taken yet; beyond it the larger of the two is taken. A desktop and the driver itself are left out, as
     plans leave room for them.
     """
-    device, num_devices = machine.document["device"], count_devices(machine)
-    device_bytes, shares_memory = int(device["memory_bytes"]), device["kind"] == "cpu"
+    kinds = device_kinds(machine)
+    of_place = [device for device, number in kinds for _ in range(number)]
+    num_devices, shares_memory = len(of_place), shares_one_memory(machine)
     taken, jobs = [0] * num_devices, [set[str]() for _ in range(num_devices)]
     for attempt in _live_attempts(machine):
-        for place in places_of(attempt, num_devices=num_devices):
+        for place, need_bytes in held_by(attempt, num_devices=num_devices):
             jobs[place].add(attempt.job_id)
             for each in range(num_devices) if shares_memory else (place,):
-                taken[each] += attempt.job.need_device_bytes
+                taken[each] += need_bytes
     used = _beside_desktop(machine.used_bytes, num_devices=num_devices)
     known = _beside_desktop(machine.others_bytes, num_devices=num_devices)
     others = [min(pair) if taken[place] else pair[0] for place, pair in enumerate(zip(used, known, strict=True))]
     devices = tuple(
         DeviceRoom(
             place=place,
-            free_bytes=device_bytes - max(taken[place] + others[place], used[place]),
-            empty_bytes=device_bytes - max(others[place], used[place] - taken[place]),
+            name=str(device.get("name", "")),
+            total_bytes=int(device["memory_bytes"]),
+            free_bytes=int(device["memory_bytes"]) - max(taken[place] + others[place], used[place]),
+            empty_bytes=int(device["memory_bytes"]) - max(others[place], used[place] - taken[place]),
             jobs=frozenset(jobs[place]),
         )
-        for place in range(num_devices)
+        for place, device in enumerate(of_place)
     )
-    return Room(kind=device["kind"], num_devices=num_devices, device_bytes=device_bytes, devices=devices)
+    return Room(
+        kind=of_place[0]["kind"],
+        num_devices=num_devices,
+        shares_memory=shares_memory,
+        total_bytes=devices[0].total_bytes if shares_memory else sum(device.total_bytes for device in devices),
+        devices=devices,
+        waiting_needs=_waiting_needs() if len(kinds) > 1 else (),
+    )
+
+
+def _waiting_needs() -> tuple[str, ...]:
+    waiting = Job.objects.filter(state=State.QUEUED, need_device_kind=NAMED).order_by()
+    return tuple(waiting.values_list("need_ranks", flat=True).distinct())
 
 
 def _beside_desktop(held_bytes: Sequence[int], *, num_devices: int) -> list[int]:
@@ -165,14 +199,47 @@ def _beside_desktop(held_bytes: Sequence[int], *, num_devices: int) -> list[int]
     return [*beyond, *[0] * num_devices][:num_devices]
 
 
+def device_kinds(machine: Machine) -> list[tuple[dict[str, Any], int]]:
+    """The machine's devices by kind, each with how many there are: their places follow each other in this order.
+
+    One device where the document was written before machines counted theirs.
+    """
+    document = machine.document
+    others = [(kind["device"], int(kind.get("num_devices", 1))) for kind in document.get("others") or []]
+    return [(document["device"], int(document.get("num_devices", 1))), *others]
+
+
+def largest_device(machine: Machine) -> dict[str, Any]:
+    """The document of the device with the most memory, the first of equals."""
+    return max((device for device, _ in device_kinds(machine)), key=lambda device: int(device["memory_bytes"]))
+
+
 def count_devices(machine: Machine) -> int:
-    """One where the document was written before machines counted theirs."""
-    return int(machine.document.get("num_devices", 1))
+    """Devices of all kinds."""
+    return sum(number for _, number in device_kinds(machine))
+
+
+def shares_one_memory(machine: Machine) -> bool:
+    """Report whether all devices are played by the CPU and none was given bytes of its own."""
+    device = machine.document["device"]
+    return device["kind"] == "cpu" and not device.get("is_capped")
 
 
 def places_of(attempt: Attempt, *, num_devices: int) -> list[int]:
     """The devices of an attempt; the first where none was written down, and none that the machine no longer has."""
     return [place for place in attempt.devices or [0] if place < num_devices]
+
+
+def needs_by_rank(job: Job) -> list[int]:
+    """Bytes that the job needs on each of its devices, in the order of its ranks."""
+    return [need.num_bytes for need in read_needs(job.need_ranks)] or [job.need_device_bytes] * job.need_devices
+
+
+def held_by(attempt: Attempt, *, num_devices: int) -> list[tuple[int, int]]:
+    """The devices of an attempt, as ``places_of`` has them, each with the bytes that are kept for it there."""
+    needs, job = needs_by_rank(attempt.job), attempt.job
+    places = places_of(attempt, num_devices=num_devices)
+    return list(zip(places, needs if len(needs) == len(places) else [job.need_device_bytes] * len(places), strict=True))
 
 
 def live_on(machine: Machine) -> QuerySet[Job]:
@@ -184,4 +251,6 @@ def live_on(machine: Machine) -> QuerySet[Job]:
 def _live_attempts(machine: Machine) -> QuerySet[Attempt]:
     live = Attempt.objects.filter(machine=machine, fence=F("job__fence"))
     live = live.filter(job__state__in=LIVE_STATES, job__kind__in=DEVICE_JOB_KINDS)
-    return live.select_related("job").only("job_id", "devices", "job__need_device_bytes")
+    return live.select_related("job").only(
+        "job_id", "devices", "job__need_device_bytes", "job__need_devices", "job__need_ranks"
+    )

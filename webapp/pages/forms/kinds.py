@@ -11,6 +11,7 @@ from django.http import HttpRequest, QueryDict
 from optimizer.base.units import GIB, MIB
 from webapp.catalog.models import Model
 from webapp.catalog.queries import datasets_visible_to, machines_visible_to, models_visible_to, most_devices
+from webapp.jobs.devices.room import largest_device
 from webapp.jobs.models import Kind
 from webapp.pages.forms.generation import GenerateForm, initial_from_generate_spec
 from webapp.pages.forms.training import JobForm, initial_from_spec
@@ -41,7 +42,7 @@ def usable_budget(user: Any) -> str:
     machine = machines_visible_to(user).order_by("-last_seen_at").first()
     if machine is None:
         return ""
-    memory_bytes = int(machine.document["device"]["memory_bytes"])
+    memory_bytes = int(largest_device(machine)["memory_bytes"])
     unit_bytes, unit = (GIB, "GiB") if memory_bytes >= GIB else (MIB, "MiB")
     return f"{math.floor(10 * memory_bytes / unit_bytes) / 10:g} {unit}"
 

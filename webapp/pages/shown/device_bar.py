@@ -81,15 +81,27 @@ def holder_rows(holders: Sequence[Holder]) -> list[HolderRow]:
 def devices_words(machine: Mapping[str, Any]) -> str:
     """``2 devices with 40.0 GiB each, linked by NVLink (240.0 GB/s, from data sheets)``; empty for one device."""
     num_devices, device = int(machine.get("num_devices", 1)), machine.get("device", {})
-    if num_devices == 1:
+    others = [(kind["device"], int(kind["num_devices"])) for kind in machine.get("others") or ()]
+    if num_devices == 1 and not others:
         return ""
     size = format_bytes(int(device["memory_bytes"]))
-    memory = f"{size} together" if device["kind"] == "cpu" else f"{size} each"
+    shares_memory = device["kind"] == "cpu" and not device.get("is_capped")
+    memory = f"{size} together" if shares_memory else f"{size} each"
+    if others:
+        kinds = [(device, num_devices), *others]
+        num_devices = sum(number for _, number in kinds)
+        memory = ", ".join(f"{number}x {_with_memory(each)}" for each, number in kinds)
     link = machine.get("peers")
     if not link:
         return f"{num_devices} devices with {memory}"
     rate = f"{link['bytes_per_s'] / 1e9:,.1f} GB/s, {_RATE_SOURCES[link['source']]}"
     return f"{num_devices} devices with {memory}, linked by {_LINKS[link['kind']]} ({rate})"
+
+
+def _with_memory(device: Mapping[str, Any]) -> str:
+    """``RTX 4090 (24.0 GiB)``; the name alone where that says it."""
+    name, size = str(device["name"]), format_bytes(int(device["memory_bytes"]))
+    return name if name.endswith(size) else f"{name} ({size})"
 
 
 _LINKS: Final = {

@@ -17,6 +17,7 @@ from optimizer.plan.plan import Plan
 from optimizer.search.answer.compare import reprice
 from optimizer.search.answer.knobs import Knob, list_knobs
 from optimizer.search.generation.knobs import GenerationKnob
+from optimizer.search.problem import PricedPlan
 from webapp.pages.forms.pins import GENERATION, TRAINING, Decisions, typed_knobs, written_pins
 from webapp.pages.forms.sentences import pin_field
 from webapp.pages.forms.training import ANY_LOSS
@@ -120,7 +121,7 @@ class TrainingWork:
         bound = f" by more than {100 * found.gap:.2g} %" if found.gap is not None and not found.is_optimal else ""
         return PlanAnswer(
             model=question.model_name,
-            device=question.place.machine.device.name,
+            device=_devices_of(question, found.chosen),
             budget_bytes=question.goal.device_budget_bytes,
             work=f"sequences of {answer.workload.sequence_length:,} tokens, batch of {answer.workload.global_batch_size:,}",
             limit="" if answer.limit is None else answer.limit.reason,
@@ -139,6 +140,8 @@ class TrainingWork:
         return Edited(priced=found.priced, differences=found.differences)
 
     def neighbours(self, plan: Plan) -> Iterable[Neighbour]:
+        if plan.layout.ranks:  # a change on one device is another search for all: ``problem_of``
+            return
         for knob in list_knobs(problem_of(self.question, layout=plan.layout), plan):
             fields = written_pins(pins_of_change(plan, knob.plan))
             yield _neighbour(
@@ -227,6 +230,12 @@ class GenerationWork:
     def _held(self, plan: GenerationPlan, knob: GenerationKnob) -> dict[str, str]:
         fields = written_pins(pins_of_generation_change(plan, knob.plan).to_json())
         return fields | ({} if knob.is_lossless else {"allow_lossy": "on"})
+
+
+def _devices_of(question: TrainingQuestion, chosen: PricedPlan | None) -> str:
+    """Names of the devices that the plan runs on; of all that the machine has where there is no plan."""
+    names = dict.fromkeys(rank.device for rank in chosen.prediction.ranks) if chosen is not None else {}
+    return " and ".join(names) or question.place.machine.device_names
 
 
 def _neighbour(

@@ -25,7 +25,8 @@ class RankRow:
     predicted_percent: str
     budget_percent: str
     part: str
-    """Its part of a step in words, where ranks differ: ``18 sequences, 7,516 ms, the slowest``; else empty."""
+    """Its device and its part of a step in words, where ranks differ: ``RTX 4090, 18 sequences of a step, 7,516 ms, the
+    slowest``; else empty."""
     summary: str
     """The row's bar as a sentence, for those who do not see it."""
     holds: str = ""
@@ -42,8 +43,8 @@ def rank_rows(job: Job) -> list[RankRow]:
     newest = job.attempts.order_by("-number").values_list("devices", flat=True).first() or []
     parts = _parts((job.prediction or {}).get("ranks") or [], job.need_devices)
     places = [*newest, *[None] * job.need_devices]
-    budget = budget_bytes(job) or 0
-    scale_bytes = max([1, budget, *(size for size in (*measured, *predicted) if size)]) * 1.04
+    budgets = _budgets(job)
+    scale_bytes = max([1, *budgets, *(size for size in (*measured, *predicted) if size)]) * 1.04
     rows = [
         RankRow(
             rank=rank,
@@ -52,14 +53,23 @@ def rank_rows(job: Job) -> list[RankRow]:
             predicted_bytes=predicted[rank],
             width_percent=bar_percent(int(measured[rank] or predicted[rank] or 0), scale_bytes),
             predicted_percent=_percent(predicted[rank], scale_bytes),
-            budget_percent=_percent(budget, scale_bytes),
+            budget_percent=_percent(budgets[rank], scale_bytes),
             part=parts[rank],
-            summary=_summary(rank, measured[rank], predicted[rank], budget),
+            summary=_summary(rank, measured[rank], predicted[rank], budgets[rank]),
             holds=blocks[rank],
         )
         for rank in range(job.need_devices)
     ]
     return sorted(rows, key=lambda row: -(row.measured_bytes or row.predicted_bytes or 0))
+
+
+def _budgets(job: Job) -> list[int]:
+    """Bytes that each rank may take: the goal's, and no more than its device has where devices differ; 0 where none is known."""
+    budget = budget_bytes(job) or 0
+    sizes = [int(rank["memory_bytes"]) for rank in (job.prediction or {}).get("ranks") or []]
+    if len(sizes) != job.need_devices:
+        return [budget] * job.need_devices
+    return [min(size, budget or size) for size in sizes]
 
 
 def _predicted_of(job: Job) -> list[Any] | None:
@@ -88,8 +98,8 @@ def _parts(ranks: Sequence[Any], num_ranks: int) -> list[str]:
         return [""] * num_ranks
     slowest_ms = max(rank["step_ms"] for rank in ranks)
     return [
-        f"{rank['num_sequences']} sequence{'s' * (rank['num_sequences'] > 1)} of a step, {rank['step_ms']:,.0f} ms"
-        + (", the slowest" if rank["step_ms"] == slowest_ms else "")
+        f"{rank['device']}, {rank['num_sequences']} sequence{'s' * (rank['num_sequences'] > 1)} of a step, "
+        f"{rank['step_ms']:,.0f} ms" + (", the slowest" if rank["step_ms"] == slowest_ms else "")
         for rank in ranks
     ]
 

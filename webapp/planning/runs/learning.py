@@ -69,5 +69,7 @@ def calibrate(attempt: Attempt, result: dict[str, Any] | None, *, generation: Ti
         machine.calibration = learn_generation(machine.calibration, generation)
     else:
         prediction = Prediction.from_json(attempt.prediction)
+        if {rank.device for rank in prediction.ranks} - {machine.document["device"]["name"]}:
+            return  # corrections are of the machine's first kind of device
         machine.calibration = update_calibration(machine.calibration, prediction=prediction, measured=measured or {})
     machine.save(update_fields=["calibration"])

@@ -59,7 +59,7 @@ def read_question(user: Any, asked: AskedOfModel) -> TrainingQuestion | None:
     model, workload = read_work(user, asked)
     given = None if asked.goal is None else read_goal(asked.goal)
     place = read_place(user, machine=asked.machine, gpu=asked.gpu, goal=given)
-    goal = given or Goal(device_budget_bytes=place.machine.device.memory_bytes)
+    goal = given or Goal(device_budget_bytes=place.machine.most_memory_bytes)
     check_compiled_pin(goal.pins, model_type=model.model_type)
     return question_at(AskedTraining(model=model, workload=workload, goal=goal), place)
 
@@ -68,7 +68,7 @@ def read_generation(user: Any, asked: AskedOfModel) -> GenerationQuestion | None
     """The same of prompts, or a workload of kind ``generation``."""
     stated = None if asked.goal is None else read_generation_goal(asked.goal)
     place = read_place(user, machine=asked.machine, gpu=asked.gpu, goal=stated)
-    given = {"device_budget_bytes": place.machine.device.memory_bytes} if asked.goal is None else asked.goal
+    given = {"device_budget_bytes": place.machine.most_memory_bytes} if asked.goal is None else asked.goal
     work = {key: value for key, value in asked.workload.items() if key != "kind"}
     if asked.prompts is not None:
         spec = read_generate_spec(

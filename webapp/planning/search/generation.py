@@ -89,8 +89,17 @@ class AskedGeneration:
                 goal=replace(self.goal, num_devices=min(self.goal.num_devices, place.machine.num_devices)),
                 place=place,
             )
-            for place in places
+            for place in map(_of_one_kind, places)
         ]
+
+
+def _of_one_kind(place: Place) -> Place:
+    """The place with its largest devices alone, on which a generation is planned; finished runs taught of the first kind."""
+    machine = place.machine.of_largest_kind
+    if machine is place.machine:
+        return place
+    is_first = machine.device.name == place.machine.device.name
+    return Place(machine=machine, calibration=place.calibration if is_first else None)
 
 
 def asked_by_generation(spec: GenerateSpec) -> AskedGeneration:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from optimizer.api.compiled_needs import compiled_representations
-from optimizer.base.errors import HeadroomError, NoFeasiblePlan
+from optimizer.base.errors import HeadroomError, InvalidInput, NoFeasiblePlan
 from optimizer.base.recent import remembered
 from optimizer.estimate.job.shortfalls import Shortfall, known_shortfalls
 from optimizer.goal import Goal
@@ -25,6 +25,7 @@ from optimizer.search.questions.answers import ObjectiveAnswer
 from optimizer.search.questions.layouts import answer_layouts
 from optimizer.search.questions.objectives import answer_goal
 from optimizer.search.questions.price_cache import PriceMemory, detailed_part, name_work, priced_part
+from optimizer.search.questions.uneven import answer_uneven, explain_ranks
 from optimizer.search.training import training_problem, with_shortfalls
 from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Model, Profile
@@ -59,14 +60,16 @@ class TrainingQuestion(Question[ModelProfile, TrainingWorkload, Goal]):
         try:
             answer = find_answer(self)
         except NoFeasiblePlan as error:
-            baselines = price_baselines(problem_of(self))
-            return FoundPlans(chosen=None, by_hand=_explained(baselines), nothing_fits=error)
+            by_hand = [] if self.place.machine.others else _explained(price_baselines(problem_of(self)))
+            return FoundPlans(chosen=None, by_hand=by_hand, nothing_fits=error)
         result = answer.result
         compared = [option.sentence for option in answer.layouts]
         chosen = FoundPlan(priced=result.chosen, explanation=[*result.explanation, *compared])
         return FoundPlans(chosen=chosen, by_hand=_explained(result.baselines))
 
     def find_by_hand(self, *, taken: Plan | None) -> PricedPlan | None:
+        if self.place.machine.others:
+            return None  # whose devices it would take is what the search is for
         problem = problem_of(self, layout=ONE_DEVICE if taken is None else taken.layout)
         plans = [(label, _plan_of(baseline, problem)) for label, baseline in list_baselines(problem).items()]
         if taken is not None and _suits(problem, taken):
@@ -98,7 +101,7 @@ class AskedTraining:
                 profile=read_profile(profile.pk, profile.document_sha256),
                 profile_sha256=profile.document_sha256,
                 workload=self.workload,
-                goal=replace(self.goal, num_devices=min(self.goal.num_devices, place.machine.num_devices)),
+                goal=replace(self.goal, num_devices=min(self.goal.num_devices, place.machine.total_devices)),
                 place=place,
                 shortfalls=known_shortfalls(place.calibration, name_work(profile.pk, self.workload)),
                 known_profile=partial(known_profile_of, self.model),
@@ -120,7 +123,19 @@ def find_answer(question: TrainingQuestion) -> ObjectiveAnswer:
 
 
 def problem_of(question: TrainingQuestion, *, layout: DeviceLayout = ONE_DEVICE) -> SearchProblem:
-    """For prices of single plans of one layout; from memory where a search has asked for them."""
+    """For prices of single plans of one layout; from memory where a search has asked for them.
+
+    Raises InvalidInput where the machine has devices of several kinds: such a plan is found by a search of its own.
+    """
+    if (machine := question.place.machine).others:
+        names = ", ".join(kind.device.name for kind in machine.kinds)
+        raise InvalidInput(
+            f"single decisions cannot be tried on {machine.name}, which has devices of several kinds ({names})",
+            field="machine",
+            value=machine.name,
+            allowed="a machine whose devices are all alike",
+            hint="Hold decisions with goal.pins and plan again.",
+        )
     return _pose(question, question.profile, question.workload, layout=layout)
 
 
@@ -135,6 +150,15 @@ def _search(question: TrainingQuestion) -> ObjectiveAnswer | NothingFits:
         return question.profile if is_same else question.known_profile(workload)
 
     try:
+        if question.place.machine.others:
+            return answer_uneven(
+                question.profile,
+                question.workload,
+                question.goal,
+                machine=question.place.machine,
+                make_problem=training_problem,
+                calibration=question.place.calibration,
+            )
         if question.goal.num_devices > 1:
             return answer_layouts(
                 lambda layout: partial(pose, layout=layout),
@@ -145,6 +169,8 @@ def _search(question: TrainingQuestion) -> ObjectiveAnswer | NothingFits:
             )
         return answer_goal(pose, question.profile, question.workload)
     except NoFeasiblePlan as error:
+        if question.place.machine.others:
+            return NothingFits.of(error)
         add_ways_out(
             error,
             pose,
@@ -189,16 +215,14 @@ def _memory(question: TrainingQuestion) -> PriceMemory:
 
 
 def _explained(baselines: Mapping[str, PricedPlan]) -> list[FoundPlan]:
-    plain = baselines["keep_all"].prediction
-    return [
-        FoundPlan(
-            priced=priced,
-            explanation=explain_plan(
-                priced.plan, prediction=priced.prediction, baseline=None if label == "keep_all" else plain
-            ),
-        )
-        for label, priced in baselines.items()
-    ]
+    plain = baselines["keep_all"].prediction if "keep_all" in baselines else None
+
+    def explain(label: str, priced: PricedPlan) -> list[str]:
+        if priced.plan.layout.ranks:
+            return [*explain_ranks(priced.plan, priced.prediction)]
+        return explain_plan(priced.plan, prediction=priced.prediction, baseline=None if label == "keep_all" else plain)
+
+    return [FoundPlan(priced=priced, explanation=explain(label, priced)) for label, priced in baselines.items()]
 
 
 def _plan_of(baseline: Baseline, problem: SearchProblem) -> Plan:

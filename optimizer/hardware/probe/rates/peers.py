@@ -37,13 +37,12 @@ _MOST_PROCESSES: Final = 8
 
 def probe_peers(machine: Machine, *, max_s: float) -> PeerLink | None:
     """The link between devices of the machine, whose own field for it is not read. None on one device."""
-    if machine.num_devices == 1:
+    if machine.total_devices == 1:
         return None
     is_cuda = machine.device.kind == "cuda"
     assumed = _link_of_cards(machine) if is_cuda else assumed_link(replace(machine, peers=None))
-    index = machine.device.index
-    number = min(machine.num_devices, _MOST_PROCESSES)
-    devices = [f"cuda:{index + place}" if is_cuda else "cpu" for place in range(number)]
+    number = min(machine.total_devices, _MOST_PROCESSES)
+    devices = [f"cuda:{index}" for index in _card_indices(machine)[:number]] if is_cuda else ["cpu"] * number
     try:
         seconds = time_processes(devices, max_s=max_s)
     except (OSError, subprocess.SubprocessError, ValueError):
@@ -103,13 +102,22 @@ def time_processes(devices: list[str], *, max_s: float) -> dict[int, float]:
 
 def _link_of_cards(machine: Machine) -> PeerLink:
     """NVLink where links of the card are up, PCIe where its driver lets it read another's memory, else through the host."""
-    index = machine.device.index
-    places = range(index, index + machine.num_devices)
+    index, places = machine.device.index, _card_indices(machine)
     if all(torch.cuda.can_device_access_peer(one, other) for one in places for other in places if one != other):
         with contextlib.suppress(InvalidInput):  # of a card that is not in the table, and so without a rate
             spec = find_device(machine.device.name)
-            return peer_link_of(spec) if _has_nvlink(index) else link_of_kind(spec, "pcie")
+            has_nvlink = not machine.others and _has_nvlink(index)
+            return peer_link_of(spec) if has_nvlink else link_of_kind(spec, "pcie")
     return assumed_link(replace(machine, peers=None))
+
+
+def _card_indices(machine: Machine) -> list[int]:
+    """torch's indices of all cards, by kind."""
+    return [
+        index
+        for kind in machine.kinds
+        for index in kind.device.indices or range(kind.device.index, kind.device.index + kind.num_devices)
+    ]
 
 
 def _has_nvlink(index: int) -> bool:

@@ -18,7 +18,7 @@ from optimizer.plan.pins.training import Pins, read_pins
 from optimizer.profile.profile import Profile
 from optimizer.search.problem import PricedPlan
 from optimizer.search.questions.answers import ObjectiveAnswer
-from optimizer.search.questions.layouts import list_layouts
+from optimizer.search.questions.layout_list import list_layouts
 from optimizer.workload import TrainingWorkload
 
 WORKLOAD = TrainingWorkload(sequence_length=128, global_batch_size=8)
