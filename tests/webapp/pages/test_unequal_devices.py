@@ -16,6 +16,7 @@ from optimizer.hardware.mixed import play_devices
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_spec
 from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Dataset, Machine, Model
+from webapp.pages.shown.job_head import budget_bytes
 from webapp.pages.shown.rank_rows import rank_rows
 from webapp.planning.pricing import price_spec
 from webapp.planning.submitting import submit_job
@@ -66,7 +67,10 @@ def test_the_job_page_draws_each_rank_against_its_own_device(
     rows = {row.part.split(",")[0]: row for row in rank_rows(job)}
     assert rows[SMALL].summary.endswith("of 64.0 MiB")
     assert rows[LARGE].summary.endswith("of 1.00 GiB")
-    assert f"{SMALL}, " in words(browser.get(reverse("job", args=[job.pk])))
+    shown = words(browser.get(reverse("job", args=[job.pk])))
+    assert f"{SMALL}, " in shown
+    assert "Against the budget Measured" in shown
+    assert budget_bytes(job) == 64 * MIB
 
 
 def test_machine_pages_and_the_api_name_every_kind(browser: Client, uneven: Machine) -> None:

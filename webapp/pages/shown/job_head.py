@@ -112,6 +112,20 @@ def _sentence(text: str) -> str:
 
 
 def budget_bytes(job: Job) -> int | None:
+    """What a device may take; where devices differ, the one with the least room left."""
+    ranks = (job.prediction or {}).get("ranks") or []
+    left = [rank["memory_bytes"] - rank["peak_high_bytes"] for rank in ranks]
+    return rank_budgets(job)[left.index(min(left))] if left else _goal_bytes(job)
+
+
+def rank_budgets(job: Job) -> list[int]:
+    """By rank, what it may take of a device that differs from others: no more than there is; empty where all are alike."""
+    sizes = [int(rank["memory_bytes"]) for rank in (job.prediction or {}).get("ranks") or []]
+    wanted = _goal_bytes(job)
+    return [size if wanted is None else min(size, wanted) for size in sizes]
+
+
+def _goal_bytes(job: Job) -> int | None:
     found: int | None = job.spec.get("goal", {}).get("device_budget_bytes")
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 from optimizer.base.units import format_bytes
 from webapp.jobs.models import Job
 from webapp.pages.presentation import bar_percent
-from webapp.pages.shown.job_head import budget_bytes
+from webapp.pages.shown.job_head import budget_bytes, rank_budgets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,8 @@ def rank_rows(job: Job) -> list[RankRow]:
     newest = job.attempts.order_by("-number").values_list("devices", flat=True).first() or []
     parts = _parts((job.prediction or {}).get("ranks") or [], job.need_devices)
     places = [*newest, *[None] * job.need_devices]
-    budgets = _budgets(job)
+    own = rank_budgets(job)
+    budgets = own if len(own) == job.need_devices else [budget_bytes(job) or 0] * job.need_devices
     scale_bytes = max([1, *budgets, *(size for size in (*measured, *predicted) if size)]) * 1.04
     rows = [
         RankRow(
@@ -61,15 +62,6 @@ def rank_rows(job: Job) -> list[RankRow]:
         for rank in range(job.need_devices)
     ]
     return sorted(rows, key=lambda row: -(row.measured_bytes or row.predicted_bytes or 0))
-
-
-def _budgets(job: Job) -> list[int]:
-    """Bytes that each rank may take: the goal's, and no more than its device has where devices differ; 0 where none is known."""
-    budget = budget_bytes(job) or 0
-    sizes = [int(rank["memory_bytes"]) for rank in (job.prediction or {}).get("ranks") or []]
-    if len(sizes) != job.need_devices:
-        return [budget] * job.need_devices
-    return [min(size, budget or size) for size in sizes]
 
 
 def _predicted_of(job: Job) -> list[Any] | None:

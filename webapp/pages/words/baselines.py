@@ -16,6 +16,13 @@ BASELINE_WORDS: Final = {
     "chunked_loss": "plain training with the loss in chunks",
     "offload_optimizer": "gradients and optimizer state on the host",
     "stream_all": "weights, gradients and state on the host, every block recomputed",
+    # of devices of several kinds
+    "shares_by_speed": "shares of the batch by speed, everything on each device",
+    "shares_by_speed_zero1": "shares of the batch by speed, optimizer state shared",
+    "shares_by_speed_zero2": "shares of the batch by speed, optimizer state and gradients shared",
+    "equal_shares": "equal shares of the batch, everything on each device",
+    "equal_shares_zero1": "equal shares of the batch, optimizer state shared",
+    "equal_shares_zero2": "equal shares of the batch, optimizer state and gradients shared",
     # of a generation
     "resident": "all weights on the device, as many sequences as fit",
     "one_at_a_time": "all weights on the device, one sequence at a time",
