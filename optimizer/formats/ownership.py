@@ -39,10 +39,10 @@ def deal_frozen(by_block: Sequence[Sequence[int]], *, num_ranks: int) -> list[li
     return dealt
 
 
-def fullest_rank(num_elements: Sequence[int], *, num_ranks: int) -> int:
-    """The rank that owns the most elements; of equals the lowest."""
+def fullest_rank(num_elements: Sequence[int], owners: Sequence[int], *, num_ranks: int) -> int:
+    """The rank that owns the most elements; of equals the lowest. owners: as ``assign_owners`` has them."""
     owned = [0] * num_ranks
-    for owner, size in zip(assign_owners(num_elements, num_ranks=num_ranks), num_elements, strict=True):
+    for owner, size in zip(owners, num_elements, strict=True):
         owned[owner] += size
     return owned.index(max(owned))
 

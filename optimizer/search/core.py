@@ -3,6 +3,7 @@
 Everything here is pure and deterministic: the same problem gives the same result, and no clock is read.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -35,18 +36,19 @@ _MAX_LEARNT = 3
 """Searches that count what kernels were seen to hold beside tensors, each of them knowing more."""
 
 
-def search(problem: SearchProblem, *, known: Sequence[Plan] = ()) -> SearchResult:
+def search(problem: SearchProblem, *, known: Sequence[Plan] = (), most_ms: float = math.inf) -> SearchResult:
     """The fastest plan that the goal allows and whose peak, upper end, honours the budgets.
 
     known: plans that the answer must not be slower than, where they are allowed and fit. Raises NoFeasiblePlan with the smallest
-    peak that was found and what it is made of, InvalidPlan where nothing can keep the goal's pins.
+    peak that was found and what it is made of, InvalidPlan where nothing can keep the goal's pins, Outpaced once it is clear that
+    no plan with room on the card takes ``most_ms`` a step or less.
     """
     book = _solved(problem, known)
     problem = book.problem
     baselines = price_baselines(problem)
     bound_step_ms = _bound_of(book)
     unlimited_step_ms = price_spread(book)
-    chosen, book = first_on_the_card(book)
+    chosen, book = first_on_the_card(book, most_ms=most_ms)
     left_out = list_left_out(problem, chosen.plan, chosen.prediction)
     return SearchResult(
         chosen=chosen,
@@ -107,10 +109,10 @@ def find_best(book: PriceBook, *, polishes: bool = True) -> bool:
     return book.best is not None
 
 
-def first_on_the_card(book: PriceBook) -> tuple[PricedPlan, PriceBook]:
+def first_on_the_card(book: PriceBook, *, most_ms: float = math.inf) -> tuple[PricedPlan, PriceBook]:
     """The best plan whose whole process has room on the card (``check/card_fit.py``), and the book it is from.
 
-    Raises NoFeasiblePlan where nothing is left then.
+    Raises NoFeasiblePlan where nothing is left then, Outpaced as ``search`` does.
     """
     problem, beside = book.problem, Beside()
 
@@ -137,7 +139,13 @@ def first_on_the_card(book: PriceBook) -> tuple[PricedPlan, PriceBook]:
         if lighter is None:
             break
         first = lighter
-    best = find_room(first, budget_bytes=problem.goal.device_budget_bytes, within=within)
+    best = find_room(
+        first,
+        budget_bytes=problem.goal.device_budget_bytes,
+        within=within,
+        cost=lambda chosen: chosen.prediction.step_ms,
+        most_cost=most_ms,
+    )
     if best is not None:
         return best.chosen, best.source
     light = find_fitting(problem)

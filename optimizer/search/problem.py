@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, Final, Literal, Protocol, get_args
+from typing import Any, Final, Literal, Protocol, Self, get_args
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
@@ -289,6 +289,12 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     @cached_property
     def _permitted(self) -> dict[OuterPlan, bool]:
         return {}
+
+    def with_budget(self, device_budget_bytes: int) -> Self:
+        """The same problem under another budget of the device, which permits the same plans."""
+        other = super().with_budget(device_budget_bytes)
+        other.__dict__["_permitted"] = self._permitted
+        return other
 
     def _finds_permitted(self, setting: OuterPlan) -> bool:
         # What cannot go together does not depend on how many blocks there are.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from optimizer.estimate.memo import Memo, Memos
-from optimizer.formats.ownership import assign_owners
+from optimizer.formats.ownership import assign_owners, fullest_rank
 from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.optimizer_state import OptimizerStatePlan, split_state
 from optimizer.profile.profile import Profile
@@ -24,6 +24,7 @@ class TensorList:
     """Values that other modules keep and that depend on these tensors."""
     _leaving: Memo[float, list[bool]] = field(default_factory=Memo, compare=False, repr=False)
     _owners: Memo[int, tuple[int, ...]] = field(default_factory=Memo, compare=False, repr=False)
+    _fullest: Memo[int, int] = field(default_factory=Memo, compare=False, repr=False)
     _owned: Memo[tuple[int, int], "TensorList"] = field(default_factory=Memo, compare=False, repr=False)
 
     @cached_property
@@ -47,6 +48,12 @@ class TensorList:
     def owners(self, num_ranks: int) -> tuple[int, ...]:
         """The rank that owns each tensor, where ranks share the optimizer's state."""
         return self._owners.obtain(num_ranks, lambda: tuple(assign_owners(self.num_elements, num_ranks=num_ranks)))
+
+    def fullest_rank(self, num_ranks: int) -> int:
+        """The rank that owns the most elements; of equals the lowest."""
+        return self._fullest.obtain(
+            num_ranks, lambda: fullest_rank(self.num_elements, self.owners(num_ranks), num_ranks=num_ranks)
+        )
 
     def updated_by(self, rank: int, layout: DeviceLayout) -> "TensorList":
         """The tensors that a rank updates: those that it owns, or all where every rank updates every tensor."""

@@ -4,7 +4,7 @@ A rank exchanges each gradient as soon as it is complete (``runtime/ranks``). He
 has ended, one message for each tensor.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +26,7 @@ from optimizer.estimate.tasks.tasks import Task
 from optimizer.plan.plan import Plan
 
 _NAME: Final = "gradient exchange"
+_SENT: Final[Table[Hashable, tuple[int, ...]]] = Table()
 _TASKS: Final[Table[tuple[Network, bool, int, bool], dict[Place, Task]]] = Table()
 
 
@@ -70,12 +71,16 @@ class GradientExchange:
             others=others,
             in_each_micro_batch=reduces_each_micro_batch(plan),
             tasks=_list_tasks(compiled, tensors, plan=plan, network=network, device_kind=device_kind),
-            rank_sent_bytes=estimate_sent_bytes(
-                network,
-                tensors.num_elements,
-                plan,
-                are_sent=list_sent(tensors, plan, trains_all=trains_all),
-                dealt=dealt,
+            rank_sent_bytes=_SENT.obtain(
+                tensors,
+                (network, layout, tuple(dealt), trains_all, *_decisions_of(plan)),
+                lambda: estimate_sent_bytes(
+                    network,
+                    tensors.num_elements,
+                    plan,
+                    are_sent=list_sent(tensors, plan, trains_all=trains_all),
+                    dealt=dealt,
+                ),
             ),
         )
 
@@ -99,6 +104,12 @@ class GradientExchange:
             yield task
             if number % tasks_per_block == 0 and task.block in self.tasks:
                 yield self.tasks[task.block]
+
+
+def _decisions_of(plan: Plan) -> tuple[Hashable, ...]:
+    """Decisions that the bytes which ranks send depend on, beside the layout."""
+    weights = plan.weights
+    return weights.bytes_per_element, weights.place, plan.gradients.choice, plan.batch.accumulation_steps
 
 
 def _list_tasks(

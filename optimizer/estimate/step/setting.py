@@ -32,7 +32,6 @@ from optimizer.estimate.step.stages import Stages
 from optimizer.estimate.step.update import UpdateExchange
 from optimizer.estimate.tasks.parts import Bytes
 from optimizer.estimate.tasks.tasks import single
-from optimizer.formats.ownership import fullest_rank
 from optimizer.hardware.machine import Machine, Processor
 from optimizer.plan.activations import Compression
 from optimizer.plan.batch import BatchPlan
@@ -270,6 +269,6 @@ def lay_out_ranks(
 
     if not plan.layout.shares_state:
         return (lay_out_rank(0),)
-    fullest = fullest_rank(list_tensors(profile).num_elements, num_ranks=plan.layout.num_devices)
+    fullest = list_tensors(profile).fullest_rank(plan.layout.num_devices)
     others = (rank for rank in range(plan.layout.num_devices) if rank != fullest)
     return lay_out_rank(fullest), *map(lay_out_rank, others)

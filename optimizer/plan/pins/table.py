@@ -3,6 +3,7 @@
 import dataclasses
 import typing
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, cast
 
 from optimizer.base.serialize import to_json
@@ -12,13 +13,17 @@ from optimizer.plan.techniques import KNOBS, Technique
 class PinTable:
     """Base of frozen dataclasses whose fields each hold one decision, or the pins of one category."""
 
-    def values(self) -> Iterator[tuple[str, Any]]:
-        """Yield pinned decisions, such as (``optimizer_state.bits``, 8), in the order of the plan."""
-        yield from _values(self, "")
+    def values(self) -> tuple[tuple[str, Any], ...]:
+        """Pinned decisions, such as (``optimizer_state.bits``, 8), in the order of the plan."""
+        return self._values
+
+    @cached_property
+    def _values(self) -> tuple[tuple[str, Any], ...]:
+        return tuple(_list_values(self, ""))
 
     @property
     def is_empty(self) -> bool:
-        return next(self.values(), None) is None
+        return not self._values
 
     def techniques(self) -> "Iterator[tuple[str, Technique]]":
         """Pairs of a pin and the technique it asks for, whatever the rest of the plan does."""
@@ -40,11 +45,11 @@ class PinTable:
         return document
 
 
-def _values(table: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+def _list_values(table: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(table):
         value = getattr(table, field.name)
         if dataclasses.is_dataclass(value):
-            yield from _values(value, f"{prefix}{field.name}.")
+            yield from _list_values(value, f"{prefix}{field.name}.")
         elif value is not None:
             yield f"{prefix}{field.name}", value
 

@@ -2,9 +2,10 @@
 
 A budget is about tensors; what comes with them (context, workspaces, gaps between tensors) is known once a plan is. What goes
 over is taken off the tensors' budget and the search is made again. That is more than needed, as gaps grow with the tensors, so
-budgets between the two are tried.
+budgets between the two are tried, until none of them can be worth it.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,6 +17,8 @@ ACCEPTED = ("fits", "unknown")
 _MAX_BUDGETS = 8
 _NEAR = 0.02
 """Budgets as near as this are not distinguished: what comes with the tensors is known no better."""
+_AS_GOOD = 0.002
+"""Share by which a plan costs no more than another: predictions are no finer."""
 _LEAST_STEP = 0.2
 """Share of the gap between two budgets, so that a guess near one of them still brings them together."""
 
@@ -50,18 +53,37 @@ class CardFit(Generic[P, S]):
     """The search that the plan came from."""
 
 
+class Outpaced(Exception):
+    """No plan that has room on the card costs as little as was wanted."""
+
+    def __init__(self, best: Any, *, least: float) -> None:
+        super().__init__(f"no plan costs less than {least}")
+        self.best, self.least = best, least
+        """The best plan without regard to the card, and what it costs."""
+
+
 def find_room(
-    first: CardFit[P, S], *, budget_bytes: int, within: Callable[[int], CardFit[P, S] | None]
+    first: CardFit[P, S],
+    *,
+    budget_bytes: int,
+    within: Callable[[int], CardFit[P, S] | None],
+    cost: Callable[[P], float] = lambda _: -math.inf,
+    most_cost: float = math.inf,
 ) -> CardFit[P, S] | None:
     """The best plan found that is accepted; None where none was. first: under the whole budget.
 
-    within: the best plan whose tensors take no more than so many bytes, None where there is none.
+    within: the best plan whose tensors take no more than so many bytes, None where there is none. cost: what that search makes
+    least, so plans of smaller budgets cost no less. Raises Outpaced once no plan that has room can cost ``most_cost`` or less.
     """
     if first.chosen.verdict in ACCEPTED:
         return first
     fitting: CardFit[P, S] | None = None
     too_large, high_bytes, low_bytes = first, budget_bytes, 0
     for _ in range(_MAX_BUDGETS):
+        if cost(too_large.chosen) > most_cost:
+            raise Outpaced(too_large.chosen, least=cost(too_large.chosen))
+        if fitting is not None and cost(fitting.chosen) <= cost(too_large.chosen) * (1 + _AS_GOOD):
+            break
         if fitting is None:
             tried_bytes = _less(too_large.chosen, budget_bytes)
         elif high_bytes - low_bytes <= _NEAR * high_bytes:

@@ -4,6 +4,7 @@ Each layout (how many devices, what each keeps to itself) is a search of its own
 whose bound is no better than a plan that is known is not searched, and the answer says so.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from optimizer.goal import Goal
 from optimizer.plan.layout import DATA_PARALLEL, DeviceLayout
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import keep_all, recompute_all
+from optimizer.search.check.card_fit import Outpaced
 from optimizer.search.core import search
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, Pose, answer_with
@@ -60,6 +62,8 @@ class _Searched:
     result: SearchResult | None = None
     error: NoFeasiblePlan | InvalidPlan | None = None
     is_left_out: bool = False
+    outpaced: PricedPlan | None = None
+    """Its best plan without regard to the card, where that is slower than one that is known."""
 
     @property
     def layout(self) -> DeviceLayout:
@@ -78,7 +82,9 @@ def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal
             each.is_left_out = True
             continue
         try:
-            each.result = search(each.problem)
+            each.result = search(each.problem, most_ms=_most_ms(each, best))
+        except Outpaced as outpaced:
+            each.least_ms, each.outpaced = outpaced.least, outpaced.best
         except (NoFeasiblePlan, InvalidPlan) as error:
             each.error = error
     best = _best_of(asked)
@@ -98,6 +104,13 @@ def _ask(pose_on: PoseOn, layout: DeviceLayout, profile: Profile, workload: Trai
     relax = problem.relax
     least_ms = 0.0 if relax is None else min((relax.base_ms(base) for base in problem.settings()), default=0.0)
     return _Searched(problem=problem, least_ms=least_ms)
+
+
+def _most_ms(each: _Searched, best: _Searched | None) -> float:
+    """A layout of as many devices as the best one is of no use where it takes longer; one of fewer devices may cost less."""
+    if best is None or best.best is None or each.layout.num_devices < best.layout.num_devices:
+        return math.inf
+    return best.best.prediction.step_ms * (1 + _WORTH)
 
 
 def _best_of(asked: Sequence[_Searched]) -> _Searched | None:
@@ -122,7 +135,8 @@ def _cannot_win(each: _Searched, best: _Searched, asked: Sequence[_Searched]) ->
     if each.layout.data != "zero2":
         return False
     plain = next((one for one in asked if one.layout == replace(each.layout, data="zero1")), None)
-    return plain is not None and plain.best is not None and plain.best.plan.batch.accumulation_steps == 1
+    plan = None if plain is None else plain.best or plain.outpaced
+    return plan is not None and plan.plan.batch.accumulation_steps == 1
 
 
 def _least_wrong(errors: Sequence[NoFeasiblePlan | InvalidPlan]) -> NoFeasiblePlan | InvalidPlan:
@@ -157,6 +171,8 @@ def _describe(each: _Searched, best: _Searched) -> str:
     if each.best is None:
         if each.is_left_out:
             return f"{name}: not searched, since {_why_left_out(each, step_ms)}"
+        if each.outpaced is not None:
+            return f"{name}: no plan of it with room on the card takes less than {each.least_ms:.1f} ms"
         if isinstance(each.error, NoFeasiblePlan):
             smallest_bytes = int(each.error.fields["smallest_feasible_bytes"])
             return f"{name}: nothing fits; the smallest peak is {format_bytes(smallest_bytes)}"

@@ -12,7 +12,7 @@ def test_no_rank_owns_more_than_its_part_and_one_tensor(sizes: list[int], num_ra
     owned = [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank) for rank in range(num_ranks)]
     assert sum(owned) == sum(sizes)
     assert max(owned) <= sum(sizes) / num_ranks + max(sizes, default=0)
-    assert max(owned) == owned[fullest_rank(sizes, num_ranks=num_ranks)]
+    assert max(owned) == owned[fullest_rank(sizes, owners, num_ranks=num_ranks)]
 
 
 def test_equal_tensors_are_dealt_out_in_turn() -> None:

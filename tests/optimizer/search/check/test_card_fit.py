@@ -4,9 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from optimizer.base.intervals import ByteInterval
 from optimizer.estimate.prediction import CardMemory, Verdict
-from optimizer.search.check.card_fit import CardFit, find_room
+from optimizer.search.check.card_fit import CardFit, Outpaced, find_room
 
 CARD_BYTES = 10_000
 
@@ -79,3 +81,36 @@ def test_what_comes_with_the_tensors_and_fills_the_card_alone_leaves_room_for_no
     found, tried = look(lambda tensor_bytes: tensor_bytes + CARD_BYTES)
     assert found is None
     assert len(tried) <= 8
+
+
+def test_budgets_are_tried_only_while_something_can_be_won() -> None:
+    """Each costs what its tensors leave undone; one that is nearly as good as what does not fit ends the search."""
+    tried: list[int] = []
+
+    def within(budget_bytes: int) -> Any:
+        tried.append(budget_bytes)
+        return plan_of(budget_bytes, budget_bytes + 500)
+
+    first = plan_of(CARD_BYTES, CARD_BYTES + 500)
+    found = find_room(first, budget_bytes=CARD_BYTES, within=within, cost=lambda _: 100.0)
+    assert found is not None
+    assert found.chosen.verdict == "fits"
+    assert len(tried) == 1
+
+
+def test_a_search_that_cannot_come_down_to_what_is_known_is_given_up() -> None:
+    tried: list[int] = []
+
+    def within(budget_bytes: int) -> Any:
+        tried.append(budget_bytes)
+        return plan_of(budget_bytes, 2 * budget_bytes)
+
+    def cost(chosen: Any) -> float:
+        return 1e6 / chosen.prediction.device_peak_high_bytes
+
+    first = plan_of(CARD_BYTES, 3 * CARD_BYTES)
+    with pytest.raises(Outpaced) as raised:
+        find_room(first, budget_bytes=CARD_BYTES, within=within, cost=cost, most_cost=1e6 / 6000)
+    assert raised.value.least > 1e6 / 6000
+    assert raised.value.best.verdict == "tight"
+    assert len(tried) == 3
