@@ -112,7 +112,7 @@ def _sentence(text: str) -> str:
 
 
 def budget_bytes(job: Job) -> int | None:
-    """What a device may take; where devices differ, the one with the least room left."""
+    """Bytes that a device may take; where devices differ, the one with the least room left."""
     ranks = (job.prediction or {}).get("ranks") or []
     left = [rank["memory_bytes"] - rank["peak_high_bytes"] for rank in ranks]
     return rank_budgets(job)[left.index(min(left))] if left else _goal_bytes(job)
