@@ -36,7 +36,7 @@ from optimizer.search.questions.price_cache import PriceMemory
 from optimizer.search.training import training_problem, with_shortfalls
 from optimizer.workload import TrainingWorkload
 
-_SHARES = (1.0, 0.3, 0.0)
+LIKELY_SHARES = (1.0, 0.3, 0.0)
 """Parts of the way from what was seen to what is likely; a plan is asked to leave free as much as one can."""
 
 
@@ -63,14 +63,14 @@ def list_shortfalls(
     }
     found: list[tuple[Shortfall, ...]] = []
     for failure in failures:
-        here = _find_fullest(profile, plan=failure.plan, workload=workload, machine=machine)
+        here = _find_case(profile, failure, workload=workload, machine=machine)
         found.append(
             find_shortfalls(
                 failure.fields,
                 prediction=_predict_stages(profile, **here),
                 moments=predict_moments(profile, **here),
                 cause=failure.cause,
-                budgets=budgets,
+                budgets={**budgets, "device": _device_bytes(here["machine"], failure.plan, budgets["device"])},
                 on_host=machine.device.kind == "cpu",
                 earlier=[each for shown in found for each in shown],
             )
@@ -78,13 +78,28 @@ def list_shortfalls(
     return found
 
 
-def _find_fullest(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> dict[str, Any]:
-    """Find the case to price of a plan: of ranks that differ the one whose device has the least room, as if all were like it."""
+def _find_case(profile: Profile, failure: Failure, *, workload: TrainingWorkload, machine: Machine) -> dict[str, Any]:
+    """Find the case to price of a plan: of ranks that differ the one that ran out, as if all were like it; where that is not
+    known the one whose device has the least room.
+    """
+    plan, rank = failure.plan, failed_rank(failure)
     if not plan.layout.ranks:
         return {"plan": plan, "workload": workload, "machine": machine}
-    found = estimate_training(profile, plan=plan, workload=workload, machine=machine)
-    case = list_cases(plan, workload, machine)[found.fullest_rank or 0]
+    if rank is None:
+        rank = estimate_training(profile, plan=plan, workload=workload, machine=machine).fullest_rank or 0
+    case = list_cases(plan, workload, machine)[rank]
     return {"plan": case.plan, "workload": case.workload, "machine": case.machine}
+
+
+def failed_rank(failure: Failure) -> int | None:
+    """The rank that ran out, as the error of an attempt on several devices names it; None where it names none."""
+    rank = failure.fields.get("rank")
+    return rank if isinstance(rank, int) and 0 <= rank < failure.plan.layout.num_devices else None
+
+
+def _device_bytes(machine: Machine, plan: Plan, budget_bytes: int) -> int:
+    """Bytes that a rank may take: of a device that differs from others no more than there is."""
+    return min(budget_bytes, machine.device.memory_bytes) if plan.layout.ranks else budget_bytes
 
 
 def _predict_stages(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> Prediction:
@@ -126,12 +141,12 @@ def replan_profiled(
     def pose(shortfalls: Sequence[Shortfall]) -> SearchProblem:
         return with_shortfalls(problem, profile, shortfalls, machine=machine)
 
-    for share in _SHARES[:-1]:
+    for share in LIKELY_SHARES[:-1]:
         try:
             return _search_untried(pose, merge_shortfalls([*known, *toward_likely(shown, share)]), tried=tried)
         except NoFeasiblePlan:
             continue
-    return _search_untried(pose, merge_shortfalls([*known, *toward_likely(shown, _SHARES[-1])]), tried=tried)
+    return _search_untried(pose, merge_shortfalls([*known, *toward_likely(shown, LIKELY_SHARES[-1])]), tried=tried)
 
 
 def _search_untried(

@@ -26,8 +26,8 @@ def may_replan(job: Job, reason: str, *, num_before: int) -> bool:
 
 
 def _can_replan(job: Job) -> bool:
-    """A job without a prediction has nothing that a search could mend; of ranks that differ none is made from shortfalls."""
-    if job.plan is None or job.prediction is None or job.need_ranks:
+    """A job without a prediction has nothing that a search could mend."""
+    if job.plan is None or job.prediction is None:
         return False
     if job.kind == Kind.GENERATE:
         return bool(job.spec.get("plan") == "chosen")
@@ -35,11 +35,11 @@ def _can_replan(job: Job) -> bool:
 
 
 def may_probe(attempt: Attempt) -> bool:
-    """Report whether the attempt's first steps are held against the prediction: once in a job, where its plan may change, and
-    where no other job on the device makes them slower.
+    """Report whether the attempt's first steps are held against the prediction: once in a job, where its plan may change, its
+    devices are alike, and no other job on the device makes them slower.
     """
     job = attempt.job
-    if attempt.is_shared or job.kind != Kind.TRAIN or not _can_replan(job):
+    if attempt.is_shared or job.need_ranks or job.kind != Kind.TRAIN or not _can_replan(job):
         return False
     return not job.attempts.filter(outcome=PROBED).exists()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from optimizer.api.compiled_needs import compiled_representations
 from optimizer.api.replan import Failure, list_shortfalls, replan_profiled
+from optimizer.api.replan_uneven import replan_uneven
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.serialize import from_json
 from optimizer.base.units import format_bytes
@@ -20,6 +21,7 @@ from optimizer.goal import Goal
 from optimizer.plan.explain.diff import describe_change
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
+from optimizer.search.problem import PricedPlan
 from optimizer.search.questions.price_cache import name_work
 from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Machine
@@ -65,13 +67,17 @@ def find_next_plan(job: Job) -> NextPlan | None:
         "goal": goal,
     }
     failures = failures_of(job)
+    checkpoint_of = ran if _has_checkpoint(job) else None
+    if ran.layout.ranks:
+        uneven = replan_uneven(failures, traced, **here, checkpoint_of=checkpoint_of, calibration=machine.calibration)
+        return _next_plan(ran, uneven, machine)
     known = _learn(job, traced, failures, machine=machine, work=name_work(profile.pk, workload), here=here)
     try:
         found = replan_profiled(
             traced,
             **here,
             failures=failures,
-            checkpoint_of=ran if _has_checkpoint(job) else None,
+            checkpoint_of=checkpoint_of,
             calibration=machine.calibration,
             known=known,
             layout=ran.layout,
@@ -80,6 +86,10 @@ def find_next_plan(job: Job) -> NextPlan | None:
         if last is None or last.outcome != PROBED:
             raise
         return NextPlan(plan=job.plan, prediction=job.prediction or {}, machine=machine, change=_NOTHING_ELSE)
+    return _next_plan(ran, found, machine)
+
+
+def _next_plan(ran: Plan, found: PricedPlan, machine: Machine) -> NextPlan:
     return NextPlan(
         plan=found.plan.to_json(),
         prediction=found.prediction.to_json(),

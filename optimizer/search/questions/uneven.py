@@ -61,10 +61,11 @@ def answer_uneven(
     machine: Machine,
     make_problem: Callable[..., SearchProblem],
     calibration: Mapping[str, Any] | None = None,
+    spared_bytes: Mapping[str, int] | None = None,
 ) -> ObjectiveAnswer:
     """The fastest plan on any of the machine's devices, at most ``goal.num_devices`` of them, with what others come to.
 
-    make_problem: ``training_problem`` of ``search/training.py``.
+    make_problem: ``training_problem`` of ``search/training.py``. spared_bytes: by kind, what each of its devices leaves free.
     Raises InvalidInput for an objective other than the fastest step or the cheapest run, NoFeasiblePlan and InvalidPlan where no
     devices can do the work.
     """
@@ -85,6 +86,7 @@ def answer_uneven(
         calibration=calibration,
         make_problem=make_problem,
         find_best=find_best,
+        spared_bytes=spared_bytes or {},
         data_modes=tuple(
             dict.fromkeys(layout.data for layout in layouts if layout.num_devices > 1 and not layout.shares_weights)
         ),

@@ -52,6 +52,8 @@ class UnevenQuestion:
     """``training_problem`` of ``search/training.py``, with the estimator bound."""
     find_best: Callable[..., bool]
     """The search of ``search/core.py``, which notes the best plan in the book that it is given."""
+    spared_bytes: Mapping[str, int] = field(default_factory=dict)
+    """By kind, bytes of each of its devices that are to be left free."""
     budgets: dict[str, int] = field(default_factory=dict)
     """By kind, the budget of each of its devices."""
     known: dict[Hashable, tuple[Plan, Prediction] | None] = field(default_factory=dict)
@@ -62,7 +64,7 @@ class UnevenQuestion:
     ) -> SearchProblem:
         """The problem of ranks that are all on this kind of device, each with so many sequences."""
         name = kind.device.name
-        budget_bytes = self.budgets.get(name, min(self.goal.device_budget_bytes, kind.device.memory_bytes))
+        budget_bytes = self.budgets.get(name, self.allowed_bytes(name, kind.device.memory_bytes))
         return self.make_problem(
             self.profile,
             workload=replace(self.workload, global_batch_size=layout.num_devices * num_sequences),
@@ -72,6 +74,10 @@ class UnevenQuestion:
             calibration=self.calibration if kind.device.name == self.machine.device.name else None,
             layout=layout,
         )
+
+    def allowed_bytes(self, name: str, memory_bytes: int) -> int:
+        """Bytes that a device of this kind and memory may take."""
+        return max(1, min(self.goal.device_budget_bytes, memory_bytes) - self.spared_bytes.get(name, 0))
 
     def leave_out_what_shares_little(self) -> None:
         """Keep to replicated ranks where shared state and gradients would spare hardly anything, as with adapters."""
@@ -161,7 +167,7 @@ def find_shared(
             if not over:
                 return priced
         for rank in over:
-            known = question.budgets.get(rank.device, min(rank.memory_bytes, question.goal.device_budget_bytes))
+            known = question.budgets.get(rank.device, question.allowed_bytes(rank.device, rank.memory_bytes))
             question.budgets[rank.device] = max(1, min(known, rank.peak_high_bytes) - _too_many(rank))
     question.budgets.clear()
     return None

@@ -7,22 +7,26 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from optimizer.base.errors import InvalidInput
+from optimizer.base.errors import InvalidInput, OutOfDeviceMemory
 from optimizer.base.units import GIB, MIB
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.hardware.mixed import play_devices
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_spec
+from tests.webapp.jobs.attempts import DONE, run
+from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.actions import register_machine
 from webapp.catalog.documents import machine_documents
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.devices.named import NAMED, read_needs
+from webapp.jobs.models import Reason
 from webapp.jobs.specs.generation import read_job_spec
 from webapp.pages.shown.device_bar import devices_words
 from webapp.planning.pricing import price_spec
 from webapp.planning.search.resolve import Waiting, place_of, resolve
 from webapp.planning.search.training import asked_by_training, problem_of
 from webapp.planning.submitting import submit_job
+from webapp.planning.waiting import plan_waiting_jobs
 
 pytestmark = pytest.mark.django_db
 
@@ -107,3 +111,33 @@ def test_lists_name_every_kind_of_device(uneven: Machine) -> None:
     (document,) = machine_documents([uneven])
     assert [kind["device"]["name"] for kind in document["others"]] == [LARGE]
     assert devices_words(document).startswith(f"2 devices with 1x {SMALL}, 1x {LARGE}")
+
+
+def test_a_job_out_of_memory_goes_on_under_a_plan_that_leaves_that_device_more(
+    ada: User, uneven: Machine, spec: Spec
+) -> None:
+    job = submit_job(ada, spec=on_both(spec), actor="user:ada")
+    first = job.prediction["ranks"]
+    attempt = run(uneven)
+    rank = [each["device"] for each in first].index(SMALL)
+    error = OutOfDeviceMemory(
+        requested_bytes=first[rank]["memory_bytes"] - first[rank]["peak_bytes"] + MIB,
+        in_use_bytes=first[rank]["peak_bytes"],
+        budget_bytes=first[rank]["memory_bytes"],
+        bytes_by_category=attempt.prediction["device_bytes_by_category"],
+        moment="in backward of block 4",
+        category="activations",
+    )
+    error.fields |= {"stage": "steady_step", "cause": "step", "rank": rank, "num_ranks": 2}
+    result = {**DONE, "outcome": "failed", "reason": error.code, "message": error.message, "error": error.to_json()}
+    assert finish_attempt(attempt, result=result, exit_code=1) == Reason.OUT_OF_DEVICE_MEMORY
+    assert plan_waiting_jobs() == [job.pk]
+    before = job.plan
+    job.refresh_from_db()
+    assert job.plan != before
+    peaks = {each["device"]: each["peak_high_bytes"] for each in job.prediction["ranks"]}
+    assert peaks.get(SMALL, 0) < first[rank]["peak_high_bytes"]
+    assert [need.num_bytes for need in read_needs(job.need_ranks)] == list(peaks.values())
+    again = claim_job(worker="w", machine=uneven)
+    assert again is not None
+    assert again.devices == [{SMALL: 0, LARGE: 1}[name] for name in peaks]
