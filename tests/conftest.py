@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from optimizer.profile.profile import Profile
+from optimizer.runtime.compiled.kernel_cache import keep_kernels_in
 from tests import llama
 from tests.postgresql import running_postgresql
 from tests.worker import machines
@@ -49,9 +50,9 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.fixture(scope="session", autouse=True)
 def _shared_between_processes(pytestconfig: pytest.Config) -> None:
     """What takes long to make and is no test's subject: a machine's measured rates, machine code of compiled blocks."""
-    for variable, name in ((machines.FOLDER_VARIABLE, "machines"), ("TORCHINDUCTOR_CACHE_DIR", "kernels")):
-        if variable not in os.environ:
-            os.environ[variable] = str(made_once(pytestconfig, name, lambda folder: None))
+    root = _kept_folder(pytestconfig)
+    os.environ.setdefault(machines.FOLDER_VARIABLE, str(root / "machines"))
+    keep_kernels_in(root / "kernels")
 
 
 @pytest.fixture(autouse=True)
@@ -93,9 +94,7 @@ def made_once(config: pytest.Config, name: str, make: Callable[[Path], None]) ->
     """A folder that ``make`` has filled: once for all processes that a run's tests are spread over, and for later runs too, as
     long as no line of the library and no version of what it is made with has changed.
     """
-    cache = getattr(config, "cache", None)  # none if pytest runs without its cache
-    root = Path(cache.mkdir("headroom") if cache else Path(tempfile.gettempdir(), f"headroom-tests-{os.getuid()}"))
-    root.mkdir(exist_ok=True)
+    root = _kept_folder(config)
     folder, half_made = root / f"{name}-{_what_profiles_rest_on()}", root / f"{name}-half-made"
     with (root / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -106,6 +105,14 @@ def made_once(config: pytest.Config, name: str, make: Callable[[Path], None]) ->
             make(half_made)
             half_made.rename(folder)
     return folder
+
+
+def _kept_folder(config: pytest.Config) -> Path:
+    """For what all processes of a run share, and later runs too."""
+    cache = getattr(config, "cache", None)  # none if pytest runs without its cache
+    root = Path(cache.mkdir("headroom") if cache else Path(tempfile.gettempdir(), f"headroom-tests-{os.getuid()}"))
+    root.mkdir(exist_ok=True)
+    return root
 
 
 @functools.cache
