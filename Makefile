@@ -2,6 +2,8 @@
 PY := .venv/bin/python
 HEADROOM_HOME ?= $(CURDIR)/.headroom
 export HEADROOM_HOME
+# without it each process would compile the program anew
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test demo up down status test test-fast check format fuzz audit docs lock clean

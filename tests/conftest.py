@@ -4,13 +4,14 @@ model, one PostgreSQL.
 
 import fcntl
 import functools
+import gc
 import hashlib
 import json
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from typing import Any
 import pytest
 
 from optimizer.profile.profile import Profile
+from optimizer.runtime.compiled.kernel_cache import keep_kernels_in
 from tests import llama
 from tests.postgresql import running_postgresql
+from tests.worker import machines
 
 pytest_plugins = ["tests.left_out"]
 
@@ -28,6 +31,28 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Beside other processes of this run: more threads, in those that tests start as well, would only wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """All tests and what they import live as long as this process. Looking for garbage among them took a third of the processor
+    time of the tests that run in it.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_between_processes(pytestconfig: pytest.Config) -> None:
+    """What takes long to make and is no test's subject: a machine's measured rates, machine code of compiled blocks."""
+    root = _kept_folder(pytestconfig)
+    os.environ.setdefault(machines.FOLDER_VARIABLE, str(root / "machines"))
+    keep_kernels_in(root / "kernels")
 
 
 @pytest.fixture(autouse=True)
@@ -69,9 +94,7 @@ def made_once(config: pytest.Config, name: str, make: Callable[[Path], None]) ->
     """A folder that ``make`` has filled: once for all processes that a run's tests are spread over, and for later runs too, as
     long as no line of the library and no version of what it is made with has changed.
     """
-    cache = getattr(config, "cache", None)  # none if pytest runs without its cache
-    root = Path(cache.mkdir("headroom") if cache else Path(tempfile.gettempdir(), f"headroom-tests-{os.getuid()}"))
-    root.mkdir(exist_ok=True)
+    root = _kept_folder(config)
     folder, half_made = root / f"{name}-{_what_profiles_rest_on()}", root / f"{name}-half-made"
     with (root / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -82,6 +105,14 @@ def made_once(config: pytest.Config, name: str, make: Callable[[Path], None]) ->
             make(half_made)
             half_made.rename(folder)
     return folder
+
+
+def _kept_folder(config: pytest.Config) -> Path:
+    """For what all processes of a run share, and later runs too."""
+    cache = getattr(config, "cache", None)  # none if pytest runs without its cache
+    root = Path(cache.mkdir("headroom") if cache else Path(tempfile.gettempdir(), f"headroom-tests-{os.getuid()}"))
+    root.mkdir(exist_ok=True)
+    return root
 
 
 @functools.cache

@@ -4,6 +4,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 most_tried_again=10
+# Hundreds of processes start in the tests; without it each would compile the program anew, and each process of pytest all tests.
+unset PYTHONDONTWRITEBYTECODE
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from optimizer.base.heap import without_collections
 from optimizer.models.anatomy import find_text_part, sees_images_alone
 from optimizer.models.declared import decode_numbers
 from optimizer.models.decoder.config import DECODER_TYPE
@@ -138,7 +140,7 @@ def _find_class(spec: ModelSpec) -> Any:
     name = spec.config["architectures"][0]
     if spec.is_listed:
         folder = _MODULES.get(spec.model_type, spec.model_type)
-        return getattr(import_module(f"transformers.models.{folder}.modeling_{folder}"), name)
+        return getattr(_import(f"transformers.models.{folder}.modeling_{folder}"), name)
     return find_model_class(spec.model_type, name)
 
 
@@ -146,12 +148,17 @@ def find_model_class(model_type: str, name: str) -> Any:
     """transformers' model class of this name for a model type that it knows."""
     place = find_config_class(model_type).__module__.replace(".configuration_", ".modeling_")
     try:
-        return getattr(import_module(place), name)
+        return getattr(_import(place), name)
     except (AttributeError, ModuleNotFoundError):
         # Some model types are another's class with a configuration of their own.
         import transformers
 
         return getattr(transformers, name)
+
+
+def _import(name: str) -> ModuleType:
+    with without_collections():
+        return import_module(name)
 
 
 def find_config_class(model_type: str) -> Any:

@@ -16,6 +16,7 @@ from tests.chaos.proxy import FaultProxy
 from tests.disks import MIB, SmallDisk
 from tests.end_to_end.site.stack import Stack
 from tests.postgresql import postgresql_folder
+from tests.worker.machines import give_measured_machines
 from tests.worker.processes import is_alive, parent_of, wait_for
 
 WORKERS = ("worker-1", "worker-2")
@@ -45,6 +46,8 @@ class World(Stack):
             "HEADROOM_DISK_FLOOR_BYTES": str(FLOOR_BYTES),
             "HEADROOM_MAX_REQUESTS_PER_MINUTE": NO_LIMIT,
             "HEADROOM_LEASE_S": str(LEASE_S),
+            # many passes in each round: they are what is tried here
+            "HEADROOM_RECONCILE_S": "0.25",
             "HEADROOM_SLOTS": "6",
             "HEADROOM_GRACE_S": "10",
         }
@@ -54,8 +57,7 @@ class World(Stack):
         self.disk = _mount(self.home)
         for name in ("run", "valkey", "cache"):
             (self.home / name).mkdir(exist_ok=True)
-        for name, text in self._measured.items():
-            (self.home / "cache" / name).write_text(text)
+        give_measured_machines(self.home)
         # what the control asks goes past the relays
         self._direct = dict(self._environment, **({"DATABASE_URL": postgresql_url} if postgresql_url else {}))
         self.redis_proxy = FaultProxy(self.home / "run" / "relay.sock", self.home / "run" / "valkey.sock")

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from optimizer.base.heap import without_collections
 from optimizer.base.serialize import from_json, to_json
 from optimizer.data.prompt_tokens import LineTokens, PromptTokenizer, length_problem
 from optimizer.data.prompts import read_prompts
@@ -157,8 +158,9 @@ def _generate(
         return None
     # torch takes seconds to import; what is wrong with the input has been said by now
     reporter.phase("loading", "starting torch")
-    from optimizer.runtime.generation.run_requests import open_generator, run_requests
-    from optimizer.runtime.meter.device import set_num_threads
+    with without_collections():
+        from optimizer.runtime.generation.run_requests import open_generator, run_requests
+        from optimizer.runtime.meter.device import set_num_threads
 
     def keep(finished: "Finished") -> None:
         each = progress.waiting.pop(int(finished.id))

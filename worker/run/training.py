@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimizer.base.errors import OutOfMemory
+from optimizer.base.heap import without_collections
 from optimizer.base.serialize import from_json
 from optimizer.data.chat_facts import ChatFacts
 from optimizer.data.samples.columns import read_columns
@@ -33,7 +34,8 @@ def train_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: C
     token_folder = _tokenize(attempt, spec=spec, workload=workload, reporter=reporter)
     # torch takes seconds to import; what is wrong with the input has been said by now
     reporter.phase("loading", "starting torch")
-    from optimizer.runtime.job.train import train
+    with without_collections():
+        from optimizer.runtime.job.train import train
 
     run = _read_run(attempt, spec=spec, workload=workload, token_folder=token_folder)
     if run.plan.kernels.blocks == "compiled" and attempt.get("kernels_folder"):

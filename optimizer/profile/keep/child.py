@@ -18,7 +18,7 @@ from optimizer.profile.meta_ops.stub_imports import import_lean
 from optimizer.workload import Adapter
 
 LEAN_OPTION = "--lean"
-_SAME_IN_FULL = (InvalidPlan, InvalidWorkload)
+SAME_IN_FULL = (InvalidPlan, InvalidWorkload)
 """Errors that lie in what was asked, however much is imported. MissingExtra is none: peft needs more than is imported here."""
 
 
@@ -38,7 +38,7 @@ def _answer(*, is_lean: bool) -> dict[str, Any]:
         if is_lean:
             import_lean()
         return {"profile": _trace()}
-    except _SAME_IN_FULL as error:
+    except SAME_IN_FULL as error:
         return {"error": error.to_json()}
     except Exception as error:
         if is_lean:

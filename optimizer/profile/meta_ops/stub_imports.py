@@ -1,9 +1,10 @@
-"""Imports torch and transformers without what a trace never runs. For a process that does nothing but trace: ``keep/child.py``.
+"""Imports torch and transformers without what a trace never runs. For processes that do nothing but trace: ``keep/child.py``,
+and a worker's for a profile (``worker/run/runner.py``).
 
 To import one architecture of transformers takes three times what tracing it takes: with it come generation, tokenizers,
 distributed tensors, torch's compiler, a client of the model hub, and losses of vision models with all of scipy. Here those are
 modules that hold nothing. A name imported from one is an empty class; whoever calls, inherits from or asks such a class for
-anything real fails, and the child then starts again with everything. So this can cost time, never exactness: a test holds
+anything real fails, and the process then starts again with everything. So this can cost time, never exactness: a test holds
 profiles made both ways equal.
 
 Only names are listed, of modules, in the layout of transformers 5; another layout means a slower start.

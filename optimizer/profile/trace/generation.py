@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from optimizer.base.errors import InvalidModel
+from optimizer.base.heap import without_collections
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.models.decoder.config import DECODER_TYPE
@@ -65,6 +66,7 @@ _PhaseName = Literal["prefill", "decode", "decode on host"]
 _ON_HOST = KvCachePlan(place="host", attention="host")
 
 
+@without_collections()
 def profile_generation(spec: ModelSpec, *, representations: Sequence[str] | None = None) -> GenerationProfile:
     """Trace each distinct block once in each representation. No weights are allocated, and depth costs nothing.
 

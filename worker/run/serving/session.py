@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimizer.base.errors import HeadroomError, InvalidInput
+from optimizer.base.heap import without_collections
 from optimizer.base.units import format_bytes
 from optimizer.data.prompt_tokens import PromptTokenizer
 from optimizer.data.stop_texts import TextStream
@@ -59,7 +60,8 @@ def serve_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: C
 
 
 def _open_server(attempt: dict[str, Any], spec: ModelSpec, opened: ExitStack) -> "tuple[Server, Meter]":
-    from optimizer.runtime.serving.opening import open_server
+    with without_collections():
+        from optimizer.runtime.serving.opening import open_server
 
     given = attempt["serving"]
     budget_bytes = given["device_budget_bytes"]

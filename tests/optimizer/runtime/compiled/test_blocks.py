@@ -16,12 +16,14 @@ from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, BlockKernels, KernelsPlan
 from optimizer.plan.plan import Plan
+from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.compiled import graph as graphs
 from optimizer.runtime.compiled.blocks import CompiledBlocks
 from optimizer.runtime.job.measure import hash_weights, make_synthetic_batches
+from optimizer.runtime.job.prepare import prepare_model
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
-from optimizer.workload import TrainingWorkload
+from optimizer.workload import Adapter, TrainingWorkload
 from tests.optimizer.runtime.tiny import NUM_BLOCKS, make_plan, make_spec
 
 CPU = torch.device("cpu")
@@ -96,6 +98,29 @@ def test_all_blocks_of_a_kind_share_one_graph_and_no_step_compiles_another(count
     seen = []
     train("compiled", on_step=lambda _: seen.append(len(counted)))
     assert seen == [1] * NUM_STEPS
+
+
+@pytest.mark.parametrize("form", ["same", "int8"])
+def test_blocks_with_adapters_share_a_graph_too_unless_their_plain_values_differ(form: Any) -> None:
+    model: Any = build_model(make_spec())
+    prepare_model(model, weights=WeightsPlan(frozen=form), workload=TrainingWorkload(adapter=Adapter(rank=2)))
+    model.get_input_embeddings().requires_grad_()  # else the first block is given another layout: an input without a gradient
+    blocks: Any = find_blocks(model)
+    for block in blocks:
+        nn.init.normal_(block.self_attn.q_proj.lora_B["default"].weight)
+    blocks[-1].self_attn.q_proj.scaling["default"] *= 2
+    expected = losses_of(model)
+    compiled = CompiledBlocks(blocks)
+    assert losses_of(model) == pytest.approx(expected, abs=NEAR)
+    assert compiled.num_graphs == 2
+    compiled.close()
+
+
+def losses_of(model: Any) -> list[float]:
+    """One sum of what each of two rows leads to, with a backward."""
+    sums = [model(torch.full((1, 8), token)).logits.square().mean() for token in (3, 5)]
+    torch.stack(sums).sum().backward()
+    return [each.item() for each in sums]
 
 
 def test_dropout_draws_the_same_numbers_when_a_block_runs_again() -> None:

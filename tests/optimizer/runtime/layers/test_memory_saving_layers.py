@@ -37,7 +37,7 @@ def test_the_setting_leaves_models_as_they_are(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_profiles_are_kept_apart_by_it(tmp_path: Path) -> None:
-    spec = make_spec("gemma2")
+    spec = make_spec("llama")
     light = profile_model(spec)
     keep_profile(light, folder=tmp_path)
     with stock_layers():

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.common.machines import make_cpu_machine
 from optimizer.goal import Goal
+from optimizer.profile.extent import Extent
 from optimizer.profile.trace.trace import profile_model
 from optimizer.runtime.job.measure import measure_step
 from optimizer.search.search import search_plans
@@ -24,7 +25,8 @@ def test_the_plan_that_a_search_takes_under_a_budget_holds_what_it_says(objectiv
         objective=objective,
         adapter=Adapter(rank=4) if objective == "dpo" else None,
     )
-    profile = profile_model(spec, adapter=workload.adapter, objective=objective)
+    extent = Extent(representations=("fp32",), shapes=tuple((size, 64) for size in (1, 2, 4)))
+    profile = profile_model(spec, adapter=workload.adapter, objective=objective, extent=extent)
     goal = Goal(device_budget_bytes=2_500_000)
     chosen = search_plans(profile, workload=workload, goal=goal, machine=make_cpu_machine()).chosen
     measured = measure_step(spec, plan=chosen.plan, workload=workload, device="cpu")
