@@ -14,7 +14,6 @@ from optimizer.plan.activations import KernelsPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.extent import Extent
-from optimizer.profile.plan_extent import extent_of_plans
 from optimizer.runtime.job.measure import StepMeasurement
 from optimizer.workload import Adapter, TrainingWorkload
 from tests.optimizer.profiles import trace
@@ -65,7 +64,7 @@ def test_bytes_of_other_formats_are_those_predicted(
     adapter = None if weights.frozen == "same" else Adapter(rank=4)
     plan = replace(compiled(make_plan("recompute")), weights=weights)
     workload = replace(make_workload(plan), adapter=adapter)
-    profile = trace(spec, adapter=adapter, extent=extent_of_plans([plan], workload=workload))
+    profile = trace(spec, adapter=adapter, extent=extent_of(plan))
     check_bytes(profile, plan, workload, measure(plan, workload), machine=machine)
 
 
