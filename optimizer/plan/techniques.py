@@ -16,6 +16,7 @@ from optimizer.plan import (
     layout,
     logits_and_loss,
     optimizer_state,
+    stages,
     weights,
 )
 from optimizer.plan.knob import Asks, Condition, Group, Knob, TechniqueDeclaration, Work
@@ -73,6 +74,7 @@ KNOBS: Final[dict[str, Knob]] = {
     for declared in (
         layout.KNOBS,
         generation_layout.KNOBS,
+        stages.KNOBS,
         batch.KNOBS,
         batch.GENERATION_KNOBS,
         weights.KNOBS,
@@ -97,6 +99,7 @@ _DECLARED: Final[dict[str, TechniqueDeclaration]] = {
         weights.TECHNIQUES,
         layout.TECHNIQUES,
         generation_layout.TECHNIQUES,
+        stages.TECHNIQUES,
         kv_cache.TECHNIQUES,
         _PLACES,
     )
@@ -168,8 +171,9 @@ def _list_ways(work: Work) -> "tuple[tuple[Technique, tuple[tuple[_Question, ...
     """By technique, the ways in which a plan can use it: questions that must all be answered with yes."""
     ways: dict[Technique, list[tuple[_Question, ...]]] = {}
     for knob in knobs_of(work, num_devices=MAX_DEVICES):
-        conditions = tuple((attrgetter(condition.path), condition.holds) for condition in knob.matters_where)
         for use in knob.uses:
+            where = (*knob.matters_where, *use.where)
+            conditions = tuple((attrgetter(condition.path), condition.holds) for condition in where)
             ways.setdefault(cast(Technique, use.technique), []).append(((attrgetter(knob.path), use.asks), *conditions))
     return tuple((name, tuple(ways[name])) for name in get_args(Technique) if name in ways)
 

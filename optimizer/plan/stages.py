@@ -1,0 +1,132 @@
+"""A model that is cut over devices: which neighbouring blocks each of them has, in training and in generation alike.
+
+The first stage also has the embeddings, the last what follows the blocks. Hidden states go from stage to stage and, in training,
+their gradients back.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final, Literal
+
+from optimizer.base.errors import InvalidPlan
+from optimizer.base.limits import MAX_DEVICES
+from optimizer.plan.knob import Condition, Face, Knob, TechniqueDeclaration, Use, differs
+
+PipelineSchedule = Literal["1f1b", "gpipe"]
+_PATH: Final = "plan.layout.stage_blocks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOfModel:
+    """One stage of a model that is cut."""
+
+    index: int
+    num_stages: int
+    first_block: int
+    num_blocks: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.num_stages - 1
+
+    @property
+    def blocks(self) -> range:
+        return range(self.first_block, self.first_block + self.num_blocks)
+
+    @property
+    def words(self) -> str:
+        """The stage's blocks for people, counted from 1: ``blocks 1 to 6``."""
+        first, last = self.first_block + 1, self.first_block + self.num_blocks
+        return f"block {first}" if first == last else f"blocks {first} to {last}"
+
+
+def check_stages(stage_blocks: Sequence[int]) -> None:
+    """Raise InvalidPlan for a number of stages that is not allowed, and for a stage without a block."""
+    shown = ", ".join(map(str, stage_blocks))
+    if stage_blocks and not 2 <= len(stage_blocks) <= MAX_DEVICES:
+        raise _refused(shown, f"allowed: 2 to {MAX_DEVICES} stages, or none")
+    empty = next((stage for stage, number in enumerate(stage_blocks, 1) if number < 1), None)
+    if empty is not None:
+        raise _refused(shown, f"which leaves stage {empty} without a block; each stage needs one at least")
+
+
+def check_depth(stage_blocks: Sequence[int], num_blocks: int) -> None:
+    """Raise InvalidPlan if the stages are not the blocks of a model of this depth."""
+    if stage_blocks and sum(stage_blocks) != num_blocks:
+        shown = ", ".join(map(str, stage_blocks))
+        raise _refused(shown, f"{sum(stage_blocks)} blocks in all; this model has {num_blocks}")
+
+
+def list_stages(stage_blocks: Sequence[int]) -> tuple[StageOfModel, ...]:
+    """List the stages in order; none where the model is not cut."""
+    firsts = (0, *accumulate(stage_blocks))
+    return tuple(
+        StageOfModel(index=index, num_stages=len(stage_blocks), first_block=first, num_blocks=number)
+        for index, (first, number) in enumerate(zip(firsts, stage_blocks, strict=False))
+    )
+
+
+Turn = tuple[Literal["forward", "backward"], int]
+"""Forward or backward of a micro-batch, by its number from 0."""
+
+
+def count_ahead(stage: StageOfModel, *, num_micro_batches: int, schedule: PipelineSchedule) -> int:
+    """Forward passes that a stage does before its first backward, beside the one that this backward is of."""
+    if schedule == "gpipe":
+        return num_micro_batches - 1
+    return min(num_micro_batches, stage.num_stages - stage.index) - 1
+
+
+def list_turns(stage: StageOfModel, *, num_micro_batches: int, schedule: PipelineSchedule) -> Iterator[Turn]:
+    """The order in which a stage does a step's micro-batches. Backward takes them as they came, as on one device, so that sums of
+    gradients have the same bits.
+
+    gpipe: Huang et al. 2019, section 2.3; 1f1b: Narayanan et al. 2021 (arXiv:2104.04473), section 2.2.1, without a flush between.
+    """
+    ahead = count_ahead(stage, num_micro_batches=num_micro_batches, schedule=schedule)
+    yield from (("forward", index) for index in range(ahead))
+    for index in range(num_micro_batches):
+        if index + ahead < num_micro_batches:
+            yield "forward", index + ahead
+        yield "backward", index
+
+
+def _refused(shown: str, why: str) -> InvalidPlan:
+    return InvalidPlan(f"{_PATH} is {shown}; {why}", field=_PATH, value=shown, allowed=why)
+
+
+TECHNIQUES: Final = (
+    TechniqueDeclaration(
+        name="cut_model",
+        label="cut the model over devices",
+        sentence="Holds some of the blocks on each device of one machine, with all that belongs to them; hidden states go from one "
+        "to the next, and several micro-batches keep all of them at work.",
+        group="Several devices",
+        searches=("training", "generation"),
+        lowers=("weights", "gradients", "optimizer_state", "activations"),
+        num_devices=2,
+    ),
+)
+KNOBS: Final = (
+    Knob(
+        path="layout.stage_blocks",
+        plain=(),
+        uses=(Use(technique="cut_model", asks=differs(())),),
+        num_devices=2,
+        training=Face(label="Blocks by device", help="of a model that is cut over devices"),
+        generation=Face(label="Blocks by device", help="of a model that is cut over devices"),
+    ),
+    Knob(
+        path="layout.schedule",
+        plain="1f1b",
+        words={"1f1b": "one forward, one backward (1F1B)", "gpipe": "all forward, then all backward (GPipe)"},
+        matters_where=(Condition(path="layout.stage_blocks", holds=differs(())),),
+        num_devices=2,
+        training=Face(label="Order of micro-batches", help="of a model that is cut over devices"),
+    ),
+)
