@@ -1,0 +1,183 @@
+"""One stage's step as tasks: its own blocks, both ends, and several micro-batches under way. Torch-free.
+
+What a stage does before its first block is what one device does before the model's first: the prologue's storages are there, and
+in their midst hidden states come. So the one trace of a model prices every cut of it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from optimizer.base.categories import CATEGORIES
+from optimizer.estimate.pipeline.schedule import StageTimes
+from optimizer.estimate.shape.compiled import CompiledShape
+from optimizer.estimate.shape.shared import SharedPlaces
+from optimizer.estimate.step.runs import Schedule, TaskRun
+from optimizer.estimate.step.schedule import StepLayout
+from optimizer.estimate.step.update import exchange_task
+from optimizer.estimate.tasks.parts import Bytes, PartBytes
+from optimizer.estimate.tasks.tasks import NO_TIME, Task, move_task, single
+from optimizer.plan.activations import BlockChoice
+from optimizer.plan.stages import StageOfModel, Turn, list_turns
+from optimizer.profile.profile import Profile
+
+_WAIT: Final = "waiting for other stages"
+_NO_BYTES: Final[Bytes] = np.zeros(len(CATEGORIES), dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageParts:
+    """One stage's part of a micro-batch, under what its blocks do."""
+
+    forward: TaskRun
+    """Up to the last block, or the loss; hidden states have come."""
+    freed: Bytes
+    """What goes as a stage that is not the last leaves the forward."""
+    backward: TaskRun
+    """Of the first micro-batch, from the gradient of the last block's hidden states on."""
+    accumulate: TaskRun
+    """Of each other."""
+
+    def times(self, device_kind: str) -> StageTimes:
+        found = [sum(run.steps(device_kind).compute_ms) for run in (self.forward, self.backward, self.accumulate)]
+        return StageTimes(forward_ms=found[0], backward_ms=found[1], accumulate_ms=found[2])
+
+
+class StageLayout(StepLayout):
+    """Puts the parts of one stage in order."""
+
+    def __init__(self, profile: Profile, compiled: CompiledShape, *, stage: StageOfModel, **here: Any) -> None:
+        """here: as ``StepLayout`` has it; ``tensors`` and ``state`` of this stage."""
+        super().__init__(profile, compiled, **here)
+        self._stage = stage
+        plan, workload = self._plan, here["workload"]
+        num_tokens = plan.batch.micro_batch_size * workload.sequence_length
+        self.hidden_bytes = num_tokens * profile.hidden_size * plan.weights.bytes_per_element
+        self._hidden = single("activations", self.hidden_bytes)
+        self._gradient = single("temporaries", self.hidden_bytes)
+
+    def parts(self, choices: Sequence[BlockChoice]) -> StageParts:
+        """choices: of all blocks of the model, of which the stage's own count. Raises NotProfiled."""
+        stage, own = self._stage, slice(self._stage.blocks.start, self._stage.blocks.stop)
+        places = self._shared.place(choices, blocks=stage.blocks)
+        tasks = [self._inputs_task, self._outside.task("prologue", choices[-1])]
+        if not stage.is_first:
+            tasks.append(self._arrival())
+        tasks += self._blocks.list_forward(choices, places.forward)[own]
+        freed = _NO_BYTES
+        if stage.is_last:
+            tasks += self._freed_run(places.freed).tasks if places.freed else ()
+            tasks.append(self._outside.task("head", choices[-1]))
+        else:
+            freed = self._sum_freed(places)
+        forward = TaskRun(tasks)
+        return StageParts(
+            forward=forward,
+            freed=freed,
+            backward=self._backward(forward, choices, places, own, is_first=True),
+            accumulate=self._backward(forward, choices, places, own, is_first=False),
+        )
+
+    def schedule_of(self, parts: StageParts, waited_ms: Sequence[float] = ()) -> Schedule:
+        """The tasks of a step in order. waited_ms: in each turn, and once more at the end; none unless given."""
+        waits = iter(waited_ms)
+        tasks: list[Task] = []
+        for bytes_task, run, turn in self._walk(parts):
+            if run is not None and (wait_ms := next(waits, 0.0)):
+                tasks.append(exchange_task(turn[0], _WAIT, wait_ms))
+            tasks += [bytes_task] if bytes_task is not None else []
+            tasks += run.tasks if run is not None else ()
+        if wait_ms := next(waits, 0.0):
+            tasks.append(exchange_task("backward", _WAIT, wait_ms))
+        return Schedule(first=TaskRun(tasks), later=TaskRun(()), num_later=0, update=self.update, carried=self._carried)
+
+    def top_bytes(self, parts: StageParts) -> int:
+        """The highest point of a step above what is there between steps."""
+        level = top = 0
+        for task, run, _ in self._walk(parts):
+            if task is not None:
+                top = max(top, level + task.bytes.rise)
+                level += task.bytes.net_bytes
+            if run is not None:
+                top = max(top, level + run.sums.top)
+                level += run.sums.net
+        return max(top, level + self.update.sums.top)
+
+    def _walk(self, parts: StageParts) -> Iterator[tuple[Task | None, TaskRun | None, Turn]]:
+        """What comes and goes at the stage's ends, and the runs between, with the turn of each."""
+        stage, hidden, gradient = self._stage, self._hidden, self._gradient
+        is_sent = {"hidden": False, "gradient": False}
+        turns = list_turns(
+            stage, num_micro_batches=self.num_later + 1, schedule=self._plan.layout.schedule
+        )
+        for turn in turns:
+            kind, index = turn
+            if kind == "forward":
+                yield None, parts.forward, turn
+                # What was sent back is let go of once hidden states have come; their arrival has been counted in the run.
+                gone = gradient if is_sent["gradient"] and not stage.is_first else _NO_BYTES
+                is_sent["gradient"] = False
+                if not stage.is_last:
+                    gone = gone + parts.freed + (hidden if is_sent["hidden"] else _NO_BYTES)
+                    is_sent["hidden"] = True
+                if gone.any():
+                    yield move_task("forward", "hidden states sent", -gone), None, turn
+                continue
+            if not stage.is_last:
+                come = gradient - hidden if is_sent["hidden"] else gradient
+                is_sent["hidden"] = False
+                yield _arriving(come, gradient), parts.accumulate if index else parts.backward, turn
+            else:
+                yield None, parts.accumulate if index else parts.backward, turn
+            if not stage.is_first:
+                if is_sent["gradient"]:
+                    yield move_task("backward", "gradient sent", -gradient), None, turn
+                is_sent["gradient"] = True
+        gone = (hidden if is_sent["hidden"] else _NO_BYTES) + (gradient if is_sent["gradient"] else _NO_BYTES)
+        if gone.any():
+            yield move_task("backward", "all sent", -gone), None, ("backward", 0)
+
+    def _arrival(self) -> Task:
+        """Hidden states come; what the prologue made is gone by then, but for what all blocks share."""
+        prologue = self._outside.task("prologue", "keep").bytes.net
+        shared = sum((single(category, size) for size, category in self._list_shared()), single("weights", 0))
+        net = self._hidden - (prologue - shared)
+        return Task(
+            phase="forward",
+            block=-1,
+            name="hidden states come",
+            bytes=PartBytes(net=net, rise=self.hidden_bytes, at_rise=self._hidden),
+            time=NO_TIME,
+        )
+
+    def _list_shared(self) -> list[tuple[int, Any]]:
+        return [self._compiled.shared_bytes(index) for index in range(len(self._compiled.regime.shared))]
+
+    def _sum_freed(self, places: SharedPlaces) -> Bytes:
+        found = _NO_BYTES.copy()
+        for move in places.freed:
+            found[move.slot] -= move.num_bytes
+        return found
+
+    def _backward(
+        self, forward: TaskRun, choices: Sequence[BlockChoice], places: SharedPlaces, own: slice, *, is_first: bool
+    ) -> TaskRun:
+        which = "first" if is_first else "accumulate"
+        blocks = self._blocks.list_backward(choices, places.backward, f"backward_{which}", is_first=is_first)[own]
+        blocks.reverse()
+        tasks: list[Task] = []
+        if self._stage.is_last:
+            tasks += [
+                self._outside.task(f"head_backward_{which}", choices[-1], is_first=is_first),
+                self._outside.task(f"norm_backward_{which}", choices[-1], is_first=is_first),
+            ]
+        return self._ended(forward, TaskRun([*tasks, *blocks]), is_first=is_first, has_loss=self._stage.is_last)
+
+
+def _arriving(net: Bytes, come: Bytes) -> Task:
+    rise = int(come.sum())
+    part = PartBytes(net=net, rise=rise, at_rise=come)
+    return Task(phase="backward", block=-1, name="gradient comes", bytes=part, time=NO_TIME)
+
