@@ -249,9 +249,9 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     @cached_property
     def whole_workload(self) -> TrainingWorkload:
         """The work of all ranks."""
-        if self.layout.num_devices == 1:
+        if self.layout.num_parts == 1:
             return self.workload
-        return replace(self.workload, global_batch_size=self.workload.global_batch_size * self.layout.num_devices)
+        return replace(self.workload, global_batch_size=self.workload.global_batch_size * self.layout.num_parts)
 
     def permits(self, plan: Plan) -> bool:
         """Report whether every technique of the plan is allowed, all together can be carried out, and every pin is kept."""

@@ -30,6 +30,8 @@ def find_obstacle(profile: Profile) -> str:
         return f"which is carried out for causal decoders alone; {profile.model_type or 'this module'} is none: use zero3"
     if profile.base is None:
         return "but its profile does not know which tensors belong to which block: use zero3"
+    if _projects_embeddings(profile):
+        return "but its embeddings are of another width than its blocks: use zero3"
     if _is_shared(profile):
         return "but its blocks share weights, which stages cannot: use one device"
     if _trains_all(profile) and is_tied(profile):
@@ -64,7 +66,7 @@ def estimate_stage_weight_bytes(profile: Profile, plan: WeightsPlan, tensors: Te
     buffers_bytes = profile.buffer_bytes["fp32" if plan.dtype == "fp32" else "bf16"]
     trained_bytes = tensors.total_elements * plan.bytes_per_element
     if _trains_all(profile):
-        return trained_bytes + buffers_bytes
+        return trained_bytes + buffers_bytes + plan.bytes_per_element * _count_stand_ins(profile, stage)
     frozen = profile.frozen_bytes(plan.representation)
     kinds = profile.tensors.block_kinds
     in_blocks_bytes = sum(frozen.by_block[kinds[block]] for block in stage.blocks)
@@ -75,7 +77,7 @@ def _outside_bytes(profile: Profile, plan: WeightsPlan, stage: StageOfModel) -> 
     """Frozen weights of no block: before the blocks on the first stage, behind them on the last; a tied embedding on both."""
     assert profile.base is not None
     size, before, behind = plan.bytes_per_element, profile.base.before, profile.base.after
-    num_bytes = 0
+    num_bytes = size * _count_stand_ins(profile, stage)
     if stage.is_first:
         num_bytes += size * _count(before)
     if stage.is_last:
@@ -85,12 +87,28 @@ def _outside_bytes(profile: Profile, plan: WeightsPlan, stage: StageOfModel) -> 
     return num_bytes
 
 
+def _count_stand_ins(profile: Profile, stage: StageOfModel) -> int:
+    """Tensors of no block of which there is one number because others keep them."""
+    assert profile.base is not None
+    found = 0 if stage.is_last else len(profile.base.after)
+    if not stage.is_first:
+        found += len(profile.base.before) - (stage.is_last and is_tied(profile))
+    return found
+
+
 def _count(sizes: Sequence[BaseSize]) -> int:
     return sum(size.num_elements for size in sizes)
 
 
 def _trains_all(profile: Profile) -> bool:
     return not profile.frozen
+
+
+def _projects_embeddings(profile: Profile) -> bool:
+    """True where a projection stands between the embeddings and the blocks (OPT-350m)."""
+    before = profile.base.before if profile.base is not None else ()
+    found = {size.num_elements // profile.vocab_size for size in before if size.num_elements % profile.vocab_size == 0}
+    return bool(found) and profile.hidden_size not in found
 
 
 def _is_shared(profile: Profile) -> bool:

@@ -6,13 +6,14 @@ in their midst hidden states come. So the one trace of a model prices every cut 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
 from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.pipeline.schedule import StageTimes
-from optimizer.estimate.shape.compiled import CompiledShape
+from optimizer.estimate.shape.compiled import CompiledShape, PartRequest
 from optimizer.estimate.shape.shared import SharedPlaces
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.schedule import StepLayout
@@ -24,6 +25,7 @@ from optimizer.plan.stages import StageOfModel, Turn, list_turns
 from optimizer.profile.profile import Profile
 
 _WAIT: Final = "waiting for other stages"
+_NOT_CARRIED: Final = [CATEGORIES.index(name) for name in ("gradients", "temporaries", "logits_and_loss")]
 _NO_BYTES: Final[Bytes] = np.zeros(len(CATEGORIES), dtype=np.int64)
 
 
@@ -71,7 +73,7 @@ class StageLayout(StepLayout):
             tasks += self._freed_run(places.freed).tasks if places.freed else ()
             tasks.append(self._outside.task("head", choices[-1]))
         else:
-            freed = self._sum_freed(places)
+            freed = self._sum_freed(places) + self._carried_on
         forward = TaskRun(tasks)
         return StageParts(
             forward=forward,
@@ -139,11 +141,30 @@ class StageLayout(StepLayout):
         if gone.any():
             yield move_task("backward", "all sent", -gone), None, ("backward", 0)
 
+    @cached_property
+    def _prologue(self) -> Bytes:
+        """What the prologue makes, but for what all blocks share."""
+        regime = self._compiled.regime
+        shared = [self._compiled.shared_bytes(index) for index in range(len(regime.shared))]
+        found: Bytes = self._outside.task("prologue", "keep").bytes.net
+        return found - sum((single(category, num_bytes) for num_bytes, category in shared), _NO_BYTES)
+
+    @cached_property
+    def _carried_on(self) -> Bytes:
+        """What a block leaves to the next beside its hidden states, such as what a model's loop over its blocks holds of the last
+        one. It is what the first block's forward and backward leave behind.
+        """
+        template = self._compiled.regime.block_templates[0]
+        parts = [PartRequest(("keep", template, which)) for which in ("forward", "backward_first")]
+        found: Bytes = self._prologue + sum((self._compiled.part_bytes(part).net for part in parts), _NO_BYTES) - self._hidden
+        found[_NOT_CARRIED] = 0
+        return found
+
     def _arrival(self) -> Task:
-        """Hidden states come; what the prologue made is gone by then, but for what all blocks share."""
-        prologue = self._outside.task("prologue", "keep").bytes.net
-        shared = sum((single(category, size) for size, category in self._list_shared()), single("weights", 0))
-        net = self._hidden - (prologue - shared)
+        """Hidden states come; what the prologue made is gone by then, but for what all blocks share. The stage's first block lets
+        go of what the block before would have left.
+        """
+        net = self._hidden + self._carried_on - self._prologue
         return Task(
             phase="forward",
             block=-1,
@@ -151,9 +172,6 @@ class StageLayout(StepLayout):
             bytes=PartBytes(net=net, rise=self.hidden_bytes, at_rise=self._hidden),
             time=NO_TIME,
         )
-
-    def _list_shared(self) -> list[tuple[int, Any]]:
-        return [self._compiled.shared_bytes(index) for index in range(len(self._compiled.regime.shared))]
 
     def _sum_freed(self, places: SharedPlaces) -> Bytes:
         found = _NO_BYTES.copy()

@@ -24,6 +24,7 @@ from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.job.prepare import build_prepared
 from optimizer.runtime.step.micro_batch import MicroBatch
 from optimizer.workload import Adapter, TrainingWorkload
+from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 _SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -35,11 +36,14 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
 }
 MODELS: dict[str, dict[str, Any]] = {
+    **SMALL_CONFIGS,
     "decoder": {"model_type": "headroom_decoder", **_SIZES, "attention_block": 8, "bos_token_id": 0, "eos_token_id": 0},
     "tied": {"model_type": "headroom_decoder", **_SIZES, "attention_block": 8, "tie_word_embeddings": True},
     "shared": {"model_type": "headroom_decoder", **_SIZES, "num_hidden_layers": 4, "attention_block": 8, "share_every": 2},
     "untied": {"model_type": "headroom_decoder", **_SIZES, "attention_block": 8, "tie_word_embeddings": False},
     "llama": {"model_type": "llama", **_SIZES},
+    "opt-350m-less": {**SMALL_CONFIGS["opt"], "word_embed_proj_dim": 32},
+    "gpt2-untied": {**SMALL_CONFIGS["gpt2"], "tie_word_embeddings": False},
 }
 _DRAWN = ("decoder", "tied", "shared")
 """Models that a process builds without transformers, whose import takes seconds."""
