@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, Protocol, get_args
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
+from optimizer.estimate.pipeline.pricer import StagePricer
 from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
 from optimizer.plan.activations import (
@@ -170,6 +171,8 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     """``price`` without the memory of a search (``pricebook.remembering``); None where it has none."""
     audit: Callable[[Plan, Prediction], tuple[str, ...]] | None = None
     """Finds faults in a plan's prediction by an independent replay; asked for the chosen plan alone."""
+    stages: StagePricer | None = None
+    """Prices of single stages; of layouts that cut the model."""
     relax: Relax | None = None
     """Lower bounds on a setting's plans; asked where there are too many to try them all."""
     names_ways: bool = True

@@ -9,6 +9,7 @@ from optimizer.estimate.bounds.relaxation import least_compute_ms, least_exchang
 from optimizer.estimate.card.training_memory import add_memory
 from optimizer.estimate.job.shortfalls import Shortfall, raise_prediction, shortfall_on
 from optimizer.estimate.job.stages import list_stages
+from optimizer.estimate.pipeline.pricer import StagePricer
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.step.ranks import RankPart, find_part
 from optimizer.estimate.step.setting import lay_out
@@ -66,7 +67,8 @@ def training_problem(
         price=price,
         detail=detail,
         audit=audit,
-        relax=_Relax(profile=profile, part=part),
+        relax=None if layout.is_cut else _Relax(profile=profile, part=part),
+        stages=StagePricer(profile=profile, part=part) if layout.is_cut else None,
         unavailable=list_unavailable(machine),
         representations=list_representations(profile.regimes, machine),
         has_sparse_gradients=profile.has_sparse_gradients,

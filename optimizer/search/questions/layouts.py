@@ -11,13 +11,16 @@ from typing import Final
 
 from optimizer.base.errors import InvalidPlan, NoFeasiblePlan
 from optimizer.base.units import format_bytes, format_slowdown
+from optimizer.estimate.pipeline.stage_costs import check_cut, find_obstacle
 from optimizer.goal import Goal
 from optimizer.plan.layout import DATA_PARALLEL, DeviceLayout
+from optimizer.plan.stages import PipelineSchedule, check_depth
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import keep_all, recompute_all
 from optimizer.search.core import search
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, Pose, answer_with
+from optimizer.search.questions.pipelines import even_cut, least_cut_ms, search_cut
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.pricebook import remembering
 from optimizer.workload import TrainingWorkload
@@ -41,13 +44,18 @@ _SHOWN_MS: Final = 0.05
 """Shortest wait that is worth a word."""
 
 
-def list_layouts(goal: Goal, workload: TrainingWorkload | None) -> list[DeviceLayout]:
-    """Layouts that the goal allows, one device first. workload: whose batch is dealt out evenly; None where that is open.
+def list_layouts(
+    goal: Goal, workload: TrainingWorkload | None, *, cuts: Sequence[DeviceLayout] = ()
+) -> list[DeviceLayout]:
+    """Layouts that the goal allows, one device first. workload: whose batch is dealt out evenly; None where that is open. cuts:
+    those that cut the model.
 
     Raises InvalidPlan where pins and what is forbidden leave none.
     """
     pins = goal.pins.layout
-    found = []
+    if pins.stage_blocks:
+        return list(cuts) or _require_cut(pins.stage_blocks)
+    found = list[DeviceLayout]()
     for num_devices in range(1, goal.num_devices + 1):
         if workload is not None and workload.global_batch_size % num_devices:
             continue
@@ -56,6 +64,7 @@ def list_layouts(goal: Goal, workload: TrainingWorkload | None) -> list[DeviceLa
             is_pinned = pins.num_devices in (None, num_devices) and pins.data in (None, data)
             if is_pinned and not any(technique in goal.forbid for technique in _techniques(layout)):
                 found.append(layout)
+    found = sorted([*found, *cuts], key=lambda layout: layout.num_devices)
     if found:
         return found
     raise InvalidPlan(
@@ -64,6 +73,52 @@ def list_layouts(goal: Goal, workload: TrainingWorkload | None) -> list[DeviceLa
         value=[pins.num_devices, pins.data],
         allowed=f"1 to {goal.num_devices} devices; replicated on one",
         hint="Leave out the pin, permit more, or take a batch that the devices can share.",
+    )
+
+
+def list_cuts(goal: Goal, profile: Profile, workload: TrainingWorkload) -> list[DeviceLayout]:
+    """Layouts that cut the model, with an even cut in the place of the one that is looked for. Raises InvalidPlan where a cut is
+    pinned that cannot be carried out.
+    """
+    pins, obstacle = goal.pins.layout, find_obstacle(profile)
+    if pins.stage_blocks is None and (obstacle or "cut_model" in goal.forbid or pins.data is not None):
+        return []
+    if pins.stage_blocks == () or workload.objective != "next_token" and not pins.stage_blocks:
+        return []
+    schedule = pins.schedule or "1f1b"
+    if pins.stage_blocks:
+        check_depth(pins.stage_blocks, profile.num_blocks)
+        check_cut(profile)
+        return [_pinned_cut(goal, pins.stage_blocks, schedule)]
+    most = min(goal.num_devices, profile.num_blocks)
+    return [
+        DeviceLayout(num_devices=number, stage_blocks=even_cut(profile.num_blocks, number), schedule=schedule)
+        for number in range(2, most + 1)
+        if pins.num_devices in (None, number) and workload.global_batch_size > 1
+    ]
+
+
+def _pinned_cut(goal: Goal, cut: tuple[int, ...], schedule: PipelineSchedule) -> DeviceLayout:
+    shown = ", ".join(map(str, cut))
+    if len(cut) > goal.num_devices:
+        raise InvalidPlan(
+            f"goal.pins.layout.stage_blocks is {shown}, {len(cut)} stages; goal.num_devices is {goal.num_devices}",
+            field="goal.pins.layout.stage_blocks",
+            value=shown,
+            allowed=f"2 to {goal.num_devices} stages",
+            hint="Permit as many devices as there are stages, or cut into fewer.",
+        )
+    return DeviceLayout(num_devices=len(cut), data=goal.pins.layout.data or "replicated", stage_blocks=cut, schedule=schedule)
+
+
+def _require_cut(cut: tuple[int, ...]) -> list[DeviceLayout]:
+    shown = ", ".join(map(str, cut))
+    raise InvalidPlan(
+        f"goal.pins.layout.stage_blocks is {shown}; models are cut for the fastest step and the cheapest run alone",
+        field="goal.pins.layout.stage_blocks",
+        value=shown,
+        allowed="objective fastest_step or cheapest_run",
+        hint="Leave out the pin, or ask for the fastest step.",
     )
 
 
@@ -104,7 +159,7 @@ class _Searched:
 
     @property
     def layout(self) -> DeviceLayout:
-        return self.problem.layout
+        return self.problem.layout if self.best is None else self.best.plan.layout
 
     @property
     def best(self) -> PricedPlan | None:
@@ -112,14 +167,15 @@ class _Searched:
 
 
 def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal: Goal) -> ObjectiveAnswer:
-    asked = [_ask(pose_on, layout, profile, workload) for layout in list_layouts(goal, workload)]
+    layouts = list_layouts(goal, workload, cuts=list_cuts(goal, profile, workload))
+    asked = [_ask(pose_on, layout, profile, workload) for layout in layouts]
     for each in sorted(asked, key=lambda each: (each.least_ms, -each.layout.num_devices)):
         best = _best_of(asked)
         if best is not None and _cannot_win(each, best, asked):
             each.is_left_out = True
             continue
         try:
-            each.result = search(each.problem)
+            each.result = search_cut(each.problem) if each.problem.layout.is_cut else search(each.problem)
         except (NoFeasiblePlan, InvalidPlan) as error:
             each.error = error
     best = _best_of(asked)
@@ -136,6 +192,8 @@ def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal
 
 def _ask(pose_on: PoseOn, layout: DeviceLayout, profile: Profile, workload: TrainingWorkload) -> _Searched:
     problem = remembering(pose_on(layout)(profile, workload))
+    if layout.is_cut:
+        return _Searched(problem=problem, least_ms=least_cut_ms(problem))
     relax = problem.relax
     least_ms = 0.0 if relax is None else min((relax.base_ms(base) for base in problem.settings()), default=0.0)
     return _Searched(problem=problem, least_ms=least_ms)
@@ -147,7 +205,9 @@ def _best_of(asked: Sequence[_Searched]) -> _Searched | None:
     fastest_ms = min((step_ms for _, step_ms in found), default=0.0)
     as_fast = (each for each, step_ms in found if step_ms <= fastest_ms * (1 + _WORTH))
     return min(
-        as_fast, key=lambda each: (each.layout.num_devices, DATA_PARALLEL.index(each.layout.data)), default=None
+        as_fast,
+        key=lambda each: (each.layout.num_devices, each.layout.is_cut, DATA_PARALLEL.index(each.layout.data)),
+        default=None,
     )
 
 
@@ -177,7 +237,7 @@ def _price_shared_baselines(asked: Sequence[_Searched]) -> dict[str, PricedPlan]
     most = max(each.layout.num_devices for each in asked)
     found: dict[str, PricedPlan] = {}
     for each in asked:
-        if each.layout.num_devices != most or most == 1:
+        if each.layout.num_devices != most or most == 1 or each.layout.is_cut:
             continue
         for ending, baseline in (("", keep_all), ("_recompute", recompute_all)):
             label = _LABELS[each.layout.data] + ending
@@ -191,6 +251,8 @@ def _price_shared_baselines(asked: Sequence[_Searched]) -> dict[str, PricedPlan]
 
 def describe_layout(layout: DeviceLayout) -> str:
     """Words for a layout: ``2 devices, optimizer state shared out (ZeRO-1)``."""
+    if layout.is_cut:
+        return f"{layout.num_devices} devices, the model cut into {' + '.join(map(str, layout.stage_blocks))} blocks"
     return "one device" if layout.num_devices == 1 else f"{layout.num_devices} devices, {_WORDS[layout.data]}"
 
 
@@ -198,6 +260,8 @@ def _describe(each: _Searched, best: _Searched) -> str:
     """A comparison of a layout with the best, in a sentence."""
     assert best.best is not None
     name, step_ms = describe_layout(each.layout), best.best.prediction.step_ms
+    if each.layout.is_cut and each.best is None:
+        name = f"{each.layout.num_devices} devices, the model cut"
     if each is best:
         return f"{name}: chosen{_describe_best(best, best.best)}"
     if each.best is None:
@@ -223,6 +287,9 @@ def _why_left_out(each: _Searched, step_ms: float) -> str:
 
 
 def _describe_best(best: _Searched, chosen: PricedPlan) -> str:
+    if best.layout.is_cut:
+        waits_ms = chosen.prediction.exposed_ms.get("network", 0.0)
+        return f"; the fullest device waits {waits_ms:.1f} ms a step for the others"
     if best.layout.num_devices == 1:
         return "; more devices would wait for each other for longer than they save"
     return "" if chosen.prediction.exposed_ms.get("network", 0.0) >= _SHOWN_MS else "; its exchanges hide behind compute"

@@ -1,0 +1,83 @@
+"""Prices single stages of a cut model, and runs any of them against each other: what a search for the best cut asks for hundreds
+of times. Torch-free.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from optimizer.estimate.bounds.relaxation import least_compute_ms
+from optimizer.estimate.categories.network import crossing_ms
+from optimizer.estimate.pipeline.schedule import StageTimes, run_schedule
+from optimizer.estimate.pipeline.stage_layout import StageLayout
+from optimizer.estimate.step.ranks import RankPart
+from optimizer.estimate.step.setting import find_setting
+from optimizer.plan.plan import Plan
+from optimizer.plan.stages import StageOfModel
+from optimizer.profile.profile import Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePrice:
+    """One stage under one plan."""
+
+    peak_bytes: int
+    """Most bytes on its device in a steady step."""
+    times: StageTimes
+    update_ms: float
+    """What follows the last micro-batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePricer:
+    """Prices of one model's stages for one workload, on one machine."""
+
+    profile: Profile
+    part: RankPart
+    _known: dict[Any, float] = field(default_factory=dict, compare=False, repr=False)
+
+    def least_ms(self, plan: Plan) -> float:
+        """No cut of the plan over its devices is faster: neither can they do more than their part of the work, nor does one
+        micro-batch take less time than its own.
+        """
+        key = (plan.batch, plan.weights, plan.kernels)
+        if key not in self._known:
+            self._known[key] = least_compute_ms(
+                self.profile, plan=plan, workload=self.part.workload, machine=self.part.machine
+            )
+        return self._known[key] / min(plan.layout.num_devices, plan.batch.accumulation_steps)
+
+    def price_stage(self, plan: Plan, stage: StageOfModel) -> StagePrice:
+        """plan: of which the blocks' choices count, and the layout's order and number of devices, not its cut."""
+        part = self.part
+        setting = find_setting(
+            self.profile,
+            plan=plan,
+            workload=part.workload,
+            machine=part.machine,
+            rank=stage.index,
+            network=part.network,
+            stage=stage,
+        )
+        layout = setting.layout
+        assert isinstance(layout, StageLayout)
+        parts, device_kind = layout.parts(plan.activations.per_block), part.machine.device.kind
+        return StagePrice(
+            peak_bytes=setting.resident(plan).device_bytes + layout.top_bytes(parts),
+            times=parts.times(device_kind),
+            update_ms=sum(layout.update.steps(device_kind).compute_ms),
+        )
+
+    def step_ms(self, plan: Plan, stages: Sequence[StageOfModel], prices: Sequence[StagePrice]) -> float:
+        """Milliseconds of a step of stages that were priced one by one."""
+        assert self.part.network is not None
+        num_tokens = plan.batch.micro_batch_size * self.part.workload.sequence_length
+        hidden_bytes = num_tokens * self.profile.hidden_size * plan.weights.bytes_per_element
+        ran = run_schedule(
+            [price.times for price in prices],
+            stages=stages,
+            num_micro_batches=plan.batch.accumulation_steps,
+            schedule=plan.layout.schedule,
+            crossing_ms=crossing_ms(self.part.network, hidden_bytes),
+        )
+        return ran.total_ms + max(price.update_ms for price in prices)
