@@ -37,15 +37,21 @@ class StagePricer:
     _known: dict[Any, float] = field(default_factory=dict, compare=False, repr=False)
 
     def least_ms(self, plan: Plan) -> float:
-        """No cut of the plan over its devices is faster: neither can they do more than their part of the work, nor does one
-        micro-batch take less time than its own.
+        """No cut of the plan over its devices is faster.
+
+        A stage works t on each of M micro-batches, after the first has come through the stages before it, and before the last goes
+        back through these: a step is M t and their work on one. Of P stages that share out the work T on one micro-batch so that
+        this is the same for each, it is T / (1 - (1 - 1/M)^P).
         """
         key = (plan.batch, plan.weights, plan.kernels)
         if key not in self._known:
             self._known[key] = least_compute_ms(
                 self.profile, plan=plan, workload=self.part.workload, machine=self.part.machine
             )
-        return self._known[key] / min(plan.layout.num_devices, plan.batch.accumulation_steps)
+        num_micro_batches = plan.batch.accumulation_steps
+        of_one_ms = self._known[key] / num_micro_batches
+        found: float = of_one_ms / (1 - (1 - 1 / num_micro_batches) ** plan.layout.num_devices)
+        return found
 
     def price_stage(self, plan: Plan, stage: StageOfModel) -> StagePrice:
         """plan: of which the blocks' choices count, and the layout's order and number of devices, not its cut."""

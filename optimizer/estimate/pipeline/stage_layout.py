@@ -21,10 +21,12 @@ from optimizer.estimate.step.update import exchange_task
 from optimizer.estimate.tasks.parts import Bytes, PartBytes
 from optimizer.estimate.tasks.tasks import NO_TIME, Task, move_task, single
 from optimizer.plan.activations import BlockChoice
-from optimizer.plan.stages import StageOfModel, Turn, list_turns
+from optimizer.plan.stages import StageOfModel, Turn, count_ahead, list_turns
 from optimizer.profile.profile import Profile
 
 _WAIT: Final = "waiting for other stages"
+_NUM_ALIKE: Final = 3
+"""Micro-batches behind those that are under way at once, after which a step repeats itself."""
 _NOT_CARRIED: Final = [CATEGORIES.index(name) for name in ("gradients", "temporaries", "logits_and_loss")]
 _NO_BYTES: Final[Bytes] = np.zeros(len(CATEGORIES), dtype=np.int64)
 
@@ -35,7 +37,7 @@ class StageParts:
 
     forward: TaskRun
     """Up to the last block, or the loss; hidden states have come."""
-    freed: Bytes
+    left: TaskRun
     """What goes as a stage that is not the last leaves the forward."""
     backward: TaskRun
     """Of the first micro-batch, from the gradient of the last block's hidden states on."""
@@ -77,7 +79,7 @@ class StageLayout(StepLayout):
         forward = TaskRun(tasks)
         return StageParts(
             forward=forward,
-            freed=freed,
+            left=TaskRun((move_task("forward", "end of the stage", -freed),)),
             backward=self._backward(forward, choices, places, own, is_first=True),
             accumulate=self._backward(forward, choices, places, own, is_first=False),
         )
@@ -86,60 +88,71 @@ class StageLayout(StepLayout):
         """The tasks of a step in order. waited_ms: in each turn, and once more at the end; none unless given."""
         waits = iter(waited_ms)
         tasks: list[Task] = []
-        for bytes_task, run, turn in self._walk(parts):
-            if run is not None and (wait_ms := next(waits, 0.0)):
+        for run, turn in self._walk(parts, num_micro_batches=self.num_later + 1):
+            if turn is not None and (wait_ms := next(waits, 0.0)):
                 tasks.append(exchange_task(turn[0], _WAIT, wait_ms))
-            tasks += [bytes_task] if bytes_task is not None else []
-            tasks += run.tasks if run is not None else ()
+            tasks += run.tasks
         if wait_ms := next(waits, 0.0):
             tasks.append(exchange_task("backward", _WAIT, wait_ms))
         return Schedule(first=TaskRun(tasks), later=TaskRun(()), num_later=0, update=self.update, carried=self._carried)
 
     def top_bytes(self, parts: StageParts) -> int:
-        """The highest point of a step above what is there between steps."""
+        """The highest point of a step above what is there between steps, or a little more: of micro-batches that are alike only
+        the first few are looked at.
+        """
+        num_micro_batches = self.num_later + 1
+        ahead = count_ahead(self._stage, num_micro_batches=num_micro_batches, schedule=self._plan.layout.schedule)
+        num_seen = min(num_micro_batches, ahead + _NUM_ALIKE)
         level = top = 0
-        for task, run, _ in self._walk(parts):
-            if task is not None:
-                top = max(top, level + task.bytes.rise)
-                level += task.bytes.net_bytes
-            if run is not None:
-                top = max(top, level + run.sums.top)
-                level += run.sums.net
-        return max(top, level + self.update.sums.top)
+        for run, _ in self._walk(parts, num_micro_batches=num_seen):
+            top = max(top, level + run.sums.top)
+            level += run.sums.net
+        carried_bytes = (num_micro_batches - num_seen) * int(self._carried.sum())
+        return carried_bytes + max(top, level + self.update.sums.top)
 
-    def _walk(self, parts: StageParts) -> Iterator[tuple[Task | None, TaskRun | None, Turn]]:
-        """What comes and goes at the stage's ends, and the runs between, with the turn of each."""
-        stage, hidden, gradient = self._stage, self._hidden, self._gradient
-        is_sent = {"hidden": False, "gradient": False}
-        turns = list_turns(
-            stage, num_micro_batches=self.num_later + 1, schedule=self._plan.layout.schedule
-        )
-        for turn in turns:
+    def _walk(self, parts: StageParts, *, num_micro_batches: int) -> Iterator[tuple[TaskRun, Turn | None]]:
+        """The runs of a step in order; those that begin a turn with it."""
+        stage, is_hidden_held, is_gradient_held = self._stage, False, False
+        for turn in list_turns(stage, num_micro_batches=num_micro_batches, schedule=self._plan.layout.schedule):
             kind, index = turn
             if kind == "forward":
-                yield None, parts.forward, turn
-                # What was sent back is let go of once hidden states have come; their arrival has been counted in the run.
-                gone = gradient if is_sent["gradient"] and not stage.is_first else _NO_BYTES
-                is_sent["gradient"] = False
+                # What was sent back is let go of once hidden states have come, for which there is room then.
+                yield parts.forward, turn
+                if is_gradient_held:
+                    yield self._gradient_gone, None
+                    is_gradient_held = False
                 if not stage.is_last:
-                    gone = gone + parts.freed + (hidden if is_sent["hidden"] else _NO_BYTES)
-                    is_sent["hidden"] = True
-                if gone.any():
-                    yield move_task("forward", "hidden states sent", -gone), None, turn
+                    if is_hidden_held:
+                        yield self._hidden_gone, None
+                    yield parts.left, None
+                    is_hidden_held = True
                 continue
             if not stage.is_last:
-                come = gradient - hidden if is_sent["hidden"] else gradient
-                is_sent["hidden"] = False
-                yield _arriving(come, gradient), parts.accumulate if index else parts.backward, turn
-            else:
-                yield None, parts.accumulate if index else parts.backward, turn
+                yield self._gradient_come, turn
+                if is_hidden_held:
+                    yield self._hidden_gone, None
+                    is_hidden_held = False
+            yield parts.accumulate if index else parts.backward, turn if stage.is_last else None
             if not stage.is_first:
-                if is_sent["gradient"]:
-                    yield move_task("backward", "gradient sent", -gradient), None, turn
-                is_sent["gradient"] = True
-        gone = (hidden if is_sent["hidden"] else _NO_BYTES) + (gradient if is_sent["gradient"] else _NO_BYTES)
-        if gone.any():
-            yield move_task("backward", "all sent", -gone), None, ("backward", 0)
+                if is_gradient_held:
+                    yield self._gradient_gone, None
+                is_gradient_held = True
+        if is_hidden_held:
+            yield self._hidden_gone, None
+        if is_gradient_held:
+            yield self._gradient_gone, None
+
+    @cached_property
+    def _hidden_gone(self) -> TaskRun:
+        return TaskRun((move_task("forward", "hidden states sent", -self._hidden),))
+
+    @cached_property
+    def _gradient_gone(self) -> TaskRun:
+        return TaskRun((move_task("backward", "gradient sent", -self._gradient),))
+
+    @cached_property
+    def _gradient_come(self) -> TaskRun:
+        return TaskRun((move_task("backward", "gradient comes", self._gradient),))
 
     @cached_property
     def _prologue(self) -> Bytes:
@@ -192,10 +205,4 @@ class StageLayout(StepLayout):
                 self._outside.task(f"norm_backward_{which}", choices[-1], is_first=is_first),
             ]
         return self._ended(forward, TaskRun([*tasks, *blocks]), is_first=is_first, has_loss=self._stage.is_last)
-
-
-def _arriving(net: Bytes, come: Bytes) -> Task:
-    rise = int(come.sum())
-    part = PartBytes(net=net, rise=rise, at_rise=come)
-    return Task(phase="backward", block=-1, name="gradient comes", bytes=part, time=NO_TIME)
 

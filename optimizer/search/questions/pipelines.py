@@ -47,6 +47,8 @@ class _Found:
     step_ms: float
     over_bytes: int
     """Bytes by which stages are over the limit, all together; 0 where each fits."""
+    hardest: int
+    """The stage that takes the most time, or of those that do not fit the fullest."""
 
     @property
     def plan(self) -> Plan:
@@ -131,18 +133,21 @@ class _Cutting:
         stages = list_stages(cut)
         priced = [self._stage(stage) for stage in stages]
         prices = [price for price, _ in priced]
+        over = [max(0, price.peak_bytes - self.limit_bytes) for price in prices]
+        measure = over if any(over) else [price.times.forward_ms + price.times.accumulate_ms for price in prices]
         return _Found(
             setting=self.setting,
             cut=cut,
             per_block=tuple(choice for _, own in priced for choice in own),
             step_ms=_pricer_of(self.problem).step_ms(self._plan(_kept(self.problem)), stages, prices),
-            over_bytes=sum(max(0, price.peak_bytes - self.limit_bytes) for price in prices),
+            over_bytes=sum(over),
+            hardest=measure.index(max(measure)),
         )
 
     def _climb(self, found: _Found) -> _Found:
         while True:
             better = next(
-                (tried for cut in _moved(found.cut) if (tried := self.evaluate(cut)).value < found.value), None
+                (tried for cut in _moved(found) if (tried := self.evaluate(cut)).value < found.value), None
             )
             if better is None:
                 return found
@@ -185,12 +190,12 @@ class _Cutting:
         return self.setting.plan(per_block)
 
 
-def _moved(cut: Cut) -> Iterator[Cut]:
-    """Cuts with some blocks of one stage on another: of neighbours, then of any two."""
-    stages = range(len(cut))
-    pairs = sorted(((a, b) for a in stages for b in stages if a != b), key=lambda pair: (abs(pair[0] - pair[1]), pair))
+def _moved(found: _Found) -> Iterator[Cut]:
+    """Cuts with some blocks less on the hardest stage, and more on another: the nearest first."""
+    source, cut = found.hardest, found.cut
+    targets = sorted((stage for stage in range(len(cut)) if stage != source), key=lambda stage: abs(stage - source))
     for number in (1, 2, 4):
-        for source, target in pairs:
+        for target in targets:
             if cut[source] > number:
                 moved = list(cut)
                 moved[source] -= number
@@ -222,7 +227,9 @@ def _result(
         if plan not in shown and problem.permits(plan):
             shown[plan] = problem.price(plan)
     points = pick_frontier([(plan, each) for plan, each in shown.items() if problem.fits_elsewhere(each)], best=chosen.plan)
-    unlimited = _find_all(problem, settings, limit_bytes=_UNLIMITED)
+    pricer = _pricer_of(problem)
+    quickest = min(settings, key=lambda setting: pricer.least_ms(setting.plan(_kept(problem))))
+    unlimited = _find_all(problem, [quickest, OuterPlan.of(chosen.plan)], limit_bytes=_UNLIMITED)
     return SearchResult(
         chosen=chosen,
         baselines=baselines,
