@@ -6,7 +6,7 @@ waits until it is taken at the moments that ``link.py`` names.
 *Not modelled*: crossings of several pairs of stages that share one link.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -72,31 +72,31 @@ def run_schedule(
         )
         for stage, each in zip(stages, times, strict=True)
     ]
-    under_way = {run.stage.index: (walk := run.walk(), next(walk, None)) for run in runs}
+    under_way = [(walk := run.walk(), next(walk)) for run in runs]
     while under_way:
-        able = [index for index, (_, event) in under_way.items() if event is None or event in happened]
-        if not able:
+        num_before = len(happened)
+        under_way = [pair for walk, event in under_way if (pair := _go_on(walk, event, happened)) is not None]
+        if under_way and len(happened) == num_before and not any(event in happened for _, event in under_way):
             raise RuntimeError("the stages of a schedule wait for each other")
-        for index in able:
-            walk, event = under_way[index]
-            try:
-                while event in happened:
-                    event = walk.send(happened[event])
-                under_way[index] = walk, event
-            except StopIteration:
-                del under_way[index]
-            else:
-                if event is None:
-                    del under_way[index]
     total_ms = max(run.now_ms for run in runs)
     return RanStep(
         total_ms=total_ms,
-        waited_ms=tuple((*run.waited_ms, total_ms - run.now_ms) for run in runs),
+        waited_ms=tuple((*run.waited_ms, total_ms - run.last_turn_ms) for run in runs),
         turns=tuple(run.turns for run in runs),
     )
 
 
 _Walk = Generator[_Event, float, None]
+
+
+def _go_on(walk: _Walk, event: _Event, happened: Mapping[_Event, float]) -> tuple[_Walk, _Event] | None:
+    """Let a stage go on as far as it can; what it asks for then, or None where it has ended."""
+    try:
+        while event in happened:
+            event = walk.send(happened[event])
+    except StopIteration:
+        return None
+    return walk, event
 
 
 @dataclass(kw_only=True)
@@ -109,6 +109,8 @@ class _StageRun:
     crossing_ms: float
     happened: dict[_Event, float]
     now_ms: float = 0.0
+    last_turn_ms: float = 0.0
+    """Time at which the last turn has ended."""
     waited_ms: list[float] = field(default_factory=list)
     _pending: dict[_Sent, int] = field(default_factory=dict)
     """The micro-batch whose hidden states, or whose gradient, were sent last and are still held."""
@@ -128,6 +130,7 @@ class _StageRun:
             else:
                 yield from self._send("gradient", micro_batch, is_there=not self.stage.is_first)
             self.waited_ms.append(self.now_ms - start_ms - self.times.of(turn))
+        self.last_turn_ms = self.now_ms
         yield from self._settle("hidden")
         yield from self._settle("gradient")
 

@@ -20,7 +20,7 @@ from optimizer.search.answer.baselines import keep_all, recompute_all
 from optimizer.search.core import search
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, Pose, answer_with
-from optimizer.search.questions.pipelines import even_cut, least_cut_ms, search_cut
+from optimizer.search.cut_model import even_cut, least_cut_ms
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.pricebook import remembering
 from optimizer.workload import TrainingWorkload
@@ -175,7 +175,7 @@ def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal
             each.is_left_out = True
             continue
         try:
-            each.result = search_cut(each.problem) if each.problem.layout.is_cut else search(each.problem)
+            each.result = search(each.problem)
         except (NoFeasiblePlan, InvalidPlan) as error:
             each.error = error
     best = _best_of(asked)
