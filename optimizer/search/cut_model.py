@@ -30,8 +30,10 @@ from optimizer.search.result import SearchResult
 from optimizer.search.solver.grid import with_chunks
 
 Cut = tuple[int, ...]
-_TIGHTER = (1.0, 0.98, 0.95, 0.9, 0.8)
-"""Shares of the budget that are aimed at, one after the other, where a card takes more than its tensors."""
+_MAX_TIGHTER = 6
+"""Times that less than the budget is aimed at, where a card takes more than its tensors."""
+_TIGHTER = 0.98
+"""Largest share of what was aimed at before."""
 _UNLIMITED = 2**62
 _NUM_SHOWN = 6
 """Micro-batches and formats whose best plan is shown on the frontier."""
@@ -75,7 +77,9 @@ def least_cut_ms(problem: SearchProblem) -> float:
 
 def search_cut(problem: SearchProblem) -> SearchResult:
     """The fastest plan that is cut over the problem's devices and fits. Raises NoFeasiblePlan, InvalidPlan where pins leave none."""
-    settings = [chunked for base in problem.settings() for chunked in with_chunks(problem, base)]
+    settings = [
+        chunked for base in problem.settings() for chunked in with_chunks(problem, base) if _keeps_pins(problem, chunked)
+    ]
     if not settings:
         raise InvalidPlan(
             "no plan of a model that is cut keeps the goal's pins; it takes 2 micro-batches or more, and keeps weights, gradients and "
@@ -84,14 +88,24 @@ def search_cut(problem: SearchProblem) -> SearchResult:
             value="",
             allowed="a batch of 2 sequences or more; weights.place device, gradients.choice keep",
         )
-    for share in _TIGHTER:
+    share = 1.0
+    for _ in range(_MAX_TIGHTER):
         found = _find_all(problem, settings, limit_bytes=_limit_of(problem, share))
         if not found:
             break
-        chosen = _first_verified(problem, found)
-        if chosen is not None:
-            return _result(problem, settings, chosen, found)
+        least_bytes = _UNLIMITED
+        for each in found:
+            priced = _verified(problem, each)
+            if priced.verdict in ACCEPTED:
+                return _result(problem, settings, priced, found)
+            least_bytes = min(least_bytes, _taken_bytes(priced.prediction))
+        share *= min(_TIGHTER, problem.goal.device_budget_bytes / least_bytes)
     raise _nothing_fits(problem, settings)
+
+
+def _keeps_pins(problem: SearchProblem, setting: OuterPlan) -> bool:
+    """Report whether pins allow it with everything on the devices; those of the cut are for ``_Cutting``."""
+    return problem.goal.pins.broken_by(setting.plan(_kept(problem))) in (None, "layout.stage_blocks", "activations.per_block")
 
 
 def _find_all(problem: SearchProblem, settings: Sequence[OuterPlan], *, limit_bytes: int) -> list[_Found]:
@@ -203,19 +217,20 @@ def _moved(found: _Found) -> Iterator[Cut]:
                 yield tuple(moved)
 
 
-def _first_verified(problem: SearchProblem, found: Sequence[_Found]) -> PricedPlan | None:
-    """The fastest whose whole prediction fits; None where a card has no room for what is beside the tensors."""
-    for each in found:
-        prediction = problem.price(each.plan)
-        if not problem.fits(prediction) or not problem.permits(each.plan):
-            continue
-        wrong = verify_plan(problem, plan=each.plan, prediction=prediction)
+def _verified(problem: SearchProblem, found: _Found) -> PricedPlan:
+    """The plan in detail, with what a card takes beside the tensors. Raises VerificationFailed, a fault of ours."""
+    priced = problem.priced("chosen", found.plan)
+    if priced.verdict in ACCEPTED:
+        wrong = verify_plan(problem, plan=found.plan, prediction=problem.price(found.plan))
         if wrong:
             raise VerificationFailed(wrong)
-        priced = problem.priced("chosen", each.plan, prediction)
-        if priced.verdict in ACCEPTED:
-            return priced
-    return None
+    return priced
+
+
+def _taken_bytes(prediction: Prediction) -> int:
+    """Most bytes that a budget is held against."""
+    memory = prediction.memory
+    return max(prediction.device_peak_high_bytes, 0 if memory is None else memory.allocated.high)
 
 
 def _result(
