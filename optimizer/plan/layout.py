@@ -10,8 +10,8 @@ of state works as on one device). With ``zero3`` the tensors of blocks are on th
 that are not trained too. Weights that stream from the host are there once for all ranks (``Plan.shares_homes``), so an owner
 has nobody to send them to; where every rank updates them, each has its own.
 
-Or the model is cut (``stages.py``): each rank has some neighbouring blocks and all that belongs to them, and a step's micro-batches
-go through all ranks, one after the other. Then every rank sees the whole batch.
+Or the model is cut (``stages.py``): each rank has some neighbouring blocks and all that belongs to them, and a step's
+micro-batches go through all ranks, one after the other. Then every rank sees the whole batch.
 """
 
 from dataclasses import dataclass, replace
@@ -71,8 +71,8 @@ class DeviceLayout:
     stage_blocks: tuple[int, ...] = ()
     """Number of blocks on each device in the order of the model, as many as ``num_devices``; empty if the model is not cut."""
     schedule: PipelineSchedule = "1f1b"
-    """Order of forward and backward of a cut model's micro-batches: 1f1b begins backward as early as it can, so that few are under
-    way at once."""
+    """Order of forward and backward of a cut model's micro-batches: 1f1b begins backward as early as it can, so that few are
+    under way at once."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_devices <= MAX_DEVICES:

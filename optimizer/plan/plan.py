@@ -336,8 +336,7 @@ class Plan:
                 self.batch.accumulation_steps < 2,
                 "batch.accumulation_steps",
                 self.batch.accumulation_steps,
-                f"leaves all stages but one idle at any time (layout.stage_blocks is {cut}): use 2 micro-batches or more, best four "
-                "for each stage",
+                f"leaves all stages but one idle (layout.stage_blocks is {cut}): use 2 or more, best 4 for each stage",
             ),
             (
                 bool(offloading),

@@ -104,8 +104,8 @@ TECHNIQUES: Final = (
     TechniqueDeclaration(
         name="cut_model",
         label="cut the model over devices",
-        sentence="Holds some of the blocks on each device of one machine, with all that belongs to them; hidden states go from one "
-        "to the next, and several micro-batches keep all of them at work.",
+        sentence="Holds some of the blocks on each device of one machine, with all that belongs to them; hidden states go from "
+        "one to the next, and several micro-batches keep all of them at work.",
         group="Several devices",
         searches=("training", "generation"),
         lowers=("weights", "gradients", "optimizer_state", "activations"),

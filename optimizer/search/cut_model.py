@@ -1,12 +1,13 @@
 """A model that is cut over devices: where it is cut, how many micro-batches follow each other, and what each stage's blocks do.
 
 With all that is decided outside the blocks given, a stage's own blocks have one question: how many of them must run again so that
-the stage's peak honours the budget. So stages are priced one by one, each with the fewest such blocks, and run against each other;
-cuts start even and move block by block as long as that makes the step shorter, or the fullest stage smaller where one is too full.
+the stage's peak honours the budget. So stages are priced one by one, each with the fewest such blocks, and run against each
+other; cuts start even and move block by block as long as that makes the step shorter, or the fullest stage smaller where one is
+too full.
 Micro-batches and number formats that cannot be faster than what is known are passed over.
 
-*Not searched*: GPipe's order, which takes the time of 1F1B and more memory, and is carried out where it is pinned; blocks that run
-again in the midst of a stage.
+*Not searched*: GPipe's order, which takes the time of 1F1B and more memory, and is carried out where it is pinned; blocks that
+run again in the midst of a stage; state and gradients away from the devices.
 """
 
 import math
@@ -20,9 +21,9 @@ from optimizer.plan.activations import BlockChoice
 from optimizer.plan.explain.training import explain_plan
 from optimizer.plan.plan import Plan
 from optimizer.plan.stages import StageOfModel, list_stages
-from optimizer.search.answer.pareto import pick_frontier
 from optimizer.search.answer.frontier import plan_label
-from optimizer.search.arrangements import PerBlock, PlanLine
+from optimizer.search.answer.pareto import pick_frontier
+from optimizer.search.arrangements import PerBlock, PlanLine, keep_everything
 from optimizer.search.check.card_fit import ACCEPTED
 from optimizer.search.check.verify import VerificationFailed, verify_plan
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
@@ -76,14 +77,16 @@ def least_cut_ms(problem: SearchProblem) -> float:
 
 
 def search_cut(problem: SearchProblem) -> SearchResult:
-    """The fastest plan that is cut over the problem's devices and fits. Raises NoFeasiblePlan, InvalidPlan where pins leave none."""
+    """The fastest plan that is cut over the problem's devices and fits. Raises NoFeasiblePlan, InvalidPlan where pins leave
+    none.
+    """
     settings = [
         chunked for base in problem.settings() for chunked in with_chunks(problem, base) if _keeps_pins(problem, chunked)
     ]
     if not settings:
         raise InvalidPlan(
-            "no plan of a model that is cut keeps the goal's pins; it takes 2 micro-batches or more, and keeps weights, gradients and "
-            "optimizer state on the devices",
+            "no plan of a model that is cut keeps the goal's pins; it takes 2 micro-batches or more, and keeps weights, "
+            "gradients and optimizer state on the devices",
             field="goal.pins",
             value="",
             allowed="a batch of 2 sequences or more; weights.place device, gradients.choice keep",
@@ -112,9 +115,8 @@ def _find_all(problem: SearchProblem, settings: Sequence[OuterPlan], *, limit_by
     """The best of each setting that may be the best of all, the fastest first."""
     pricer, found = _pricer_of(problem), list[_Found]()
     start: Cut | None = None
-    for least_ms, setting in sorted(
-        ((pricer.least_ms(setting.plan(_kept(problem))), setting) for setting in settings), key=lambda pair: (pair[0], repr(pair[1]))
-    ):
+    bounded = [(pricer.least_ms(setting.plan(_kept(problem))), setting) for setting in settings]
+    for least_ms, setting in sorted(bounded, key=lambda pair: (pair[0], repr(pair[1]))):
         if found and least_ms >= found[0].step_ms:
             break
         best = _Cutting(problem=problem, setting=setting, limit_bytes=limit_bytes).best(start)
@@ -148,7 +150,7 @@ class _Cutting:
         priced = [self._stage(stage) for stage in stages]
         prices = [price for price, _ in priced]
         over = [max(0, price.peak_bytes - self.limit_bytes) for price in prices]
-        measure = over if any(over) else [price.times.forward_ms + price.times.accumulate_ms for price in prices]
+        measure: list[float] = [*over] if any(over) else [price.times.forward_ms + price.times.accumulate_ms for price in prices]
         return _Found(
             setting=self.setting,
             cut=cut,
@@ -298,5 +300,5 @@ def _pricer_of(problem: SearchProblem) -> StagePricer:
 
 
 def _kept(problem: SearchProblem) -> PerBlock:
-    return ("keep",) * problem.num_blocks
+    return keep_everything(problem.num_blocks)
 

@@ -39,9 +39,9 @@ class StagePricer:
     def least_ms(self, plan: Plan) -> float:
         """No cut of the plan over its devices is faster.
 
-        A stage works t on each of M micro-batches, after the first has come through the stages before it, and before the last goes
-        back through these: a step is M t and their work on one. Of P stages that share out the work T on one micro-batch so that
-        this is the same for each, it is T / (1 - (1 - 1/M)^P).
+        A stage works t on each of M micro-batches, after the first has come through the stages before it, and before the last
+        goes back through these: a step is M t and their work on one. Of P stages that share out the work T on one micro-batch so
+        that this is the same for each, it is T / (1 - (1 - 1/M)^P).
         """
         key = (plan.batch, plan.weights, plan.kernels)
         if key not in self._known:

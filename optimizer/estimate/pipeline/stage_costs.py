@@ -1,4 +1,7 @@
-"""What one stage of a cut model keeps: its trained tensors and its bytes of weights (``runtime/ranks/stages/keepers.py``). Torch-free."""
+"""What one stage of a cut model keeps: its trained tensors and its bytes of weights. Torch-free.
+
+The same as ``runtime/ranks/stages/keepers.py`` deals out.
+"""
 
 from collections.abc import Sequence
 

@@ -35,8 +35,10 @@ _NO_BYTES: Final[Bytes] = np.zeros(len(CATEGORIES), dtype=np.int64)
 class StageParts:
     """One stage's part of a micro-batch, under what its blocks do."""
 
+    begin: TaskRun
+    """What is before the stage's first block; hidden states come."""
     forward: TaskRun
-    """Up to the last block, or the loss; hidden states have come."""
+    """The blocks, and the loss on the last stage."""
     left: TaskRun
     """What goes as a stage that is not the last leaves the forward."""
     backward: TaskRun
@@ -45,8 +47,9 @@ class StageParts:
     """Of each other."""
 
     def times(self, device_kind: str) -> StageTimes:
-        found = [sum(run.steps(device_kind).compute_ms) for run in (self.forward, self.backward, self.accumulate)]
-        return StageTimes(forward_ms=found[0], backward_ms=found[1], accumulate_ms=found[2])
+        runs = (self.begin, self.forward, self.backward, self.accumulate)
+        begin_ms, forward_ms, backward_ms, accumulate_ms = (sum(run.steps(device_kind).compute_ms) for run in runs)
+        return StageTimes(forward_ms=begin_ms + forward_ms, backward_ms=backward_ms, accumulate_ms=accumulate_ms)
 
 
 class StageLayout(StepLayout):
@@ -69,7 +72,8 @@ class StageLayout(StepLayout):
         tasks = [self._inputs_task, self._outside.task("prologue", choices[-1])]
         if not stage.is_first:
             tasks.append(self._arrival())
-        tasks += self._blocks.list_forward(choices, places.forward)[own]
+        begin = TaskRun(tasks)
+        tasks = self._blocks.list_forward(choices, places.forward)[own]
         freed = _NO_BYTES
         if stage.is_last:
             tasks += self._freed_run(places.freed).tasks if places.freed else ()
@@ -78,6 +82,7 @@ class StageLayout(StepLayout):
             freed = self._sum_freed(places) + self._carried_on
         forward = TaskRun(tasks)
         return StageParts(
+            begin=begin,
             forward=forward,
             left=TaskRun((move_task("forward", "end of the stage", -freed),)),
             backward=self._backward(forward, choices, places, own, is_first=True),
@@ -116,11 +121,11 @@ class StageLayout(StepLayout):
         for turn in list_turns(stage, num_micro_batches=num_micro_batches, schedule=self._plan.layout.schedule):
             kind, index = turn
             if kind == "forward":
-                # What was sent back is let go of once hidden states have come, for which there is room then.
-                yield parts.forward, turn
+                yield parts.begin, turn
                 if is_gradient_held:
                     yield self._gradient_gone, None
                     is_gradient_held = False
+                yield parts.forward, None
                 if not stage.is_last:
                     if is_hidden_held:
                         yield self._hidden_gone, None

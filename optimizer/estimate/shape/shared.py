@@ -33,8 +33,8 @@ class SharedStorages:
         self._holds: dict[BlockChoice, list[dict[int, int]]] = {}
 
     def place(self, choices: Sequence[BlockChoice], *, blocks: range | None = None) -> SharedPlaces:
-        """Place each release in the backward of the first block that holds it, or in the forward pass. blocks: those that run; all
-        unless given.
+        """Place each release in the backward of the first block that holds it, or in the forward pass. blocks: those that run;
+        all unless given.
         """
         blocks = range(len(choices)) if blocks is None else blocks
         regime = self._compiled.regime

@@ -72,7 +72,8 @@ class Stages:
         rank: int = 0,
         stage: StageOfModel | None = None,
     ) -> None:
-        """The blocks' choices of ``plan`` are not read. tensors: that this rank, of several, updates. stage: of a model that is cut.
+        """The blocks' choices of ``plan`` are not read. tensors: that this rank, of several, updates. stage: of a model that is
+        cut.
 
         schedule_first: lays out a first step that consumes gradients, by what each block does; None where gradients are kept.
         """

@@ -70,8 +70,8 @@ class Pins(PinTable):
 def read_pins(texts: typing.Iterable[str]) -> Pins:
     """Read pins from texts such as ``optimizer_state.bits=8``. Raises InvalidWorkload that names the knobs, or the values of one.
 
-    Blocks: ``activations.per_block=recompute`` for all, or ``recompute*23,keep*9`` from the first to the last. Those of each device
-    of a model that is cut: ``layout.stage_blocks=13,11``.
+    Blocks: ``activations.per_block=recompute`` for all, or ``recompute*23,keep*9`` from the first to the last. Those of each
+    device of a model that is cut: ``layout.stage_blocks=13,11``.
     """
     document: dict[str, dict[str, Any]] = {}
     for text in texts:

@@ -104,7 +104,7 @@ class Ranks:
             self._host = self._make_gloo(store)
             self._device: Any = self._make_nccl(store, device, name="device") if self._is_cuda else self._host
         self._device_back: Any = None
-        self._make_back = lambda: self._make_nccl(store, device, name="device-back")
+        self._store, self._torch_device = store, device
 
     def __enter__(self) -> Self:
         return self
@@ -185,7 +185,7 @@ class Ranks:
         waits for each other, so the way back is a group of its own, with NCCL's memory for one.
         """
         if self._is_cuda:
-            self._device_back = self._make_back()
+            self._device_back = self._make_nccl(self._store, self._torch_device, name="device-back")
 
     def settle(self) -> None:
         """On CUDA: make the compute stream wait for all that was asked for, and wait until it is there. Raises RankLost."""

@@ -18,9 +18,9 @@ from optimizer.plan.stages import PipelineSchedule, check_depth
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import keep_all, recompute_all
 from optimizer.search.core import search
+from optimizer.search.cut_model import even_cut, least_cut_ms
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, Pose, answer_with
-from optimizer.search.cut_model import even_cut, least_cut_ms
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.pricebook import remembering
 from optimizer.workload import TrainingWorkload
@@ -83,7 +83,7 @@ def list_cuts(goal: Goal, profile: Profile, workload: TrainingWorkload) -> list[
     pins, obstacle = goal.pins.layout, find_obstacle(profile)
     if pins.stage_blocks is None and (obstacle or "cut_model" in goal.forbid or pins.data is not None):
         return []
-    if pins.stage_blocks == () or workload.objective != "next_token" and not pins.stage_blocks:
+    if pins.stage_blocks == () or (workload.objective != "next_token" and not pins.stage_blocks):
         return []
     schedule = pins.schedule or "1f1b"
     if pins.stage_blocks:

@@ -30,7 +30,7 @@ def check(case: RankCase, *, num_blocks: int = 3, workload: TrainingWorkload | N
     [
         ({"num_devices": 2, "stage_blocks": (3, 0)}, "leaves stage 2 without a block"),
         ({"num_devices": 1, "stage_blocks": (3,)}, "allowed: 2 to 64 stages"),
-        ({"num_devices": 3, "stage_blocks": (1, 2)}, "plan.layout.num_devices is 3; plan.layout.stage_blocks is 1, 2, one device for"),
+        ({"num_devices": 3, "stage_blocks": (1, 2)}, "num_devices is 3; plan.layout.stage_blocks is 1, 2, one device for"),
         ({"num_devices": 2, "stage_blocks": (1, 2), "data": "zero1"}, "plan.layout.data is zero1; .* leave nothing to share out"),
     ],
 )
@@ -43,10 +43,10 @@ def test_a_layout_that_contradicts_itself_is_refused_in_words(layout: dict[str, 
     ("case", "message"),
     [
         (cut(accumulation_steps=1), "batch.accumulation.steps is 1, which leaves all stages but one idle"),
-        (cut(activations=("keep", "offload", "keep")), "activations.per.block is offload, which moves what one micro-batch saved"),
+        (cut(activations=("keep", "offload", "keep")), "activations.per.block is offload, which moves what one micro"),
         (cut(gradients="host"), "gradients.choice is host, which is not carried out where the model is cut"),
         (cut(weights=WeightsPlan(place="host"), gradients="host"), "weights.place is host, which"),
-        (cut(objective="orpo", packing="off", loss_on="assistant"), "layout.stage.blocks is 1, 2, which is carried out for next-token training; orpo"),
+        (cut(objective="orpo", packing="off", loss_on="assistant"), "which is carried out for next-token training; orpo"),
     ],
     ids=["one-micro-batch", "offload", "gradients", "streamed", "pairs"],
 )

@@ -4,9 +4,9 @@ blocks       the stage that runs them
 embeddings   the first; the head, and the norm behind the blocks: the last. Tied, an embedding that is not trained is on both.
 the rest     (projections beside the blocks) stays everywhere, and is not to be trained
 
-The owner of a tensor is the first that keeps it: it updates it, and reads it for all where one asks (``dealt_weights.DealtHome``).
-A tensor that is elsewhere is in a storage of no bytes where it is a block's, else of one number, repeated: the model's own forward
-still looks things up in it, and nobody reads what it gives.
+The owner of a tensor is the first that keeps it: it updates it, and reads it for all where one asks (``DealtHome``). A tensor
+that is elsewhere is in a storage of no bytes where it is a block's, else of one number, repeated: the model's own forward still
+looks things up in it, and nobody reads what it gives.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,7 +115,9 @@ def _require_one_keeper(found: Mapping[int, set[int]]) -> None:
 
 
 def _trained_twice(name: str, *, is_tied: bool) -> InvalidPlan:
-    why = "the embedding and the head are one (tied)" if is_tied else "it belongs to no block, and is neither embedding, norm nor head"
+    why = "it belongs to no block, and is neither embedding, norm nor head"
+    if is_tied:
+        why = "the embedding and the head are one (tied)"
     return InvalidPlan(
         f"{_FIELD} cuts the model, and {name} would be trained on several stages: {why}; train adapters, or use zero3",
         field=_FIELD,

@@ -5,8 +5,8 @@ came from the stage before, in a new tensor, as a block would. Behind its last b
 the forward by an exception. Backward begins there, with the gradient that the next stage sends, and ends where hidden states came
 in, with what goes to the stage before.
 
-Both ends are nodes of autograd's graph, which receive and send when autograd comes to them; so neither hidden states nor gradients
-live longer than they would between two blocks of one device, but until they are taken (``link.py``).
+Both ends are nodes of autograd's graph, which receive and send when autograd comes to them; so neither hidden states nor
+gradients live longer than they would between two blocks of one device, but until they are taken (``link.py``).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -79,8 +79,8 @@ class PipelineStage:
         end_backward: Callable[[], None],
         weigh: Callable[[torch.Tensor, int], torch.Tensor],
     ) -> torch.Tensor:
-        """Forward and backward of all micro-batches; returns the sum of their losses as ``weigh`` weighs them, which the last stage
-        has; a zero on the others. Raises RankLost.
+        """Forward and backward of all micro-batches; returns the sum of their losses as ``weigh`` weighs them, which the last
+        stage has; a zero on the others. Raises RankLost.
         """
         under_way: dict[int, torch.Tensor] = {}
         total: torch.Tensor | None = None

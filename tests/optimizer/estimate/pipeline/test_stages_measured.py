@@ -79,9 +79,14 @@ def test_a_tied_model_is_refused_unless_it_is_frozen() -> None:
 
 @pytest.mark.parametrize(
     ("model", "message"),
-    [("shared", "its blocks share weights"), ("bert", "carried out for causal decoders alone; bert is none"), ("opt", "another width")],
+    [
+        ("shared", "its blocks share weights"),
+        ("bert", "carried out for causal decoders alone; bert is none"),
+        ("opt", "another width"),
+    ],
 )
 def test_a_model_that_cannot_be_cut_is_refused_with_what_to_do(model: str, message: str) -> None:
-    case = cut(model=model, activations=("keep",) * (4 if model == "shared" else 3), stage_blocks=(1, 3) if model == "shared" else (1, 2))
+    behind = 3 if model == "shared" else 2
+    case = cut(model=model, activations=("keep",) * (1 + behind), stage_blocks=(1, behind))
     with pytest.raises(InvalidPlan, match=message):
         estimate_training(profile_of(case), plan=case.plan, workload=case.workload, machine=make_cpu_machine())

@@ -185,7 +185,13 @@ def make_case(
     return RankCase(
         model=model,
         plan=Plan(
-            layout=DeviceLayout(num_devices=num_ranks, data=data, ranks=tuple(shares), stage_blocks=tuple(stage_blocks), schedule=schedule),
+            layout=DeviceLayout(
+                num_devices=num_ranks,
+                data=data,
+                ranks=tuple(shares),
+                stage_blocks=tuple(stage_blocks),
+                schedule=schedule,
+            ),
             batch=batch,
             weights=weights or WeightsPlan(),
             gradients=GradientsPlan(choice=gradients),
