@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from optimizer.formats.two_halves import IN_TWO_HALVES
 from optimizer.models.soft_cap import soften
-from optimizer.models.two_halves import IN_TWO_HALVES
 
 AtHidden = Callable[[torch.Tensor], None]
 """Called with the last hidden state as soon as it is there."""

@@ -9,12 +9,12 @@ Huang et al. 2019, section 2.3).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.base.limits import MAX_DEVICES
+from optimizer.base.limits import MAX_DEVICES, find_stages_fault
 from optimizer.plan.knob import Face, Knob, TechniqueDeclaration, Use, exceeds
-from optimizer.plan.stages import check_stages, list_stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,8 @@ class GenerationLayout:
     def __post_init__(self) -> None:
         if not 1 <= self.num_replicas <= MAX_DEVICES:
             raise _refused("num_replicas", self.num_replicas, f"allowed: 1 to {MAX_DEVICES}")
-        check_stages(self.stage_blocks)
+        if fault := find_stages_fault(self.stage_blocks):
+            raise _refused("stage_blocks", ", ".join(map(str, self.stage_blocks)), fault)
         if self.stage_blocks and self.num_replicas > 1:
             why = "stage_blocks cut the model as well, and copies of a cut model are not supported"
             raise _refused("num_replicas", self.num_replicas, why)
@@ -45,7 +46,7 @@ class GenerationLayout:
     @property
     def first_blocks(self) -> tuple[int, ...]:
         """Number of each stage's first block."""
-        return tuple(stage.first_block for stage in list_stages(self.stage_blocks))
+        return (0, *accumulate(self.stage_blocks))[: len(self.stage_blocks)]
 
 
 def count_devices(plan: Mapping[str, Any] | None) -> int:

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Final, Literal
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.base.limits import MAX_DEVICES
+from optimizer.base.limits import find_stages_fault
 from optimizer.plan.knob import Condition, Face, Knob, TechniqueDeclaration, Use, differs
 
 PipelineSchedule = Literal["1f1b", "gpipe"]
@@ -47,12 +47,8 @@ class StageOfModel:
 
 def check_stages(stage_blocks: Sequence[int]) -> None:
     """Raise InvalidPlan for a number of stages that is not allowed, and for a stage without a block."""
-    shown = ", ".join(map(str, stage_blocks))
-    if stage_blocks and not 2 <= len(stage_blocks) <= MAX_DEVICES:
-        raise _refused(shown, f"allowed: 2 to {MAX_DEVICES} stages, or none")
-    empty = next((stage for stage, number in enumerate(stage_blocks, 1) if number < 1), None)
-    if empty is not None:
-        raise _refused(shown, f"which leaves stage {empty} without a block; each stage needs one at least")
+    if fault := find_stages_fault(stage_blocks):
+        raise _refused(", ".join(map(str, stage_blocks)), fault)
 
 
 def check_depth(stage_blocks: Sequence[int], num_blocks: int) -> None:

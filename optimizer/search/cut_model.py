@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from optimizer.base.errors import InvalidPlan, NoFeasiblePlan
-from optimizer.estimate.pipeline.pricer import StagePrice, StagePricer
 from optimizer.estimate.prediction import MEMORY_MARGIN, Prediction
+from optimizer.estimate.step.pipeline.schedule import StagePrice
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.explain.training import explain_plan
 from optimizer.plan.plan import Plan
@@ -26,7 +26,7 @@ from optimizer.search.answer.pareto import pick_frontier
 from optimizer.search.arrangements import PerBlock, PlanLine, keep_everything
 from optimizer.search.check.card_fit import ACCEPTED
 from optimizer.search.check.verify import VerificationFailed, verify_plan
-from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
+from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem, StagePrices
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.grid import with_chunks
 
@@ -64,7 +64,7 @@ class _Found:
 
 
 def even_cut(num_blocks: int, num_stages: int) -> Cut:
-    """As many blocks on each device, one more on the ones in the middle, whose neighbours have the embedding and the head."""
+    """Give each device as many blocks, and one more first to those in the middle, whose neighbours have embedding and head."""
     each, more = divmod(num_blocks, num_stages)
     order = sorted(range(num_stages), key=lambda stage: (stage in (0, num_stages - 1), stage))
     return tuple(each + (stage in order[:more]) for stage in range(num_stages))
@@ -290,11 +290,11 @@ def _nothing_fits(problem: SearchProblem, settings: Sequence[OuterPlan]) -> NoFe
 
 def _limit_of(problem: SearchProblem, share: float) -> int:
     """Bytes of tensors with which a stage's upper end honours the budget."""
-    margin = MEMORY_MARGIN[_pricer_of(problem).part.machine.device.kind]
+    margin = MEMORY_MARGIN[_pricer_of(problem).device_kind]
     return math.floor(share * problem.goal.device_budget_bytes / (1 + margin))
 
 
-def _pricer_of(problem: SearchProblem) -> StagePricer:
+def _pricer_of(problem: SearchProblem) -> StagePrices:
     assert problem.stages is not None
     return problem.stages
 

@@ -9,7 +9,6 @@ from optimizer.estimate.bounds.relaxation import least_compute_ms, least_exchang
 from optimizer.estimate.card.training_memory import add_memory
 from optimizer.estimate.job.shortfalls import Shortfall, raise_prediction, shortfall_on
 from optimizer.estimate.job.stages import list_stages
-from optimizer.estimate.pipeline.pricer import StagePricer
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.step.ranks import RankPart, find_part
 from optimizer.estimate.step.setting import lay_out
@@ -25,6 +24,7 @@ from optimizer.search.arrangements import keep_everything
 from optimizer.search.budgeted import budgets_elsewhere, list_representations, list_unavailable
 from optimizer.search.check.ledger import audit_plan
 from optimizer.search.problem import OuterPlan, SearchProblem
+from optimizer.search.stage_pricer import StagePricer
 from optimizer.workload import TrainingWorkload
 
 

@@ -22,11 +22,11 @@ from optimizer.estimate.categories.weights import (
     times_brought,
 )
 from optimizer.estimate.memo import Table
-from optimizer.estimate.pipeline.schedule import run_schedule
-from optimizer.estimate.pipeline.stage_costs import check_cut, estimate_stage_weight_bytes, tensors_of_stage
-from optimizer.estimate.pipeline.stage_layout import StageLayout
 from optimizer.estimate.shape.compiled import CompiledShape, compile_plan_shape
 from optimizer.estimate.step.exchange import GradientExchange
+from optimizer.estimate.step.pipeline.schedule import run_schedule
+from optimizer.estimate.step.pipeline.stage_costs import check_cut, estimate_stage_weight_bytes, tensors_of_stage
+from optimizer.estimate.step.pipeline.stage_layout import StageLayout
 from optimizer.estimate.step.ranks import RankPart, find_part
 from optimizer.estimate.step.runs import Schedule
 from optimizer.estimate.step.schedule import StepLayout
@@ -305,24 +305,30 @@ def lay_out_ranks(
     return lay_out_rank(fullest), *map(lay_out_rank, others)
 
 
+def find_stage(profile: Profile, plan: Plan, part: RankPart, stage: StageOfModel) -> tuple[PreparedStep, StageLayout]:
+    """The prepared step of one stage of a model that is cut. plan: of which the cut itself is not read."""
+    setting = find_setting(
+        profile,
+        plan=plan,
+        workload=part.workload,
+        machine=part.machine,
+        rank=stage.index,
+        network=part.network,
+        stage=stage,
+    )
+    assert isinstance(setting.layout, StageLayout)
+    return setting, setting.layout
+
+
 def _lay_out_stages(profile: Profile, plan: Plan, part: RankPart) -> list[LaidOut]:
     """The steps of the stages of a model that is cut, in order, with what each waits for the others."""
     choices, device_kind = plan.activations.per_block, part.machine.device.kind
     assert part.network is not None
     settings, layouts = [], []
     for stage in plan.layout.stages:
-        setting = find_setting(
-            profile,
-            plan=plan,
-            workload=part.workload,
-            machine=part.machine,
-            rank=stage.index,
-            network=part.network,
-            stage=stage,
-        )
-        assert isinstance(setting.layout, StageLayout)
+        setting, layout = find_stage(profile, plan, part, stage)
         settings.append(setting)
-        layouts.append(setting.layout)
+        layouts.append(layout)
     parts = [layout.parts(choices) for layout in layouts]
     ran = run_schedule(
         [each.times(device_kind) for each in parts],

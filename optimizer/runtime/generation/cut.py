@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from optimizer.base.errors import InvalidModel
+from optimizer.formats.two_halves import RETURN_TUPLES
 from optimizer.models.anatomy import find_anatomy
-from optimizer.models.two_halves import RETURN_TUPLES
 from optimizer.plan.stages import StageOfModel
 
 V = TypeVar("V")

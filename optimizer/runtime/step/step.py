@@ -219,7 +219,7 @@ class Trainer:
             self._undo.append(undo)
 
     def _own_activations(self, num_blocks: int) -> ActivationsPlan:
-        """What the blocks do that run here; where the model is cut the others do nothing."""
+        """The activations row for the blocks that run here; where the model is cut the others do nothing."""
         if self._pipeline is None:
             return self.plan.activations
         own, choices = self._pipeline.stage.blocks, self.plan.activations.per_block

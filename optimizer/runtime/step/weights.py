@@ -133,7 +133,7 @@ class StreamedWeights:
         self._by_block: list[list[_Streamed]] = []
         self._by_name: dict[str, _Streamed] = {}
         self._outside: list[_Streamed] = []
-        """Of a model that is cut, what belongs to no block."""
+        """Tensors of a cut model that belong to no block."""
         self._present: list[int] = []
         self._updates: Updates | None = None
 

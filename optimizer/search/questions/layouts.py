@@ -11,7 +11,7 @@ from typing import Final
 
 from optimizer.base.errors import InvalidPlan, NoFeasiblePlan
 from optimizer.base.units import format_bytes, format_slowdown
-from optimizer.estimate.pipeline.stage_costs import check_cut, find_obstacle
+from optimizer.estimate.step.pipeline.stage_costs import check_cut, find_obstacle
 from optimizer.goal import Goal
 from optimizer.plan.layout import DATA_PARALLEL, DeviceLayout
 from optimizer.plan.stages import PipelineSchedule, check_depth

@@ -45,7 +45,7 @@ class PipelineLink:
         self._to_previous = self._ranks.begin_sending_from_device(given, to=self._stage.index - 1, is_back=True), given
 
     def receive_gradient(self, into: torch.Tensor) -> None:
-        """Of hidden states that the next stage was sent. Raises RankLost."""
+        """Fill it with the gradient of hidden states that the next stage was sent. Raises RankLost."""
         self._ranks.receive_on_device(into, source=self._stage.index + 1, is_back=True)
         self._settle_next()
 

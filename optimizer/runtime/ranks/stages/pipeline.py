@@ -17,16 +17,17 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from optimizer.formats.two_halves import RETURN_TUPLES
 from optimizer.models.anatomy import Anatomy, hidden_state_of
-from optimizer.models.two_halves import RETURN_TUPLES
 from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.stages import list_turns
 from optimizer.runtime.meter.meter import Meter, mark_phase, set_region
 from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.ranks.stages.keepers import require_decoder
 from optimizer.runtime.ranks.stages.link import PipelineLink
-from optimizer.runtime.step.micro_batch import MicroBatch
 
+MicroBatch = tuple[Any, ...]
+"""As ``runtime/step/micro_batch.py`` has it."""
 LossOf = Callable[[MicroBatch], torch.Tensor]
 
 

@@ -1,4 +1,4 @@
-"""What one stage of a cut model keeps: its trained tensors and its bytes of weights. Torch-free.
+"""One stage of a cut model: the trained tensors that it keeps, and its bytes of weights. Torch-free.
 
 The same as ``runtime/ranks/stages/keepers.py`` deals out.
 """
@@ -9,7 +9,7 @@ from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.shape.compiled import CompiledShape
 from optimizer.estimate.shape.completed import CompletedGradients
-from optimizer.models.two_halves import IN_TWO_HALVES
+from optimizer.formats.two_halves import IN_TWO_HALVES
 from optimizer.plan.stages import StageOfModel
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile

@@ -1,4 +1,4 @@
-"""Types of causal decoders that run as a backbone and a head (``anatomy.Anatomy``). Torch-free."""
+"""Types of causal decoders that run as a backbone and a head (``models/anatomy.py``): those that can be cut for training."""
 
 from typing import Final
 

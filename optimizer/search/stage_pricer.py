@@ -8,24 +8,12 @@ from typing import Any
 
 from optimizer.estimate.bounds.relaxation import least_compute_ms
 from optimizer.estimate.categories.network import crossing_ms
-from optimizer.estimate.pipeline.schedule import StageTimes, run_schedule
-from optimizer.estimate.pipeline.stage_layout import StageLayout
+from optimizer.estimate.step.pipeline.schedule import StagePrice, run_schedule
 from optimizer.estimate.step.ranks import RankPart
-from optimizer.estimate.step.setting import find_setting
+from optimizer.estimate.step.setting import find_stage
 from optimizer.plan.plan import Plan
 from optimizer.plan.stages import StageOfModel
 from optimizer.profile.profile import Profile
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagePrice:
-    """One stage under one plan."""
-
-    peak_bytes: int
-    """Most bytes on its device in a steady step."""
-    times: StageTimes
-    update_ms: float
-    """What follows the last micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +23,10 @@ class StagePricer:
     profile: Profile
     part: RankPart
     _known: dict[Any, float] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def device_kind(self) -> str:
+        return self.part.machine.device.kind
 
     def least_ms(self, plan: Plan) -> float:
         """No cut of the plan over its devices is faster.
@@ -56,17 +48,7 @@ class StagePricer:
     def price_stage(self, plan: Plan, stage: StageOfModel) -> StagePrice:
         """plan: of which the blocks' choices count, and the layout's order and number of devices, not its cut."""
         part = self.part
-        setting = find_setting(
-            self.profile,
-            plan=plan,
-            workload=part.workload,
-            machine=part.machine,
-            rank=stage.index,
-            network=part.network,
-            stage=stage,
-        )
-        layout = setting.layout
-        assert isinstance(layout, StageLayout)
+        setting, layout = find_stage(self.profile, plan, part, stage)
         parts, device_kind = layout.parts(plan.activations.per_block), part.machine.device.kind
         return StagePrice(
             peak_bytes=setting.resident(plan).device_bytes + layout.top_bytes(parts),

@@ -31,15 +31,26 @@ class StageTimes:
 
     forward_ms: float
     backward_ms: float
-    """Of the first micro-batch."""
+    """Time of the first micro-batch's backward."""
     accumulate_ms: float
-    """Of each other, whose gradients add to those that are there."""
+    """Time of each other, whose gradients add to those that are there."""
 
     def of(self, turn: Turn) -> float:
         kind, index = turn
         if kind == "forward":
             return self.forward_ms
         return self.accumulate_ms if index else self.backward_ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePrice:
+    """One stage under one plan."""
+
+    peak_bytes: int
+    """Most bytes on its device in a steady step."""
+    times: StageTimes
+    update_ms: float
+    """Time of clipping and the update."""
 
 
 @dataclass(frozen=True, kw_only=True)

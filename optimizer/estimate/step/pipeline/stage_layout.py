@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from optimizer.base.categories import CATEGORIES
-from optimizer.estimate.pipeline.schedule import StageTimes
 from optimizer.estimate.shape.compiled import CompiledShape, PartRequest
 from optimizer.estimate.shape.shared import SharedPlaces
+from optimizer.estimate.step.pipeline.schedule import StageTimes
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.schedule import StepLayout
 from optimizer.estimate.step.update import exchange_task
@@ -36,15 +36,15 @@ class StageParts:
     """One stage's part of a micro-batch, under what its blocks do."""
 
     begin: TaskRun
-    """What is before the stage's first block; hidden states come."""
+    """The tasks before the stage's first block; hidden states come."""
     forward: TaskRun
     """The blocks, and the loss on the last stage."""
     left: TaskRun
-    """What goes as a stage that is not the last leaves the forward."""
+    """Bytes that go as a stage that is not the last leaves the forward."""
     backward: TaskRun
-    """Of the first micro-batch, from the gradient of the last block's hidden states on."""
+    """The first micro-batch's backward, from the gradient of the last block's hidden states on."""
     accumulate: TaskRun
-    """Of each other."""
+    """The backward of each other."""
 
     def times(self, device_kind: str) -> StageTimes:
         runs = (self.begin, self.forward, self.backward, self.accumulate)
@@ -161,7 +161,7 @@ class StageLayout(StepLayout):
 
     @cached_property
     def _prologue(self) -> Bytes:
-        """What the prologue makes, but for what all blocks share."""
+        """Bytes that the prologue makes, but for what all blocks share."""
         regime = self._compiled.regime
         shared = [self._compiled.shared_bytes(index) for index in range(len(regime.shared))]
         found: Bytes = self._outside.task("prologue", "keep").bytes.net
@@ -169,8 +169,8 @@ class StageLayout(StepLayout):
 
     @cached_property
     def _carried_on(self) -> Bytes:
-        """What a block leaves to the next beside its hidden states, such as what a model's loop over its blocks holds of the last
-        one. It is what the first block's forward and backward leave behind.
+        """Bytes that a block leaves to the next beside its hidden states, such as what a model's loop over its blocks holds of the
+        last one. They are what the first block's forward and backward leave behind.
         """
         template = self._compiled.regime.block_templates[0]
         parts = [PartRequest(("keep", template, which)) for which in ("forward", "backward_first")]

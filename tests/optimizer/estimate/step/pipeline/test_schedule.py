@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.estimate.pipeline.schedule import RanStep, StageTimes, run_schedule
+from optimizer.estimate.step.pipeline.schedule import RanStep, StageTimes, run_schedule
 from optimizer.plan.stages import list_stages
 
 FORWARD_MS, BACKWARD_MS = 3.0, 5.0
