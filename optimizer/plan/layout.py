@@ -14,14 +14,15 @@ Or the model is cut (``stages.py``): each rank has some neighbouring blocks and 
 micro-batches go through all ranks, one after the other. Then every rank sees the whole batch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 from optimizer.base.categories import BlockChoice
 from optimizer.base.errors import InvalidPlan
-from optimizer.base.limits import MAX_DEVICES
+from optimizer.base.limits import MAX_DEVICES, find_stages_fault
 from optimizer.plan.knob import Condition, Face, Knob, TechniqueDeclaration, Use, differs, equals, exceeds, one_of
-from optimizer.plan.stages import PipelineSchedule, StageOfModel, check_stages, list_stages
+from optimizer.plan.stages import PipelineSchedule, StageOfModel, list_stages
 
 DataParallel = Literal["replicated", "zero1", "zero2", "zero3"]
 
@@ -102,8 +103,9 @@ class DeviceLayout:
             self._check_cut()
 
     def _check_cut(self) -> None:
-        check_stages(self.stage_blocks)
         shown = ", ".join(map(str, self.stage_blocks))
+        if fault := find_stages_fault(self.stage_blocks):
+            raise _refused_cut(shown, fault)
         for name, is_broken, value, why in (
             ("num_devices", len(self.stage_blocks) != self.num_devices, self.num_devices, "one device for each"),
             ("data", self.data != "replicated", self.data, "which leave nothing to share out: use replicated"),
@@ -166,6 +168,18 @@ class LayoutPins:
     schedule: PipelineSchedule | None = None
 
 
+def check_depth(stage_blocks: Sequence[int], num_blocks: int) -> None:
+    """Raise InvalidPlan if the stages are not the blocks of a model of this depth."""
+    if stage_blocks and sum(stage_blocks) != num_blocks:
+        shown = ", ".join(map(str, stage_blocks))
+        raise _refused_cut(shown, f"{sum(stage_blocks)} blocks in all; this model has {num_blocks}")
+
+
+def _refused_cut(shown: str, why: str) -> InvalidPlan:
+    path = "plan.layout.stage_blocks"
+    return InvalidPlan(f"{path} is {shown}; {why}", field=path, value=shown, allowed=why)
+
+
 ALIKE: Final = RankShare()
 ONE_DEVICE: Final = DeviceLayout()
 DATA_PARALLEL: Final[tuple[DataParallel, ...]] = get_args(DataParallel)
@@ -205,6 +219,16 @@ TECHNIQUES: Final = (
         lowers=("weights",),
         num_devices=2,
     ),
+    TechniqueDeclaration(
+        name="cut_model",
+        label="cut the model over devices",
+        sentence="Holds some of the blocks on each device of one machine, with all that belongs to them; hidden states go from "
+        "one to the next, and several micro-batches keep all of them at work.",
+        group="Several devices",
+        searches=("training", "generation"),
+        lowers=("weights", "gradients", "optimizer_state", "activations"),
+        num_devices=2,
+    ),
 )
 _IS_WHOLE: Final = Condition(path="layout.stage_blocks", holds=equals(()))
 KNOBS: Final = (
@@ -231,5 +255,21 @@ KNOBS: Final = (
         ),
         num_devices=2,
         training=Face(label="State on several devices"),
+    ),
+    Knob(
+        path="layout.stage_blocks",
+        plain=(),
+        uses=(Use(technique="cut_model", asks=differs(())),),
+        num_devices=2,
+        training=Face(label="Blocks by device", help="of a model that is cut over devices"),
+        generation=Face(label="Blocks by device", help="of a model that is cut over devices"),
+    ),
+    Knob(
+        path="layout.schedule",
+        plain="1f1b",
+        words={"1f1b": "one forward, one backward (1F1B)", "gpipe": "all forward, then all backward (GPipe)"},
+        matters_where=(Condition(path="layout.stage_blocks", holds=differs(())),),
+        num_devices=2,
+        training=Face(label="Order of micro-batches", help="of a model that is cut over devices"),
     ),
 )

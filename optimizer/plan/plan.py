@@ -17,10 +17,9 @@ from optimizer.plan.activations import COMPILED, NOT_COMPILED, OFFLOADING, Activ
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.layout import DeviceLayout, RankShare
+from optimizer.plan.layout import DeviceLayout, RankShare, check_depth
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
-from optimizer.plan.stages import check_depth
 from optimizer.plan.techniques import LOSSY, Technique, list_techniques
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import TrainingWorkload

@@ -7,14 +7,9 @@ their gradients back.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final, Literal
-
-from optimizer.base.errors import InvalidPlan
-from optimizer.base.limits import find_stages_fault
-from optimizer.plan.knob import Condition, Face, Knob, TechniqueDeclaration, Use, differs
+from typing import Literal
 
 PipelineSchedule = Literal["1f1b", "gpipe"]
-_PATH: Final = "plan.layout.stage_blocks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,19 +38,6 @@ class StageOfModel:
         """The stage's blocks for people, counted from 1: ``blocks 1 to 6``."""
         first, last = self.first_block + 1, self.first_block + self.num_blocks
         return f"block {first}" if first == last else f"blocks {first} to {last}"
-
-
-def check_stages(stage_blocks: Sequence[int]) -> None:
-    """Raise InvalidPlan for a number of stages that is not allowed, and for a stage without a block."""
-    if fault := find_stages_fault(stage_blocks):
-        raise _refused(", ".join(map(str, stage_blocks)), fault)
-
-
-def check_depth(stage_blocks: Sequence[int], num_blocks: int) -> None:
-    """Raise InvalidPlan if the stages are not the blocks of a model of this depth."""
-    if stage_blocks and sum(stage_blocks) != num_blocks:
-        shown = ", ".join(map(str, stage_blocks))
-        raise _refused(shown, f"{sum(stage_blocks)} blocks in all; this model has {num_blocks}")
 
 
 def list_stages(stage_blocks: Sequence[int]) -> tuple[StageOfModel, ...]:
@@ -90,39 +72,3 @@ def list_turns(stage: StageOfModel, *, num_micro_batches: int, schedule: Pipelin
         if index + ahead < num_micro_batches:
             yield "forward", index + ahead
         yield "backward", index
-
-
-def _refused(shown: str, why: str) -> InvalidPlan:
-    return InvalidPlan(f"{_PATH} is {shown}; {why}", field=_PATH, value=shown, allowed=why)
-
-
-TECHNIQUES: Final = (
-    TechniqueDeclaration(
-        name="cut_model",
-        label="cut the model over devices",
-        sentence="Holds some of the blocks on each device of one machine, with all that belongs to them; hidden states go from "
-        "one to the next, and several micro-batches keep all of them at work.",
-        group="Several devices",
-        searches=("training", "generation"),
-        lowers=("weights", "gradients", "optimizer_state", "activations"),
-        num_devices=2,
-    ),
-)
-KNOBS: Final = (
-    Knob(
-        path="layout.stage_blocks",
-        plain=(),
-        uses=(Use(technique="cut_model", asks=differs(())),),
-        num_devices=2,
-        training=Face(label="Blocks by device", help="of a model that is cut over devices"),
-        generation=Face(label="Blocks by device", help="of a model that is cut over devices"),
-    ),
-    Knob(
-        path="layout.schedule",
-        plain="1f1b",
-        words={"1f1b": "one forward, one backward (1F1B)", "gpipe": "all forward, then all backward (GPipe)"},
-        matters_where=(Condition(path="layout.stage_blocks", holds=differs(())),),
-        num_devices=2,
-        training=Face(label="Order of micro-batches", help="of a model that is cut over devices"),
-    ),
-)

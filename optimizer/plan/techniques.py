@@ -16,7 +16,6 @@ from optimizer.plan import (
     layout,
     logits_and_loss,
     optimizer_state,
-    stages,
     weights,
 )
 from optimizer.plan.knob import Asks, Condition, Group, Knob, TechniqueDeclaration, Work
@@ -74,7 +73,6 @@ KNOBS: Final[dict[str, Knob]] = {
     for declared in (
         layout.KNOBS,
         generation_layout.KNOBS,
-        stages.KNOBS,
         batch.KNOBS,
         batch.GENERATION_KNOBS,
         weights.KNOBS,
@@ -99,7 +97,6 @@ _DECLARED: Final[dict[str, TechniqueDeclaration]] = {
         weights.TECHNIQUES,
         layout.TECHNIQUES,
         generation_layout.TECHNIQUES,
-        stages.TECHNIQUES,
         kv_cache.TECHNIQUES,
         _PLACES,
     )

@@ -13,8 +13,8 @@ from optimizer.base.errors import InvalidPlan, NoFeasiblePlan
 from optimizer.base.units import format_bytes, format_slowdown
 from optimizer.estimate.step.pipeline.stage_costs import check_cut, find_obstacle
 from optimizer.goal import Goal
-from optimizer.plan.layout import DATA_PARALLEL, DeviceLayout
-from optimizer.plan.stages import PipelineSchedule, check_depth
+from optimizer.plan.layout import DATA_PARALLEL, DeviceLayout, check_depth
+from optimizer.plan.stages import PipelineSchedule
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import keep_all, recompute_all
 from optimizer.search.core import search

@@ -8,7 +8,8 @@ from optimizer.base.errors import InvalidPlan
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.generation_layout import GenerationLayout, count_devices
 from optimizer.plan.kv_cache import KvCachePlan
-from optimizer.plan.stages import check_depth, list_stages
+from optimizer.plan.layout import check_depth
+from optimizer.plan.stages import list_stages
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import GenerationWorkload, deal_sequences
 

@@ -169,7 +169,7 @@ class StageLayout(StepLayout):
 
     @cached_property
     def _carried_on(self) -> Bytes:
-        """Bytes that a block leaves to the next beside its hidden states, such as what a model's loop over its blocks holds of the
+        """Bytes that a block leaves to the next beside its hidden states, such as what a loop over blocks holds of the
         last one. They are what the first block's forward and backward leave behind.
         """
         template = self._compiled.regime.block_templates[0]

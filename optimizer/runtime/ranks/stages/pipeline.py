@@ -27,7 +27,7 @@ from optimizer.runtime.ranks.stages.keepers import require_decoder
 from optimizer.runtime.ranks.stages.link import PipelineLink
 
 MicroBatch = tuple[Any, ...]
-"""As ``runtime/step/micro_batch.py`` has it."""
+"""The same as in ``runtime/step/micro_batch.py``."""
 LossOf = Callable[[MicroBatch], torch.Tensor]
 
 
