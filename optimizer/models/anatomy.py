@@ -15,36 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from optimizer.formats.two_halves import IN_TWO_HALVES
 from optimizer.models.soft_cap import soften
 
 AtHidden = Callable[[torch.Tensor], None]
 """Called with the last hidden state as soon as it is there."""
 
-_IN_TWO_HALVES = frozenset(
-    {
-        "headroom_decoder",
-        "falcon",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "gpt2",
-        "gpt_bigcode",
-        "gpt_neox",
-        "llama",
-        "mistral",
-        "mixtral",
-        "olmo2",
-        "opt",
-        "phi",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "qwen3_moe",
-        "stablelm",
-        "starcoder2",
-    }
-)
-"""Model types whose head is the output projection of the backbone's last hidden state, with a soft cap or without."""
 _PARTS = ("text_config", "vision_config", "audio_config")
 """Parts of a config that mark a model of more than text."""
 _SMALLEST_STACK = 0.02
@@ -139,7 +115,7 @@ def find_anatomy(model: nn.Module) -> Anatomy:
     """Raises LookupError where the blocks cannot be distinguished from the rest."""
     config = getattr(model, "config", None)
     head: nn.Module | None = _ask(model, "get_output_embeddings")
-    if getattr(config, "model_type", None) in _IN_TWO_HALVES:
+    if getattr(config, "model_type", None) in IN_TWO_HALVES:
         decoder: nn.Module = model.get_decoder()  # type: ignore[operator]
         return Anatomy(model=model, backbone=decoder, blocks=_find_stack(model, decoder), head=head)
     text_part = find_text_part(model)

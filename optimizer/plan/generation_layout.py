@@ -13,8 +13,8 @@ from itertools import accumulate
 from typing import Any, Final
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.base.limits import MAX_DEVICES
-from optimizer.plan.knob import Face, Knob, TechniqueDeclaration, Use, differs, exceeds
+from optimizer.base.limits import MAX_DEVICES, find_stages_fault
+from optimizer.plan.knob import Face, Knob, TechniqueDeclaration, Use, exceeds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +29,8 @@ class GenerationLayout:
     def __post_init__(self) -> None:
         if not 1 <= self.num_replicas <= MAX_DEVICES:
             raise _refused("num_replicas", self.num_replicas, f"allowed: 1 to {MAX_DEVICES}")
-        if self.stage_blocks and not 2 <= len(self.stage_blocks) <= MAX_DEVICES:
-            shown = ", ".join(map(str, self.stage_blocks))
-            raise _refused("stage_blocks", shown, f"allowed: 2 to {MAX_DEVICES} stages, or none")
-        empty = next((stage for stage, number in enumerate(self.stage_blocks, 1) if number < 1), None)
-        if empty is not None:
-            shown = ", ".join(map(str, self.stage_blocks))
-            raise _refused("stage_blocks", shown, f"which leaves stage {empty} without a block; each stage needs one at least")
+        if fault := find_stages_fault(self.stage_blocks):
+            raise _refused("stage_blocks", ", ".join(map(str, self.stage_blocks)), fault)
         if self.stage_blocks and self.num_replicas > 1:
             why = "stage_blocks cut the model as well, and copies of a cut model are not supported"
             raise _refused("num_replicas", self.num_replicas, why)
@@ -52,43 +47,6 @@ class GenerationLayout:
     def first_blocks(self) -> tuple[int, ...]:
         """Number of each stage's first block."""
         return (0, *accumulate(self.stage_blocks))[: len(self.stage_blocks)]
-
-    def check_depth(self, num_blocks: int) -> None:
-        """Raise InvalidPlan if the stages are not the blocks of a model of this depth."""
-        if self.is_cut and sum(self.stage_blocks) != num_blocks:
-            shown = ", ".join(map(str, self.stage_blocks))
-            raise _refused("stage_blocks", shown, f"{sum(self.stage_blocks)} blocks in all; this model has {num_blocks}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageOfModel:
-    """One stage of a model that is cut."""
-
-    index: int
-    num_stages: int
-    first_block: int
-    num_blocks: int
-
-    @property
-    def is_first(self) -> bool:
-        return self.index == 0
-
-    @property
-    def is_last(self) -> bool:
-        return self.index == self.num_stages - 1
-
-    @property
-    def blocks(self) -> range:
-        return range(self.first_block, self.first_block + self.num_blocks)
-
-
-def list_stages(layout: GenerationLayout) -> tuple[StageOfModel, ...]:
-    """List the stages in order; none where the model is not cut."""
-    pairs = enumerate(zip(layout.first_blocks, layout.stage_blocks, strict=True))
-    return tuple(
-        StageOfModel(index=index, num_stages=len(layout.stage_blocks), first_block=first, num_blocks=number)
-        for index, (first, number) in pairs
-    )
 
 
 def count_devices(plan: Mapping[str, Any] | None) -> int:
@@ -111,15 +69,6 @@ TECHNIQUES: Final = (
         searches=("generation",),
         num_devices=2,
     ),
-    TechniqueDeclaration(
-        name="cut_model",
-        label="cut the model over devices",
-        sentence="Holds some of the blocks on each device of one machine, with their keys and values; hidden states go from one "
-        "to the next, and several micro-batches keep all of them at work.",
-        group="Several devices",
-        searches=("generation",),
-        num_devices=2,
-    ),
 )
 KNOBS: Final = (
     Knob(
@@ -128,12 +77,5 @@ KNOBS: Final = (
         uses=(Use(technique="share_prompts", asks=exceeds(1)),),
         num_devices=2,
         generation=Face(label="Copies of the model", help="each on a device of its own, with a share of the prompts"),
-    ),
-    Knob(
-        path="layout.stage_blocks",
-        plain=(),
-        uses=(Use(technique="cut_model", asks=differs(())),),
-        num_devices=2,
-        generation=Face(label="Blocks by device", help="of a model that is cut over devices"),
     ),
 )

@@ -56,6 +56,8 @@ class Use:
 
     technique: str
     asks: Asks
+    where: "tuple[Condition, ...]" = ()
+    """All must hold, beside those of the knob."""
 
 
 @dataclass(frozen=True, kw_only=True)

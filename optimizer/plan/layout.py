@@ -9,15 +9,20 @@ Training Trillion Parameter Models, sections 5.1 to 5.3; whole tensors instead o
 of state works as on one device). With ``zero3`` the tensors of blocks are on their owners' devices alone between uses, those
 that are not trained too. Weights that stream from the host are there once for all ranks (``Plan.shares_homes``), so an owner
 has nobody to send them to; where every rank updates them, each has its own.
+
+Or the model is cut (``stages.py``): each rank has some neighbouring blocks and all that belongs to them, and a step's
+micro-batches go through all ranks, one after the other. Then every rank sees the whole batch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 from optimizer.base.categories import BlockChoice
 from optimizer.base.errors import InvalidPlan
-from optimizer.base.limits import MAX_DEVICES
-from optimizer.plan.knob import Face, Knob, TechniqueDeclaration, Use, differs, equals, exceeds, one_of
+from optimizer.base.limits import MAX_DEVICES, find_stages_fault
+from optimizer.plan.knob import Condition, Face, Knob, TechniqueDeclaration, Use, differs, equals, exceeds, one_of
+from optimizer.plan.stages import PipelineSchedule, StageOfModel, list_stages
 
 DataParallel = Literal["replicated", "zero1", "zero2", "zero3"]
 
@@ -64,6 +69,11 @@ class DeviceLayout:
     """``replicated`` on one device."""
     ranks: tuple[RankShare, ...] = ()
     """One for each rank, in order; empty where all do the same on the machine's first kind of device."""
+    stage_blocks: tuple[int, ...] = ()
+    """Number of blocks on each device in the order of the model, as many as ``num_devices``; empty if the model is not cut."""
+    schedule: PipelineSchedule = "1f1b"
+    """Order of forward and backward of a cut model's micro-batches: 1f1b begins backward as early as it can, so that few are
+    under way at once."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_devices <= MAX_DEVICES:
@@ -89,6 +99,25 @@ class DeviceLayout:
             )
         for rank, share in enumerate(self.ranks):
             share.check(rank)
+        if self.stage_blocks:
+            self._check_cut()
+
+    def _check_cut(self) -> None:
+        shown = ", ".join(map(str, self.stage_blocks))
+        if fault := find_stages_fault(self.stage_blocks):
+            raise _refused_cut(shown, fault)
+        for name, is_broken, value, why in (
+            ("num_devices", len(self.stage_blocks) != self.num_devices, self.num_devices, "one device for each"),
+            ("data", self.data != "replicated", self.data, "which leave nothing to share out: use replicated"),
+            ("ranks", bool(self.ranks), len(self.ranks), "on equal devices alone: leave ranks out"),
+        ):
+            if is_broken:
+                raise InvalidPlan(
+                    f"plan.layout.{name} is {value}; plan.layout.stage_blocks is {shown}, {why}",
+                    field=f"plan.layout.{name}",
+                    value=value,
+                    allowed=why,
+                )
 
     def share_of(self, rank: int) -> RankShare:
         """The decisions of a rank's own; none of them where all are alike."""
@@ -98,6 +127,21 @@ class DeviceLayout:
     def without_ranks(self) -> "DeviceLayout":
         """The decisions that all ranks have in common."""
         return replace(self, ranks=()) if self.ranks else self
+
+    @property
+    def is_cut(self) -> bool:
+        """True if each rank has a part of the model alone, and sees the whole batch."""
+        return bool(self.stage_blocks)
+
+    @property
+    def stages(self) -> tuple[StageOfModel, ...]:
+        """The stage of each rank; none where the model is not cut."""
+        return list_stages(self.stage_blocks)
+
+    @property
+    def num_parts(self) -> int:
+        """The parts that a batch is dealt out in: one for each rank, one for all where the model is cut."""
+        return 1 if self.is_cut else self.num_devices
 
     @property
     def shares_state(self) -> bool:
@@ -120,6 +164,20 @@ class LayoutPins:
 
     num_devices: int | None = None
     data: DataParallel | None = None
+    stage_blocks: tuple[int, ...] | None = None
+    schedule: PipelineSchedule | None = None
+
+
+def check_depth(stage_blocks: Sequence[int], num_blocks: int) -> None:
+    """Raise InvalidPlan if the stages are not the blocks of a model of this depth."""
+    if stage_blocks and sum(stage_blocks) != num_blocks:
+        shown = ", ".join(map(str, stage_blocks))
+        raise _refused_cut(shown, f"{sum(stage_blocks)} blocks in all; this model has {num_blocks}")
+
+
+def _refused_cut(shown: str, why: str) -> InvalidPlan:
+    path = "plan.layout.stage_blocks"
+    return InvalidPlan(f"{path} is {shown}; {why}", field=path, value=shown, allowed=why)
 
 
 ALIKE: Final = RankShare()
@@ -161,14 +219,25 @@ TECHNIQUES: Final = (
         lowers=("weights",),
         num_devices=2,
     ),
+    TechniqueDeclaration(
+        name="cut_model",
+        label="cut the model over devices",
+        sentence="Holds some of the blocks on each device of one machine, with all that belongs to them; hidden states go from "
+        "one to the next, and several micro-batches keep all of them at work.",
+        group="Several devices",
+        searches=("training", "generation"),
+        lowers=("weights", "gradients", "optimizer_state", "activations"),
+        num_devices=2,
+    ),
 )
+_IS_WHOLE: Final = Condition(path="layout.stage_blocks", holds=equals(()))
 KNOBS: Final = (
     Knob(
         path="layout.num_devices",
         plain=1,
-        uses=(Use(technique="data_parallel", asks=exceeds(1)),),
+        uses=(Use(technique="data_parallel", asks=exceeds(1), where=(_IS_WHOLE,)),),
         num_devices=2,
-        training=Face(label="Devices", help="of one machine, each with a part of the batch"),
+        training=Face(label="Devices", help="of one machine, each with a part of the batch or of the model"),
     ),
     Knob(
         path="layout.data",
@@ -186,5 +255,21 @@ KNOBS: Final = (
         ),
         num_devices=2,
         training=Face(label="State on several devices"),
+    ),
+    Knob(
+        path="layout.stage_blocks",
+        plain=(),
+        uses=(Use(technique="cut_model", asks=differs(())),),
+        num_devices=2,
+        training=Face(label="Blocks by device", help="of a model that is cut over devices"),
+        generation=Face(label="Blocks by device", help="of a model that is cut over devices"),
+    ),
+    Knob(
+        path="layout.schedule",
+        plain="1f1b",
+        words={"1f1b": "one forward, one backward (1F1B)", "gpipe": "all forward, then all backward (GPipe)"},
+        matters_where=(Condition(path="layout.stage_blocks", holds=differs(())),),
+        num_devices=2,
+        training=Face(label="Order of micro-batches", help="of a model that is cut over devices"),
     ),
 )

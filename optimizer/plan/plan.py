@@ -13,11 +13,11 @@ from optimizer.base.errors import InvalidPlan
 from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_field
 from optimizer.optimizers import OPTIMIZERS
-from optimizer.plan.activations import COMPILED, NOT_COMPILED, ActivationsPlan, KernelsPlan
+from optimizer.plan.activations import COMPILED, NOT_COMPILED, OFFLOADING, ActivationsPlan, KernelsPlan
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.layout import DeviceLayout, RankShare
+from optimizer.plan.layout import DeviceLayout, RankShare, check_depth
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.techniques import LOSSY, Technique, list_techniques
@@ -99,9 +99,9 @@ class Plan:
 
     @property
     def rank_sequences(self) -> tuple[int, ...]:
-        """Sequences of a step that each rank takes, in order."""
+        """Sequences of a step that each rank takes, in order; one number where all take the same, of a model that is cut."""
         if not self.layout.ranks:
-            return (self.batch.global_batch_size,) * self.layout.num_devices
+            return (self.batch.global_batch_size,) * self.layout.num_parts
         return tuple(plan.batch.global_batch_size for plan in self.of_ranks())
 
     @property
@@ -117,6 +117,8 @@ class Plan:
     def stretch_of(self, rank: int) -> range:
         """The sequences of a step that a rank takes, counted from 0 through all ranks in order."""
         counts = self.rank_sequences
+        if self.layout.is_cut:
+            return range(counts[0])
         return range(sum(counts[:rank]), sum(counts[: rank + 1]))
 
     def check(
@@ -138,6 +140,7 @@ class Plan:
                     value=len(per_block),
                     allowed=num_blocks,
                 )
+        check_depth(self.layout.stage_blocks, num_blocks)
         num_sequences = sum(self.rank_sequences)
         if num_sequences != workload.global_batch_size:
             on_devices = f" on {self.layout.num_devices} devices" if self.layout.num_devices > 1 else ""
@@ -281,6 +284,7 @@ class Plan:
                 self.layout.data,
                 "sends blocks to all devices at once, but devices that decide for themselves may be elsewhere: use zero2",
             ),
+            *(self._cut_rules(workload) if self.layout.is_cut else ()),
             *(self._compiled_rules() if self.kernels.blocks == "compiled" else ()),
             *(self._sparse_rules() if has_sparse_gradients else ()),
         )
@@ -315,6 +319,43 @@ class Plan:
     def brings_weights(self) -> bool:
         """True if blocks' weights come to a device for as long as the block runs: from elsewhere, or from another device."""
         return self.weights.place != "device" or self.layout.shares_weights
+
+    def _cut_rules(self, workload: TrainingWorkload) -> tuple[tuple[bool, str, object, str], ...]:
+        """Rules against decisions that a model which is cut over devices does not support."""
+        cut = ", ".join(map(str, self.layout.stage_blocks))
+        offloading = next((choice for choice in OFFLOADING if self.activations.count(choice)), "")
+        return (
+            (
+                workload.objective != "next_token",
+                "layout.stage_blocks",
+                cut,
+                f"is carried out for next-token training; {workload.objective} compares answers: use zero3, or one device",
+            ),
+            (
+                self.batch.accumulation_steps < 2,
+                "batch.accumulation_steps",
+                self.batch.accumulation_steps,
+                f"leaves all stages but one idle (layout.stage_blocks is {cut}): use 2 or more, best 4 for each stage",
+            ),
+            (
+                bool(offloading),
+                "activations.per_block",
+                offloading,
+                "moves what one micro-batch saved, and a model that is cut has several under way: use recompute or selective",
+            ),
+            (
+                self.weights.place != "device",
+                "weights.place",
+                self.weights.place,
+                "brings all blocks' weights to one device; a model that is cut has each on one: use device, or do not cut",
+            ),
+            (
+                self.gradients.choice != "keep",
+                "gradients.choice",
+                self.gradients.choice,
+                "is not carried out where the model is cut (each device has those of its own blocks alone): use keep",
+            ),
+        )
 
     def _compiled_rules(self) -> tuple[tuple[bool, str, object, str], ...]:
         """Rules against decisions that compiled blocks do not support."""

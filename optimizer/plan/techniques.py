@@ -168,8 +168,9 @@ def _list_ways(work: Work) -> "tuple[tuple[Technique, tuple[tuple[_Question, ...
     """By technique, the ways in which a plan can use it: questions that must all be answered with yes."""
     ways: dict[Technique, list[tuple[_Question, ...]]] = {}
     for knob in knobs_of(work, num_devices=MAX_DEVICES):
-        conditions = tuple((attrgetter(condition.path), condition.holds) for condition in knob.matters_where)
         for use in knob.uses:
+            where = (*knob.matters_where, *use.where)
+            conditions = tuple((attrgetter(condition.path), condition.holds) for condition in where)
             ways.setdefault(cast(Technique, use.technique), []).append(((attrgetter(knob.path), use.asks), *conditions))
     return tuple((name, tuple(ways[name])) for name in get_args(Technique) if name in ways)
 

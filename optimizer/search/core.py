@@ -24,6 +24,7 @@ from optimizer.search.check.beside import Beside
 from optimizer.search.check.card_fit import ACCEPTED, CardFit, find_room
 from optimizer.search.check.pins import check_pins
 from optimizer.search.check.verify import VerificationFailed, verify_plan
+from optimizer.search.cut_model import search_cut
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.bounds import bound_of
@@ -43,6 +44,8 @@ def search(problem: SearchProblem, *, known: Sequence[Plan] = (), most_ms: float
     peak that was found and what it is made of, InvalidPlan where nothing can keep the goal's pins, Outpaced once it is clear that
     no plan with room on the card takes ``most_ms`` a step or less.
     """
+    if problem.layout.is_cut:
+        return search_cut(problem)
     book = _solved(problem, known)
     problem = book.problem
     baselines = price_baselines(problem)
@@ -63,7 +66,7 @@ def search(problem: SearchProblem, *, known: Sequence[Plan] = (), most_ms: float
 
 def find_chosen(problem: SearchProblem) -> PricedPlan:
     """The plan that ``search`` would choose, and nothing beside it. Raises as ``search`` does."""
-    return first_on_the_card(_solved(problem, ()))[0]
+    return search_cut(problem).chosen if problem.layout.is_cut else first_on_the_card(_solved(problem, ()))[0]
 
 
 def _solved(problem: SearchProblem, known: Sequence[Plan]) -> PriceBook:

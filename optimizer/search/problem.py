@@ -4,7 +4,7 @@ The core knows no model and no machine, only ``price``; ``search.py`` binds it t
 tested against any function, and what it optimizes is by construction what the estimator predicts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Protocol, Self, get_args
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
 from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.step.pipeline.schedule import StagePrice
 from optimizer.goal import Goal
 from optimizer.plan.activations import (
     COMPILED,
@@ -31,6 +32,7 @@ from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
+from optimizer.plan.stages import StageOfModel
 from optimizer.plan.techniques import Technique
 from optimizer.plan.weights import Autocast, FrozenFormat, MasterFormat, WeightsDtype, WeightsPlace, WeightsPlan
 from optimizer.search.arrangements import PerBlock, keep_everything
@@ -136,6 +138,22 @@ class OuterPlan:
         )
 
 
+class StagePrices(Protocol):
+    """Prices of single stages of a model that is cut (``stage_pricer.py``)."""
+
+    @property
+    def device_kind(self) -> str: ...
+
+    def least_ms(self, plan: Plan) -> float:
+        """No cut of the plan over its devices is faster."""
+
+    def price_stage(self, plan: Plan, stage: StageOfModel) -> StagePrice:
+        """plan: of which the cut itself is not read."""
+
+    def step_ms(self, plan: Plan, stages: Sequence[StageOfModel], prices: Sequence[StagePrice]) -> float:
+        """Milliseconds of a step of stages that were priced one by one."""
+
+
 class Relax(Protocol):
     """Lower bounds on plans, without a price."""
 
@@ -170,6 +188,8 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     """``price`` without the memory of a search (``pricebook.remembering``); None where it has none."""
     audit: Callable[[Plan, Prediction], tuple[str, ...]] | None = None
     """Finds faults in a plan's prediction by an independent replay; asked for the chosen plan alone."""
+    stages: StagePrices | None = None
+    """Prices of single stages; of layouts that cut the model."""
     relax: Relax | None = None
     """Lower bounds on a setting's plans; asked where there are too many to try them all."""
     names_ways: bool = True
@@ -249,9 +269,9 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     @cached_property
     def whole_workload(self) -> TrainingWorkload:
         """The work of all ranks."""
-        if self.layout.num_devices == 1:
+        if self.layout.num_parts == 1:
             return self.workload
-        return replace(self.workload, global_batch_size=self.workload.global_batch_size * self.layout.num_devices)
+        return replace(self.workload, global_batch_size=self.workload.global_batch_size * self.layout.num_parts)
 
     def permits(self, plan: Plan) -> bool:
         """Report whether every technique of the plan is allowed, all together can be carried out, and every pin is kept."""

@@ -24,6 +24,7 @@ from optimizer.search.arrangements import keep_everything
 from optimizer.search.budgeted import budgets_elsewhere, list_representations, list_unavailable
 from optimizer.search.check.ledger import audit_plan
 from optimizer.search.problem import OuterPlan, SearchProblem
+from optimizer.search.stage_pricer import StagePricer
 from optimizer.workload import TrainingWorkload
 
 
@@ -66,7 +67,8 @@ def training_problem(
         price=price,
         detail=detail,
         audit=audit,
-        relax=_Relax(profile=profile, part=part),
+        relax=None if layout.is_cut else _Relax(profile=profile, part=part),
+        stages=StagePricer(profile=profile, part=part) if layout.is_cut else None,
         unavailable=list_unavailable(machine),
         representations=list_representations(profile.regimes, machine),
         has_sparse_gradients=profile.has_sparse_gradients,

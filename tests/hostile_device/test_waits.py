@@ -385,7 +385,7 @@ def test_weights_that_another_rank_keeps_are_there_before_they_are_used(tmp_path
             adapter=adapter,
             max_grad_norm=None if plan.gradients.choice == "consume" else 1.0,
         )
-        model = build_prepared(make_spec(), weights=plan.weights, workload=workload, device=CPU, shares_weights=True)
+        model = build_prepared(make_spec(), weights=plan.weights, workload=workload, device=CPU, layout=plan.layout)
         with hostile_device(schedule=schedule) as backend, TwinRanks(backend, folder=folder) as ranks:
             for block in find_blocks(model):
                 # Adapters are on every device.

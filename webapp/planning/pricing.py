@@ -81,7 +81,7 @@ def _machines_for(user: Any, spec: JobSpec | GenerateSpec) -> list[Machine]:
     fewest = 1
     if isinstance(spec, JobSpec):
         pins = spec.goal.pins.layout
-        fewest = pins.num_devices or (2 if pins.data not in (None, "replicated") else 1)
+        fewest = pins.num_devices or len(pins.stage_blocks or ()) or (2 if pins.data not in (None, "replicated") else 1)
     return [machine for machine in machines_visible_to(user).order_by("name") if count_devices(machine) >= fewest]
 
 

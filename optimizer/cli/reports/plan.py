@@ -87,7 +87,8 @@ def _layout_name(layout: DeviceLayout) -> str:
     kinds = " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counts.items() if name)
     if layout.num_devices == 1:
         return kinds or "one device"
-    return f"{kinds or f'{layout.num_devices} devices'}, {layout.data}"
+    how = f"cut {'+'.join(map(str, layout.stage_blocks))}" if layout.is_cut else layout.data
+    return f"{kinds or f'{layout.num_devices} devices'}, {how}"
 
 
 def _layout_row(option: LayoutOption) -> tuple[str, ...]:

@@ -107,7 +107,8 @@ def _replay_plan(
             list=lambda: list_training_allocations(cut.profile, plan=cut.plan, workload=workload, machine=machine),
         )
 
-    cuts = cut_short(profile, plan)
+    # Shorter models of as many stages would be cut elsewhere.
+    cuts = None if plan.layout.is_cut else cut_short(profile, plan)
     return replay_layouts(
         layout_of(Cut(profile=profile, plan=plan, kept=tuple(range(profile.num_blocks)))),
         cuts=None if cuts is None else (layout_of(cuts[0]), layout_of(cuts[1])),

@@ -132,7 +132,9 @@ def overlaps(plan: Plan, *, device_kind: str) -> bool:
 
 
 def agreement_ms(network: Network, num_tensors: int, *, num_micro_batches: int = 1) -> float:
-    """Milliseconds in which ranks exchange, over the host, what they must agree on: labels, losses and the norms of gradients."""
+    """Milliseconds in which ranks exchange, over the host, what they must agree on: labels, losses and the norms of gradients.
+    num_micro_batches: of which labels are counted; 0 where all ranks have the same.
+    """
     return network.between_hosts.sum_ms(
         "all_reduce", _table_sizes(network.num_ranks, num_tensors, num_micro_batches), element_bytes=_NUMBER_BYTES
     )
@@ -140,7 +142,7 @@ def agreement_ms(network: Network, num_tensors: int, *, num_micro_batches: int =
 
 def _table_sizes(num_ranks: int, num_tensors: int, num_micro_batches: int) -> list[int]:
     """Bytes of the tables of labels, of norms and of the loss."""
-    return [_NUMBER_BYTES * num_ranks * columns for columns in (num_micro_batches, num_tensors, 1)]
+    return [_NUMBER_BYTES * num_ranks * columns for columns in (num_micro_batches, num_tensors, 1) if columns]
 
 
 def barrier_ms(network: Network) -> float:
@@ -193,6 +195,25 @@ def list_exchanges(
         yield Exchange(_call("all_reduce", _NUMBER_BYTES * num_ranks, _NUMBER_BYTES, 0), num_steps, is_on_host=True)
     if layout.shares_state and not layout.shares_weights and are_sent and not all(are_sent):
         yield Exchange(Call(collective="barrier"), 1, is_on_host=True)
+
+
+def crossing_ms(network: Network, num_bytes: int) -> float:
+    """Milliseconds in which one rank's tensor comes to another that waits for it."""
+    link = network.link.at_size(num_bytes)
+    return 1000 * network.slowdown * (num_bytes / link.bytes_per_s + link.latency_s)
+
+
+def estimate_staged_bytes(network: Network, num_tensors: int, *, hidden_bytes: int, num_micro_batches: int) -> tuple[int, ...]:
+    """Bytes that each stage of a cut model gives to its connections in a step. hidden_bytes: of one micro-batch."""
+    tables = [
+        network.between_hosts.sent_by_rank(_call("all_reduce", table_bytes, _NUMBER_BYTES, 0))
+        for table_bytes in _table_sizes(network.num_ranks, num_tensors, 0)
+    ]
+    num_neighbours = [(rank > 0) + (rank < network.num_ranks - 1) for rank in range(network.num_ranks)]
+    return tuple(
+        round(num_neighbours[rank] * num_micro_batches * hidden_bytes + sum(table[rank] for table in tables))
+        for rank in range(network.num_ranks)
+    )
 
 
 def estimate_sent_bytes(

@@ -15,7 +15,9 @@ from optimizer.estimate.shape.compiled import CompiledShape, PartRequest
 from optimizer.estimate.tasks.parts import PartBytes
 from optimizer.estimate.tasks.tasks import NO_TIME, Task, single
 from optimizer.hardware.machine import Machine
-from optimizer.plan.generation_layout import GenerationLayout, StageOfModel, list_stages
+from optimizer.plan.generation_layout import GenerationLayout
+from optimizer.plan.layout import check_depth
+from optimizer.plan.stages import StageOfModel, list_stages
 from optimizer.profile.generation import GenerationProfile, WeightBytes, block_part
 
 _KV_CACHE = CATEGORIES.index("kv_cache")
@@ -55,14 +57,14 @@ class StageCosts:
 
 def list_stage_costs(profile: GenerationProfile, layout: GenerationLayout) -> tuple[StageCosts, ...]:
     """All stages in order. Raises InvalidPlan where they are not the blocks of this model."""
-    layout.check_depth(profile.num_blocks)
+    check_depth(layout.stage_blocks, profile.num_blocks)
     return tuple(
         StageCosts(
             stage=stage,
             profile=profile.with_blocks(stage.blocks),
             kinds_before=profile.block_kinds[: stage.first_block],
         )
-        for stage in list_stages(layout)
+        for stage in list_stages(layout.stage_blocks)
     )
 
 

@@ -9,6 +9,7 @@ out to ranks each reads what it keeps, by way of the host.
 inside.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from optimizer.estimate.categories.weights import estimate_home_bytes, list_kept, packed_bytes
@@ -18,7 +19,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import PACKED_SIZES
 from optimizer.profile.profile import Profile
-from optimizer.profile.trained import BaseSize
+from optimizer.profile.trained import BaseSize, BaseSizes
 from optimizer.workload import TrainingWorkload
 
 _FILE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -51,11 +52,7 @@ def estimate_load(
     has_homes = plan.shares_homes(trains_all=trains_all)
     if has_homes:
         level.host = estimate_home_bytes(profile, plan, trains_all=trains_all, rank=0)["host"]
-    is_kept = iter(list_kept(profile, plan, trains_all=trains_all, rank=rank)) if plan.layout.shares_weights else iter(())
-    for in_block, size in base.in_order(profile.tensors.block_kinds):
-        streams = in_block and plan.brings_weights
-        if in_block and plan.layout.shares_weights and not next(is_kept, True):
-            continue
+    for streams, size in _list_read(profile, base, plan, trains_all=trains_all, rank=rank):
         packs = size.packs and plan.weights.frozen != "same" and workload.adapter is not None
         on_cuda = machine.device.kind == "cuda"
         _read(
@@ -69,6 +66,23 @@ def estimate_load(
         disk_bytes=loaded.disk,
         together_bytes=level.together_peak,
     )
+
+
+def _list_read(
+    profile: Profile, base: BaseSizes, plan: Plan, *, trains_all: bool, rank: int
+) -> Iterator[tuple[bool, BaseSize]]:
+    """The tensors that a rank reads, with whether each goes by way of the host."""
+    kinds = profile.tensors.block_kinds
+    if plan.layout.is_cut:
+        stage = plan.layout.stages[rank]
+        outside = [*(base.before if stage.is_first else ()), *(base.after if stage.is_last else ())]
+        inside = [size for block in stage.blocks for size in base.by_block[kinds[block]]]
+        yield from ((True, size) for size in [*inside, *outside])
+        return
+    is_kept = iter(list_kept(profile, plan, trains_all=trains_all, rank=rank)) if plan.layout.shares_weights else iter(())
+    for in_block, size in base.in_order(kinds):
+        if not (in_block and plan.layout.shares_weights and not next(is_kept, True)):
+            yield in_block and plan.brings_weights, size
 
 
 def _packing_bytes(size: BaseSize, plan: Plan) -> int:

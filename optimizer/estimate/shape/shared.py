@@ -32,22 +32,26 @@ class SharedStorages:
         self._templates = compiled.regime.block_templates
         self._holds: dict[BlockChoice, list[dict[int, int]]] = {}
 
-    def place(self, choices: Sequence[BlockChoice]) -> SharedPlaces:
-        """Place each release in the backward of the first block that holds it, or in the forward pass."""
+    def place(self, choices: Sequence[BlockChoice], *, blocks: range | None = None) -> SharedPlaces:
+        """Place each release in the backward of the first block that holds it, or in the forward pass. blocks: those that run;
+        all unless given.
+        """
+        blocks = range(len(choices)) if blocks is None else blocks
         regime = self._compiled.regime
         waiting = set(range(len(regime.shared)))
         places = SharedPlaces()
-        for block, choice in enumerate(choices):
+        for block in blocks:
             if not waiting:
                 break
+            choice = choices[block]
             held = self._holds_of(choice)[self._templates[block]]
             if not waiting.isdisjoint(held):
                 places.backward[block] = tuple((index, until) for index, until in held.items() if index in waiting)
                 waiting.difference_update(held)
         for index in sorted(waiting):
             shared = regime.shared[index]
-            if shared.ends_in >= 0:
-                block = self._templates.index(shared.ends_in)
+            block = self._templates.index(shared.ends_in) if shared.ends_in >= 0 else -1
+            if block in blocks:
                 num_ops = self._compiled.num_ops((choices[block], self._templates[block], "forward"))
                 after = num_ops - 1 - shared.ends_before
                 places.forward[block] = (*places.forward.get(block, ()), (index, after))

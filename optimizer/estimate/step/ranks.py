@@ -37,7 +37,7 @@ def find_part(workload: TrainingWorkload, machine: Machine, layout: DeviceLayout
         _shared[key] = share_of(machine, num_ranks=layout.num_devices), Network.of(machine, layout)
         weakref.finalize(machine, _shared.pop, key, None)
     shared, network = _shared[key]
-    return RankPart(workload=workload.of_rank(layout.num_devices), machine=shared, network=network)
+    return RankPart(workload=workload.of_rank(layout.num_parts), machine=shared, network=network)
 
 
 def check_devices(machine: Machine, layout: DeviceLayout) -> None:

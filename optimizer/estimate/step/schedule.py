@@ -164,16 +164,20 @@ class StepLayout:
         is_first: bool,
         exchange: GradientExchange | None = None,
     ) -> TaskRun:
-        run = forward + TaskRun(self._list_backward(choices, places, is_first=is_first, exchange=exchange))
-        left_bytes = run.sums.logits
+        backward = TaskRun(self._list_backward(choices, places, is_first=is_first, exchange=exchange))
+        return forward + self._ended(forward, backward, is_first=is_first)
+
+    def _ended(self, forward: TaskRun, backward: TaskRun, *, is_first: bool, has_loss: bool = True) -> TaskRun:
+        """A micro-batch's backward with what goes at its end."""
+        left_bytes = forward.sums.logits + backward.sums.logits
         # The first one's loss stays and takes up those of the others. The traced parts free the loss and backward's root in
         # plain training's dtype, and no loss where a gradient that does not stay makes every micro-batch like the first.
         loss_bytes = left_bytes if self._outside.loss_bytes is None else self._outside.loss_bytes
-        gone_bytes = (loss_bytes if is_first else 0) - left_bytes
+        gone_bytes = (loss_bytes if is_first and has_loss else 0) - left_bytes
         inputs_bytes = 0 if self.inputs_stay else -self.input_bytes
         if gone_bytes or inputs_bytes:
-            run += self._move("backward", _END, (("logits_and_loss", gone_bytes), ("temporaries", inputs_bytes)))
-        return run
+            backward += self._move("backward", _END, (("logits_and_loss", gone_bytes), ("temporaries", inputs_bytes)))
+        return backward
 
     def _move(self, phase: str, name: str, bytes_by_category: tuple[tuple[Category, int], ...]) -> TaskRun:
         """Bytes that come or go at once, as a run of one task."""

@@ -5,13 +5,13 @@ blocks' tasks in order and running them is done for each plan.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Final, NamedTuple
 
 from optimizer.estimate.categories.activations import estimate_packing_bytes, estimate_staging_bytes
 from optimizer.estimate.categories.gradients import estimate_gradient_bytes
-from optimizer.estimate.categories.network import Network, exchange_of_dealt
+from optimizer.estimate.categories.network import Network, crossing_ms, estimate_staged_bytes, exchange_of_dealt
 from optimizer.estimate.categories.optimizer_state import estimate_state
 from optimizer.estimate.categories.tensors import TensorList, list_tensors
 from optimizer.estimate.categories.weights import (
@@ -24,6 +24,9 @@ from optimizer.estimate.categories.weights import (
 from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape, compile_plan_shape
 from optimizer.estimate.step.exchange import GradientExchange
+from optimizer.estimate.step.pipeline.schedule import run_schedule
+from optimizer.estimate.step.pipeline.stage_costs import check_cut, estimate_stage_weight_bytes, tensors_of_stage
+from optimizer.estimate.step.pipeline.stage_layout import StageLayout
 from optimizer.estimate.step.ranks import RankPart, find_part
 from optimizer.estimate.step.runs import Schedule
 from optimizer.estimate.step.schedule import StepLayout
@@ -40,6 +43,7 @@ from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
+from optimizer.plan.stages import StageOfModel
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
@@ -61,6 +65,7 @@ class StepInputs(NamedTuple):
     layout: DeviceLayout
     rank: int
     network: Network | None
+    stage: StageOfModel | None
 
 
 _STEPS: Final[Table[StepInputs, "PreparedStep"]] = Table()
@@ -102,11 +107,12 @@ def find_setting(
     machine: Machine,
     rank: int = 0,
     network: Network | None = None,
+    stage: StageOfModel | None = None,
 ) -> PreparedStep:
     """The prepared step of a plan that was checked; its blocks' choices are not read. Raises InvalidWorkload beyond the
     positions.
 
-    workload, machine, network: a rank's part of them (``ranks.py``).
+    workload, machine, network: a rank's part of them (``ranks.py``). stage: of a model that is cut, the rank's.
     Kept with the profile's compiled shape, so it must not hold the profile.
     """
     compiled = compile_plan_shape(profile, plan, workload.sequence_length)
@@ -121,24 +127,26 @@ def find_setting(
         processor=machine.processor_for(in_fp16=plan.weights.computes_in_fp16),
         device_kind=machine.device.kind,
         rates_fingerprint=machine.rates.fingerprint,
-        layout=plan.layout,
+        # A stage does the same wherever the others are cut.
+        layout=plan.layout if stage is None else replace(plan.layout, stage_blocks=()),
         rank=rank,
         network=network,
+        stage=stage,
     )
 
     part = RankPart(workload=workload, machine=machine, network=network)
-    return _STEPS.obtain(compiled, key, lambda: _make_setting(profile, compiled, plan=plan, part=part, rank=rank))
+    return _STEPS.obtain(compiled, key, lambda: _make_setting(profile, compiled, plan=plan, part=part, rank=rank, stage=stage))
 
 
 def _make_setting(
-    profile: Profile, compiled: CompiledShape, *, plan: Plan, part: RankPart, rank: int
+    profile: Profile, compiled: CompiledShape, *, plan: Plan, part: RankPart, rank: int, stage: StageOfModel | None
 ) -> PreparedStep:
     workload, machine, network = part.workload, part.machine, part.network
     trained, device_kind = list_tensors(profile), machine.device.kind
-    tensors = trained.updated_by(rank, plan.layout)
+    tensors = trained.updated_by(rank, plan.layout) if stage is None else tensors_of_stage(trained, compiled, stage)
     trains_all = workload.adapter is None
     exchange = None
-    if network is not None:
+    if network is not None and stage is None:
         exchange = GradientExchange.of(
             compiled,
             trained,
@@ -157,9 +165,12 @@ def _make_setting(
     brought_bytes = find_brought(profile, plan, trains_all=trains_all, rank=rank).num_bytes
     gradients = estimate_gradient_bytes(tensors, plan, device_kind=machine.device.kind)
     device = single("weights", estimate_weight_bytes(profile, plan.weights) - brought_bytes)
+    if stage is not None:
+        device = single("weights", estimate_stage_weight_bytes(profile, plan.weights, tensors, stage))
     device += single("optimizer_state", state.device_bytes)
     device += single("gradients", gradients.device)
-    lay_out_plan = partial(StepLayout, profile, compiled, plan=plan, workload=workload, machine=machine)
+    make_layout = StepLayout if stage is None else partial(StageLayout, stage=stage)
+    lay_out_plan = partial(make_layout, profile, compiled, plan=plan, workload=workload, machine=machine)
     lay_out_step = partial(lay_out_plan, tensors=tensors, state=state, exchange=exchange, after=after)
     first = lay_out_step(is_first=True).schedule if plan.gradients.choice == "consume" else None
     home_bytes = estimate_home_bytes(profile, plan, trains_all=trains_all, rank=rank)
@@ -177,11 +188,12 @@ def _make_setting(
             network=network,
             exchange=after,
             rank=rank,
+            stage=stage,
         ),
         tensors=trained,
         updated=tensors,
         network=network,
-        rank_sent_bytes=() if exchange is None else exchange.rank_sent_bytes,
+        rank_sent_bytes=_sent_bytes(profile, trained, exchange, plan=plan, part=part),
         device_kind=device_kind,
         always=Resident(
             device=device,
@@ -190,6 +202,20 @@ def _make_setting(
             remote=state.remote_bytes + home_bytes["remote"],
         ),
     )
+
+
+def _sent_bytes(
+    profile: Profile, trained: TensorList, exchange: GradientExchange | None, *, plan: Plan, part: RankPart
+) -> tuple[int, ...]:
+    if part.network is not None and plan.layout.is_cut:
+        num_tokens = plan.batch.micro_batch_size * part.workload.sequence_length
+        return estimate_staged_bytes(
+            part.network,
+            len(trained.sizes),
+            hidden_bytes=num_tokens * profile.hidden_size * plan.weights.bytes_per_element,
+            num_micro_batches=plan.batch.accumulation_steps,
+        )
+    return () if exchange is None else exchange.rank_sent_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +266,8 @@ def check_plan(profile: Profile, plan: Plan, workload: TrainingWorkload) -> None
         has_plain_head=profile.has_plain_head,
         clamps_fp16=profile.clamps_fp16,
     )
+    if plan.layout.is_cut:
+        check_cut(profile)
 
 
 def lay_out_ranks(
@@ -253,6 +281,8 @@ def lay_out_ranks(
         raise ValueError("ranks that differ are laid out one by one (list_cases)")
     check_plan(profile, plan, workload)
     part = find_part(workload, machine, plan.layout)
+    if plan.layout.is_cut:
+        return tuple(sorted(_lay_out_stages(profile, plan, part), key=lambda laid: (-laid.highest.num_bytes, laid.rank)))
 
     def lay_out_rank(rank: int) -> LaidOut:
         setting = find_setting(
@@ -272,3 +302,50 @@ def lay_out_ranks(
     fullest = list_tensors(profile).fullest_rank(plan.layout.num_devices)
     others = (rank for rank in range(plan.layout.num_devices) if rank != fullest)
     return lay_out_rank(fullest), *map(lay_out_rank, others)
+
+
+def find_stage(profile: Profile, plan: Plan, part: RankPart, stage: StageOfModel) -> tuple[PreparedStep, StageLayout]:
+    """The prepared step of one stage of a model that is cut. plan: of which the cut itself is not read."""
+    setting = find_setting(
+        profile,
+        plan=plan,
+        workload=part.workload,
+        machine=part.machine,
+        rank=stage.index,
+        network=part.network,
+        stage=stage,
+    )
+    assert isinstance(setting.layout, StageLayout)
+    return setting, setting.layout
+
+
+def _lay_out_stages(profile: Profile, plan: Plan, part: RankPart) -> list[LaidOut]:
+    """The steps of the stages of a model that is cut, in order, with what each waits for the others."""
+    choices, device_kind = plan.activations.per_block, part.machine.device.kind
+    assert part.network is not None
+    settings, layouts = [], []
+    for stage in plan.layout.stages:
+        setting, layout = find_stage(profile, plan, part, stage)
+        settings.append(setting)
+        layouts.append(layout)
+    parts = [layout.parts(choices) for layout in layouts]
+    ran = run_schedule(
+        [each.times(device_kind) for each in parts],
+        stages=plan.layout.stages,
+        num_micro_batches=plan.batch.accumulation_steps,
+        schedule=plan.layout.schedule,
+        crossing_ms=crossing_ms(part.network, layouts[0].hidden_bytes),
+    )
+    return [
+        LaidOut(
+            schedule=layout.schedule_of(of_stage, waited_ms),
+            resident=setting.resident(plan),
+            setting=setting,
+            rank=rank,
+            workload=part.workload,
+            machine=part.machine,
+        )
+        for rank, (layout, of_stage, setting, waited_ms) in enumerate(
+            zip(layouts, parts, settings, ran.waited_ms, strict=True)
+        )
+    ]

@@ -41,13 +41,16 @@ from optimizer.hardware.machine import Machine, Processor
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.plan import Plan
+from optimizer.plan.stages import StageOfModel
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Evaluation, Profile
 from optimizer.workload import TrainingWorkload
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _FIRST_UPDATES: Final[Table[UpdateInputs, TaskRun]] = Table()
-_EVALUATIONS: Final[Table[tuple[WeightsPlan, LogitsAndLossPlan, Brought, Processor | None], "_Evaluated"]] = Table()
+_EVALUATIONS: Final[
+    Table[tuple[WeightsPlan, LogitsAndLossPlan, Brought, Processor | None, StageOfModel | None], "_Evaluated"]
+] = Table()
 
 
 class Stages:
@@ -67,8 +70,10 @@ class Stages:
         network: Network | None = None,
         exchange: UpdateExchange | None = None,
         rank: int = 0,
+        stage: StageOfModel | None = None,
     ) -> None:
-        """The blocks' choices of ``plan`` are not read. tensors: that this rank, of several, updates.
+        """The blocks' choices of ``plan`` are not read. tensors: that this rank, of several, updates. stage: of a model that is
+        cut.
 
         schedule_first: lays out a first step that consumes gradients, by what each block does; None where gradients are kept.
         """
@@ -93,7 +98,7 @@ class Stages:
         evaluation = compiled.regime.evaluation
         if evaluation is not None:
             self._evaluation = _evaluate(
-                profile, compiled, evaluation, plan=plan, workload=workload, machine=machine, rank=rank
+                profile, compiled, evaluation, plan=plan, workload=workload, machine=machine, rank=rank, stage=stage
             )
 
     def loaded(self, resident: Resident) -> Bytes:
@@ -221,18 +226,19 @@ def _evaluate(
     workload: TrainingWorkload,
     machine: Machine,
     rank: int,
+    stage: StageOfModel | None,
 ) -> _Evaluated:
-    """The highest moment of an evaluation, above what is there all the while."""
+    """The highest moment of an evaluation, above what is there all the while. stage: of a model that is cut."""
     brought = find_brought(profile, plan, trains_all=workload.adapter is None, rank=rank)
     processor = None
     if machine.device.kind == "cpu":
         processor = machine.processor_for(in_fp16=plan.weights.computes_in_fp16)
-    key = (plan.weights, plan.logits_and_loss, brought, processor)
+    key = (plan.weights, plan.logits_and_loss, brought, processor, stage)
     highest = _EVALUATIONS.obtain(
         compiled,
         key,
         lambda: _find_highest(
-            profile, compiled, evaluation, plan=plan, streamed=brought.by_block, processor=processor
+            profile, compiled, evaluation, plan=plan, streamed=brought.by_block, processor=processor, stage=stage
         ),
     )
     num_micro_batches = workload.eval_batches * plan.batch.accumulation_steps
@@ -249,6 +255,7 @@ def _find_highest(
     plan: Plan,
     streamed: tuple[int, ...],
     processor: Processor | None,
+    stage: StageOfModel | None,
 ) -> _Evaluated:
     """The highest moment above what is there all the while and the inputs. streamed: bytes of weights that come and go with each
     block. processor: the CPU device's; None on CUDA,
@@ -276,6 +283,8 @@ def _find_highest(
 
     run_indexed(evaluation.prologue, "forward")
     for block, template in enumerate(compiled.regime.block_templates):
+        if stage is not None and block not in stage.blocks:
+            continue
         if streamed:
             gone_bytes, coming = moves[block]
             come_bytes = sum(streamed[other] for other in coming) - gone_bytes
@@ -285,7 +294,8 @@ def _find_highest(
     if streamed:
         level -= streamed[-1]
         come.append(single("weights", -streamed[-1]))
-    run(_head_bytes(profile, compiled, evaluation, plan=plan), 0, "head and loss")
+    if stage is None or stage.is_last:
+        run(_head_bytes(profile, compiled, evaluation, plan=plan), 0, "head and loss")
     num_before, at_rise = best
     return _Evaluated(peak=np.sum(come[:num_before], axis=0) + at_rise, moment=moment, allocated_bytes=allocated_bytes)
 

@@ -169,10 +169,11 @@ class UpdateExchange:
         """tensors: all that are trained. trains_all: False under adapters. None on one device."""
         if network is None:
             return None
-        size, is_awaited = plan.weights.bytes_per_element, overlaps(plan, device_kind=device_kind)
+        is_cut, size = plan.layout.is_cut, plan.weights.bytes_per_element
+        is_awaited = overlaps(plan, device_kind=device_kind) and not is_cut
         are_at_home = plan.layout.shares_state and trains_all and plan.shares_homes(trains_all=True)
 
-        num_micro_batches = plan.batch.accumulation_steps
+        num_micro_batches = 0 if is_cut else plan.batch.accumulation_steps
 
         def make() -> UpdateExchange:
             are_sent = list_sent(tensors, plan, trains_all=trains_all)

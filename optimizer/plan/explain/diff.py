@@ -117,13 +117,19 @@ def describe_generation_change(before: GenerationPlan, after: GenerationPlan) ->
     return "; ".join(parts)
 
 
+def _weights_place(plan: Plan) -> str:
+    if plan.layout.is_cut:
+        return f"cut into {' + '.join(map(str, plan.layout.stage_blocks))} blocks"
+    return "devices" if plan.layout.shares_weights else plan.weights.place
+
+
 def _list_cells(plan: Plan) -> Iterator[tuple[tuple[str, Aspect], str]]:
     weights, state, activations = plan.weights, plan.optimizer_state, plan.activations
     streams = plan.brings_weights
     share = f" {100 * state.fraction:.0f} %" if state.place != "device" and state.fraction < 1 else ""
     yield ("batch", "lifetime"), f"{plan.batch.micro_batch_size} x {plan.batch.accumulation_steps}"
     yield ("weights", "lifetime"), f"fetched {weights.prefetch} ahead" if streams else "always there"
-    yield ("weights", "place"), "devices" if plan.layout.shares_weights else weights.place
+    yield ("weights", "place"), _weights_place(plan)
     yield ("weights", "representation"), _weights_words(plan)
     yield ("gradients", "lifetime"), _LIFETIMES[plan.gradients.choice]
     yield ("gradients", "place"), "host" if plan.gradients.choice == "host" else "device"

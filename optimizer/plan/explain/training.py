@@ -186,12 +186,21 @@ _SHARED_OUT: Final = {
     "zero3": "each keeps the weights, gradients and optimizer state of some tensors, and sends the others the weights of each "
     "block while it runs (ZeRO-3)",
 }
+_ORDERS: Final = {
+    "1f1b": "each begins the backward of a micro-batch as soon as its gradient comes, so that few are under way at once (1F1B)",
+    "gpipe": "each runs all micro-batches forward, then all backward (GPipe)",
+}
 
 
 def _layout_sentences(plan: Plan, prediction: Costs) -> Iterator[str]:
     layout = plan.layout
-    if layout.num_devices > 1:
+    if layout.is_cut:
+        stages = "; ".join(f"device {stage.index + 1} has {stage.words}" for stage in layout.stages)
+        yield f"the model is cut over {layout.num_devices} devices: {stages}"
+        yield _ORDERS[layout.schedule]
+    elif layout.num_devices > 1:
         yield f"{layout.num_devices} devices take a part of the batch each; {_SHARED_OUT[layout.data]}"
+    if layout.num_devices > 1:
         sent, waits_ms = format_bytes(prediction.network_bytes), prediction.exposed_ms.get("network", 0.0)
         waits = f"compute waits {waits_ms:.1f} ms for it" if waits_ms >= _HIDDEN_MS else "it hides behind compute"
         yield f"each device sends {sent} to the others in a step; {waits}"
@@ -222,7 +231,7 @@ def _compression_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
 
 def _batch_sentence(plan: Plan, worth: _Worth) -> str:
     batch = plan.batch
-    is_alone, size = plan.layout.num_devices == 1, batch.global_batch_size
+    is_alone, size = plan.layout.num_parts == 1, batch.global_batch_size
     if batch.accumulation_steps == 1:
         return f"{'the whole batch' if is_alone else 'the part of each device'} of {size} runs at once"
     return (

@@ -23,6 +23,8 @@ from optimizer.plan.techniques import is_idle
 from optimizer.plan.weights import WeightsPins
 
 _EVERY_BLOCK = "per_block"
+_STAGES = "stage_blocks"
+_LISTS = (_EVERY_BLOCK, _STAGES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,8 @@ class Pins(PinTable):
 def read_pins(texts: typing.Iterable[str]) -> Pins:
     """Read pins from texts such as ``optimizer_state.bits=8``. Raises InvalidWorkload that names the knobs, or the values of one.
 
-    Blocks: ``activations.per_block=recompute`` for all, or ``recompute*23,keep*9`` from the first to the last.
+    Blocks: ``activations.per_block=recompute`` for all, or ``recompute*23,keep*9`` from the first to the last. Those of each
+    device of a model that is cut: ``layout.stage_blocks=13,11``.
     """
     document: dict[str, dict[str, Any]] = {}
     for text in texts:
@@ -83,7 +86,7 @@ def read_pins(texts: typing.Iterable[str]) -> Pins:
                 allowed=allowed,
             )
         category, _, knob = path.strip().partition(".")
-        document.setdefault(category, {})[knob] = _read_value(written.strip(), kind, is_list=knob == _EVERY_BLOCK)
+        document.setdefault(category, {})[knob] = _read_value(written.strip(), kind, is_list=knob in _LISTS)
     return from_json(Pins, document, path="goal.pins", error=InvalidWorkload)
 
 
@@ -116,7 +119,8 @@ def knob_kinds() -> dict[str, Any]:
 def _read_value(written: str, kind: Any, *, is_list: bool) -> Any:
     """Convert a written value to its JSON form; a text that is no number stays a text, and is refused by name later."""
     if is_list:
-        return [choice for part in written.split(",") for choice in _repeated(part.strip())]
+        parts = [choice for part in written.split(",") for choice in _repeated(part.strip())]
+        return [int(part) if part.isdigit() else part for part in parts]
     allowed = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
     if kind is bool:
         return {"true": True, "false": False}.get(written.lower(), written)

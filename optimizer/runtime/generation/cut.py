@@ -9,20 +9,19 @@ the rest     (norms, buffers, projections beside the blocks) is small and stays 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from optimizer.base.errors import InvalidModel
+from optimizer.formats.two_halves import RETURN_TUPLES
 from optimizer.models.anatomy import find_anatomy
-from optimizer.plan.generation_layout import StageOfModel
+from optimizer.plan.stages import StageOfModel
 
 V = TypeVar("V")
 Arrive = Callable[[torch.Tensor], torch.Tensor]
 """From hidden states of the right shape to a new tensor with those of the stage before."""
-_RETURN_TUPLES: Final = frozenset({"falcon"})
-"""Model types whose blocks return hidden states in a tuple."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,7 +62,7 @@ def cut_model(model: nn.Module, stage: StageOfModel, *, device: torch.device) ->
     _require_own_weights(blocks)
     ends = find_ends(model)
     stack = next(module for module in model.modules() if isinstance(module, nn.ModuleList) and blocks[0] in list(module))
-    in_tuple = getattr(model.config, "model_type", None) in _RETURN_TUPLES
+    in_tuple = getattr(model.config, "model_type", None) in RETURN_TUPLES
     for index, block in enumerate(blocks):
         if index not in stage.blocks:
             stack[index] = PassedOver(block, in_tuple=in_tuple)

@@ -18,9 +18,10 @@ from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.generation_layout import StageOfModel, list_stages
+from optimizer.plan.layout import check_depth
 from optimizer.plan.passes.arrange import PassShape, arrange_passes
 from optimizer.plan.passes.run import TimedPass, sum_passes
+from optimizer.plan.stages import StageOfModel, list_stages
 from optimizer.runtime.generation.generator import Generator, PassTimes, build_for_generation
 from optimizer.runtime.generation.micro_batch import FinishReason, MicroBatch, Watch
 from optimizer.runtime.generation.stages.generator import StagedGenerator
@@ -139,8 +140,8 @@ def _find_stage(plan: GenerationPlan, spec: ModelSpec, ranks: Ranks | None) -> S
             value=plan.layout.num_devices,
             allowed=num_ranks,
         )
-    plan.layout.check_depth(spec.num_blocks)
-    return None if ranks is None or not plan.layout.is_cut else list_stages(plan.layout)[ranks.rank]
+    check_depth(plan.layout.stage_blocks, spec.num_blocks)
+    return None if ranks is None or not plan.layout.is_cut else list_stages(plan.layout.stage_blocks)[ranks.rank]
 
 
 def _make_generator(

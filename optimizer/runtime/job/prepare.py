@@ -9,6 +9,7 @@ from optimizer.models.adapters import attach_adapters
 from optimizer.models.build import build_model, build_unfilled
 from optimizer.models.files.load import find_reads
 from optimizer.models.spec import ModelSpec
+from optimizer.plan.layout import ONE_DEVICE, DeviceLayout
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.layers.filling import fill_model, stand_ins
 from optimizer.runtime.layers.quantized_linear import freeze_base
@@ -25,16 +26,17 @@ def build_prepared(
     device: torch.device,
     weights_folder: Path | None = None,
     meter: Meter | None = None,
-    shares_weights: bool = False,
+    layout: DeviceLayout = ONE_DEVICE,
 ) -> nn.Module:
     """The model as ``Trainer`` takes it: on the device, but for what its blocks will stream.
 
-    shares_weights: the plan's layout deals the blocks' weights out to ranks, so that here no more than a part of them stays.
+    layout: the plan's. Where it deals weights out to ranks, no more than a part of them is to stay here, and all are built on the
+    host.
     weights_folder: where the model's own weights are read from, one tensor at a time, each straight to its place. None leaves
     the random ones that ``workload.seed`` draws; then what is packed or streamed is built on the host, so that the whole never
     stands on the device.
     """
-    streams = weights.place != "device" or shares_weights
+    streams = weights.place != "device" or layout.shares_weights or layout.is_cut
     if weights_folder is not None:
         return _load_prepared(
             spec,
@@ -44,6 +46,7 @@ def build_prepared(
             weights_folder=weights_folder,
             meter=meter,
             streams=streams,
+            is_cut=layout.is_cut,
         )
     packs = workload.adapter is not None and weights.frozen != "same"
     model = build_model(
@@ -62,6 +65,7 @@ def _load_prepared(
     weights_folder: Path,
     meter: Meter | None,
     streams: bool,
+    is_cut: bool,
 ) -> nn.Module:
     model = build_unfilled(spec, dtype=torch_dtype(weights))
     reads = find_reads(model, weights_folder)
@@ -70,6 +74,8 @@ def _load_prepared(
             attach_adapters(model, workload.adapter, seed=workload.seed)
         freeze_base(model, weights.frozen)
     streamed = name_streamed(model, trains_all=workload.adapter is None) if streams else set()
+    if is_cut:
+        streamed = {name for name, parameter in model.named_parameters() if parameter.is_meta}
     fill_model(model, reads, device=device, streamed=streamed, meter=meter)
     return model
 

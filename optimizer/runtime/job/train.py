@@ -171,7 +171,7 @@ class _Job:
                 device=self.device,
                 weights_folder=run.weights_folder,
                 meter=self.meter,
-                shares_weights=run.plan.layout.shares_weights,
+                layout=run.plan.layout,
             )
             trainer = Trainer(
                 model,

@@ -30,21 +30,25 @@ NOTHING: Final = Arriving(None)
 class DealtHome:
     """One tensor that one rank keeps."""
 
-    def __init__(self, parameter: nn.Parameter, *, owner: int, ranks: Ranks, tiers: Tiers) -> None:
+    def __init__(
+        self, parameter: nn.Parameter, *, owner: int, ranks: Ranks, tiers: Tiers, is_here: bool | None = None
+    ) -> None:
+        """is_here: unless given, on the owner alone."""
         self.num_bytes = parameter.numel() * parameter.dtype.itemsize
-        self.is_here = owner == ranks.rank
-        """True on the rank that keeps it, whose parameter is whole at all times."""
-        self._parameter, self._owner, self._ranks, self._tiers = parameter, owner, ranks, tiers
+        self.is_here = owner == ranks.rank if is_here is None else is_here
+        """True on a rank that keeps it, whose parameter is whole at all times."""
+        self.owner = owner
+        self._parameter, self._ranks, self._tiers = parameter, ranks, tiers
 
     def fetch(self, target: torch.Tensor) -> Arriving:
         """Start to send or to receive all of it, over the parameter's own numbers. Asked for by all ranks in the same order."""
-        return self._ranks.begin_broadcast(as_bytes(target), owner=self._owner)
+        return self._ranks.begin_broadcast(as_bytes(target), owner=self.owner)
 
     def read(self) -> torch.Tensor:
         """All bytes in host memory, on every rank; not to be written to. Asked for by all ranks in the same order."""
         with on_host(self._tiers, "temporaries"):
             data = as_bytes(self._parameter.data).cpu() if self.is_here else torch.empty(self.num_bytes, dtype=torch.uint8)
-        self._ranks.broadcast_on_host_(data, owner=self._owner)
+        self._ranks.broadcast_on_host_(data, owner=self.owner)
         return data
 
 

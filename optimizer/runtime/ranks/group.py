@@ -102,7 +102,9 @@ class Ranks:
             store = _dist.FileStore(str(place.folder / _STORE_FILE), place.num_ranks)
             store.set_timeout(timedelta(seconds=place.timeout_s))
             self._host = self._make_gloo(store)
-            self._device: Any = self._make_nccl(store, device) if self._is_cuda else self._host
+            self._device: Any = self._make_nccl(store, device, name="device") if self._is_cuda else self._host
+        self._device_back: Any = None
+        self._store, self._torch_device = store, device
 
     def __enter__(self) -> Self:
         return self
@@ -116,8 +118,10 @@ class Ranks:
 
     def close(self) -> None:
         """Leave; ranks that still wait for this one raise RankLost. Of no effect the second time."""
-        device, host = self._device, self._host
-        self._device = self._host = self._last = None
+        device, back, host = self._device, self._device_back, self._host
+        self._device = self._device_back = self._host = self._last = None
+        if back is not None:
+            back.abort()
         self._under_way.clear()
         if device is not None and device is not host:
             # Not shutdown, which waits for what a lost rank will never do.
@@ -159,16 +163,29 @@ class Ranks:
 
     def send_from_device(self, tensor: torch.Tensor, *, to: int) -> None:
         """A contiguous tensor on the device, to a rank that waits in ``receive_on_device``. On CUDA the compute stream waits."""
-        if tensor.numel():
-            work = self._device.send([self._given(tensor)], to, 0)
-            self._finish(work, f"rank {to} to take hidden states", timeout_s=PATIENCE_S)
+        self.begin_sending_from_device(tensor, to=to).wait()
 
-    def receive_on_device(self, tensor: torch.Tensor, *, source: int) -> None:
+    def begin_sending_from_device(self, tensor: torch.Tensor, *, to: int, is_back: bool = False) -> Arriving:
+        """The same without waiting, but for who writes to the tensor or drops it. is_back: towards the first rank, beside which
+        other tensors may go to the last."""
+        if not tensor.numel():
+            return Arriving(None)
+        work = self._way(is_back=is_back).send([self._given(tensor)], to, int(is_back))
+        return Arriving(lambda: self._finish(work, f"rank {to} to take hidden states", timeout_s=PATIENCE_S))
+
+    def receive_on_device(self, tensor: torch.Tensor, *, source: int, is_back: bool = False) -> None:
         """Fill a contiguous tensor on the device, of the size of the one that is sent."""
         if tensor.numel():
             given = tensor.detach() if self._is_cuda else _lend(tensor.detach())
-            work = self._device.recv([given], source, 0)
+            work = self._way(is_back=is_back).recv([given], source, int(is_back))
             self._finish(work, f"rank {source} to send hidden states", timeout_s=PATIENCE_S)
+
+    def open_way_back(self) -> None:
+        """Before tensors go both ways at once. Of all ranks together. On CUDA what is sent one after the other to the same rank
+        waits for each other, so the way back is a group of its own, with NCCL's memory for one.
+        """
+        if self._is_cuda:
+            self._device_back = self._make_nccl(self._store, self._torch_device, name="device-back")
 
     def settle(self) -> None:
         """On CUDA: make the compute stream wait for all that was asked for, and wait until it is there. Raises RankLost."""
@@ -252,11 +269,14 @@ class Ranks:
         options._timeout = timedelta(seconds=self.timeout_s)
         return _dist.ProcessGroupGloo(_dist.PrefixStore("host", store), self.rank, self.num_ranks, options)
 
-    def _make_nccl(self, store: Any, device: torch.device) -> Any:
+    def _way(self, *, is_back: bool) -> Any:
+        return self._device_back if is_back and self._device_back is not None else self._device
+
+    def _make_nccl(self, store: Any, device: torch.device, *, name: str) -> Any:
         options = _dist.ProcessGroupNCCL.Options()
         # So that a wait of this program's own, which can be caught, ends first.
         options._timeout = timedelta(seconds=2 * self.timeout_s)
-        group = _dist.ProcessGroupNCCL(_dist.PrefixStore("device", store), self.rank, self.num_ranks, options)
+        group = _dist.ProcessGroupNCCL(_dist.PrefixStore(name, store), self.rank, self.num_ranks, options)
         # Else with the first sum, in the midst of backward, when torch may have taken the memory that NCCL needs.
         group.eager_connect_single_device(device)
         return group

@@ -11,11 +11,16 @@ from optimizer.plan.layout import DeviceLayout
 class Ownership:
     """The trained tensors of a model, in its order. Without shared state every rank acts as the owner of all."""
 
-    def __init__(self, named: Mapping[str, nn.Parameter], *, layout: DeviceLayout, rank: int) -> None:
-        self.is_shared = layout.shares_state
+    def __init__(
+        self, named: Mapping[str, nn.Parameter], *, layout: DeviceLayout, rank: int, owners: Mapping[str, int] | None = None
+    ) -> None:
+        """owners: of each tensor, where the model is cut and they are not for the layout's rule to find."""
+        self.is_shared = layout.shares_state or owners is not None
         self._rank = rank
         self._owners: dict[str, int] = dict.fromkeys(named, rank)
-        if self.is_shared:
+        if owners is not None:
+            self._owners = {name: owners[name] for name in named}
+        elif self.is_shared:
             sizes = [parameter.numel() for parameter in named.values()]
             self._owners = dict(zip(named, assign_owners(sizes, num_ranks=layout.num_devices), strict=True))
 

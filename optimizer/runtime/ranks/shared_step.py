@@ -36,13 +36,14 @@ class SharedStep:
         plan: Plan,
         at_home: Collection[str] = (),
         dealt: Collection[str] = (),
+        owners: Mapping[str, int] | None = None,
     ) -> None:
         """named: the trained tensors, in the model's order. at_home: those whose one home all ranks read. dealt: those that ranks
-        get from their owners when they need them.
+        get from their owners when they need them, or not at all. owners: as ``Ownership`` has them.
         """
         self.ranks = ranks
         self.num_ranks = ranks.num_ranks
-        self.ownership = Ownership(named, layout=plan.layout, rank=ranks.rank)
+        self.ownership = Ownership(named, layout=plan.layout, rank=ranks.rank, owners=owners)
         self._batches = [each.batch for each in plan.of_ranks()]
         self._num_steps = [batch.accumulation_steps for batch in self._batches]
         self._named = named

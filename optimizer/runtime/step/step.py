@@ -10,13 +10,14 @@ own; whatever reads weights outside of a forward waits for all.
 
 One rank of several (``runtime/ranks/``) does the same with its share of the micro-batches: gradients are summed over the ranks as
 they are complete, loss and norm are those of all, and where state is shared new weights come from the tensors' owners, or are
-read where the owners have written them, in the one home on the host that all ranks have.
+read where the owners have written them, in the one home on the host that all ranks have. Where the model is cut each has all
+micro-batches, and its own blocks.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from optimizer.base.errors import InvalidPlan, LossNotFinite
 from optimizer.models.anatomy import Anatomy, find_anatomy
+from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.plan import Plan
 from optimizer.runtime.compiled.blocks import compile_blocks
 from optimizer.runtime.device.backends import backend_of
@@ -37,6 +39,8 @@ from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.ranks.reduction import GradientReducer
 from optimizer.runtime.ranks.shared_homes import SharedHomes
 from optimizer.runtime.ranks.shared_step import SharedStep
+from optimizer.runtime.ranks.stages.keepers import StageWeights
+from optimizer.runtime.ranks.stages.pipeline import PipelineStage
 from optimizer.runtime.step.activations import apply_activations
 from optimizer.runtime.step.forward import HEAD_BACKWARD, Forward
 from optimizer.runtime.step.gradients import ConsumedGradients, Gradients, HostGradients
@@ -149,9 +153,13 @@ class Trainer:
             ranks.lanes = self.tiers.lanes
             if plan.shares_homes(trains_all=workload.adapter is None):
                 shared_homes = SharedHomes(ranks, self.tiers)
-        dealt = None
+        dealt: DealtWeights | StageWeights | None = None
+        self._pipeline: PipelineStage | None = None
         if ranks is not None and plan.layout.shares_weights:
             dealt = DealtWeights(ranks, layout=plan.layout, tiers=self.tiers)
+        if ranks is not None and plan.layout.is_cut:
+            dealt = StageWeights(ranks, layout=plan.layout, tiers=self.tiers)
+            self._pipeline = PipelineStage(ranks, layout=plan.layout, anatomy=self.anatomy, meter=meter)
         self.weights = StreamedWeights(self.tiers, plan=plan.weights, shared=shared_homes, dealt=dealt)
         try:
             self._prepare(blocks)
@@ -178,7 +186,9 @@ class Trainer:
                 plan=plan,
                 at_home=self.weights.shared_names,
                 dealt=self.weights.dealt_names,
+                owners=self.weights.owners if self._pipeline is not None else None,
             )
+        if self.ranks is not None and self._shared is not None and self._pipeline is None:
             self._reducer = GradientReducer(named, ranks=self.ranks, ownership=self._shared.ownership, plan=plan)
             self._handles += self._reducer.watch()
         with self.metered():
@@ -200,9 +210,20 @@ class Trainer:
             self._undo.append(watch_products(model))
         if plan.kernels.blocks == "compiled":
             self._undo.append(compile_blocks(blocks))
-        self._undo.append(apply_activations(blocks, plan.activations, self.tiers))
+        self._undo.append(apply_activations(blocks, self._own_activations(len(blocks)), self.tiers))
         self._handles += self.weights.watch(self.anatomy.backbone, blocks, updates=self.optimizer)
         self._handles += self.optimizer.watch(model, blocks=blocks, backbone=self.anatomy.backbone)
+        if self._pipeline is not None:
+            handles, undo = self._pipeline.watch()
+            self._handles += handles
+            self._undo.append(undo)
+
+    def _own_activations(self, num_blocks: int) -> ActivationsPlan:
+        """The activations row for the blocks that run here; where the model is cut the others do nothing."""
+        if self._pipeline is None:
+            return self.plan.activations
+        own, choices = self._pipeline.stage.blocks, self.plan.activations.per_block
+        return ActivationsPlan(per_block=tuple(choices[index] if index in own else "keep" for index in range(num_blocks)))
 
     def _make_gradients(self, named: Mapping[str, nn.Parameter]) -> Gradients:
         all_norms = None if self._shared is None else self._shared.all_norms
@@ -229,6 +250,12 @@ class Trainer:
             update=self.optimizer.update,
             all_norms=all_norms,
         )
+
+    @contextmanager
+    def running_alone(self, read: Callable[[str], torch.Tensor]) -> Iterator[None]:
+        """Inside, this rank runs the model alone; ``read`` gives what other ranks keep, by name, on the host."""
+        with self.weights.read_from(read), nullcontext() if self._pipeline is None else self._pipeline.alone():
+            yield
 
     @property
     def rank(self) -> int:
@@ -362,7 +389,7 @@ class Trainer:
 
     def _shares(self, micro_batches: Sequence[MicroBatch]) -> list[float]:
         """Each micro-batch's share in the mean over a step; empty where all weigh the same, as those of as many pairs do."""
-        if self._shared is None:
+        if self._shared is None or self._pipeline is not None:
             return [] if self.preference is not None else shares_of_labels(micro_batches)
         if self.preference is not None:
             return self._shared.share_sequences(len(micro_batches))
@@ -427,6 +454,8 @@ class Trainer:
 
         shares: each micro-batch's share in the mean (``shares_of_labels``); empty where all weigh the same.
         """
+        if self._pipeline is not None:
+            return self._accumulate_staged(self._pipeline, micro_batches, shares)
         total: torch.Tensor | None = None
         num_micro_batches = len(micro_batches) if self._shared is None else self._shared.count_all(len(micro_batches))
         for index, micro_batch in enumerate(micro_batches):
@@ -444,6 +473,23 @@ class Trainer:
         if total is None:
             raise ValueError("a step needs at least one micro-batch")
         return total
+
+    def _accumulate_staged(
+        self, pipeline: PipelineStage, micro_batches: Sequence[MicroBatch], shares: Sequence[float]
+    ) -> torch.Tensor:
+        """The same of one stage of a model that is cut."""
+
+        def weigh(loss: torch.Tensor, index: int) -> torch.Tensor:
+            return loss * shares[index] if shares else loss / len(micro_batches)
+
+        return pipeline.run_step(
+            micro_batches,
+            loss_of=self.forward.loss_of,
+            backward=self.precision.backward,
+            begin_backward=self.begin_backward,
+            end_backward=self.end_backward,
+            weigh=weigh,
+        )
 
     def begin_backward(self, *, is_last: bool) -> None:
         """Before the backward of each micro-batch of a step."""
@@ -469,10 +515,13 @@ class Trainer:
         try:
             with self.metered(is_counted=is_counted):
                 mark_phase(self.meter, "evaluation")
-                losses = [float(self.forward.loss_of(micro_batch)) for micro_batch in micro_batches]
+                if self._pipeline is not None:
+                    losses = self._pipeline.evaluate(micro_batches, loss_of=self.forward.loss_of)
+                else:
+                    losses = [float(self.forward.loss_of(micro_batch)) for micro_batch in micro_batches]
         finally:
             self.model.train()
-        if self._shared is not None:
+        if self._shared is not None and self._pipeline is None:
             num_labels = None if self.preference is not None else count_labels(micro_batches)
             return self._shared.mean_loss(losses, num_labels)
         shares = self._shares(micro_batches)

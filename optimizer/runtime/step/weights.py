@@ -43,6 +43,7 @@ from optimizer.runtime.meter.meter import count_allocations, set_region
 from optimizer.runtime.ranks.dealt_weights import NOTHING, DealtHome, DealtWeights
 from optimizer.runtime.ranks.group import Arriving
 from optimizer.runtime.ranks.shared_homes import SharedHomes
+from optimizer.runtime.ranks.stages.keepers import StageWeights, leave_one_number
 from optimizer.runtime.tiers.base_homes import BaseHomes
 from optimizer.runtime.tiers.copies import Copy, as_bytes
 from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes, on_host
@@ -119,10 +120,10 @@ class StreamedWeights:
         *,
         plan: WeightsPlan,
         shared: SharedHomes | BaseHomes | None = None,
-        dealt: DealtWeights | None = None,
+        dealt: DealtWeights | StageWeights | None = None,
     ) -> None:
         """shared: memory that other processes have, too, where homes are in one; one of them gives them their numbers. dealt:
-        where ranks keep a part of the weights each, on their devices.
+        where ranks keep a part of the weights each, on their devices, and whether that comes to the others in turn.
         """
         self._tiers = tiers
         self._plan = plan
@@ -131,6 +132,8 @@ class StreamedWeights:
         self._read_elsewhere: Callable[[str], torch.Tensor] | None = None
         self._by_block: list[list[_Streamed]] = []
         self._by_name: dict[str, _Streamed] = {}
+        self._outside: list[_Streamed] = []
+        """Tensors of a cut model that belong to no block."""
         self._present: list[int] = []
         self._updates: Updates | None = None
 
@@ -139,6 +142,14 @@ class StreamedWeights:
         ranks SharedMemoryRefused and RankLost.
         """
         if self._plan.place == "device" and self._dealt is None:
+            return
+        if isinstance(self._dealt, StageWeights):
+            for index, (named, homes) in enumerate(self._dealt.deal(model, blocks)):
+                is_outside = index == len(blocks)
+                kept = [self._keep(name, each, homes[name], is_outside=is_outside) for name, each in named.items()]
+                self._by_block.append(kept)
+            self._outside = self._by_block.pop()
+            _move_rest(model, self._tiers.device, staying={id(s.parameter) for s in self._by_name.values()})
             return
         listed = list_streamed(model, blocks, trains_all=trains_all)
         if self._dealt is not None:
@@ -188,6 +199,11 @@ class StreamedWeights:
         """Tensors that are on the device of one rank alone."""
         return () if self._dealt is None else self._by_name.keys()
 
+    @property
+    def owners(self) -> dict[str, int]:
+        """By name, the rank that owns each tensor which is on the device of some ranks alone."""
+        return {name: streamed.home.owner for name, streamed in self._by_name.items() if isinstance(streamed.home, DealtHome)}
+
     def is_elsewhere(self, name: str) -> bool:
         """True for a tensor that another rank keeps."""
         return name in self.dealt_names and not self._by_name[name].stays
@@ -216,9 +232,15 @@ class StreamedWeights:
         the model alone.
         """
         self._read_elsewhere = read if self._dealt is not None else None
+        others = [streamed for streamed in self._outside if not streamed.stays]
         try:
+            for streamed in others:
+                streamed.parameter.data = read(streamed.name).to(self._tiers.device)
             yield
         finally:
+            self.release_all()
+            for streamed in others:
+                leave_one_number(streamed.parameter, self._tiers.device)
             self._read_elsewhere = None
 
     def bind_homes(self) -> None:
@@ -248,8 +270,10 @@ class StreamedWeights:
         streamed = self._by_name[name] = _Streamed(name, parameter, home)
         return streamed
 
-    def _keep(self, name: str, parameter: nn.Parameter, home: DealtHome) -> _Streamed:
-        """On the device where this rank keeps it; else only the place for it."""
+    def _keep(self, name: str, parameter: nn.Parameter, home: DealtHome, *, is_outside: bool = False) -> _Streamed:
+        """On the device where this rank keeps it; else only the place for it, of what is outside of a cut model's blocks one
+        number.
+        """
         read, device = take_read_later(parameter), self._tiers.device
         if home.is_here and read is not None:
             with count_allocations(self._tiers.meter):
@@ -260,6 +284,8 @@ class StreamedWeights:
         elif home.is_here:
             if not _is_whole(parameter, device):
                 parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype, device=device).copy_(parameter.data)
+        elif is_outside:
+            leave_one_number(parameter, device)
         elif read is None:
             _empty_on(parameter, device)
         streamed = self._by_name[name] = _Streamed(name, parameter, home)
@@ -289,6 +315,8 @@ class StreamedWeights:
 
     def _enter(self, wanted: range) -> None:
         """Have the first of ``wanted`` ready, the others on their way, and no other block on the device."""
+        if isinstance(self._dealt, StageWeights) and self._read_elsewhere is None:
+            return
         for block in [block for block in self._present if block not in wanted]:
             self._release(block)
         for block in wanted:

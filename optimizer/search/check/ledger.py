@@ -5,8 +5,8 @@ chosen plan's peak must be this one to the byte, by category, where both are of 
 (clipping, the update) may be higher.
 
 *Not followed*: factored state, gradients that do not stay, state or weights away from the device, 8-bit state, sparse gradients,
-the loss in chunks, compressed copies, farther tiers than the host, several micro-batches of ranks that share state. ``follows``
-says whether a plan is without them.
+the loss in chunks, compressed copies, farther tiers than the host, several micro-batches of ranks that share state, models that
+are cut over devices. ``follows`` says whether a plan is without them.
 """
 
 from collections.abc import Iterator
@@ -86,6 +86,7 @@ def follows(profile: Profile, plan: Plan) -> bool:
     state, activations = plan.optimizer_state, plan.activations
     return (
         plan.gradients.choice == "keep"
+        and not plan.layout.is_cut
         and state.place == "device"
         and state.bits == 32
         and plan.weights.place == "device"

@@ -18,9 +18,10 @@ from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import keep_all, recompute_all
 from optimizer.search.check.card_fit import Outpaced
 from optimizer.search.core import search
+from optimizer.search.cut_model import least_cut_ms
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, Pose, answer_with
-from optimizer.search.questions.layout_list import describe_layout, list_layouts
+from optimizer.search.questions.layout_list import describe_layout, list_cuts, list_layouts
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.pricebook import remembering
 from optimizer.workload import TrainingWorkload
@@ -67,7 +68,7 @@ class _Searched:
 
     @property
     def layout(self) -> DeviceLayout:
-        return self.problem.layout
+        return self.problem.layout if self.best is None else self.best.plan.layout
 
     @property
     def best(self) -> PricedPlan | None:
@@ -75,7 +76,8 @@ class _Searched:
 
 
 def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal: Goal) -> ObjectiveAnswer:
-    asked = [_ask(pose_on, layout, profile, workload) for layout in list_layouts(goal, workload)]
+    layouts = list_layouts(goal, workload, cuts=list_cuts(goal, profile, workload))
+    asked = [_ask(pose_on, layout, profile, workload) for layout in layouts]
     for each in sorted(asked, key=lambda each: (each.least_ms, -each.layout.num_devices)):
         best = _best_of(asked)
         if best is not None and _cannot_win(each, best, asked):
@@ -101,6 +103,8 @@ def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal
 
 def _ask(pose_on: PoseOn, layout: DeviceLayout, profile: Profile, workload: TrainingWorkload) -> _Searched:
     problem = remembering(pose_on(layout)(profile, workload))
+    if layout.is_cut:
+        return _Searched(problem=problem, least_ms=least_cut_ms(problem))
     relax = problem.relax
     least_ms = 0.0 if relax is None else min((relax.base_ms(base) for base in problem.settings()), default=0.0)
     return _Searched(problem=problem, least_ms=least_ms)
@@ -119,7 +123,9 @@ def _best_of(asked: Sequence[_Searched]) -> _Searched | None:
     fastest_ms = min((step_ms for _, step_ms in found), default=0.0)
     as_fast = (each for each, step_ms in found if step_ms <= fastest_ms * (1 + _WORTH))
     return min(
-        as_fast, key=lambda each: (each.layout.num_devices, DATA_PARALLEL.index(each.layout.data)), default=None
+        as_fast,
+        key=lambda each: (each.layout.num_devices, each.layout.is_cut, DATA_PARALLEL.index(each.layout.data)),
+        default=None,
     )
 
 
@@ -150,7 +156,7 @@ def _price_shared_baselines(asked: Sequence[_Searched]) -> dict[str, PricedPlan]
     most = max(each.layout.num_devices for each in asked)
     found: dict[str, PricedPlan] = {}
     for each in asked:
-        if each.layout.num_devices != most or most == 1:
+        if each.layout.num_devices != most or most == 1 or each.layout.is_cut:
             continue
         for ending, baseline in (("", keep_all), ("_recompute", recompute_all)):
             label = _LABELS[each.layout.data] + ending
@@ -166,6 +172,8 @@ def _describe(each: _Searched, best: _Searched) -> str:
     """A comparison of a layout with the best, in a sentence."""
     assert best.best is not None
     name, step_ms = describe_layout(each.layout), best.best.prediction.step_ms
+    if each.layout.is_cut and each.best is None:
+        name = f"{each.layout.num_devices} devices, the model cut"
     if each is best:
         return f"{name}: chosen{_describe_best(best, best.best)}"
     if each.best is None:
@@ -193,6 +201,9 @@ def _why_left_out(each: _Searched, step_ms: float) -> str:
 
 
 def _describe_best(best: _Searched, chosen: PricedPlan) -> str:
+    if best.layout.is_cut:
+        waits_ms = chosen.prediction.exposed_ms.get("network", 0.0)
+        return f"; the fullest device waits {waits_ms:.1f} ms a step for the others"
     if best.layout.num_devices == 1:
         return "; more devices would wait for each other for longer than they save"
     return "" if chosen.prediction.exposed_ms.get("network", 0.0) >= _SHOWN_MS else "; its exchanges hide behind compute"

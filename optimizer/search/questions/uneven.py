@@ -13,7 +13,9 @@ from typing import Any, Final
 
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.units import format_bytes, format_slowdown
+from optimizer.estimate.card.training_memory import add_memory
 from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.training import estimate_training
 from optimizer.goal import Goal
 from optimizer.hardware.machine import DeviceKind, Machine
 from optimizer.plan.explain.training import explain_common
@@ -78,6 +80,11 @@ def answer_uneven(
             hint="Ask for the devices of one kind: --devices '2x RTX 3060'.",
         )
     layouts = list_layouts(goal, None)
+
+    def estimate(plan: Plan) -> Prediction:
+        asked: dict[str, Any] = {"plan": plan, "workload": workload, "machine": machine}
+        return add_memory(estimate_training(profile, **asked, calibration=calibration), profile, **asked)
+
     question = UnevenQuestion(
         profile=profile,
         workload=workload,
@@ -85,6 +92,7 @@ def answer_uneven(
         machine=machine,
         calibration=calibration,
         make_problem=make_problem,
+        estimate=estimate,
         find_best=find_best,
         spared_bytes=spared_bytes or {},
         data_modes=tuple(

@@ -13,10 +13,8 @@ from typing import Any, Final
 
 from optimizer.base.errors import InvalidPlan, NoFeasiblePlan
 from optimizer.base.serialize import from_json, to_json
-from optimizer.estimate.card.training_memory import add_memory
 from optimizer.estimate.categories.tensors import list_tensors
 from optimizer.estimate.prediction import Prediction, RankPrediction
-from optimizer.estimate.training import estimate_training
 from optimizer.goal import Goal
 from optimizer.hardware.machine import DeviceKind, Machine
 from optimizer.plan.allocator import AllocatorPlan
@@ -50,6 +48,8 @@ class UnevenQuestion:
     data_modes: tuple[DataParallel, ...]
     make_problem: Callable[..., SearchProblem]
     """``training_problem`` of ``search/training.py``, with the estimator bound."""
+    estimate: Callable[[Plan], Prediction]
+    """The prediction of a plan on its devices, with what its processes take of them."""
     find_best: Callable[..., bool]
     """The search of ``search/core.py``, which notes the best plan in the book that it is given."""
     spared_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -88,9 +88,7 @@ class UnevenQuestion:
 
     def priced(self, label: str, plan: Plan) -> PricedPlan:
         """A plan on its devices, in detail."""
-        asked: dict[str, Any] = {"plan": plan, "workload": self.workload, "machine": self.machine}
-        found = estimate_training(self.profile, **asked, calibration=self.calibration)
-        found = add_memory(found, self.profile, **asked)
+        found = self.estimate(plan)
         return PricedPlan(
             label=label, plan=plan, prediction=found, verdict=found.verdict(self.goal.device_budget_bytes)
         )

@@ -6,8 +6,10 @@ import pytest
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.generation_layout import GenerationLayout, count_devices, list_stages
+from optimizer.plan.generation_layout import GenerationLayout, count_devices
 from optimizer.plan.kv_cache import KvCachePlan
+from optimizer.plan.layout import check_depth
+from optimizer.plan.stages import list_stages
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import GenerationWorkload, deal_sequences
 
@@ -17,10 +19,10 @@ STAYS = "which a model that is cut over devices cannot have: weights, and unpack
 
 
 def test_stages_are_neighbouring_blocks_in_the_order_of_the_model() -> None:
-    assert [(stage.first_block, stage.num_blocks) for stage in list_stages(CUT)] == [(0, 5), (5, 7)]
-    first, last = list_stages(CUT)
+    assert [(stage.first_block, stage.num_blocks) for stage in list_stages(CUT.stage_blocks)] == [(0, 5), (5, 7)]
+    first, last = list_stages(CUT.stage_blocks)
     assert (first.is_first, first.is_last, last.is_first, last.is_last) == (True, False, False, True)
-    assert list_stages(GenerationLayout(num_replicas=2)) == ()
+    assert list_stages(GenerationLayout(num_replicas=2).stage_blocks) == ()
 
 
 @pytest.mark.parametrize(
@@ -45,9 +47,9 @@ def test_a_layout_that_cannot_be_is_refused_in_words(layout: dict[str, Any], mes
 
 
 def test_stages_must_be_all_blocks_of_the_model() -> None:
-    CUT.check_depth(12)
+    check_depth(CUT.stage_blocks, 12)
     with pytest.raises(InvalidPlan, match="plan.layout.stage_blocks is 5, 7; 12 blocks in all; this model has 24"):
-        CUT.check_depth(24)
+        check_depth(CUT.stage_blocks, 24)
 
 
 @pytest.mark.parametrize(

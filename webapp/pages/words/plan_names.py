@@ -31,9 +31,9 @@ def layout_words(document: Mapping[str, Any]) -> str:
     num_devices = count_devices(document)
     if num_devices == 1:
         return ""
-    if "num_devices" in layout:
+    cut = layout.get("stage_blocks") or ()
+    if "num_devices" in layout and not cut:
         return f"on {num_devices} devices{_SHARED_OUT[layout['data']]}"
-    cut = layout["stage_blocks"]
     how = f"cut into {' + '.join(map(str, cut))} blocks" if cut else "a copy of the model on each"
     return f"on {num_devices} devices, {how}"
 

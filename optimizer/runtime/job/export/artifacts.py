@@ -141,7 +141,7 @@ def _leave_all(
     if trainer.workload.sample_tokens:
         enter_phase("sampling", "writing a sample")
         path = exported.folder / "sample.txt"
-        with trainer.weights.read_from(lambda name: load_tensor((dealt or {})[name])):
+        with trainer.running_alone(lambda name: load_tensor((dealt or {})[name])):
             path.write_text(_sample_text(trainer, exported, batches=batches))
         artifacts.append(
             Artifact(

@@ -24,6 +24,7 @@ from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.job.prepare import build_prepared
 from optimizer.runtime.step.micro_batch import MicroBatch
 from optimizer.workload import Adapter, TrainingWorkload
+from tests.optimizer.models.small_configs import SMALL_CONFIGS
 
 _SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -35,10 +36,14 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
 }
 MODELS: dict[str, dict[str, Any]] = {
+    **SMALL_CONFIGS,
     "decoder": {"model_type": "headroom_decoder", **_SIZES, "attention_block": 8, "bos_token_id": 0, "eos_token_id": 0},
     "tied": {"model_type": "headroom_decoder", **_SIZES, "attention_block": 8, "tie_word_embeddings": True},
     "shared": {"model_type": "headroom_decoder", **_SIZES, "num_hidden_layers": 4, "attention_block": 8, "share_every": 2},
+    "untied": {"model_type": "headroom_decoder", **_SIZES, "attention_block": 8, "tie_word_embeddings": False},
     "llama": {"model_type": "llama", **_SIZES},
+    "opt-350m-less": {**SMALL_CONFIGS["opt"], "word_embed_proj_dim": 32},
+    "gpt2-untied": {**SMALL_CONFIGS["gpt2"], "tie_word_embeddings": False},
 }
 _DRAWN = ("decoder", "tied", "shared")
 """Models that a process builds without transformers, whose import takes seconds."""
@@ -73,6 +78,7 @@ class RankCase:
         words = [self.model, f"{self.num_ranks}x{plan.batch.accumulation_steps}", plan.layout.data, plan.gradients.choice]
         words += [plan.weights.dtype, f"{plan.optimizer_state.place}{plan.optimizer_state.bits}", self.workload.optimizer]
         words += sorted(set(plan.activations.per_block))
+        words += [f"{plan.layout.schedule}-{'+'.join(map(str, plan.layout.stage_blocks))}"] if plan.layout.is_cut else []
         batches = [each.batch for each in plan.of_ranks() if plan.layout.ranks]
         words += [f"{batch.accumulation_steps}x{batch.micro_batch_size}" for batch in batches]
         return "-".join(words)
@@ -85,7 +91,7 @@ class RankCase:
     @property
     def on_one_device(self) -> "RankCase":
         """The same micro-batches on one device; gradients that are consumed there would be consumed too soon."""
-        batch = replace(self.plan.batch, accumulation_steps=self.plan.batch.accumulation_steps * self.num_ranks)
+        batch = replace(self.plan.batch, accumulation_steps=self.plan.batch.accumulation_steps * self.plan.layout.num_parts)
         choice = "keep" if self.plan.gradients.choice == "consume" else self.plan.gradients.choice
         gradients = GradientsPlan(choice=choice)
         if self.plan.layout.ranks:
@@ -109,7 +115,7 @@ class RankCase:
             weights=self.plan.weights,
             workload=self.workload,
             device=torch.device("cpu"),
-            shares_weights=self.plan.layout.shares_weights,
+            layout=self.plan.layout,
         )
         for name, parameter in model.named_parameters():
             if not name.endswith(self.trains):
@@ -141,13 +147,14 @@ class RankCase:
         if self.splits or self.plan.layout.ranks:
             return self._make_uneven(model, step=step, rank=rank)
         num_mine = self.plan.batch.accumulation_steps
-        batch = replace(self.plan.batch, accumulation_steps=num_mine * self.num_ranks)
+        batch = replace(self.plan.batch, accumulation_steps=num_mine * self.plan.layout.num_parts)
         workload = replace(self.workload, seed=self.workload.seed + step)
         batches = make_synthetic_batches(model, plan=replace(self.plan, batch=batch), workload=workload)
         if self.has_uneven_labels:
             for index, (_, labels, *_) in enumerate(batches):
                 labels[:, : 1 + (5 * index + step) % 16] = IGNORED_LABEL
-        return batches[rank * num_mine : (rank + 1) * num_mine]
+        first = 0 if self.plan.layout.is_cut else rank * num_mine
+        return batches[first : first + num_mine]
 
 
 def make_case(
@@ -164,18 +171,27 @@ def make_case(
     has_uneven_labels: bool = False,
     trains: str = "",
     shares: Sequence[RankShare] = (),
+    stage_blocks: Sequence[int] = (),
+    schedule: str = "1f1b",
     **workload: Any,
 ) -> RankCase:
-    """shares: of ranks that differ."""
+    """shares: of ranks that differ. stage_blocks: of a model that is cut."""
     batch = BatchPlan(micro_batch_size=2, accumulation_steps=accumulation_steps)
     values = {"sequence_length": 32, "num_steps": NUM_STEPS, "learning_rate": 1e-3, **workload}
     if gradients == "consume":
         values["max_grad_norm"] = None
-    num_ranks = len(shares) or num_ranks
+    num_ranks = len(stage_blocks) or len(shares) or num_ranks
+    num_parts = 1 if stage_blocks else num_ranks
     return RankCase(
         model=model,
         plan=Plan(
-            layout=DeviceLayout(num_devices=num_ranks, data=data, ranks=tuple(shares)),
+            layout=DeviceLayout(
+                num_devices=num_ranks,
+                data=data,
+                ranks=tuple(shares),
+                stage_blocks=tuple(stage_blocks),
+                schedule=schedule,
+            ),
             batch=batch,
             weights=weights or WeightsPlan(),
             gradients=GradientsPlan(choice=gradients),
@@ -184,7 +200,7 @@ def make_case(
             logits_and_loss=LogitsAndLossPlan(num_chunks=num_chunks),
         ),
         workload=TrainingWorkload(
-            global_batch_size=_count_sequences(batch, shares) or num_ranks * batch.global_batch_size, **values
+            global_batch_size=_count_sequences(batch, shares) or num_parts * batch.global_batch_size, **values
         ),
         has_uneven_labels=has_uneven_labels,
         trains=trains,

@@ -223,7 +223,10 @@ class _Faults:
 
     def __init__(self, model: nn.Module) -> None:
         self.are_infinite = self.are_detached = False
-        norm: Any = next(module for name, module in reversed(list(model.named_modules())) if name.endswith("norm"))
+        norms: Any = (module for name, module in reversed(list(model.named_modules())) if name.endswith("norm"))
+        norm: Any = next(norms, None)
+        if norm is None:
+            return
         if norm.weight.requires_grad:
             norm.weight.register_hook(lambda gradient: gradient * float("inf") if self.are_infinite else gradient)
         forward = norm.forward

@@ -92,7 +92,8 @@ def test_two_devices_with_a_fast_link_are_chosen_and_count_all_tokens(llama_prof
     assert alone.layouts == ()
     shared = ("ddp", "zero1", "zero2", "zero3")
     assert {*shared, *(f"{label}_recompute" for label in shared)} <= set(found.result.baselines)
-    assert [option.layout.num_devices for option in found.layouts] == [1, 2, 2, 2, 2]
+    assert [option.layout.num_devices for option in found.layouts] == [1, 2, 2, 2, 2, 2]
+    assert [option.layout.is_cut for option in found.layouts] == [False] * 5 + [True]
     assert len(set(chosen.prediction.rank_peak_bytes)) == 1
 
 
@@ -137,7 +138,7 @@ def test_weights_are_shared_out_where_each_device_is_short_of_memory_with_all_el
     chosen = found.result.chosen
     assert chosen.plan.layout == DeviceLayout(num_devices=2, data="zero3")
     assert chosen.prediction.device_peak_high_bytes < needed_bytes
-    assert [option.best is None for option in found.layouts] == [True, True, True, True, False]
+    assert [option.best is None for option in found.layouts] == [True, True, True, True, False, True]
     in_blocks = 4 * sum(size.num_elements for block, size in llama_profile.tensors.placed() if 0 <= block < 4)
     # Twice in the one micro-batch, of which the mean of two ranks sends half, in place of once after the update.
     less_bytes = shared.result.chosen.prediction.network_bytes
@@ -151,7 +152,10 @@ def test_weights_that_stream_to_two_devices_take_the_hosts_memory_once(llama_pro
     forbid = ("recompute", "chunked_loss", "offload", "disk", "shard_gradients")
     two, one = (read_pins(["weights.place=host", f"layout.num_devices={number}"]) for number in (2, 1))
     machine = with_devices(make_cpu_machine(), 2)
-    by_layout = {option.layout.data: option.best for option in ask(llama_profile, machine, forbid=forbid, pins=two).layouts}
+    *whole, cut = ask(llama_profile, machine, forbid=forbid, pins=two).layouts
+    assert cut.best is None
+    assert "keeps weights, gradients and optimizer state on the devices" in cut.sentence
+    by_layout = {option.layout.data: option.best for option in whole}
     each_bytes = {data: host_bytes_of(best) for data, best in by_layout.items()}
     assert each_bytes.keys() == {"replicated", "zero1"}
     alone_bytes = host_bytes_of(ask(llama_profile, machine, forbid=forbid, pins=one).result.chosen)
@@ -160,7 +164,7 @@ def test_weights_that_stream_to_two_devices_take_the_hosts_memory_once(llama_pro
     found = ask(llama_profile, machine, host_budget_bytes=2 * each_bytes["zero1"], forbid=forbid, pins=two)
     assert found.result.chosen.plan.layout.data == "zero1"
     assert found.result.chosen.plan.weights.place == "host"
-    assert [option.best is None for option in found.layouts] == [True, False]
+    assert [option.best is None for option in found.layouts] == [True, False, True]
     assert "needs more than" in found.layouts[0].sentence
     with pytest.raises(InvalidPlan, match=r"what is pinned \(.*\) needs more than 1000 B on the host"):
         ask(llama_profile, machine, num_devices=1, host_budget_bytes=1000, forbid=forbid, pins=read_pins(["weights.place=host"]))
@@ -189,5 +193,6 @@ def test_more_devices_than_the_machine_has_are_refused(llama_profile: Profile) -
 
 def test_an_answer_of_several_devices_is_written_as_json(llama_profile: Profile) -> None:
     document = ask(llama_profile, pair()).to_json()
-    assert [option["layout"]["data"] for option in document["layouts"]] == ["replicated", *get_args(DataParallel)]
+    assert [option["layout"]["data"] for option in document["layouts"]] == ["replicated", *get_args(DataParallel), "replicated"]
+    assert [bool(option["layout"]["stage_blocks"]) for option in document["layouts"]] == [False] * 5 + [True]
     assert document["result"]["chosen"]["prediction"]["network_bytes"] > 0

@@ -1,0 +1,304 @@
+"""A model that is cut over devices: where it is cut, how many micro-batches follow each other, and what each stage's blocks do.
+
+With all that is decided outside the blocks given, a stage's own blocks have one question: how many of them must run again so that
+the stage's peak honours the budget. So stages are priced one by one, each with the fewest such blocks, and run against each
+other; cuts start even and move block by block as long as that makes the step shorter, or the fullest stage smaller where one is
+too full.
+Micro-batches and number formats that cannot be faster than what is known are passed over.
+
+*Not searched*: GPipe's order, which takes the time of 1F1B and more memory, and is carried out where it is pinned; blocks that
+run again in the midst of a stage; state and gradients away from the devices.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from optimizer.base.errors import InvalidPlan, NoFeasiblePlan
+from optimizer.estimate.prediction import MEMORY_MARGIN, Prediction
+from optimizer.estimate.step.pipeline.schedule import StagePrice
+from optimizer.plan.activations import BlockChoice
+from optimizer.plan.explain.training import explain_plan
+from optimizer.plan.plan import Plan
+from optimizer.plan.stages import StageOfModel, list_stages
+from optimizer.search.answer.frontier import plan_label
+from optimizer.search.answer.pareto import pick_frontier
+from optimizer.search.arrangements import PerBlock, PlanLine, keep_everything
+from optimizer.search.check.card_fit import ACCEPTED
+from optimizer.search.check.verify import VerificationFailed, verify_plan
+from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem, StagePrices
+from optimizer.search.result import SearchResult
+from optimizer.search.solver.grid import with_chunks
+
+Cut = tuple[int, ...]
+_MAX_TIGHTER = 6
+"""Times that less than the budget is aimed at, where a card takes more than its tensors."""
+_TIGHTER = 0.98
+"""Largest share of what was aimed at before."""
+_UNLIMITED = 2**62
+_NUM_SHOWN = 6
+"""Micro-batches and formats whose best plan is shown on the frontier."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """One cut under one setting, with what each block does."""
+
+    setting: OuterPlan
+    cut: Cut
+    per_block: PerBlock
+    step_ms: float
+    over_bytes: int
+    """Bytes by which stages are over the limit, all together; 0 where each fits."""
+    hardest: int
+    """The stage that takes the most time, or of those that do not fit the fullest."""
+
+    @property
+    def plan(self) -> Plan:
+        layout = replace(self.setting.layout, stage_blocks=self.cut)
+        return replace(self.setting, layout=layout).plan(self.per_block)
+
+    @property
+    def value(self) -> tuple[int, float]:
+        return self.over_bytes, self.step_ms
+
+
+def even_cut(num_blocks: int, num_stages: int) -> Cut:
+    """Give each device as many blocks, and one more first to those in the middle, whose neighbours have embedding and head."""
+    each, more = divmod(num_blocks, num_stages)
+    order = sorted(range(num_stages), key=lambda stage: (stage in (0, num_stages - 1), stage))
+    return tuple(each + (stage in order[:more]) for stage in range(num_stages))
+
+
+def least_cut_ms(problem: SearchProblem) -> float:
+    """No plan of the problem is faster."""
+    pricer = _pricer_of(problem)
+    return min((pricer.least_ms(setting.plan(_kept(problem))) for setting in problem.settings()), default=0.0)
+
+
+def search_cut(problem: SearchProblem) -> SearchResult:
+    """The fastest plan that is cut over the problem's devices and fits. Raises NoFeasiblePlan, InvalidPlan where pins leave
+    none.
+    """
+    settings = [
+        chunked for base in problem.settings() for chunked in with_chunks(problem, base) if _keeps_pins(problem, chunked)
+    ]
+    if not settings:
+        raise InvalidPlan(
+            "no plan of a model that is cut keeps the goal's pins; it takes 2 micro-batches or more, and keeps weights, "
+            "gradients and optimizer state on the devices",
+            field="goal.pins",
+            value="",
+            allowed="a batch of 2 sequences or more; weights.place device, gradients.choice keep",
+        )
+    share = 1.0
+    for _ in range(_MAX_TIGHTER):
+        found = _find_all(problem, settings, limit_bytes=_limit_of(problem, share))
+        if not found:
+            break
+        least_bytes = _UNLIMITED
+        for each in found:
+            priced = _verified(problem, each)
+            if priced.verdict in ACCEPTED:
+                return _result(problem, settings, priced, found)
+            least_bytes = min(least_bytes, _taken_bytes(priced.prediction))
+        share *= min(_TIGHTER, problem.goal.device_budget_bytes / least_bytes)
+    raise _nothing_fits(problem, settings)
+
+
+def _keeps_pins(problem: SearchProblem, setting: OuterPlan) -> bool:
+    """Report whether pins allow it with everything on the devices; those of the cut are for ``_Cutting``."""
+    return problem.goal.pins.broken_by(setting.plan(_kept(problem))) in (None, "layout.stage_blocks", "activations.per_block")
+
+
+def _find_all(problem: SearchProblem, settings: Sequence[OuterPlan], *, limit_bytes: int) -> list[_Found]:
+    """The best of each setting that may be the best of all, the fastest first."""
+    pricer, found = _pricer_of(problem), list[_Found]()
+    start: Cut | None = None
+    bounded = [(pricer.least_ms(setting.plan(_kept(problem))), setting) for setting in settings]
+    for least_ms, setting in sorted(bounded, key=lambda pair: (pair[0], repr(pair[1]))):
+        if found and least_ms >= found[0].step_ms:
+            break
+        best = _Cutting(problem=problem, setting=setting, limit_bytes=limit_bytes).best(start)
+        if best.over_bytes == 0:
+            found.append(best)
+            found.sort(key=lambda each: each.step_ms)
+            start = found[0].cut
+    return found
+
+
+@dataclass(kw_only=True)
+class _Cutting:
+    """The cuts of one setting. limit_bytes: of each stage's peak."""
+
+    problem: SearchProblem
+    setting: OuterPlan
+    limit_bytes: int
+    _stages: dict[StageOfModel, tuple[StagePrice, PerBlock]] = field(default_factory=dict)
+
+    def best(self, start: Cut | None = None) -> _Found:
+        """start: a cut that was good under another setting."""
+        pinned = self.problem.goal.pins.layout.stage_blocks
+        if pinned is not None:
+            return self.evaluate(tuple(pinned))
+        even = even_cut(self.problem.num_blocks, self.problem.layout.num_devices)
+        starts = dict.fromkeys((even, *([] if start is None else [start])))
+        return min((self._climb(self.evaluate(cut)) for cut in starts), key=lambda found: found.value)
+
+    def evaluate(self, cut: Cut) -> _Found:
+        stages = list_stages(cut)
+        priced = [self._stage(stage) for stage in stages]
+        prices = [price for price, _ in priced]
+        over = [max(0, price.peak_bytes - self.limit_bytes) for price in prices]
+        measure: list[float] = [*over] if any(over) else [price.times.forward_ms + price.times.accumulate_ms for price in prices]
+        return _Found(
+            setting=self.setting,
+            cut=cut,
+            per_block=tuple(choice for _, own in priced for choice in own),
+            step_ms=_pricer_of(self.problem).step_ms(self._plan(_kept(self.problem)), stages, prices),
+            over_bytes=sum(over),
+            hardest=measure.index(max(measure)),
+        )
+
+    def _climb(self, found: _Found) -> _Found:
+        while True:
+            better = next(
+                (tried for cut in _moved(found) if (tried := self.evaluate(cut)).value < found.value), None
+            )
+            if better is None:
+                return found
+            found = better
+
+    def _stage(self, stage: StageOfModel) -> tuple[StagePrice, PerBlock]:
+        """A stage with the fewest blocks that run again with which it fits; with the most where it does not."""
+        if stage not in self._stages:
+            self._stages[stage] = self._fit(stage)
+        return self._stages[stage]
+
+    def _fit(self, stage: StageOfModel) -> tuple[StagePrice, PerBlock]:
+        pinned = self.problem.pinned_blocks
+        if pinned is not None:
+            own = pinned[stage.blocks.start : stage.blocks.stop]
+            return self._price(stage, own), own
+        line = PlanLine(num_blocks=stage.num_blocks, steps=(*self.problem.rebuilding, "keep"))
+        low, high = 0, line.length
+        heaviest = self._price(stage, line.per_block(high))
+        if heaviest.peak_bytes <= self.limit_bytes or not high:
+            return heaviest, line.per_block(high)
+        best = self._price(stage, line.per_block(0))
+        if best.peak_bytes > self.limit_bytes:
+            return best, line.per_block(0)
+        while high - low > 1:
+            middle = (low + high) // 2
+            price = self._price(stage, line.per_block(middle))
+            if price.peak_bytes <= self.limit_bytes:
+                low, best = middle, price
+            else:
+                high = middle
+        return best, line.per_block(low)
+
+    def _price(self, stage: StageOfModel, own: PerBlock) -> StagePrice:
+        blocks: list[BlockChoice] = list(_kept(self.problem))
+        blocks[stage.blocks.start : stage.blocks.stop] = own
+        return _pricer_of(self.problem).price_stage(self._plan(tuple(blocks)), stage)
+
+    def _plan(self, per_block: PerBlock) -> Plan:
+        return self.setting.plan(per_block)
+
+
+def _moved(found: _Found) -> Iterator[Cut]:
+    """Cuts with some blocks less on the hardest stage, and more on another: the nearest first."""
+    source, cut = found.hardest, found.cut
+    targets = sorted((stage for stage in range(len(cut)) if stage != source), key=lambda stage: abs(stage - source))
+    for number in (1, 2, 4):
+        for target in targets:
+            if cut[source] > number:
+                moved = list(cut)
+                moved[source] -= number
+                moved[target] += number
+                yield tuple(moved)
+
+
+def _verified(problem: SearchProblem, found: _Found) -> PricedPlan:
+    """The plan in detail, with what a card takes beside the tensors. Raises VerificationFailed, a fault of ours."""
+    priced = problem.priced("chosen", found.plan)
+    if priced.verdict in ACCEPTED:
+        wrong = verify_plan(problem, plan=found.plan, prediction=problem.price(found.plan))
+        if wrong:
+            raise VerificationFailed(wrong)
+    return priced
+
+
+def _taken_bytes(prediction: Prediction) -> int:
+    """Most bytes that a budget is held against."""
+    memory = prediction.memory
+    return max(prediction.device_peak_high_bytes, 0 if memory is None else memory.allocated.high)
+
+
+def _result(
+    problem: SearchProblem, settings: Sequence[OuterPlan], chosen: PricedPlan, found: Sequence[_Found]
+) -> SearchResult:
+    baselines = _price_baselines(problem, settings)
+    shown: dict[Plan, Prediction] = {chosen.plan: chosen.prediction}
+    for plan in (*(each.plan for each in found[:_NUM_SHOWN]), *(each.plan for each in baselines.values())):
+        if plan not in shown and problem.permits(plan):
+            shown[plan] = problem.price(plan)
+    points = pick_frontier([(plan, each) for plan, each in shown.items() if problem.fits_elsewhere(each)], best=chosen.plan)
+    pricer = _pricer_of(problem)
+    quickest = min(settings, key=lambda setting: pricer.least_ms(setting.plan(_kept(problem))))
+    unlimited = _find_all(problem, [quickest, OuterPlan.of(chosen.plan)], limit_bytes=_UNLIMITED)
+    return SearchResult(
+        chosen=chosen,
+        baselines=baselines,
+        frontier=tuple(problem.priced(plan_label(plan), plan, each, in_detail=False) for plan, each in points),
+        bound_step_ms=least_cut_ms(problem),
+        unlimited_step_ms=min(chosen.prediction.step_ms, *(each.step_ms for each in unlimited)),
+        explanation=tuple(
+            explain_plan(chosen.plan, prediction=chosen.prediction, baseline=baselines["keep_all"].prediction)
+        ),
+    )
+
+
+def _price_baselines(problem: SearchProblem, settings: Sequence[OuterPlan]) -> dict[str, PricedPlan]:
+    """An even cut with one sequence in each micro-batch, or as few as may be, and every block alike."""
+    smallest = min(settings, key=lambda setting: setting.micro_batch_size)
+    cut = problem.goal.pins.layout.stage_blocks or even_cut(problem.num_blocks, problem.layout.num_devices)
+    setting = replace(smallest, layout=replace(problem.layout, stage_blocks=tuple(cut)))
+    choices: dict[str, BlockChoice] = {"keep_all": "keep", "recompute_all": "recompute"}
+    return {
+        label: problem.priced(label, setting.plan((choice,) * problem.num_blocks), in_detail=False)
+        for label, choice in choices.items()
+    }
+
+
+def _nothing_fits(problem: SearchProblem, settings: Sequence[OuterPlan]) -> NoFeasiblePlan:
+    """The error to raise, with the smallest peak that was found."""
+    smallest: Prediction | None = None
+    sizes = {setting.micro_batch_size for setting in settings}
+    for setting in settings:
+        if setting.micro_batch_size == min(sizes):
+            tried = problem.price(_Cutting(problem=problem, setting=setting, limit_bytes=0).best().plan)
+            if smallest is None or tried.device_peak_high_bytes < smallest.device_peak_high_bytes:
+                smallest = tried
+    assert smallest is not None
+    return NoFeasiblePlan(
+        budget_bytes=problem.goal.device_budget_bytes,
+        smallest_feasible_bytes=smallest.device_peak_high_bytes,
+        bytes_by_category=smallest.device_bytes_by_category,
+    )
+
+
+def _limit_of(problem: SearchProblem, share: float) -> int:
+    """Bytes of tensors with which a stage's upper end honours the budget."""
+    margin = MEMORY_MARGIN[_pricer_of(problem).device_kind]
+    return math.floor(share * problem.goal.device_budget_bytes / (1 + margin))
+
+
+def _pricer_of(problem: SearchProblem) -> StagePrices:
+    assert problem.stages is not None
+    return problem.stages
+
+
+def _kept(problem: SearchProblem) -> PerBlock:
+    return keep_everything(problem.num_blocks)
+

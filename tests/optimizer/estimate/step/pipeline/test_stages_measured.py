@@ -1,0 +1,92 @@
+"""Each stage's predicted peak is what its own meter counts: several architectures, cuts, orders and formats, on two and four
+processes of gloo.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.common.machines import make_cpu_machine
+from optimizer.base.errors import InvalidPlan
+from optimizer.estimate.training import estimate_training
+from optimizer.models.spec import read_model_spec
+from optimizer.plan.optimizer_state import OptimizerStatePlan
+from optimizer.plan.weights import WeightsPlan
+from optimizer.workload import Adapter
+from tests.optimizer.profiles import extent_of, trace
+from tests.optimizer.runtime.ranks.cases import MODELS, RankCase, make_case
+from tests.optimizer.runtime.ranks.pool import RankPool
+
+WITHIN_BYTES = 64
+"""A few numbers: of what belongs to no block each stage has one in the place of each tensor that others keep."""
+LORA: dict[str, Any] = {"adapter": Adapter(rank=4)}
+
+
+def cut(**changes: Any) -> RankCase:
+    return make_case(**{"model": "untied", "stage_blocks": (1, 2), "accumulation_steps": 4, **changes})
+
+
+CASES = [
+    cut(),
+    cut(schedule="gpipe", activations=("recompute", "selective", "keep")),
+    cut(model="llama", weights=WeightsPlan(dtype="bf16"), activations=("selective", "recompute", "keep"), stage_blocks=(2, 1)),
+    cut(model="llama", weights=WeightsPlan(frozen="int4", dtype="bf16"), **LORA),
+    cut(model="llama", accumulation_steps=2, num_chunks=4, state=OptimizerStatePlan(bits=8)),
+    cut(model="qwen3", activations=("recompute",) * 3, weights=WeightsPlan(frozen="int8"), **LORA),
+    cut(model="gemma2", weights=WeightsPlan(autocast="bf16"), **LORA),
+    cut(model="gpt2", activations=("keep", "recompute", "keep"), **LORA),
+    cut(model="mixtral", sequence_length=8),
+    cut(stage_blocks=(1, 2, 1, 1), activations=("keep", "recompute", "keep", "keep", "selective"), accumulation_steps=6),
+    cut(model="llama", stage_blocks=(1, 1, 1, 1), activations=("keep",) * 4, accumulation_steps=8),
+]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+    pool = RankPool(tmp_path_factory.mktemp("ranks"), num_ranks=2)
+    yield pool
+    pool.close()
+
+
+def profile_of(case: RankCase) -> Any:
+    spec = read_model_spec({**MODELS[case.model], "num_hidden_layers": len(case.plan.activations.per_block)})
+    return trace(spec, extent=extent_of([(case.plan, case.workload)]), adapter=case.workload.adapter)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_stage_is_predicted_to_a_few_numbers(ranks: RankPool, tmp_path: Path, case: RankCase) -> None:
+    machine = replace(make_cpu_machine(), num_threads=2)
+    predicted = estimate_training(profile_of(case), plan=case.plan, workload=case.workload, machine=machine)
+    replies = ranks.run({"kind": "steps", "case": case.to_json(), "folder": str(tmp_path)}, num_ranks=case.num_ranks)
+    measured = [max(reply["answer"]["peaks"][1:]) for reply in replies]
+    assert predicted.device_peak_bytes == max(predicted.rank_peak_bytes)
+    differ = [ours - theirs for ours, theirs in zip(predicted.rank_peak_bytes, measured, strict=True)]
+    assert max(map(abs, differ)) <= WITHIN_BYTES, (measured, predicted.rank_peak_bytes)
+    assert predicted.exposed_ms["network"] > 0
+    assert predicted.network_bytes > 0
+
+
+def test_a_tied_model_is_refused_unless_it_is_frozen() -> None:
+    case = cut(model="tied")
+    with pytest.raises(InvalidPlan, match="its embedding and its head are one tensor"):
+        estimate_training(profile_of(case), plan=case.plan, workload=case.workload, machine=make_cpu_machine())
+    frozen = cut(model="tied", **LORA)
+    assert estimate_training(profile_of(frozen), plan=frozen.plan, workload=frozen.workload, machine=make_cpu_machine())
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("shared", "its blocks share weights"),
+        ("bert", "carried out for causal decoders alone; bert is none"),
+        ("opt", "another width"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_refused_with_what_to_do(model: str, message: str) -> None:
+    behind = 3 if model == "shared" else 2
+    case = cut(model=model, activations=("keep",) * (1 + behind), stage_blocks=(1, behind))
+    with pytest.raises(InvalidPlan, match=message):
+        estimate_training(profile_of(case), plan=case.plan, workload=case.workload, machine=make_cpu_machine())

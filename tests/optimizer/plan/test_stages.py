@@ -1,0 +1,128 @@
+"""Models that are cut over devices: what may be cut, the order of a stage's work, and refusals in words."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from optimizer.base.errors import InvalidPlan
+from optimizer.plan.explain.diff import describe_change
+from optimizer.plan.explain.training import explain_common
+from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.pins.training import pins_of_change, read_pins
+from optimizer.plan.plan import Plan
+from optimizer.plan.stages import count_ahead, list_stages, list_turns
+from optimizer.plan.weights import WeightsPlan
+from optimizer.workload import TrainingWorkload
+from tests.optimizer.runtime.ranks.cases import RankCase, make_case
+
+
+def cut(**changes: Any) -> RankCase:
+    return make_case(**{"model": "untied", "stage_blocks": (1, 2), "accumulation_steps": 4, **changes})
+
+
+def check(case: RankCase, *, num_blocks: int = 3, workload: TrainingWorkload | None = None) -> None:
+    case.plan.check(num_blocks=num_blocks, workload=workload or case.workload)
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ({"num_devices": 2, "stage_blocks": (3, 0)}, "leaves stage 2 without a block"),
+        ({"num_devices": 1, "stage_blocks": (3,)}, "allowed: 2 to 64 stages"),
+        ({"num_devices": 3, "stage_blocks": (1, 2)}, "num_devices is 3; plan.layout.stage_blocks is 1, 2, one device for"),
+        ({"num_devices": 2, "stage_blocks": (1, 2), "data": "zero1"}, "plan.layout.data is zero1; .* leave nothing to share out"),
+    ],
+)
+def test_a_layout_that_contradicts_itself_is_refused_in_words(layout: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidPlan, match=message):
+        DeviceLayout(**layout)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (cut(accumulation_steps=1), "batch.accumulation.steps is 1, which leaves all stages but one idle"),
+        (cut(activations=("keep", "offload", "keep")), "activations.per.block is offload, which moves what one micro"),
+        (cut(gradients="host"), "gradients.choice is host, which is not carried out where the model is cut"),
+        (cut(weights=WeightsPlan(place="host"), gradients="host"), "weights.place is host, which"),
+        (cut(objective="orpo", packing="off", loss_on="assistant"), "which is carried out for next-token training; orpo"),
+    ],
+    ids=["one-micro-batch", "offload", "gradients", "streamed", "pairs"],
+)
+def test_what_a_cut_does_not_go_with_is_refused_with_what_to_do(case: RankCase, message: str) -> None:
+    with pytest.raises(InvalidPlan, match=message):
+        check(case)
+
+
+def test_stages_that_are_not_the_models_blocks_are_refused() -> None:
+    case = cut(activations=("keep",) * 4)
+    with pytest.raises(InvalidPlan, match="stage_blocks is 1, 2; 3 blocks in all; this model has 4"):
+        check(case, num_blocks=4)
+
+
+def test_every_stage_takes_the_whole_batch() -> None:
+    plan = cut().plan
+    assert plan.layout.num_parts == 1
+    assert [plan.stretch_of(rank) for rank in (0, 1)] == [range(8), range(8)]
+    check(cut())
+
+
+def test_a_cut_uses_its_own_technique_and_shares_no_batch() -> None:
+    plan = cut().plan
+    assert "cut_model" in plan.techniques
+    assert "data_parallel" not in plan.techniques
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 5])
+def test_each_stage_does_every_micro_batch_once_in_order(schedule: Any, num_micro_batches: int) -> None:
+    for stage in list_stages((1, 1, 1)):
+        turns = list(list_turns(stage, num_micro_batches=num_micro_batches, schedule=schedule))
+        for kind in ("forward", "backward"):
+            assert [index for what, index in turns if what == kind] == list(range(num_micro_batches))
+        assert all(turns.index(("forward", index)) < turns.index(("backward", index)) for index in range(num_micro_batches))
+
+
+def test_fewer_micro_batches_are_under_way_toward_the_last_stage() -> None:
+    stages = list_stages((1, 1, 1, 1))
+    assert [1 + count_ahead(stage, num_micro_batches=8, schedule="1f1b") for stage in stages] == [4, 3, 2, 1]
+    assert [1 + count_ahead(stage, num_micro_batches=2, schedule="1f1b") for stage in stages] == [2, 2, 2, 1]
+    assert {1 + count_ahead(stage, num_micro_batches=8, schedule="gpipe") for stage in stages} == {8}
+
+
+def test_pins_of_a_cut_are_read_and_kept() -> None:
+    pins = read_pins(["layout.stage_blocks=1,2", "layout.schedule=gpipe"])
+    assert pins.layout.stage_blocks == (1, 2)
+    plan = cut(schedule="gpipe").plan
+    assert pins.broken_by(plan) is None
+    assert pins.broken_by(replace(plan, layout=replace(plan.layout, stage_blocks=(2, 1)))) == "layout.stage_blocks"
+    assert read_pins(["layout.schedule=gpipe"]).broken_by(cut().plan) == "layout.schedule"
+    moved = replace(plan, layout=replace(plan.layout, stage_blocks=(2, 1)))
+    assert pins_of_change(plan, moved) == {"layout": {"stage_blocks": [2, 1]}}
+
+
+def test_a_plan_that_is_cut_goes_through_json() -> None:
+    plan = cut(schedule="gpipe").plan
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_change_of_the_cut_is_named() -> None:
+    plan = cut().plan
+    moved = replace(plan, layout=replace(plan.layout, stage_blocks=(2, 1)))
+    assert describe_change(plan, moved) == "weights, place: cut into 1 + 2 blocks to cut into 2 + 1 blocks"
+    assert describe_change(replace(plan, layout=DeviceLayout()), plan) == "weights, place: device to cut into 1 + 2 blocks"
+
+
+def test_the_explanation_says_which_blocks_lie_where() -> None:
+    class Costs:
+        network_bytes = 2**20
+        exposed_ms = {"network": 12.5}
+        host_peak_bytes = disk_peak_bytes = remote_peak_bytes = 0
+        copied_bytes: dict[str, int] = {}
+        exposed_copy_ms = 0.0
+
+    sentences = explain_common(cut().plan, prediction=Costs())
+    assert sentences[0] == "the model is cut over 2 devices: device 1 has block 1; device 2 has blocks 2 to 3"
+    assert "(1F1B)" in sentences[1]
+    assert sentences[2] == "each device sends 1.00 MiB to the others in a step; compute waits 12.5 ms for it"
