@@ -355,12 +355,15 @@ class _Job:
             self.trainer, self.run.exported(), batches=self.batches, stages=self.stages, enter_phase=self._phase
         )
         measured = replace(self.steps.measured, stages=self.stages.found)
+        peak_bytes = measured.device_peak_bytes
+        if not self.run.plan.layout.ranks:  # on devices that are alike the fullest has what is of interest
+            peak_bytes = max(peak_bytes, *measured.rank_peak_bytes, 0)
         return TrainingResult(
             outcome="succeeded",
             reason="done",
             message=(
                 f"Trained {self.step} steps; validation loss {self.validation_loss_start:.3f} to "
-                f"{self.validation_loss:.3f}; peak {format_bytes(measured.device_peak_bytes)} of a budget of "
+                f"{self.validation_loss:.3f}; peak {format_bytes(peak_bytes)} of a budget of "
                 f"{format_bytes(self.run.goal.device_budget_bytes)}."
             ),
             step=self.step,

@@ -288,6 +288,8 @@ class StreamedWeights:
             leave_one_number(parameter, device)
         elif read is None:
             _empty_on(parameter, device)
+            if self._tiers.meter is not None:  # adapters beside weights from files are on the device, and counted, by now
+                self._tiers.meter.resized(parameter, "weights")
         streamed = self._by_name[name] = _Streamed(name, parameter, home)
         return streamed
 

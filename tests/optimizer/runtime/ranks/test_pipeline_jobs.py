@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from optimizer.base.units import format_bytes
 from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.plan import Plan
 from tests.optimizer.runtime.ranks.conftest import answers_of
@@ -65,10 +66,16 @@ def test_a_checkpoint_goes_on_under_another_layout_to_the_same_weights(
 def test_adapters_on_a_base_model_that_is_cut_end_as_on_one_device(run_job: RunJob, frozen: str) -> None:
     answers_of(run_job(make_rank_plan(1, accumulation_steps=4), job="base", model="untied", workload={"num_steps": 1}))
     plans = make_rank_plan(1, accumulation_steps=2), make_cut_plan(1, 2)
-    done = []
+    done, held_bytes = [], []
     for job, plan in zip(("one", "two"), plans, strict=True):
         packed = replace(plan, weights=replace(plan.weights, frozen=frozen))
-        done.append(answers_of(run_job(packed, job=job, model="untied", **TUNED))[0]["result"])
+        results = [answer["result"] for answer in answers_of(run_job(packed, job=job, model="untied", **TUNED))]
+        done.append(results[0])
+        held_bytes.append(sum(result["measured"]["device_bytes_by_category"]["weights"] for result in results))
+    # Each weight is on one stage, but for the one number in the place of what is outside of blocks.
+    assert 0 <= held_bytes[1] - held_bytes[0] <= 64
+    peaks = results[0]["measured"]["rank_peak_bytes"]
+    assert f"peak {format_bytes(max(peaks))} of a budget" in results[0]["message"]
     assert done[1]["summary"] == {**done[0]["summary"], **{k: done[1]["summary"][k] for k in ("tokens_per_s", "data_wait_ms")}}
     shas = [{each["file"]: each["sha256"] for each in result["artifacts"]} for result in done]
     assert shas[0] == shas[1]
