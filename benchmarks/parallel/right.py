@@ -21,7 +21,7 @@ from optimizer.estimate.training import estimate_training, simulate_step
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.profile import Profile
 from tests.optimizer.profiles import extent_of, trace
-from tests.optimizer.runtime.ranks.cases import MODELS, RankCase, draw_cases
+from tests.optimizer.runtime.ranks.cases import MODELS, RankCase, draw_cases, draw_cuts
 from tests.optimizer.runtime.ranks.pool import RankPool
 from tests.optimizer.runtime.ranks.rank_process import carry_out_steps
 
@@ -35,7 +35,8 @@ def compare_all(count: int, *, seed: int) -> Iterator[Row]:
     """One row for each case. Each set of ranks is one set of processes, which stay."""
     torch.set_num_threads(1)
     with TemporaryDirectory() as name, contextlib.closing(RankPool(Path(name), num_ranks=2)) as pool:
-        for number, case in enumerate(draw_cases(count, seed=seed, num_ranks=NUM_RANKS)):
+        cuts = draw_cuts(max(2, count // 5), seed=seed, num_ranks=NUM_RANKS)
+        for number, case in enumerate([*draw_cases(count, seed=seed, num_ranks=NUM_RANKS), *cuts]):
             folder = Path(name) / str(number)
             try:
                 yield compare(case, pool, folder) | {"number": number}
@@ -58,14 +59,15 @@ def compare(case: RankCase, pool: RankPool, folder: Path) -> Row:
         "what": "case",
         "name": case.name,
         "num_ranks": case.num_ranks,
-        "layout": case.plan.layout.data,
+        "layout": "cut" if case.plan.layout.is_cut else case.plan.layout.data,
         "dtype": case.plan.weights.dtype,
         "is_fp32": case.plan.weights.dtype == "fp32" and case.plan.weights.autocast == "off",
         "optimizer": case.workload.optimizer,
         "weights_place": case.plan.weights.place,
         # Of blocks that share parameters none has a home.
         "shares_homes": case.plan.shares_homes(trains_all=case.workload.adapter is None) and alone["home_bytes"] > 0,
-        "has_order": not case.has_two_terms,
+        # Stages of a model add up what one device does.
+        "has_order": not case.has_two_terms and not case.plan.layout.is_cut,
         "are_ranks_equal": len({answer["weights_sha256"] for answer in answers}) == 1,
         "has_same_bits": answers[0]["weights_sha256"] == alone["weights_sha256"],
         "loss_difference": _largest_difference(answers[0]["losses"], alone["losses"]),

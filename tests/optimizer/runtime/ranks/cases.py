@@ -1,5 +1,6 @@
 """Cases that ranks carry out and are compared in: model, plan and workload, as JSON; declared, or drawn with a fixed seed."""
 
+import contextlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -226,6 +227,39 @@ def draw_cases(
     while len(cases) < count:
         case = _draw(draws, num_ranks)
         if case is not None and (has_adapters or case.workload.adapter is None):
+            cases.append(case)
+    return cases
+
+
+def draw_cuts(count: int, *, seed: int = SEED, num_ranks: Sequence[int] = (2, 4)) -> list[RankCase]:
+    """Cases of models that are cut, of which each draws every decision by itself; contradictions are passed over."""
+    draws = random.Random(seed)
+    cases: list[RankCase] = []
+    while len(cases) < count:
+        adapter = Adapter(rank=4) if draws.random() < 0.4 else None
+        number = draws.choice(num_ranks)
+        cut = [draws.choice([1, 1, 2]) for _ in range(number)]
+        dtype = draws.choice(["fp32", "fp32", "bf16", "fp16"])
+        with contextlib.suppress(HeadroomError):
+            case = make_case(
+                model="tied" if adapter and draws.random() < 0.5 else "untied",
+                stage_blocks=cut,
+                schedule=draws.choice(["1f1b", "1f1b", "gpipe"]),
+                accumulation_steps=draws.choice([2, 3, 4, 6]),
+                activations=[draws.choice(["keep", "keep", "recompute", "selective"]) for _ in range(sum(cut))],
+                num_chunks=draws.choice([1, 1, 4]),
+                state=OptimizerStatePlan(bits=draws.choice([32, 32, 8])),
+                weights=WeightsPlan(
+                    dtype=dtype,
+                    autocast=draws.choice(["off", "bf16"]) if dtype == "fp32" else "off",
+                    frozen=draws.choice(["same", "int8", "int4"]) if adapter else "same",
+                ),
+                has_uneven_labels=draws.random() < 0.5,
+                optimizer=draws.choice(["adamw", "adamw", "lion", "sgd", "adafactor"]),
+                adapter=adapter,
+                max_grad_norm=draws.choice([0.5, None]),
+            )
+            case.plan.check(num_blocks=sum(cut), workload=case.workload)
             cases.append(case)
     return cases
 
