@@ -296,3 +296,25 @@ def test_the_next_plan_runs_on_the_devices_of_the_one_before(
     assert job.plan != before
     assert job.plan["layout"] == before["layout"]
     assert (job.plan["layout"]["num_devices"], job.need_devices) == (2, 2)
+
+
+def test_a_model_that_is_cut_goes_on_cut_under_plans_with_more_room_and_ends_in_words(
+    ada: User, pair: Machine, profiled_llama: Model, dataset: Dataset
+) -> None:
+    pins = {"layout": {"num_devices": 2, "stage_blocks": [2, 2]}}
+    goal: dict[str, Any] = {"device_budget_bytes": 2**30, "num_devices": 2, "pins": pins}
+    plain = submit_job(ada, spec=make_spec(profiled_llama, dataset, goal=goal), actor="user:ada")
+    goal["device_budget_bytes"] = plain.prediction["device_peak_high_bytes"]
+    plain.delete()
+    job = submit_job(ada, spec=make_spec(profiled_llama, dataset, goal=goal), actor="user:ada")
+    tried: list[Any] = []
+    while job.state == State.QUEUED and len(tried) <= MAX_REPLANS:
+        attempt = run(pair)
+        assert attempt.plan not in tried
+        assert attempt.plan["layout"]["stage_blocks"] == [2, 2]
+        tried.append(attempt.plan)
+        run_out(attempt)
+        plan_waiting_jobs()
+        job.refresh_from_db()
+    assert len(tried) > 1
+    assert (job.state, job.reason) == (State.FAILED, Reason.OUT_OF_DEVICE_MEMORY)
