@@ -24,9 +24,20 @@ let changed = true;
 let drawnAtMs = -Infinity;
 let drawTimer = 0;
 
+function foreseen() {
+  return job.prediction ?? facts.job.prediction;
+}
+
+// What is measured from within is the first device's; of devices that hold different things the prediction is the fullest one's,
+// so that of the first takes its place, without its course.
+function ofFirstDevice(prediction) {
+  const ownBytes = prediction?.rank_peak_bytes?.[0];
+  return facts.devices_differ && ownBytes ? { ...prediction, device_peak_bytes: ownBytes, timeline: [] } : prediction;
+}
+
 function shared() {
   return {
-    series, categories: facts.categories, prediction: job.prediction ?? facts.job.prediction, budgetBytes: facts.budget_bytes,
+    series, categories: facts.categories, prediction: ofFirstDevice(foreseen()), budgetBytes: facts.budget_bytes,
     // a generate job's points are counted in tokens, of which nobody knows how many there will be
     // one that has ended before its last step is drawn as far as it came
     numSteps: generates || job.is_terminal ? 0 : job.num_steps, unit: generates ? "token" : "step", uirevision: job.id, stallShare, lossView,
@@ -96,8 +107,9 @@ function showFigures() {
   const last = series.latestStep();
   drawSparks(page, series.steps());
   if (last) {
-    const peakBytes = series.peakBytes();
-    const prediction = shared().prediction;
+    const ranksPeak = facts.devices_differ ? job.summary?.device_peak_bytes ?? 0 : 0;
+    const peakBytes = Math.max(series.peakBytes(), ranksPeak);
+    const prediction = foreseen();
     show("peak", formatBytes(peakBytes));
     if (prediction) show("error", signedError(prediction.device_peak_bytes, peakBytes));
     if (Number.isFinite(last.loss)) show("loss", formatFigure(last.loss));

@@ -8,6 +8,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
+from optimizer.base.units import format_bytes
 from tests.webapp.conftest import make_spec
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import record_progress, record_started
@@ -84,3 +85,22 @@ def test_the_pages_of_machines_and_the_api_say_how_many_devices_there_are(browse
         assert words.replace("'", "&#x27;") in browser.get(address).content.decode()
     (row,) = browser.get("/api/v1/machines").json()["results"]
     assert (row["num_devices"], row["peers"]["kind"]) == (2, "loopback")
+
+
+def test_the_page_of_a_model_that_is_cut_holds_the_first_stage_against_its_own_prediction(
+    browser: Client, ada: User, pair: Machine, profiled_llama: Model, dataset: Dataset
+) -> None:
+    goal = {"device_budget_bytes": 2**30, "pins": {"layout": {"num_devices": 2, "stage_blocks": [1, 3]}}, "num_devices": 2}
+    workload = {"sequence_length": 128, "global_batch_size": 4, "num_steps": 10}
+    job = submit_job(ada, spec=make_spec(profiled_llama, dataset, goal=goal, workload=workload), actor="user:ada")
+    first, second = job.prediction["rank_peak_bytes"]
+    assert first < second == job.prediction["device_peak_bytes"]
+    page = browser.get(reverse("job", args=[job.pk]))
+    text = page.content.decode()
+    assert "On 2 devices, cut into 1 + 3 blocks" in text
+    assert "rank 0, block 1<" in text
+    assert "rank 1, blocks 2 to 4<" in text
+    assert "Device memory of rank 0" in text
+    assert "Predicted at the peak, fullest device" in text
+    assert page.context["facts"]["devices_differ"] is True
+    assert f"predicted {format_bytes(first)}" in page.context["pictures"].strip.summary

@@ -67,7 +67,7 @@ def test_the_job_page_shows_which_blocks_are_on_which_device(browser: Client, on
     text = browser.get(reverse("job", args=[on_two.pk])).content.decode()
     assert "On 2 devices, cut into 1 + 1 blocks, on pair" in text
     table = text[text.index("Peak of each device") :]
-    assert table.index("rank 1, blocks 2 to 2") < table.index("rank 0, blocks 1 to 1")
+    assert table.index("rank 1, block 2") < table.index("rank 0, block 1")
     assert "rank 1: 95.0 MiB measured, 80.0 MiB predicted" in table
 
 

@@ -15,6 +15,7 @@ from webapp.jobs.metrics import job_metrics
 from webapp.jobs.models import Job
 from webapp.pages.pictures.picture import Area, Axis, Line, Mark, Note, Picture, area_path, line_path, step_path
 from webapp.pages.templatetags.headroom import figure
+from webapp.pages.words.plan_names import devices_differ
 
 MAX_POINTS: Final = 240
 """Points of a curve at most: about one for every two pixels."""
@@ -35,7 +36,7 @@ class JobPictures:
 def job_pictures(job: Job, *, budget_bytes: int | None) -> JobPictures:
     """Reads the job's samples once, thinned."""
     found = job_metrics(job.pk, max_points=MAX_POINTS)
-    common: dict[str, Any] = {"prediction": job.prediction, "budget_bytes": budget_bytes}
+    common: dict[str, Any] = {"prediction": _of_first_device(job), "budget_bytes": budget_bytes}
     if job.makes_tokens:
         over_run = memory_over_run(found["generated"], **common, unit="token")
         return JobPictures(memory=over_run, strip=None, loss=None)
@@ -46,6 +47,17 @@ def job_pictures(job: Job, *, budget_bytes: int | None) -> JobPictures:
         strip=memory_over_run(found["steps"], **common, num_steps=num_steps, name="strip"),
         loss=loss_picture(found["steps"], found["evals"], num_steps=num_steps),
     )
+
+
+def _of_first_device(job: Job) -> Mapping[str, Any] | None:
+    """The prediction of what is measured from within; of devices that hold different things that is the first one's peak, whose
+    course nobody predicts.
+    """
+    prediction: Mapping[str, Any] | None = job.prediction
+    peaks = (prediction or {}).get("rank_peak_bytes")
+    if prediction is None or not peaks or not devices_differ(job.plan or {}):
+        return prediction
+    return {**prediction, "device_peak_bytes": peaks[0], "timeline": []}
 
 
 def memory_within_step(

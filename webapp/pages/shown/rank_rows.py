@@ -81,7 +81,10 @@ def _blocks_of(job: Job) -> list[str]:
     if len(numbers) != job.need_devices:
         return [""] * job.need_devices
     ends = list(accumulate(numbers))
-    return [f"blocks {end - number + 1} to {end}" for end, number in zip(ends, numbers, strict=True)]
+    return [
+        f"block {end}" if number == 1 else f"blocks {end - number + 1} to {end}"
+        for end, number in zip(ends, numbers, strict=True)
+    ]
 
 
 def _parts(ranks: Sequence[Any], num_ranks: int) -> list[str]:

@@ -52,7 +52,7 @@ from webapp.pages.shown.next_steps import NAMES, edit_url
 from webapp.pages.shown.places import PlacePicture, places_of
 from webapp.pages.shown.rank_rows import rank_rows
 from webapp.pages.shown.tables import CHARTS, build_table
-from webapp.pages.words.plan_names import layout_words, plan_name
+from webapp.pages.words.plan_names import devices_differ, layout_words, plan_name
 
 TABS = ("plan", "execution", "checkpoints", "samples", "logs", "events", "files")
 
@@ -68,6 +68,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "facts": {
             "job": job_document(job),
             "budget_bytes": budget_bytes(job),
+            "devices_differ": devices_differ(job.plan or {}),
             "categories": [{"key": category, "label": CATEGORY_LABELS[category]} for category in CATEGORIES],
         },
         "categories": category_rows(job),
@@ -89,7 +90,13 @@ def job_ranks(request: HttpRequest, job_id: str) -> HttpResponse:
 
 def ranks_context(job: Job) -> dict[str, Any]:
     """Values of the table of the job's devices; no rows for a job of one."""
-    return {"ranks": rank_rows(job), "layout_words": layout_words(job.plan or {}), "budget_bytes": budget_bytes(job)}
+    plan = job.plan or {}
+    return {
+        "ranks": rank_rows(job),
+        "layout_words": layout_words(plan),
+        "devices_differ": devices_differ(plan),
+        "budget_bytes": budget_bytes(job),
+    }
 
 
 @require_GET

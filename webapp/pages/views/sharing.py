@@ -17,6 +17,7 @@ from webapp.jobs.queries import jobs_visible_to
 from webapp.pages.pictures.job import job_pictures
 from webapp.pages.shown.job_head import budget_bytes, describe_job
 from webapp.pages.views.job import category_rows, job_places, plan_facts, ranks_context
+from webapp.pages.words.plan_names import devices_differ
 
 MAX_POINTS = 1000
 _READ = ("id", "name", "kind", "state", "phase", "step", "num_steps", "eta_s", "summary", "prediction", "is_terminal")
@@ -35,6 +36,7 @@ def shared_page(request: HttpRequest, job_id: str, signature: str) -> HttpRespon
         "facts": {
             "job": _read_facts(job),
             "budget_bytes": budget_bytes(job),
+            "devices_differ": devices_differ(job.plan or {}),
             "categories": [{"key": row["key"], "label": row["label"]} for row in rows],
         },
         "categories": rows,

@@ -38,6 +38,12 @@ def layout_words(document: Mapping[str, Any]) -> str:
     return f"on {num_devices} devices, {how}"
 
 
+def devices_differ(document: Mapping[str, Any]) -> bool:
+    """Report whether a plan's devices hold different things: parts of a model, or unequal shares of the work."""
+    layout: Mapping[str, Any] = document.get("layout") or {}
+    return bool(layout.get("stage_blocks")) or len(layout.get("ranks") or ()) > 1
+
+
 def plan_name(document: Mapping[str, Any]) -> str:
     """``Offload 14 of 16 blocks to the host, optimizer state on the host``; a plan is a training's or a generation's."""
     known = dict(document)
