@@ -195,7 +195,7 @@ _ORDERS: Final = {
 def _layout_sentences(plan: Plan, prediction: Costs) -> Iterator[str]:
     layout = plan.layout
     if layout.is_cut:
-        stages = "; ".join(f"device {stage.index + 1} has {stage.words}" for stage in layout.stages)
+        stages = "; ".join(f"rank {stage.index} has {stage.words}" for stage in layout.stages)
         yield f"the model is cut over {layout.num_devices} devices: {stages}"
         yield _ORDERS[layout.schedule]
     elif layout.num_devices > 1:

@@ -123,6 +123,6 @@ def test_the_explanation_says_which_blocks_lie_where() -> None:
         exposed_copy_ms = 0.0
 
     sentences = explain_common(cut().plan, prediction=Costs())
-    assert sentences[0] == "the model is cut over 2 devices: device 1 has block 1; device 2 has blocks 2 to 3"
+    assert sentences[0] == "the model is cut over 2 devices: rank 0 has block 1; rank 1 has blocks 2 to 3"
     assert "(1F1B)" in sentences[1]
     assert sentences[2] == "each device sends 1.00 MiB to the others in a step; compute waits 12.5 ms for it"

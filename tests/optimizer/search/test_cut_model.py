@@ -77,7 +77,7 @@ def test_a_model_that_fits_on_no_device_is_cut_where_its_weights_are_slow_to_sen
     assert chosen.plan.layout.is_cut
     assert chosen.verdict == "fits"
     assert max(chosen.prediction.rank_peak_bytes) <= budget_bytes
-    assert answer.result.explanation[0].startswith("the model is cut over 2 devices: device 1 has")
+    assert answer.result.explanation[0].startswith("the model is cut over 2 devices: rank 0 has")
     sentences = {option.layout.data if not option.layout.is_cut else "cut": option.sentence for option in answer.layouts}
     assert "chosen" in sentences["cut"]
     assert "the model cut into" in sentences["cut"]
