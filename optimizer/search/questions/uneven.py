@@ -35,6 +35,8 @@ from optimizer.workload import TrainingWorkload
 
 _WORTH: Final = 0.005
 """Share by which more devices must be faster to be used."""
+UNEVEN_BASELINES: Final[Mapping[str, bool]] = {"shares_by_speed": False, "equal_shares": True}
+"""By label, whether all devices take the same share; with shared state or gradients ``_zero1`` or ``_zero2`` follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +174,7 @@ def _together(question: UnevenQuestion, team: list[DeviceKind]) -> Iterator[_Opt
     for layout in layouts:
         ending = "" if layout.data == "replicated" else f" ({layout.data})"
         pins = common_decisions(question, team, layout)
-        for label, is_equal in (("shares_by_speed", False), ("equal_shares", True)):
+        for label, is_equal in UNEVEN_BASELINES.items():
             found = [find_shared(question, team, layout, each, is_equal=is_equal) for each in pins]
             yield _Option(
                 label=label + ("" if layout.data == "replicated" else f"_{layout.data}"),

@@ -73,7 +73,7 @@ def run_job(pool: RankPool, tmp_path: Path) -> Callable[..., list[dict[str, Any]
     ) -> list[dict[str, Any]]:
         values = {"global_batch_size": 4, "num_steps": 4, "sample_tokens": 4, "eval_batches": 2, "eval_every_steps": 0}
         document = {
-            "config": {**CONFIGS, **MODELS}[model],
+            "config": {**CONFIGS, **MODELS, "gpt2": CONFIGS["gpt2"]}[model],
             "plan": plan.to_json(),
             "workload": to_json(make_workload(**{**values, **(workload or {})})),
             "folder": str(tmp_path),

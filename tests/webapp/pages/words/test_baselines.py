@@ -2,8 +2,11 @@
 
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.generation.baselines import GENERATION_BASELINES
+from optimizer.search.questions.uneven import UNEVEN_BASELINES
 from webapp.pages.words.baselines import BASELINE_WORDS
 
 
 def test_every_plan_written_by_hand_has_words_and_no_other_has() -> None:
-    assert set(BASELINE_WORDS) == set(BASELINES) | set(GENERATION_BASELINES)
+    endings = ("", "_zero1", "_zero2")
+    uneven = {f"{shares}{ending}" for shares in UNEVEN_BASELINES for ending in endings}
+    assert set(BASELINE_WORDS) == set(BASELINES) | set(GENERATION_BASELINES) | uneven
