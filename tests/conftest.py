@@ -49,7 +49,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _shared_between_processes(pytestconfig: pytest.Config) -> None:
-    """What takes long to make and is no test's subject: a machine's measured rates, machine code of compiled blocks."""
+    """Share what takes long to make and is not under test: a machine's measured rates, machine code of compiled blocks."""
     root = _kept_folder(pytestconfig)
     os.environ.setdefault(machines.FOLDER_VARIABLE, str(root / "machines"))
     keep_kernels_in(root / "kernels")

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db import transaction
 
-from optimizer.base.errors import InvalidPlan, InvalidWorkload, NoFeasiblePlan
+from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.goal import Goal
 from optimizer.hardware.rental import read_prices
 from optimizer.search.questions.answers import ObjectiveAnswer
@@ -130,14 +130,17 @@ def find_largest_fit(user: Any, spec: JobSpec) -> LargestFit | PlanAnswer:
     if isinstance(questions, Waiting):
         return PlanAnswer(profile="pending", waiting_for=questions.waiting_for)
     found: list[LargestFit] = []
-    refused: list[NoFeasiblePlan] = []
+    too_small: list[NoFeasiblePlan] = []
+    refused: InvalidInput | None = None
     for machine, question in zip(machines, questions, strict=True):
         try:
             found.append(LargestFit(machine=machine, answer=find_answer(question)))
         except NoFeasiblePlan as error:
-            refused.append(error)
+            too_small.append(error)
+        except InvalidInput as error:  # such as devices of several kinds, for which no size is looked for
+            refused = error
     if not found:
-        raise _nothing_fits(refused, [])
+        raise _nothing_fits(too_small, []) if refused is None or too_small else refused
     return max(found, key=lambda most: 0 if most.answer.limit is None else most.answer.limit.largest)
 
 

@@ -1,4 +1,4 @@
-"""Where a search cuts a model, when it does not, and what it says of it."""
+"""The search for a model's cut: the blocks of each stage, models that are better left whole, and the words of the answer."""
 
 from dataclasses import replace
 from typing import Any

@@ -21,8 +21,9 @@ from webapp.jobs.claiming import claim_job
 from webapp.jobs.devices.named import NAMED, read_needs
 from webapp.jobs.models import Reason
 from webapp.jobs.specs.generation import read_job_spec
+from webapp.jobs.specs.training import JobSpec
 from webapp.pages.shown.device_bar import devices_words
-from webapp.planning.pricing import price_spec
+from webapp.planning.pricing import LargestFit, find_largest_fit, price_spec
 from webapp.planning.search.resolve import Waiting, place_of, resolve
 from webapp.planning.search.training import asked_by_training, problem_of
 from webapp.planning.submitting import submit_job
@@ -141,3 +142,16 @@ def test_a_job_out_of_memory_goes_on_under_a_plan_that_leaves_that_device_more(
     again = claim_job(worker="w", machine=uneven)
     assert again is not None
     assert again.devices == [{SMALL: 0, LARGE: 1}[name] for name in peaks]
+
+
+def test_the_largest_batch_is_that_of_the_other_machines_and_refused_where_there_is_none(
+    ada: User, uneven: Machine, machine: Machine, spec: Spec
+) -> None:
+    asked = read_job_spec(ada, spec(objective="largest_batch"))
+    assert isinstance(asked, JobSpec)
+    found = find_largest_fit(ada, asked)
+    assert isinstance(found, LargestFit)
+    assert found.machine == machine
+    machine.delete()
+    with pytest.raises(InvalidInput, match="is asked of devices of several kinds"):
+        find_largest_fit(ada, asked)
