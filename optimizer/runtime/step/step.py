@@ -36,11 +36,11 @@ from optimizer.runtime.layers.memory_saving_layers import use_memory_saving_laye
 from optimizer.runtime.meter.meter import Meter, count_allocations, mark_phase, set_region
 from optimizer.runtime.ranks.dealt_weights import DealtWeights
 from optimizer.runtime.ranks.group import Ranks
+from optimizer.runtime.ranks.pipeline.keepers import StageWeights
+from optimizer.runtime.ranks.pipeline.stage import PipelineStage
 from optimizer.runtime.ranks.reduction import GradientReducer
 from optimizer.runtime.ranks.shared_homes import SharedHomes
 from optimizer.runtime.ranks.shared_step import SharedStep
-from optimizer.runtime.ranks.stages.keepers import StageWeights
-from optimizer.runtime.ranks.stages.pipeline import PipelineStage
 from optimizer.runtime.step.activations import apply_activations
 from optimizer.runtime.step.forward import HEAD_BACKWARD, Forward
 from optimizer.runtime.step.gradients import ConsumedGradients, Gradients, HostGradients

@@ -42,8 +42,8 @@ from optimizer.runtime.layers.filling import take_read_later
 from optimizer.runtime.meter.meter import count_allocations, set_region
 from optimizer.runtime.ranks.dealt_weights import NOTHING, DealtHome, DealtWeights
 from optimizer.runtime.ranks.group import Arriving
+from optimizer.runtime.ranks.pipeline.keepers import StageWeights, leave_one_number
 from optimizer.runtime.ranks.shared_homes import SharedHomes
-from optimizer.runtime.ranks.stages.keepers import StageWeights, leave_one_number
 from optimizer.runtime.tiers.base_homes import BaseHomes
 from optimizer.runtime.tiers.copies import Copy, as_bytes
 from optimizer.runtime.tiers.homes import HomeTensor, OffDeviceBytes, on_host

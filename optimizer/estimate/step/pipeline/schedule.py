@@ -1,6 +1,6 @@
 """Runs the schedule of a step through the stages of a cut model: who works when, and who waits for whom. Pure and torch-free.
 
-The runtime's own rules (``runtime/ranks/stages``): what is sent crosses when both sides are ready; who sends goes on meanwhile,
+The runtime's own rules (``runtime/ranks/pipeline``): what is sent crosses when both sides are ready; who sends goes on meanwhile,
 but waits until it is taken at the moments that ``link.py`` names.
 
 *Not modelled*: crossings of several pairs of stages that share one link.

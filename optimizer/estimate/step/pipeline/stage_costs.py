@@ -1,6 +1,6 @@
 """One stage of a cut model: the trained tensors that it keeps, and its bytes of weights. Torch-free.
 
-The same as ``runtime/ranks/stages/keepers.py`` deals out.
+The same as ``runtime/ranks/pipeline/keepers.py`` deals out.
 """
 
 from collections.abc import Sequence

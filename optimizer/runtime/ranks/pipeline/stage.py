@@ -23,8 +23,8 @@ from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.stages import list_turns
 from optimizer.runtime.meter.meter import Meter, mark_phase, set_region
 from optimizer.runtime.ranks.group import Ranks
-from optimizer.runtime.ranks.stages.keepers import require_decoder
-from optimizer.runtime.ranks.stages.link import PipelineLink
+from optimizer.runtime.ranks.pipeline.keepers import require_decoder
+from optimizer.runtime.ranks.pipeline.link import PipelineLink
 
 MicroBatch = tuple[Any, ...]
 """The same as in ``runtime/step/micro_batch.py``."""
