@@ -1,4 +1,4 @@
-"""A long run's page in Chromium, from the navigation to the drawn memory chart, and ten such runs compared on one page.
+"""A long run's page in Chromium, from the navigation to the drawn charts of loss and memory, and ten such runs compared on one page.
 
 The browser has a profile of its own on the disk, as everybody's has: what it has compiled of the scripts it keeps for the next
 time. A private window compiles them each time, as ``first_ms`` is.
@@ -18,7 +18,9 @@ from benchmarks.live.writer import PASSWORD
 CHROMIUM = "/usr/bin/chromium"
 NUM_POINTS = 100_000
 NUM_COMPARED = 10
-_IS_DRAWN = "() => (document.getElementById('chart-memory')?.data?.[0]?.x?.length ?? 0) > 100"
+_IS_DRAWN = """() => (document.getElementById('chart-loss')?.data?.[0]?.x?.length ?? 0) > 100
+  && (document.getElementById('chart-memory')?.data?.length ?? 0) > 0"""
+"""The curve of the whole run, and memory within a step, of which these rows have the prediction alone."""
 _ARE_COMPARED = f"""() => ['compare-loss', 'compare-memory', 'compare-speed'].every(
   (id) => document.getElementById(id)?.data?.filter((trace) => trace.x.length > 100).length === {NUM_COMPARED})"""
 _NUM_DRAWN = "() => document.getElementById('compare-memory').data.reduce((sum, trace) => sum + trace.x.length, 0)"

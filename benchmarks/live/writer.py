@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,9 @@ def main() -> None:
     django.setup()
     for line in sys.stdin:
         name, arguments = json.loads(line)
-        print(json.dumps(globals()[name](**arguments)), flush=True)
+        with redirect_stdout(sys.stderr):  # an attempt prints its steps
+            answer = globals()[name](**arguments)
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
