@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from optimizer.api.plan import plan_profiled
-from optimizer.api.try_compiled import may_compile, try_compiled
+from optimizer.api.try_compiled import advise_compiled, may_compile, try_compiled
 from optimizer.base.errors import BlockNotCompiled
 from optimizer.goal import Goal
-from optimizer.hardware.machine import Machine
+from optimizer.hardware.machine import NO_COMPILER_FACT, Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import KernelsPlan
 from optimizer.plan.pins.training import Pins, read_pins
@@ -99,3 +99,22 @@ def test_a_block_that_cannot_be_compiled_leaves_the_answer_and_a_sentence(
 def test_it_is_not_tried_where_the_goal_leaves_no_choice(goal: Goal) -> None:
     assert may_compile(GOAL)
     assert not may_compile(goal)
+
+
+def test_a_long_run_is_advised_to_have_compiled_blocks_priced(
+    answer: ObjectiveAnswer, profile: Profile, machine: Machine
+) -> None:
+    sentence = advise_compiled(lasting(answer, 1000.0), profile=profile, goal=GOAL, machine=machine)
+    assert sentence == (
+        "blocks run op by op; compiling them takes about 20 s once and may shorten this run of 17 min: "
+        "pin kernels.blocks=compiled, and it is traced and priced"
+    )
+
+
+def test_no_advice_is_given_that_cannot_be_taken(answer: ObjectiveAnswer, profile: Profile, machine: Machine) -> None:
+    long = lasting(answer, 1000.0)
+    assert not advise_compiled(lasting(answer, 39.0), profile=profile, goal=GOAL, machine=machine)
+    assert not advise_compiled(long, profile=replace(profile, model_type="falcon"), goal=GOAL, machine=machine)
+    assert not advise_compiled(long, profile=profile, goal=replace(GOAL, allow_lossy=False), machine=machine)
+    bare = replace(machine, facts=(*machine.facts, NO_COMPILER_FACT))
+    assert not advise_compiled(long, profile=profile, goal=GOAL, machine=bare)

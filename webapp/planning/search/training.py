@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from optimizer.api.compiled_needs import compiled_representations
+from optimizer.api.try_compiled import advise_compiled
 from optimizer.base.errors import HeadroomError, InvalidInput, NoFeasiblePlan
 from optimizer.base.recent import remembered
 from optimizer.estimate.job.shortfalls import Shortfall, known_shortfalls
@@ -64,7 +65,8 @@ class TrainingQuestion(Question[ModelProfile, TrainingWorkload, Goal]):
             return FoundPlans(chosen=None, by_hand=by_hand, nothing_fits=error)
         result = answer.result
         compared = [option.sentence for option in answer.layouts]
-        chosen = FoundPlan(priced=result.chosen, explanation=[*result.explanation, *compared])
+        advice = advise_compiled(answer, profile=self.profile, goal=self.goal, machine=self.place.machine)
+        chosen = FoundPlan(priced=result.chosen, explanation=[*result.explanation, *compared, *filter(None, [advice])])
         return FoundPlans(chosen=chosen, by_hand=_explained(result.baselines))
 
     def find_by_hand(self, *, taken: Plan | None) -> PricedPlan | None:
