@@ -1,4 +1,4 @@
-"""A long run's page in Chromium, from the navigation to the drawn charts of loss and memory, and ten such runs compared on one page.
+"""A long run's page in Chromium, from the navigation to its drawn charts of loss and memory, and ten such runs on one page.
 
 The browser has a profile of its own on the disk, as everybody's has: what it has compiled of the scripts it keeps for the next
 time. A private window compiles them each time, as ``first_ms`` is.
