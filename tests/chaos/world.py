@@ -18,6 +18,7 @@ from tests.end_to_end.site.stack import Stack
 from tests.postgresql import postgresql_folder
 from tests.worker.machines import give_measured_machines
 from tests.worker.processes import is_alive, parent_of, wait_for
+from worker.stack.supervisor import set_valkey_aside
 
 WORKERS = ("worker-1", "worker-2")
 SERVICES = ("reconciler", *WORKERS, "web")
@@ -82,8 +83,12 @@ class World(Stack):
 
     def revive(self) -> None:
         """Start again whatever is not running, and wait until the web answers."""
+        num_ended = len(self.ended_alone)
         if not self.is_running("valkey"):
             (self.home / "run" / "valkey.sock").unlink(missing_ok=True)
+            # as the stack's supervisor does, which waits for a third death
+            if len(self.ended_alone) > num_ended:
+                set_valkey_aside(self.home / "valkey")
             self.start_valkey()
         for name in WORKERS:
             if not self.is_running(name):

@@ -24,6 +24,10 @@ FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 10.0
 STEADY_AFTER_S = 30.0
 """A child that has run this long starts again at the first back-off."""
+YOUNG_S = 5.0
+"""A child that has died sooner may have been unable to live with what it finds on the disk."""
+NUM_YOUNG_DEATHS = 3
+"""In succession; then what it keeps is set aside."""
 LARGEST_LOG_BYTES = 20 * 1024 * 1024
 """A log that is longer is set aside, one old copy is kept."""
 
@@ -39,6 +43,8 @@ class Service:
     command: Sequence[str]
     stop_s: float
     """From TERM to KILL."""
+    set_aside: Callable[[], None] | None = None
+    """Sets aside what it keeps on the disk, called where it dies young again and again; None where that cannot be spared."""
 
 
 @dataclass(kw_only=True)
@@ -52,6 +58,7 @@ class RunningService:
     process: "subprocess.Popen[bytes] | None" = None
     started_at: float = 0.0
     num_restarts: int = 0
+    num_young_deaths: int = 0
     backoff_s: float = FIRST_BACKOFF_S
     start_again_at: float = field(default=0.0)
 
@@ -70,6 +77,7 @@ class RunningService:
             return ""
         if now - self.started_at >= STEADY_AFTER_S:
             self.backoff_s = FIRST_BACKOFF_S
+        self._count_young_death(now - self.started_at)
         self.process = None
         return self._wait_for_next_start(now)
 
@@ -86,6 +94,13 @@ class RunningService:
         except subprocess.TimeoutExpired:
             self._kill_group(self.process.pid)
             self.process.wait()
+
+    def _count_young_death(self, lived_s: float) -> None:
+        self.num_young_deaths = self.num_young_deaths + 1 if lived_s < YOUNG_S else 0
+        if self.service.set_aside is not None and self.num_young_deaths == NUM_YOUNG_DEATHS:
+            self.num_young_deaths = 0
+            with contextlib.suppress(OSError):  # it dies again, and this is tried again
+                self.service.set_aside()
 
     def _wait_for_next_start(self, now: float) -> Literal["died"]:
         self.num_restarts += 1

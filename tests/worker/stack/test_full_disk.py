@@ -4,14 +4,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from tests.disks import MIB, SmallDisk, small_disk
 from tests.worker.processes import is_alive, wait_for
 from worker.stack.home import Stack, prepare_home
+from worker.stack.services import RunningService
+from worker.stack.supervisor import valkey_service
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = ("valkey", "web", "reconciler", "worker")
@@ -114,3 +118,39 @@ def test_a_broken_disk_ends_neither_the_supervisor_nor_a_service(
     web = services_of(place)["web"]
     disk.break_down()
     kill_and_wait(supervisor, web)
+
+
+def test_valkey_begins_anew_where_a_full_disk_left_a_hole_in_its_file(home: Path) -> None:
+    place = Stack(home=home, port=8400)
+    prepare_home(place)
+    running = RunningService(
+        service=valkey_service(place), environment=dict(os.environ), folder=home, log_file=home / "valkey.log"
+    )
+    client = redis.Redis(unix_socket_path=str(place.valkey_socket))
+    try:
+        _tend_until_answered(running, client)
+        for number in range(100):
+            client.set(f"key {number}", "x" * 100)
+        running.ask_to_stop()
+        running.wait_stopped(time.monotonic() + 10)
+        file = next((home / "valkey" / "appendonlydir").glob("*.incr.aof"))
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) // 3] + whole[len(whole) // 2 :])
+        _tend_until_answered(running, client)
+        assert client.dbsize() == 0
+        assert list((home / "valkey" / "broken").glob("*.incr.aof"))
+    finally:
+        client.close()
+        running.ask_to_stop()
+        running.wait_stopped(time.monotonic() + 10)
+
+
+def _tend_until_answered(running: RunningService, client: redis.Redis) -> None:
+    def is_answered() -> bool:
+        running.tend(time.monotonic())
+        try:
+            return bool(client.ping())
+        except redis.ConnectionError:
+            return False
+
+    wait_for(is_answered, what="Valkey to answer", timeout_s=60)

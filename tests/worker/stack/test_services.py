@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,23 @@ def test_the_back_off_doubles_to_its_limit_and_starts_over_after_a_steady_run(
     running.process.wait()
     running.tend(now + 31.0)
     assert running.start_again_at == now + 31.0 + FIRST_BACKOFF_S
+
+
+def test_what_a_service_keeps_is_set_aside_at_the_third_death_in_its_youth(
+    make_service: Callable[..., RunningService]
+) -> None:
+    calls: list[float] = []
+    running = make_service("")
+    running.service = replace(running.service, set_aside=lambda: calls.append(now))
+    now = 0.0
+    for lived_s in (1.0, 1.0, 10.0, 1.0, 1.0, 1.0, 1.0):  # the one that lived longer begins the count anew
+        running.tend(now)
+        running.process.wait()
+        now += lived_s
+        running.tend(now)
+        now = running.start_again_at
+    assert len(calls) == 1
+    assert running.num_young_deaths == 1
 
 
 def test_a_program_that_cannot_be_started_is_tried_again_after_growing_delays(tmp_path: Path) -> None:
