@@ -31,9 +31,9 @@ down:  ## stop it; running jobs save first
 status:  ## say what runs, and where
 	@$(PY) -m worker.stack status
 
-# One process for each core and two more, since many tests wait for servers of their own; who has nothing left takes half of what
+# One process for each core and one more, since many tests wait for servers of their own; who has nothing left takes half of what
 # another has. More than eight would need more memory than time. A single file is quicker without: `.venv/bin/python -m pytest tests/...`.
-SPREAD := -n $(shell echo $$(( $$(nproc) + 2 ))) --maxprocesses 8 --dist worksteal
+SPREAD := -n $(shell echo $$(( $$(nproc) + 1 ))) --maxprocesses 8 --dist worksteal
 PYTEST := $(PY) -m pytest $(SPREAD)
 
 test: setup-test check  ## everything: set-up, linters, all tests

@@ -1,8 +1,10 @@
 """The lease's renewal, and what is heard with it."""
 
+import sqlite3
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 import pytest
 from django.db import OperationalError
 
@@ -120,11 +122,44 @@ def test_an_attempt_goes_on_while_the_database_is_away_but_not_for_ever(clock: C
     assert look_for(heart, clock, 11) == 0.0
 
 
+def locked(cause: Exception, **facts: object) -> OperationalError:
+    for name, value in facts.items():
+        setattr(cause, name, value)
+    error = OperationalError("locked")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        locked(sqlite3.OperationalError("database is locked"), sqlite_errorcode=sqlite3.SQLITE_BUSY_SNAPSHOT),
+        locked(psycopg.errors.LockNotAvailable("canceling statement due to lock timeout")),
+    ],
+)
+def test_who_waits_for_a_lock_may_work_no_longer_than_its_lease_since_others_may_claim(
+    clock: Clock, error: OperationalError
+) -> None:
+    heart = heartbeat(error, Answer(), asked_s=clock.now_s, lease_s=30, outage_s=600.0)
+    assert look_for(heart, clock, 40) == 1000.0 + 27  # the renewal is still under way
+    heart.beat()
+    assert heart.work_until_s() == 1000.0 + 27
+    heart.beat()
+    assert heart.work_until_s() == clock.now_s + 27
+
+
 def test_who_was_halted_between_the_claim_and_the_start_may_not_work(clock: Clock) -> None:
     heart = heartbeat(Answer(), asked_s=clock.now_s - 40, lease_s=30, outage_s=600.0)
     assert look_for(heart, clock, 5) < clock.now_s
     heart.beat()
     assert heart.work_until_s() == clock.now_s + 27
+
+
+def test_who_was_halted_within_the_claim_asks_before_it_begins(clock: Clock) -> None:
+    heart = heartbeat(Answer(), asked_s=clock.now_s - 40, lease_s=30, interval_s=5.0)
+    heart.start()
+    assert heart.work_until_s() == clock.now_s + 27
+    heart.stop()
 
 
 def test_who_was_halted_may_work_no_longer_than_its_lease_until_the_database_has_said_so(clock: Clock) -> None:

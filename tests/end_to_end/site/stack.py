@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CELERY = "-m celery -A {app} worker --without-gossip --without-mingle --without-heartbeat --loglevel INFO"
 WEB = "-m webapp.server --port"
 SHORT_TIMES = {
-    "HEADROOM_LEASE_S": "2",
+    "HEADROOM_LEASE_S": "4",
     "HEADROOM_POLL_S": "0.5",
     "HEADROOM_RECONCILE_S": "1",
     "HEADROOM_RETRY_BASE_S": "0",
