@@ -32,17 +32,9 @@ def main() -> None:
     """When each lease is renewed next, by the monotonic clock; a heap."""
     for number in range(count):
         time.sleep(pauses.uniform(0, 2 * config.heartbeat_s / count))
-        job = create_job(
-            owner=None,
-            spec={"name": f"held {number}"},
-            model=model,
-            dataset=None,
-            plan=None,
-            prediction=None,
-            machine=None,
-            kind="profile",
-            actor="program",
-        )
+        none: dict[str, Any] = dict.fromkeys(("dataset", "plan", "prediction", "machine"))
+        spec = {"name": f"held {number}"}
+        job = create_job(owner=None, spec=spec, model=model, kind="profile", actor="program", **none)
         asked_s = boot_s()
         attempt = claim_job(worker=f"holder:{os.getpid()}", machine=machine, job_id=job.pk, lease_s=config.lease_s)
         assert attempt is not None, f"job {job.pk} could not be claimed"
