@@ -12,6 +12,7 @@ says what it holds of the logits beyond ours, figures with ``same logits`` are e
 """
 
 import argparse
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -55,7 +56,8 @@ FIGURES = (
 
 def compare(row: PublishedRow, profile: Profile) -> Row:
     """Make the row of a training run: published, estimated, and the error, which is estimated over published, less one."""
-    plan, workload, machine = row.plan(num_blocks=profile.num_blocks), row.workload(), table_machine(row.device)
+    plan, workload = row.plan(num_blocks=profile.num_blocks), row.workload()
+    machine = table_machine(row.device, num_devices=row.num_compared_devices)
     prediction = estimate_training(profile, plan=plan, workload=workload, machine=machine)
     if row.reserved_gb is not None or row.process_gb is not None:
         prediction = add_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
@@ -75,6 +77,8 @@ def compare_generation(row: PublishedGeneration, profile: GenerationProfile) -> 
 
 def _compared(row: PublishedModel, figures: Iterable[Figure]) -> Row:
     result: Row = {"name": row.name, "system": row.system, "device": row.device}
+    if isinstance(row, PublishedRow) and row.layout:
+        result |= {"layout": row.layout, "run": f"{row.model}, {row.frozen}, {row.device}", "batch": row.global_batch}
     for figure, published, (estimated, low, high) in figures:
         result[f"published_{figure}"] = published
         result[f"estimated_{figure}"] = round(estimated, 4)
@@ -99,7 +103,47 @@ def summarize(rows: Sequence[Row]) -> dict[str, GoalEntry]:
         for name, members in groups.items():
             if members:
                 summary[f"{figure}, {name}"] = goal(_describe(members, figure), "none: reported", met=True)
-    return summary
+    return summary | _judge_layouts(rows)
+
+
+def _judge_layouts(rows: Sequence[Row]) -> dict[str, GoalEntry]:
+    """Memory of runs on several devices, and the order of their layouts by time for each sequence, as published and estimated.
+
+    Of each layout of a run the fastest published row counts; layouts as fast as each other within a hundredth may stand in either
+    order.
+    """
+    known = [row for row in rows if "layout" in row]
+    if not known:
+        return {}
+    errors = [abs(float(row["error_reserved_gb, same logits"])) for row in known]
+    median = statistics.median(errors)
+    runs: dict[str, dict[str, Row]] = {}
+    for row in known:
+        best = runs.setdefault(row["run"], {})
+        if row["layout"] not in best or _sequence_s(row, "published") < _sequence_s(best[row["layout"]], "published"):
+            best[row["layout"]] = row
+    compared = {run: list(best.values()) for run, best in runs.items() if len(best) > 1}
+    right = [run for run, found in compared.items() if _agrees(found)]
+    return {
+        "several devices: median error of memory": goal(round(median, 4), "<= 0.06", met=median <= 0.06, needs="all cases"),
+        "several devices: orders of layouts that are right": goal(
+            {"right": right, "of": list(compared)}, "all", met=len(right) == len(compared), needs="all cases"
+        ),
+    }
+
+
+def _sequence_s(row: Row, which: str) -> float:
+    return float(row[f"{which}_step_s"]) / int(row["batch"])
+
+
+def _agrees(rows: Sequence[Row]) -> bool:
+    """Report whether no two rows that published clearly different times are estimated the other way round."""
+    for first, second in itertools.combinations(rows, 2):
+        published = _sequence_s(first, "published") / _sequence_s(second, "published")
+        estimated = _sequence_s(first, "estimated") / _sequence_s(second, "estimated")
+        if abs(published - 1) > 0.01 and (published < 1) != (estimated < 1):
+            return False
+    return True
 
 
 def list_open_facts(rows: Iterable[PublishedModel]) -> dict[str, str]:

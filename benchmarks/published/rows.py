@@ -5,11 +5,13 @@ The file holds what was published and where, nothing of ours. Which rows are in 
 - ``fitcheck``: every run of its T4 archive with SDPA attention (ours is never eager), the first of repeats.
 - ``litgpt``: every single-GPU row of its resource tables of LoRA without double quantization, of models
   that the estimator builds.
+- ``fsdp_qlora``: every row of its tables of two consumer cards, its layouts as the plans of ours that are nearest.
 - of the collection of published runs (2,564 rows; ``select_runs``): no tensor or pipeline parallelism, no offload, at most one
   node, recompute full or none, fp16 or bf16, a device of the table, shape and step time complete; of runs that differ only in
   the number of devices or the global batch, the one on the fewest devices, then of the smallest batch.
 
-Runs of several devices are estimated as what one of them computes; what they send each other is not in the estimate.
+Runs of several devices that name no layout are estimated as what one of them computes; what they send each other is not in the
+estimate.
 """
 
 import csv
@@ -21,11 +23,15 @@ from benchmarks.published.models import PublishedModel, read_table
 from optimizer.base.errors import InvalidInput
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.gradients import GradientsPlan
+from optimizer.plan.layout import DataParallel, DeviceLayout
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
+from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter, TrainingWorkload
 
+Layout = Literal["", "replicated", "zero3", "streamed"]
 ROWS_FILE = Path(__file__).with_name("rows.csv")
 GB = 1e9
 _TOKENS_PER_LITGPT_CHUNK = 128
@@ -44,6 +50,9 @@ class PublishedRow(PublishedModel):
     frozen: Literal["same", "nf4"]
     adapter_rank: int | None
     adapter_targets: tuple[str, ...]
+    adapter_dropout: float | None
+    layout: Layout
+    """Sharing among the devices: DDP, FSDP, or FSDP with all that is sharded on the host; empty where it is not compared."""
     recompute: Literal["none", "full"]
     allocated_gb: float | None
     """Peak of the allocator, in 10^9 bytes; so are the next two."""
@@ -72,13 +81,17 @@ class PublishedRow(PublishedModel):
     def shape_key(self) -> tuple[object, ...]:
         return (*super().shape_key, self.adapter_rank, self.adapter_targets)
 
+    @property
+    def num_compared_devices(self) -> int:
+        return self.num_devices if self.layout else 1
+
     def workload(self) -> TrainingWorkload:
         adapter = None
         if self.adapter_rank is not None:
-            adapter = Adapter(rank=self.adapter_rank, targets=self.adapter_targets)
+            adapter = Adapter(rank=self.adapter_rank, targets=self.adapter_targets, dropout=self.adapter_dropout or 0.0)
         return TrainingWorkload(
             sequence_length=self.sequence_length,
-            global_batch_size=self.micro_batch * self.accumulation_steps,
+            global_batch_size=self.micro_batch * self.accumulation_steps * self.num_compared_devices,
             adapter=adapter,
             max_grad_norm=1.0 if adapter is None else None,
         )
@@ -87,12 +100,20 @@ class PublishedRow(PublishedModel):
         choice: Literal["recompute", "keep"] = "recompute" if self.recompute == "full" else "keep"
         tokens = self.micro_batch * self.sequence_length
         num_chunks = -(-tokens // _TOKENS_PER_LITGPT_CHUNK) if self.system == "litgpt" else 1
+        is_streamed = self.layout == "streamed"
+        home: Literal["host", "device"] = "host" if is_streamed else "device"
         return Plan(
             batch=BatchPlan(micro_batch_size=self.micro_batch, accumulation_steps=self.accumulation_steps),
-            weights=WeightsPlan(dtype=self.weights, frozen=self.frozen),
+            weights=WeightsPlan(dtype=self.weights, frozen=self.frozen, place=home),
+            gradients=GradientsPlan(choice="host" if is_streamed else "keep"),
+            optimizer_state=OptimizerStatePlan(place=home),
+            layout=DeviceLayout(num_devices=self.num_compared_devices, data=_DATA[self.layout]),
             activations=ActivationsPlan(per_block=(choice,) * num_blocks),
             logits_and_loss=LogitsAndLossPlan(num_chunks=num_chunks),
         )
+
+
+_DATA: dict[Layout, DataParallel] = {"": "replicated", "replicated": "replicated", "zero3": "zero3", "streamed": "zero2"}
 
 
 def read_rows(file: Path = ROWS_FILE) -> list[PublishedRow]:
@@ -186,6 +207,8 @@ def _from_collection(cells: dict[str, str]) -> PublishedRow | None:
         frozen="same",
         adapter_rank=None,
         adapter_targets=(),
+        adapter_dropout=None,
+        layout="",
         recompute="full" if cells["recompute"] == "full" else "none",
         allocated_gb=None,
         reserved_gb=None,
