@@ -10,8 +10,8 @@ from typing import Any
 from optimizer.base.errors import InvalidInput, InvalidModel
 from optimizer.goal import GenerationGoal, Goal
 from optimizer.hardware.devices import table_machine
+from optimizer.hardware.joined import cards_of
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.mixed import mixed_machine, read_kinds
 from optimizer.models.presets import PRESETS
 from optimizer.models.spec import SUPPORTED_MODEL_TYPES, ModelSpec, read_model_spec
 
@@ -67,15 +67,17 @@ def _read_spec(document: dict[str, Any]) -> ModelSpec:
 
 def known_machine(machine: str | Machine, *, num_devices: int = 1) -> Machine:
     """A card of the table by its name, so many of them, or cards of several kinds such as ``2x RTX 3060, RTX 4090``; a machine is
-    itself.
+    itself. Cards of several machines need their links, which ``joined.cards_of`` takes. Raises InvalidInput.
     """
     if isinstance(machine, Machine):
         return machine
-    return mixed_machine(read_kinds(machine)) if "," in machine else table_machine(machine, num_devices=num_devices)
+    return cards_of(machine) if "," in machine or "@" in machine else table_machine(machine, num_devices=num_devices)
 
 
 def check_goal_devices(goal: Goal | GenerationGoal, machine: Machine) -> None:
-    """Raise InvalidInput for more cards than the machine has. On the CPU device any number of processes play devices."""
+    """Raise InvalidInput for more cards than the machine has, and for a generation in several machines. On the CPU device any
+    number of processes play devices.
+    """
     if machine.device.kind == "cuda" and goal.num_devices > machine.total_devices:
         raise InvalidInput(
             f"goal.num_devices is {goal.num_devices}; the machine has {machine.total_devices}",
@@ -83,6 +85,13 @@ def check_goal_devices(goal: Goal | GenerationGoal, machine: Machine) -> None:
             value=goal.num_devices,
             allowed={"minimum": 1, "maximum": machine.total_devices},
             hint="Ask for fewer, or for a machine with more: --devices with --gpu, Machine.num_devices.",
+        )
+    if isinstance(goal, GenerationGoal) and machine.hosts:
+        raise InvalidInput(
+            f"a generation is asked of devices in {machine.name}; generations run on the devices of one machine",
+            field="devices",
+            value=machine.name,
+            allowed="devices of one machine",
         )
 
 

@@ -13,8 +13,9 @@ from optimizer.base.units import format_bytes, parse_bytes
 from optimizer.cli.adapters import read_adapter
 from optimizer.goal import UNLIMITED_BYTES, Goal, Loss, Objective
 from optimizer.hardware.devices import ASSUMED_DISK_BYTES, ASSUMED_HOST_MEMORY_BYTES, Beside
+from optimizer.hardware.joined import cards_of, read_links
 from optimizer.hardware.machine import Machine
-from optimizer.hardware.mixed import mixed_machine, read_kinds
+from optimizer.hardware.mixed import read_kinds
 from optimizer.hardware.peers import PEER_KINDS, SeveralDevices, with_devices
 from optimizer.optimizers import OPTIMIZERS
 from optimizer.plan.pins.training import Pins
@@ -76,13 +77,21 @@ def add_devices_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--devices",
         metavar="NUMBER",
-        help="in one machine, of which a plan may use all: 2 beside --gpu, '2x RTX 4090' by itself, or several kinds: "
-        "'2x RTX 3060, RTX 4090'",
+        help="of which a plan may use all: 2 beside --gpu, '2x RTX 4090' by itself, several kinds: '2x RTX 3060, RTX 4090', or, "
+        "with --link, of several machines: '2x RTX 4090, RTX 3060@office'",
+    )
+    parser.add_argument(
+        "--link",
+        metavar="MACHINE=RATE,DELAY",
+        action="append",
+        default=[],
+        help="from a machine that --devices names to all others, such as office=100Mbit,20ms (half of what ping says); "
+        "may be given several times, and the slowest counts",
     )
     parser.add_argument(
         "--peer-link",
         metavar="LINK",
-        help=f"between those cards: {', '.join(PEER_KINDS)}, bytes per second, or a network's rate and delay "
+        help=f"between cards of one machine: {', '.join(PEER_KINDS)}, bytes per second, or a network's rate and delay "
         "such as 200Mbit,20ms; the best that such cards can have unless given",
     )
 
@@ -150,9 +159,17 @@ def read_machine(options: argparse.Namespace) -> Machine:
             value=options.devices,
             allowed="a number",
         )
+    links = read_links(getattr(options, "link", ()))
     if options.gpu is not None or names:
         kinds = devices if names else (SeveralDevices(name=options.gpu, count=devices[0].count),)
-        return mixed_machine(kinds, peer_link=getattr(options, "peer_link", None), **beside)
+        return cards_of(kinds, links=links, peer_link=getattr(options, "peer_link", None), **beside)
+    if links:
+        raise InvalidInput(
+            f"--link {options.link[0]} joins machines, but --devices names no cards; write --devices 'RTX 4090, RTX 3060@office'",
+            field="link",
+            value=options.link,
+            allowed="--link beside --devices with the cards of several machines",
+        )
     for name in beside:
         flag = "host-memory" if name == "host_memory_bytes" else "disk"
         raise InvalidInput(

@@ -1,7 +1,8 @@
 """Ranks that differ, priced together: each as one of as many that are all like it, then what they hold and wait for. Torch-free.
 
 A rank's bytes depend on nothing but its own device and its own part of the plan, so its prediction is that of a machine whose
-devices are all of its kind and do what it does; with shared state its own tensors are those that it owns there. The time is the
+devices are all of its kind and do what it does; with shared state its own tensors are those that it owns there. Of several
+machines it has its own one's host, and all ranks exchange over the network unless they are in one of them. The time is the
 slowest rank's, or more: where compute waits for each exchange, every stretch between two of them takes as long as on the rank
 that is slowest there.
 
@@ -37,11 +38,12 @@ def list_cases(plan: Plan, workload: TrainingWorkload, machine: Machine) -> tupl
     layout = plan.layout
     _check_devices(plan, machine)
     known: dict[str, Machine] = {}
+    inside = machine.among({share.device for share in layout.ranks})
     cases = []
     for rank, num_sequences in enumerate(plan.rank_sequences):
         name = layout.share_of(rank).device
         if name not in known:
-            known[name] = machine.with_kind(name, num_devices=layout.num_devices)
+            known[name] = inside.with_kind(name, num_devices=layout.num_devices)
         alike = replace(plan.of_rank(rank), layout=layout.without_ranks)
         whole = replace(workload, global_batch_size=layout.num_devices * num_sequences)
         cases.append(RankCase(rank=rank, plan=alike, workload=whole, machine=known[name]))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from optimizer.base.intervals import ByteInterval, exact_interval
 from optimizer.base.units import MIB
-from optimizer.hardware.card import Card
+from optimizer.hardware.device_spec import Card
 from optimizer.hardware.device_table import read_devices
 from optimizer.hardware.machine import Device
 

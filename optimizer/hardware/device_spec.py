@@ -7,6 +7,7 @@ Where the two part, a brochure's figure with 2:4 sparsity, another card's bandwi
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from optimizer.base.units import GIB, MIB
 
@@ -162,3 +163,13 @@ def _link_faults(spec: DeviceSpec) -> list[str]:
     if abs(spec.link_bytes_per_s / derived - 1) <= RATE_TOLERANCE:
         return []
     return [f"link: {spec.link_bytes_per_s / 1e9:.1f} GB/s, but PCIe {generation} x{lanes} has {derived / 1e9:.1f}"]
+
+
+class Card(NamedTuple):
+    """Facts of a card that decide, beside a plan, how much memory its kernels hold."""
+
+    capability: tuple[int, int] | None
+    """Compute capability; None where it is not known."""
+    multiprocessors: tuple[int, int, int]
+    """Fewest, likely and most: the same where they are known."""
+    torch_version: tuple[int, int] | None = None

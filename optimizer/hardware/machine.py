@@ -4,6 +4,7 @@ Torch-free. ``probe/`` measures one of these on the spot; ``calibration.py`` cor
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
 
@@ -94,12 +95,32 @@ class DeviceKind:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Host:
+    """One of several machines that a network joins: what its devices share with each other, and with no other machine's."""
+
+    name: str
+    """Stands behind the ``@`` of its devices' names."""
+    num_devices: int
+    """Its devices of all kinds."""
+    host_memory_bytes: int
+    disk_free_bytes: int = 0
+    remote_free_bytes: int = 0
+    num_threads: int = 1
+    packs_bf16: bool = False
+    packs_fp32: bool = False
+    peers: PeerLink | None = None
+    """The link between its own devices; None on one device."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One machine with one or several devices: of one kind, or of several."""
+    """One machine with one or several devices: of one kind, or of several. Or several machines (``joined.py``), whose devices are
+    then of kinds that name their machine: ``RTX 3060 12GB@office``."""
 
     name: str
     device: Device
     host_memory_bytes: int
+    """Bytes of its memory. Of several machines these, and the free bytes of disk and store, are the smallest one's."""
     rates: Rates
     num_devices: int = 1
     """Devices like ``device``, on CUDA the cards from its index on, each with as much memory; they share the host, the disk and
@@ -119,6 +140,10 @@ class Machine:
     packs_fp32: bool = False
     """True where large products in fp32 are such a library's, too (``formats/matmul_dispatch.py``): with AVX-512 on
     processors that are not Intel's."""
+    hosts: tuple[Host, ...] = ()
+    """The machines that a network joins, which is ``peers`` then; empty for one machine."""
+    devices_per_host: int = 0
+    """Devices at most that share the host, the disk and the store, where a plan's ranks are in several machines; 0: all do."""
     facts: dict[str, str] = field(default_factory=dict)
     """Processor, driver and library versions; for people and records, never for decisions."""
 
@@ -145,13 +170,26 @@ class Machine:
     @property
     def of_largest_kind(self) -> "Machine":
         """The machine with the devices of one kind alone: those with the most memory, the first of equals."""
-        largest = max(self.kinds, key=lambda kind: kind.device.memory_bytes)
-        return self.with_kind(largest.device.name) if self.others else self
+        name = max(self.kinds, key=lambda kind: kind.device.memory_bytes).device.name
+        return self.among({name}).with_kind(name) if self.others else self
+
+    def among(self, names: Collection[str]) -> "Machine":
+        """The machine in which devices of these kinds exchange: of several machines the one that all of them are in, with its own
+        link and kinds; else itself. names: those of devices; empty for the first kind.
+        """
+        found = {host_name(name or self.device.name) for name in names}
+        host = next((host for host in self.hosts if found == {host.name}), None)
+        if host is None:
+            return self
+        first, *others = (kind for kind in self.kinds if host_name(kind.device.name) == host.name)
+        inside = replace(self._at_host(host), name=host.name, devices_per_host=0, peers=host.peers, others=tuple(others))
+        return replace(inside, device=first.device, rates=first.rates, num_devices=first.num_devices)
 
     def with_kind(self, name: str, *, num_devices: int | None = None) -> "Machine":
         """The machine with the devices of one kind alone, or with so many of them. name: of its device; empty for the first kind.
 
-        Raises InvalidInput for a name that no device has.
+        Of several machines each device has what its own has, and exchanges over the network (else ``among`` first). Raises
+        InvalidInput for a name that no device has.
         """
         kind = next((kind for kind in self.kinds if name in ("", kind.device.name)), None)
         if kind is None:
@@ -163,7 +201,22 @@ class Machine:
                 allowed=known,
             )
         count = kind.num_devices if num_devices is None else num_devices
-        return replace(self, device=kind.device, rates=kind.rates, num_devices=count, others=())
+        host = next((host for host in self.hosts if host.name == host_name(kind.device.name)), None)
+        here = self if host is None else self._at_host(host)
+        return replace(here, device=kind.device, rates=kind.rates, num_devices=count, others=())
+
+    def _at_host(self, host: Host) -> "Machine":
+        return replace(
+            self,
+            host_memory_bytes=host.host_memory_bytes,
+            disk_free_bytes=host.disk_free_bytes,
+            remote_free_bytes=host.remote_free_bytes,
+            num_threads=host.num_threads,
+            packs_bf16=host.packs_bf16,
+            packs_fp32=host.packs_fp32,
+            hosts=(),
+            devices_per_host=host.num_devices,
+        )
 
     def processor_for(self, *, in_fp16: bool) -> Processor:
         """in_fp16: products are torch's own then; what has bf16's sizes elsewhere holds no buffers of the library's."""
@@ -182,6 +235,11 @@ class Machine:
         _check_rates(machine.rates, "machine.rates")
         _check_others(machine)
         return machine
+
+
+def host_name(device_name: str) -> str:
+    """The machine that a device of joined machines is in; empty where its name says none."""
+    return device_name.rpartition("@")[2] if "@" in device_name else ""
 
 
 _LEAST_RATE, _LARGEST_RATE = 1e-9, 1e30
@@ -207,10 +265,20 @@ def _check_others(machine: Machine) -> None:
         _require(f"{path}.num_devices", kind.num_devices, low=1, high=MAX_DEVICES)
         _check_rates(kind.rates, f"{path}.rates")
     _require("the number of machine's devices", machine.total_devices, low=1, high=MAX_DEVICES)
+    known = {host.name for host in machine.hosts}
+    if machine.hosts and {host_name(name) for name in names} != known:
+        wanted = f"names that end with @ and one of {', '.join(sorted(known))}, each of them"
+        raise InvalidInput(
+            f"machine.hosts are joined, with devices {', '.join(names)}; allowed: {wanted}",
+            field="machine.hosts",
+            value=shown_value(names),
+            allowed=wanted,
+        )
 
 
 def _check_bytes(machine: Machine) -> None:
-    holders: list[tuple[Device | Machine, str, int]] = [(machine.device, "machine.device", 1), (machine, "machine", 0)]
+    holders: list[tuple[Device | Machine | Host, str, int]] = [(machine.device, "machine.device", 1), (machine, "machine", 0)]
+    holders += [(host, f"machine.hosts[{index}]", 0) for index, host in enumerate(machine.hosts)]
     holders += [(kind.device, f"machine.others[{index}].device", 1) for index, kind in enumerate(machine.others)]
     for holder, path, least in holders:
         for entry in fields(holder):

@@ -16,42 +16,50 @@ from optimizer.hardware.machine import DeviceKind, Machine
 from optimizer.hardware.peers import SeveralDevices, read_devices_text, read_unlike_link
 
 _COUNT: Final = re.compile(r"\d+\s*x")
-_ALLOWED: Final = "a number, a number and one card such as 2x RTX 4090, or several kinds such as 2x RTX 3060, RTX 4090"
+_MACHINE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+"""Names of machines: letters, digits, dots and dashes, as host names have them."""
+_ALLOWED: Final = (
+    "a number, a number and one card such as 2x RTX 4090, several kinds such as 2x RTX 3060, RTX 4090, or with the machine "
+    "that they are in such as RTX 4090, RTX 3060@office"
+)
 
 
 def read_kinds(text: str) -> tuple[SeveralDevices, ...]:
-    """Devices by kind, as people ask for them; a number alone has no name. Raises InvalidInput."""
+    """Devices by machine and kind, as people ask for them; a number alone has no name. Raises InvalidInput."""
     parts = [part.strip() for part in text.replace("+", ",").split(",")]
-    if "@" in text:
-        raise InvalidInput(
-            f"devices {text[:80]!r} are in several machines; plans are for the devices of one machine",
-            field="devices",
-            value=shown_value(text),
-            allowed=_ALLOWED,
-        )
-    if len(parts) == 1:
+    if len(parts) == 1 and "@" not in text:
         return (read_devices_text(text),)
-    found = [read_devices_text(part if part.isdigit() or _COUNT.match(part) else f"1x {part}") for part in parts]
-    counts: dict[str, int] = {}
-    for kind in found:
-        if not kind.name:
+    counts: dict[tuple[str, str], int] = {}
+    for part in parts:
+        devices, at, place = (piece.strip() for piece in part.partition("@"))
+        kind = read_devices_text(devices if devices.isdigit() or _COUNT.match(devices) else f"1x {devices}")
+        if not kind.name or (at and not _MACHINE.fullmatch(place)):
+            lacks = "names no machine behind its @ that can be one" if kind.name else "names no card in one of its parts"
             raise InvalidInput(
-                f"devices {text[:80]!r} names no card in one of its parts; allowed: {_ALLOWED}",
+                f"devices {text[:80]!r} {lacks}; allowed: {_ALLOWED}",
                 field="devices",
                 value=shown_value(text),
                 allowed=_ALLOWED,
             )
-        name = find_device(kind.name).name
-        counts[name] = counts.get(name, 0) + kind.count
-    return tuple(SeveralDevices(name=name, count=count) for name, count in counts.items())
+        key = place, find_device(kind.name).name
+        counts[key] = counts.get(key, 0) + kind.count
+    return tuple(SeveralDevices(name=name, count=count, machine=place) for (place, name), count in counts.items())
 
 
 def mixed_machine(kinds: Sequence[SeveralDevices], *, peer_link: str | None = None, **beside: Unpack[Beside]) -> Machine:
-    """A machine with these cards, which share its host and its disk. beside, peer_link: as ``table_machine`` has them.
+    """A machine with these cards, which share its host and its disk (several machines: ``joined.cards_of``). beside, peer_link:
+    as ``table_machine`` has them.
 
     Unlike cards have no NVLink to each other, and the slowest card's link is the link of all. Raises InvalidInput.
     """
-    total = sum(kind.count for kind in kinds)
+    total, places = sum(kind.count for kind in kinds), {kind.machine for kind in kinds}
+    if len(places) > 1:
+        raise InvalidInput(
+            f"devices are in several machines ({', '.join(place or 'here' for place in sorted(places))}), which links must join",
+            field="devices",
+            value=total,
+            allowed="devices of one machine; of several with their links (joined.cards_of, --link)",
+        )
     if total > MAX_DEVICES:
         raise InvalidInput(
             f"{total} devices are asked for; allowed: 1 to {MAX_DEVICES}",

@@ -155,6 +155,14 @@ def with_devices(machine: Machine, num_devices: int, *, peer_link: str | None = 
     return replace(machine, num_devices=num_devices, peers=link)
 
 
+def read_network(text: str) -> PeerLink:
+    """The link between machines, by its rate and its delay: ``200Mbit,20ms``. Raises InvalidInput."""
+    found = _read_network(text)
+    if found is None:
+        raise _no_link(f"link {text[:80]!r} is no network's; allowed: a rate and a delay such as 200Mbit,20ms", text)
+    return found
+
+
 def _read_network(text: str) -> PeerLink | None:
     """``200Mbit,20ms``; None for what is written in another way."""
     found = _NETWORK.fullmatch(text.strip())
@@ -163,13 +171,13 @@ def _read_network(text: str) -> PeerLink | None:
     number, scale, delay, unit = found.groups()
     bits_per_s, delay_s = float(number) * _BITS[scale.lower()], float(delay) * _SECONDS[unit.lower()]
     if not 8e3 <= bits_per_s <= 8e13 or delay_s > _MOST_DELAY_S:
-        raise InvalidInput(
-            f"peer link {text!r} is no link; allowed: 8Kbit to 80000Gbit, and at most {_MOST_DELAY_S:g} s",
-            field="peer_link",
-            value=shown_value(text),
-            allowed="a rate and a delay such as 200Mbit,20ms",
-        )
+        raise _no_link(f"peer link {text!r} is no link; allowed: 8Kbit to 80000Gbit, and at most {_MOST_DELAY_S:g} s", text)
     return network_link(bits_per_s=bits_per_s, delay_s=delay_s)
+
+
+def _no_link(message: str, text: str) -> InvalidInput:
+    allowed = "a rate and a delay such as 200Mbit,20ms"
+    return InvalidInput(message, field="peer_link", value=shown_value(text), allowed=allowed)
 
 
 def _read_rate(text: str) -> float:
@@ -190,15 +198,19 @@ def _read_rate(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class SeveralDevices:
-    """Devices of one kind in one machine, as people ask for them: ``2``, ``2x RTX 4090``."""
+    """Devices of one kind in one machine, as people ask for them: ``2``, ``2x RTX 4090``, ``2x RTX 4090@office``."""
 
     name: str
     """The card's name; empty where only a number was given."""
     count: int
+    machine: str = ""
+    """The machine that they are in; empty for the one at hand."""
 
 
 def read_devices_text(text: str) -> SeveralDevices:
-    """A number of devices, or a number and a card's name (several kinds: ``mixed.read_kinds``). Raises InvalidInput."""
+    """A number of devices, or a number and a card's name (several kinds or machines: ``mixed.read_kinds``). Raises
+    InvalidInput.
+    """
     count, _, name = (part.strip() for part in text.partition("x"))
     if not count.isdigit() or int(count) < 1:
         raise InvalidInput(

@@ -24,9 +24,11 @@ def share_of(machine: Machine, *, num_ranks: int) -> Machine:
     """A machine with one device, which has its part of the host, the disk and the store to itself.
 
     Each card keeps its own link to the host, as fast as the table or the probe says. On the CPU device ranks share memory and
-    cores too: threads are dealt out, and kernels take longer by as much.
+    cores too: threads are dealt out, and kernels take longer by as much. Ranks in several machines share with those of their own
+    machine alone, of which there are at most as many as it has devices.
     Not modelled: cards behind one PCIe switch, and host memory that is slower than all links together.
     """
+    num_ranks = min(num_ranks, machine.devices_per_host or num_ranks)
     if num_ranks == 1:
         return replace(machine, num_devices=1)
     rates = _share_rates(machine.rates, num_ranks)

@@ -9,7 +9,7 @@ from optimizer.base.units import format_bytes
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.devices import BESIDE_FACT
-from optimizer.hardware.machine import PROBE_DISTURBED_FACT, Machine
+from optimizer.hardware.machine import PROBE_DISTURBED_FACT, Machine, PeerLink
 from optimizer.profile.profile import Profile
 from optimizer.search.problem import PricedPlan
 from optimizer.workload import TrainingWorkload
@@ -108,27 +108,32 @@ def format_header(model: str, *, workload: TrainingWorkload, machine: Machine, b
             ("workload", f"{workload.global_batch_size} sequences of {workload.sequence_length:,} tokens a step"),
             ("machine", f"{machine.name}, {machine.device.name}; {source}"),
             *([("devices", _describe_devices(machine))] if machine.total_devices > 1 else []),
-            *([("beside it", machine.facts[BESIDE_FACT])] if BESIDE_FACT in machine.facts else []),
+            *([("beside each" if machine.hosts else "beside it", found)] if (found := machine.facts.get(BESIDE_FACT)) else []),
             ("budget", ", ".join(budgets)),
         ]
     )
 
 
 def _describe_devices(machine: Machine) -> str:
-    link = machine.peers
     each = [f"{kind.num_devices}x {kind.device.name}" for kind in machine.kinds]
     count = ", ".join(each) if machine.others else f"{machine.num_devices} alike"
-    if link is None:
+    if machine.peers is None:
         return count
-    assumed = "measured" if link.source == "measured" else "from data sheets or assumed"
+    inside = [f"in {host.name} by {_describe_link(host.peers)}" for host in machine.hosts if host.peers is not None]
+    assumed = "measured" if machine.peers.source == "measured" else "from data sheets or assumed"
+    return ", ".join([f"{count}, linked by {_describe_link(machine.peers)}", *inside]) + f"; {assumed}"
+
+
+def _describe_link(link: PeerLink) -> str:
     through = {
         "nvlink": "NVLink",
         "pcie": "PCIe",
         "host": "the host's memory",
         "loopback": "this machine's own network",
-        "network": "a network",
+        "network": f"a network with {link.latency_s * 1000:.1f} ms of delay",
     }
-    return f"{count}, linked by {through[link.kind]}, {link.bytes_per_s / 1e9:.1f} GB/s each way; {assumed}"
+    rate = f"{link.bytes_per_s / 1e9:.1f} GB/s" if link.bytes_per_s >= 1e8 else f"{link.bytes_per_s / 1e6:.1f} MB/s"
+    return f"{through[link.kind]}, {rate} each way"
 
 
 def plans_table(plans: Sequence[PricedPlan]) -> str:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from optimizer.base.intervals import ByteInterval, exact_interval
 from optimizer.estimate.kernels.held import NO_BYTES, Held, OpCall, interval_of
-from optimizer.hardware.card import Card
+from optimizer.hardware.device_spec import Card
 
 Backend = Literal["flash", "efficient", "math"]
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}

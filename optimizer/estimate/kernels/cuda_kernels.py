@@ -20,7 +20,7 @@ from optimizer.estimate.kernels.cuda_indexing import (
 from optimizer.estimate.kernels.cuda_rows import find_row
 from optimizer.estimate.kernels.held import NO_BYTES, NOTHING, Held, OpCall, hold_while_running
 from optimizer.formats.op_costs import base_name
-from optimizer.hardware.card import Card
+from optimizer.hardware.device_spec import Card
 from optimizer.profile.ops import Op
 from optimizer.profile.sizes import Shape, evaluate
 

@@ -9,7 +9,7 @@ from typing import Protocol, overload
 from optimizer.estimate.kernels.cpu_kernels import CpuKernels
 from optimizer.estimate.kernels.cuda_kernels import CudaKernels
 from optimizer.estimate.kernels.held import Held
-from optimizer.hardware.card import Card
+from optimizer.hardware.device_spec import Card
 from optimizer.hardware.machine import Processor
 from optimizer.profile.ops import Op
 from optimizer.profile.sizes import Shape

@@ -20,6 +20,10 @@ _WORDS: Final[Mapping[str, str]] = {
 }
 
 
+SHOWN_MS: Final = 0.05
+"""Shortest wait that is worth a word."""
+
+
 def list_layouts(
     goal: Goal, workload: TrainingWorkload | None, *, cuts: Sequence[DeviceLayout] = ()
 ) -> list[DeviceLayout]:

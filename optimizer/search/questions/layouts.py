@@ -21,7 +21,7 @@ from optimizer.search.core import search
 from optimizer.search.cut_model import least_cut_ms
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, Pose, answer_with
-from optimizer.search.questions.layout_list import describe_layout, list_cuts, list_layouts
+from optimizer.search.questions.layout_list import SHOWN_MS, describe_layout, list_cuts, list_layouts
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.pricebook import remembering
 from optimizer.workload import TrainingWorkload
@@ -35,8 +35,6 @@ _SAME: Final = 1e-6
 """Share by which times are the same."""
 _WORTH: Final = 0.005
 """Share by which a plan must be faster for more to be shared out, or more devices used: predictions are no finer."""
-_SHOWN_MS: Final = 0.05
-"""Shortest wait that is worth a word."""
 
 
 def answer_layouts(
@@ -190,7 +188,7 @@ def _describe(each: _Searched, best: _Searched) -> str:
     saved_bytes = best.best.prediction.device_peak_bytes - found.device_peak_bytes
     room = f"; its peak is {format_bytes(saved_bytes)} lower, which is not needed" if saved_bytes > 0 else ""
     waits_ms = found.exposed_ms.get("network", 0.0)
-    waits = f"; compute waits {waits_ms:.1f} ms a step for the network" if waits_ms >= _SHOWN_MS else ""
+    waits = f"; compute waits {waits_ms:.1f} ms a step for the network" if waits_ms >= SHOWN_MS else ""
     return f"{name}: {slower}{room}{waits}"
 
 
@@ -206,7 +204,7 @@ def _describe_best(best: _Searched, chosen: PricedPlan) -> str:
         return f"; the fullest device waits {waits_ms:.1f} ms a step for the others"
     if best.layout.num_devices == 1:
         return "; more devices would wait for each other for longer than they save"
-    return "" if chosen.prediction.exposed_ms.get("network", 0.0) >= _SHOWN_MS else "; its exchanges hide behind compute"
+    return "" if chosen.prediction.exposed_ms.get("network", 0.0) >= SHOWN_MS else "; its exchanges hide behind compute"
 
 
 # The most that fits.

@@ -1,8 +1,10 @@
-"""A machine with several kinds of devices: who takes part, how much each takes of a step, and its own way with activations.
+"""Several kinds of devices, in one machine or in several that a network joins: who takes part, how much each takes of a step, and
+its own way with activations.
 
 What is the same on all ranks (number formats, where gradients, state and weights live, chunks) is taken from the best plans of
 single kinds; with that decided, a kind's step is a small search of its own for any number of sequences, and ``shares.py`` deals
-those out. Beside it stand the devices of each kind alone and equal shares on all, so that the answer also says when not to share.
+those out. Beside it stand the devices of each kind alone, those of each machine, and equal shares on all, so that the answer also
+says when not to share.
 """
 
 import math
@@ -17,7 +19,7 @@ from optimizer.estimate.card.training_memory import add_memory
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.training import estimate_training
 from optimizer.goal import Goal
-from optimizer.hardware.machine import DeviceKind, Machine
+from optimizer.hardware.machine import DeviceKind, Machine, host_name
 from optimizer.plan.explain.training import explain_common
 from optimizer.plan.layout import DataParallel, DeviceLayout, RankShare
 from optimizer.plan.plan import Plan
@@ -27,7 +29,7 @@ from optimizer.search.check.card_fit import ACCEPTED
 from optimizer.search.core import find_best, find_chosen, search
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, answer_with
-from optimizer.search.questions.layout_list import describe_layout, list_layouts
+from optimizer.search.questions.layout_list import SHOWN_MS, describe_layout, list_layouts
 from optimizer.search.questions.uneven_parts import UnevenQuestion, common_decisions, find_shared, speed_of
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.pricebook import remembering
@@ -104,7 +106,7 @@ def answer_uneven(
     kinds = sorted(machine.kinds, key=lambda kind: -speed_of(kind))
     allowed = {layout.num_devices for layout in layouts}
     question.leave_out_what_shares_little()
-    options = [option for team in _teams(kinds, allowed) for option in _together(question, team)]
+    options = [option for team in _teams(machine, kinds, allowed) for option in _together(question, team)]
     for kind in kinds:
         options += _alone(question, kind, allowed, options)
     best = _best_of(options)
@@ -113,12 +115,20 @@ def answer_uneven(
     return _answer(question, options, best)
 
 
-def _teams(kinds: Sequence[DeviceKind], allowed: set[int]) -> Iterator[list[DeviceKind]]:
-    """The fastest kinds together, two of them and more, with all their devices."""
-    for number in range(2, len(kinds) + 1):
-        team = list(kinds[:number])
-        if sum(kind.num_devices for kind in team) in allowed:
-            yield team
+def _teams(machine: Machine, kinds: Sequence[DeviceKind], allowed: set[int]) -> Iterator[list[DeviceKind]]:
+    """The fastest kinds together, two of them and more, with all their devices: of each machine, then of all. Kinds of one
+    machine stand beside each other, so that a ring of ranks comes to each machine once.
+    """
+    inside = [[kind for kind in kinds if host_name(kind.device.name) == host.name] for host in machine.hosts]
+    seen = list[set[str]]()
+    for among in (*inside, list(kinds)):
+        for number in range(2, len(among) + 1):
+            team, names = list(among[:number]), [kind.device.name for kind in among[:number]]
+            if set(names) in seen or sum(kind.num_devices for kind in team) not in allowed:
+                continue
+            seen.append(set(names))
+            hosts = [host_name(name) for name in names]
+            yield sorted(team, key=lambda kind: hosts.index(host_name(kind.device.name)))
 
 
 # Devices of one kind.
@@ -236,7 +246,7 @@ def _answer(question: UnevenQuestion, options: Sequence[_Option], best: _Option)
             layout=option.layout if option.best is None else option.best.plan.layout,
             best=option.best,
             least_step_ms=0.0,
-            sentence=_compare(option, best),
+            sentence=_compare(option, best, question.machine),
         )
         for option in options
     )
@@ -260,15 +270,19 @@ def _frontier(plans: Sequence[PricedPlan]) -> tuple[PricedPlan, ...]:
     return tuple(found)
 
 
-def _compare(option: _Option, best: _Option) -> str:
+def _compare(option: _Option, best: _Option, machine: Machine) -> str:
     if option.best is None:
         return f"{option.words}: {option.why}"
+    waits_ms = option.best.prediction.exposed_ms.get("network", 0.0)
+    is_joined = bool(machine.among({share.device for share in option.best.plan.layout.ranks}).hosts)
+    waits = f"; compute waits {waits_ms:.1f} ms a step for the network between machines" * (is_joined and waits_ms >= SHOWN_MS)
     if option is best:
-        alone = best.num_devices == 1
-        return f"{option.words}: chosen" + ("; more devices would wait for each other for longer than they save" * alone)
+        others = "devices of other machines" if machine.hosts and best.num_devices > 1 else "more devices"
+        alone = best.num_devices == 1 or (bool(machine.hosts) and not is_joined)
+        return f"{option.words}: chosen{waits}" + f"; {others} would wait for each other for longer than they save" * alone
     slower = format_slowdown(option.step_ms / best.step_ms)
     more = option.num_devices - best.num_devices
-    return f"{option.words}: {slower}" + (f", with {more} more device{'s' * (more > 1)}" if more > 0 else "")
+    return f"{option.words}: {slower}" + (f", with {more} more device{'s' * (more > 1)}" if more > 0 else "") + waits
 
 
 def explain_ranks(plan: Plan, prediction: Prediction) -> Iterator[str]:

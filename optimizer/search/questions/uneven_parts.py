@@ -60,20 +60,32 @@ class UnevenQuestion:
     """The best plan of a kind for a number of sequences, by all that it depends on."""
 
     def pose(
-        self, kind: DeviceKind, layout: DeviceLayout, *, num_sequences: int, pins: Pins | None = None
+        self,
+        kind: DeviceKind,
+        layout: DeviceLayout,
+        *,
+        num_sequences: int,
+        pins: Pins | None = None,
+        team: Sequence[DeviceKind] = (),
     ) -> SearchProblem:
-        """The problem of ranks that are all on this kind of device, each with so many sequences."""
+        """The problem of ranks that are all on this kind of device, each with so many sequences. team: the kinds that exchange,
+        which decides over what link; this one alone unless given.
+        """
         name = kind.device.name
         budget_bytes = self.budgets.get(name, self.allowed_bytes(name, kind.device.memory_bytes))
         return self.make_problem(
             self.profile,
             workload=replace(self.workload, global_batch_size=layout.num_devices * num_sequences),
             goal=replace(self.goal, device_budget_bytes=budget_bytes, pins=pins or self.goal.pins),
-            machine=self.machine.with_kind(name, num_devices=layout.num_devices),
+            machine=self.joining([kind, *team]).with_kind(name, num_devices=layout.num_devices),
             # Finished runs have taught what the first kind's times are.
             calibration=self.calibration if kind.device.name == self.machine.device.name else None,
             layout=layout,
         )
+
+    def joining(self, team: Sequence[DeviceKind]) -> Machine:
+        """The machine in which these kinds exchange."""
+        return self.machine.among({kind.device.name for kind in team})
 
     def allowed_bytes(self, name: str, memory_bytes: int) -> int:
         """Bytes that a device of this kind and memory may take."""
@@ -105,7 +117,8 @@ def common_decisions(question: UnevenQuestion, team: Sequence[DeviceKind], layou
     found: list[Pins] = []
     for kind in reversed(team):
         sequences = max(1, round(question.workload.global_batch_size * speed_of(kind) / whole))
-        best = _best_plan(question, question.pose(kind, layout, num_sequences=sequences), polishes=False)
+        problem = question.pose(kind, layout, num_sequences=sequences, team=team)
+        best = _best_plan(question, problem, polishes=False)
         pins = None if best is None else _pins_of(question.goal.pins, best[0])
         if pins is not None and pins not in found:
             found.append(pins)
@@ -223,8 +236,9 @@ class _Parts:
 
     def _best(self, kind: int, size: int, *, polishes: bool) -> tuple[Plan, Prediction] | None:
         known, name = self.question.known, self.team[kind].device.name
-        key = (name, self.question.budgets.get(name), size, self.layout, self.pins, polishes)
+        link = self.question.joining(self.team).peers
+        key = (name, self.question.budgets.get(name), size, self.layout, self.pins, polishes, link)
         if key not in known:
-            problem = self.question.pose(self.team[kind], self.layout, num_sequences=size, pins=self.pins)
+            problem = self.question.pose(self.team[kind], self.layout, num_sequences=size, pins=self.pins, team=self.team)
             known[key] = _best_plan(self.question, problem, polishes=polishes)
         return known[key]

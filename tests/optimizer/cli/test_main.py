@@ -1,6 +1,7 @@
 """The planning commands as people run them: what they print, and how they fail."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -401,11 +402,35 @@ def test_plan_on_unequal_cards_prints_who_takes_how_much(files: Path, capsys: py
     assert "is the slowest, and all wait for it" in printed
 
 
+def test_plan_on_joined_machines_prints_each_devices_machine_and_both_links(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = ["--profile", str(files / "profile.json"), *WORK, "--forbid", "offload", "--forbid", "stream_weights"]
+    joined = ["--devices", "2x RTX 4090, RTX 3060@office", "--link", "office=100Mbit,20ms"]
+    assert main(["plan", *profile, *joined]) == 0
+    printed = capsys.readouterr().out
+    assert "2x RTX 4090@here, 1x RTX 3060 12GB@office, linked by a network with 20.1 ms of delay, 12.0 MB/s each way" in printed
+    assert "in here by the host's memory, 12.6 GB/s each way" in printed
+    assert "beside each" in printed
+    assert "2x RTX 4090@here + RTX 3060 12GB@office, replicated" in printed
+    assert re.search(r"RTX 4090@here alone: chosen; .* would wait for each other", " ".join(printed.split()))
+
+
+def test_a_generation_is_not_planned_over_machines(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    joined = ["--devices", "RTX 4090, RTX 3060@office", "--link", "office=1Gbit,1ms"]
+    work = ["--prompt-length", "8", "--new-tokens", "4", "--sequences", "2"]
+    lines = fail(capsys, "plan", "--model", "qwen2.5-0.5b", *work, *joined)
+    assert any("generations run on the devices of one machine" in line for line in lines), lines
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--devices", "2x RTX 4090", "--gpu", "RTX 4090"], "--devices names a card (RTX 4090)"),
-        (["--devices", "1x RTX 4090, 1x T4@host-b"], "are in several machines"),
+        (["--devices", "1x RTX 4090, 1x T4@host-b"], "write --link host-b=100Mbit,20ms"),
+        (["--devices", "RTX 4090, T4@b", "--link", "b=slow"], "link 'slow' is no network's"),
+        (["--gpu", "RTX 4090", "--link", "b=1Gbit,1ms"], "a link is given for machine 'b'; the devices are in here"),
+        (["--devices", "2", "--link", "b=1Gbit,1ms"], "--link b=1Gbit,1ms joins machines, but --devices names no cards"),
         (["--devices", "1x RTX 4090, 2"], "names no card in one of its parts"),
         (["--devices", "RTX 4090, RTX 3060", "--gpu", "RTX 4090"], "names a card (RTX 4090, RTX 3060 12GB)"),
         (["--devices", "RTX 4090, RTX 3090", "--peer-link", "nvlink"], "it joins cards that are alike"),

@@ -13,8 +13,8 @@ from optimizer.estimate.kernels.cuda_kernels import CudaKernels
 from optimizer.estimate.kernels.cuda_rows import ROWS, find_row
 from optimizer.estimate.kernels.held import NOTHING, Held, OpCall
 from optimizer.estimate.kernels.kernel_scratch import find_kernels
-from optimizer.hardware.card import Card
 from optimizer.hardware.cuda_facts import find_workspaces, read_card
+from optimizer.hardware.device_spec import Card
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Processor
 from optimizer.profile.profile import Profile
