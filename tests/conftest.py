@@ -24,7 +24,7 @@ from tests import llama
 from tests.postgresql import running_postgresql
 from tests.worker import machines
 
-pytest_plugins = ["tests.left_out"]
+pytest_plugins = ["tests.breadth", "tests.left_out"]
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

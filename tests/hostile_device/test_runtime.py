@@ -37,6 +37,7 @@ def _numbered(cases: list[Case]) -> list[object]:
     return [pytest.param(index, case, id=case.name) for index, case in enumerate(cases)]
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(("index", "case"), _numbered([*TECHNIQUES, *TRAINING]))
 def test_training_gives_the_bits_of_the_plain_device(index: int, case: Case) -> None:
     assert case.on_hostile_device(schedule=SCHEDULES[index % len(SCHEDULES)], seed=index) == case.expected

@@ -43,6 +43,7 @@ def make_workload(plan: Plan) -> TrainingWorkload:
     )
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("per_block", [("keep",) * 3, ("offload", "recompute", "selective")], ids=["kept", "each"])
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 @pytest.mark.parametrize("form", ["same", "int8", "int4", "nf4"])
@@ -68,6 +69,7 @@ def test_the_peak_is_what_the_meter_counts(
     assert predicted.device_bytes_by_category == measured.device_bytes_by_category
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "elsewhere",
     [{}, {"gradients": GradientsPlan(choice="host"), "optimizer_state": OptimizerStatePlan(place="host")}],

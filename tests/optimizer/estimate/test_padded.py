@@ -136,6 +136,7 @@ def check(predicted: PaddedPrediction, peaks: list[Peak]) -> None:
     assert predicted.peak.moment == peaks[step].moment
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("choice", ["keep", "recompute", "offload"])
 @pytest.mark.parametrize("pad_to_multiple", [1, 16])
 def test_a_run_peaks_in_the_step_and_at_the_bytes_predicted(

@@ -36,6 +36,7 @@ def test_what_cannot_be_combined_is_refused(
         estimate_training(profile, plan=make_plan(**rows), workload=workload, machine=machine)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("num_chunks", [1, 8])
 @pytest.mark.parametrize("choice", ["keep", "recompute", "offload"])
 @pytest.mark.parametrize("accumulation_steps", [1, 2, 4])

@@ -45,6 +45,7 @@ def predict(profile: Profile, machine: Machine, plan: Plan, **options: Any) -> P
     return estimate_training(profile, plan=plan, workload=make_workload(plan), machine=machine, **options)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "options",
     [

@@ -31,6 +31,7 @@ def logits_of(model: Any) -> torch.Tensor:
         return anatomy.compute_logits(anatomy.run(ids, labels=ids, masks={}, at_hidden=lambda hidden: None))
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("model_type", sorted(ADAPTER_TARGETS))
 def test_every_type_takes_adapters_at_every_matrix_and_only_they_train(model_type: str) -> None:
     plain, model = make_model(model_type), make_model(model_type)

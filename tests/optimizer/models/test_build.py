@@ -52,6 +52,7 @@ def test_blocks_are_all_found_and_hold_no_words(model_type: str) -> None:
     assert all(embedding.num_embeddings < spec.vocab_size for embedding in embeddings)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("model_type", ALL_TYPES)
 def test_every_type_trains(model_type: str) -> None:
     model = build_model(read_model_spec(SMALL_CONFIGS[model_type]), dtype=torch.float32, device="cpu", seed=1)

@@ -37,6 +37,7 @@ def make_workload(plan: Plan, optimizer: str) -> TrainingWorkload:
     )
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(("optimizer", "name"), CASES)
 def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(
     profile: Profile, measure: Callable[..., StepMeasurement], optimizer: str, name: str
@@ -49,6 +50,7 @@ def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(
     check_bytes(profile, plan, workload, measured, machine=MACHINE)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("below", BELOW_FP32)
 @pytest.mark.parametrize(
     ("optimizer", "name"), [case for case in CASES if case[1] in ("consume", "gradients on host", "half the state on host")]

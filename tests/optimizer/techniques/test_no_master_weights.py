@@ -39,6 +39,7 @@ def list_cases() -> Iterator[Any]:
             yield pytest.param(names, id=" and ".join(names))
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("names", list(list_cases()))
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(

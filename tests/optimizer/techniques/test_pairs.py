@@ -64,6 +64,7 @@ def plain(spec: ModelSpec) -> Callable[..., str]:
     return run
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("names", CASES)
 def test_the_weights_are_those_of_plain_training(
     measure: Callable[..., StepMeasurement], plain: Callable[..., str], names: tuple[str, ...]
@@ -73,6 +74,7 @@ def test_the_weights_are_those_of_plain_training(
     assert measure(plan, make_workload(plan)).weights_sha256 == plain(plan.batch, plan.logits_and_loss, make_workload(plan))
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("names", CASES)
 def test_bytes_on_each_tier_and_over_each_link_are_those_predicted(
     profile: Profile, machine: Machine, measure: Callable[..., StepMeasurement], names: tuple[str, ...]

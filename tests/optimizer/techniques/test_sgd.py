@@ -31,6 +31,7 @@ def make_workload(plan: Plan, momentum: float) -> TrainingWorkload:
     )
 
 
+@pytest.mark.breadth
 @MOMENTA
 @pytest.mark.parametrize("name", TECHNIQUES)
 def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(
@@ -44,6 +45,7 @@ def test_every_technique_gives_plain_trainings_bits_and_the_predicted_bytes(
     check_bytes(profile, plan, workload, measured, machine=MACHINE)
 
 
+@pytest.mark.breadth
 @MOMENTA
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", ["recompute", "gradients on host", "half the state on host", "weights on disk"])

@@ -77,6 +77,7 @@ def measure(spec: ModelSpec, plan: Plan) -> Any:
     return measure_step(spec, plan=plan, workload=workload)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("compress", COMPRESSIONS)
 @pytest.mark.parametrize(

@@ -145,6 +145,7 @@ def _library_for_fp32() -> Iterator[None]:
     MATMUL.fp32_precision = "none"
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", OPS)
 def test_an_op_holds_what_is_predicted_of_it(name: str) -> None:
     with Watching() as watched:

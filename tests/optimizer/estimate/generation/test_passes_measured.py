@@ -47,6 +47,7 @@ def draw_plan(
     )
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", MODELS)
 def test_random_plans_are_predicted_to_the_byte(name: str, machine: Machine, tmp_path: Path) -> None:
     random = Random(name)

@@ -85,6 +85,7 @@ def check(
     assert predicted.copied_bytes == measured.copied_bytes, plan
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", MODELS)
 def test_generations_are_predicted_to_the_byte(name: str, machine: Machine, tmp_path: Path) -> None:
     spec, profile = profiled(name)

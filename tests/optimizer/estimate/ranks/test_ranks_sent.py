@@ -38,6 +38,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
     pool.close()
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_kernel_counts_what_was_predicted(case: RankCase, ranks: RankPool, tmp_path: Path) -> None:
     profile = trace(

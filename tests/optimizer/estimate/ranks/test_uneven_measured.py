@@ -43,6 +43,7 @@ def measure(case: RankCase, ranks: RankPool, folder: Path, *, name: str) -> tupl
     return tuple(max(reply["answer"][name][1:]) for reply in replies)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "case",
     [

@@ -129,6 +129,7 @@ def test_bytes_of_forward_and_backward_are_those_that_the_meter_counts(
         assert meter.device_bytes - middle_bytes == net - head.wide_bytes
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("num_chunks", [2, 80])
 @pytest.mark.parametrize(("dtype", "accumulation_steps"), [("fp32", 1), ("fp32", 2), ("bf16", 3)])
 def test_the_peak_of_a_step_in_chunks_is_what_the_meter_counts(

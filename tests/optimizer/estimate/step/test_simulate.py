@@ -60,6 +60,7 @@ def simulated(profile: Profile) -> Iterator[tuple[Schedule, Resident, str, Simul
             yield laid.schedule, laid.resident, kind, simulate(laid.schedule, resident=laid.resident, device_kind=kind)
 
 
+@pytest.mark.breadth
 def test_the_peak_is_that_of_a_plain_replay(model_profile: Profile) -> None:
     for schedule, resident, _, simulation in simulated(model_profile):
         by_category, task = plain_simulation.find_peak(schedule, resident)

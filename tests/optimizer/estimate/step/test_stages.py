@@ -109,6 +109,7 @@ def check(
         assert peak.moment == counted.moment, peak.stage
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", PLANS)
 def test_every_stage_takes_the_bytes_predicted(
     llama: tuple[ModelSpec, Profile], machine: Machine, tmp_path: Path, name: str

@@ -79,6 +79,7 @@ def compare(
     assert predicted.copied_bytes == measured.copied_bytes
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_peak_of_every_option_is_what_the_meter_counts(name: str) -> None:
     compare(name, "keep")

@@ -26,6 +26,7 @@ DEMO_LIKE: dict[str, Any] = {
 }
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("model_type", sorted(PUBLISHED_TYPES))
 def test_every_type_loads_with_the_same_logits_and_generates(model_type: str, tmp_path: Path) -> None:
     spec = read_model_spec(SMALL_CONFIGS[model_type])

@@ -23,6 +23,7 @@ def _equal(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(left, right) for left, right in zip(one.parameters(), other.parameters(), strict=True))
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("model_type", sorted(PUBLISHED_TYPES))
 def test_what_transformers_saved_is_loaded_bit_for_bit(model_type: str, tmp_path: Path) -> None:
     saved, loaded = _build(model_type, seed=1), _build(model_type, seed=2)

@@ -57,6 +57,7 @@ def test_without_autocast_nothing_is_cast() -> None:
         assert (torch.ones(2, 2, device="meta") @ torch.ones(2, 2, device="meta")).dtype == torch.float32
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "weights", [WeightsPlan(autocast="bf16"), WeightsPlan(autocast="fp16"), WeightsPlan(dtype="fp16")], ids=str
 )

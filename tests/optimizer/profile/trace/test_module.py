@@ -214,6 +214,7 @@ def test_convolutions_are_known_at_any_micro_batch(profiled: tuple[Case, Profile
     assert {convolution.batch for convolution in noted} <= {1, 7}
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", PLANS)
 def test_every_stage_takes_the_bytes_predicted(profiled: tuple[Case, Profile], tmp_path: Path, name: str) -> None:
     case, profile = profiled

@@ -105,6 +105,7 @@ def expected_tokens(model: Any, prompts: torch.Tensor, num_new: int = NUM_NEW) -
     return tokens[:, prompts.shape[1] :]
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", MODELS)
 def test_every_lossless_plan_gives_the_tokens_of_transformers(name: str, tmp_path: Path, remote: Valkey) -> None:
     model, prompts = build(SMALL_CONFIGS[name]), prompts_of(LENGTH)

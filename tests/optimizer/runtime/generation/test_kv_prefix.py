@@ -49,6 +49,7 @@ def config_of(name: str) -> dict[str, Any]:
     return {**config, "num_key_value_heads": 4} if "num_key_value_heads" in config else config
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_are_those_of_transformers(name: str, tmp_path: Path, remote: Valkey) -> None:
     model, prompts = build(config_of(name)), prompts_of(LENGTH)

@@ -130,6 +130,7 @@ def test_between_timelines_only_the_first_steps_are_counted_and_the_bytes_stay_t
     assert result.measured.step_ms == uncounted_ms
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 @pytest.mark.parametrize(("dtype", "bits"), [("fp32", 32), ("fp32", 8), ("bf16", 32), ("bf16", 8)])
 def test_a_job_stopped_and_resumed_ends_with_the_same_bits(
@@ -159,6 +160,7 @@ ON_HOST = {"gradients": "host", "state_place": "host", "weights_place": "host"}
 ON_DISK = {"gradients": "host", "state_place": "disk", "weights_place": "disk"}
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("places", [ON_HOST, ON_DISK], ids=["host", "disk"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_job_whose_states_are_elsewhere_ends_with_the_weights_of_plain_training(

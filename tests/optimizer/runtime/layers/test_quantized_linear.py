@@ -82,6 +82,7 @@ def run(model: Any, weights: WeightsPlan) -> tuple[torch.Tensor, dict[str, torch
     return logits, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("form", ["int8", "int4", "nf4"])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "phi3", "mixtral"])
@@ -246,6 +247,7 @@ ELSEWHERE: dict[str, Any] = {
 }
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("elsewhere", ELSEWHERE)
 @pytest.mark.parametrize(("model_type", "form"), [("llama", "nf4"), ("gpt2", "int8"), ("mixtral", "nf4")])
 def test_training_ends_with_the_same_bits_wherever_things_live(

@@ -194,6 +194,7 @@ def test_the_timeline_is_short_ordered_and_holds_the_peak() -> None:
     assert measured.timeline[-1][1].keys() == {"weights", "optimizer_state", "temporaries"}
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
 @pytest.mark.parametrize(
     ("choices", "dtype", "bits"),

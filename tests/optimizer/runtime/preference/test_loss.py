@@ -169,6 +169,7 @@ def test_adapters_are_on_again_after_the_reference_and_want_gradients() -> None:
     assert first.rewards is not None
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("choice", ["keep", "recompute", "selective", "offload"])
 @pytest.mark.parametrize("objective", ["dpo", "orpo"])
 @pytest.mark.parametrize("name", TYPES)
@@ -179,6 +180,7 @@ def test_the_predicted_peak_is_the_measured_one(name: str, objective: str, choic
     _check_peak(spec, plan, workload)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("frozen", ["same", "int8", "nf4"])
 @pytest.mark.parametrize("place", ["device", "host"])
 def test_the_peak_of_dpo_is_as_predicted_over_packed_and_streamed_weights(frozen: Any, place: Any) -> None:

@@ -27,6 +27,7 @@ def under_adapters(frozen: str = "same", **changes: Any) -> RankCase:
     return dealt(weights=WeightsPlan(frozen=frozen, **changes.pop("weights", {})), adapter=Adapter(rank=4), **changes)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "case",
     [
@@ -49,6 +50,7 @@ def test_trained_weights_that_are_dealt_out_end_as_on_one_device(
     assert_like_one_device(case, carry_out, on_one_device)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "case",
     [

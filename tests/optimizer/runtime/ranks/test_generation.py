@@ -83,6 +83,7 @@ def tokens_of_one(config: dict[str, Any], plan: GenerationPlan, requests: Any, *
     return generate_requests(command, ranks=None)["tokens"]
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_cut_model_gives_the_tokens_of_one_device_and_each_stage_takes_the_bytes_predicted(
     name: str, pool: RankPool, machine: Machine

@@ -34,6 +34,7 @@ def assert_bits_of_one_device(case: RankCase, carry_out: CarryOut, on_one_device
     return answers
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "case",
     [

@@ -38,6 +38,7 @@ def test_a_job_of_two_stages_leaves_the_files_and_numbers_of_one_device(run_job:
     assert evaluated[0] == evaluated[1]
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -45,6 +45,7 @@ def assert_one_copy(answers: list[dict[str, Any]], alone: dict[str, Any]) -> Non
     assert alone["shared_memory"] == []
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "case",
     [
@@ -67,6 +68,7 @@ def test_trained_weights_with_one_home_end_as_on_one_device(
         assert_one_copy(answers, on_one_device(case)[0])
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "case",
     [
@@ -94,6 +96,7 @@ def test_ranks_that_each_update_all_weights_have_homes_of_their_own(carry_out: C
     assert [answer["shared_part_bytes"] for answer in answers] == [0, 0]
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("what", ["update", "fetch"])
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_is_late_finds_no_weight_too_new_and_the_other_none_too_old(

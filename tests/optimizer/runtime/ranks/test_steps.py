@@ -60,6 +60,7 @@ def assert_like_one_device(case: RankCase, carry_out: CarryOut, on_one_device: O
     return answers
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("data", ["replicated", "zero1", "zero2"])
 @pytest.mark.parametrize("gradients", ["keep", "host", "consume"])
 def test_two_ranks_end_with_the_bits_of_one_device(
@@ -70,6 +71,7 @@ def test_two_ranks_end_with_the_bits_of_one_device(
     assert_like_one_device(case, carry_out, on_one_device)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("data", "gradients", "num_ranks"),
     [("replicated", "keep", 4), ("zero1", "host", 4), ("zero1", "keep", 2), ("zero2", "keep", 4)],
@@ -81,6 +83,7 @@ def test_ranks_that_accumulate_differ_from_one_device_in_the_order_of_sums_alone
     assert_like_one_device(case, carry_out, on_one_device)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("case", draw_cases(12, has_adapters=False), ids=lambda case: case.name)
 def test_drawn_combinations_of_decisions_train_as_one_device_does(
     carry_out: CarryOut, on_one_device: OnOneDevice, case: RankCase

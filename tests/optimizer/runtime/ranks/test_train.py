@@ -98,6 +98,7 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
         torch.testing.assert_close(found[name], weight, rtol=0, atol=TRAINED_TOLERANCE)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("dtype", "data", "places"),
     [
@@ -142,6 +143,7 @@ def test_rank_0_reports_the_peak_of_each_rank(run_job: Callable[..., list[dict[s
     assert all(step["is_counted"] for step in steps)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("num_ranks", "data", "accumulation_steps"), [(1, "replicated", 4), (4, "zero2", 1), (2, "replicated", 2), (2, "zero3", 2)]
 )
@@ -161,6 +163,7 @@ def test_a_checkpoint_of_two_ranks_resumes_under_any_layout(
     assert summaries[0]["validation_loss"] == pytest.approx(summaries[1]["validation_loss"], abs=1e-5)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("before", "after"),
     [

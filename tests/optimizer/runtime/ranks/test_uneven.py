@@ -25,6 +25,7 @@ THREE = (
 """Both, on three ranks that do other things with their activations."""
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("data", ["replicated", "zero1", "zero2"])
 @pytest.mark.parametrize("gradients", ["keep", "host", "consume"])
 def test_two_ranks_with_micro_batches_of_other_sizes_end_with_the_bits_of_one_device(
@@ -35,6 +36,7 @@ def test_two_ranks_with_micro_batches_of_other_sizes_end_with_the_bits_of_one_de
     assert_like_one_device(case, carry_out, on_one_device)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("data", ["replicated", "zero1"])
 @pytest.mark.parametrize("shares", [COUNTS, THREE], ids=["two", "three"])
 @pytest.mark.parametrize("has_uneven_labels", [False, True])
@@ -46,6 +48,7 @@ def test_ranks_with_other_numbers_of_micro_batches_train_as_one_device_does(
     )
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "case",
     [

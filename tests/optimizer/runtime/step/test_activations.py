@@ -46,6 +46,7 @@ def run_steps(
     return losses, gradients, {key: parameter.detach() for key, parameter in model.named_parameters()}, trainer
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
 def test_recompute_and_offload_give_the_bits_of_keep(name: str) -> None:
     losses, gradients, weights, _ = run_steps(name, ("keep",))
@@ -57,6 +58,7 @@ def test_recompute_and_offload_give_the_bits_of_keep(name: str) -> None:
             assert torch.equal(other_weights[key], weights[key]), (choices, key)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
 def test_offloading_to_the_disk_and_to_a_remote_store_gives_the_bits_of_keep(remote: Valkey, name: str) -> None:
     losses, gradients, weights, _ = run_steps(name, ("keep",))
@@ -86,6 +88,7 @@ def test_places_mix_with_keeping_and_recomputing(remote: Valkey, choices: tuple[
     assert all(torch.equal(other_gradients[key], gradients[key]) for key in gradients)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("choice", ["offload", "offload_disk", "offload_remote"])
 @pytest.mark.parametrize(("compress", "bound"), [("bf16", 0.01), ("int8", 0.1)])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])

@@ -84,6 +84,7 @@ def test_a_packed_row_gives_the_loss_and_gradients_of_its_samples_alone(name: st
             assert torch.allclose(parameter.grad, wanted[key], atol=2e-5), key
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mistral"])
 @pytest.mark.parametrize("choice", ["keep", "recompute", "offload"])
 def test_the_predicted_peak_of_packed_rows_is_the_measured_one(name: str, choice: Any) -> None:

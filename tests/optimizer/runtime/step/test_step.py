@@ -72,6 +72,7 @@ def run_placed(
         trainer.close()
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("thread", "max_grad_norm"),
     [(False, 0.1), (True, 0.1), (True, None)],
@@ -85,6 +86,7 @@ def test_every_place_gives_the_bits_of_the_device(
     assert_same_bits(ran, run_plain("llama", "fp32", 2, max_grad_norm))
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 def test_weights_below_fp32_follow_the_same_masters_everywhere(

@@ -27,6 +27,7 @@ def test_the_smallest_feasible_budget_is_named_with_its_categories() -> None:
     assert "smallest feasible peak" in error.message
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("num_blocks", [1, 2, 7, 13, 32])
 @pytest.mark.parametrize("forbid", [(), ("recompute",), ("offload",), ("recompute", "offload"), ("accumulate",)])
 def test_exactly_the_named_budget_is_enough_and_a_byte_less_is_not(num_blocks: int, forbid: tuple[str, ...]) -> None:

@@ -45,6 +45,7 @@ def test_it_is_as_good_as_enumeration(start: int) -> None:
     assert len(seen) > 4
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("seed", range(40))
 def test_one_that_ends_early_is_nearly_as_good_and_says_how_nearly(seed: int) -> None:
     problem = make_problem(seed)
@@ -72,6 +73,7 @@ def test_of_many_sequences_no_even_split_is_better_and_the_bound_holds_for_all(s
     assert best <= problem.price(found.plan).total_s
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("seed", range(6))
 def test_more_memory_is_never_worse(seed: int, objective: str) -> None:

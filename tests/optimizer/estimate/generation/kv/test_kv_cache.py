@@ -62,6 +62,7 @@ def workload_of(prompt_length: int, num_new_tokens: int, num_sequences: int = 3)
     )
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", MODELS)
 def test_bytes_and_copies_are_predicted_exactly(name: str, machine: Machine, tmp_path: Path, remote: Valkey) -> None:
     """Models take turns with the caches, the weights and the shapes, so that together they have all."""
@@ -76,6 +77,7 @@ def test_bytes_and_copies_are_predicted_exactly(name: str, machine: Machine, tmp
         check(spec, profile, machine, tmp_path, plan=plan, workload=workload_of(prompt_length, num_new))
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", MODELS)
 def test_bytes_and_copies_of_attention_on_the_host_are_predicted_exactly(
     name: str, machine: Machine, tmp_path: Path

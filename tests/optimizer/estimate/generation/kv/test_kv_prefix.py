@@ -55,6 +55,7 @@ def profiled(name: str) -> tuple[ModelSpec, GenerationProfile]:
     return spec, profile_generation(spec, representations=("fp32", "bf16"))
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", MODELS)
 def test_bytes_and_copies_are_predicted_exactly(name: str, machine: Machine, tmp_path: Path, remote: Valkey) -> None:
     spec, profile = profiled(name)

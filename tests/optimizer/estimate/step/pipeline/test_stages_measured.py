@@ -56,6 +56,7 @@ def profile_of(case: RankCase) -> Any:
     return trace(spec, extent=extent_of([(case.plan, case.workload)]), adapter=case.workload.adapter)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_each_stage_is_predicted_to_a_few_numbers(ranks: RankPool, tmp_path: Path, case: RankCase) -> None:
     machine = replace(make_cpu_machine(), num_threads=2)

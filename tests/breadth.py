@@ -1,0 +1,65 @@
+"""Spreads tests that show one claim for many cases over several runs: ``--breadth 2/4`` takes every fourth case, from the third.
+
+Such a test is marked ``breadth``. Without the option all cases run, as when a file is run by hand. ``make test`` takes a share
+that the commit draws, so that a few commits' runs have had every case. A test with fewer cases than shares has them all.
+"""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+LEFT_TO_OTHERS = pytest.StashKey[int]()
+"""Number of cases that this run leaves to others."""
+
+
+def read_share(text: str) -> tuple[int, int]:
+    """``1/4``: the second of four shares. Raises ArgumentTypeError."""
+    share, _, count = text.partition("/")
+    if share.isdecimal() and count.isdecimal() and int(share) < int(count):
+        return int(share), int(count)
+    raise argparse.ArgumentTypeError(f"{text!r} is no share; allowed: 0/1 for all cases, 0/4 to 3/4 for a quarter of them")
+
+
+def left_to_others(names: Sequence[str], *, share: int, count: int) -> set[str]:
+    """The cases that other runs have. names: of all cases, as pytest writes them, ``test_file.py::test_name[case]``."""
+    cases: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        cases[name.partition("[")[0]].append(name)
+    whole = (found for found in cases.values() if len(found) >= count)
+    return {name for found in whole for index, name in enumerate(found) if index % count != share}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--breadth", type=read_share, default=(0, 1), metavar="SHARE/SHARES", help="of cases marked breadth")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    share, count = config.getoption("breadth")
+    left = left_to_others([item.nodeid for item in items if item.get_closest_marker("breadth")], share=share, count=count)
+    if left:
+        config.stash[LEFT_TO_OTHERS] = len(left)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left])
+        items[:] = [item for item in items if item.nodeid not in left]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_to_others"] = session.config.stash.get(LEFT_TO_OTHERS, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    # Every process collects all tests, and leaves the same ones to others.
+    node.config.stash[LEFT_TO_OTHERS] = getattr(node, "workeroutput", {}).get("left_to_others", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if number := config.stash.get(LEFT_TO_OTHERS, 0):
+        share, count = config.getoption("breadth")
+        terminalreporter.write_line(
+            f"breadth {share}/{count}: {number} further cases of claims that are shown here are left to other commits' runs; "
+            "make test BREADTH=0/1 runs all"
+        )
