@@ -15,6 +15,7 @@ import argparse
 import itertools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ def compare(row: PublishedRow, profile: Profile) -> Row:
     """Make the row of a training run: published, estimated, and the error, which is estimated over published, less one."""
     plan, workload = row.plan(num_blocks=profile.num_blocks), row.workload()
     machine = table_machine(row.device, num_devices=row.num_compared_devices)
+    if row.torch_version:
+        profile = replace(profile, torch_version=row.torch_version)
     prediction = estimate_training(profile, plan=plan, workload=workload, machine=machine)
     if row.reserved_gb is not None or row.process_gb is not None:
         prediction = add_memory(prediction, profile, plan=plan, workload=workload, machine=machine)

@@ -53,6 +53,8 @@ class PublishedRow(PublishedModel):
     adapter_dropout: float | None
     layout: Layout
     """Sharing among the devices: DDP, FSDP, or FSDP with all that is sharded on the host; empty where it is not compared."""
+    torch_version: str
+    """Version whose kernels ran, where the source says it and they hold other memory than those of the installed one."""
     recompute: Literal["none", "full"]
     allocated_gb: float | None
     """Peak of the allocator, in 10^9 bytes; so are the next two."""
@@ -209,6 +211,7 @@ def _from_collection(cells: dict[str, str]) -> PublishedRow | None:
         adapter_targets=(),
         adapter_dropout=None,
         layout="",
+        torch_version="",
         recompute="full" if cells["recompute"] == "full" else "none",
         allocated_gb=None,
         reserved_gb=None,

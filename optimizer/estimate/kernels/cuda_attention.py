@@ -12,19 +12,19 @@ from typing import Literal, NamedTuple
 
 from optimizer.base.intervals import ByteInterval, exact_interval
 from optimizer.estimate.kernels.held import NO_BYTES, Held, OpCall, interval_of
+from optimizer.formats.key_heads import AMPERE, WIDEST_FLASH, Fused
 from optimizer.hardware.device_spec import Card
 
-Backend = Literal["flash", "efficient", "math"]
+Backend = Literal["flash", "efficient", "repeated", "math"]
+"""repeated: the memory-efficient kernel with key heads that the runtime repeats for it."""
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _FP32_BYTES = 4
-_WIDEST_FLASH = 256
 _NARROW_FLASH = ((8, 6), (8, 9), (12, 0))
 """Cards whose flash kernel trains no heads 193 to 224 wide."""
 _ROWS_OF_FLASH, _WIDTHS_OF_FLASH = 128, 32
 """Rows, and widths, to whose multiples flash's backward's sums are rounded up."""
 _FILLED = 0.8
 _MOST_SPLITS = 128
-_EFFICIENT_TAKES_GROUPS_SINCE = (2, 14)
 _ROWS_OF_EFFICIENT = 32
 _ACCUMULATED_WIDTH = 128
 _ANY_WIDTH = 1 << 16
@@ -125,11 +125,12 @@ def _of_capability(
 ) -> tuple[Backend, ...]:
     is_half, width = attention.dtype != "fp32", attention.head_dim
     is_refused = is_training and capability in _NARROW_FLASH and 192 < width <= 224
-    if is_half and capability >= (8, 0) and width <= _WIDEST_FLASH and not attention.mask_bytes and not is_refused:
+    if is_half and capability >= AMPERE and width <= WIDEST_FLASH and not attention.mask_bytes and not is_refused:
         return ("flash",)
-    multiple = 8 if is_half else 4 if capability >= (8, 0) else 1
-    takes_groups = torch_version is not None and torch_version >= _EFFICIENT_TAKES_GROUPS_SINCE
-    if width % multiple or (attention.dtype == "bf16" and capability < (8, 0)) or (attention.is_grouped and not takes_groups):
+    kernel = Fused(dtype=attention.dtype, head_dim=width, capability=capability, torch_version=torch_version)
+    if attention.is_grouped and not attention.mask_bytes and kernel.repeats_key_heads:
+        return ("repeated",)
+    if not kernel.is_efficient or (attention.is_grouped and not kernel.takes_groups):
         return ("math",)
     return ("efficient",) if attention.is_surely_grouped else ("efficient", "math")
 
@@ -160,6 +161,8 @@ def _hold(backend: Backend, attention: Attention, card: Card, *, is_backward: bo
     if backend == "efficient":
         scratch = _efficient_backward(attention, card) if is_backward else exact_interval(_efficient_sums(attention))
         return Held(scratch, _efficient_kept(attention), "bound", "kernel_backward.h, kernel_forward.h")
+    if backend == "repeated":
+        return _repeated(attention, card, is_backward=is_backward)
     return Held(_math(attention, is_backward=is_backward), exact_interval(_math_kept(attention)), "bound", "attention.cpp")
 
 
@@ -276,6 +279,15 @@ def _efficient_workspace(attention: Attention, tile: _Tile) -> int:
     if attention.element_bytes < _FP32_BYTES and widest > rows:
         elements += 2 * columns * _up(width, rows)
     return _FP32_BYTES * attention.num_heads * _up(elements, 4)
+
+
+def _repeated(attention: Attention, card: Card, *, is_backward: bool) -> Held:
+    """Keys and values for each head of queries beside what the kernel holds, and in backward their gradients."""
+    copies = 2 * attention.element_bytes * attention.num_heads * attention.keys_length * attention.head_dim
+    alike = attention._replace(num_key_heads=attention.num_heads)
+    held = _hold("efficient", alike, card, is_backward=is_backward)
+    scratch = held.scratch + exact_interval(copies * (2 if is_backward else 1))
+    return Held(scratch, held.kept, "bound", f"key heads repeated; {held.source}")
 
 
 # Plain products.

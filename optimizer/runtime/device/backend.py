@@ -124,6 +124,10 @@ class Backend(Protocol):
     def name(self) -> str: ...
 
     @property
+    def capability(self) -> tuple[int, int] | None:
+        """Compute capability of a CUDA card; None of other devices."""
+
+    @property
     def computes_bf16(self) -> bool:
         """False where torch would emulate it."""
 

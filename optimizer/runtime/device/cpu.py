@@ -13,6 +13,7 @@ class CpuBackend:
     is_asynchronous = False
     memory = None
     name = "CPU"
+    capability = None
     computes_bf16 = True
 
     def __init__(self, device: torch.device) -> None:

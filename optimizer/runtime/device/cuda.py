@@ -112,6 +112,10 @@ class CudaBackend:
         return torch.cuda.get_device_name(self.device)
 
     @property
+    def capability(self) -> tuple[int, int] | None:
+        return torch.cuda.get_device_capability(self.device)
+
+    @property
     def computes_bf16(self) -> bool:
         # Asked of the card: torch also says yes where it would emulate (T4).
         return torch.cuda.get_device_capability(self.device) >= _BF16_CAPABILITY

@@ -51,6 +51,7 @@ from optimizer.runtime.generation.kv_workspace import KvHomes, KvWorkspace
 from optimizer.runtime.generation.micro_batch import MicroBatch, Watch
 from optimizer.runtime.generation.sampling import Chooser, choose_tokens
 from optimizer.runtime.layers.filling import fill_model
+from optimizer.runtime.layers.grouped_attention import watch_attention
 from optimizer.runtime.layers.matmul_dispatch import watch_products
 from optimizer.runtime.layers.quantized_linear import freeze_base
 from optimizer.runtime.meter.counting import CountingPolicy
@@ -170,7 +171,7 @@ class Generator:
         """Those that run here."""
         self._attention: str | None = getattr(model.config, "_attn_implementation", None)
         self._handles: list[RemovableHandle] = []
-        self._undo_products: Callable[[], None] = lambda: None
+        self._undo_layers: Callable[[], None] = lambda: None
         self._counting = CountingPolicy()
         self._turns = Turns(resumed=partial(set_region, meter, "activations"))
         takes_turns = plan.num_micro_batches > 1 and stage is None
@@ -199,8 +200,7 @@ class Generator:
             self._handles += self._weights.watch(self._anatomy.backbone, blocks, updates=None)
             if plan.kv_cache.prefix_tokens:
                 self._handles += watch_prefixes(blocks)
-            if device.type == "cpu":
-                self._undo_products = watch_products(model)
+            self._undo_layers = watch_products(model) if device.type == "cpu" else watch_attention(device)
         except BaseException:
             self.close(keep_weights=False)
             raise
@@ -327,7 +327,7 @@ class Generator:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._undo_products()
+        self._undo_layers()
         try:
             if keep_weights:
                 self._weights.bind_homes()

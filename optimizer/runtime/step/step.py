@@ -31,6 +31,7 @@ from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.plan import Plan
 from optimizer.runtime.compiled.blocks import compile_blocks
 from optimizer.runtime.device.backends import backend_of
+from optimizer.runtime.layers.grouped_attention import watch_attention
 from optimizer.runtime.layers.matmul_dispatch import watch_products
 from optimizer.runtime.layers.memory_saving_layers import use_memory_saving_layers
 from optimizer.runtime.meter.meter import Meter, count_allocations, mark_phase, set_region
@@ -206,8 +207,7 @@ class Trainer:
         self.gradients = self._make_gradients(named)
         self._handles += self.gradients.watch()
         self._undo.append(use_memory_saving_layers(model))
-        if self.device.type == "cpu":
-            self._undo.append(watch_products(model))
+        self._undo.append(watch_products(model) if self.device.type == "cpu" else watch_attention(self.device))
         if plan.kernels.blocks == "compiled":
             self._undo.append(compile_blocks(blocks))
         self._undo.append(apply_activations(blocks, self._own_activations(len(blocks)), self.tiers))

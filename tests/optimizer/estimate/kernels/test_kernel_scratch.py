@@ -118,8 +118,8 @@ def test_efficient_backward_has_a_workspace_of_its_tiles(call: OpCall, capabilit
 @pytest.mark.parametrize(
     ("call", "capability"),
     [
-        (attention(4, 2, 64, 16, "fp32", name=FORWARD), (8, 0)),
-        (attention(4, 2, 64, 16, "fp16", name=FORWARD), (7, 5)),
+        (attention(4, 2, 64, 18, "fp32", name=FORWARD), (8, 0)),
+        (attention(4, 2, 64, 12, "fp16", name=FORWARD), (7, 5)),
         (attention(4, 4, 64, 16, "bf16", name=FORWARD), (7, 5)),
         (attention(4, 4, 64, 17, "fp32", name=FORWARD), (8, 0)),
     ],
@@ -130,6 +130,22 @@ def test_what_no_fused_kernel_takes_saves_all_its_scores(call: OpCall, capabilit
     scores = 4 * 4 * 64 * 64
     assert held.kept == exact_interval(4 * 4 * 3 * 64 * width + scores)
     assert (held.scratch.low, held.scratch.high) == (scores, 4 * scores)
+
+
+@pytest.mark.parametrize(("dtype", "capability"), [("fp32", (8, 0)), ("fp32", (7, 5)), ("fp16", (7, 5))])
+def test_grouped_heads_that_no_fused_kernel_takes_are_repeated_while_one_runs(dtype: str, capability: tuple[int, int]) -> None:
+    card = card_of(capability, 40)
+    copies = 2 * 16 * 512 * 64 * SIZES[dtype]
+    for name, times in ((FORWARD, 1), (BACKWARD, 2)):
+        grouped = hold(attention(16, 4, 512, 64, dtype, name=name), card, is_kept=name == FORWARD)
+        alike = hold(attention(16, 16, 512, 64, dtype, name=name), card, is_kept=name == FORWARD)
+        assert grouped.kept == alike.kept
+        assert grouped.scratch == alike.scratch + exact_interval(times * copies)
+
+
+def test_from_torch_2_14_on_no_heads_are_repeated() -> None:
+    call = attention(16, 4, 512, 64, "fp16")
+    assert hold(call, Card((7, 5), (40,) * 3, (2, 14))).scratch.high < hold(call, card_of((7, 5), 40)).scratch.low
 
 
 def test_a_forward_without_a_backward_keeps_nothing() -> None:
