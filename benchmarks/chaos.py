@@ -1,4 +1,4 @@
-"""``python -m benchmarks.chaos [--rounds N] [--seed S] [--database NAME] [--limit-s T] [--json FILE]``: faults without end.
+"""``python -m benchmarks.chaos [--rounds N] [--seed S] [--only PART] [--database NAME] [--limit-s T] [--json FILE]``: faults.
 
 The whole service runs as real processes while people use it, and round after round it is struck by one to six faults of some
 forty kinds at once: processes killed and halted, servers lost, disks filled, checkpoints damaged. Every 25 rounds all comes to
@@ -41,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="PART", help="kinds whose name has this part, such as 'halt a worker'"
+    )
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no round after so many seconds")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -64,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             most_waiting=MOST_WAITING,
             limit_s=options.limit_s,
             most_at_once=MOST_AT_ONCE,
+            only=options.only,
             is_to_end=is_to_end.is_set,
         )
         if report.broken or report.ended_alone:

@@ -6,7 +6,7 @@ import random
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,12 +76,13 @@ def run_campaign(
     most_waiting: int = 60,
     limit_s: float = math.inf,
     most_at_once: int = 5,
+    only: Sequence[str] = (),
     is_to_end: Callable[[], bool] = lambda: False,
     report_line: Callable[[str], None] = print,
 ) -> Report:
     """num_people: who submit side by side. pause_s: between two submissions of one person. most_waiting: jobs in the queue, past
     which nobody submits for a while. limit_s: no round begins later than that. most_at_once: faults of one round.
-    is_to_end: asked before each round; once True, what was done until then is judged. report_line: called with a line on each
+    only: parts of the names of kinds, where others are to be left out. is_to_end: asked before each round; once True, what was done until then is judged. report_line: called with a line on each
     round.
     """
     began_s = time.monotonic()
@@ -95,7 +96,8 @@ def run_campaign(
     }
     crowd = Crowd(world.url, known["token"], spec=spec, seed=seed, num_people=num_people, pause_s=pause_s)
     crowd.start()
-    campaign = _Campaign(world, crowd, random.Random(seed), report_line, most_waiting=most_waiting)
+    kinds = faults.find(only)
+    campaign = _Campaign(world, crowd, random.Random(seed), report_line, most_waiting=most_waiting, kinds=kinds)
     wait_for(lambda: len(crowd.accepted) > 3, what=f"the first jobs: {crowd.refusals} {world.logs()}", timeout_s=90)
     campaign.come_to_rest()
     campaign.before = leaks.look_at_all(world)
@@ -125,10 +127,11 @@ class _Campaign:
         report_line: Callable[[str], None],
         *,
         most_waiting: int,
+        kinds: Sequence[Fault],
     ) -> None:
         self._most_waiting = most_waiting
         self._world, self._crowd, self._chance, self._report_line = world, crowd, chance, report_line
-        self._kinds = self._draw_forever([fault for fault in faults.ALL if fault.is_possible_in(world)])
+        self._kinds = self._draw_forever([fault for fault in kinds if fault.is_possible_in(world)])
         self.before: dict[str, leaks.Holding] = {}
         self.report = Report()
 
