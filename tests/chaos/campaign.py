@@ -81,9 +81,9 @@ def run_campaign(
     report_line: Callable[[str], None] = print,
 ) -> Report:
     """num_people: who submit side by side. pause_s: between two submissions of one person. most_waiting: jobs in the queue, past
-    which nobody submits for a while. limit_s: no round begins later than that. most_at_once: faults of one round.
-    only: parts of the names of kinds, where others are to be left out. is_to_end: asked before each round; once True, what was done until then is judged. report_line: called with a line on each
-    round.
+    which nobody submits for a while. limit_s: no round begins later than that. most_at_once: faults of one round. only: parts of
+    the names of kinds, where others are to be left out. is_to_end: asked before each round; once True, what was done until then
+    is judged. report_line: called with a line on each round.
     """
     began_s = time.monotonic()
     known = world.ask("seed", profile_file=str(profile_file))
