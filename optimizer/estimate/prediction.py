@@ -139,7 +139,8 @@ class RankPrediction:
     peak_high_bytes: int
     """Most bytes of tensors at any moment, and the upper end of their interval."""
     step_ms: float
-    """The step if all ranks were like this one, which then waits for nobody slower."""
+    """The step if all ranks were like this one, which then waits for nobody slower; of a stage of a model that is cut, what it
+    works in a step."""
     memory: CardMemory | None = None
     """From tensors to its card; None where it was not worked out."""
 

@@ -17,13 +17,14 @@ from optimizer.estimate.categories.weights import list_streamed_bytes
 from optimizer.estimate.compiling import estimate_compile_s, widen_memory, widen_time
 from optimizer.estimate.kernels.cpu_kernels import unmeasured_bytes
 from optimizer.estimate.prediction import MEMORY_MARGIN, Prediction, TimelinePoint
-from optimizer.estimate.step.setting import LaidOut, check_plan, highest_of, lay_out_ranks
+from optimizer.estimate.step.ranks import list_machines
+from optimizer.estimate.step.setting import LaidOut, check_plan, highest_of, lay_out_ranks, lay_out_stages
 from optimizer.estimate.step.simulate import Simulation, simulate
 from optimizer.estimate.step.stages import StagePeaks
 from optimizer.estimate.step.unmetered import estimate_allocated_peak
 from optimizer.estimate.tasks.parts import Bytes
 from optimizer.estimate.time_interval import time_interval
-from optimizer.estimate.uneven import combine_ranks, list_cases
+from optimizer.estimate.uneven import combine_ranks, combine_stages, list_cases
 from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread
 from optimizer.hardware.machine import Machine
 from optimizer.plan.layout import RankShare
@@ -50,29 +51,35 @@ def estimate_training(
 
     Raises InvalidPlan where the plan does not match the model or workload, InvalidWorkload beyond the position table.
     """
+    if plan.layout.ranks and plan.layout.is_cut:
+        found = predict_stages(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
+        return combine_stages(found, list_cases(plan, workload, machine))
     if plan.layout.ranks:
         return _estimate_uneven(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
     machine = calibrated_machine(machine, calibration)
     ranks = lay_out_ranks(profile, plan=plan, workload=workload, machine=machine)
-    laid = highest_of(ranks)
-    simulation = simulate_step(laid)
-    peaks = laid.setting.stages.estimate(
-        laid.schedule, laid.resident, simulation, choices=plan.activations.per_block
-    )
-    # All wait for the rank that updates most, which also has most state elsewhere.
-    fullest = simulation if laid is ranks[0] else simulate_step(ranks[0])
-    return _predict(
-        simulation,
-        peaks,
-        profile,
-        fullest=fullest,
-        ranks=ranks,
-        plan=plan,
-        workload=workload,
-        machine=machine,
-        base_bytes=_base_bytes(profile, plan=plan, workload=workload),
-        spread=read_spread(calibration),
-        allocated_bytes=_allocated_bytes(laid, plan),
+    here: dict[str, Any] = {"plan": plan, "workload": workload, "machine": machine, "spread": read_spread(calibration)}
+    return _predict_rank(highest_of(ranks), profile, ranks=ranks, **here)
+
+
+def predict_stages(
+    profile: Profile,
+    *,
+    plan: Plan,
+    workload: TrainingWorkload,
+    machine: Machine,
+    calibration: Mapping[str, Any] | None = None,
+) -> tuple[Prediction, ...]:
+    """The prediction of each stage of a model that is cut over unequal devices, with what it waits for the others. Raises as
+    ``estimate_training`` does.
+    """
+    machine, spread = calibrated_machine(machine, calibration), read_spread(calibration)
+    stages = lay_out_stages(profile, plan=plan, workload=workload, machine=machine)
+    here: dict[str, Any] = {"plan": plan, "workload": workload, "ranks": stages, "spread": spread}
+    # Each stage has waited for the others, so no other decides how long it takes.
+    return tuple(
+        _predict_rank(laid, profile, waits_for=laid, machine=each, **here)
+        for laid, each in zip(stages, list_machines(machine, plan.layout), strict=True)
     )
 
 
@@ -103,6 +110,40 @@ def _estimate_uneven(
         cases=cases,
         found=[prediction for prediction, _ in found],
         simulations=[steps.get(case.rank, steps[min(steps)]) for case, (_, steps) in zip(cases, found, strict=True)],
+    )
+
+
+def _predict_rank(
+    laid: LaidOut,
+    profile: Profile,
+    *,
+    ranks: Sequence[LaidOut],
+    plan: Plan,
+    workload: TrainingWorkload,
+    machine: Machine,
+    spread: Spread | None,
+    waits_for: LaidOut | None = None,
+) -> Prediction:
+    """The prediction of one rank's step. waits_for: the rank that decides how long the step is; unless given, the one that
+    updates most and so has most state elsewhere, the first.
+    """
+    simulation = simulate_step(laid)
+    peaks = laid.setting.stages.estimate(
+        laid.schedule, laid.resident, simulation, choices=plan.activations.per_block
+    )
+    slowest = ranks[0] if waits_for is None else waits_for
+    return _predict(
+        simulation,
+        peaks,
+        profile,
+        fullest=simulation if laid is slowest else simulate_step(slowest),
+        ranks=ranks,
+        plan=plan,
+        workload=workload,
+        machine=machine,
+        base_bytes=_base_bytes(profile, plan=plan, workload=workload),
+        spread=spread,
+        allocated_bytes=_allocated_bytes(laid, plan),
     )
 
 

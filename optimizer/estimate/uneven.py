@@ -4,19 +4,18 @@ A rank's bytes depend on nothing but its own device and its own part of the plan
 devices are all of its kind and do what it does; with shared state its own tensors are those that it owns there. Of several
 machines it has its own one's host, and all ranks exchange over the network unless they are in one of them. The time is the
 slowest rank's, or more: where compute waits for each exchange, every stretch between two of them takes as long as on the rank
-that is slowest there.
+that is slowest there. Stages of a model that is cut are laid out together, each on its own device, and their step is one.
 
 *Not modelled*: cards of unequal links to the host behind one switch; corrections that finished runs taught of other kinds than
 the machine's first.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from optimizer.base.errors import InvalidInput, InvalidPlan
 from optimizer.estimate.categories.network import overlaps
 from optimizer.estimate.prediction import Prediction, RankPrediction
+from optimizer.estimate.step.ranks import list_machines
 from optimizer.estimate.step.simulate import Simulation
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
@@ -34,19 +33,20 @@ class RankCase:
 
 
 def list_cases(plan: Plan, workload: TrainingWorkload, machine: Machine) -> tuple[RankCase, ...]:
-    """The case of each rank, in order. Raises InvalidPlan for devices that the machine does not have, or not as many."""
-    layout = plan.layout
-    _check_devices(plan, machine)
-    known: dict[str, Machine] = {}
-    inside = machine.among({share.device for share in layout.ranks})
-    cases = []
-    for rank, num_sequences in enumerate(plan.rank_sequences):
-        name = layout.share_of(rank).device
-        if name not in known:
-            known[name] = inside.with_kind(name, num_devices=layout.num_devices)
-        alike = replace(plan.of_rank(rank), layout=layout.without_ranks)
-        whole = replace(workload, global_batch_size=layout.num_devices * num_sequences)
-        cases.append(RankCase(rank=rank, plan=alike, workload=whole, machine=known[name]))
+    """The case of each rank, in order. Stages of a model that is cut are of one plan, each on its own kind of device. Raises
+    InvalidPlan for devices that the machine does not have, or not as many.
+    """
+    layout, cases = plan.layout, []
+    for rank, (own, whole) in enumerate(zip(plan.of_ranks(), list_machines(machine, layout), strict=True)):
+        size = own.batch.global_batch_size * layout.num_parts
+        cases.append(
+            RankCase(
+                rank=rank,
+                plan=replace(own, layout=layout.without_ranks),
+                workload=replace(workload, global_batch_size=size),
+                machine=whole,
+            )
+        )
     return tuple(cases)
 
 
@@ -75,6 +75,22 @@ def combine_ranks(
     )
 
 
+def combine_stages(found: Sequence[Prediction], cases: Sequence[RankCase]) -> Prediction:
+    """The prediction of a model that is cut over unequal devices. found: of each stage, with what it waits for the others."""
+    ranks = tuple(
+        _describe(case, each, working_ms=each.step_ms - each.exposed_ms.get("network", 0.0))
+        for case, each in zip(cases, found, strict=True)
+    )
+    longest = max(found, key=lambda each: each.step_ms)
+    return place_ranks(found, ranks).changed(
+        step_ms=longest.step_ms,
+        step_low_ms=longest.step_low_ms,
+        step_high_ms=longest.step_high_ms,
+        tokens_per_s=longest.tokens_per_s,
+        total_s=longest.total_s,
+    )
+
+
 def place_ranks(found: Sequence[Prediction], ranks: tuple[RankPrediction, ...]) -> Prediction:
     """The prediction of the rank whose device has the least room, with all ranks in it."""
     fullest = min(range(len(ranks)), key=lambda rank: ranks[rank].memory_bytes - ranks[rank].peak_high_bytes)
@@ -99,7 +115,8 @@ def step_of_all(simulations: Sequence[Simulation], *, waits: bool) -> float:
     return step_ms + max(each.step_ms - end for each, end in zip(simulations, ends, strict=True))
 
 
-def _describe(case: RankCase, found: Prediction) -> RankPrediction:
+def _describe(case: RankCase, found: Prediction, *, working_ms: float | None = None) -> RankPrediction:
+    """working_ms: of a stage, which waits for others in its step."""
     peak_bytes = found.rank_peak_bytes[case.rank] if found.rank_peak_bytes else found.device_peak_bytes
     return RankPrediction(
         device=case.machine.device.name,
@@ -108,29 +125,5 @@ def _describe(case: RankCase, found: Prediction) -> RankPrediction:
         peak_bytes=peak_bytes,
         # Of the rank that owns most; this one's is lower by what it does not own.
         peak_high_bytes=found.device_peak_high_bytes - found.device_peak_bytes + peak_bytes,
-        step_ms=found.step_ms,
+        step_ms=found.step_ms if working_ms is None else working_ms,
     )
-
-
-def _check_devices(plan: Plan, machine: Machine) -> None:
-    """On the CPU device any number of processes play devices."""
-    asked: Counter[str] = Counter()
-    for rank, share in enumerate(plan.layout.ranks):
-        try:
-            kind = machine.with_kind(share.device)
-        except InvalidInput as error:
-            raise InvalidPlan(
-                f"plan.layout.ranks[{rank}]: {error.message}",
-                field="plan.layout.ranks",
-                value=share.device,
-                allowed=error.fields.get("allowed"),
-            ) from error
-        asked[kind.device.name] += 1
-        if machine.device.kind == "cuda" and asked[kind.device.name] > kind.num_devices:
-            raise InvalidPlan(
-                f"plan.layout.ranks asks for {asked[kind.device.name]} or more of {kind.device.name}; "
-                f"the machine has {kind.num_devices}",
-                field="plan.layout.ranks",
-                value=asked[kind.device.name],
-                allowed={"minimum": 1, "maximum": kind.num_devices},
-            )

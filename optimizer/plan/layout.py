@@ -1,4 +1,4 @@
-"""Decisions about devices: how many of one machine a plan runs on, and what each of them keeps to itself.
+"""Decisions about devices: how many a plan runs on, and what each of them keeps to itself.
 
 Each device has a process of its own, a rank. All ranks hold the whole model and run the same plan; each takes an equal share of
 a step's micro-batches, and their gradients are summed. On unequal devices ``ranks`` says of each which kind of device it runs
@@ -11,7 +11,8 @@ that are not trained too. Weights that stream from the host are there once for a
 has nobody to send them to; where every rank updates them, each has its own.
 
 Or the model is cut (``stages.py``): each rank has some neighbouring blocks and all that belongs to them, and a step's
-micro-batches go through all ranks, one after the other. Then every rank sees the whole batch.
+micro-batches go through all ranks, one after the other. Then every rank sees the whole batch, and on unequal devices ``ranks``
+says on which kind each stage runs; what its blocks do with activations is what the plan says of these blocks.
 """
 
 from collections.abc import Sequence
@@ -51,9 +52,18 @@ class RankShare:
                 )
 
 
+_EVERY_MICRO_BATCH: Final = "every micro-batch goes through all ranks: leave it out, plan.batch is of all"
+_OF_ALL_STAGES: Final = {
+    "micro_batch_size": _EVERY_MICRO_BATCH,
+    "accumulation_steps": _EVERY_MICRO_BATCH,
+    "per_block": "each block is on one rank: leave it out, plan.activations.per_block says what it does there",
+}
+"""Decisions of ranks that are one for all where the model is cut, each with why."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceLayout:
-    """The devices of one machine that share a step.
+    """The devices that share a step.
 
     replicated  every rank sums all gradients and updates all weights.
     zero1       a tensor's gradient is summed on its owner once a step, after the last micro-batch; the others then drop theirs.
@@ -68,7 +78,8 @@ class DeviceLayout:
     data: DataParallel = "replicated"
     """``replicated`` on one device."""
     ranks: tuple[RankShare, ...] = ()
-    """One for each rank, in order; empty where all do the same on the machine's first kind of device."""
+    """One for each rank, in order; empty where all do the same on the machine's first kind of device. Where the model is cut they
+    say the device alone."""
     stage_blocks: tuple[int, ...] = ()
     """Number of blocks on each device in the order of the model, as many as ``num_devices``; empty if the model is not cut."""
     schedule: PipelineSchedule = "1f1b"
@@ -109,7 +120,6 @@ class DeviceLayout:
         for name, is_broken, value, why in (
             ("num_devices", len(self.stage_blocks) != self.num_devices, self.num_devices, "one device for each"),
             ("data", self.data != "replicated", self.data, "which leave nothing to share out: use replicated"),
-            ("ranks", bool(self.ranks), len(self.ranks), "on equal devices alone: leave ranks out"),
         ):
             if is_broken:
                 raise InvalidPlan(
@@ -118,6 +128,14 @@ class DeviceLayout:
                     value=value,
                     allowed=why,
                 )
+
+        for rank, share in enumerate(self.ranks):
+            for name, why in _OF_ALL_STAGES.items():
+                if (value := getattr(share, name)) is not None:
+                    path = f"plan.layout.ranks[{rank}].{name}"
+                    raise InvalidPlan(
+                        f"{path} is {value}; plan.layout.stage_blocks is {shown}, and {why}", field=path, value=value, allowed=why
+                    )
 
     def share_of(self, rank: int) -> RankShare:
         """The decisions of a rank's own; none of them where all are alike."""
@@ -188,8 +206,7 @@ TECHNIQUES: Final = (
     TechniqueDeclaration(
         name="data_parallel",
         label="share the batch among devices",
-        sentence="Gives each device of one machine a part of the batch and sums their gradients, which crosses the link between "
-        "them.",
+        sentence="Gives each device a part of the batch and sums their gradients, which crosses the link between them.",
         group=_GROUP,
         num_devices=2,
     ),
@@ -222,8 +239,8 @@ TECHNIQUES: Final = (
     TechniqueDeclaration(
         name="cut_model",
         label="cut the model over devices",
-        sentence="Holds some of the blocks on each device of one machine, with all that belongs to them; hidden states go from "
-        "one to the next, and several micro-batches keep all of them at work.",
+        sentence="Holds some of the blocks on each device, with all that belongs to them; hidden states go from one to the next, "
+        "and several micro-batches keep all of them at work.",
         group="Several devices",
         searches=("training", "generation"),
         lowers=("weights", "gradients", "optimizer_state", "activations"),
@@ -237,7 +254,7 @@ KNOBS: Final = (
         plain=1,
         uses=(Use(technique="data_parallel", asks=exceeds(1), where=(_IS_WHOLE,)),),
         num_devices=2,
-        training=Face(label="Devices", help="of one machine, each with a part of the batch or of the model"),
+        training=Face(label="Devices", help="each with a part of the batch or of the model"),
     ),
     Knob(
         path="layout.data",

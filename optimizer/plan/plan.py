@@ -72,7 +72,7 @@ class Plan:
 
     def of_ranks(self) -> "tuple[Plan, ...]":
         """The plan of each rank, in order."""
-        if not self.layout.ranks:
+        if not self.layout.ranks or self.layout.is_cut:
             return (self,) * self.layout.num_devices
         rows = [self._rows_of(share) for share in self.layout.ranks]
         ranks = tuple(
@@ -100,7 +100,7 @@ class Plan:
     @property
     def rank_sequences(self) -> tuple[int, ...]:
         """Sequences of a step that each rank takes, in order; one number where all take the same, of a model that is cut."""
-        if not self.layout.ranks:
+        if not self.layout.ranks or self.layout.is_cut:
             return (self.batch.global_batch_size,) * self.layout.num_parts
         return tuple(plan.batch.global_batch_size for plan in self.of_ranks())
 

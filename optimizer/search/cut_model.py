@@ -1,9 +1,9 @@
 """A model that is cut over devices: where it is cut, how many micro-batches follow each other, and what each stage's blocks do.
 
 With all that is decided outside the blocks given, a stage's own blocks have one question: how many of them must run again so that
-the stage's peak honours the budget. So stages are priced one by one, each with the fewest such blocks, and run against each
-other; cuts start even and move block by block as long as that makes the step shorter, or the fullest stage smaller where one is
-too full.
+the stage's peak honours the budget and, on unequal devices, its device's memory. So stages are priced one by one, each on its own
+device with the fewest such blocks, and run against each other; cuts start even, or on unequal devices by their speed and by their
+memory, and move block by block as long as that makes the step shorter, or the fullest stage smaller where one is too full.
 Micro-batches and number formats that cannot be faster than what is known are passed over.
 
 *Not searched*: GPipe's order, which takes the time of 1F1B and more memory, and is carried out where it is pinned; blocks that
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from optimizer.base.errors import InvalidPlan, NoFeasiblePlan
-from optimizer.estimate.prediction import MEMORY_MARGIN, Prediction
+from optimizer.estimate.prediction import MEMORY_MARGIN, Prediction, RankPrediction
 from optimizer.estimate.step.pipeline.schedule import StagePrice
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.explain.training import explain_plan
@@ -33,8 +33,8 @@ from optimizer.search.solver.grid import with_chunks
 Cut = tuple[int, ...]
 _MAX_TIGHTER = 6
 """Times that less than the budget is aimed at, where a card takes more than its tensors."""
-_TIGHTER = 0.98
-"""Largest share of what was aimed at before."""
+_TIGHTER, _LOOSER = 0.98, 0.8
+"""Largest share of what was aimed at before, and on unequal devices the smallest."""
 _UNLIMITED = 2**62
 _NUM_SHOWN = 6
 """Micro-batches and formats whose best plan is shown on the frontier."""
@@ -70,6 +70,15 @@ def even_cut(num_blocks: int, num_stages: int) -> Cut:
     return tuple(each + (stage in order[:more]) for stage in range(num_stages))
 
 
+def shared_cut(num_blocks: int, weights: Sequence[float]) -> Cut:
+    """Give each device as many blocks as its weight asks for, and at least one. weights: by stage, above 0."""
+    found = [1] * len(weights)
+    for _ in range(num_blocks - len(weights)):
+        shares = [number / weight for number, weight in zip(found, weights, strict=True)]
+        found[shares.index(min(shares))] += 1
+    return tuple(found)
+
+
 def least_cut_ms(problem: SearchProblem) -> float:
     """No plan of the problem is faster."""
     pricer = _pricer_of(problem)
@@ -77,8 +86,8 @@ def least_cut_ms(problem: SearchProblem) -> float:
 
 
 def search_cut(problem: SearchProblem) -> SearchResult:
-    """The fastest plan that is cut over the problem's devices and fits. Raises NoFeasiblePlan, InvalidPlan where pins leave
-    none.
+    """The fastest plan that is cut over the problem's devices, in their order, and fits. Raises NoFeasiblePlan, InvalidPlan where
+    pins leave none.
     """
     settings = [
         chunked for base in problem.settings() for chunked in with_chunks(problem, base) if _keeps_pins(problem, chunked)
@@ -91,18 +100,18 @@ def search_cut(problem: SearchProblem) -> SearchResult:
             value="",
             allowed="a batch of 2 sequences or more; weights.place device, gradients.choice keep",
         )
-    share = 1.0
+    shares = (1.0,) * problem.layout.num_devices
     for _ in range(_MAX_TIGHTER):
-        found = _find_all(problem, settings, limit_bytes=_limit_of(problem, share))
+        found = _find_all(problem, settings, limits_bytes=_limits_of(problem, shares))
         if not found:
             break
-        least_bytes = _UNLIMITED
+        tighter = list[tuple[float, ...]]()
         for each in found:
             priced = _verified(problem, each)
             if priced.verdict in ACCEPTED:
                 return _result(problem, settings, priced, found)
-            least_bytes = min(least_bytes, _taken_bytes(priced.prediction))
-        share *= min(_TIGHTER, problem.goal.device_budget_bytes / least_bytes)
+            tighter.append(_tighter(problem, priced.prediction))
+        shares = tuple(share * factor for share, factor in zip(shares, max(tighter, key=min), strict=True))
     raise _nothing_fits(problem, settings)
 
 
@@ -111,7 +120,7 @@ def _keeps_pins(problem: SearchProblem, setting: OuterPlan) -> bool:
     return problem.goal.pins.broken_by(setting.plan(_kept(problem))) in (None, "layout.stage_blocks", "activations.per_block")
 
 
-def _find_all(problem: SearchProblem, settings: Sequence[OuterPlan], *, limit_bytes: int) -> list[_Found]:
+def _find_all(problem: SearchProblem, settings: Sequence[OuterPlan], *, limits_bytes: Sequence[int]) -> list[_Found]:
     """The best of each setting that may be the best of all, the fastest first."""
     pricer, found = _pricer_of(problem), list[_Found]()
     start: Cut | None = None
@@ -119,7 +128,7 @@ def _find_all(problem: SearchProblem, settings: Sequence[OuterPlan], *, limit_by
     for least_ms, setting in sorted(bounded, key=lambda pair: (pair[0], repr(pair[1]))):
         if found and least_ms >= found[0].step_ms:
             break
-        best = _Cutting(problem=problem, setting=setting, limit_bytes=limit_bytes).best(start)
+        best = _Cutting(problem=problem, setting=setting, limits_bytes=limits_bytes).best(start)
         if best.over_bytes == 0:
             found.append(best)
             found.sort(key=lambda each: each.step_ms)
@@ -129,11 +138,11 @@ def _find_all(problem: SearchProblem, settings: Sequence[OuterPlan], *, limit_by
 
 @dataclass(kw_only=True)
 class _Cutting:
-    """The cuts of one setting. limit_bytes: of each stage's peak."""
+    """The cuts of one setting. limits_bytes: of each stage's peak."""
 
     problem: SearchProblem
     setting: OuterPlan
-    limit_bytes: int
+    limits_bytes: Sequence[int]
     _stages: dict[StageOfModel, tuple[StagePrice, PerBlock]] = field(default_factory=dict)
 
     def best(self, start: Cut | None = None) -> _Found:
@@ -141,15 +150,23 @@ class _Cutting:
         pinned = self.problem.goal.pins.layout.stage_blocks
         if pinned is not None:
             return self.evaluate(tuple(pinned))
-        even = even_cut(self.problem.num_blocks, self.problem.layout.num_devices)
-        starts = dict.fromkeys((even, *([] if start is None else [start])))
+        starts = dict.fromkeys((*self._begin(), *([] if start is None else [start])))
         return min((self._climb(self.evaluate(cut)) for cut in starts), key=lambda found: found.value)
+
+    def _begin(self) -> Iterator[Cut]:
+        layout, num_blocks = self.problem.layout, self.problem.num_blocks
+        if not layout.ranks:
+            yield even_cut(num_blocks, layout.num_devices)
+            return
+        whole_ms = _pricer_of(self.problem).whole_ms(self._plan(_kept(self.problem)))
+        yield shared_cut(num_blocks, [1 / each_ms for each_ms in whole_ms])
+        yield shared_cut(num_blocks, [max(1, num_bytes) for num_bytes in self.limits_bytes])
 
     def evaluate(self, cut: Cut) -> _Found:
         stages = list_stages(cut)
         priced = [self._stage(stage) for stage in stages]
         prices = [price for price, _ in priced]
-        over = [max(0, price.peak_bytes - self.limit_bytes) for price in prices]
+        over = [max(0, price.peak_bytes - limit) for price, limit in zip(prices, self.limits_bytes, strict=True)]
         measure: list[float] = [*over] if any(over) else [price.times.forward_ms + price.times.accumulate_ms for price in prices]
         return _Found(
             setting=self.setting,
@@ -180,18 +197,19 @@ class _Cutting:
         if pinned is not None:
             own = pinned[stage.blocks.start : stage.blocks.stop]
             return self._price(stage, own), own
+        limit_bytes = self.limits_bytes[stage.index]
         line = PlanLine(num_blocks=stage.num_blocks, steps=(*self.problem.rebuilding, "keep"))
         low, high = 0, line.length
         heaviest = self._price(stage, line.per_block(high))
-        if heaviest.peak_bytes <= self.limit_bytes or not high:
+        if heaviest.peak_bytes <= limit_bytes or not high:
             return heaviest, line.per_block(high)
         best = self._price(stage, line.per_block(0))
-        if best.peak_bytes > self.limit_bytes:
+        if best.peak_bytes > limit_bytes:
             return best, line.per_block(0)
         while high - low > 1:
             middle = (low + high) // 2
             price = self._price(stage, line.per_block(middle))
-            if price.peak_bytes <= self.limit_bytes:
+            if price.peak_bytes <= limit_bytes:
                 low, best = middle, price
             else:
                 high = middle
@@ -229,10 +247,25 @@ def _verified(problem: SearchProblem, found: _Found) -> PricedPlan:
     return priced
 
 
-def _taken_bytes(prediction: Prediction) -> int:
-    """Most bytes that a budget is held against."""
-    memory = prediction.memory
-    return max(prediction.device_peak_high_bytes, 0 if memory is None else memory.allocated.high)
+def _tighter(problem: SearchProblem, prediction: Prediction) -> tuple[float, ...]:
+    """By stage, the share of what was aimed at to aim at next, as a plan's process has no room: all alike on equal devices."""
+    budget_bytes, memory = problem.goal.device_budget_bytes, prediction.memory
+    if not prediction.ranks:
+        taken_bytes = max(prediction.device_peak_high_bytes, 0 if memory is None else memory.allocated.high)
+        return (min(_TIGHTER, budget_bytes / taken_bytes),) * problem.layout.num_devices
+    return tuple(
+        1.0 if rank.verdict(budget_bytes) in ACCEPTED else min(_TIGHTER, max(_LOOSER, _room_share(rank, budget_bytes)))
+        for rank in prediction.ranks
+    )
+
+
+def _room_share(rank: RankPrediction, budget_bytes: int) -> float:
+    """The part of a rank's bytes that there is room for."""
+    allowed_bytes, memory = min(budget_bytes, rank.memory_bytes), rank.memory
+    needed_bytes = rank.peak_high_bytes if memory is None else max(rank.peak_high_bytes, memory.allocated.high)
+    if memory is not None and memory.total_bytes:
+        needed_bytes = max(needed_bytes, allowed_bytes + memory.process.high - memory.total_bytes)
+    return allowed_bytes / needed_bytes
 
 
 def _result(
@@ -246,7 +279,8 @@ def _result(
     points = pick_frontier([(plan, each) for plan, each in shown.items() if problem.fits_elsewhere(each)], best=chosen.plan)
     pricer = _pricer_of(problem)
     quickest = min(settings, key=lambda setting: pricer.least_ms(setting.plan(_kept(problem))))
-    unlimited = _find_all(problem, [quickest, OuterPlan.of(chosen.plan)], limit_bytes=_UNLIMITED)
+    no_limits = (_UNLIMITED,) * problem.layout.num_devices
+    unlimited = _find_all(problem, [quickest, OuterPlan.of(chosen.plan)], limits_bytes=no_limits)
     return SearchResult(
         chosen=chosen,
         baselines=baselines,
@@ -277,7 +311,8 @@ def _nothing_fits(problem: SearchProblem, settings: Sequence[OuterPlan]) -> NoFe
     sizes = {setting.micro_batch_size for setting in settings}
     for setting in settings:
         if setting.micro_batch_size == min(sizes):
-            tried = problem.price(_Cutting(problem=problem, setting=setting, limit_bytes=0).best().plan)
+            limits_bytes = (0,) * problem.layout.num_devices
+            tried = problem.price(_Cutting(problem=problem, setting=setting, limits_bytes=limits_bytes).best().plan)
             if smallest is None or tried.device_peak_high_bytes < smallest.device_peak_high_bytes:
                 smallest = tried
     assert smallest is not None
@@ -288,10 +323,11 @@ def _nothing_fits(problem: SearchProblem, settings: Sequence[OuterPlan]) -> NoFe
     )
 
 
-def _limit_of(problem: SearchProblem, share: float) -> int:
-    """Bytes of tensors with which a stage's upper end honours the budget."""
-    margin = MEMORY_MARGIN[_pricer_of(problem).device_kind]
-    return math.floor(share * problem.goal.device_budget_bytes / (1 + margin))
+def _limits_of(problem: SearchProblem, shares: Sequence[float]) -> tuple[int, ...]:
+    """By stage, bytes of tensors with which its upper end honours the budget, or a share of them."""
+    pricer = _pricer_of(problem)
+    limits_bytes, margin = pricer.limits_bytes(problem.goal.device_budget_bytes), MEMORY_MARGIN[pricer.device_kind]
+    return tuple(math.floor(share * each / (1 + margin)) for share, each in zip(shares, limits_bytes, strict=True))
 
 
 def _pricer_of(problem: SearchProblem) -> StagePrices:

@@ -144,6 +144,12 @@ class StagePrices(Protocol):
     @property
     def device_kind(self) -> str: ...
 
+    def limits_bytes(self, budget_bytes: int) -> tuple[int, ...]:
+        """By stage, the most that it may take under a budget of every device."""
+
+    def whole_ms(self, plan: Plan) -> list[float]:
+        """By stage, the least time in which its device would do all blocks' work on a step."""
+
     def least_ms(self, plan: Plan) -> float:
         """No cut of the plan over its devices is faster."""
 

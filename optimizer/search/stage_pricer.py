@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from optimizer.estimate.bounds.relaxation import least_compute_ms
-from optimizer.estimate.categories.network import crossing_ms
+from optimizer.estimate.categories.network import crossing_ms, notice_ms
 from optimizer.estimate.step.pipeline.schedule import StagePrice, run_schedule
 from optimizer.estimate.step.ranks import RankPart
 from optimizer.estimate.step.setting import find_stage
@@ -18,36 +18,53 @@ from optimizer.profile.profile import Profile
 
 @dataclass(frozen=True, kw_only=True)
 class StagePricer:
-    """Prices of one model's stages for one workload, on one machine."""
+    """Prices of one model's stages for one workload, each on its own device."""
 
     profile: Profile
-    part: RankPart
-    _known: dict[Any, float] = field(default_factory=dict, compare=False, repr=False)
+    parts: tuple[RankPart, ...]
+    """By stage."""
+    memory_bytes: tuple[int, ...] = ()
+    """By stage, what its device has, beyond which no budget goes; empty where devices are alike."""
+    _known: dict[Any, list[float]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def device_kind(self) -> str:
-        return self.part.machine.device.kind
+        return self.parts[0].machine.device.kind
+
+    def limits_bytes(self, budget_bytes: int) -> tuple[int, ...]:
+        """By stage, the most that it may take under a budget of every device."""
+        memory_bytes = self.memory_bytes or (budget_bytes,) * len(self.parts)
+        return tuple(min(budget_bytes, num_bytes) for num_bytes in memory_bytes)
+
+    def whole_ms(self, plan: Plan) -> list[float]:
+        """By stage, the least time in which its device would do all blocks' work on a step."""
+        key = (plan.batch, plan.weights, plan.kernels)
+        if key not in self._known:
+            found: dict[int, float] = {}
+            for part in self.parts:
+                if id(part.machine) not in found:
+                    found[id(part.machine)] = least_compute_ms(
+                        self.profile, plan=plan, workload=part.workload, machine=part.machine
+                    )
+            self._known[key] = [found[id(part.machine)] for part in self.parts]
+        return self._known[key]
 
     def least_ms(self, plan: Plan) -> float:
         """No cut of the plan over its devices is faster.
 
         A stage works t on each of M micro-batches, after the first has come through the stages before it, and before the last
-        goes back through these: a step is M t and their work on one. Of P stages that share out the work T on one micro-batch so
-        that this is the same for each, it is T / (1 - (1 - 1/M)^P).
+        goes back through these: a step S is at least M t and their work on one. Shares t / T of the work on one micro-batch, for
+        which device p alone would take T_p, add up to 1. They are at most S times the sum of y_p, where M y_p and all y behind p
+        are 1 / T_p or more (the dual of that linear program). Of P like devices S is T / (1 - (1 - 1/M)^P).
         """
-        key = (plan.batch, plan.weights, plan.kernels)
-        if key not in self._known:
-            self._known[key] = least_compute_ms(
-                self.profile, plan=plan, workload=self.part.workload, machine=self.part.machine
-            )
-        num_micro_batches = plan.batch.accumulation_steps
-        of_one_ms = self._known[key] / num_micro_batches
-        found: float = of_one_ms / (1 - (1 - 1 / num_micro_batches) ** plan.layout.num_devices)
-        return found
+        num_micro_batches, behind = plan.batch.accumulation_steps, 0.0
+        for whole_ms in reversed(self.whole_ms(plan)):
+            behind += max(0.0, num_micro_batches / whole_ms - behind) / num_micro_batches
+        return 1 / behind
 
     def price_stage(self, plan: Plan, stage: StageOfModel) -> StagePrice:
         """plan: of which the blocks' choices count, and the layout's order and number of devices, not its cut."""
-        part = self.part
+        part = self.parts[stage.index]
         setting, layout = find_stage(self.profile, plan, part, stage)
         parts, device_kind = layout.parts(plan.activations.per_block), part.machine.device.kind
         return StagePrice(
@@ -58,14 +75,16 @@ class StagePricer:
 
     def step_ms(self, plan: Plan, stages: Sequence[StageOfModel], prices: Sequence[StagePrice]) -> float:
         """Milliseconds of a step of stages that were priced one by one."""
-        assert self.part.network is not None
-        num_tokens = plan.batch.micro_batch_size * self.part.workload.sequence_length
+        part = self.parts[0]
+        assert part.network is not None
+        num_tokens = plan.batch.micro_batch_size * part.workload.sequence_length
         hidden_bytes = num_tokens * self.profile.hidden_size * plan.weights.bytes_per_element
         ran = run_schedule(
             [price.times for price in prices],
             stages=stages,
             num_micro_batches=plan.batch.accumulation_steps,
             schedule=plan.layout.schedule,
-            crossing_ms=crossing_ms(self.part.network, hidden_bytes),
+            crossing_ms=crossing_ms(part.network, hidden_bytes),
+            notice_ms=notice_ms(part.network),
         )
         return ran.total_ms + max(price.update_ms for price in prices)

@@ -10,7 +10,7 @@ from optimizer.estimate.card.training_memory import add_memory
 from optimizer.estimate.job.shortfalls import Shortfall, raise_prediction, shortfall_on
 from optimizer.estimate.job.stages import list_stages
 from optimizer.estimate.prediction import Prediction
-from optimizer.estimate.step.ranks import RankPart, find_part
+from optimizer.estimate.step.ranks import RankPart, find_part, find_stage_parts, list_machines
 from optimizer.estimate.step.setting import lay_out
 from optimizer.estimate.training import estimate_training
 from optimizer.goal import Goal
@@ -39,8 +39,8 @@ def training_problem(
 ) -> SearchProblem:
     """The problem with the estimator bound as its price; for callers that want the baselines alone.
 
-    layout: the devices of every plan; ranks that differ are asked for as equal ones (``questions/uneven.py``). Raises InvalidPlan
-    for more than the machine has, InvalidWorkload where the batch cannot be dealt out to them.
+    layout: the devices of every plan; ranks that differ are asked for as equal ones (``questions/uneven.py``), but where the
+    model is cut. Raises InvalidPlan for more than the machine has, InvalidWorkload where the batch cannot be dealt out to them.
     """
 
     def price(plan: Plan) -> Prediction:
@@ -49,9 +49,12 @@ def training_problem(
     def detail(plan: Plan, prediction: Prediction) -> Prediction:
         return add_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
 
-    layout = layout.without_ranks
+    layout = layout if layout.is_cut else layout.without_ranks
     calibrated = calibrated_machine(machine, calibration)
-    part = find_part(workload, calibrated, layout)
+    parts = find_stage_parts(workload, calibrated, layout) if layout.is_cut else (find_part(workload, calibrated, layout),)
+    # The one whose host has the least room.
+    part = min(parts, key=lambda each: each.machine.host_memory_bytes)
+    machines = list_machines(machine, layout) if layout.ranks else (machine,)
     budgets = [goal.host_budget_bytes, goal.disk_budget_bytes]
     host_bytes, disk_bytes = (None if size is None else size // layout.num_devices for size in budgets)
 
@@ -68,13 +71,19 @@ def training_problem(
         detail=detail,
         audit=audit,
         relax=None if layout.is_cut else _Relax(profile=profile, part=part),
-        stages=StagePricer(profile=profile, part=part) if layout.is_cut else None,
-        unavailable=list_unavailable(machine),
-        representations=list_representations(profile.regimes, machine),
+        stages=_stage_pricer(profile, parts, machines) if layout.is_cut else None,
+        unavailable=frozenset().union(*map(list_unavailable, machines)),
+        representations=frozenset.intersection(*(list_representations(profile.regimes, each) for each in machines)),
         has_sparse_gradients=profile.has_sparse_gradients,
         has_plain_head=profile.has_plain_head,
         clamps_fp16=profile.clamps_fp16,
     )
+
+
+def _stage_pricer(profile: Profile, parts: tuple[RankPart, ...], machines: Sequence[Machine]) -> StagePricer:
+    """machines: one for all, or as if all stages were on the device of each."""
+    memory_bytes = tuple(each.device.memory_bytes for each in machines) if len(machines) > 1 else ()
+    return StagePricer(profile=profile, parts=parts, memory_bytes=memory_bytes)
 
 
 def with_shortfalls(

@@ -4,7 +4,9 @@ A replay costs up to a tenth of a second for deep models, so it is made for plan
 a search tries.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from optimizer.estimate.card.allocations import Allocations, list_allocations
 from optimizer.estimate.card.depth import Cut, cut_short
@@ -14,8 +16,9 @@ from optimizer.estimate.card.process import CardLayout, Replayed, allocator_sett
 from optimizer.estimate.job.stages import list_stages
 from optimizer.estimate.kernels.kernel_scratch import find_kernels
 from optimizer.estimate.prediction import Prediction
-from optimizer.estimate.step.setting import LaidOut, lay_out
-from optimizer.estimate.training import estimate_training
+from optimizer.estimate.step.ranks import list_machines
+from optimizer.estimate.step.setting import LaidOut, lay_out, lay_out_stages
+from optimizer.estimate.training import estimate_training, predict_stages
 from optimizer.estimate.uneven import list_cases
 from optimizer.hardware.cuda_facts import read_card
 from optimizer.hardware.machine import Machine
@@ -29,6 +32,8 @@ def add_memory(
     prediction: Prediction, profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine
 ) -> Prediction:
     """The prediction of this plan with ``memory`` and ``stages`` filled in, of ranks that differ also those of each."""
+    if plan.layout.ranks and plan.layout.is_cut:
+        return _add_stages_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
     if plan.layout.ranks:
         return _add_ranks_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
     replayed = _replay_plan(
@@ -39,6 +44,20 @@ def add_memory(
         peak_in=prediction.peak_moment.partition(" of block ")[0],
     )
     laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
+    return _add_rank_memory(prediction, profile, laid, replayed, plan=plan, workload=workload, machine=machine)
+
+
+def _add_rank_memory(
+    prediction: Prediction,
+    profile: Profile,
+    laid: LaidOut,
+    replayed: Replayed,
+    *,
+    plan: Plan,
+    workload: TrainingWorkload,
+    machine: Machine,
+) -> Prediction:
+    """The prediction of one rank's step. replayed: its allocations."""
     host = estimate_host_memory(
         prediction, resident=laid.resident, tensors=laid.updated, plan=plan, workload=workload, machine=machine
     )
@@ -61,6 +80,29 @@ def _add_ranks_memory(
                 alike, profile, plan=case.plan, workload=case.workload, machine=case.machine
             )
         found.append(known[share])
+    return _with_ranks_memory(prediction, found)
+
+
+def _add_stages_memory(
+    prediction: Prediction, profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine
+) -> Prediction:
+    """Replay each stage on its own device."""
+    found = []
+    stages = lay_out_stages(profile, plan=plan, workload=workload, machine=machine)
+    predicted = predict_stages(profile, plan=plan, workload=workload, machine=machine)
+    for laid, each, here in zip(stages, predicted, list_machines(machine, plan.layout), strict=True):
+        listed = partial(_list_allocations, laid, plan, machine=here, torch_version=profile.torch_version)
+        replayed = replay_layouts(
+            CardLayout(kept=tuple(range(profile.num_blocks)), list=listed),
+            cuts=None,
+            settings=allocator_settings(plan.allocator, here.device),
+            peak_in=each.peak_moment.partition(" of block ")[0],
+        )
+        found.append(_add_rank_memory(each, profile, laid, replayed, plan=plan, workload=workload, machine=here))
+    return _with_ranks_memory(prediction, found)
+
+
+def _with_ranks_memory(prediction: Prediction, found: Sequence[Prediction]) -> Prediction:
     ranks = tuple(replace(rank, memory=each.memory) for rank, each in zip(prediction.ranks, found, strict=True))
     fullest = found[prediction.fullest_rank or 0]
     return prediction.changed(ranks=ranks, memory=fullest.memory, stages=fullest.stages)
@@ -71,15 +113,19 @@ def list_training_allocations(
 ) -> Allocations:
     """Single allocations of a plan in order: loading and two steps. Raises what ``estimate_training`` raises."""
     laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
+    return _list_allocations(laid, plan, machine=machine, torch_version=profile.torch_version)
+
+
+def _list_allocations(laid: LaidOut, plan: Plan, *, machine: Machine, torch_version: str) -> Allocations:
     on_cuda = None
     if machine.device.kind == "cuda":
-        on_cuda = _cuda_moves(laid, plan, laid.workload, machine=machine, torch_version=profile.torch_version)
+        on_cuda = _cuda_moves(laid, plan, laid.workload, machine=machine, torch_version=torch_version)
     return list_allocations(
         laid.schedule,
         resident=laid.resident,
         tensors=laid.updated,
         plan=plan,
-        kept=workload.kept_state,
+        kept=laid.workload.kept_state,
         on_cuda=on_cuda,
     )
 

@@ -203,6 +203,11 @@ def crossing_ms(network: Network, num_bytes: int) -> float:
     return 1000 * network.slowdown * (num_bytes / link.bytes_per_s + link.latency_s)
 
 
+def notice_ms(network: Network) -> float:
+    """Milliseconds from when a rank is ready to receive until the sender knows, before which gloo sends no content."""
+    return 1000 * network.slowdown * network.link.latency_s if network.backend == "gloo" else 0.0
+
+
 def estimate_staged_bytes(network: Network, num_tensors: int, *, hidden_bytes: int, num_micro_batches: int) -> tuple[int, ...]:
     """Bytes that each stage of a cut model gives to its connections in a step. hidden_bytes: of one micro-batch."""
     tables = [

@@ -11,7 +11,13 @@ from typing import Final, NamedTuple
 
 from optimizer.estimate.categories.activations import estimate_packing_bytes, estimate_staging_bytes
 from optimizer.estimate.categories.gradients import estimate_gradient_bytes
-from optimizer.estimate.categories.network import Network, crossing_ms, estimate_staged_bytes, exchange_of_dealt
+from optimizer.estimate.categories.network import (
+    Network,
+    crossing_ms,
+    estimate_staged_bytes,
+    exchange_of_dealt,
+    notice_ms,
+)
 from optimizer.estimate.categories.optimizer_state import estimate_state
 from optimizer.estimate.categories.tensors import TensorList, list_tensors
 from optimizer.estimate.categories.weights import (
@@ -27,7 +33,7 @@ from optimizer.estimate.step.exchange import GradientExchange
 from optimizer.estimate.step.pipeline.schedule import run_schedule
 from optimizer.estimate.step.pipeline.stage_costs import check_cut, estimate_stage_weight_bytes, tensors_of_stage
 from optimizer.estimate.step.pipeline.stage_layout import StageLayout
-from optimizer.estimate.step.ranks import RankPart, find_part
+from optimizer.estimate.step.ranks import RankPart, find_part, find_stage_parts
 from optimizer.estimate.step.runs import Schedule
 from optimizer.estimate.step.schedule import StepLayout
 from optimizer.estimate.step.simulate import Highest, Resident
@@ -128,7 +134,7 @@ def find_setting(
         device_kind=machine.device.kind,
         rates_fingerprint=machine.rates.fingerprint,
         # A stage does the same wherever the others are cut.
-        layout=plan.layout if stage is None else replace(plan.layout, stage_blocks=()),
+        layout=plan.layout if stage is None else replace(plan.layout, stage_blocks=(), ranks=()),
         rank=rank,
         network=network,
         stage=stage,
@@ -275,14 +281,15 @@ def lay_out_ranks(
 ) -> tuple[LaidOut, ...]:
     """The steps of all ranks, the fullest first; one of them where all are alike. Raises as ``estimate_training`` does.
 
-    Ranks that differ in more than what they own are laid out one by one, as ``estimate/uneven.py`` has them.
+    Ranks of a whole model that differ in more than what they own are laid out one by one, as ``estimate/uneven.py`` has them.
     """
+    if plan.layout.is_cut:
+        stages = lay_out_stages(profile, plan=plan, workload=workload, machine=machine)
+        return tuple(sorted(stages, key=lambda laid: (-laid.highest.num_bytes, laid.rank)))
     if plan.layout.ranks:
         raise ValueError("ranks that differ are laid out one by one (list_cases)")
     check_plan(profile, plan, workload)
     part = find_part(workload, machine, plan.layout)
-    if plan.layout.is_cut:
-        return tuple(sorted(_lay_out_stages(profile, plan, part), key=lambda laid: (-laid.highest.num_bytes, laid.rank)))
 
     def lay_out_rank(rank: int) -> LaidOut:
         setting = find_setting(
@@ -308,7 +315,7 @@ def find_stage(profile: Profile, plan: Plan, part: RankPart, stage: StageOfModel
     """The prepared step of one stage of a model that is cut. plan: of which the cut itself is not read."""
     setting = find_setting(
         profile,
-        plan=plan,
+        plan=replace(plan, layout=plan.layout.without_ranks),
         workload=part.workload,
         machine=part.machine,
         rank=stage.index,
@@ -319,12 +326,16 @@ def find_stage(profile: Profile, plan: Plan, part: RankPart, stage: StageOfModel
     return setting, setting.layout
 
 
-def _lay_out_stages(profile: Profile, plan: Plan, part: RankPart) -> list[LaidOut]:
-    """The steps of the stages of a model that is cut, in order, with what each waits for the others."""
-    choices, device_kind = plan.activations.per_block, part.machine.device.kind
-    assert part.network is not None
+def lay_out_stages(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> tuple[LaidOut, ...]:
+    """The steps of the stages of a model that is cut, in order, each on its own device, with what it waits for the others. Raises
+    as ``estimate_training`` does.
+    """
+    check_plan(profile, plan, workload)
+    own = find_stage_parts(workload, machine, plan.layout)
+    choices, device_kind, network = plan.activations.per_block, machine.device.kind, own[0].network
+    assert network is not None
     settings, layouts = [], []
-    for stage in plan.layout.stages:
+    for stage, part in zip(plan.layout.stages, own, strict=True):
         setting, layout = find_stage(profile, plan, part, stage)
         settings.append(setting)
         layouts.append(layout)
@@ -334,9 +345,10 @@ def _lay_out_stages(profile: Profile, plan: Plan, part: RankPart) -> list[LaidOu
         stages=plan.layout.stages,
         num_micro_batches=plan.batch.accumulation_steps,
         schedule=plan.layout.schedule,
-        crossing_ms=crossing_ms(part.network, layouts[0].hidden_bytes),
+        crossing_ms=crossing_ms(network, layouts[0].hidden_bytes),
+        notice_ms=notice_ms(network),
     )
-    return [
+    return tuple(
         LaidOut(
             schedule=layout.schedule_of(of_stage, waited_ms),
             resident=setting.resident(plan),
@@ -345,7 +357,7 @@ def _lay_out_stages(profile: Profile, plan: Plan, part: RankPart) -> list[LaidOu
             workload=part.workload,
             machine=part.machine,
         )
-        for rank, (layout, of_stage, setting, waited_ms) in enumerate(
-            zip(layouts, parts, settings, ran.waited_ms, strict=True)
+        for rank, (layout, of_stage, setting, waited_ms, part) in enumerate(
+            zip(layouts, parts, settings, ran.waited_ms, own, strict=True)
         )
-    ]
+    )

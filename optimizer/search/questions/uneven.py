@@ -4,10 +4,11 @@ its own way with activations.
 What is the same on all ranks (number formats, where gradients, state and weights live, chunks) is taken from the best plans of
 single kinds; with that decided, a kind's step is a small search of its own for any number of sequences, and ``shares.py`` deals
 those out. Beside it stand the devices of each kind alone, those of each machine, and equal shares on all, so that the answer also
-says when not to share.
+says when not to share, and the model cut over the devices (``uneven_cuts.py``), each of which then has some of its blocks.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,10 +17,11 @@ from typing import Any, Final
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.units import format_bytes, format_slowdown
 from optimizer.estimate.card.training_memory import add_memory
-from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.prediction import Prediction, RankPrediction
 from optimizer.estimate.training import estimate_training
 from optimizer.goal import Goal
 from optimizer.hardware.machine import DeviceKind, Machine, host_name
+from optimizer.plan.activations import BlockChoice
 from optimizer.plan.explain.training import explain_common
 from optimizer.plan.layout import DataParallel, DeviceLayout, RankShare
 from optimizer.plan.plan import Plan
@@ -29,7 +31,8 @@ from optimizer.search.check.card_fit import ACCEPTED
 from optimizer.search.core import find_best, find_chosen, search
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, answer_with
-from optimizer.search.questions.layout_list import SHOWN_MS, describe_layout, list_layouts
+from optimizer.search.questions.layout_list import SHOWN_MS, describe_layout, list_cuts, list_layouts
+from optimizer.search.questions.uneven_cuts import find_cut
 from optimizer.search.questions.uneven_parts import UnevenQuestion, common_decisions, find_shared, speed_of
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.pricebook import remembering
@@ -83,7 +86,8 @@ def answer_uneven(
             allowed=["fastest_step", "cheapest_run"],
             hint="Ask for the devices of one kind: --devices '2x RTX 3060'.",
         )
-    layouts = list_layouts(goal, None)
+    cuts = {layout.num_devices: layout for layout in list_cuts(goal, profile, workload)}
+    layouts = [layout for layout in list_layouts(goal, None, cuts=[*cuts.values()]) if not layout.is_cut]
 
     def estimate(plan: Plan) -> Prediction:
         asked: dict[str, Any] = {"plan": plan, "workload": workload, "machine": machine}
@@ -109,6 +113,9 @@ def answer_uneven(
     options = [option for team in _teams(machine, kinds, allowed) for option in _together(question, team)]
     for kind in kinds:
         options += _alone(question, kind, allowed, options)
+    several = [[kind] for kind in kinds if kind.num_devices in cuts]
+    for team in (*several, *_teams(machine, kinds, set(cuts))):
+        options.append(_cut(question, team, cuts[sum(kind.num_devices for kind in team)], options))
     best = _best_of(options)
     if best is None or best.best is None:
         raise _nothing_fits(question, kinds, options)
@@ -196,6 +203,25 @@ def _together(question: UnevenQuestion, team: list[DeviceKind]) -> Iterator[_Opt
             )
 
 
+def _cut(
+    question: UnevenQuestion, team: Sequence[DeviceKind], asked: DeviceLayout, known: Sequence[_Option]
+) -> _Option:
+    """The model cut over the devices of these kinds. known: as ``_alone`` has them."""
+    fastest_ms = min((each.step_ms for each in known), default=math.inf)
+    found = find_cut(question, team, asked, fastest_ms=fastest_ms)
+    counts = Counter(share.device for share in found.layout.ranks)
+    names = " and ".join(f"{count}x {name}" for name, count in counts.items())
+    cut = f" into {' + '.join(map(str, found.layout.stage_blocks))} blocks" if found.best is not None else ""
+    return _Option(
+        label=f"cut, {names}",
+        words=f"{names}, the model cut{cut}",
+        num_devices=asked.num_devices,
+        best=found.best,
+        layout=found.layout,
+        why=found.why,
+    )
+
+
 # The answer.
 
 
@@ -276,6 +302,8 @@ def _compare(option: _Option, best: _Option, machine: Machine) -> str:
     waits_ms = option.best.prediction.exposed_ms.get("network", 0.0)
     is_joined = bool(machine.among({share.device for share in option.best.plan.layout.ranks}).hosts)
     waits = f"; compute waits {waits_ms:.1f} ms a step for the network between machines" * (is_joined and waits_ms >= SHOWN_MS)
+    if option.best.plan.layout.is_cut:
+        waits = f"; the fullest device waits {waits_ms:.1f} ms a step for the others" * (waits_ms >= SHOWN_MS)
     if option is best:
         others = "devices of other machines" if machine.hosts and best.num_devices > 1 else "more devices"
         alone = best.num_devices == 1 or (bool(machine.hosts) and not is_joined)
@@ -290,17 +318,33 @@ def explain_ranks(plan: Plan, prediction: Prediction) -> Iterator[str]:
     layout = plan.layout
     yield describe_layout(layout.without_ranks) + (", of unequal shares" if len(set(plan.rank_sequences)) > 1 else "")
     for rank, (own, found) in enumerate(zip(plan.of_ranks(), prediction.ranks, strict=True)):
-        blocks = own.activations.per_block
-        kept = [f"{blocks.count(choice)} blocks {choice.replace('_', ' ')}" for choice in dict.fromkeys(blocks)]
-        sequences = f"{found.num_sequences} sequence{'s' * (found.num_sequences > 1)}"
-        yield (
-            f"rank {rank} on {found.device} takes {sequences} of a step in {own.batch.accumulation_steps} "
-            f"micro-batch{'es' * (own.batch.accumulation_steps > 1)} of {own.batch.micro_batch_size} ({', '.join(kept)}): "
-            f"{format_bytes(found.peak_bytes)} of {format_bytes(found.memory_bytes)}, {found.step_ms:.1f} ms"
-        )
+        yield f"rank {rank} on {found.device} " + (_stage_words if layout.is_cut else _share_words)(own, found, rank)
     fullest, slowest = prediction.fullest_rank, prediction.slowest_rank
     if len(prediction.ranks) > 1 and fullest is not None and slowest is not None:
         yield (
             f"rank {fullest} ({prediction.ranks[fullest].device}) has the least room left, and its peak falls in "
             f"{prediction.peak_moment}; rank {slowest} ({prediction.ranks[slowest].device}) is the slowest, and all wait for it"
         )
+
+
+def _share_words(own: Plan, found: RankPrediction, rank: int) -> str:
+    batch, number = own.batch, found.num_sequences
+    return (
+        f"takes {number} sequence{'s' * (number > 1)} of a step in {batch.accumulation_steps} "
+        f"micro-batch{'es' * (batch.accumulation_steps > 1)} of {batch.micro_batch_size} "
+        f"({_count_choices(own.activations.per_block)}): {_bytes_of(found)}, {found.step_ms:.1f} ms"
+    )
+
+
+def _stage_words(own: Plan, found: RankPrediction, rank: int) -> str:
+    stage = own.layout.stages[rank]
+    choices = own.activations.per_block[stage.blocks.start : stage.blocks.stop]
+    return f"has {stage.words} ({_count_choices(choices)}): {_bytes_of(found)}, at work for {found.step_ms:.1f} ms of a step"
+
+
+def _bytes_of(found: RankPrediction) -> str:
+    return f"{format_bytes(found.peak_bytes)} of {format_bytes(found.memory_bytes)}"
+
+
+def _count_choices(choices: Sequence[BlockChoice]) -> str:
+    return ", ".join(f"{choices.count(choice)} blocks {choice.replace('_', ' ')}" for choice in dict.fromkeys(choices))

@@ -16,7 +16,7 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.estimate.categories.tensors import list_tensors
 from optimizer.estimate.prediction import Prediction, RankPrediction
 from optimizer.goal import Goal
-from optimizer.hardware.machine import DeviceKind, Machine
+from optimizer.hardware.machine import Device, DeviceKind, Machine
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.layout import DataParallel, DeviceLayout, RankShare
 from optimizer.plan.pins.training import Pins
@@ -80,6 +80,23 @@ class UnevenQuestion:
             machine=self.joining([kind, *team]).with_kind(name, num_devices=layout.num_devices),
             # Finished runs have taught what the first kind's times are.
             calibration=self.calibration if kind.device.name == self.machine.device.name else None,
+            layout=layout,
+        )
+
+    def pose_cut(self, layout: DeviceLayout) -> SearchProblem:
+        """The problem of a model that is cut over ranks of several kinds, each of which leaves free what it is to."""
+        spared, first = self.spared_bytes, self.machine.device
+
+        def leaving(device: Device) -> Device:
+            return replace(device, memory_bytes=max(1, device.memory_bytes - spared.get(device.name, 0)))
+
+        others = tuple(replace(kind, device=leaving(kind.device)) for kind in self.machine.others)
+        return self.make_problem(
+            self.profile,
+            workload=self.workload,
+            goal=self.goal,
+            machine=replace(self.machine, device=leaving(first), others=others),
+            calibration=self.calibration,
             layout=layout,
         )
 

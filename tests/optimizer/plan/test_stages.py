@@ -8,7 +8,7 @@ import pytest
 from optimizer.base.errors import InvalidPlan
 from optimizer.plan.explain.diff import describe_change
 from optimizer.plan.explain.training import explain_common
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.layout import DeviceLayout, RankShare
 from optimizer.plan.pins.training import pins_of_change, read_pins
 from optimizer.plan.plan import Plan
 from optimizer.plan.stages import count_ahead, list_stages, list_turns
@@ -31,6 +31,18 @@ def check(case: RankCase, *, num_blocks: int = 3, workload: TrainingWorkload | N
         ({"num_devices": 2, "stage_blocks": (3, 0)}, "leaves stage 2 without a block"),
         ({"num_devices": 1, "stage_blocks": (3,)}, "allowed: 2 to 64 stages"),
         ({"num_devices": 3, "stage_blocks": (1, 2)}, "num_devices is 3; plan.layout.stage_blocks is 1, 2, one device for"),
+        (
+            {"num_devices": 2, "stage_blocks": (1, 2), "ranks": (RankShare(), RankShare(micro_batch_size=2))},
+            r"ranks\[1\].micro_batch_size is 2; plan.layout.stage_blocks is 1, 2, and every micro-batch goes through all",
+        ),
+        (
+            {"num_devices": 2, "stage_blocks": (1, 2), "ranks": (RankShare(accumulation_steps=4), RankShare())},
+            r"ranks\[0\].accumulation_steps is 4; .* plan.batch is of all",
+        ),
+        (
+            {"num_devices": 2, "stage_blocks": (1, 1), "ranks": (RankShare(), RankShare(per_block=("keep", "keep")))},
+            r"ranks\[1\].per_block is .* each block is on one rank: leave it out, plan.activations.per_block says",
+        ),
         ({"num_devices": 2, "stage_blocks": (1, 2), "data": "zero1"}, "plan.layout.data is zero1; .* leave nothing to share out"),
     ],
 )
@@ -66,6 +78,16 @@ def test_every_stage_takes_the_whole_batch() -> None:
     assert plan.layout.num_parts == 1
     assert [plan.stretch_of(rank) for rank in (0, 1)] == [range(8), range(8)]
     check(cut())
+
+
+def test_stages_on_unequal_devices_all_carry_out_one_plan() -> None:
+    case = cut(shares=(RankShare(device="a"), RankShare(device="b")), activations=("keep", "recompute", "selective"))
+    check(case)
+    assert case.plan.of_ranks() == (case.plan, case.plan)
+    assert case.plan.rank_sequences == (8,)
+    assert case.plan.stretch_of(1) == range(8)
+    assert Plan.from_json(case.plan.to_json()) == case.plan
+    assert {"cut_model", "recompute"} <= set(case.plan.techniques)
 
 
 def test_a_cut_uses_its_own_technique_and_shares_no_batch() -> None:

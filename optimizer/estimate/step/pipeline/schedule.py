@@ -70,8 +70,11 @@ def run_schedule(
     num_micro_batches: int,
     schedule: PipelineSchedule,
     crossing_ms: float,
+    notice_ms: float = 0.0,
 ) -> RanStep:
-    """Run it. crossing_ms: of one micro-batch's hidden states from a stage to the next, and of their gradients back."""
+    """Run it. crossing_ms: of one micro-batch's hidden states from a stage to the next, and of their gradients back. notice_ms:
+    from when a stage is ready to receive until the other knows.
+    """
     happened: dict[_Event, float] = {}
     runs = [
         _StageRun(
@@ -79,6 +82,7 @@ def run_schedule(
             times=each,
             turns=tuple(list_turns(stage, num_micro_batches=num_micro_batches, schedule=schedule)),
             crossing_ms=crossing_ms,
+            notice_ms=notice_ms,
             happened=happened,
         )
         for stage, each in zip(stages, times, strict=True)
@@ -118,6 +122,7 @@ class _StageRun:
     times: StageTimes
     turns: tuple[Turn, ...]
     crossing_ms: float
+    notice_ms: float
     happened: dict[_Event, float]
     now_ms: float = 0.0
     last_turn_ms: float = 0.0
@@ -150,7 +155,7 @@ class _StageRun:
         if not is_there:
             return
         ready_ms = yield _Event(what, source, micro_batch, is_taken=False)
-        self.now_ms = max(self.now_ms, ready_ms) + self.crossing_ms
+        self.now_ms = max(self.now_ms + self.notice_ms, ready_ms) + self.crossing_ms
         self.happened[_Event(what, source, micro_batch, is_taken=True)] = self.now_ms
         yield from self._settle("gradient" if what == "hidden" else "hidden")
 

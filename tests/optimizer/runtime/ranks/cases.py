@@ -80,7 +80,7 @@ class RankCase:
         words += [plan.weights.dtype, f"{plan.optimizer_state.place}{plan.optimizer_state.bits}", self.workload.optimizer]
         words += sorted(set(plan.activations.per_block))
         words += [f"{plan.layout.schedule}-{'+'.join(map(str, plan.layout.stage_blocks))}"] if plan.layout.is_cut else []
-        batches = [each.batch for each in plan.of_ranks() if plan.layout.ranks]
+        batches = [each.batch for each in plan.of_ranks() if self._differ]
         words += [f"{batch.accumulation_steps}x{batch.micro_batch_size}" for batch in batches]
         return "-".join(words)
 
@@ -95,7 +95,7 @@ class RankCase:
         batch = replace(self.plan.batch, accumulation_steps=self.plan.batch.accumulation_steps * self.plan.layout.num_parts)
         choice = "keep" if self.plan.gradients.choice == "consume" else self.plan.gradients.choice
         gradients = GradientsPlan(choice=choice)
-        if self.plan.layout.ranks:
+        if self._differ:
             batch = BatchPlan(micro_batch_size=1, accumulation_steps=self.workload.global_batch_size)
             plan = replace(self.plan, layout=DeviceLayout(), batch=batch, gradients=gradients)
             return replace(self, plan=plan, splits=self._sizes)
@@ -124,6 +124,11 @@ class RankCase:
         return model
 
     @property
+    def _differ(self) -> bool:
+        """True if ranks take other parts of a step; stages of a model all see the whole of it."""
+        return bool(self.plan.layout.ranks) and not self.plan.layout.is_cut
+
+    @property
     def _sizes(self) -> tuple[int, ...]:
         """The sequences of each micro-batch, of all ranks in order."""
         batches = [plan.batch for plan in self.plan.of_ranks()]
@@ -145,7 +150,7 @@ class RankCase:
 
     def make_batches(self, model: nn.Module, *, step: int, rank: int = 0) -> list[MicroBatch]:
         """The micro-batches of a rank in one step."""
-        if self.splits or self.plan.layout.ranks:
+        if self.splits or self._differ:
             return self._make_uneven(model, step=step, rank=rank)
         num_mine = self.plan.batch.accumulation_steps
         batch = replace(self.plan.batch, accumulation_steps=num_mine * self.plan.layout.num_parts)
@@ -201,7 +206,8 @@ def make_case(
             logits_and_loss=LogitsAndLossPlan(num_chunks=num_chunks),
         ),
         workload=TrainingWorkload(
-            global_batch_size=_count_sequences(batch, shares) or num_parts * batch.global_batch_size, **values
+            global_batch_size=_count_sequences(batch, () if stage_blocks else shares) or num_parts * batch.global_batch_size,
+            **values,
         ),
         has_uneven_labels=has_uneven_labels,
         trains=trains,

@@ -5,12 +5,15 @@ from typing import Any
 import pytest
 import torch
 
+from optimizer.plan.layout import RankShare
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter
 from tests.optimizer.runtime.ranks.cases import RankCase, make_case
 from tests.optimizer.runtime.ranks.conftest import CarryOut, answers_of, read_state, read_weights
 from tests.optimizer.runtime.ranks.test_steps import OnOneDevice, assert_equal_on_all
+
+UNEQUAL = (RankShare(device="CPU with 1.00 GiB"), RankShare(device="CPU with 2.00 GiB"))
 
 
 def cut(**changes: Any) -> RankCase:
@@ -52,6 +55,8 @@ def assert_bits_of_one_device(case: RankCase, carry_out: CarryOut, on_one_device
         cut(stage_blocks=(1, 2, 1, 1), activations=("keep", "recompute", "keep", "keep", "selective"), accumulation_steps=6),
         cut(stage_blocks=(1, 1, 1, 1), activations=("keep",) * 4, accumulation_steps=2, has_uneven_labels=True),
         cut(stage_blocks=(1, 1, 1, 1), activations=("keep",) * 4, accumulation_steps=5, schedule="gpipe"),
+        cut(shares=UNEQUAL, activations=("recompute", "keep", "selective"), has_uneven_labels=True),
+        cut(shares=UNEQUAL, stage_blocks=(2, 1), adapter=Adapter(rank=4), weights=WeightsPlan(frozen="int4", dtype="bf16")),
     ],
     ids=lambda case: case.name,
 )

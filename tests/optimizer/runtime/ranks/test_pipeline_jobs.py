@@ -7,14 +7,28 @@ from typing import Any
 
 import pytest
 
+from benchmarks.common.machines import make_cpu_machine
+from optimizer.api.plan import plan_profiled
 from optimizer.base.units import format_bytes
+from optimizer.estimate.training import estimate_training
+from optimizer.goal import UNLIMITED_BYTES, Goal
+from optimizer.hardware.mixed import play_devices
+from optimizer.models.spec import read_model_spec
+from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.pins.training import read_pins
 from optimizer.plan.plan import Plan
+from optimizer.profile.extent import Extent
+from tests.optimizer.profiles import trace
+from tests.optimizer.runtime.ranks.cases import MODELS
 from tests.optimizer.runtime.ranks.conftest import answers_of
 from tests.optimizer.runtime.ranks.test_train import TUNED, make_rank_plan, run_job, weights_of
+from tests.optimizer.runtime.tiny import make_workload
 
 __all__ = ["run_job"]
 RunJob = Callable[..., list[dict[str, Any]]]
+WORK: dict[str, Any] = {"global_batch_size": 4, "eval_every_steps": 2}
+FORBID: Any = ("offload", "offload_gradients", "offload_optimizer", "stream_weights", "disk", "chunked_loss", "shard_state")
 TWO_STEPS = {"global_batch_size": 2, "checkpoint_every_steps": 2, "eval_every_steps": 2}
 
 
@@ -93,3 +107,38 @@ def test_a_stage_over_its_budget_says_so(run_job: RunJob) -> None:
         make_cut_plan(1, 2), job="job", model="untied", workload=TWO_STEPS, budgets_bytes=[2**40, 400_000]
     )
     assert over[1]["error"]["code"] == "out_of_device_memory"
+
+
+def test_a_plan_found_for_unequal_devices_keeps_to_each_ones_memory_and_to_the_bits_of_one_device(
+    run_job: RunJob,
+) -> None:
+    workload = make_workload(num_steps=4, sample_tokens=4, eval_batches=2, **WORK)
+    spec = read_model_spec(MODELS["untied"])
+    shapes = tuple((size, workload.sequence_length) for size in (1, 2, 4))
+    profile = trace(spec, extent=Extent(representations=("fp32",), shapes=shapes))
+    smallest = make_cut_plan(1, 2, accumulation_steps=4)
+    smallest = replace(smallest, activations=ActivationsPlan(per_block=("recompute",) * 3))
+    needed = estimate_training(profile, plan=smallest, workload=workload, machine=replace(make_cpu_machine(), num_devices=2))
+    machine = play_devices(make_cpu_machine(), [round(1.05 * num_bytes) for num_bytes in needed.rank_peak_bytes])
+    goal = Goal(
+        device_budget_bytes=UNLIMITED_BYTES,
+        num_devices=2,
+        forbid=FORBID,
+        pins=read_pins(["batch.micro_batch_size=1"]),
+    )
+    chosen = plan_profiled(profile, machine=machine, workload=workload, goal=goal, with_ways_out=False).result.chosen
+    assert sorted(chosen.plan.layout.stage_blocks) == [1, 2]
+    assert chosen.verdict == "fits"
+    ranks = chosen.prediction.ranks
+    assert len({rank.device for rank in ranks}) == 2
+    budgets_bytes = [rank.memory_bytes for rank in ranks]
+    first, *_ = answers_of(run_job(chosen.plan, job="cut", model="untied", workload=WORK, budgets_bytes=budgets_bytes))
+    measured = first["result"]["measured"]["rank_peak_bytes"]
+    assert all(abs(peak - rank.peak_bytes) <= 64 for peak, rank in zip(measured, ranks, strict=True)), (measured, ranks)
+    alone = replace(chosen.plan, layout=DeviceLayout())
+    (one,) = answers_of(run_job(alone, job="one", model="untied", workload=WORK))
+    for key in ("loss", "validation_loss", "validation_loss_start", "weights_sha256"):
+        assert first["result"]["summary"][key] == one["result"]["summary"][key], key
+    swapped = run_job(chosen.plan, job="swapped", model="untied", workload=WORK, budgets_bytes=budgets_bytes[::-1])
+    assert {reply["error"]["code"] for reply in swapped if "error" in reply} <= {"out_of_device_memory", "rank_lost"}
+    assert any(reply.get("error", {}).get("code") == "out_of_device_memory" for reply in swapped)

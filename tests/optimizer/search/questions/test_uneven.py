@@ -118,7 +118,7 @@ def test_a_plan_does_not_fit_where_one_of_its_ranks_does_not(llama_profile: Prof
 
 
 def test_devices_that_must_not_share_are_asked_one_by_one(llama_profile: Profile) -> None:
-    found = ask(llama_profile, three_cards(), forbid=(*FORBID, "data_parallel"))
+    found = ask(llama_profile, three_cards(), forbid=(*FORBID, "data_parallel", "cut_model"))
     assert found.result.chosen.plan.layout.ranks == (RankShare(device=FAST),)
     assert {option.layout.num_devices for option in found.layouts} == {1}
 

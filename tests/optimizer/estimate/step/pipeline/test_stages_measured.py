@@ -11,8 +11,15 @@ import pytest
 
 from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.errors import InvalidPlan
+from optimizer.base.units import GIB
+from optimizer.estimate.card.training_memory import add_memory
 from optimizer.estimate.training import estimate_training
+from optimizer.hardware.devices import find_device, table_machine
+from optimizer.hardware.machine import DeviceKind
+from optimizer.hardware.mixed import play_devices
+from optimizer.hardware.peers import peer_link_of
 from optimizer.models.spec import read_model_spec
+from optimizer.plan.layout import RankShare
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter
@@ -68,6 +75,62 @@ def test_each_stage_is_predicted_to_a_few_numbers(ranks: RankPool, tmp_path: Pat
     assert max(map(abs, differ)) <= WITHIN_BYTES, (measured, predicted.rank_peak_bytes)
     assert predicted.exposed_ms["network"] > 0
     assert predicted.network_bytes > 0
+
+
+UNEQUAL = play_devices(make_cpu_machine(), [GIB, 2 * GIB])
+SHARES = tuple(RankShare(device=kind.device.name) for kind in UNEQUAL.kinds)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        cut(shares=SHARES, activations=("recompute", "selective", "keep")),
+        cut(shares=SHARES[::-1], model="llama", stage_blocks=(2, 1), schedule="gpipe"),
+        cut(shares=SHARES, model="llama", weights=WeightsPlan(frozen="int4", dtype="bf16"), **LORA),
+        cut(shares=(*SHARES, *SHARES), stage_blocks=(1, 2, 1, 1), activations=("keep",) * 5, accumulation_steps=6),
+    ],
+    ids=lambda case: case.name,
+)
+def test_each_stage_on_unequal_devices_is_predicted_to_a_few_numbers(ranks: RankPool, tmp_path: Path, case: RankCase) -> None:
+    here: dict[str, Any] = {"plan": case.plan, "workload": case.workload, "machine": UNEQUAL}
+    profile = profile_of(case)
+    predicted = add_memory(estimate_training(profile, **here), profile, **here)
+    replies = ranks.run({"kind": "steps", "case": case.to_json(), "folder": str(tmp_path)}, num_ranks=case.num_ranks)
+    measured = [max(reply["answer"]["peaks"][1:]) for reply in replies]
+    differ = [rank.peak_bytes - theirs for rank, theirs in zip(predicted.ranks, measured, strict=True)]
+    assert max(map(abs, differ)) <= WITHIN_BYTES, (measured, predicted.ranks)
+    assert predicted.rank_peak_bytes == tuple(rank.peak_bytes for rank in predicted.ranks)
+    assert [rank.device for rank in predicted.ranks] == [share.device for share in case.plan.layout.ranks]
+    assert [rank.memory.allocated.value for rank in predicted.ranks if rank.memory] == list(predicted.rank_peak_bytes)
+    fullest = predicted.ranks[predicted.fullest_rank or 0]
+    assert predicted.device_peak_bytes == fullest.peak_bytes
+
+
+def test_stages_of_like_devices_cost_what_they_do_where_each_is_named() -> None:
+    machine = play_devices(make_cpu_machine(), [GIB, GIB])
+    case, named = cut(), cut(shares=(RankShare(device=machine.device.name),) * 2)
+    profile = profile_of(case)
+    found = [
+        estimate_training(profile, plan=each.plan, workload=each.workload, machine=machine) for each in (case, named)
+    ]
+    assert found[0].step_ms == found[1].step_ms
+    assert found[0].rank_peak_bytes == found[1].rank_peak_bytes
+    assert found[0].device_bytes_by_category == found[1].device_bytes_by_category
+
+
+def test_a_stage_takes_as_long_as_its_own_device_does() -> None:
+    machine = table_machine("RTX 4090")
+    slow = replace(machine.device, name="slow"), replace(machine.rates, op_overhead_s=10 * machine.rates.op_overhead_s)
+    both = replace(machine, others=(DeviceKind(device=slow[0], rates=slow[1]),), peers=peer_link_of(find_device("RTX 4090")))
+    work_ms = {}
+    for devices in (("RTX 4090", "slow"), ("slow", "RTX 4090")):
+        case = cut(shares=tuple(RankShare(device=name) for name in devices))
+        predicted = estimate_training(profile_of(case), plan=case.plan, workload=case.workload, machine=both)
+        work_ms[devices] = {rank.device: rank.step_ms for rank in predicted.ranks}
+        assert predicted.step_ms >= max(rank.step_ms for rank in predicted.ranks)
+        assert predicted.ranks[predicted.slowest_rank or 0].device == "slow"
+    # The second stage has two of three blocks.
+    assert work_ms["RTX 4090", "slow"]["slow"] > 1.5 * work_ms["slow", "RTX 4090"]["slow"]
 
 
 def test_a_tied_model_is_refused_unless_it_is_frozen() -> None:
