@@ -1,8 +1,11 @@
-"""Times the search over layouts and memory together, for models whose profile is at hand; CPU seconds beside wall seconds."""
+"""Times the search over layouts and memory together, for models whose profile is at hand; CPU seconds beside wall seconds. Also
+over machines that a network joins, where unequal shares and cuts of the model are searched too.
+"""
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from benchmarks.common.record import GoalEntry, Row, failure, goal
 from optimizer.api.inputs import known_machine, read_model
@@ -10,7 +13,10 @@ from optimizer.api.needs import profile_for
 from optimizer.api.plan import plan_profiled
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.goal import Goal
+from optimizer.hardware.joined import cards_of
+from optimizer.hardware.machine import Machine
 from optimizer.hardware.peers import with_devices
+from optimizer.search.questions.layout_list import describe_layout
 from optimizer.workload import Adapter, TrainingWorkload
 
 _MOST_S = 2.0
@@ -35,28 +41,40 @@ QUESTIONS = (
     ),
 )
 NUM_DEVICES = (1, 2, 4)
+JOINED: Final = (("2x RTX 4090, RTX 3060@office", "1Gbit,1ms"), ("RTX 4090, 2x RTX 3060@office", "100Mbit,20ms"))
+"""Devices of two machines, and the link between them."""
 
 
 def time_searches() -> Iterator[Row]:
-    """One row for each question and number of devices: the plan that was chosen, and the seconds of the search."""
+    """One row for each question and number of devices, and for joined machines: the plan that was chosen, and the seconds of the
+    search.
+    """
     for question in QUESTIONS:
         for num_devices in NUM_DEVICES:
-            try:
-                yield _ask(question, num_devices)
-            except Exception as error:
-                yield failure(f"{question.model} on {num_devices} x {question.card}", error)
+            machine = with_devices(known_machine(question.card), num_devices)
+            yield _ask(question, machine, question.card)
+    for question in QUESTIONS[::2]:
+        for devices, link in JOINED:
+            yield _ask(question, cards_of(devices, links={"office": link}), f"{devices} over {link}")
 
 
-def _ask(question: Question, num_devices: int) -> Row:
-    machine = with_devices(known_machine(question.card), num_devices)
-    goal_ = Goal(device_budget_bytes=machine.device.memory_bytes, allow_lossy=True, num_devices=num_devices)
+def _ask(question: Question, machine: Machine, devices: str) -> Row:
+    try:
+        return _time(question, machine, devices)
+    except Exception as error:
+        return failure(f"{question.model} on {machine.total_devices}: {devices}", error)
+
+
+def _time(question: Question, machine: Machine, devices: str) -> Row:
+    num_devices = machine.total_devices
+    goal_ = Goal(device_budget_bytes=machine.most_memory_bytes, allow_lossy=True, num_devices=num_devices)
     profile = profile_for(read_model(question.model), workload=question.workload, goal=replace(goal_, num_devices=1), folder=None)
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
     try:
         answer = plan_profiled(profile, machine=machine, workload=question.workload, goal=goal_, with_ways_out=False)
         chosen = answer.result.chosen
         found = {
-            "layout": f"{chosen.plan.layout.num_devices} {chosen.plan.layout.data}",
+            "layout": describe_layout(chosen.plan.layout),
             "step_ms": chosen.prediction.step_ms,
             "peak_bytes": chosen.prediction.device_peak_bytes,
         }
@@ -65,7 +83,7 @@ def _ask(question: Question, num_devices: int) -> Row:
     return {
         "what": "search",
         "model": question.model,
-        "card": question.card,
+        "card": devices,
         "num_devices": num_devices,
         **found,
         "search_s": time.perf_counter() - start_s,

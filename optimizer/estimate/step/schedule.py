@@ -111,7 +111,7 @@ class StepLayout:
         self._list_update = partial(
             list_update_tasks, tensors, state, plan=plan, workload=workload, machine=machine, exchange=after
         )
-        self._update_key = update_inputs(plan, workload, machine, None if exchange is None else exchange.network)
+        self._update_key = update_inputs(plan, workload, machine, after)
 
     @cached_property
     def update(self) -> TaskRun:

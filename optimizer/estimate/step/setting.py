@@ -191,7 +191,6 @@ def _make_setting(
             tensors=tensors,
             state=state,
             schedule_first=first,
-            network=network,
             exchange=after,
             rank=rank,
             stage=stage,

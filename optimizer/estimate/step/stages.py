@@ -19,7 +19,6 @@ import numpy as np
 
 from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
-from optimizer.estimate.categories.network import Network
 from optimizer.estimate.categories.optimizer_state import (
     StateCosts,
     estimate_early_state_bytes,
@@ -67,7 +66,6 @@ class Stages:
         tensors: TensorList,
         state: StateCosts,
         schedule_first: Callable[[Sequence[BlockChoice]], Schedule] | None,
-        network: Network | None = None,
         exchange: UpdateExchange | None = None,
         rank: int = 0,
         stage: StageOfModel | None = None,
@@ -91,7 +89,6 @@ class Stages:
                 machine=machine,
                 tensors=tensors,
                 state=state,
-                network=network,
                 exchange=exchange,
             )
         self._evaluation: _Evaluated | None = None
@@ -181,7 +178,6 @@ def _first_update(
     machine: Machine,
     tensors: TensorList,
     state: StateCosts,
-    network: Network | None,
     exchange: UpdateExchange | None,
 ) -> TaskRun:
     """The first step's update of gradients that are kept until then."""
@@ -196,7 +192,7 @@ def _first_update(
         )
         return TaskRun(tuple(listed))
 
-    return _FIRST_UPDATES.obtain(tensors, update_inputs(plan, workload, machine, network), make)
+    return _FIRST_UPDATES.obtain(tensors, update_inputs(plan, workload, machine, exchange), make)
 
 
 # Evaluation.

@@ -72,11 +72,13 @@ class UpdateInputs(NamedTuple):
     device_kind: str
     rates_fingerprint: str
     shares_state: bool
-    network: Network | None
+    exchange: "UpdateExchange | None"
 
 
-def update_inputs(plan: Plan, workload: TrainingWorkload, machine: Machine, network: Network | None) -> UpdateInputs:
-    """The inputs of the update that follows the last micro-batch. network: of the ranks; None on one device."""
+def update_inputs(
+    plan: Plan, workload: TrainingWorkload, machine: Machine, exchange: "UpdateExchange | None"
+) -> UpdateInputs:
+    """The inputs of the update that follows the last micro-batch. exchange: of the ranks; None on one device."""
     return UpdateInputs(
         gradients=plan.gradients,
         optimizer_state=plan.optimizer_state,
@@ -88,7 +90,7 @@ def update_inputs(plan: Plan, workload: TrainingWorkload, machine: Machine, netw
         device_kind=machine.device.kind,
         rates_fingerprint=machine.rates.fingerprint,
         shares_state=plan.layout.shares_state,
-        network=network,
+        exchange=exchange,
     )
 
 

@@ -60,6 +60,18 @@ def test_the_job_page_says_what_unequal_ranks_take_of_a_step_and_which_is_the_sl
     assert "rank 1: cpu, 3 sequences of a step, 1,200 ms<" in text
 
 
+def test_the_job_page_says_how_long_each_unequal_stage_works(browser: Client, on_two: Job) -> None:
+    common = {"memory_bytes": 2**30, "peak_bytes": 2**20, "peak_high_bytes": 2**21, "num_sequences": 4}
+    ranks = [{**common, "device": "small", "step_ms": 310.0}, {**common, "device": "large", "step_ms": 450.0}]
+    devices = [{"device": "small"}, {"device": "large"}]
+    layout = {**on_two.plan["layout"], "data": "replicated", "stage_blocks": [1, 3], "ranks": devices}
+    documents = {"plan": {**on_two.plan, "layout": layout}, "prediction": {**on_two.prediction, "ranks": ranks}}
+    Job.objects.filter(pk=on_two.pk).update(**documents)
+    text = browser.get(reverse("job", args=[on_two.pk])).content.decode()
+    assert "rank 0, block 1: small, at work for 310 ms of a step<" in text
+    assert "rank 1, blocks 2 to 4: large, at work for 450 ms of a step, the slowest" in text
+
+
 def test_the_job_page_shows_each_devices_peak_the_fullest_first(browser: Client, on_two: Job, pair: Machine) -> None:
     attempt = claim_job(worker="w", machine=pair)
     assert attempt is not None

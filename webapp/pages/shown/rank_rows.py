@@ -26,7 +26,7 @@ class RankRow:
     budget_percent: str
     part: str
     """Its device and its part of a step in words, where ranks differ: ``RTX 4090, 18 sequences of a step, 7,516 ms, the
-    slowest``; else empty."""
+    slowest``, or of a model that is cut ``RTX 4090, at work for 310 ms of a step``; else empty."""
     summary: str
     """The row's bar as a sentence, for those who do not see it."""
     holds: str = ""
@@ -41,7 +41,7 @@ def rank_rows(job: Job) -> list[RankRow]:
     predicted = _sizes(_predicted_of(job), job.need_devices)
     blocks = _blocks_of(job)
     newest = job.attempts.order_by("-number").values_list("devices", flat=True).first() or []
-    parts = _parts((job.prediction or {}).get("ranks") or [], job.need_devices)
+    parts = _parts((job.prediction or {}).get("ranks") or [], job.need_devices, is_cut=any(blocks))
     places = [*newest, *[None] * job.need_devices]
     own = rank_budgets(job)
     budgets = own if len(own) == job.need_devices else [budget_bytes(job) or 0] * job.need_devices
@@ -87,14 +87,19 @@ def _blocks_of(job: Job) -> list[str]:
     ]
 
 
-def _parts(ranks: Sequence[Any], num_ranks: int) -> list[str]:
-    """Words for each rank; empty ones where all are alike."""
+def _parts(ranks: Sequence[Any], num_ranks: int, *, is_cut: bool) -> list[str]:
+    """Words for each rank; empty ones where all are alike. is_cut: True if all of them see every sequence."""
     if len(ranks) != num_ranks:
         return [""] * num_ranks
     slowest_ms = max(rank["step_ms"] for rank in ranks)
     return [
-        f"{rank['device']}, {rank['num_sequences']} sequence{'s' * (rank['num_sequences'] > 1)} of a step, "
-        f"{rank['step_ms']:,.0f} ms" + (", the slowest" if rank["step_ms"] == slowest_ms else "")
+        f"{rank['device']}, "
+        + (
+            f"at work for {rank['step_ms']:,.0f} ms of a step"
+            if is_cut
+            else f"{rank['num_sequences']} sequence{'s' * (rank['num_sequences'] > 1)} of a step, {rank['step_ms']:,.0f} ms"
+        )
+        + (", the slowest" if rank["step_ms"] == slowest_ms else "")
         for rank in ranks
     ]
 

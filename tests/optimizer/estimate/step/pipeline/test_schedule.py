@@ -11,13 +11,21 @@ from optimizer.plan.stages import list_stages
 FORWARD_MS, BACKWARD_MS = 3.0, 5.0
 
 
-def run(times: list[tuple[float, float]], *, num_micro_batches: int, schedule: Any = "1f1b", crossing_ms: float = 0.0) -> RanStep:
+def run(
+    times: list[tuple[float, float]],
+    *,
+    num_micro_batches: int,
+    schedule: Any = "1f1b",
+    crossing_ms: float = 0.0,
+    notice_ms: float = 0.0,
+) -> RanStep:
     return run_schedule(
         [StageTimes(forward_ms=forward, backward_ms=back, accumulate_ms=back) for forward, back in times],
         stages=list_stages((1,) * len(times)),
         num_micro_batches=num_micro_batches,
         schedule=schedule,
         crossing_ms=crossing_ms,
+        notice_ms=notice_ms,
     )
 
 
@@ -51,3 +59,14 @@ def test_a_slower_link_never_makes_a_step_shorter_and_more_micro_batches_then_co
 
 def test_what_crosses_once_is_waited_for_once_each_way() -> None:
     assert run([(1.0, 2.0)] * 2, num_micro_batches=1, crossing_ms=4.0).total_ms == pytest.approx(2 * 3.0 + 2 * 4.0)
+
+
+def test_a_receiver_that_waits_has_said_so_before_and_a_late_one_is_waited_for() -> None:
+    """Hidden states leave once the receiver's notice is there: the first at 10 ms though they are ready at 1, the gradient with
+    the sender.
+    """
+    ran = run([(1.0, 2.0), (20.0, 40.0)], num_micro_batches=1, crossing_ms=4.0, notice_ms=10.0)
+    assert ran.total_ms == pytest.approx(10.0 + 4.0 + 60.0 + 4.0 + 2.0)
+    late = run([(1.0, 2.0), (0.0, 0.0)], num_micro_batches=1, crossing_ms=4.0, notice_ms=10.0)
+    # The gradient is ready at 14, but the first stage asked for it at 1 and its notice came at 11.
+    assert late.total_ms == pytest.approx(10.0 + 4.0 + 4.0 + 2.0)

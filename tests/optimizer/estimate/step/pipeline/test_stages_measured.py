@@ -17,11 +17,12 @@ from optimizer.estimate.training import estimate_training
 from optimizer.hardware.devices import find_device, table_machine
 from optimizer.hardware.machine import DeviceKind
 from optimizer.hardware.mixed import play_devices
-from optimizer.hardware.peers import peer_link_of
+from optimizer.hardware.peers import network_link, peer_link_of
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.layout import RankShare
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
+from optimizer.profile.profile import Profile
 from optimizer.workload import Adapter
 from tests.optimizer.profiles import extent_of, trace
 from tests.optimizer.runtime.ranks.cases import MODELS, RankCase, make_case
@@ -116,6 +117,28 @@ def test_stages_of_like_devices_cost_what_they_do_where_each_is_named() -> None:
     assert found[0].step_ms == found[1].step_ms
     assert found[0].rank_peak_bytes == found[1].rank_peak_bytes
     assert found[0].device_bytes_by_category == found[1].device_bytes_by_category
+
+
+def test_each_links_own_exchanges_are_priced_whatever_was_priced_before() -> None:
+    case, delays_s = cut(), (0.001, 0.02)
+    profile = profile_of(case)
+
+    def step_ms(delay_s: float) -> float:
+        machine = replace(make_cpu_machine(), num_devices=2, peers=network_link(bits_per_s=1e9, delay_s=delay_s))
+        return estimate_training(profile, plan=case.plan, workload=case.workload, machine=machine).step_ms
+
+    near_ms, far_ms = map(step_ms, delays_s)
+    afresh_ms = estimate_afresh(case, delays_s[1])
+    assert far_ms == afresh_ms
+    # Ten crossings and their notices, and twice a sum of a few numbers, each of several round trips.
+    assert far_ms - near_ms > 16 * 1000 * (delays_s[1] - delays_s[0])
+
+
+def estimate_afresh(case: RankCase, delay_s: float) -> float:
+    """With a profile that nothing was priced with."""
+    machine = replace(make_cpu_machine(), num_devices=2, peers=network_link(bits_per_s=1e9, delay_s=delay_s))
+    profile = Profile.from_json(profile_of(case).to_json())
+    return estimate_training(profile, plan=case.plan, workload=case.workload, machine=machine).step_ms
 
 
 def test_a_stage_takes_as_long_as_its_own_device_does() -> None:
