@@ -24,7 +24,7 @@ from optimizer.search.check.beside import Beside
 from optimizer.search.check.card_fit import ACCEPTED, CardFit, find_room
 from optimizer.search.check.pins import check_pins
 from optimizer.search.check.verify import VerificationFailed, verify_plan
-from optimizer.search.cut_model import search_cut
+from optimizer.search.cut_model import find_cut_plan, search_cut
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.bounds import bound_of
@@ -66,7 +66,7 @@ def search(problem: SearchProblem, *, known: Sequence[Plan] = (), most_ms: float
 
 def find_chosen(problem: SearchProblem) -> PricedPlan:
     """The plan that ``search`` would choose, and nothing beside it. Raises as ``search`` does."""
-    return search_cut(problem).chosen if problem.layout.is_cut else first_on_the_card(_solved(problem, ()))[0]
+    return find_cut_plan(problem) if problem.layout.is_cut else first_on_the_card(_solved(problem, ()))[0]
 
 
 def _solved(problem: SearchProblem, known: Sequence[Plan]) -> PriceBook:

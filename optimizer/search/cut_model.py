@@ -86,9 +86,19 @@ def least_cut_ms(problem: SearchProblem) -> float:
 
 
 def search_cut(problem: SearchProblem) -> SearchResult:
-    """The fastest plan that is cut over the problem's devices, in their order, and fits. Raises NoFeasiblePlan, InvalidPlan where
-    pins leave none.
+    """The fastest plan that is cut over the problem's devices, in their order, and fits, with others beside it. Raises
+    NoFeasiblePlan, InvalidPlan where pins leave none.
     """
+    return _result(problem, *_find_fitting(problem))
+
+
+def find_cut_plan(problem: SearchProblem) -> PricedPlan:
+    """The plan that ``search_cut`` would choose, and nothing beside it. Raises as that does."""
+    return _find_fitting(problem)[1]
+
+
+def _find_fitting(problem: SearchProblem) -> tuple[list[OuterPlan], PricedPlan, list[_Found]]:
+    """All settings, the fastest plan whose processes have room, and the best of the settings that were looked at."""
     settings = [
         chunked for base in problem.settings() for chunked in with_chunks(problem, base) if _keeps_pins(problem, chunked)
     ]
@@ -109,7 +119,7 @@ def search_cut(problem: SearchProblem) -> SearchResult:
         for each in found:
             priced = _verified(problem, each)
             if priced.verdict in ACCEPTED:
-                return _result(problem, settings, priced, found)
+                return settings, priced, found
             tighter.append(_tighter(problem, priced.prediction))
         shares = tuple(share * factor for share, factor in zip(shares, max(tighter, key=min), strict=True))
     raise _nothing_fits(problem, settings)

@@ -52,15 +52,27 @@ class StagePricer:
     def least_ms(self, plan: Plan) -> float:
         """No cut of the plan over its devices is faster.
 
-        A stage works t on each of M micro-batches, after the first has come through the stages before it, and before the last
-        goes back through these: a step S is at least M t and their work on one. Shares t / T of the work on one micro-batch, for
-        which device p alone would take T_p, add up to 1. They are at most S times the sum of y_p, where M y_p and all y behind p
-        are 1 / T_p or more (the dual of that linear program). Of P like devices S is T / (1 - (1 - 1/M)^P).
+        A stage works t on each of M micro-batches and takes c to receive them from its neighbours; before it begins the first has
+        come through the stages before it, and the last goes back through these: a step S is at least M (t + c) and their work on
+        one. Shares t / T of the work on one micro-batch, for which device p alone would take T_p, add up to 1. They are at most
+        the sum of y_p (S - M c_p), where M y_p and all y behind p are 1 / T_p or more (the dual of that linear program). Of P
+        like devices on a link that takes no time S is T / (1 - (1 - 1/M)^P).
         """
-        num_micro_batches, behind = plan.batch.accumulation_steps, 0.0
-        for whole_ms in reversed(self.whole_ms(plan)):
-            behind += max(0.0, num_micro_batches / whole_ms - behind) / num_micro_batches
-        return 1 / behind
+        num_micro_batches, last = plan.batch.accumulation_steps, len(self.parts) - 1
+        crossing_ms = self._crossing_ms(plan)
+        behind, received_ms = 0.0, 0.0
+        for index, whole_ms in reversed([*enumerate(self.whole_ms(plan))]):
+            share = max(0.0, num_micro_batches / whole_ms - behind) / num_micro_batches
+            received_ms += share * num_micro_batches * crossing_ms * ((index > 0) + (index < last))
+            behind += share
+        return (1 + received_ms) / behind
+
+    def _crossing_ms(self, plan: Plan) -> float:
+        """Time of one micro-batch's hidden states from a stage to the next."""
+        part = self.parts[0]
+        assert part.network is not None
+        num_tokens = plan.batch.micro_batch_size * part.workload.sequence_length
+        return crossing_ms(part.network, num_tokens * self.profile.hidden_size * plan.weights.bytes_per_element)
 
     def price_stage(self, plan: Plan, stage: StageOfModel) -> StagePrice:
         """plan: of which the blocks' choices count, and the layout's order and number of devices, not its cut."""
@@ -77,14 +89,12 @@ class StagePricer:
         """Milliseconds of a step of stages that were priced one by one."""
         part = self.parts[0]
         assert part.network is not None
-        num_tokens = plan.batch.micro_batch_size * part.workload.sequence_length
-        hidden_bytes = num_tokens * self.profile.hidden_size * plan.weights.bytes_per_element
         ran = run_schedule(
             [price.times for price in prices],
             stages=stages,
             num_micro_batches=plan.batch.accumulation_steps,
             schedule=plan.layout.schedule,
-            crossing_ms=crossing_ms(part.network, hidden_bytes),
+            crossing_ms=self._crossing_ms(plan),
             notice_ms=notice_ms(part.network),
         )
         return ran.total_ms + max(price.update_ms for price in prices)

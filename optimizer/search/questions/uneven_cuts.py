@@ -15,7 +15,7 @@ from optimizer.base.errors import InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.units import format_bytes
 from optimizer.hardware.machine import DeviceKind, host_name
 from optimizer.plan.layout import DeviceLayout, RankShare
-from optimizer.search.cut_model import even_cut, least_cut_ms, search_cut
+from optimizer.search.cut_model import even_cut, find_cut_plan, least_cut_ms
 from optimizer.search.problem import PricedPlan
 from optimizer.search.questions.uneven_parts import UnevenQuestion
 
@@ -58,7 +58,7 @@ def _find_in_order(
         least_ms = least_cut_ms(problem)
         if least_ms >= fastest_ms:
             return FoundCut(layout, None, f"not searched, since no plan of it takes less than {least_ms:.1f} ms")
-        plan = search_cut(problem).chosen.plan
+        plan = find_cut_plan(problem).plan
     except NoFeasiblePlan as error:
         smallest_bytes = int(error.fields["smallest_feasible_bytes"])
         return FoundCut(layout, None, f"nothing fits; the smallest peak is {format_bytes(smallest_bytes)}")
