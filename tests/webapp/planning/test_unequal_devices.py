@@ -52,12 +52,13 @@ def spec(profiled_llama: Model, dataset: Dataset) -> Spec:
     return make
 
 
-def on_both(spec: Spec) -> dict[str, Any]:
-    return spec(num_devices=2, pins={"layout": {"num_devices": 2}})
+def on_both(spec: Spec, **goal: Any) -> dict[str, Any]:
+    return spec(num_devices=2, **{"pins": {"layout": {"num_devices": 2}}, **goal})
 
 
 def test_a_plan_for_all_devices_says_which_device_gets_which_share(ada: User, uneven: Machine, spec: Spec) -> None:
-    chosen = next(offer for offer in price_spec(ada, on_both(spec)).offers if offer.is_chosen)
+    offers = price_spec(ada, on_both(spec, forbid=["cut_model"])).offers
+    chosen = next(offer for offer in offers if offer.is_chosen)
     ranks = chosen.row.prediction["ranks"]
     shown = chosen.to_json()
     devices = [rank["device"] for rank in shown["prediction"]["ranks"]]
@@ -68,6 +69,19 @@ def test_a_plan_for_all_devices_says_which_device_gets_which_share(ada: User, un
     assert [rank["memory_bytes"] for rank in ranks] == [{SMALL: 64 * MIB, LARGE: GIB}[rank["device"]] for rank in ranks]
     for rank, found in enumerate(ranks):
         assert any(line.startswith(f"rank {rank} on {found['device']} takes ") for line in chosen.explanation)
+
+
+def test_a_model_that_is_cut_over_them_needs_each_stages_bytes_on_its_own_device(ada: User, uneven: Machine, spec: Spec) -> None:
+    job = submit_job(ada, spec=on_both(spec, pins={"layout": {"stage_blocks": [1, 3]}}), actor="user:ada")
+    ranks = job.prediction["ranks"]
+    assert job.plan["layout"]["stage_blocks"] == [1, 3]
+    assert [share["device"] for share in job.plan["layout"]["ranks"]] == [rank["device"] for rank in ranks]
+    assert {rank["num_sequences"] for rank in ranks} == {8}
+    needs = read_needs(job.need_ranks)
+    assert [(need.device, need.num_bytes) for need in needs] == [(rank["device"], rank["peak_high_bytes"]) for rank in ranks]
+    attempt = claim_job(worker="w", machine=uneven)
+    assert attempt is not None
+    assert attempt.devices == [{SMALL: 0, LARGE: 1}[need.device] for need in needs]
 
 
 def test_its_job_needs_each_ranks_bytes_on_its_own_device_and_is_claimed_there(
