@@ -1,5 +1,6 @@
 """A rank of unequal devices that runs out of memory: the next plan leaves its kind of device more room, and the others theirs."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,3 +85,21 @@ def test_where_nothing_else_fits_the_error_says_how_much_was_missing(
         replan(llama_profile, machine, [failed(plain, rank=each, missing_bytes=64 * GIB) for each in range(3)])
     fields = raised.value.fields
     assert fields["smallest_feasible_bytes"] > fields["budget_bytes"]
+
+
+def test_a_stage_that_ran_out_leaves_more_of_its_kind_of_device_free(llama_profile: Profile) -> None:
+    goal = replace(GOAL, pins=read_pins(["batch.micro_batch_size=2", "layout.stage_blocks=1,1,2"]))
+    plain = ask(llama_profile, three_cards(), pins=goal.pins).result.chosen
+    rank = max(
+        (number for number, each in enumerate(plain.prediction.ranks) if each.device == SLOW),
+        key=lambda number: plain.prediction.ranks[number].peak_high_bytes,
+    )
+    held_bytes = plain.prediction.ranks[rank].peak_high_bytes
+    machine = three_cards(slow_memory_bytes=int(1.02 * held_bytes))
+    tight = ask(llama_profile, machine, pins=goal.pins).result.chosen
+    failure = failed(tight, rank=rank, missing_bytes=MIB // 4)
+    chosen = replan_uneven([failure], llama_profile, WORKLOAD, goal, machine=machine, checkpoint_of=None)
+    assert chosen.plan.layout.stage_blocks == (1, 1, 2)
+    assert chosen.plan != tight.plan
+    slow = [each for each in chosen.prediction.ranks if each.device == SLOW]
+    assert all(each.peak_high_bytes < held_bytes for each in slow)
