@@ -29,7 +29,12 @@ from benchmarks.parallel.links.namespaces import (
     joined_namespaces,
 )
 from optimizer.base.serialize import to_json
-from optimizer.estimate.categories.network import Network, estimate_framed_bytes, estimate_sent_bytes
+from optimizer.estimate.categories.network import (
+    Network,
+    estimate_framed_bytes,
+    estimate_sent_bytes,
+    estimate_staged_bytes,
+)
 from optimizer.estimate.categories.tensors import list_tensors
 from optimizer.estimate.training import estimate_training
 from optimizer.hardware.machine import Machine, PeerLink
@@ -63,6 +68,8 @@ class Shape:
     name: str
     hidden_size: int
     vocab_size: int
+    is_tied: bool = True
+    """False for a model that can be cut while all of it is trained."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -76,11 +83,14 @@ class Shape:
             "num_key_value_heads": 2,
             "max_position_embeddings": 64,
             "attention_block": 8,
+            **({} if self.is_tied else {"tie_word_embeddings": False}),
         }
 
 
 SHAPES: Final = (Shape(name="small", hidden_size=64, vocab_size=512), Shape(name="wide", hidden_size=320, vocab_size=4096))
 """Latency decides the first's exchanges, the rate the second's: its largest tensors are of 5 MiB."""
+CUT: Final = Shape(name="small and untied", hidden_size=64, vocab_size=512, is_tied=False)
+_CUT_LENGTH, _CUT_MICRO_BATCHES = 64, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +104,7 @@ class Case:
     @property
     def name(self) -> str:
         layout = self.plan.layout
-        return f"{self.shape.name}, {layout.num_devices} ranks, {layout.data}"
+        return f"{self.shape.name}, {layout.num_devices} ranks, {'cut' if layout.is_cut else layout.data}"
 
 
 def make_cases(num_ranks: int, shapes: Sequence[Shape]) -> list[Case]:
@@ -115,6 +125,19 @@ def make_cases(num_ranks: int, shapes: Sequence[Shape]) -> list[Case]:
     ]
 
 
+def make_cut(num_micro_batches: int) -> Case:
+    """A block on each of two ranks, and hidden states between them."""
+    return Case(
+        shape=CUT,
+        plan=Plan(
+            layout=DeviceLayout(num_devices=2, stage_blocks=(1, 1)),
+            batch=BatchPlan(micro_batch_size=1, accumulation_steps=num_micro_batches),
+            activations=ActivationsPlan(per_block=("keep", "keep")),
+        ),
+        workload=TrainingWorkload(sequence_length=_CUT_LENGTH, global_batch_size=num_micro_batches, num_steps=1),
+    )
+
+
 def _find_link(profile: LinkProfile | None, pool: RankPool, num_ranks: int) -> PeerLink:
     """The link as the planner is given it: its rate and delay, or on one machine what the probe finds."""
     if profile is not None and profile.bytes_per_s is not None:
@@ -128,9 +151,10 @@ def measure_all(*, is_quick: bool) -> Iterator[Row]:
     """Every case over every link; a failure for links that cannot be made."""
     shapes = SHAPES[:1] if is_quick else SHAPES
     profiles = (PROFILES[1], SMALL_FRAMES) if is_quick else (*PROFILES, SMALL_FRAMES)
-    profiled = {shape.name: _profile(shape) for shape in shapes}
+    cut = make_cut(_CUT_MICRO_BATCHES)
+    profiled = {shape.name: _profile(shape, make_cases(2, [shape])) for shape in shapes} | {CUT.name: _profile(CUT, [cut])}
     for num_ranks in (2,) if is_quick else (2, 3, 4):
-        cases = make_cases(num_ranks, shapes)
+        cases = make_cases(num_ranks, shapes) + [cut] * (num_ranks == 2)
         for profile in profiles:
             try:
                 yield from _measure(cases, profile, profiled, num_rounds=1 if is_quick else _ROUNDS)
@@ -142,8 +166,8 @@ def measure_all(*, is_quick: bool) -> Iterator[Row]:
                 yield failure(f"{num_ranks} ranks, {profile.name}", error)
 
 
-def _profile(shape: Shape) -> Profile:
-    extent = extent_of([(case.plan, case.workload) for case in make_cases(2, [shape])])
+def _profile(shape: Shape, cases: Sequence[Case]) -> Profile:
+    extent = extent_of([(case.plan, case.workload) for case in cases])
     return trace(read_model_spec(shape.config), extent=extent)
 
 
@@ -216,13 +240,13 @@ def _compare(case: Case, rounds: Sequence[Sequence[dict[str, Any]]], profile: Pr
     step_ms = statistics.median(steps)
     return {
         "num_ranks": case.plan.layout.num_devices,
-        "layout": case.plan.layout.data,
+        "layout": "cut" if case.plan.layout.is_cut else case.plan.layout.data,
         "predicted_sent_bytes": list(sent),
         "measured_sent_bytes": [round(number) for number in measured],
         "sent_error_percent": _worst_percent(sent, measured),
         "predicted_frames_bytes": list(framed),
         "interface_bytes": [round(number) for number in on_interface],
-        "frames_error_percent": _worst_percent(framed, on_interface),
+        **({"frames_error_percent": _worst_percent(framed, on_interface)} if framed else {}),
         "predicted_network_ms": exchange_ms,
         "compute_ms": compute_ms,
         "step_ms": step_ms,
@@ -236,6 +260,12 @@ def _predict_bytes(case: Case, profile: Profile, machine: Machine) -> tuple[tupl
     network = Network.of(machine, case.plan.layout)
     assert network is not None
     sizes = list_tensors(profile).num_elements
+    if case.plan.layout.is_cut:
+        hidden_bytes = 4 * _CUT_LENGTH * case.shape.hidden_size
+        sent = estimate_staged_bytes(
+            network, len(sizes), hidden_bytes=hidden_bytes, num_micro_batches=case.plan.batch.accumulation_steps
+        )
+        return sent, ()
     return estimate_sent_bytes(network, sizes, case.plan), estimate_framed_bytes(network, sizes, case.plan)
 
 
@@ -248,7 +278,7 @@ def summarize(rows: Sequence[Row]) -> dict[str, GoalEntry]:
     """Goals: bytes by rank against both counters, and step times by link."""
     cases = [row for row in rows if row["what"] == "case" and "sent_error_percent" in row]
     sent = [abs(row["sent_error_percent"]) for row in cases]
-    framed = [abs(row["frames_error_percent"]) for row in cases if row["has_small_frames"]]
+    framed = [abs(row["frames_error_percent"]) for row in cases if row["has_small_frames"] and "frames_error_percent" in row]
     goals = {
         "bytes of a rank's connections, worst error, %": _at_most(sent, _BYTES_PERCENT),
         "bytes of a rank's interface in frames of 1500 bytes, worst error, %": _at_most(framed, _BYTES_PERCENT),

@@ -37,8 +37,9 @@ def carry_out(command: dict[str, Any], place: RankPlace) -> dict[str, Any]:
     torch.manual_seed(5)
     model = build_prepared(read_model_spec(command["config"]), weights=plan.weights, workload=workload, device=_CPU)
     num_mine = plan.batch.accumulation_steps
-    whole = replace(plan, batch=replace(plan.batch, accumulation_steps=num_mine * place.num_ranks))
-    batches = make_synthetic_batches(model, plan=whole, workload=workload)[place.rank * num_mine : (place.rank + 1) * num_mine]
+    whole = replace(plan, batch=replace(plan.batch, accumulation_steps=num_mine * plan.layout.num_parts))
+    first = 0 if plan.layout.is_cut else place.rank * num_mine
+    batches = make_synthetic_batches(model, plan=whole, workload=workload)[first : first + num_mine]
     step_ms, network_ms = [], []
     with Ranks(place, device=_CPU) as ranks:
         trainer = Trainer(

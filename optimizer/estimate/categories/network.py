@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
 from optimizer.estimate.collectives.framing import ETHERNET, Frame, count_framed_bytes
-from optimizer.estimate.collectives.gloo import Call, count_sent_bytes
+from optimizer.estimate.collectives.gloo import PREAMBLE_BYTES, Call, count_sent_bytes
 from optimizer.estimate.collectives.over_links import simulate_seconds
 from optimizer.formats.ownership import assign_owners
 from optimizer.hardware.machine import Machine, PeerLink
@@ -214,9 +214,11 @@ def estimate_staged_bytes(network: Network, num_tensors: int, *, hidden_bytes: i
         network.between_hosts.sent_by_rank(_call("all_reduce", table_bytes, _NUMBER_BYTES, 0))
         for table_bytes in _table_sizes(network.num_ranks, num_tensors, 0)
     ]
+    # What goes to each neighbour, and over gloo two preambles before it and a notice for what comes back.
+    each_bytes = hidden_bytes + (3 * PREAMBLE_BYTES if network.backend == "gloo" else 0)
     num_neighbours = [(rank > 0) + (rank < network.num_ranks - 1) for rank in range(network.num_ranks)]
     return tuple(
-        round(num_neighbours[rank] * num_micro_batches * hidden_bytes + sum(table[rank] for table in tables))
+        round(num_neighbours[rank] * num_micro_batches * each_bytes + sum(table[rank] for table in tables))
         for rank in range(network.num_ranks)
     )
 
