@@ -394,12 +394,17 @@ def test_plan_on_two_cards_prints_each_layout_and_what_devices_send(files: Path,
 
 def test_plan_on_unequal_cards_prints_who_takes_how_much(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile = ["--profile", str(files / "profile.json"), *WORK, "--forbid", "offload", "--forbid", "stream_weights"]
-    assert main(["plan", *profile, "--devices", "2x RTX 3060, RTX 4090", "--pin", "layout.num_devices=3"]) == 0
+    asked = ["plan", *profile, "--devices", "2x RTX 3060, RTX 4090", "--pin", "layout.num_devices=3"]
+    assert main([*asked, "--forbid", "cut_model"]) == 0
     printed = capsys.readouterr().out
     assert "2x RTX 3060 12GB, 1x RTX 4090, linked by the host's memory" in printed
     assert "RTX 4090 + 2x RTX 3060 12GB, replicated" in printed
     assert "3 devices, each keeps everything, of unequal shares" in printed
     assert "is the slowest, and all wait for it" in printed
+    assert main([*asked, "--pin", "layout.stage_blocks=1,1,2"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the model cut into 1 + 1 + 2 blocks: chosen" in printed
+    assert re.search(r"rank 2 on RTX \S+( 12GB)? has blocks 3 to 4 \(2 blocks keep\): .* at work for", printed)
 
 
 def test_plan_on_joined_machines_prints_each_devices_machine_and_both_links(
