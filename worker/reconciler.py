@@ -23,7 +23,13 @@ from django.db import Error as DatabaseError
 from django.db import connection
 
 from webapp.attempts.leading import is_unbroken_for, record_pass, release_lead, take_lead
-from webapp.attempts.reconciling import enforce_deadlines, expire_leases, forget_old_offers, resend_hints
+from webapp.attempts.reconciling import (
+    enforce_deadlines,
+    expire_leases,
+    expire_members,
+    forget_old_offers,
+    resend_hints,
+)
 from webapp.batches.actions import advance_batches
 from webapp.catalog.hub.download import advance_downloads
 from webapp.catalog.removal import purge_deleted
@@ -197,7 +203,7 @@ class Reconciler:
         calm_s = time.monotonic() - self._failed_at_s
         if calm_s < 2 * self._config.heartbeat_s or not is_unbroken_for(self._config.lease_s):
             return []
-        return expire_leases()
+        return [*expire_leases(), *expire_members()]
 
     def _try(self, step: Callable[[], list[str]], *, what: str, logged_as: str) -> bool:
         """False when it failed, which is logged."""

@@ -8,14 +8,15 @@ machine meanwhile. Losses are counted in a row, as long as no new checkpoint was
 - others were lost as well, and none fared better: the machine does it, and the job goes on;
 - nothing of the other jobs says which, or they say both: the job is held after 10, as if paused, until somebody resumes it.
 
-Jobs that were lost with the very same worker process say nothing, because each may have taken the other along.
+Jobs that were lost with the very same worker process say nothing, because each may have taken the other along. Of a job over
+several machines the machine counts that was lost.
 """
 
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from webapp.jobs.models import Attempt, Event, Kind, Reason
+from webapp.jobs.models import Attempt, Event, Kind, Member, Reason
 
 MAX_LOSSES_BLAMED = 3
 MAX_LOSSES = 10
@@ -47,16 +48,19 @@ def is_loss(attempt: Attempt) -> bool:
     return attempt.outcome == Reason.WORKER_LOST and attempt.exit_code is None
 
 
-def count_losses(attempt: Attempt, *, now: datetime) -> Losses:
-    """Count as if the present attempt had been lost just now."""
+def count_losses(attempt: Attempt, *, now: datetime, lost: Member | None = None) -> Losses:
+    """Count as if the present attempt had been lost just now. lost: the part of it that was, where it was not the whole."""
     row = _losses_in_a_row(attempt)
     shortest = min((each.ended_at or now) - each.started_at for each in row)
+    parts = {part.attempt_id: part for part in Member.objects.filter(attempt__in=row, is_lost=True)}
+    parts |= {attempt.pk: lost} if lost is not None else {}
+    where: list[Attempt | Member] = [parts.get(each.pk, each) for each in row]
     others = Attempt.objects.filter(
-        machine__in={each.machine_id for each in row if each.machine_id},
+        machine__in={each.machine_id for each in where if each.machine_id},
         started_at__gte=row[-1].started_at,
         ended_at__isnull=False,
     ).exclude(job_id=attempt.job_id)
-    workers = {each.worker for each in row}
+    workers = {each.worker for each in where}
     num_fine = num_lost = 0
     for other in others.only("worker", "outcome", "exit_code", "started_at", "ended_at"):
         if is_loss(other):

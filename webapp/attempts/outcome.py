@@ -30,7 +30,9 @@ from webapp.catalog.actions import keep_profile, keep_profile_error
 from webapp.catalog.models import Profile
 from webapp.clock import from_now
 from webapp.jobs.checkpoints import export_job
-from webapp.jobs.models import PROBED, Artifact, Attempt, Job, Kind, Reason, State
+from webapp.jobs.devices.joined import is_joined
+from webapp.jobs.devices.members import describe_loss
+from webapp.jobs.models import PROBED, Artifact, Attempt, Job, Kind, Member, Reason, State
 from webapp.jobs.moves import held_by, move_job
 from webapp.jobs.specs.training import read_adapter
 from webapp.planning.runs.learning import calibrate, price_generation
@@ -76,10 +78,12 @@ def finish_attempt(
     exit_code: int | None,
     actor: str | None = None,
     only_if: Q | None = None,
+    lost: Member | None = None,
 ) -> str:
     """Apply ``result.json``, or None for a process that left none. ``"stale"``, and nothing changed, when fenced out.
 
-    only_if: a further condition on the row; the reconciler passes "the lease has run out".
+    only_if: a further condition on the row; the reconciler passes "the lease has run out". lost: the part of the attempt that was
+    lost, where it was not the whole; else the result may name its machine.
     """
     profile, generation = _read_profile(attempt), price_generation(attempt, result)
     with transaction.atomic():
@@ -87,20 +91,26 @@ def finish_attempt(
         job = Job.objects.select_for_update(of=("self",)).filter(condition).select_related("model").first()
         if job is None:
             return "stale"
+        lost = lost or _lost_part(attempt, result)
+        exit_code = None if lost is not None else exit_code
+        is_lost = lost is not None or (result is None and exit_code is None)
         end = decide_end(
             job,
             result=result,
             exit_code=exit_code,
             num_quick_deaths=_num_quick_deaths(attempt),
             num_full_disks=_num_full_disks(attempt),
-            losses=count_losses(attempt, now=timezone.now()) if result is None and exit_code is None else None,
+            losses=count_losses(attempt, now=timezone.now(), lost=lost) if is_lost else None,
+            loss="the worker was lost" if lost is None else describe_loss(lost),
             has_profile=profile is not None or _has_profile(job),
             num_shortages=count_shortages(attempt),
             is_shared=attempt.is_shared,
+            drained_by=_drained_by(attempt) if is_joined(job) else "",
         )
         if not _move(job, end, result=result, condition=condition, actor=actor or f"worker:{attempt.worker}"):
             return "stale"
         _close(attempt, end, result=result, exit_code=exit_code)
+        _close_members(attempt, lost=lost)
         _keep_artifacts(job, result)
         if job.kind == Kind.PROFILE:
             _keep_profile(job, end, profile, result)
@@ -130,15 +140,18 @@ def decide_end(
     num_quick_deaths: int,
     num_full_disks: int = 0,
     losses: Losses | None = None,
+    loss: str = "the worker was lost",
     has_profile: bool = True,
     num_shortages: int = 0,
     is_shared: bool = False,
+    drained_by: str = "",
 ) -> End:
     """num_quick_deaths: how many of the newest attempts in a row, this one included if it died, ended quickly without a step.
     num_full_disks: how many of those before this one, in a row, met a full disk.
-    losses: of an attempt that was lost together with its worker.
+    losses: of an attempt that was lost together with its worker, or with that of another machine; loss: which, in words.
     num_shortages: how many attempts before ran out of memory.
     is_shared: other jobs were on the device, so that what its first steps took says nothing of the plan.
+    drained_by: machine whose worker was asked to stop, where it is not the one that leads.
     """
     outcome = result["outcome"] if result else "died"
     if outcome == "succeeded" and job.kind == Kind.PROFILE and not has_profile:
@@ -162,10 +175,11 @@ def decide_end(
             message = f"{_message(result, exit_code)}; the plan is looked at again before the rest of the run"
             return End(answer=PROBED, state=State.QUEUED, kind="requeued", message=message, awaits_plan=True)
         is_probed = result is not None and result.get("reason") == PROBED
-        why = "its first steps shared the device; it goes on with its plan" if is_probed else "the worker was asked to stop"
+        asked = f"the worker of {drained_by} was asked to stop" if drained_by else "the worker was asked to stop"
+        why = "its first steps shared the device; it goes on with its plan" if is_probed else asked
         return End(answer="drained", state=State.QUEUED, kind="requeued", message=why)
     if losses is not None:
-        return _lost(losses)
+        return _lost(losses, loss)
     reason = _known_reason(result) if result else Reason.WORKER_LOST.value
     message = _message(result, exit_code)
     if result is not None and may_replan(job, reason, num_before=num_shortages):
@@ -196,8 +210,8 @@ def _wait_for_room(message: str, *, num_full_disks: int) -> End:
     )
 
 
-def _lost(losses: Losses) -> End:
-    reason, message, num = Reason.WORKER_LOST.value, "the worker was lost", losses.num_in_a_row
+def _lost(losses: Losses, message: str) -> End:
+    reason, num = Reason.WORKER_LOST.value, losses.num_in_a_row
     in_a_row = f"{message}, for the {num}th time in a row without a new checkpoint" if num > 3 else message
     match losses.verdict:
         case "fail":
@@ -319,6 +333,25 @@ def _close(attempt: Attempt, end: End, *, result: dict[str, Any] | None, exit_co
     attempt.error = result.get("error") if result else None
     attempt.ended_at = timezone.now()
     attempt.save(update_fields=["outcome", "exit_code", "measured", "error", "ended_at"])
+
+
+def _close_members(attempt: Attempt, *, lost: Member | None) -> None:
+    """Parts that no worker took need no end of their own, nor does a lost one: its lease is over, and with it its processes."""
+    parts = Member.objects.filter(attempt=attempt, ended_at__isnull=True)
+    parts.filter(worker="").update(ended_at=Now())
+    if lost is not None:
+        Member.objects.filter(pk=lost.pk).update(is_lost=True)
+
+
+def _lost_part(attempt: Attempt, result: dict[str, Any] | None) -> Member | None:
+    """The part whose machine the result names as lost."""
+    name = (result or {}).get("lost_machine")
+    return Member.objects.filter(attempt=attempt, machine_name=name).first() if isinstance(name, str) else None
+
+
+def _drained_by(attempt: Attempt) -> str:
+    draining = Member.objects.filter(attempt=attempt, is_draining=True)
+    return str(draining.values_list("machine_name", flat=True).first() or "")
 
 
 def _keep_artifacts(job: Job, result: dict[str, Any] | None) -> None:

@@ -3,13 +3,13 @@
 import logging
 
 from django.db import Error as DatabaseError
-from django.db.models import F, Q
+from django.db.models import Exists, F, Q
 from django.db.models.functions import Coalesce, Now
 
 from webapp.attempts.outcome import finish_attempt
 from webapp.clock import from_now
 from webapp.jobs.claiming import QUEUE_ORDER
-from webapp.jobs.models import LIVE_STATES, Attempt, Job, PlanOffer, Reason
+from webapp.jobs.models import LIVE_STATES, Attempt, Job, Member, PlanOffer, Reason
 from webapp.jobs.moves import claimable, move_job
 from webapp.wire.hints import send_hint
 
@@ -33,10 +33,21 @@ def expire_leases(*, grace_s: float = 0.0) -> list[str]:
     return [attempt.job_id for attempt in attempts if _give_back(attempt, only_if=expired)]
 
 
-def _give_back(attempt: Attempt, *, only_if: Q) -> bool:
+def expire_members(*, grace_s: float = 0.0) -> list[str]:
+    """Take jobs over several machines back whole where the lease of one machine's part ran out, taken or not; their ids."""
+    is_over = Q(lease_until__lt=from_now(-grace_s), ended_at__isnull=True)
+    lost = Member.objects.filter(is_over, attempt__fence=F("attempt__job__fence"), attempt__job__state__in=LIVE_STATES)
+    return [
+        member.attempt.job_id
+        for member in lost.select_related("attempt")
+        if _give_back(member.attempt, only_if=Q(Exists(Member.objects.filter(is_over, pk=member.pk))), lost=member)
+    ]
+
+
+def _give_back(attempt: Attempt, *, only_if: Q, lost: Member | None = None) -> bool:
     """False when the lease was renewed meanwhile, or after a fault of the program, which must not keep the other jobs."""
     try:
-        return finish_attempt(attempt, result=None, exit_code=None, actor="reconciler", only_if=only_if) != "stale"
+        return finish_attempt(attempt, result=None, exit_code=None, actor="reconciler", only_if=only_if, lost=lost) != "stale"
     except DatabaseError:
         raise
     except Exception:

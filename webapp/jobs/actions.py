@@ -25,8 +25,10 @@ from webapp.catalog.files.room import require_floor
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.clock import from_now
 from webapp.jobs.claiming import next_turn
-from webapp.jobs.devices.named import NAMED, write_needs
-from webapp.jobs.devices.needs import needs_of
+from webapp.jobs.devices.joined import is_joined, ranks_by_machine
+from webapp.jobs.devices.members import drains
+from webapp.jobs.devices.named import JOINED, NAMED, RankNeed, write_needs
+from webapp.jobs.devices.needs import joined_needs_of, needs_of
 from webapp.jobs.devices.room import largest_device
 from webapp.jobs.errors import JobConflict, WrongState
 from webapp.jobs.models import (
@@ -64,6 +66,8 @@ class LeaseAnswer:
     cancel_mode: str
     """Empty, ``save`` (stop at a checkpoint, as for ``keep``) or ``discard`` (stop now)."""
     pause_requested: bool
+    drains: bool = False
+    """A member's worker was asked to stop, and the attempt ends at a checkpoint."""
 
 
 def create_job(
@@ -109,6 +113,7 @@ def create_job(
             event_seq=1,
             hinted_at=timezone.now(),
         )
+        _join_machines(job)
         Event.objects.create(job=job, seq=1, actor=actor, kind="created", to_state=State.QUEUED)
         enqueue_webhooks(job, "created")
         _hint_on_commit(job.pk)
@@ -137,9 +142,11 @@ def plan_job(
         **_needs(spec, plan, prediction, machine),
     }
     kind = "replanned" if change else "planned"
-    planned = move_job(job.pk, when=_awaiting(), changes=changes, kind=kind, actor="program", message=change)
-    if planned is not None:
-        _hint_on_commit(job.pk)
+    with transaction.atomic():
+        planned = move_job(job.pk, when=_awaiting(), changes=changes, kind=kind, actor="program", message=change)
+        if planned is not None:
+            _join_machines(planned)
+            _hint_on_commit(job.pk)
     return planned is not None
 
 
@@ -313,6 +320,7 @@ def renew_lease(attempt: Attempt, *, lease_s: float = 30) -> LeaseAnswer:
         held=True,
         cancel_mode=_STOPS[asked["cancel_mode"]] if asked["cancel_requested_at"] else "",
         pause_requested=asked["pause_requested_at"] is not None,
+        drains=is_joined(attempt.job) and drains(attempt),
     )
 
 
@@ -437,10 +445,15 @@ def _needs(
 ) -> dict[str, Any]:
     """The fields of a job that say which devices it needs."""
     budget_bytes = spec.get("goal", {}).get("device_budget_bytes")
-    needs = needs_of(plan, prediction, machine=machine.document, budget_bytes=budget_bytes) if machine is not None else []
+    needs: list[RankNeed] = []
+    if names := spec.get("machines"):
+        documents = dict(Machine.objects.filter(name__in=names).values_list("name", "document"))
+        needs = joined_needs_of(plan, prediction, machines=documents, budget_bytes=budget_bytes)
+    elif machine is not None:
+        needs = needs_of(plan, prediction, machine=machine.document, budget_bytes=budget_bytes)
     if needs:
         most = max(need.num_bytes for need in needs)
-        named = {"need_device_kind": NAMED, "need_ranks": write_needs(needs)}
+        named = {"need_device_kind": JOINED if names else NAMED, "need_ranks": write_needs(needs)}
         return {**named, "need_device_bytes": most, "need_devices": len(needs)}
     device = from_json(Device, largest_device(machine), path="machine.device") if machine is not None else None
     return {
@@ -449,6 +462,12 @@ def _needs(
         "need_device_bytes": device_need_bytes(prediction, budget_bytes=budget_bytes, device=device),
         "need_devices": count_devices(plan),
     }
+
+
+def _join_machines(job: Job) -> None:
+    """Keep which machines the job runs on together, by which claims find it."""
+    if job.spec.get("machines"):
+        job.joined.set(Machine.objects.filter(name__in=ranks_by_machine(job)))
 
 
 def _require_state(job: Job, request: str, condition: Q, *, allowed: str) -> None:

@@ -11,10 +11,13 @@ A job of several devices needs them all at once, and narrower jobs would take ea
 this machine could hold keeps the devices it waits for: what stands behind it begins on others or not at all. What stands before
 it, by priority or turn, goes first as ever; profiles and exports need no device. Jobs that are paused, await a plan or have a
 later time to start keep nothing, and of several such jobs only the first does.
+
+A job over several machines (``devices/joined.py``) is claimed by a worker of the machine that leads it, for all of them in one
+transaction. The first of those that a machine is named for keeps its devices there likewise, once all of its machines are there.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from django.contrib.auth.models import User
@@ -25,7 +28,9 @@ from django.db.models.functions import Now
 from optimizer.estimate.sharing import Shares, gains, host_need_together, lane_shares, slowdown
 from webapp.catalog.models import Machine
 from webapp.clock import from_now
-from webapp.jobs.devices.room import Room, read_room
+from webapp.jobs.devices.joined import Rooms, places_for, ranks_by_machine
+from webapp.jobs.devices.members import add_members
+from webapp.jobs.devices.room import Room, needs_by_rank, read_room
 from webapp.jobs.models import DEVICE_JOB_KINDS, Attempt, FenceSequence, Job, Kind, State
 from webapp.jobs.moves import claimable, move_job
 from webapp.prepared import Prepared, number_mark
@@ -61,7 +66,9 @@ def claim_job(
     more is done by all together (``optimizer/estimate/sharing.py``); nothing behind it goes first, so nobody waits for ever.
     """
     with transaction.atomic():
-        host = Machine.objects.select_for_update().get(pk=machine.pk)
+        joined = waiting_joined(machine.name) if not set(kinds).isdisjoint(DEVICE_JOB_KINDS) else []
+        rows = _lock(machine, joined)
+        host = next(row for row in rows if row.pk == machine.pk)
         if host.draining:
             return None
         if used_bytes is not None:
@@ -70,7 +77,8 @@ def claim_job(
         if job_id is not None:
             candidates = candidates.filter(pk=job_id)
         room = read_room(host)
-        found = _choose(candidates, room, must_gain=must_gain)
+        rooms = Rooms(rows, {host.name: room}, there_within_s=lease_s / 2)
+        found = _choose(candidates, rooms, room, joined=joined, must_gain=must_gain)
         if found is None or (found.places and not _fits_on_host(found.job, room, machine=host)):
             return None
         job = move_job(
@@ -98,7 +106,7 @@ def claim_job(
         if used_bytes is not None:
             _note_others(host, room, places=found.places)
         Attempt.objects.filter(job__in=found.disturbed, fence=F("job__fence")).update(is_shared=True)
-        return Attempt.objects.create(
+        attempt = Attempt.objects.create(
             job=job,
             number=job.attempt,
             fence=job.fence,
@@ -109,6 +117,8 @@ def claim_job(
             prediction=job.prediction,
             is_shared=bool(found.disturbed),
         )
+        add_members(attempt, found.elsewhere, lease_s=lease_s)
+        return attempt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +131,48 @@ class _Found:
     disturbed: frozenset[str] = frozenset()
     """Live jobs that run slower beside it, and it beside them."""
     message: str = ""
+    elsewhere: dict[Machine, tuple[int, ...]] = field(default_factory=dict)
+    """Its devices on other machines."""
 
 
-def _choose(candidates: "QuerySet[Job]", room: Room, *, must_gain: bool) -> _Found | None:
+def _lock(machine: Machine, joined: Sequence[Job]) -> list[Machine]:
+    """The machine's row, and those of all machines of the jobs that it leads, in the order of their ids, so that two claims never
+    wait for each other. A job that comes in between is left to the next claim.
+    """
+    names = {name for job in joined if _leads(machine.name, job) for name in ranks_by_machine(job)}
+    rows = Machine.objects.select_for_update().filter(Q(pk=machine.pk) | Q(name__in=names))
+    return list(rows.order_by("pk"))
+
+
+def waiting_joined(machine: str) -> list[Job]:
+    """Claimable jobs over several machines, this one of them, in the queue's order. Nearly always none, which the index of what
+    is joined says without a look at the queue."""
+    ids = list(Job.joined.through.objects.filter(machine__name=machine).values_list("job_id", flat=True))
+    return list(Job.objects.filter(claimable(), pk__in=ids).order_by(*QUEUE_ORDER).only(*_READ)) if ids else []
+
+
+def _leads(machine: str, job: Job) -> bool:
+    return next(iter(ranks_by_machine(job)), "") == machine
+
+
+def _choose(
+    candidates: "QuerySet[Job]", rooms: Rooms, room: Room, *, joined: Sequence[Job], must_gain: bool
+) -> _Found | None:
+    """The next job for this machine alone, or one over several that stands before it. joined: those that wait."""
+    gang = keeping_gang(rooms, room, joined)
+    found = _choose_here(candidates, room, gang, must_gain=must_gain)
+    own = [job for job in joined if _leads(room.machine, job)]
+    allowed = set(candidates.filter(pk__in=[job.pk for job in own]).values_list("pk", flat=True)) if own else set()
+    for job in own:
+        if found is not None and stands_ahead(found.job, job):
+            break
+        if job.pk in allowed and (wide := _place_joined(job, rooms, machine=room.machine)):
+            return wide
+    return found
+
+
+def _choose_here(candidates: "QuerySet[Job]", room: Room, gang: Job | None, *, must_gain: bool) -> _Found | None:
     """The first job with room, unless a job of several devices stands before it and waits for those that it would take."""
-    gang = first_gang(room) if room.num_devices > 1 else None
     if gang is None:
         job = _first(candidates.filter(room.now()))
         return None if job is None else _place(job, room, must_gain=must_gain)
@@ -144,16 +191,57 @@ def _choose(candidates: "QuerySet[Job]", room: Room, *, must_gain: bool) -> _Fou
     return found
 
 
-def first_gang(room: Room) -> Job | None:
-    """The first claimable job of several devices that this machine could hold if no other ran."""
-    waiting = Job.objects.filter(claimable() & room.when_empty(), kind__in=DEVICE_JOB_KINDS, need_devices__gt=1)
-    return waiting.order_by(*QUEUE_ORDER).only(*_READ).first()
+def _place_joined(job: Job, rooms: Rooms, *, machine: str) -> _Found | None:
+    """Devices for a job over several machines; None where one of them is not there, or lacks room, or was not locked."""
+    names = ranks_by_machine(job)
+    if not rooms.given.issuperset(names) or not rooms.could_hold(job):
+        return None
+    left = {name: room for name in names if (room := room_left_for(job, rooms, name)) is not None}
+    found = places_for(job, left)
+    rows = {name: row for name in found if (row := rooms.row(name)) is not None}
+    if not found or not all(_fits_on_host(job, left[name], machine=row) for name, row in rows.items()):
+        return None
+    elsewhere = {rows[name]: places for name, places in found.items() if name != machine}
+    # its devices are idle, but who shares the memory shares the cores
+    disturbed = frozenset[str]().union(*(room.all_jobs for room in left.values() if room.kind == "cpu"))
+    message = f"with {' and '.join(sorted(row.name for row in elsewhere))}"
+    return _Found(job=job, places=found[machine], elsewhere=elsewhere, disturbed=disturbed, message=message)
+
+
+def room_left_for(job: Job, rooms: Rooms, machine: str) -> Room | None:
+    """The devices of a machine that the job may have: none that are kept for one ahead of it."""
+    room = rooms.of(machine)
+    gang = None if room is None else keeping_gang(rooms, room)
+    if room is None or gang is None or gang.pk == job.pk or stands_ahead(job, gang):
+        return room
+    return room.without(room.kept_for(gang))
+
+
+def keeping_gang(rooms: Rooms, room: Room, joined: Sequence[Job] | None = None) -> Job | None:
+    """The job that keeps devices of this machine: the first claimable one of several devices that it could hold its part of if no
+    other ran. Looked for once in the life of ``rooms``.
+
+    joined: jobs over this machine and others that wait, where they are at hand.
+    """
+    if room.machine in rooms.gangs:
+        return rooms.gangs[room.machine]
+    waiting = waiting_joined(room.machine) if joined is None else joined
+    found = [next((job for job in waiting if rooms.could_hold(job)), None)]
+    if room.num_devices > 1:
+        own = Job.objects.filter(claimable() & room.when_empty(), kind__in=DEVICE_JOB_KINDS, need_devices__gt=1)
+        found.append(own.order_by(*QUEUE_ORDER).only(*_READ).first())
+    gang = min((job for job in found if job is not None), key=_standing, default=None)
+    rooms.gangs[room.machine] = gang
+    return gang
 
 
 def stands_ahead(job: Job, other: Job) -> bool:
     """``stands_before`` of two jobs that were read."""
-    first, second = ((-each.priority, each.turn, each.created_at, each.pk) for each in (job, other))
-    return first < second
+    return _standing(job) < _standing(other)
+
+
+def _standing(job: Job) -> tuple[Any, ...]:
+    return (-job.priority, job.turn, job.created_at, job.pk)
 
 
 def _first(candidates: "QuerySet[Job]") -> Job | None:
@@ -228,8 +316,11 @@ def _fits_on_host(job: Job, room: Room, *, machine: Machine) -> bool:
     """Report whether the host's memory holds the job beside those that run on any of the machine's devices."""
     if not room.all_jobs:
         return True
-    jobs = Job.objects.filter(pk__in=[*room.all_jobs, job.pk]).only("prediction", "need_devices", "model", "plan")
-    needed_bytes = host_need_together((each.prediction, each.need_devices, _name_base(each)) for each in jobs)
+    needs = ("need_devices", "need_device_bytes", "need_ranks")
+    jobs = Job.objects.filter(pk__in=[*room.all_jobs, job.pk]).only("prediction", "model", "plan", *needs)
+    needed_bytes = host_need_together(
+        (each.prediction, len(needs_by_rank(each, machine=machine.name)), _name_base(each)) for each in jobs
+    )
     return needed_bytes <= int(machine.document["host_memory_bytes"])
 
 

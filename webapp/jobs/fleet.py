@@ -16,7 +16,7 @@ from optimizer.base.serialize import to_json
 from webapp.catalog.documents import machine_documents
 from webapp.catalog.models import Machine
 from webapp.clock import iso
-from webapp.jobs.devices.room import held_by, places_of, read_room
+from webapp.jobs.devices.room import live_holds, read_room
 from webapp.jobs.models import LIVE_STATES, Attempt, Job, Sample
 from webapp.jobs.queries import jobs_visible_to
 
@@ -104,19 +104,19 @@ def machine_document(user: Any, machine: Machine) -> dict[str, Any]:
 def read_occupancy(user: Any, machine: Machine) -> Occupancy:
     visible = set(jobs_visible_to(user).filter(state__in=LIVE_STATES).values_list("pk", flat=True))
     room = read_room(machine)
-    live = Attempt.objects.filter(machine=machine, fence=F("job__fence"), job__state__in=LIVE_STATES)
-    attempts = list(live.select_related("job").order_by("job__started_at", "job_id"))
-    newest = _newest_bytes([attempt.job for attempt in attempts])
+    holds = {hold.job_id: hold for hold in live_holds(machine, num_devices=room.num_devices)}
+    jobs = list(Job.objects.filter(pk__in=holds).order_by("started_at", "pk"))
+    newest = _newest_bytes(jobs)
     holders = []
-    for attempt in attempts:
-        job, places = attempt.job, places_of(attempt, num_devices=room.num_devices)
-        is_visible = job.pk in visible
+    for job in jobs:
+        hold, is_visible = holds[job.pk], job.pk in visible
+        places = tuple(place for place, _ in hold.bytes_by_place)
         holder = Holder(
             job_id=job.pk if is_visible else "",
             name=job.name if is_visible else "",
-            worker=job.worker,
-            devices=tuple(places),
-            needs_bytes=sum(size for _, size in held_by(attempt, num_devices=room.num_devices)),
+            worker=hold.worker,
+            devices=places,
+            needs_bytes=sum(size for _, size in hold.bytes_by_place),
             bytes_by_category={category: size * len(places) for category, size in newest.get(job.pk, {}).items()},
         )
         holders.append(holder)

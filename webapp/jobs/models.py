@@ -144,9 +144,12 @@ class Job(InProject):
     """Memory that each of its devices must have free to run the plan: the highest of its stages, at most the budget, and on a
     card what its process takes beside tensors (``optimizer/estimate/sharing.py``)."""
     need_devices = models.PositiveSmallIntegerField(default=1)
-    """Devices of one machine that the plan runs on; a claim takes all of them or none."""
+    """Devices that the plan runs on, of one machine unless ``joined`` names several; a claim takes all of them or none."""
     need_ranks = models.TextField(blank=True, default="")
-    """Needs by rank of a plan that names its devices (``devices/named.py``); ``need_device_kind`` is then ``named``."""
+    """Needs by rank of a plan that names its devices (``devices/named.py``); ``need_device_kind`` is then ``named``, or
+    ``joined`` where it names their machines too."""
+    joined = models.ManyToManyField(Machine, related_name="joined_jobs")
+    """The machines of a plan over several; none where any machine that has room may take the job."""
     retry_of = models.ForeignKey("self", null=True, on_delete=models.SET_NULL, related_name="retries")
     """The ended job that this one repeats; an ended job itself never moves again."""
     hinted_at = models.DateTimeField(null=True)
@@ -275,7 +278,8 @@ class Attempt(models.Model):
     machine = models.ForeignKey(Machine, null=True, on_delete=models.SET_NULL)
     """The machine it ran on; its calibration learns from what was measured."""
     devices = models.JSONField(default=list)
-    """Places of the machine's devices that it uses, counted from 0; empty for what needs none."""
+    """Places of the machine's devices that it uses, counted from 0; empty for what needs none. Those on other machines are its
+    members'."""
     pid = models.IntegerField(null=True)
     resumed_from_step = models.IntegerField(default=0)
     plan = models.JSONField(null=True)
@@ -299,6 +303,45 @@ class Attempt(models.Model):
 
     def __str__(self) -> str:
         return f"{self.job_id} attempt {self.number}"
+
+
+class Member(models.Model):
+    """The part of an attempt on one machine of several, but for the machine that leads, which has the attempt itself.
+
+    Made with the attempt, in its claim; then a worker of its machine takes it, and renews a lease of its own. Its fence is the
+    attempt's.
+    """
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="members")
+    machine = models.ForeignKey(Machine, null=True, on_delete=models.SET_NULL, db_index=False)
+    machine_name = models.CharField(max_length=200)
+    """Kept for messages when the machine's row is gone."""
+    ranks = models.JSONField()
+    """Numbers of its ranks among all of the attempt."""
+    devices = models.JSONField()
+    """Places of its machine's devices, counted from 0, in the order of ``ranks``."""
+    device_bytes = models.JSONField()
+    """Bytes that are kept for it on each of them."""
+    worker = models.CharField(max_length=200, blank=True)
+    """The worker that took it; empty until one has."""
+    lease_until = models.DateTimeField(null=True)
+    """Runs from the claim on: one that no worker takes is lost as well."""
+    is_draining = models.BooleanField(default=False)
+    """Its worker was asked to stop: the attempt ends at a checkpoint."""
+    is_lost = models.BooleanField(default=False)
+    """The attempt ended because this part of it was lost."""
+    trouble = models.TextField(blank=True)
+    """Why its worker could not begin or go on."""
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["attempt", "id"]
+        # claims: what a machine's devices hold
+        indexes = [models.Index(fields=["machine", "ended_at"], name="member_of_machine")]
+        constraints = [models.UniqueConstraint(fields=["attempt", "machine_name"], name="member_once_per_machine")]
+
+    def __str__(self) -> str:
+        return f"{self.attempt} on {self.machine_name}"
 
 
 class Event(models.Model):

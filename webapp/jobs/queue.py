@@ -4,7 +4,7 @@ The order is the claim's own (``claiming.QUEUE_ORDER``). A machine takes the fir
 may start before a larger one that stands ahead of it; not so on devices that are kept for a job that needs several.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -14,7 +14,8 @@ from django.utils import timezone
 from optimizer.base.units import format_bytes, format_duration
 from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
-from webapp.jobs.claiming import QUEUE_ORDER, first_gang, stands_ahead, stands_before
+from webapp.jobs.claiming import QUEUE_ORDER, keeping_gang, stands_ahead, stands_before
+from webapp.jobs.devices.joined import Rooms, is_joined, ranks_by_machine
 from webapp.jobs.devices.named import describe_needs, read_needs
 from webapp.jobs.devices.room import Room, read_room
 from webapp.jobs.models import LIVE_STATES, MEMORY_REASONS, USER_JOB_KINDS, Job, State
@@ -114,13 +115,16 @@ def _positions(shown: Sequence[Job]) -> dict[str, int]:
 def _machines() -> list[MachineNow]:
     now = timezone.now()
     found = []
-    for row in Machine.objects.defer("calibration").order_by("name"):
-        room = read_room(row)
+    rows = list(Machine.objects.defer("calibration").order_by("name"))
+    read = {row.name: read_room(row) for row in rows}
+    rooms = Rooms(rows, read)
+    for row in rows:
+        room = read[row.name]
         machine = MachineNow(
             id=row.pk,
             name=row.name,
             room=room,
-            gang=first_gang(room) if room.num_devices > 1 else None,
+            gang=keeping_gang(rooms, room),
             takes_jobs=now - row.last_seen_at < ONLINE_WITHIN and not row.draining,
         )
         found.append(machine)
@@ -128,7 +132,8 @@ def _machines() -> list[MachineNow]:
 
 
 def _explain(job: Job, position: int, machines: Sequence[MachineNow]) -> Waiting:
-    suiting = [machine for machine in machines if machine.room.suits(job)]
+    names = ranks_by_machine(job) if is_joined(job) else [machine.name for machine in machines]
+    suiting = [machine for machine in machines if machine.name in names and machine.room.suits(job)]
     suiting.sort(key=lambda machine: not machine.takes_jobs)
     reason, sentence = next(_reasons(job, machines, suiting, num_ahead=position - 1))
     return Waiting(
@@ -153,6 +158,8 @@ def _reasons(
     wait_s = (job.not_before - timezone.now()).total_seconds() if job.not_before is not None else 0.0
     if wait_s > 0:
         yield "not_yet", f"Attempt {job.attempt} failed; the next one may start in {format_duration(wait_s)}."
+    if is_joined(job):
+        yield from _joined_reasons(job, machines)
     if not suiting:
         yield "no_machine", _nothing_suits(job, machines)
     ready = [machine for machine in suiting if machine.takes_jobs]
@@ -163,6 +170,35 @@ def _reasons(
         yield "busy", sentence
     ahead = f"; {num_ahead} job{'' if num_ahead == 1 else 's'} ahead" if num_ahead else ""
     yield "next", f"Waiting for a free worker{ahead}."
+
+
+def _joined_reasons(job: Job, machines: Sequence[MachineNow]) -> Iterator[tuple[Reason, str]]:
+    """Say what a job over several machines waits for, by machine: who could never hold it, who is away, whose devices are in use."""
+    known = {machine.name: machine for machine in machines}
+    needs = {name: [need for need in read_needs(job.need_ranks) if need.machine == name] for name in ranks_by_machine(job)}
+    too_small = [name for name in needs if name not in known or not known[name].room.suits(job)]
+    if too_small:
+        yield "no_machine", f"It needs {_listed(describe_needs(needs[name]) for name in too_small)}; there is no such device."
+    away = [name for name in needs if name not in known or not known[name].takes_jobs]
+    if away:
+        yield "offline", f"It runs on {_listed(needs)} at once; no worker of {_listed(away)} takes jobs at present."
+    busy = [known[name] for name in needs if not known[name].room_for(job).idle().has_room_for(job)]
+    waits = [_devices_lacking(job, machine) for machine in busy]
+    if waits:
+        yield "busy", f"It runs on {_listed(needs)} at once, and waits for {_listed(waits)}."
+
+
+def _devices_lacking(job: Job, machine: MachineNow) -> str:
+    """``1 device of office``: so many more than are idle."""
+    num_needed = len(ranks_by_machine(job)[machine.name])
+    num_lacking = num_needed - min(num_needed, machine.room_for(job).num_idle)
+    what = f"{num_lacking} device{'' if num_lacking == 1 else 's'}" if num_lacking else "memory"
+    return f"{what} of {machine.name}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _what_is_taken(job: Job, ready: Sequence[MachineNow]) -> str:

@@ -4,7 +4,8 @@ A job needs so many devices of one machine and as many bytes on each, all or non
 the CPU plays (HEADROOM_DEVICES) share one memory, so each of them can have what is left of the whole, and a job of several takes
 its bytes as often; played devices that were given bytes of their own are like cards.
 
-A machine may have devices of several kinds (``named.py``): a job whose plan names its devices gets just those.
+A machine may have devices of several kinds (``named.py``): a job whose plan names its devices gets just those. Of a job over
+several machines (``joined.py``) a machine's room counts the ranks that it is named for.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,11 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from django.db.models import F, Q, QuerySet
+from django.db.models.functions import Now
 
 from optimizer.base.units import GIB
 from webapp.catalog.models import Machine
-from webapp.jobs.devices.named import NAMED, assign, read_needs
-from webapp.jobs.models import DEVICE_JOB_KINDS, LIVE_STATES, Attempt, Job, State
+from webapp.jobs.devices.named import NAMED, RankNeed, assign, read_needs
+from webapp.jobs.models import DEVICE_JOB_KINDS, LIVE_STATES, Attempt, Job, Member, State
 
 DESKTOP_BYTES: Final = GIB
 """In use on a card that a screen is connected to, and that nobody calls taken."""
@@ -43,6 +45,8 @@ class DeviceRoom:
 class Room:
     """The devices of a machine, and the bytes free on each."""
 
+    machine: str
+    """Its name."""
     kind: str
     """``cpu`` or ``cuda``."""
     num_devices: int
@@ -96,6 +100,10 @@ class Room:
         free = [device.free_bytes for device in self.devices]
         return width <= len(free) and job.need_device_bytes <= self._most_bytes(free, width)
 
+    def holds_when_empty(self, job: Job) -> bool:
+        """Report whether the machine could hold a job whose plan names its devices if no other job ran."""
+        return self._holds(job.need_ranks, {device.place: device.empty_bytes for device in self.devices})
+
     def choose(self, job: Job) -> tuple[int, ...]:
         """Places of the devices that a job with room gets: those with fewest jobs, then with most bytes free.
 
@@ -104,7 +112,7 @@ class Room:
         preferred = sorted(self.devices, key=lambda device: (len(device.jobs), -device.free_bytes, device.place))
         if job.need_ranks:
             free = {device.place: device.free_bytes for device in preferred}
-            return assign(read_needs(job.need_ranks), preferred, free) or ()
+            return self._assign(job.need_ranks, preferred, free) or ()
         chosen = [device for device in preferred if device.free_bytes >= job.need_device_bytes]
         return tuple(sorted(device.place for device in chosen[: job.need_devices]))
 
@@ -119,8 +127,12 @@ class Room:
         nearest = sorted(self.devices, key=lambda device: (-device.free_bytes, len(device.jobs), device.place))
         if job.need_ranks:
             unlimited = {device.place: device.total_bytes for device in nearest}
-            return frozenset(assign(read_needs(job.need_ranks), nearest, unlimited) or ())
+            return frozenset(self._assign(job.need_ranks, nearest, unlimited) or ())
         return frozenset(device.place for device in nearest[: job.need_devices])
+
+    def idle(self) -> "Room":
+        """The same with the devices alone that no job uses."""
+        return self.without([device.place for device in self.devices if device.jobs])
 
     def without(self, places: Collection[int]) -> "Room":
         return replace(self, devices=tuple(device for device in self.devices if device.place not in places))
@@ -139,7 +151,18 @@ class Room:
         return found | Q(need_device_kind=NAMED, need_ranks__in=held) if held else found
 
     def _holds(self, needs: str, device_bytes: Mapping[int, int]) -> bool:
-        return assign(read_needs(needs), self.devices, device_bytes) is not None
+        return self._assign(needs, self.devices, device_bytes) is not None
+
+    def _assign(
+        self, needs: str, devices: Sequence[DeviceRoom], free_bytes: Mapping[int, int]
+    ) -> tuple[int, ...] | None:
+        own = self._own(needs)
+        if self.shares_memory and sum(need.num_bytes for need in own) > min(free_bytes.values(), default=0):
+            return None
+        return assign(own, devices, free_bytes)
+
+    def _own(self, needs: str) -> list[RankNeed]:
+        return [need for need in read_needs(needs) if need.machine in ("", self.machine)]
 
     def _most_bytes(self, device_bytes: Sequence[int], width: int) -> int:
         """Bytes that each of so many devices has at least, if they are chosen well."""
@@ -159,9 +182,9 @@ def read_room(machine: Machine) -> Room:
     of_place = [device for device, number in kinds for _ in range(number)]
     num_devices, shares_memory = len(of_place), shares_one_memory(machine)
     taken, jobs = [0] * num_devices, [set[str]() for _ in range(num_devices)]
-    for attempt in _live_attempts(machine):
-        for place, need_bytes in held_by(attempt, num_devices=num_devices):
-            jobs[place].add(attempt.job_id)
+    for hold in live_holds(machine, num_devices=num_devices):
+        for place, need_bytes in hold.bytes_by_place:
+            jobs[place].add(hold.job_id)
             for each in range(num_devices) if shares_memory else (place,):
                 taken[each] += need_bytes
     used = _beside_desktop(machine.used_bytes, num_devices=num_devices)
@@ -179,6 +202,7 @@ def read_room(machine: Machine) -> Room:
         for place, device in enumerate(of_place)
     )
     return Room(
+        machine=machine.name,
         kind=of_place[0]["kind"],
         num_devices=num_devices,
         shares_memory=shares_memory,
@@ -225,32 +249,51 @@ def shares_one_memory(machine: Machine) -> bool:
     return device["kind"] == "cpu" and not device.get("is_capped")
 
 
-def places_of(attempt: Attempt, *, num_devices: int) -> list[int]:
-    """The devices of an attempt; the first where none was written down, and none that the machine no longer has."""
-    return [place for place in attempt.devices or [0] if place < num_devices]
+@dataclass(frozen=True, kw_only=True)
+class Hold:
+    """Devices of one machine that a job at work has."""
+
+    job_id: str
+    worker: str
+    bytes_by_place: tuple[tuple[int, int], ...]
+    """Places that the machine still has, each with the bytes that are kept for the job there."""
 
 
-def needs_by_rank(job: Job) -> list[int]:
-    """Bytes that the job needs on each of its devices, in the order of its ranks."""
-    return [need.num_bytes for need in read_needs(job.need_ranks)] or [job.need_device_bytes] * job.need_devices
+def live_holds(machine: Machine, *, num_devices: int) -> list[Hold]:
+    """List what attempts hold that the machine leads, and what members hold of attempts that others lead."""
+    holds = [
+        Hold(job_id=attempt.job_id, worker=attempt.worker, bytes_by_place=_held_by(attempt, machine, num_devices=num_devices))
+        for attempt in _live_attempts(machine)
+    ]
+    for member in members_on(machine).select_related("attempt"):
+        held = tuple(pair for pair in zip(member.devices, member.device_bytes, strict=True) if pair[0] < num_devices)
+        holds.append(Hold(job_id=member.attempt.job_id, worker=member.worker, bytes_by_place=held))
+    return holds
 
 
-def held_by(attempt: Attempt, *, num_devices: int) -> list[tuple[int, int]]:
-    """The devices of an attempt, as ``places_of`` has them, each with the bytes that are kept for it there."""
-    needs, job = needs_by_rank(attempt.job), attempt.job
-    places = places_of(attempt, num_devices=num_devices)
-    return list(zip(places, needs if len(needs) == len(places) else [job.need_device_bytes] * len(places), strict=True))
+def members_on(machine: Machine) -> QuerySet[Member]:
+    """Members that have the machine's devices: their processes may be there as long as their lease runs, also when the attempt
+    has ended."""
+    is_live = Q(attempt__fence=F("attempt__job__fence"), attempt__job__state__in=LIVE_STATES)
+    return Member.objects.filter(is_live | Q(lease_until__gte=Now()), machine=machine, ended_at__isnull=True)
 
 
-def live_on(machine: Machine) -> QuerySet[Job]:
-    """Jobs that hold devices of the machine at present."""
-    live = Job.objects.filter(state__in=LIVE_STATES, kind__in=DEVICE_JOB_KINDS)
-    return live.filter(attempts__machine=machine, attempts__fence=F("fence"))
+def needs_by_rank(job: Job, *, machine: str) -> list[int]:
+    """Bytes that the job needs on each of its devices of this machine, in the order of its ranks."""
+    named = [need.num_bytes for need in read_needs(job.need_ranks) if need.machine in ("", machine)]
+    return named or [job.need_device_bytes] * job.need_devices
+
+
+def _held_by(attempt: Attempt, machine: Machine, *, num_devices: int) -> tuple[tuple[int, int], ...]:
+    """The first device counts where none was written down, and none that the machine no longer has."""
+    needs, job = needs_by_rank(attempt.job, machine=machine.name), attempt.job
+    places = [place for place in attempt.devices or [0] if place < num_devices]
+    return tuple(zip(places, needs if len(needs) == len(places) else [job.need_device_bytes] * len(places), strict=True))
 
 
 def _live_attempts(machine: Machine) -> QuerySet[Attempt]:
     live = Attempt.objects.filter(machine=machine, fence=F("job__fence"))
     live = live.filter(job__state__in=LIVE_STATES, job__kind__in=DEVICE_JOB_KINDS)
     return live.select_related("job").only(
-        "job_id", "devices", "job__need_device_bytes", "job__need_devices", "job__need_ranks"
+        "job_id", "devices", "worker", "job__need_device_bytes", "job__need_devices", "job__need_ranks"
     )

@@ -1,19 +1,22 @@
 """Several workers claim at the same time, each with its own connection."""
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.db import connections
+from django.db.models.functions import Now
 
-from tests.webapp.conftest import make_bench, make_person, make_spec, make_text, make_tiny_model
+from tests.webapp.conftest import MACHINE_DOCUMENT, make_bench, make_person, make_spec, make_text, make_tiny_model
 from tests.webapp.jobs.attempts import DONE
 from webapp.attempts.outcome import finish_attempt
+from webapp.catalog.models import Machine
 from webapp.jobs.actions import create_job, record_started
 from webapp.jobs.claiming import claim_job
-from webapp.jobs.models import Attempt, Event, Job
+from webapp.jobs.models import LIVE_STATES, Attempt, Event, Job
 
 NUM_JOBS = 12
 NUM_WORKERS = 4
@@ -84,3 +87,43 @@ def test_one_machine_asked_twice_at_once_does_not_lend_its_memory_twice() -> Non
     run_workers(work)
     assert len(claimed) == NUM_WORKERS
     assert sum(attempt is not None for attempt in claimed) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_jobs_over_the_same_machines_in_any_order_are_claimed_at_once_by_turns_and_never_in_part() -> None:
+    owner, model, dataset = make_person("ada"), make_tiny_model(), make_text()
+    machines = [make_bench(f"bench {index}") for index in range(NUM_WORKERS)]
+    names = [machine.name for machine in machines]
+    for index in range(NUM_WORKERS):
+        order = names[index % NUM_WORKERS :] + names[: index % NUM_WORKERS]
+        ranks = [{"device": f"{MACHINE_DOCUMENT['device']['name']}@{name}"} for name in order]
+        create_job(
+            owner=owner, spec=make_spec(model, dataset, machines=order), model=model, dataset=dataset,
+            plan={"layout": {"num_devices": NUM_WORKERS, "ranks": ranks}}, prediction=None, machine=None, actor="user:ada",
+        )  # fmt: skip
+    claimed: list[str] = []
+    errors: list[Exception] = []
+    most_at_once: list[int] = []
+    together = threading.Barrier(NUM_WORKERS)
+
+    def work(index: int) -> None:
+        try:
+            together.wait()
+            while len(claimed) < NUM_WORKERS and not errors:
+                Machine.objects.update(last_seen_at=Now())
+                if (attempt := claim_job(worker=f"w{index}", machine=machines[index])) is None:
+                    time.sleep(0.02)  # as idle workers do: SQLite lets in whoever asks next, and not who has waited longest
+                    continue
+                most_at_once.append(Job.objects.filter(state__in=LIVE_STATES).count())
+                claimed.append(attempt.job_id)
+                assert attempt.members.count() == NUM_WORKERS - 1
+                finish_attempt(attempt, result=DONE, exit_code=0)
+        except Exception as error:
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    run_workers(work)
+    assert not errors
+    assert sorted(claimed) == sorted(Job.objects.values_list("pk", flat=True))
+    assert set(most_at_once) == {1}
