@@ -170,15 +170,17 @@ class Ranks:
         other tensors may go to the last."""
         if not tensor.numel():
             return Arriving(None)
-        work = self._way(is_back=is_back).send([self._given(tensor)], to, int(is_back))
-        return Arriving(lambda: self._finish(work, f"rank {to} to take hidden states", timeout_s=PATIENCE_S))
+        waiting_for = f"rank {to} to take hidden states"
+        work = self._post(lambda: self._way(is_back=is_back).send([self._given(tensor)], to, int(is_back)), waiting_for)
+        return Arriving(lambda: self._finish(work, waiting_for, timeout_s=PATIENCE_S))
 
     def receive_on_device(self, tensor: torch.Tensor, *, source: int, is_back: bool = False) -> None:
         """Fill a contiguous tensor on the device, of the size of the one that is sent."""
         if tensor.numel():
-            given = tensor.detach() if self._is_cuda else _lend(tensor.detach())
-            work = self._way(is_back=is_back).recv([given], source, int(is_back))
-            self._finish(work, f"rank {source} to send hidden states", timeout_s=PATIENCE_S)
+            given, waiting_for = tensor.detach(), f"rank {source} to send hidden states"
+            lent = given if self._is_cuda else _lend(given)
+            work = self._post(lambda: self._way(is_back=is_back).recv([lent], source, int(is_back)), waiting_for)
+            self._finish(work, waiting_for, timeout_s=PATIENCE_S)
 
     def open_way_back(self) -> None:
         """Before tensors go both ways at once. Of all ranks together. On CUDA what is sent one after the other to the same rank
@@ -240,25 +242,30 @@ class Ranks:
     def send(self, tensor: torch.Tensor, *, to: int) -> None:
         """A contiguous tensor on the host, to a rank that waits in ``receive``."""
         if tensor.numel():
-            self._wait(self._host.send([_as_bytes(tensor)], to, 0), f"rank {to} to take a tensor", timeout_s=PATIENCE_S)
+            waiting_for = f"rank {to} to take a tensor"
+            work = self._post(lambda: self._host.send([_as_bytes(tensor)], to, 0), waiting_for)
+            self._wait(work, waiting_for, timeout_s=PATIENCE_S)
 
     def receive(self, tensor: torch.Tensor, *, source: int) -> None:
         """Fill a contiguous tensor on the host, of the size of the one that is sent."""
         if tensor.numel():
-            work = self._host.recv([_as_bytes(tensor)], source, 0)
-            self._wait(work, f"rank {source} to send a tensor", timeout_s=PATIENCE_S)
+            waiting_for = f"rank {source} to send a tensor"
+            work = self._post(lambda: self._host.recv([_as_bytes(tensor)], source, 0), waiting_for)
+            self._wait(work, waiting_for, timeout_s=PATIENCE_S)
 
     def begin_sending(self, integers: Sequence[int], *, to: int, tag: int) -> "Sent":
         """Whole numbers to a rank that takes as many with ``receive_integers``; those of one tag arrive in their order."""
         numbers = np.array(integers, dtype=np.int64)
-        work = self._host.send([_as_bytes(torch.from_numpy(numbers))], to, tag)
+        given = [_as_bytes(torch.from_numpy(numbers))]
+        work = self._post(lambda: self._host.send(given, to, tag), f"rank {to} to take numbers")
         return Sent(self, work, numbers, to=to)
 
     def receive_integers(self, count: int, *, source: int, tag: int) -> NDArray[np.int64]:
         """The oldest that were sent with this tag and not taken yet, in memory that no meter sees. Raises RankLost."""
         numbers = np.zeros(count, dtype=np.int64)
-        work = self._host.recv([_as_bytes(torch.from_numpy(numbers))], source, tag)
-        self._wait(work, f"rank {source} to send numbers", timeout_s=PATIENCE_S)
+        given, waiting_for = [_as_bytes(torch.from_numpy(numbers))], f"rank {source} to send numbers"
+        work = self._post(lambda: self._host.recv(given, source, tag), waiting_for)
+        self._wait(work, waiting_for, timeout_s=PATIENCE_S)
         return numbers
 
     # Helpers.
@@ -294,6 +301,11 @@ class Ranks:
         if found.size:
             self._wait(self._host.allreduce([torch.from_numpy(found)]), waiting_for)
         return found
+
+    def _post(self, post: Callable[[], Any], waiting_for: str) -> Any:
+        """Ask for something of one other rank. Where the connection to it was closed before, gloo refuses at once."""
+        with self._naming_loss(waiting_for):
+            return post()
 
     def _finish(self, work: Any, waiting_for: str, *, timeout_s: float | None = None) -> None:
         """On CUDA the compute stream waits, else the process."""

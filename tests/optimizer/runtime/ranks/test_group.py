@@ -1,6 +1,7 @@
 """Ranks exchange tensors and numbers; and what happens where one is missing."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,27 @@ def test_a_rank_whose_others_never_start_says_so_in_time(tmp_path: Path) -> None
     assert time.monotonic() - start_s < 10
     assert caught.value.code == "rank_lost"
     assert caught.value.fields["num_ranks"] == 2
+
+
+def test_a_rank_that_is_gone_before_anything_is_sent_to_it_is_lost_like_any_other(tmp_path: Path) -> None:
+    def meet(rank: int) -> Ranks:
+        return Ranks(RankPlace(rank=rank, num_ranks=2, folder=tmp_path, timeout_s=20), device=torch.device("cpu"))
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(meet, range(2))
+    second.close()
+    words = torch.ones(4)
+    asked = (
+        lambda: first.send(words, to=1),
+        lambda: first.receive(words, source=1),
+        lambda: first.begin_sending([1], to=1, tag=7).wait(),
+        lambda: first.receive_integers(1, source=1, tag=7),
+        lambda: first.begin_sending_from_device(words, to=1).wait(),
+        lambda: first.receive_on_device(words, source=1),
+    )
+    with pytest.raises(RankLost):  # the connection is closed once this has ended
+        first.receive(words, source=1)
+    for each in asked:
+        with pytest.raises(RankLost, match=r"rank 0 of 2 waited .* for rank 1 to "):
+            each()
+    first.close()
