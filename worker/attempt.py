@@ -28,7 +28,7 @@ from worker.heartbeat import Heartbeat
 from worker.mirroring import Mirrors
 from worker.relay import AskRelay
 from worker.run.brief import job_folder, write_brief
-from worker.run.child import Child, DeviceLock, isolated_command
+from worker.run.child import Child, DeviceLock, StopOrder, isolated_command
 from worker.run.host_kills import HostKills
 from worker.run.lifeline import Beats
 from worker.run.pipe import PipeReader
@@ -186,7 +186,7 @@ class _AttemptRun:
             return self._heartbeat.cancel_mode
         if self._heartbeat.pause_requested:
             return "pause"
-        return "drain" if self._draining.is_set() else ""
+        return "drain" if self._draining.is_set() or self._heartbeat.drains else ""
 
     def _hear(self, message: dict[str, Any], *, pid: int) -> None:
         attempt = self._attempt
@@ -261,29 +261,6 @@ class _AttemptRun:
                 connections.close_all()
                 time.sleep(_RETRY_S)
         return None
-
-
-class StopOrder:
-    """Asks an attempt to stop, and ends it when it does not."""
-
-    def __init__(self, *, grace_s: float) -> None:
-        self._grace_s = grace_s
-        self._asked_at: float | None = None
-
-    @property
-    def is_asked(self) -> bool:
-        return self._asked_at is not None
-
-    def act(self, child: Child, asked: str, *, is_fenced_out: bool) -> None:
-        """Once: TERM, or KILL at once for ``discard`` and for an attempt whose job another claim holds."""
-        if is_fenced_out or asked == "discard":
-            self._asked_at = self._asked_at or time.monotonic()
-            child.kill_group()
-        elif asked and self._asked_at is None:
-            self._asked_at = time.monotonic()
-            child.ask_to_stop()
-        elif self._asked_at is not None and time.monotonic() - self._asked_at > self._grace_s:
-            child.kill_group()
 
 
 def judge_end(

@@ -30,6 +30,8 @@ class LeaseReply(Protocol):
     def cancel_mode(self) -> str | None: ...
     @property
     def pause_requested(self) -> bool: ...
+    @property
+    def drains(self) -> bool: ...
 
 
 class Heartbeat:
@@ -56,6 +58,8 @@ class Heartbeat:
         """Another claim holds the job, or none could be heard of for too long: the attempt must end without a trace."""
         self.cancel_mode = ""
         self.pause_requested = False
+        self.drains = False
+        """The worker of another machine of the attempt was asked to stop."""
 
     def start(self) -> None:
         """Begin to beat: at once where the claim was asked for a while ago, since who was halted within it has no time left."""
@@ -82,6 +86,7 @@ class Heartbeat:
         self._renewed_s, self._is_away = asked_s, False
         self.cancel_mode = answer.cancel_mode or ""
         self.pause_requested = answer.pause_requested
+        self.drains = answer.drains
         self.is_fenced_out = self.is_fenced_out or not answer.held
 
     def work_until_s(self) -> float:

@@ -4,7 +4,7 @@ Each slot is a thread: take the slot's lock, claim, run the attempt's process to
 waits and writes rows; whatever computes is in the attempt's own process, and this one never imports torch.
 
 Profiling and exporting have slots of their own that leave the device alone, so that a new model can be priced, and what was saved
-be written out, while a long job runs.
+be written out, while a long job runs. Parts of jobs that other machines lead are taken beside the slots (``members/``).
 """
 
 import logging
@@ -34,6 +34,7 @@ from worker.machine import (
     register_this_machine,
     visible_cards,
 )
+from worker.members.serving import Members
 from worker.run.child import DeviceLock
 from worker.run.lifeline import boot_s
 
@@ -72,7 +73,8 @@ class Supervisor:
         self._num_slots = config.num_slots
         slots = (*(Slot(name=str(index)) for index in range(config.num_slots)), PROFILING_SLOT, EXPORTING_SLOT)
         machine = threading.Thread(target=self._keep_machine, name="machine", daemon=True)
-        self._threads = [machine, *(self._thread_of(slot) for slot in slots)]
+        members = threading.Thread(target=self._serve_members, name="members", daemon=True)
+        self._threads = [machine, members, *(self._thread_of(slot) for slot in slots)]
 
     def start(self) -> None:
         for thread in self._threads:
@@ -112,7 +114,16 @@ class Supervisor:
         except Exception:
             logger.exception("this machine could not be measured; the worker runs no jobs until it is started again")
         finally:
+            self._say_that_it_drains()
             connections.close_all()
+
+    def _say_that_it_drains(self) -> None:
+        """So that no part of a job over several machines is given to this one any more."""
+        try:
+            if self._machine is not None:
+                heartbeat_machine(self._machine, draining=True)
+        except DatabaseError as error:
+            logger.warning("that this machine takes no more jobs is not written: %s", error)
 
     def _register_or_touch(self) -> None:
         if self._machine is None:
@@ -138,6 +149,10 @@ class Supervisor:
         known = any("free_bytes" in each for each in facts)
         return [each.get("total_bytes", 0) - each.get("free_bytes", 0) for each in facts] if known else []
 
+    def _serve_members(self) -> None:
+        self._registered.wait()
+        Members(self._config, draining=self._draining).serve(lambda: self._machine, rest=self._rest_until_hinted)
+
     def _serve(self, slot: Slot) -> None:
         self._registered.wait()
         if (machine := self._machine) is None:
@@ -159,8 +174,11 @@ class Supervisor:
         if slot.uses_device and is_full and self._config.shares_if_faster:
             self._draining.wait(self._config.poll_s)
         else:
-            self._hint.wait(self._config.poll_s)
-            self._hint.clear()
+            self._rest_until_hinted()
+
+    def _rest_until_hinted(self) -> None:
+        self._hint.wait(self._config.poll_s)
+        self._hint.clear()
 
     def _lock_file(self, machine: Machine, slot: Slot) -> Path:
         if slot.uses_device:

@@ -264,13 +264,27 @@ class Checkpoint(TypedDict):
     created_at: str
 
 
+class AttemptMember(TypedDict):
+    """The part of an attempt over several machines on one that does not lead it."""
+
+    machine: str
+    worker: str
+    """Empty until a worker has taken it."""
+    ranks: list[int]
+    devices: list[int]
+    is_lost: bool
+    ended_at: str | None
+
+
 class Attempt(TypedDict):
-    """One try at a job by one worker."""
+    """One try at a job by one worker, or by one on each of several machines."""
 
     number: int
     worker: str
     devices: list[int]
     """Places of the machine's devices that it used, counted from 0."""
+    members: list[AttemptMember]
+    """Its parts on other machines."""
     outcome: str
     cause: str
     """One of a closed list where memory ran out, else empty."""

@@ -21,6 +21,8 @@ _WORKLOAD = {
     "seed": "seed",
 }
 """Options by the field of the workload that they set."""
+_SPEC = ("model", "dataset", "recipe", "name", "mirrors", "machines", "link")
+"""Options that are fields of the spec."""
 REGISTERED_WITHIN_S = 120.0
 _GOAL = {
     "budget": "device_budget_bytes",
@@ -45,7 +47,9 @@ def add_submit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", type=size, metavar="SIZE", help="memory of each device (default: all of the largest machine)")
     parser.add_argument("--host-budget", type=size, metavar="SIZE", help="host memory (default: what is free)")
     parser.add_argument("--disk-budget", type=size, metavar="SIZE", help="room on the disk (default: what is free)")
-    parser.add_argument("--devices", type=int, metavar="N", help="devices of one machine, at most (default: 1)")
+    parser.add_argument("--devices", type=int, metavar="N", help="devices, at most (default: 1, or all of --machines)")
+    parser.add_argument("--machines", type=_names, metavar="A,B", help="machines that share the job, over --link")
+    parser.add_argument("--link", metavar="LINK", help="the network between --machines: its rate and delay, as 1Gbit,1ms")
     parser.add_argument("--name", help="a name for the job")
     add_mirror_option(parser)
 
@@ -59,8 +63,7 @@ def add_mirror_option(parser: argparse.ArgumentParser) -> None:
 def job_from_options(options: argparse.Namespace) -> Row:
     """The spec, as far as it is known without asking the service. Raises UsageError where it names no model or dataset."""
     spec = read_job_file(options.file) if options.file is not None else {}
-    given = {name: getattr(options, name) for name in ("model", "dataset", "recipe", "name", "mirrors") if getattr(options, name)}
-    spec |= given
+    spec |= {name: getattr(options, name) for name in _SPEC if getattr(options, name)}
     for name in ("model", "dataset"):
         if not spec.get(name):
             raise UsageError(f"no {name} is given", hint=f"Name a job file that has one, or give --{name}.")
@@ -115,6 +118,11 @@ def summary_of(spec: Row) -> str:
     """A line on what was chosen for the user: recipe and budget."""
     budget = spec["goal"].get("device_budget_bytes")
     return f"recipe {spec['recipe']}, device memory at most {format_bytes(int(budget))}"
+
+
+def _names(text: str) -> list[str]:
+    """The names in ``home,office``; the service says what is wrong with them."""
+    return [name.strip() for name in text.split(",")]
 
 
 def _over(given: Any, more: Row) -> Any:

@@ -17,10 +17,10 @@ from webapp.attempts.reconciling import expire_leases
 from webapp.jobs import actions
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Attempt, Job, Sample
-from worker.attempt import EXIT_DRAINED, AttemptPlace, StopOrder, _AttemptRun, judge_end
+from worker.attempt import EXIT_DRAINED, AttemptPlace, _AttemptRun, judge_end
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter
-from worker.run.child import DeviceLock
+from worker.run.child import DeviceLock, StopOrder
 from worker.run.lifeline import boot_s
 
 

@@ -18,6 +18,7 @@ class Answer:
     held: bool = True
     cancel_mode: str = ""
     pause_requested: bool = False
+    drains: bool = False
 
 
 def heartbeat(

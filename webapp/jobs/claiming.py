@@ -151,6 +151,12 @@ def waiting_joined(machine: str) -> list[Job]:
     return list(Job.objects.filter(claimable(), pk__in=ids).order_by(*QUEUE_ORDER).only(*_READ)) if ids else []
 
 
+def all_waiting_joined() -> list[Job]:
+    """The same over whichever machines."""
+    ids = set(Job.joined.through.objects.filter(job__state=State.QUEUED).values_list("job_id", flat=True))
+    return list(Job.objects.filter(claimable(), pk__in=ids).order_by(*QUEUE_ORDER).only(*_READ)) if ids else []
+
+
 def _leads(machine: str, job: Job) -> bool:
     return next(iter(ranks_by_machine(job)), "") == machine
 

@@ -9,7 +9,7 @@ from optimizer.estimate.job.causes import describe_cause
 from optimizer.plan.explain.diff import describe_change
 from optimizer.plan.plan import Plan
 from webapp.clock import iso
-from webapp.jobs.models import Artifact, Attempt, Checkpoint, Event, Job, Kind
+from webapp.jobs.models import Artifact, Attempt, Checkpoint, Event, Job, Kind, Member
 
 FOLDER_KINDS = ("model", "adapter", "gguf")
 """Kinds of artifacts that are a folder's files."""
@@ -110,7 +110,8 @@ def checkpoint_document(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def attempt_documents(attempts: Iterable[Attempt]) -> list[dict[str, Any]]:
-    """The line of a job's attempts, all of them in order: each with its plan, how it differs from the last one, and its end."""
+    """The line of a job's attempts, all of them in order: each with its plan, how it differs from the last one, and its end.
+    Fetch ``members`` with them, or pay a query each."""
     documents: list[dict[str, Any]] = []
     before: Plan | None = None
     for attempt in attempts:
@@ -130,6 +131,7 @@ def _attempt_document(attempt: Attempt) -> dict[str, Any]:
         "number": attempt.number,
         "worker": attempt.worker,
         "devices": attempt.devices,
+        "members": [_member_document(member) for member in attempt.members.all()],
         "outcome": attempt.outcome,
         "cause": cause,
         "stage": stage,
@@ -145,6 +147,17 @@ def _attempt_document(attempt: Attempt) -> dict[str, Any]:
         "budget_bytes": fields.get("budget_bytes") or attempt.job.spec.get("goal", {}).get("device_budget_bytes"),
         "started_at": iso(attempt.started_at),
         "ended_at": iso(attempt.ended_at),
+    }
+
+
+def _member_document(member: Member) -> dict[str, Any]:
+    return {
+        "machine": member.machine_name,
+        "worker": member.worker,
+        "ranks": member.ranks,
+        "devices": member.devices,
+        "is_lost": member.is_lost,
+        "ended_at": iso(member.ended_at),
     }
 
 

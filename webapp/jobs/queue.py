@@ -14,7 +14,7 @@ from django.utils import timezone
 from optimizer.base.units import format_bytes, format_duration
 from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
-from webapp.jobs.claiming import QUEUE_ORDER, keeping_gang, stands_ahead, stands_before
+from webapp.jobs.claiming import QUEUE_ORDER, all_waiting_joined, keeping_gang, stands_ahead, stands_before
 from webapp.jobs.devices.joined import Rooms, is_joined, ranks_by_machine
 from webapp.jobs.devices.named import describe_needs, read_needs
 from webapp.jobs.devices.room import Room, read_room
@@ -118,13 +118,14 @@ def _machines() -> list[MachineNow]:
     rows = list(Machine.objects.defer("calibration").order_by("name"))
     read = {row.name: read_room(row) for row in rows}
     rooms = Rooms(rows, read)
+    joined = all_waiting_joined() if len(rows) > 1 else []
     for row in rows:
         room = read[row.name]
         machine = MachineNow(
             id=row.pk,
             name=row.name,
             room=room,
-            gang=keeping_gang(rooms, room),
+            gang=keeping_gang(rooms, room, [job for job in joined if row.name in ranks_by_machine(job)]),
             takes_jobs=now - row.last_seen_at < ONLINE_WITHIN and not row.draining,
         )
         found.append(machine)
@@ -173,7 +174,7 @@ def _reasons(
 
 
 def _joined_reasons(job: Job, machines: Sequence[MachineNow]) -> Iterator[tuple[Reason, str]]:
-    """Say what a job over several machines waits for, by machine: who could never hold it, who is away, whose devices are in use."""
+    """Say what a job over several machines waits for, by machine: who never could, who is away, whose devices are taken."""
     known = {machine.name: machine for machine in machines}
     needs = {name: [need for need in read_needs(job.need_ranks) if need.machine == name] for name in ranks_by_machine(job)}
     too_small = [name for name in needs if name not in known or not known[name].room.suits(job)]

@@ -30,6 +30,8 @@ def glance_at(user: Any, spec: JobSpec | GenerateSpec, *, taken: Plan | None) ->
 
     A generate job is seen as its search sees it: every prompt the longest.
     """
+    if isinstance(spec, JobSpec) and spec.joining is not None:
+        return None  # no plan for several machines is written by hand
     machines = list(machines_visible_to(user).order_by("name"))
     asked: Asked[Question[Any, Any, Any]] = asked_by_training(spec) if isinstance(spec, JobSpec) else asked_by_generation(spec)
     questions = resolve(asked, [place_of(machine) for machine in machines])

@@ -114,7 +114,7 @@ def keep_offer(
         plan=found.priced.plan.to_json(),
         prediction=found.priced.prediction.to_json(),
         verdict=found.priced.verdict,
-        basis=basis_of(profile_sha256, machine),
+        basis=basis_of(profile_sha256, machine, spec=spec),
     )
     kinds, prediction = _kinds_of(row), found.priced.prediction
     num_tokens = spec.workload.num_steps * spec.workload.tokens_per_step if isinstance(spec, JobSpec) else None
@@ -158,7 +158,7 @@ def given_offer(user: Any, spec: JobSpec | GenerateSpec, plan_id: str) -> PlanOf
     if machine is None:  # it has gone, and its offers with it
         raise PlanStale(f"plan {offer.label} was priced for a machine that is gone", hint=_PRICE_AGAIN)
     offer.machine = machine
-    if not profile_sha256 or offer.basis != basis_of(profile_sha256, machine):
+    if not profile_sha256 or offer.basis != basis_of(profile_sha256, machine, spec=spec):
         raise PlanStale(
             f"plan {offer.label} no longer holds on {offer.machine.name}: "
             "the model's profile, the machine or the program has changed",
@@ -167,18 +167,18 @@ def given_offer(user: Any, spec: JobSpec | GenerateSpec, plan_id: str) -> PlanOf
     return offer
 
 
-def basis_of(profile_sha256: str, machine: Machine) -> str:
-    """Hash of what decides whether a plan fits."""
-    facts = [
-        profile_sha256,
-        machine.pk,
-        machine.document["device"],
-        machine.document["host_memory_bytes"],
-        PLAN_VERSION,
-        program_version(),
-        *(kind["device"] for kind in machine.document.get("others") or ()),
-    ]
+def basis_of(profile_sha256: str, machine: Machine, *, spec: JobSpec | GenerateSpec) -> str:
+    """Hash of what decides whether a plan fits: on the machine, or on all that share the job."""
+    joining = spec.joining if isinstance(spec, JobSpec) else None
+    rows = [machine] if joining is None else joining.rows
+    facts = [profile_sha256, PLAN_VERSION, program_version(), *(_basis_of_machine(row) for row in rows)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _basis_of_machine(machine: Machine) -> list[Any]:
+    document = machine.document
+    kinds = [document["device"], *(kind["device"] for kind in document.get("others") or ())]
+    return [machine.pk, document["host_memory_bytes"], *kinds]
 
 
 @cache

@@ -20,8 +20,8 @@ from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
 from webapp.jobs.specs.training import JobSpec
 from webapp.planning.offers import Offer, PlanAnswer, keep_offer
 from webapp.planning.search.generation import asked_by_generation
-from webapp.planning.search.question import FoundPlans, Question
-from webapp.planning.search.resolve import Asked, Waiting, place_of, resolve
+from webapp.planning.search.question import FoundPlans, Place, Question
+from webapp.planning.search.resolve import Asked, Waiting, joined_place, place_of, resolve
 from webapp.planning.search.training import asked_by_training, find_answer
 
 
@@ -38,12 +38,12 @@ def price_job_spec(user: Any, spec: JobSpec | GenerateSpec) -> PlanAnswer:
     """``price_spec`` of one that was read."""
     if isinstance(spec, JobSpec):
         _check_objective(spec.goal)
-    machines = _machines_for(user, spec)
+    places = _places_for(user, spec)
     asked: Asked[Question[Any, Any, Any]] = asked_by_training(spec) if isinstance(spec, JobSpec) else asked_by_generation(spec)
-    questions = resolve(asked, [place_of(machine) for machine in machines])
+    questions = resolve(asked, [place for _, place in places])
     if isinstance(questions, Waiting):
         return PlanAnswer(profile="pending", waiting_for=questions.waiting_for)
-    found = _find_on_each(machines, questions)
+    found = _find_on_each([machine for machine, _ in places], questions)
     prices = read_prices()
     with transaction.atomic():
         offers = [
@@ -76,13 +76,18 @@ def _find_on_each(
     return found
 
 
-def _machines_for(user: Any, spec: JobSpec | GenerateSpec) -> list[Machine]:
-    """Those with as many devices as the goal's pins demand."""
+def _places_for(user: Any, spec: JobSpec | GenerateSpec) -> list[tuple[Machine, Place]]:
+    """Those with as many devices as the goal's pins demand; where the spec names machines that share the job, they alone, as one,
+    under the first that it names.
+    """
     fewest = 1
     if isinstance(spec, JobSpec):
+        if spec.joining is not None:
+            return [(spec.joining.rows[0], joined_place(spec.joining))]
         pins = spec.goal.pins.layout
         fewest = pins.num_devices or len(pins.stage_blocks or ()) or (2 if pins.data not in (None, "replicated") else 1)
-    return [machine for machine in machines_visible_to(user).order_by("name") if count_devices(machine) >= fewest]
+    machines = machines_visible_to(user).order_by("name")
+    return [(machine, place_of(machine)) for machine in machines if count_devices(machine) >= fewest]
 
 
 def _check_objective(goal: Goal) -> None:
@@ -125,14 +130,14 @@ def find_largest_fit(user: Any, spec: JobSpec) -> LargestFit | PlanAnswer:
 
     Raises NoFeasiblePlan where not even the smallest size fits on any machine.
     """
-    machines = _machines_for(user, spec)
-    questions = resolve(asked_by_training(spec), [place_of(machine) for machine in machines])
+    places = _places_for(user, spec)
+    questions = resolve(asked_by_training(spec), [place for _, place in places])
     if isinstance(questions, Waiting):
         return PlanAnswer(profile="pending", waiting_for=questions.waiting_for)
     found: list[LargestFit] = []
     too_small: list[NoFeasiblePlan] = []
     refused: InvalidInput | None = None
-    for machine, question in zip(machines, questions, strict=True):
+    for (machine, _), question in zip(places, questions, strict=True):
         try:
             found.append(LargestFit(machine=machine, answer=find_answer(question)))
         except NoFeasiblePlan as error:

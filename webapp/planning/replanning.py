@@ -26,10 +26,11 @@ from optimizer.search.questions.price_cache import name_work
 from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Machine
 from webapp.jobs.models import MEMORY_REASONS, PROBED, Job
+from webapp.jobs.specs.joining import joining_of
 from webapp.planning.runs.learning import learn_shortfalls
 from webapp.planning.search.profile_requests import ready_profile
 from webapp.planning.search.profiles import ProfileNeed, read_profile
-from webapp.planning.search.resolve import place_of
+from webapp.planning.search.resolve import joined_place, place_of
 
 _STAYS = "the plan stays the fastest that fits; its prediction was corrected"
 _NOTHING_ELSE = "no other plan fits; the job goes on under this one"
@@ -61,15 +62,17 @@ def find_next_plan(job: Job) -> NextPlan | None:
     if profile is None or machine is None or job.plan is None or ran is None:
         return None
     traced = read_profile(profile.pk, profile.document_sha256)
+    joining = joining_of(job.spec)
+    place = place_of(machine) if joining is None else joined_place(joining)
     here: dict[str, Any] = {
-        "machine": place_of(machine).machine,
+        "machine": place.machine,
         "workload": workload,
         "goal": goal,
     }
     failures = failures_of(job)
     checkpoint_of = ran if _has_checkpoint(job) else None
     if ran.layout.ranks:
-        uneven = replan_uneven(failures, traced, **here, checkpoint_of=checkpoint_of, calibration=machine.calibration)
+        uneven = replan_uneven(failures, traced, **here, checkpoint_of=checkpoint_of, calibration=place.calibration)
         return _next_plan(ran, uneven, machine)
     known = _learn(job, traced, failures, machine=machine, work=name_work(profile.pk, workload), here=here)
     try:

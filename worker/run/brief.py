@@ -15,7 +15,9 @@ from webapp.catalog.files.model_parts import CHAT_FILE
 from webapp.catalog.models import Model
 from webapp.catalog.weights import model_folder, weights_part
 from webapp.jobs.checkpoints import BRANCH_FOLDER, SOURCE_FOLDER
-from webapp.jobs.models import Attempt, Job, Kind
+from webapp.jobs.devices.joined import is_joined
+from webapp.jobs.devices.named import read_needs
+from webapp.jobs.models import Attempt, Job, Kind, Member
 
 
 def job_folder(home: Path, job_id: str) -> Path:
@@ -24,14 +26,39 @@ def job_folder(home: Path, job_id: str) -> Path:
 
 def write_brief(attempt: Attempt, *, folder: Path, home: Path, devices: Sequence[str]) -> None:
     """Make the attempt's folder and put the file there, whole or not at all."""
+    brief = make_brief(attempt, folder=folder, home=home, devices=devices)
+    if is_joined(attempt.job) and attempt.machine is not None:
+        brief |= _joined_part(attempt, machine=attempt.machine.name, devices=devices)
+    _write(brief, folder)
+
+
+def write_brief_of_member(member: Member, *, folder: Path, home: Path, devices: Sequence[str]) -> None:
+    """The same for the ranks of another machine than the one that leads, in the member's own folder."""
+    shared = job_folder(home, member.attempt.job_id) / "attempts" / str(member.attempt.number)
+    brief = make_brief(member.attempt, folder=shared, home=home, devices=devices)
+    brief |= _joined_part(member.attempt, machine=member.machine_name, devices=devices)
+    _write({**brief, "attempt_folder": str(shared)}, folder)
+
+
+def _write(brief: dict[str, Any], folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     staged = folder / ".attempt.json"
-    staged.write_text(json.dumps(make_brief(attempt, folder=folder, home=home, devices=devices), indent=1))
+    staged.write_text(json.dumps(brief, indent=1))
     staged.replace(folder / "attempt.json")
 
 
+def _joined_part(attempt: Attempt, *, machine: str, devices: Sequence[str]) -> dict[str, Any]:
+    """By rank: the machines, the kinds of device, and torch's names of the devices of this machine."""
+    needs, own = read_needs(attempt.job.need_ranks), iter(devices)
+    return {
+        "devices": [next(own) if need.machine == machine else "" for need in needs],
+        "machines": [need.machine for need in needs],
+        "kinds": [need.device for need in needs],
+    }
+
+
 def make_brief(attempt: Attempt, *, folder: Path, home: Path, devices: Sequence[str]) -> dict[str, Any]:
-    """devices: torch's names of those that the attempt uses."""
+    """devices: torch's names of those that the attempt uses on this machine."""
     job = attempt.job
     brief: dict[str, Any] = {
         "job_id": job.pk,

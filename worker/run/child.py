@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -198,3 +199,26 @@ class Child:
         os.close(self.pipe_fd)
         os.close(self._lifeline_fd)
         self._is_closed = True
+
+
+class StopOrder:
+    """Asks an attempt to stop, and ends it when it does not."""
+
+    def __init__(self, *, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._asked_at: float | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        return self._asked_at is not None
+
+    def act(self, child: Child, asked: str, *, is_fenced_out: bool) -> None:
+        """Once: TERM, or KILL at once for ``discard`` and for an attempt whose job another claim holds."""
+        if is_fenced_out or asked == "discard":
+            self._asked_at = self._asked_at or time.monotonic()
+            child.kill_group()
+        elif asked and self._asked_at is None:
+            self._asked_at = time.monotonic()
+            child.ask_to_stop()
+        elif self._asked_at is not None and time.monotonic() - self._asked_at > self._grace_s:
+            child.kill_group()

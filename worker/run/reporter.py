@@ -76,12 +76,18 @@ class Reporter:
 
 def leave_result(result: dict[str, Any], folder: Path) -> None:
     """``result.json``, whole or not at all."""
-    staged = folder / ".result.json"
+    leave_json(result, folder / "result.json")
+
+
+def leave_json(document: dict[str, Any], path: Path) -> None:
+    """A file that is there whole or not at all. Makes its folder."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    staged = path.with_name(f".{path.name}")
     with staged.open("wb") as file:
-        file.write(encode_line(result))
+        file.write(encode_line(document))
         file.flush()
         os.fsync(file.fileno())
-    staged.replace(folder / "result.json")
+    staged.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -34,7 +34,13 @@ from worker.run.exporting import export_attempt
 from worker.run.lifeline import die_with_supervisor, end_when_silent
 from worker.run.pipe import PipeWriter
 from worker.run.ranks.leader import lead_ranks
-from worker.run.ranks.rank import brief_of_rank, die_with_leader, leave_stopping_to_first, reporter_of_rank
+from worker.run.ranks.rank import (
+    brief_of_rank,
+    die_with_leader,
+    leave_stopping_to_first,
+    reporter_of_rank,
+    shared_folder,
+)
 from worker.run.reporter import Reporter, read_json
 from worker.run.tensorboard.leave import leave_event_file
 
@@ -97,7 +103,7 @@ def main() -> int:
     pipe = PipeWriter(int(pipe_fd)) if pipe_fd else None
     if rank is not None:
         leave_stopping_to_first(rank)
-        reporter = reporter_of_rank(folder, rank=rank, pipe=pipe)
+        reporter = reporter_of_rank(shared_folder(attempt, folder), rank=rank, pipe=pipe)
         return run_attempt(brief_of_rank(attempt, folder=folder, rank=rank), reporter=reporter, should_stop=should_stop)
     reporter = Reporter(folder, pipe=pipe, check_lease=check_lease)
     return run_attempt(attempt, reporter=reporter, should_stop=should_stop)

@@ -42,6 +42,7 @@ PATIENCE_S: Final = 24 * 3600.0
 INTERFACE_VARIABLE: Final = "HEADROOM_RANK_INTERFACE"
 _LOOPBACK = "lo"
 _STORE_FILE = "rendezvous"
+_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 _POLL_S = 1e-4
 _FIRST_RANK = 0
 _dist: Any = torch.distributed
@@ -84,7 +85,9 @@ class Ranks:
     """The ranks of one run, as one of them sees them. A context manager; waits for all others when it is made."""
 
     def __init__(self, place: RankPlace, *, device: torch.device) -> None:
-        """Raises RankLost where the others do not come in time, InvalidInput where there is no such interface."""
+        """Raises RankLost where the others do not come in time, InvalidInput where there is no such interface, or where it
+        reaches this computer alone and others are elsewhere.
+        """
         self.rank = place.rank
         self.num_ranks = place.num_ranks
         self.timeout_s = place.timeout_s
@@ -101,6 +104,7 @@ class Ranks:
         with self._naming_loss("the others to start"):
             store = _dist.FileStore(str(place.folder / _STORE_FILE), place.num_ranks)
             store.set_timeout(timedelta(seconds=place.timeout_s))
+            self._check_reach(store)
             self._host = self._make_gloo(store)
             self._device: Any = self._make_nccl(store, device, name="device") if self._is_cuda else self._host
         self._device_back: Any = None
@@ -270,6 +274,22 @@ class Ranks:
 
     # Helpers.
 
+    def _check_reach(self, store: Any) -> None:
+        """Refuse the loopback where others are on other computers; else they would be waited for in vain."""
+        here = _read_boot_id()
+        store.set(f"computer of {self.rank}", here)
+        if self.interface != _LOOPBACK:
+            return
+        for other in range(self.num_ranks):
+            if store.get(f"computer of {other}").decode() != here:
+                raise InvalidInput(
+                    f"rank {self.rank} would reach the others by {_LOOPBACK}, and rank {other} is on another computer",
+                    field=INTERFACE_VARIABLE,
+                    value=_LOOPBACK,
+                    allowed="the interface by which this machine reaches the others",
+                    hint=f"Set {INTERFACE_VARIABLE} for this machine's worker, such as to eth0, and start it again.",
+                )
+
     def _make_gloo(self, store: Any) -> Any:
         options = _dist.ProcessGroupGloo._Options()
         options._devices = [_dist.ProcessGroupGloo.create_device(interface=self.interface)]
@@ -354,6 +374,14 @@ class Sent:
     def wait(self) -> None:
         """Until they are taken. Raises RankLost."""
         self._ranks._wait(self._work, f"rank {self._to} to take numbers", timeout_s=PATIENCE_S)
+
+
+def _read_boot_id() -> str:
+    """The same for all processes of a computer, in whichever container."""
+    try:
+        return _BOOT_ID_FILE.read_text().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def _find_interface(asked: str) -> str:

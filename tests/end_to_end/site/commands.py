@@ -19,7 +19,7 @@ from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs import actions
 from webapp.jobs.actions import CancelMode
 from webapp.jobs.devices.named import read_needs
-from webapp.jobs.models import Artifact, Attempt, Checkpoint, Event, Job, Sample
+from webapp.jobs.models import Artifact, Attempt, Checkpoint, Event, Job, Member, Sample
 from webapp.planning.search.profile_requests import request_profile as ask_for_profile
 from webapp.planning.search.profiles import ProfileNeed
 from webapp.planning.submitting import submit_job
@@ -89,12 +89,13 @@ def create_job(
     num_steps: int | None = None,
     prediction: dict[str, Any] | None = None,
     forbid: tuple[str, ...] = (),
+    machines: tuple[str, ...] = (),
 ) -> str:
-    """prediction: with one the plan counts as the search's choice, and may change."""
+    """prediction: with one the plan counts as the search's choice, and may change. machines: that the plan's ranks name."""
     goal = {"device_budget_bytes": budget_bytes, "forbid": list(forbid)}
     job = actions.create_job(
         owner=None,
-        spec={"name": "tiny", "workload": workload, "goal": goal, "plan": "chosen"},
+        spec={"name": "tiny", "workload": workload, "goal": goal, "plan": "chosen", "machines": list(machines)},
         model=Model.objects.get(pk=model),
         dataset=Dataset.objects.get(pk=dataset) if dataset else None,
         plan=plan,
@@ -107,10 +108,10 @@ def create_job(
     return job.pk
 
 
-def submit_planned(model: str, dataset: str, workload: dict[str, Any], goal: dict[str, Any]) -> str:
-    """A job as a person submits it, with the plan that is searched for once the model is profiled."""
+def submit_planned(model: str, dataset: str, workload: dict[str, Any], goal: dict[str, Any], **fields: Any) -> str:
+    """A job as a person submits it, with the plan that is searched for once the model is profiled. fields: others of the spec."""
     user, _ = User.objects.get_or_create(username="planner")
-    spec = {"model": model, "dataset": dataset, "workload": workload, "goal": goal}
+    spec = {"model": model, "dataset": dataset, "workload": workload, "goal": goal, **fields}
     return submit_job(user, spec=spec, actor="user:planner").pk
 
 
@@ -138,6 +139,11 @@ def resume(job: str) -> None:
 
 def num_machines() -> int:
     return Machine.objects.count()
+
+
+def members(job: str) -> list[Any]:
+    fields = ("machine_name", "worker", "ranks", "devices", "is_lost")
+    return list(Member.objects.filter(attempt__job_id=job).order_by("pk").values(*fields))
 
 
 def show(job: str) -> dict[str, Any]:

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -87,8 +88,9 @@ class Stack:
         self._start("valkey", [str(get_binary_path()), *options])
         wait_for(socket.exists, what="Valkey's socket")
 
-    def start_worker(self, name: str = "worker") -> None:
-        self._spawn(name, *CELERY.format(app=self.worker_app).split())
+    def start_worker(self, name: str = "worker", **environment: str) -> None:
+        """environment: variables of this worker's own."""
+        self._spawn(name, *CELERY.format(app=self.worker_app).split(), environment=environment)
 
     def start_reconciler(self, name: str = "reconciler") -> None:
         self._spawn(name, "-m", "worker.reconciler")
@@ -157,27 +159,33 @@ class Stack:
             keep_measured_machines(self.home)
         shutil.rmtree(self.home, ignore_errors=True)
 
-    def _spawn(self, name: str, *arguments: str, **streams: Any) -> subprocess.Popen:
-        return self._start(name, [sys.executable, *arguments], **streams)
+    def _spawn(self, name: str, *arguments: str, **options: Any) -> subprocess.Popen:
+        return self._start(name, [sys.executable, *arguments], **options)
 
     def _start(
-        self, name: str, command: list[str], *, stdin: int = subprocess.DEVNULL, stdout: int | None = None
+        self,
+        name: str,
+        command: list[str],
+        *,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | None = None,
     ) -> subprocess.Popen:
+        own = {**self._environment, **environment}
         with (self.log_folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                command, cwd=ROOT, env=self._environment, stdin=stdin, stdout=stdout or log, stderr=log
-            )
+            process = subprocess.Popen(command, cwd=ROOT, env=own, stdin=stdin, stdout=stdout or log, stderr=log)
         self._processes[name] = process
         return process
 
 
 @contextmanager
 def running_stack(
-    *, database_url: str | None = None, machine: dict[str, Any] | None = None, **environment: str
+    *, database_url: str | None = None, machine: dict[str, Any] | None = None, has_worker: bool = True, **environment: str
 ) -> Iterator[Stack]:
     """All of it but the web, at work; ended and removed afterwards.
 
-    machine: what the worker finds as measured; measured unless given. environment: variables beside those of this process.
+    machine: what the worker finds as measured; measured unless given. has_worker: False leaves the starting of workers to the
+    caller. environment: variables beside those of this process.
     """
     stack = Stack(database_url=database_url, **environment)
     try:
@@ -186,7 +194,8 @@ def running_stack(
         stack.prepare()
         stack.start_valkey()
         stack.start_reconciler()
-        stack.start_worker()
+        if has_worker:
+            stack.start_worker()
         yield stack
     finally:
         stack.close()

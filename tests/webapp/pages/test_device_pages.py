@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import reverse
 
 from optimizer.base.units import format_bytes
-from tests.webapp.conftest import make_spec
+from tests.webapp.conftest import MACHINE_DOCUMENT, make_bench, make_spec
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import record_progress, record_started
 from webapp.jobs.claiming import claim_job
@@ -116,3 +116,23 @@ def test_the_page_of_a_model_that_is_cut_holds_the_first_stage_against_its_own_p
     assert "Predicted at the peak, fullest device" in text
     assert page.context["facts"]["devices_differ"] is True
     assert f"predicted {format_bytes(first)}" in page.context["pictures"].strip.summary
+
+
+def test_the_form_asks_for_machines_where_there_are_several_and_a_clone_keeps_them(
+    browser: Client, ada: User, profiled_llama: Model, dataset: Dataset, typed_work: dict[str, str]
+) -> None:
+    make_bench("home")
+    assert 'name="machines"' not in browser.get(reverse("job_new")).content.decode()
+    make_bench("office")
+    over_two: dict[str, Any] = {"goal": {"device_budget_bytes": 2**30}, "machines": ["home", "office"], "link": "1Gbit,1ms"}
+    job = submit_job(ada, spec=make_spec(profiled_llama, dataset, **over_two), actor="user:ada")
+    shown = browser.get(reverse("job_new"), {"from": job.pk}).content.decode()
+    assert 'name="machines" value="home, office"' in shown
+    assert 'name="link" value="1Gbit,1ms"' in shown
+    typed: dict[str, Any] = {**typed_work, "model": job.model_id, "dataset": job.dataset_id, "device_budget": "1 GiB"}
+    typed |= {"machines": "home, office", "link": "1Gbit,1ms"}
+    assert "is not there; those that are: home, office" in browser.post(
+        reverse("job_price"), {**typed, "machines": "home, attic"}
+    ).content.decode()
+    priced = browser.post(reverse("job_price"), typed).content.decode()
+    assert f"{MACHINE_DOCUMENT['device']['name']}@home" in priced

@@ -306,7 +306,7 @@ def list_attempts(request: HttpRequest, job_id: str) -> dict[str, Any]:
     """The attempts in order, all at once: each with its plan, how that differs from the last one, its end, and the cause where
     memory ran out.
     """
-    attempts = _job(request, job_id).attempts.select_related("job")
+    attempts = _job(request, job_id).attempts.select_related("job").prefetch_related("members")
     return {"results": documents.attempt_documents(attempts), "next": None, "previous": None}
 
 

@@ -24,6 +24,7 @@ class MemberLease:
     """False: the attempt has ended, or its fence is no longer the job's. Kill the child, write nothing more."""
     cancel_mode: str = ""
     pause_requested: bool = False
+    drains: bool = False
 
 
 def add_members(attempt: Attempt, places: Mapping[Machine, Collection[int]], *, lease_s: float) -> None:

@@ -31,13 +31,17 @@ from webapp.catalog.queries import datasets_visible_to, find_dataset, find_model
 from webapp.jobs.models import Checkpoint
 from webapp.jobs.specs.branching import branch_document, check_branch, read_resume_from, with_pins
 from webapp.jobs.specs.epochs import split_epochs, steps_of
+from webapp.jobs.specs.joining import Joining, read_joining
 from webapp.jobs.specs.mirrors import mirrors_document, read_mirrors
 from webapp.jobs.specs.recipes import suggest
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-SPEC_FIELDS = ("name", "model", "dataset", "recipe", "workload", "goal", "plan", "kind", "resume_from", "mirrors")
+SPEC_FIELDS = (
+    *("name", "model", "dataset", "recipe", "workload", "goal", "plan", "kind"),
+    *("resume_from", "mirrors", "machines", "link"),
+)
 _MAX_NAME_CHARACTERS = 200
 _KIND_WORDS = {"messages": "conversations", "prompt_completion": "prompts with completions"}
 _SIZES = ("device_budget_bytes", "host_budget_bytes", "disk_budget_bytes")
@@ -61,6 +65,8 @@ class JobSpec:
     """Another run's checkpoint that this one goes on from."""
     mirrors: tuple[str, ...] = ()
     """Services that its measurements are copied to."""
+    joining: Joining | None = None
+    """The machines that share it, where several are named."""
 
     @property
     def profile_fingerprint(self) -> str:
@@ -85,12 +91,13 @@ class JobSpec:
             "plan": self.plan_label,
             **branch_document(self.resume_from),
             **mirrors_document(self.mirrors),
+            **(self.joining.to_json() if self.joining else {}),
         }
 
     def priced_part(self) -> dict[str, Any]:
         """The part of a spec that a price depends on: all but the job's name and the offer that is taken."""
         document = self.to_json()
-        return {key: document[key] for key in ("model", "dataset", "workload", "goal")}
+        return {key: document.get(key) for key in ("model", "dataset", "workload", "goal", "machines", "link")}
 
 
 def read_spec(user: Any, document: Any) -> JobSpec:
@@ -113,7 +120,12 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     goal = read_goal(_over(for_goal, document.get("goal")))
     check_against_model(workload, model)
     check_compiled_pin(goal.pins, model_type=model.model_type)
-    check_devices(workload, goal, most=most_devices(user) if goal.num_devices > 1 else 0)
+    joining = read_joining(user, names=document.get("machines"), link=document.get("link"))
+    if joining is not None:
+        goal = _over_all(goal, document["goal"], num_devices=joining.num_devices)
+        check_devices(workload, goal, most=joining.num_devices)
+    else:
+        check_devices(workload, goal, most=most_devices(user) if goal.num_devices > 1 else 0)
     resume_from = read_resume_from(user, document.get("resume_from"))
     if resume_from is not None:
         check_branch(resume_from, workload, model)
@@ -127,7 +139,16 @@ def read_spec(user: Any, document: Any) -> JobSpec:
         plan_label=_read_plan(document.get("plan", "chosen")),
         resume_from=resume_from,
         mirrors=read_mirrors(document.get("mirrors")),
+        joining=joining,
     )
+
+
+def _over_all(goal: Goal, given: dict[str, Any], *, num_devices: int) -> Goal:
+    """The goal for so many devices of several machines, unless it says how many, and without weights that stream from the host:
+    those are in one memory for all ranks. given: the goal as it was sent.
+    """
+    forbid = goal.forbid if "stream_weights" in goal.forbid else (*goal.forbid, "stream_weights")
+    return replace(goal, forbid=forbid, num_devices=goal.num_devices if "num_devices" in given else num_devices)
 
 
 def _find_parts(user: Any, document: dict[str, Any]) -> tuple[Model, Dataset]:

@@ -54,6 +54,7 @@ def _make_job_form(request: HttpRequest, data: QueryDict | None, initial: dict[s
         models=models_visible_to(request.user).select_related("project"),
         datasets=datasets_visible_to(request.user).exclude(format="prompts").select_related("project"),
         most_devices=most_devices(request.user),
+        num_machines=machines_visible_to(request.user).count(),
     )
     form.usable_budget = lambda: usable_budget(request.user)
     return form

@@ -126,6 +126,18 @@ class JobForm(PinnedForm):
         initial=1,
         required=False,
     )
+    machines = forms.CharField(
+        label="Machines that share it",
+        help_text="names, by commas: all of their devices work on the job; empty: any one machine",
+        max_length=1000,
+        required=False,
+    )
+    link = forms.CharField(
+        label="Network between them",
+        help_text="its rate and delay, such as 1Gbit,1ms",
+        max_length=80,
+        required=False,
+    )
     seed = forms.IntegerField(initial=_DEFAULTS.seed)
     eval_every_steps = forms.IntegerField(label="Validate every", help_text="steps", initial=_DEFAULTS.eval_every_steps)
     eval_batches = forms.IntegerField(label="Validation batches", initial=_DEFAULTS.eval_batches)
@@ -182,12 +194,22 @@ class JobForm(PinnedForm):
     )
 
     def __init__(
-        self, *args: Any, models: Iterable[Model], datasets: Iterable[Dataset], most_devices: int = 1, **kwargs: Any
+        self,
+        *args: Any,
+        models: Iterable[Model],
+        datasets: Iterable[Dataset],
+        most_devices: int = 1,
+        num_machines: int = 1,
+        **kwargs: Any,
     ) -> None:
-        """most_devices: those of the machine that has most; the form asks for several only where there are."""
+        """most_devices: those of the machine that has most; the form asks for several only where there are. num_machines: those
+        registered; it asks which of them share the job only where there are several.
+        """
         super().__init__(*args, decisions=TRAINING_ON_SEVERAL if most_devices > 1 else TRAINING, **kwargs)
         if most_devices < 2:
             del self.fields["num_devices"]
+        if num_machines < 2:
+            del self.fields["machines"], self.fields["link"]
         self.offer_rows("model", models, nothing="no model yet: upload one")
         self.offer_rows("dataset", datasets, nothing="no dataset yet: upload one")
 
@@ -209,6 +231,7 @@ class JobForm(PinnedForm):
             "goal": self.goal(),
             "plan": "chosen",
             **self._resume_from(),
+            **self._joining(),
             **self.mirrors_part(),
         }
 
@@ -225,6 +248,12 @@ class JobForm(PinnedForm):
     def _resume_from(self) -> dict[str, Any]:
         job_id, _, step = self.cleaned_data["resume_from"].partition(":")
         return {"resume_from": {"job": job_id, "step": int(step)}} if job_id else {}
+
+    def _joining(self) -> dict[str, Any]:
+        """A link without machines is refused with the spec."""
+        names = [name.strip() for name in self.cleaned_data.get("machines", "").split(",") if name.strip()]
+        link = self.cleaned_data.get("link", "")
+        return {**({"machines": names} if names else {}), **({"link": link} if link else {})}
 
     def _adapter(self) -> dict[str, Any]:
         """A number that was left empty is the default."""
@@ -249,6 +278,7 @@ def initial_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
     if (adapter := workload.get("adapter")) is not None:
         initial |= {**adapter, "use_adapters": True, "targets": ", ".join(adapter.get("targets", ()))}
     initial |= {f"export_{name}": value for name, value in workload.get("export", {}).items()}
+    initial |= {"machines": ", ".join(spec.get("machines", ())), "link": spec.get("link", "")}
     if (resumed := spec.get("resume_from")) is not None:
         initial["resume_from"] = f"{resumed['job']}:{resumed['step']}"
     return {**initial, **initial_goal(goal), **written_pins(goal.get("pins") or {})}

@@ -205,7 +205,9 @@ def _most(user: Any, read: JobSpec, *, budget_bytes: int) -> Pricing:
 
 
 def _levers(read: JobSpec, answer: PlanAnswer) -> tuple[Suggestion, ...]:
-    """Cost of the chosen plan, on its machine."""
+    """Cost of the chosen plan, on its machine; none for a plan over several, of which no decision is tried by itself."""
+    if read.joining is not None:
+        return ()
     chosen = next(offer for offer in answer.offers if offer.is_chosen)
     questions = resolve(asked_by_training(read), [place_of(chosen.row.machine)])
     if isinstance(questions, Waiting):  # the profile is being made anew since the plan was found

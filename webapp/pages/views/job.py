@@ -334,7 +334,7 @@ def plan_facts(job: Job) -> dict[str, Any]:
 
 def attempt_rows(job: Job) -> list[dict[str, Any]]:
     """The line of attempts, where there is more than one or one that ran out of memory."""
-    rows = attempt_documents(job.attempts.select_related("job"))
+    rows = attempt_documents(job.attempts.select_related("job").prefetch_related("members"))
     if job.kind != Kind.TRAIN or (len(rows) < 2 and not any(row["cause"] for row in rows)):
         return []
     return [

@@ -11,6 +11,7 @@ from typing import Literal, Protocol, TypeVar
 
 from optimizer.hardware.machine import Machine as MachineSpec
 from webapp.catalog.models import Machine, Profile
+from webapp.jobs.specs.joining import Joining
 from webapp.planning.search.profile_requests import ready_profile
 from webapp.planning.search.profiles import ProfileNeed
 from webapp.planning.search.question import Place
@@ -43,6 +44,11 @@ def resolve(asked: Asked[Q], places: Sequence[Place]) -> Sequence[Q] | Waiting:
     if not places:
         return Waiting(waiting_for="machine")
     return asked.complete(profile, places)
+
+
+def joined_place(joining: Joining) -> Place:
+    """The machines as one. What each one's finished runs taught of it is left out: corrections are of a whole machine."""
+    return Place(machine=joining.machine)
 
 
 def place_of(machine: Machine) -> Place:

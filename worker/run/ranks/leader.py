@@ -5,6 +5,9 @@ imports no torch and computes nothing, so that nothing delays it. Its ranks are 
 and each asks the kernel to be killed with the leader: no process is left once it is gone, however it went.
 
 Each rank sees its own card alone, as ``cuda:0``, and on the CPU device gets its part of the threads. The pipe goes to rank 0.
+
+Where the ranks are on several machines each machine has a leader of its own ranks (``part.py``). The one of rank 0 judges all;
+the others say how theirs ended, and leave the stopping to it.
 """
 
 import contextlib
@@ -12,18 +15,20 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from worker.gpu import visible_card
 from worker.run.child import child_environment, isolated_command
-from worker.run.exit_codes import EXIT_OK
-from worker.run.ranks.rank import LEADER_VARIABLE, rank_folder
+from worker.run.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_OK
+from worker.run.ranks.part import Part
+from worker.run.ranks.rank import LEADER_VARIABLE
 from worker.run.ranks.verdict import RankEnd, Verdict, is_own_fault, judge_ranks
-from worker.run.reporter import leave_result, read_json
+from worker.run.reporter import leave_result
 
 POLL_S: Final = 0.05
+LISTEN_S: Final = 0.5
 AFTER_FAULT_S: Final = 2.0
 """Time that the others get to end by themselves after a rank that ended by an error of its own."""
 AFTER_LOSS_S: Final = 5.0
@@ -44,10 +49,16 @@ def lead_ranks(
     Where a rank was killed from outside it does not return: it ends by the same signal, as the attempt of one process would.
     command: the program of a rank; the runner's unless given.
     """
-    gang = _Gang(attempt["devices"], folder=folder, command=command or _runner(folder))
+    part = Part.read(attempt, folder)
+    gang = _Gang(part, folder=folder, command=command or _runner(folder))
     try:
         gang.start()
-        verdict = judge_ranks(gang.watch(should_stop), devices=attempt["devices"], was_asked_to_stop=should_stop())
+        ends = gang.watch(should_stop if part.judges else _never)
+        if not part.judges:
+            return EXIT_DONE if all(end.exit_code in EXIT_OK for end in ends) else EXIT_FAILED
+        verdict = judge_ranks(
+            ends, devices=part.labels, was_asked_to_stop=should_stop(), absent=gang.wait_for_others()
+        )
     finally:
         gang.kill()
     return _leave(verdict, folder)
@@ -72,6 +83,10 @@ def _runner(folder: Path) -> Callable[[int], list[str]]:
     return lambda rank: isolated_command("worker.run.runner", str(folder), str(rank))
 
 
+def _never() -> bool:
+    return False
+
+
 def _leave(verdict: Verdict, folder: Path) -> int:
     if verdict.result is not None:
         leave_result(verdict.result, folder)
@@ -85,49 +100,60 @@ def _leave(verdict: Verdict, folder: Path) -> int:
 
 
 class _Gang:
-    """The processes of all ranks."""
+    """The processes of all ranks of this leader, and what is reported of others'."""
 
-    def __init__(self, devices: Sequence[str], *, folder: Path, command: Callable[[int], list[str]]) -> None:
-        self._devices = devices
+    def __init__(self, part: Part, *, folder: Path, command: Callable[[int], list[str]]) -> None:
+        self._part = part
         self._folder = folder
         self._command = command
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._ends: list[RankEnd] = []
+        self._until_s = float("inf")
+        """From then on the rest are killed, and nobody is waited for."""
+        self._listened_s = float("-inf")
         self._is_stopping = False
 
     def start(self) -> None:
-        for rank in range(len(self._devices)):
-            self._processes.append(self._start(rank))
+        for rank in self._part.own:
+            self._processes[rank] = self._start(rank)
 
     def watch(self, should_stop: Callable[[], bool]) -> list[RankEnd]:
-        """The ranks' ends in their order, once all have ended or the rest were killed."""
-        until_s = float("inf")
-        while len(self._ends) < len(self._processes):
+        """The ends that are known, in their order, once all of this leader's ranks have ended or the rest were killed."""
+        while not self._known.issuperset(self._processes):
             if should_stop() and not self._is_stopping:
                 self._is_stopping = True
                 self._processes[0].terminate()
-            for end in self._new_ends():
-                self._ends.append(end)
-                until_s = min(until_s, time.monotonic() + _time_left_after(end))
-            if time.monotonic() > until_s:
+            self._note(self._new_ends())
+            self._note(self._ends_elsewhere())
+            if time.monotonic() > self._until_s:
                 self.kill()
-                self._ends += self._new_ends(was_killed=True)
+                self._note(self._new_ends(was_killed=True))
                 break
             time.sleep(POLL_S)
         return self._ends
 
+    def wait_for_others(self) -> dict[int, str]:
+        """Wait, where ranks of this machine lost others, until the ends of all were reported, or of one that failed by itself, or
+        for as long as the rest would get. Returns the ranks of whose end nothing was reported, with their machines.
+        """
+        has_failed = any(end.exit_code not in EXIT_OK for end in self._ends)
+        while has_failed and (absent := self._absent()) and not self._has_fault() and time.monotonic() < self._until_s:
+            time.sleep(POLL_S)
+            self._note(self._ends_elsewhere())
+        return absent if has_failed else {}
+
     def kill(self) -> None:
-        for process in self._processes:
+        for process in self._processes.values():
             if process.poll() is None:
                 process.kill()
-        for process in self._processes:
+        for process in self._processes.values():
             process.wait()
 
     def _start(self, rank: int) -> "subprocess.Popen[bytes]":
         environment = rank_environment(
             os.environ,
-            device=self._devices[rank],
-            num_ranks=len(self._devices),
+            device=self._part.devices[rank],
+            num_ranks=len(self._part.own),
             folder=self._folder,
             num_cores=len(os.sched_getaffinity(0)),
         )
@@ -144,29 +170,43 @@ class _Gang:
             pass_fds=[int(fd) for fd in passed.values()],
         )
 
-    def _new_ends(self, *, was_killed: bool = False) -> list[RankEnd]:
-        known = {end.rank for end in self._ends}
-        ends = []
-        for rank, process in enumerate(self._processes):
+    @property
+    def _known(self) -> set[int]:
+        return {end.rank for end in self._ends}
+
+    def _absent(self) -> dict[int, str]:
+        return {rank: self._part.machines[rank] for rank in self._part.elsewhere if rank not in self._known}
+
+    def _has_fault(self) -> bool:
+        return any(is_own_fault(end) and not end.was_killed_by_leader for end in self._ends)
+
+    def _note(self, ends: Iterable[RankEnd]) -> None:
+        for end in ends:
+            self._ends.append(end)
+            self._until_s = min(self._until_s, time.monotonic() + _time_left_after(end))
+
+    def _new_ends(self, *, was_killed: bool = False) -> Iterator[RankEnd]:
+        known = self._known
+        for rank, process in self._processes.items():
             if rank not in known and (code := process.poll()) is not None:
-                end = RankEnd(
-                    rank=rank, exit_code=code, result=_read_result(self._folder, rank), was_killed_by_leader=was_killed
-                )
-                ends.append(end)
+                end = self._part.read_end(rank, exit_code=code, was_killed=was_killed)
+                self._part.report_end(end)
+                yield end
                 if code not in EXIT_OK:
                     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-                    print(f"rank {rank} of {len(self._processes)} ended with {how}", flush=True)
-        return ends
+                    print(f"rank {rank} of {len(self._part.devices)} ended with {how}", flush=True)
+
+    def _ends_elsewhere(self) -> Iterator[RankEnd]:
+        """Ends that others reported since; files are looked for twice a second."""
+        if not self._part.judges or time.monotonic() < self._listened_s + LISTEN_S:
+            return
+        self._listened_s = time.monotonic()
+        for rank in self._part.elsewhere:
+            if rank not in self._known and (end := self._part.reported_end(rank)) is not None:
+                yield end
 
 
 def _time_left_after(end: RankEnd) -> float:
     if end.exit_code not in EXIT_OK:
         return AFTER_FAULT_S if is_own_fault(end) else AFTER_LOSS_S
     return AFTER_FIRST_S if end.rank == 0 else float("inf")
-
-
-def _read_result(folder: Path, rank: int) -> dict[str, Any] | None:
-    try:
-        return read_json(rank_folder(folder, rank) / "result.json")
-    except (OSError, ValueError):
-        return None

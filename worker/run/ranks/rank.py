@@ -7,6 +7,7 @@ writes the attempt's ``result.json``: which rank's end is the attempt's is for t
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ from worker.run.reporter import Reporter
 LEADER_VARIABLE = "HEADROOM_LEADER_PID"
 _FOLDER = "ranks"
 _MEETING_FOLDER = "meeting"
+
+
+def shared_folder(attempt: Mapping[str, Any], folder: Path) -> Path:
+    """The attempt's folder, which the leaders of several machines share. folder: the leader's own."""
+    return Path(attempt.get("attempt_folder", folder))
 
 
 def rank_folder(attempt_folder: Path, rank: int) -> Path:
@@ -43,7 +49,8 @@ def leave_stopping_to_first(rank: int) -> None:
 def brief_of_rank(attempt: dict[str, Any], *, folder: Path, rank: int) -> dict[str, Any]:
     """The attempt as one rank sees it: its own device, and its place among all."""
     is_cuda = attempt["devices"][rank].startswith("cuda")
-    place = {"rank": rank, "num_ranks": len(attempt["devices"]), "folder": str(folder / _FOLDER / _MEETING_FOLDER)}
+    meeting = shared_folder(attempt, folder) / _FOLDER / _MEETING_FOLDER
+    place = {"rank": rank, "num_ranks": len(attempt["devices"]), "folder": str(meeting)}
     # the others' cards are hidden from it
     return {**attempt, "device": "cuda:0" if is_cuda else "cpu", "ranks": place}
 

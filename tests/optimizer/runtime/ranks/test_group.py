@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from optimizer.base.errors import InvalidInput, RankLost
+from optimizer.runtime.ranks import group
 from optimizer.runtime.ranks.group import RankPlace, Ranks
 from tests.optimizer.runtime.ranks.conftest import answers_of
 from tests.optimizer.runtime.ranks.pool import RankPool
@@ -86,3 +87,21 @@ def test_a_rank_that_is_gone_before_anything_is_sent_to_it_is_lost_like_any_othe
         with pytest.raises(RankLost, match=r"rank 0 of 2 waited .* for rank 1 to "):
             each()
     first.close()
+
+
+def test_a_rank_on_the_loopback_says_that_it_cannot_reach_another_computer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computers = iter(["one", "two"])
+    monkeypatch.setattr(group, "_read_boot_id", lambda: next(computers))
+
+    def meet(rank: int) -> str:
+        place = RankPlace(rank=rank, num_ranks=2, folder=tmp_path, timeout_s=20)
+        with pytest.raises(InvalidInput) as caught:
+            Ranks(place, device=torch.device("cpu"))
+        return caught.value.message
+
+    with ThreadPoolExecutor(2) as threads:
+        said = list(threads.map(meet, range(2)))
+    assert said[0] == "rank 0 would reach the others by lo, and rank 1 is on another computer"
+    assert said[1] == "rank 1 would reach the others by lo, and rank 0 is on another computer"

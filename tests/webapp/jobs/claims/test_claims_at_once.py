@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from django.db import connections
-from django.db.models.functions import Now
 
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_bench, make_person, make_spec, make_text, make_tiny_model
 from tests.webapp.jobs.attempts import DONE
 from webapp.attempts.outcome import finish_attempt
-from webapp.catalog.models import Machine
+from webapp.catalog.actions import heartbeat_machine
 from webapp.jobs.actions import create_job, record_started
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import LIVE_STATES, Attempt, Event, Job
@@ -110,7 +109,7 @@ def test_jobs_over_the_same_machines_in_any_order_are_claimed_at_once_by_turns_a
         try:
             together.wait()
             while len(claimed) < NUM_WORKERS and not errors:
-                Machine.objects.update(last_seen_at=Now())
+                heartbeat_machine(machines[index])
                 if (attempt := claim_job(worker=f"w{index}", machine=machines[index])) is None:
                     time.sleep(0.02)  # as idle workers do: SQLite lets in whoever asks next, and not who has waited longest
                     continue

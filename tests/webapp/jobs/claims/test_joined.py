@@ -17,6 +17,8 @@ from webapp.jobs.claiming import claim_job
 from webapp.jobs.devices.members import end_member, take_member
 from webapp.jobs.devices.named import read_needs, write_needs
 from webapp.jobs.devices.room import read_room
+from webapp.jobs.documents import attempt_documents
+from webapp.jobs.fleet import read_occupancy
 from webapp.jobs.models import Attempt, Job, Member
 from webapp.jobs.queue import read_queue
 
@@ -200,6 +202,22 @@ def test_a_member_is_taken_once_and_holds_its_devices_until_it_has_ended(
     assert claim(office) is None
     end_member(member)
     assert free_gib(office) == [8, 8]
+
+
+def test_a_machines_page_and_the_list_of_attempts_show_its_part(
+    ada: User, home: Machine, office: Machine, join: Need
+) -> None:
+    job = join("home", "office", "office")
+    claim(home)
+    (holder,) = read_occupancy(ada, office).holders
+    assert (holder.job_id, holder.devices, holder.needs_bytes) == (job.pk, (0, 1), 10 * GIB)
+    Attempt.objects.update(plan=None)  # which here has nothing but a layout
+    (document,) = attempt_documents(job.attempts.select_related("job"))
+    (part,) = document["members"]
+    assert {name: part[name] for name in ("machine", "worker", "ranks", "devices")} == {
+        "machine": "office", "worker": "", "ranks": [1, 2], "devices": [0, 1]
+    }  # fmt: skip
+    assert (document["devices"], part["is_lost"], part["ended_at"]) == ([0], False, None)
 
 
 def test_parts_that_nobody_took_are_free_when_the_attempt_ends(home: Machine, office: Machine, join: Need) -> None:

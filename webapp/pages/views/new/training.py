@@ -18,7 +18,7 @@ from webapp.pages.views.catalog import upload_dataset, upload_model
 from webapp.pages.views.new.work import FormPage, answer_form, answer_price, answer_upload, has_errors
 
 ADVANCED = (
-    "num_devices",
+    *("num_devices", "machines", "link"),
     *ADVANCED_FIELDS,
     "export_dtype",
     "export_gguf",

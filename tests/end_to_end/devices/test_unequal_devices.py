@@ -10,9 +10,9 @@ import pytest
 from optimizer.base.units import GIB, MIB
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.mixed import play_devices
+from tests.end_to_end.devices.test_two_devices import LINK, NUM_STEPS, GangJobs
 from tests.end_to_end.site.stack import running_stack
 from tests.end_to_end.test_survival import CHECKPOINT_EVERY, WORKLOAD
-from tests.end_to_end.test_two_devices import LINK, NUM_STEPS, GangJobs
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from tests.worker.processes import is_alive, wait_for
 
@@ -57,7 +57,7 @@ def test_unequal_devices_train_as_planned_and_a_killed_rank_changes_no_bit(jobs:
     assert attempt["devices"] == [names.index(rank["device"]) for rank in ranks]
     assert sorted(attempt["devices"]) == [0, 1]
     peaks = attempt["measured"]["rank_peak_bytes"]
-    for peak, rank, (name, num_bytes) in zip(peaks, ranks, found["needs"], strict=True):
+    for peak, rank, (name, num_bytes, _) in zip(peaks, ranks, found["needs"], strict=True):
         assert (name, num_bytes) == (rank["device"], rank["peak_high_bytes"])
         assert peak <= num_bytes <= SIZES[names.index(name)]
         assert peak == pytest.approx(rank["peak_bytes"], rel=0.01), (peaks, ranks)
