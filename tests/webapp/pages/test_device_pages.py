@@ -10,11 +10,13 @@ from django.urls import reverse
 
 from optimizer.base.units import format_bytes
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_bench, make_spec
+from tests.webapp.jobs.claims.test_gangs import make_host
 from webapp.catalog.models import Dataset, Machine, Model
-from webapp.jobs.actions import record_progress, record_started
+from webapp.jobs.actions import create_job, record_progress, record_started
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 from webapp.pages.shown.offer_rows import offer_rows
+from webapp.pages.shown.rank_rows import rank_rows
 from webapp.planning.pricing import price_spec
 from webapp.planning.submitting import submit_job
 
@@ -84,6 +86,23 @@ def test_the_job_page_shows_each_devices_peak_the_fullest_first(browser: Client,
     assert "rank 1: 120 MiB measured" in table
     fragment = browser.get(reverse("job_ranks", args=[on_two.pk])).content.decode()
     assert "every 3s" in fragment
+
+
+def test_the_page_of_a_job_over_two_machines_names_both_and_each_ranks_device(
+    browser: Client, ada: User, profiled_llama: Model, dataset: Dataset
+) -> None:
+    hosts = [make_host(1, name="home"), make_host(2, name="office")]
+    card = MACHINE_DOCUMENT["device"]["name"]
+    layout = {"num_devices": 3, "data": "zero1", "ranks": [{"device": f"{card}@{name}"} for name in ("home", "office", "office")]}
+    spec = make_spec(profiled_llama, dataset, machines=["home", "office"])
+    whose = {"owner": ada, "model": profiled_llama, "dataset": dataset, "machine": hosts[0], "actor": "user:ada"}
+    job = create_job(spec=spec, plan={"layout": layout}, prediction=None, **whose)
+    assert [row.place for row in rank_rows(job)] == [None, None, None]
+    assert claim_job(worker="w", machine=hosts[0]) is not None
+    assert [row.place for row in rank_rows(job)] == [0, 0, 1]
+    text = browser.get(reverse("job_ranks", args=[job.pk])).content.decode()
+    assert "on home and office." in text
+    assert "not started" not in text
 
 
 def test_a_job_of_one_device_has_no_such_table(browser: Client, make_job: Callable[..., Job]) -> None:

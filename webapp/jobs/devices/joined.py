@@ -33,6 +33,13 @@ def ranks_by_machine(job: Job) -> dict[str, list[int]]:
     return found
 
 
+def machine_words(job: Job) -> str:
+    """The machines of the job in words, the one that leads first: ``home``, ``home and office``; empty where none is known."""
+    if is_joined(job):
+        return " and ".join(ranks_by_machine(job))
+    return job.machine.name if job.machine is not None else ""
+
+
 class Rooms:
     """Machines by name with their rooms, each of which is read once."""
 

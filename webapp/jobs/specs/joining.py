@@ -89,7 +89,8 @@ def _known(visible: "QuerySet[Machine]", names: Sequence[str]) -> tuple[Machine,
 
 def _read_link(link: Any, names: Sequence[str]) -> str:
     if not isinstance(link, str):
-        message = f"{LINK} is {link!r:.80}, and nothing says how {' and '.join(names)} reach each other; give {_LINK_NEED}"
+        given = "no link is given" if link is None else f"{LINK} is {link!r:.80}"
+        message = f"{given}, and nothing says how {' and '.join(names)} reach each other; give {_LINK_NEED}"
         raise _refused(LINK, link, message, allowed=_LINK_NEED)
     try:
         read_network(link)

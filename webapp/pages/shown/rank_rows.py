@@ -17,7 +17,7 @@ class RankRow:
 
     rank: int
     place: int | None
-    """Counted from the machine's first device; None before the job has begun."""
+    """Counted from its machine's first device; None before the job has begun."""
     measured_bytes: int | None
     predicted_bytes: int | None
     width_percent: str
@@ -40,9 +40,8 @@ def rank_rows(job: Job) -> list[RankRow]:
     measured = _sizes(job.summary.get("rank_peak_bytes"), job.need_devices)
     predicted = _sizes(_predicted_of(job), job.need_devices)
     blocks = _blocks_of(job)
-    newest = job.attempts.order_by("-number").values_list("devices", flat=True).first() or []
     parts = _parts((job.prediction or {}).get("ranks") or [], job.need_devices, is_cut=any(blocks))
-    places = [*newest, *[None] * job.need_devices]
+    places = _places(job)
     own = rank_budgets(job)
     budgets = own if len(own) == job.need_devices else [budget_bytes(job) or 0] * job.need_devices
     scale_bytes = max([1, *budgets, *(size for size in (*measured, *predicted) if size)]) * 1.04
@@ -62,6 +61,21 @@ def rank_rows(job: Job) -> list[RankRow]:
         for rank in range(job.need_devices)
     ]
     return sorted(rows, key=lambda row: -(row.measured_bytes or row.predicted_bytes or 0))
+
+
+def _places(job: Job) -> list[int | None]:
+    """The device of each rank in the newest attempt; on other machines those of its members."""
+    found: list[int | None] = [None] * job.need_devices
+    newest = job.attempts.order_by("-number").prefetch_related("members").first()
+    if newest is None:
+        return found
+    members = [(member.ranks, member.devices) for member in newest.members.all()]
+    elsewhere = {rank for ranks, _ in members for rank in ranks}
+    own = [rank for rank in range(job.need_devices) if rank not in elsewhere]
+    for ranks, devices in [(own, newest.devices), *members]:
+        for rank, place in zip(ranks, devices, strict=False):
+            found[rank] = place
+    return found
 
 
 def _predicted_of(job: Job) -> list[Any] | None:

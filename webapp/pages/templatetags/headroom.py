@@ -16,6 +16,7 @@ from django.utils.safestring import SafeString
 from optimizer.base.categories import CATEGORY_LABELS
 from optimizer.base.units import format_bytes, format_duration
 from optimizer.hardware.rental import Cost
+from webapp.jobs.devices.joined import machine_words
 from webapp.pages.forms.options import count_words
 from webapp.pages.forms.work import form_query
 from webapp.pages.presentation import clock_words, step_words
@@ -59,6 +60,9 @@ def moment(when: datetime | None) -> str | SafeString:
     short = clock_words(when)
     iso = when.strftime("%Y-%m-%dT%H:%M:%SZ")
     return format_html('<time class="num" datetime="{}" title="{}">{}</time>', iso, iso, short)
+
+
+register.filter(machine_words)
 
 
 @register.filter
