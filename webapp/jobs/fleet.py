@@ -137,9 +137,11 @@ def _newest_bytes(jobs: Sequence[Job]) -> dict[str, dict[str, int]]:
 
 
 def read_accuracy(user: Any, machine: Machine) -> Accuracy:
-    """Errors of the predictions shown before the run, not of those a later calibration would make."""
+    """Errors of the predictions shown before the run, not of those a later calibration would make. A run over several machines
+    says nothing of one of them.
+    """
     ended = Attempt.objects.filter(
-        machine=machine, prediction__isnull=False, measured__isnull=False, ended_at__isnull=False
+        machine=machine, members__isnull=True, prediction__isnull=False, measured__isnull=False, ended_at__isnull=False
     )
     rows = list(
         ended.annotate(

@@ -13,7 +13,7 @@ from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.models import Machine
 from webapp.jobs.actions import record_samples
 from webapp.jobs.fleet import Within
-from webapp.jobs.models import Job
+from webapp.jobs.models import Job, Member
 from webapp.pages.shown.device_bar import within_words
 
 pytestmark = pytest.mark.django_db
@@ -119,3 +119,11 @@ def test_what_generations_taught_is_shown_beside_what_training_did(browser: Clie
     assert "Generations have factors of their own, learnt from 3 generate jobs" in text
     assert "× 1.23" in text
     assert "None yet" not in text
+
+
+def test_a_run_over_several_machines_says_nothing_of_the_one_that_led_it(browser: Client, ada: User) -> None:
+    job = run_to_the_end(ada, peak_bytes=sum(rows.PEAK.values()))
+    machine = Machine.objects.get()
+    assert browser.get(f"/api/v1/machines/{machine.pk}").json()["accuracy"]["runs"]
+    Member.objects.create(attempt=job.attempts.get(), machine_name="office", ranks=[1], devices=[0], device_bytes=[1])
+    assert browser.get(f"/api/v1/machines/{machine.pk}").json()["accuracy"] == {"peak": None, "step": None, "runs": []}
