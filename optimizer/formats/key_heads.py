@@ -9,14 +9,14 @@ torch 2.11 to 2.13: flash attention takes grouped heads, but only in 16 bits, fr
 from dataclasses import dataclass
 from typing import Final
 
-AMPERE: Final = (8, 0)
+_AMPERE: Final = (8, 0)
 _EFFICIENT_TAKES_GROUPS_SINCE: Final = (2, 14)
-WIDEST_FLASH: Final = 256
+_WIDEST_FLASH: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fused:
-    """The fused kernels of one card, and heads of one width."""
+class FusedAttention:
+    """The fused attention kernels of one card, asked about heads of one width."""
 
     dtype: str
     """``fp32``, ``bf16`` or ``fp16``."""
@@ -27,10 +27,15 @@ class Fused:
     """None is taken for one before 2.14."""
 
     @property
+    def has_flash(self) -> bool:
+        """True if flash attention takes such heads, grouped or not, where there is no mask."""
+        return self.dtype != "fp32" and self.capability >= _AMPERE and self.head_dim <= _WIDEST_FLASH
+
+    @property
     def is_efficient(self) -> bool:
         """True if the memory-efficient kernel takes heads of this width, as many of keys as of queries."""
-        multiple = 8 if self.dtype != "fp32" else 4 if self.capability >= AMPERE else 1
-        return self.head_dim % multiple == 0 and (self.dtype != "bf16" or self.capability >= AMPERE)
+        multiple = 8 if self.dtype != "fp32" else 4 if self.capability >= _AMPERE else 1
+        return self.head_dim % multiple == 0 and (self.dtype != "bf16" or self.capability >= _AMPERE)
 
     @property
     def takes_groups(self) -> bool:
@@ -40,5 +45,4 @@ class Fused:
     @property
     def repeats_key_heads(self) -> bool:
         """True if grouped heads without a mask are repeated."""
-        has_flash = self.dtype != "fp32" and self.capability >= AMPERE and self.head_dim <= WIDEST_FLASH
-        return self.is_efficient and not has_flash and not self.takes_groups
+        return self.is_efficient and not self.has_flash and not self.takes_groups

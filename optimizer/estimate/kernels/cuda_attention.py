@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from optimizer.base.intervals import ByteInterval, exact_interval
 from optimizer.estimate.kernels.held import NO_BYTES, Held, OpCall, interval_of
-from optimizer.formats.key_heads import AMPERE, WIDEST_FLASH, Fused
+from optimizer.formats.key_heads import FusedAttention
 from optimizer.hardware.device_spec import Card
 
 Backend = Literal["flash", "efficient", "repeated", "math"]
@@ -123,14 +123,14 @@ def list_backends(attention: Attention, card: Card, *, is_training: bool) -> tup
 def _of_capability(
     attention: Attention, capability: tuple[int, int], torch_version: tuple[int, int] | None, *, is_training: bool
 ) -> tuple[Backend, ...]:
-    is_half, width = attention.dtype != "fp32", attention.head_dim
+    width = attention.head_dim
+    fused = FusedAttention(dtype=attention.dtype, head_dim=width, capability=capability, torch_version=torch_version)
     is_refused = is_training and capability in _NARROW_FLASH and 192 < width <= 224
-    if is_half and capability >= AMPERE and width <= WIDEST_FLASH and not attention.mask_bytes and not is_refused:
+    if fused.has_flash and not attention.mask_bytes and not is_refused:
         return ("flash",)
-    kernel = Fused(dtype=attention.dtype, head_dim=width, capability=capability, torch_version=torch_version)
-    if attention.is_grouped and not attention.mask_bytes and kernel.repeats_key_heads:
+    if attention.is_grouped and not attention.mask_bytes and fused.repeats_key_heads:
         return ("repeated",)
-    if not kernel.is_efficient or (attention.is_grouped and not kernel.takes_groups):
+    if not fused.is_efficient or (attention.is_grouped and not fused.takes_groups):
         return ("math",)
     return ("efficient",) if attention.is_surely_grouped else ("efficient", "math")
 

@@ -112,13 +112,13 @@ class CudaBackend:
         return torch.cuda.get_device_name(self.device)
 
     @property
-    def capability(self) -> tuple[int, int] | None:
+    def capability(self) -> tuple[int, int]:
         return torch.cuda.get_device_capability(self.device)
 
     @property
     def computes_bf16(self) -> bool:
         # Asked of the card: torch also says yes where it would emulate (T4).
-        return torch.cuda.get_device_capability(self.device) >= _BF16_CAPABILITY
+        return self.capability >= _BF16_CAPABILITY
 
     def random_state(self) -> torch.Tensor | None:
         return torch.cuda.get_rng_state(self.device)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 from torch.nn import functional
 
-from optimizer.formats.key_heads import Fused
+from optimizer.formats.key_heads import FusedAttention
 from optimizer.runtime.device.backends import backend_of
 
 _DTYPES: Final = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -132,8 +132,9 @@ def _is_repeated(query: torch.Tensor, key: torch.Tensor, dtype: torch.dtype) -> 
     capability = backend_of(query.device).capability
     if capability is None or dtype not in _DTYPES or key.shape[1] == query.shape[1]:
         return False
-    fused = Fused(dtype=_DTYPES[dtype], head_dim=query.shape[-1], capability=capability, torch_version=_torch_version())
-    return fused.repeats_key_heads
+    return FusedAttention(
+        dtype=_DTYPES[dtype], head_dim=query.shape[-1], capability=capability, torch_version=_torch_version()
+    ).repeats_key_heads
 
 
 def _torch_version() -> tuple[int, int]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from optimizer.formats.key_heads import Fused
+from optimizer.formats.key_heads import FusedAttention
 from optimizer.models.build import build_model
 from optimizer.runtime.layers import grouped_attention
 from optimizer.runtime.layers.grouped_attention import Heads, attend_repeated, watch_attention
@@ -150,7 +150,7 @@ def test_the_cpu_is_never_watched() -> None:
 def test_heads_are_repeated_where_only_that_brings_a_fused_kernel(
     dtype: str, capability: tuple[int, int], head_dim: int, torch_version: tuple[int, int], is_repeated: bool
 ) -> None:
-    fused = Fused(dtype=dtype, head_dim=head_dim, capability=capability, torch_version=torch_version)
+    fused = FusedAttention(dtype=dtype, head_dim=head_dim, capability=capability, torch_version=torch_version)
     assert fused.repeats_key_heads == is_repeated
 
 
