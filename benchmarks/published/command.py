@@ -64,7 +64,10 @@ def compare(row: PublishedRow, profile: Profile) -> Row:
     prediction = estimate_training(profile, plan=plan, workload=workload, machine=machine)
     if row.reserved_gb is not None or row.process_gb is not None:
         prediction = add_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
-    return _compared(row, _training_figures(row, prediction))
+    compared = _compared(row, _training_figures(row, prediction))
+    if not row.layout:
+        return compared
+    return compared | {"layout": row.layout, "run": f"{row.model}, {row.frozen}, {row.device}", "batch": row.global_batch}
 
 
 def compare_generation(row: PublishedGeneration, profile: GenerationProfile) -> Row:
@@ -80,8 +83,6 @@ def compare_generation(row: PublishedGeneration, profile: GenerationProfile) -> 
 
 def _compared(row: PublishedModel, figures: Iterable[Figure]) -> Row:
     result: Row = {"name": row.name, "system": row.system, "device": row.device}
-    if isinstance(row, PublishedRow) and row.layout:
-        result |= {"layout": row.layout, "run": f"{row.model}, {row.frozen}, {row.device}", "batch": row.global_batch}
     for figure, published, (estimated, low, high) in figures:
         result[f"published_{figure}"] = published
         result[f"estimated_{figure}"] = round(estimated, 4)

@@ -49,7 +49,7 @@ class JoinedJobs(GangJobs):
         return [*leaders, *(pid for pid in processes() if is_alive(pid) and parent_of(pid) in leaders)]
 
     def last_step(self, job: str) -> int:
-        """Of the job's checkpoints."""
+        """The step of the newest of the job's checkpoints."""
         return max(int(path.name.split("-")[1]) for path in (self.stack.home / "jobs" / job / "checkpoints").glob("step-*"))
 
     def wait_until_at_work(self, job: str, *, step: int) -> dict[str, list[int]]:

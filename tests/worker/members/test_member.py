@@ -26,7 +26,7 @@ Serve = Callable[..., "Served"]
 
 @pytest.fixture
 def attempt(transactional_db: None) -> Attempt:
-    """Of a job over two machines, whose other part waits to be taken."""
+    """The leading part of a job over two machines, whose other part waits to be taken."""
     home, _ = make_host(1, kind="cpu", name="home"), make_host(1, kind="cpu", name="office")
     model, dataset = make_tiny_model(), make_text()
     ranks = [{"device": f"{MACHINE_DOCUMENT['device']['name']}@{name}"} for name in ("home", "office")]

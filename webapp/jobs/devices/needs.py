@@ -41,8 +41,9 @@ def joined_needs_of(
     """
     shares = _shares(plan)
     found = (prediction or {}).get("ranks") or [None] * len(shares)
-    devices = {f"{name}{AT}{machine}": device for machine, document in machines.items()
-               for name, device in _devices(document).items()}  # fmt: skip
+    devices: dict[str, Device] = {}
+    for machine, document in machines.items():
+        devices |= {f"{name}{AT}{machine}": device for name, device in _devices(document).items()}
     needs = []
     for index, (share, predicted) in enumerate(zip(shares, found, strict=True)):
         device = devices.get(share.get("device", ""))

@@ -4,7 +4,6 @@ On several machines each has a leader with a folder of its own. All share the at
 results; there each leader says how its ranks ended, for the one that leads rank 0 and so judges the attempt.
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -79,5 +78,5 @@ class Part:
     def _read(self, rank: int, name: str) -> dict[str, Any] | None:
         try:
             return read_json(rank_folder(self.folder, rank) / name)
-        except (OSError, json.JSONDecodeError):
+        except (OSError, ValueError):
             return None
