@@ -20,7 +20,7 @@ import pytest
 
 from optimizer.profile.profile import Profile
 from optimizer.runtime.compiled.kernel_cache import keep_kernels_in
-from tests import llama
+from tests import llama, prepared
 from tests.postgresql import running_postgresql
 from tests.worker import machines
 
@@ -49,9 +49,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _shared_between_processes(pytestconfig: pytest.Config) -> None:
-    """Share what takes long to make and is not under test: a machine's measured rates, machine code of compiled blocks."""
+    """Share what takes long to make and is not under test: a machine's measured rates, an empty database, the pages' files as
+    they are served, machine code of compiled blocks.
+    """
     root = _kept_folder(pytestconfig)
     os.environ.setdefault(machines.FOLDER_VARIABLE, str(root / "machines"))
+    os.environ.setdefault(prepared.FOLDER_VARIABLE, str(root / "prepared"))
     keep_kernels_in(root / "kernels")
 
 

@@ -39,7 +39,6 @@ class Service:
 def running_service() -> Iterator[Service]:
     with running_stack() as stack:
         person = json.loads(stack.run_manage("setup_headroom", "--json"))
-        stack.run_manage("collectstatic", "--noinput", "--verbosity", "0")
         yield Service(url=stack.start_web(), user=person["user"], password=person["password"])
 
 

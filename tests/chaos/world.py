@@ -73,7 +73,6 @@ class World(Stack):
         through_relays, self._environment = self._environment, self._direct
         try:
             super().prepare()
-            self.run_manage("collectstatic", "--noinput", "--verbosity", "0")
         finally:
             self._environment = through_relays
 

@@ -43,7 +43,6 @@ class Service:
 def service() -> Iterator[Service]:
     with running_stack() as stack:
         administrator = json.loads(stack.run_manage("setup_headroom", "--json"))
-        stack.run_manage("collectstatic", "--noinput", "--verbosity", "0")
         yield Service(url=stack.start_web(), user=administrator["user"], password=administrator["password"])
 
 

