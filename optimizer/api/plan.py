@@ -33,7 +33,7 @@ from optimizer.search.questions.answers import ObjectiveAnswer
 from optimizer.search.questions.cards import ALL, CardAnswer, Order, Progress, beside_in, rank_cards, read_cards
 from optimizer.search.questions.layouts import answer_layouts
 from optimizer.search.questions.objectives import answer_goal
-from optimizer.search.questions.uneven import answer_uneven
+from optimizer.search.questions.uneven.answer import answer_uneven
 from optimizer.search.questions.ways import Obtain
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload

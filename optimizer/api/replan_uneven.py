@@ -19,7 +19,7 @@ from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.budgeted import budgets_elsewhere
 from optimizer.search.problem import PricedPlan
-from optimizer.search.questions.uneven import answer_uneven
+from optimizer.search.questions.uneven.answer import answer_uneven
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 

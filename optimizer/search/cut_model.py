@@ -7,10 +7,12 @@ memory, and move block by block as long as that makes the step shorter, or the f
 Micro-batches and number formats that cannot be faster than what is known are passed over.
 
 *Not searched*: GPipe's order, which takes the time of 1F1B and more memory, and is carried out where it is pinned; blocks that
-run again in the midst of a stage; state and gradients away from the devices.
+run again in the midst of a stage; state and gradients away from the devices; number formats and chunks that would be no
+faster than what is known if they came as near to their bound as what takes the least memory.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +26,7 @@ from optimizer.plan.stages import StageOfModel, list_stages
 from optimizer.search.answer.frontier import plan_label
 from optimizer.search.answer.pareto import pick_frontier
 from optimizer.search.arrangements import PerBlock, PlanLine, keep_everything
-from optimizer.search.check.card_fit import ACCEPTED
+from optimizer.search.check.card_fit import ACCEPTED, Outpaced
 from optimizer.search.check.verify import VerificationFailed, verify_plan
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem, StagePrices
 from optimizer.search.result import SearchResult
@@ -36,6 +38,8 @@ _MAX_TIGHTER = 6
 _TIGHTER, _LOOSER = 0.98, 0.8
 """Largest share of what was aimed at before, and on unequal devices the smallest."""
 _UNLIMITED = 2**62
+_WORTH = 0.002
+"""Share by which a setting must be faster than what is known to be looked at."""
 _NUM_SHOWN = 6
 """Micro-batches and formats whose best plan is shown on the frontier."""
 
@@ -92,12 +96,17 @@ def search_cut(problem: SearchProblem) -> SearchResult:
     return _result(problem, *_find_fitting(problem))
 
 
-def find_cut_plan(problem: SearchProblem) -> PricedPlan:
-    """The plan that ``search_cut`` would choose, and nothing beside it. Raises as that does."""
-    return _find_fitting(problem)[1]
+def find_cut_plan(problem: SearchProblem, *, most_ms: float = math.inf) -> PricedPlan:
+    """The plan that ``search_cut`` would choose, and nothing beside it. Raises as that does.
+
+    most_ms: a plan must beat it to be of use. Raises Outpaced once it is clear that none does.
+    """
+    return _find_fitting(problem, most_ms=most_ms)[1]
 
 
-def _find_fitting(problem: SearchProblem) -> tuple[list[OuterPlan], PricedPlan, list[_Found]]:
+def _find_fitting(
+    problem: SearchProblem, *, most_ms: float = math.inf
+) -> tuple[list[OuterPlan], PricedPlan, list[_Found]]:
     """All settings, the fastest plan whose processes have room, and the best of the settings that were looked at."""
     settings = [
         chunked for base in problem.settings() for chunked in with_chunks(problem, base) if _keeps_pins(problem, chunked)
@@ -112,11 +121,14 @@ def _find_fitting(problem: SearchProblem) -> tuple[list[OuterPlan], PricedPlan, 
         )
     shares = (1.0,) * problem.layout.num_devices
     for _ in range(_MAX_TIGHTER):
-        found = _find_all(problem, settings, limits_bytes=_limits_of(problem, shares))
+        found = _find_all(problem, settings, limits_bytes=_limits_of(problem, shares), most_ms=most_ms)
         if not found:
             break
+        if found[0].step_ms >= most_ms:
+            raise Outpaced(problem.priced("chosen", found[0].plan, in_detail=False), least=found[0].step_ms)
         tighter = list[tuple[float, ...]]()
-        for each in found:
+        fastest = {each.setting.micro_batch_size: each for each in reversed(found)}
+        for each in sorted(fastest.values(), key=lambda each: each.step_ms):
             priced = _verified(problem, each)
             if priced.verdict in ACCEPTED:
                 return settings, priced, found
@@ -130,20 +142,51 @@ def _keeps_pins(problem: SearchProblem, setting: OuterPlan) -> bool:
     return problem.goal.pins.broken_by(setting.plan(_kept(problem))) in (None, "layout.stage_blocks", "activations.per_block")
 
 
-def _find_all(problem: SearchProblem, settings: Sequence[OuterPlan], *, limits_bytes: Sequence[int]) -> list[_Found]:
-    """The best of each setting that may be the best of all, the fastest first."""
-    pricer, found = _pricer_of(problem), list[_Found]()
-    start: Cut | None = None
-    bounded = [(pricer.least_ms(setting.plan(_kept(problem))), setting) for setting in settings]
-    for least_ms, setting in sorted(bounded, key=lambda pair: (pair[0], repr(pair[1]))):
-        if found and least_ms >= found[0].step_ms:
-            break
+def _find_all(
+    problem: SearchProblem, settings: Sequence[OuterPlan], *, limits_bytes: Sequence[int], most_ms: float = math.inf
+) -> list[_Found]:
+    """The best of settings that may be the best of all, the fastest first. most_ms: a plan must beat it to be of use.
+
+    By size of the micro-batch, the setting that takes the least memory comes first: others are taken to be at least as many times
+    slower than their bound as it is.
+    """
+    pricer, kept, found = _pricer_of(problem), _kept(problem), list[_Found]()
+
+    def needed_ms() -> float:
+        return min([most_ms, *(each.step_ms for each in found)]) * (1 - _WORTH)
+
+    def look_at(setting: OuterPlan) -> float:
+        """Milliseconds of the setting's best cut; infinite where none fits."""
+        start = min(found, key=lambda each: each.step_ms).cut if found else None
         best = _Cutting(problem=problem, setting=setting, limits_bytes=limits_bytes).best(start)
-        if best.over_bytes == 0:
-            found.append(best)
-            found.sort(key=lambda each: each.step_ms)
-            start = found[0].cut
-    return found
+        if best.over_bytes:
+            return math.inf
+        found.append(best)
+        return best.step_ms
+
+    by_size: dict[int, list[tuple[float, OuterPlan]]] = defaultdict(list)
+    for setting in settings:
+        by_size[setting.micro_batch_size].append((pricer.least_ms(setting.plan(kept)), setting))
+    for bounded in sorted((sorted(each, key=_least_first) for each in by_size.values()), key=lambda each: each[0][0]):
+        if bounded[0][0] >= needed_ms():
+            break
+        light_ms, lightest = min(bounded, key=lambda each: _weight(problem, each[1]))
+        above = look_at(lightest) / light_ms
+        for least_ms, setting in bounded:
+            if setting is not lightest and least_ms * above < needed_ms():
+                look_at(setting)
+    return sorted(found, key=lambda each: each.step_ms)
+
+
+def _least_first(bounded: tuple[float, OuterPlan]) -> tuple[float, str]:
+    return bounded[0], repr(bounded[1])
+
+
+def _weight(problem: SearchProblem, setting: OuterPlan) -> tuple[int, int, str]:
+    """Less for a setting that takes less memory: on a stage with half of the blocks, then in the head."""
+    half = list_stages(even_cut(problem.num_blocks, 2))[0]
+    plan = replace(setting, num_chunks=1).plan(_kept(problem))
+    return _pricer_of(problem).price_stage(plan, half).peak_bytes, -setting.num_chunks, repr(setting)
 
 
 @dataclass(kw_only=True)

@@ -166,6 +166,12 @@ class Relax(Protocol):
     def base_ms(self, base: OuterPlan) -> float:
         """No plan of the base is faster."""
 
+    def compute_ms(self, base: OuterPlan) -> float:
+        """A step of the base's plans computes for no less."""
+
+    def exchange_ms(self, base: OuterPlan) -> tuple[float, float]:
+        """Compute waits for other ranks for no less than the first, the network is busy for no less than the second."""
+
     def setting(
         self, setting: OuterPlan, *, forms: tuple[Form, ...], chunk_counts: tuple[int, ...], state_is_free: bool
     ) -> Relaxation:

@@ -39,7 +39,7 @@ def training_problem(
 ) -> SearchProblem:
     """The problem with the estimator bound as its price; for callers that want the baselines alone.
 
-    layout: the devices of every plan; ranks that differ are asked for as equal ones (``questions/uneven.py``), but where the
+    layout: the devices of every plan; ranks that differ are asked for as equal ones (``questions/uneven/``), but where the
     model is cut. Raises InvalidPlan for more than the machine has, InvalidWorkload where the batch cannot be dealt out to them.
     """
 
@@ -123,13 +123,20 @@ class _Relax:
     def base_ms(self, base: OuterPlan) -> float:
         key = ("base", base)
         if key not in self._known:
-            plan, part = self._plan(base), self.part
-            least_ms = least_compute_ms(self.profile, plan=plan, workload=part.workload, machine=part.machine)
-            self._known[key] = least_ms + least_exchange_ms(
-                self.profile, plan=plan, workload=part.workload, machine=part.machine, network=part.network
-            )
+            waits_ms, lane_ms = self.exchange_ms(base)
+            self._known[key] = max(self.compute_ms(base) + waits_ms, lane_ms)
         found: float = self._known[key]
         return found
+
+    def compute_ms(self, base: OuterPlan) -> float:
+        plan, part = self._plan(base), self.part
+        return least_compute_ms(self.profile, plan=plan, workload=part.workload, machine=part.machine)
+
+    def exchange_ms(self, base: OuterPlan) -> tuple[float, float]:
+        plan, part = self._plan(base), self.part
+        return least_exchange_ms(
+            self.profile, plan=plan, workload=part.workload, machine=part.machine, network=part.network
+        )
 
     def setting(
         self, setting: OuterPlan, *, forms: tuple[Form, ...], chunk_counts: tuple[int, ...], state_is_free: bool

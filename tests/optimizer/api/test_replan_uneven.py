@@ -14,7 +14,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.plan.pins.training import read_pins
 from optimizer.profile.profile import Profile
 from optimizer.search.problem import PricedPlan
-from tests.optimizer.search.questions.test_uneven import FAST, FORBID, SLOW, WORKLOAD, ask, three_cards
+from tests.optimizer.search.questions.uneven.test_answer import FAST, FORBID, SLOW, WORKLOAD, ask, three_cards
 
 GOAL = Goal(
     device_budget_bytes=UNLIMITED_BYTES,

@@ -26,7 +26,7 @@ from optimizer.search.questions.answers import ObjectiveAnswer
 from optimizer.search.questions.layouts import answer_layouts
 from optimizer.search.questions.objectives import answer_goal
 from optimizer.search.questions.price_cache import PriceMemory, detailed_part, name_work, priced_part
-from optimizer.search.questions.uneven import answer_uneven, explain_ranks
+from optimizer.search.questions.uneven.answer import answer_uneven, explain_ranks
 from optimizer.search.training import training_problem, with_shortfalls
 from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Model, Profile

@@ -2,7 +2,7 @@
 
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.search.generation.baselines import GENERATION_BASELINES
-from optimizer.search.questions.uneven import UNEVEN_BASELINES
+from optimizer.search.questions.uneven.answer import UNEVEN_BASELINES
 from webapp.pages.words.baselines import BASELINE_WORDS
 
 

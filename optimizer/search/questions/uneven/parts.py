@@ -5,127 +5,29 @@ budget is lowered by what was too much.
 """
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Final
 
 from optimizer.base.errors import InvalidPlan, NoFeasiblePlan
 from optimizer.base.serialize import from_json, to_json
-from optimizer.estimate.categories.tensors import list_tensors
 from optimizer.estimate.prediction import Prediction, RankPrediction
-from optimizer.goal import Goal
-from optimizer.hardware.machine import Device, DeviceKind, Machine
+from optimizer.hardware.machine import DeviceKind
 from optimizer.plan.allocator import AllocatorPlan
-from optimizer.plan.layout import DataParallel, DeviceLayout, RankShare
+from optimizer.plan.layout import DeviceLayout, RankShare
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
-from optimizer.profile.profile import Profile
 from optimizer.search.check.card_fit import ACCEPTED
 from optimizer.search.problem import OUTER_FIELDS, PricedPlan, SearchProblem
-from optimizer.search.questions.shares import share_out
+from optimizer.search.questions.uneven.question import UnevenQuestion, speed_of
+from optimizer.search.questions.uneven.shares import first_ms, share_out
+from optimizer.search.solver.floors import is_over_floor
 from optimizer.search.solver.pricebook import PriceBook, remembering
-from optimizer.workload import TrainingWorkload
 
-_STATE_BYTES: Final = 16
-"""Gradient, moments and master of a trained element, at most."""
-_LITTLE_SHARE: Final = 0.1
-"""Part of the smallest device's memory."""
 _TRIES: Final = 4
 """Times that shares are dealt out again where a process has no room on its card."""
-
-
-@dataclass(kw_only=True)
-class UnevenQuestion:
-    """The question, and what is known of it."""
-
-    profile: Profile
-    workload: TrainingWorkload
-    goal: Goal
-    machine: Machine
-    calibration: Mapping[str, Any] | None
-    data_modes: tuple[DataParallel, ...]
-    make_problem: Callable[..., SearchProblem]
-    """``training_problem`` of ``search/training.py``, with the estimator bound."""
-    estimate: Callable[[Plan], Prediction]
-    """The prediction of a plan on its devices, with what its processes take of them."""
-    find_best: Callable[..., bool]
-    """The search of ``search/core.py``, which notes the best plan in the book that it is given."""
-    spared_bytes: Mapping[str, int] = field(default_factory=dict)
-    """By kind, bytes of each of its devices that are to be left free."""
-    budgets: dict[str, int] = field(default_factory=dict)
-    """By kind, the budget of each of its devices."""
-    known: dict[Hashable, tuple[Plan, Prediction] | None] = field(default_factory=dict)
-    """The best plan of a kind for a number of sequences, by all that it depends on."""
-
-    def pose(
-        self,
-        kind: DeviceKind,
-        layout: DeviceLayout,
-        *,
-        num_sequences: int,
-        pins: Pins | None = None,
-        team: Sequence[DeviceKind] = (),
-    ) -> SearchProblem:
-        """The problem of ranks that are all on this kind of device, each with so many sequences. team: the kinds that exchange,
-        which decides over what link; this one alone unless given.
-        """
-        name = kind.device.name
-        budget_bytes = self.budgets.get(name, self.allowed_bytes(name, kind.device.memory_bytes))
-        return self.make_problem(
-            self.profile,
-            workload=replace(self.workload, global_batch_size=layout.num_devices * num_sequences),
-            goal=replace(self.goal, device_budget_bytes=budget_bytes, pins=pins or self.goal.pins),
-            machine=self.joining([kind, *team]).with_kind(name, num_devices=layout.num_devices),
-            # Finished runs have taught what the first kind's times are.
-            calibration=self.calibration if kind.device.name == self.machine.device.name else None,
-            layout=layout,
-        )
-
-    def pose_cut(self, layout: DeviceLayout) -> SearchProblem:
-        """The problem of a model that is cut over ranks of several kinds, each of which leaves free what it is to."""
-        spared, first = self.spared_bytes, self.machine.device
-
-        def leaving(device: Device) -> Device:
-            return replace(device, memory_bytes=max(1, device.memory_bytes - spared.get(device.name, 0)))
-
-        others = tuple(replace(kind, device=leaving(kind.device)) for kind in self.machine.others)
-        return self.make_problem(
-            self.profile,
-            workload=self.workload,
-            goal=self.goal,
-            machine=replace(self.machine, device=leaving(first), others=others),
-            calibration=self.calibration,
-            layout=layout,
-        )
-
-    def joining(self, team: Sequence[DeviceKind]) -> Machine:
-        """The machine in which these kinds exchange."""
-        return self.machine.among({kind.device.name for kind in team})
-
-    def allowed_bytes(self, name: str, memory_bytes: int) -> int:
-        """Bytes that a device of this kind and memory may take."""
-        return max(1, min(self.goal.device_budget_bytes, memory_bytes) - self.spared_bytes.get(name, 0))
-
-    def leave_out_what_shares_little(self) -> None:
-        """Keep to replicated ranks where shared state and gradients would spare hardly anything, as with adapters."""
-        num_bytes = _STATE_BYTES * sum(list_tensors(self.profile).num_elements)
-        smallest = min(kind.device.memory_bytes for kind in self.machine.kinds)
-        if "replicated" in self.data_modes and num_bytes < _LITTLE_SHARE * smallest:
-            self.data_modes = ("replicated",)
-
-    def priced(self, label: str, plan: Plan) -> PricedPlan:
-        """A plan on its devices, in detail."""
-        found = self.estimate(plan)
-        return PricedPlan(
-            label=label, plan=plan, prediction=found, verdict=found.verdict(self.goal.device_budget_bytes)
-        )
-
-
-def speed_of(kind: DeviceKind) -> float:
-    """A rough one, to begin with."""
-    return max(kind.rates.matmul_flops_per_s.values())
 
 
 def common_decisions(question: UnevenQuestion, team: Sequence[DeviceKind], layout: DeviceLayout) -> list[Pins]:
@@ -162,24 +64,36 @@ def _best_plan(
     """The best plan by its tensors' bytes; None where nothing fits. polishes: False for nearly the best, in half of the time."""
     book = PriceBook(remembering(problem))
     with suppress(InvalidPlan, NoFeasiblePlan):
-        if book.problem.settings() and question.find_best(book, polishes=polishes):
+        if book.problem.settings() and not is_over_floor(book.problem) and question.find_best(book, polishes=polishes):
             return book.best
     return None
 
 
 def find_shared(
-    question: UnevenQuestion, team: Sequence[DeviceKind], layout: DeviceLayout, pins: Pins, *, is_equal: bool
+    question: UnevenQuestion, team: Sequence[DeviceKind], layout: DeviceLayout, *, is_equal: bool
 ) -> PricedPlan | None:
-    """The plan with shares by speed, or with equal ones, whose processes all have room on their cards; None if none is found."""
-    counts, total = [kind.num_devices for kind in team], question.workload.global_batch_size
-    if is_equal and total % layout.num_devices:
+    """The plan with shares by speed, or with equal ones, whose processes all have room on their cards; None if none is found.
+
+    Of what ranks can do alike, that is taken whose first shares are quickest.
+    """
+    if is_equal and question.workload.global_batch_size % layout.num_devices:
         return None
     question.budgets.clear()
+    several = [
+        _Parts(question=question, team=team, layout=layout, pins=pins) for pins in common_decisions(question, team, layout)
+    ]
+    if len(several) > 1:
+        several.sort(key=lambda parts: parts.first_ms(is_equal=is_equal))
+    found = (_find_with(parts, is_equal=is_equal) for parts in several)
+    return next((each for each in found if each is not None), None)
+
+
+def _find_with(parts: "_Parts", *, is_equal: bool) -> PricedPlan | None:
+    """The plan of ranks that have these decisions in common."""
+    question = parts.question
     grows = False
     for _ in range(_TRIES):
-        parts = _Parts(question=question, team=team, layout=layout, pins=pins)
-        equal = [[total // layout.num_devices] * count for count in counts]
-        shares = equal if is_equal else parts.share_out(total, counts)
+        shares = parts.equal_shares if is_equal else parts.share_out()
         plan = None if shares is None else parts.plan(shares)
         if plan is None:
             break
@@ -217,13 +131,29 @@ class _Parts:
     layout: DeviceLayout
     pins: Pins
 
-    def share_out(self, total: int, counts: Sequence[int]) -> list[list[int]] | None:
+    @property
+    def counts(self) -> list[int]:
+        return [kind.num_devices for kind in self.team]
+
+    @property
+    def equal_shares(self) -> list[list[int]]:
+        return [[self._total // self.layout.num_devices] * count for count in self.counts]
+
+    def share_out(self) -> list[list[int]] | None:
         """In steps of as many sequences as all ranks have micro-batches, where those are as many on each."""
-        unit = self.pins.batch.accumulation_steps or 1
-        if total % unit:
+        unit = self._unit
+        if self._total % unit:
             return None
-        shares = share_out(total // unit, counts=counts, time_of=lambda kind, size: self._time_ms(kind, unit * size))
+        shares = share_out(self._total // unit, counts=self.counts, time_of=self._units_ms)
         return None if shares is None else [[unit * size for size in sizes] for sizes in shares]
+
+    def first_ms(self, *, is_equal: bool) -> float:
+        """Milliseconds of a step of the first shares; infinite where none fit."""
+        if is_equal:
+            return max(self._time_ms(kind, sizes[0]) for kind, sizes in enumerate(self.equal_shares))
+        if self._total % self._unit:
+            return math.inf
+        return first_ms(self._total // self._unit, counts=self.counts, time_of=self._units_ms)
 
     def plan(self, shares: Sequence[Sequence[int]]) -> Plan | None:
         """The plan of all ranks; None where a share does not fit its device."""
@@ -246,6 +176,17 @@ class _Parts:
         packing = max((plan.activations.compress for plan in plans), key=lambda compress: compress != "none")
         first = replace(plans[0], activations=replace(plans[0].activations, compress=packing))
         return replace(first, layout=replace(self.layout, ranks=tuple(ranks)))
+
+    @property
+    def _total(self) -> int:
+        return self.question.workload.global_batch_size
+
+    @property
+    def _unit(self) -> int:
+        return self.pins.batch.accumulation_steps or 1
+
+    def _units_ms(self, kind: int, size: int) -> float:
+        return self._time_ms(kind, self._unit * size)
 
     def _time_ms(self, kind: int, size: int) -> float:
         found = self._best(kind, size, polishes=False)

@@ -20,6 +20,11 @@ from optimizer.workload import TrainingWorkload
 
 WORKLOAD = TrainingWorkload(sequence_length=128, global_batch_size=8)
 FORBID = ("offload", "offload_gradients", "offload_optimizer", "stream_weights", "disk", "shard_state", "chunked_loss")
+LEFT_OUT = (
+    "not searched, since no plan of it takes less than",
+    "not searched to the end, since others are faster than its first cut",
+    ": no such shares fit",
+)
 FAST, SLOW = "RTX 4090", "RTX 3060 12GB"
 
 
@@ -69,9 +74,7 @@ def test_what_is_chosen_is_no_slower_than_any_baseline(llama_profile: Profile) -
     assert "shares_by_speed" in found.result.baselines
     for option in found.layouts:
         assert option.best is None or option.best.prediction.step_ms >= chosen_ms * (1 - 0.005), option.sentence
-        assert option.best is not None or "not searched, since no plan of it takes less than" in option.sentence or (
-            option.sentence.endswith(": no such shares fit")
-        )
+        assert option.best is not None or any(why in option.sentence for why in LEFT_OUT), option.sentence
 
 
 def test_the_fastest_card_alone_is_chosen_over_a_slow_link(llama_profile: Profile) -> None:
@@ -80,7 +83,8 @@ def test_the_fastest_card_alone_is_chosen_over_a_slow_link(llama_profile: Profil
     sentences = [option.sentence for option in found.layouts]
     assert f"{FAST} alone: chosen; more devices would wait for each other for longer than they save" in sentences
     shared = next(sentence for sentence in sentences if "shares by speed" in sentence)
-    assert "times as long, with 2 more devices" in shared
+    assert "not searched, since no plan of it takes less than" in shared
+    assert "ms of it for the network" in shared
 
 
 def test_a_card_that_is_short_of_memory_recomputes_while_another_keeps(llama_profile: Profile) -> None:

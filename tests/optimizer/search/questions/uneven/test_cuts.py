@@ -24,11 +24,11 @@ from optimizer.profile.profile import Profile
 from optimizer.search.cut_model import shared_cut
 from optimizer.search.problem import OuterPlan
 from optimizer.search.questions.answers import ObjectiveAnswer
-from optimizer.search.questions.uneven import answer_uneven
-from optimizer.search.questions.uneven_cuts import list_orders
+from optimizer.search.questions.uneven.answer import answer_uneven
+from optimizer.search.questions.uneven.cuts import list_orders
 from optimizer.search.training import training_problem
 from optimizer.workload import Adapter
-from tests.optimizer.search.questions.test_uneven import kind_of
+from tests.optimizer.search.questions.uneven.test_answer import kind_of
 from tests.optimizer.search.test_cut_model import FORBID as ELSEWHERE
 from tests.optimizer.search.test_cut_model import WORKLOAD, profile_of
 

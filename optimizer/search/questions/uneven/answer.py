@@ -4,7 +4,7 @@ its own way with activations.
 What is the same on all ranks (number formats, where gradients, state and weights live, chunks) is taken from the best plans of
 single kinds; with that decided, a kind's step is a small search of its own for any number of sequences, and ``shares.py`` deals
 those out. Beside it stand the devices of each kind alone, those of each machine, and equal shares on all, so that the answer also
-says when not to share, and the model cut over the devices (``uneven_cuts.py``), each of which then has some of its blocks.
+says when not to share, and the model cut over the devices (``cuts.py``), each of which then has some of its blocks.
 """
 
 import math
@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.units import format_bytes, format_slowdown
@@ -32,8 +33,10 @@ from optimizer.search.core import find_best, find_chosen, search
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, answer_with
 from optimizer.search.questions.layout_list import SHOWN_MS, describe_layout, list_cuts, list_layouts
-from optimizer.search.questions.uneven_cuts import find_cut
-from optimizer.search.questions.uneven_parts import UnevenQuestion, common_decisions, find_shared, speed_of
+from optimizer.search.questions.uneven.bounds import LeastTime, least_alone_ms, least_shared
+from optimizer.search.questions.uneven.cuts import find_cut, pose_orders
+from optimizer.search.questions.uneven.parts import find_shared
+from optimizer.search.questions.uneven.question import UnevenQuestion, not_searched, speed_of
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.pricebook import remembering
 from optimizer.workload import TrainingWorkload
@@ -44,6 +47,15 @@ UNEVEN_BASELINES: Final[Mapping[str, bool]] = {"shares_by_speed": False, "equal_
 """By label, whether all devices take the same share; with shared state or gradients ``_zero1`` or ``_zero2`` follows."""
 
 
+class _Found(NamedTuple):
+    """The best plan of some devices, or why there is none."""
+
+    best: PricedPlan | None
+    why: str = ""
+    layout: DeviceLayout | None = None
+    """A cut's, whose order of devices is known once it is found."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Option:
     """Devices that could do the work, and their best plan."""
@@ -51,15 +63,29 @@ class _Option:
     label: str
     words: str
     num_devices: int
-    best: PricedPlan | None
-    """None where nothing fits."""
     layout: DeviceLayout
+    least: LeastTime
+    """No plan of them takes less."""
+    search: Callable[[float], _Found]
+    """Finds the best plan. Given the milliseconds that a plan must beat to be of use."""
+    best: PricedPlan | None = None
+    """None where nothing fits."""
     why: str = ""
     """Why nothing was found."""
 
     @property
     def step_ms(self) -> float:
         return math.inf if self.best is None else self.best.prediction.step_ms
+
+    def searched(self, most_ms: float) -> "_Option":
+        """The option with its best plan, unless that cannot be of use."""
+        if self.least.step_ms >= most_ms:
+            network_ms = self.least.network_ms
+            waits = f", {network_ms:.1f} ms of it for the network" * (network_ms >= SHOWN_MS)
+            return replace(self, why=not_searched(self.least.step_ms) + waits)
+        found = self.search(most_ms)
+        searched = replace(self, best=found.best, why=found.why)
+        return searched if found.layout is None else replace(searched, **_cut_names(found.layout, found.best))
 
 
 def answer_uneven(
@@ -110,16 +136,32 @@ def answer_uneven(
     kinds = sorted(machine.kinds, key=lambda kind: -speed_of(kind))
     allowed = {layout.num_devices for layout in layouts}
     question.leave_out_what_shares_little()
-    options = [option for team in _teams(machine, kinds, allowed) for option in _together(question, team)]
-    for kind in kinds:
-        options += _alone(question, kind, allowed, options)
     several = [[kind] for kind in kinds if kind.num_devices in cuts]
-    for team in (*several, *_teams(machine, kinds, set(cuts))):
-        options.append(_cut(question, team, cuts[sum(kind.num_devices for kind in team)], options))
+    options = _search_each(
+        [
+            *(option for team in _teams(machine, kinds, allowed) for option in _together(question, team)),
+            *(option for kind in kinds for option in _alone(question, kind, allowed)),
+            *(
+                _cut(question, team, cuts[sum(kind.num_devices for kind in team)])
+                for team in (*several, *_teams(machine, kinds, set(cuts)))
+            ),
+        ]
+    )
     best = _best_of(options)
     if best is None or best.best is None:
         raise _nothing_fits(question, kinds, options)
     return _answer(question, options, best)
+
+
+def _search_each(options: Sequence[_Option]) -> list[_Option]:
+    """The options with their plans, in the same order. Those that could be fastest are searched first, so that most others are
+    known to be slower without a search.
+    """
+    found: dict[int, _Option] = {}
+    for index in sorted(range(len(options)), key=lambda index: (options[index].least.step_ms, options[index].num_devices)):
+        best = _best_of([*found.values()])
+        found[index] = options[index].searched(math.inf if best is None else best.step_ms * (1 + _WORTH))
+    return [found[index] for index in range(len(options))]
 
 
 def _teams(machine: Machine, kinds: Sequence[DeviceKind], allowed: set[int]) -> Iterator[list[DeviceKind]]:
@@ -141,44 +183,44 @@ def _teams(machine: Machine, kinds: Sequence[DeviceKind], allowed: set[int]) -> 
 # Devices of one kind.
 
 
-def _alone(
-    question: UnevenQuestion, kind: DeviceKind, allowed: set[int], known: Sequence[_Option]
-) -> Iterator[_Option]:
-    """One device of a kind, and all of them. known: options whose plans these must beat to be searched."""
+def _alone(question: UnevenQuestion, kind: DeviceKind, allowed: set[int]) -> Iterator[_Option]:
+    """One device of a kind, and all of them."""
     for num_devices in sorted({1, kind.num_devices} & allowed):
         modes: tuple[DataParallel, ...] = ("replicated",) if num_devices == 1 else question.data_modes
         for data in modes:
             layout = DeviceLayout(num_devices=num_devices, data=data)
             ending = "" if data == "replicated" else f" ({data})"
-            best, why = _find_alone(question, kind, layout, fastest_ms=min((each.step_ms for each in known), default=math.inf))
             name = kind.device.name if num_devices == 1 else f"{num_devices}x {kind.device.name}"
             yield _Option(
                 label=f"{num_devices}x {kind.device.name}{ending}",
                 words=f"{name} alone{ending}",
                 num_devices=num_devices,
-                best=best,
                 layout=layout,
-                why=why,
+                least=LeastTime(_least_alone_ms(question, kind, layout)),
+                search=partial(_find_alone, question, kind, layout),
             )
 
 
-def _find_alone(
-    question: UnevenQuestion, kind: DeviceKind, layout: DeviceLayout, *, fastest_ms: float
-) -> tuple[PricedPlan | None, str]:
-    """The best plan, or why there is none."""
+def _pose_alone(question: UnevenQuestion, kind: DeviceKind, layout: DeviceLayout) -> SearchProblem:
+    """Raises InvalidWorkload where the batch cannot be dealt out."""
+    return question.pose(kind, layout, num_sequences=question.workload.of_rank(layout.num_devices).global_batch_size)
+
+
+def _least_alone_ms(question: UnevenQuestion, kind: DeviceKind, layout: DeviceLayout) -> float:
+    with suppress(InvalidPlan, InvalidWorkload):  # which the search reports
+        return least_alone_ms(_pose_alone(question, kind, layout))
+    return 0.0
+
+
+def _find_alone(question: UnevenQuestion, kind: DeviceKind, layout: DeviceLayout, _most_ms: float) -> _Found:
     try:
-        sequences = question.workload.of_rank(layout.num_devices).global_batch_size
-        problem = remembering(question.pose(kind, layout, num_sequences=sequences))
-        least_ms = min((problem.relax.base_ms(base) for base in problem.settings()), default=0.0) if problem.relax else 0.0
-        if least_ms >= fastest_ms:
-            return None, f"not searched, since no plan of it takes less than {least_ms:.1f} ms"
-        plan = find_chosen(problem).plan
+        plan = find_chosen(remembering(_pose_alone(question, kind, layout))).plan
     except NoFeasiblePlan as error:
-        return None, f"nothing fits; the smallest peak is {format_bytes(int(error.fields['smallest_feasible_bytes']))}"
+        return _Found(None, f"nothing fits; the smallest peak is {format_bytes(int(error.fields['smallest_feasible_bytes']))}")
     except (InvalidPlan, InvalidWorkload) as error:
-        return None, error.message
+        return _Found(None, error.message)
     ranks = (RankShare(device=kind.device.name),) * layout.num_devices
-    return question.priced("chosen", replace(plan, layout=replace(layout, ranks=ranks))), ""
+    return _Found(question.priced("chosen", replace(plan, layout=replace(layout, ranks=ranks))))
 
 
 # Devices of several kinds.
@@ -190,36 +232,44 @@ def _together(question: UnevenQuestion, team: list[DeviceKind]) -> Iterator[_Opt
     layouts = [DeviceLayout(num_devices=sum(kind.num_devices for kind in team), data=data) for data in question.data_modes]
     for layout in layouts:
         ending = "" if layout.data == "replicated" else f" ({layout.data})"
-        pins = common_decisions(question, team, layout)
         for label, is_equal in UNEVEN_BASELINES.items():
-            found = [find_shared(question, team, layout, each, is_equal=is_equal) for each in pins]
             yield _Option(
                 label=label + ("" if layout.data == "replicated" else f"_{layout.data}"),
                 words=f"{names}, {label.replace('_', ' ')}{ending}",
                 num_devices=layout.num_devices,
-                best=min((each for each in found if each is not None), key=lambda each: each.prediction.step_ms, default=None),
                 layout=layout,
-                why="no such shares fit",
+                least=least_shared(question, team, layout, is_equal=is_equal),
+                search=partial(_find_shared, question, team, layout, is_equal=is_equal),
             )
 
 
-def _cut(
-    question: UnevenQuestion, team: Sequence[DeviceKind], asked: DeviceLayout, known: Sequence[_Option]
-) -> _Option:
-    """The model cut over the devices of these kinds. known: as ``_alone`` has them."""
-    fastest_ms = min((each.step_ms for each in known), default=math.inf)
-    found = find_cut(question, team, asked, fastest_ms=fastest_ms)
-    counts = Counter(share.device for share in found.layout.ranks)
-    names = " and ".join(f"{count}x {name}" for name, count in counts.items())
-    cut = f" into {' + '.join(map(str, found.layout.stage_blocks))} blocks" if found.best is not None else ""
+def _find_shared(
+    question: UnevenQuestion, team: Sequence[DeviceKind], layout: DeviceLayout, _most_ms: float, *, is_equal: bool
+) -> _Found:
+    best = find_shared(question, team, layout, is_equal=is_equal)
+    return _Found(best, "no such shares fit" if best is None else "")
+
+
+def _cut(question: UnevenQuestion, team: Sequence[DeviceKind], asked: DeviceLayout) -> _Option:
+    """The model cut over the devices of these kinds."""
+    orders = pose_orders(question, team, asked)
+
+    def search(most_ms: float) -> _Found:
+        found = find_cut(question, orders, most_ms=most_ms)
+        return _Found(found.best, found.why, found.layout)
+
+    first = orders[0]
     return _Option(
-        label=f"cut, {names}",
-        words=f"{names}, the model cut{cut}",
-        num_devices=asked.num_devices,
-        best=found.best,
-        layout=found.layout,
-        why=found.why,
+        **_cut_names(first.layout, None), num_devices=asked.num_devices, least=LeastTime(first.least_ms), search=search
     )
+
+
+def _cut_names(layout: DeviceLayout, best: PricedPlan | None) -> dict[str, Any]:
+    """Label, words and layout of an option that cuts the model in this order of devices."""
+    counts = Counter(share.device for share in layout.ranks)
+    names = " and ".join(f"{count}x {name}" for name, count in counts.items())
+    cut = f" into {' + '.join(map(str, layout.stage_blocks))} blocks" if best is not None else ""
+    return {"label": f"cut, {names}", "words": f"{names}, the model cut{cut}", "layout": layout}
 
 
 # The answer.
@@ -271,7 +321,7 @@ def _answer(question: UnevenQuestion, options: Sequence[_Option], best: _Option)
         LayoutOption(
             layout=option.layout if option.best is None else option.best.plan.layout,
             best=option.best,
-            least_step_ms=0.0,
+            least_step_ms=option.least.step_ms,
             sentence=_compare(option, best, question.machine),
         )
         for option in options

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from optimizer.search.questions.shares import TimeOf, share_out
+from optimizer.search.questions.uneven.shares import TimeOf, share_out
 
 
 def time_with(shares: list[list[int]], time_of: TimeOf) -> float:

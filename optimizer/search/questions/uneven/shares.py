@@ -21,15 +21,11 @@ def share_out(total: int, *, counts: Sequence[int], time_of: TimeOf) -> list[lis
 
     counts: ranks of each kind.
     """
-    num_ranks = sum(counts)
-    if total < num_ranks:
-        return None
     kinds = [kind for kind, count in enumerate(counts) for _ in range(count)]
-    shares = _proportional(total, kinds, time_of)
+    shares = _first_shares(total, kinds, time_of)
     if shares is None:
         return None
-    _adjust(total, shares, kinds, time_of)
-    for _ in range(_MOST_MOVES * num_ranks):
+    for _ in range(_MOST_MOVES * len(kinds)):
         better = _better(shares, kinds, time_of)
         if better is None:
             break
@@ -37,6 +33,21 @@ def share_out(total: int, *, counts: Sequence[int], time_of: TimeOf) -> list[lis
     if not all(map(math.isfinite, _times(shares, kinds, time_of))):
         return None
     return [[share for share, of in zip(shares, kinds, strict=True) if of == kind] for kind in range(len(counts))]
+
+
+def first_ms(total: int, *, counts: Sequence[int], time_of: TimeOf) -> float:
+    """Milliseconds of the shares that ``share_out`` begins with; infinite where none fit."""
+    kinds = [kind for kind, count in enumerate(counts) for _ in range(count)]
+    shares = _first_shares(total, kinds, time_of)
+    return math.inf if shares is None else max(_times(shares, kinds, time_of))
+
+
+def _first_shares(total: int, kinds: Sequence[int], time_of: TimeOf) -> list[int] | None:
+    """Shares by speed that add up; None where some device has no room for any."""
+    shares = _proportional(total, kinds, time_of) if total >= len(kinds) else None
+    if shares is not None:
+        _adjust(total, shares, kinds, time_of)
+    return shares
 
 
 def _proportional(total: int, kinds: Sequence[int], time_of: TimeOf) -> list[int] | None:

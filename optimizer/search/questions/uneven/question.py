@@ -1,0 +1,120 @@
+"""The question that is asked of devices of several kinds, and what is found out about it on the way."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from optimizer.estimate.categories.tensors import list_tensors
+from optimizer.estimate.prediction import Prediction
+from optimizer.goal import Goal
+from optimizer.hardware.machine import Device, DeviceKind, Machine
+from optimizer.plan.layout import DataParallel, DeviceLayout
+from optimizer.plan.pins.training import Pins
+from optimizer.plan.plan import Plan
+from optimizer.profile.profile import Profile
+from optimizer.search.problem import PricedPlan, SearchProblem
+from optimizer.workload import TrainingWorkload
+
+_STATE_BYTES: Final = 16
+"""Gradient, moments and master of a trained element, at most."""
+_LITTLE_SHARE: Final = 0.1
+"""Part of the smallest device's memory."""
+
+
+@dataclass(kw_only=True)
+class UnevenQuestion:
+    """The question, and what is known of it."""
+
+    profile: Profile
+    workload: TrainingWorkload
+    goal: Goal
+    machine: Machine
+    calibration: Mapping[str, Any] | None
+    data_modes: tuple[DataParallel, ...]
+    make_problem: Callable[..., SearchProblem]
+    """``training_problem`` of ``search/training.py``, with the estimator bound."""
+    estimate: Callable[[Plan], Prediction]
+    """The prediction of a plan on its devices, with what its processes take of them."""
+    find_best: Callable[..., bool]
+    """The search of ``search/core.py``, which notes the best plan in the book that it is given."""
+    spared_bytes: Mapping[str, int] = field(default_factory=dict)
+    """By kind, bytes of each of its devices that are to be left free."""
+    budgets: dict[str, int] = field(default_factory=dict)
+    """By kind, the budget of each of its devices."""
+    sequence_ms: dict[str, float] = field(default_factory=dict)
+    """By kind, the least time of one sequence of a step (``bounds.py``)."""
+    known: dict[Hashable, tuple[Plan, Prediction] | None] = field(default_factory=dict)
+    """The best plan of a kind for a number of sequences, by all that it depends on."""
+
+    def pose(
+        self,
+        kind: DeviceKind,
+        layout: DeviceLayout,
+        *,
+        num_sequences: int,
+        pins: Pins | None = None,
+        team: Sequence[DeviceKind] = (),
+    ) -> SearchProblem:
+        """The problem of ranks that are all on this kind of device, each with so many sequences. team: the kinds that exchange,
+        which decides over what link; this one alone unless given.
+        """
+        name = kind.device.name
+        budget_bytes = self.budgets.get(name, self.allowed_bytes(name, kind.device.memory_bytes))
+        return self.make_problem(
+            self.profile,
+            workload=replace(self.workload, global_batch_size=layout.num_devices * num_sequences),
+            goal=replace(self.goal, device_budget_bytes=budget_bytes, pins=pins or self.goal.pins),
+            machine=self.joining([kind, *team]).with_kind(name, num_devices=layout.num_devices),
+            # Finished runs have taught what the first kind's times are.
+            calibration=self.calibration if kind.device.name == self.machine.device.name else None,
+            layout=layout,
+        )
+
+    def pose_cut(self, layout: DeviceLayout) -> SearchProblem:
+        """The problem of a model that is cut over ranks of several kinds, each of which leaves free what it is to."""
+        spared, first = self.spared_bytes, self.machine.device
+
+        def leaving(device: Device) -> Device:
+            return replace(device, memory_bytes=max(1, device.memory_bytes - spared.get(device.name, 0)))
+
+        others = tuple(replace(kind, device=leaving(kind.device)) for kind in self.machine.others)
+        return self.make_problem(
+            self.profile,
+            workload=self.workload,
+            goal=self.goal,
+            machine=replace(self.machine, device=leaving(first), others=others),
+            calibration=self.calibration,
+            layout=layout,
+        )
+
+    def joining(self, team: Sequence[DeviceKind]) -> Machine:
+        """The machine in which these kinds exchange."""
+        return self.machine.among({kind.device.name for kind in team})
+
+    def allowed_bytes(self, name: str, memory_bytes: int) -> int:
+        """Bytes that a device of this kind and memory may take."""
+        return max(1, min(self.goal.device_budget_bytes, memory_bytes) - self.spared_bytes.get(name, 0))
+
+    def leave_out_what_shares_little(self) -> None:
+        """Keep to replicated ranks where shared state and gradients would spare hardly anything, as with adapters."""
+        num_bytes = _STATE_BYTES * sum(list_tensors(self.profile).num_elements)
+        smallest = min(kind.device.memory_bytes for kind in self.machine.kinds)
+        if "replicated" in self.data_modes and num_bytes < _LITTLE_SHARE * smallest:
+            self.data_modes = ("replicated",)
+
+    def priced(self, label: str, plan: Plan) -> PricedPlan:
+        """A plan on its devices, in detail."""
+        found = self.estimate(plan)
+        return PricedPlan(
+            label=label, plan=plan, prediction=found, verdict=found.verdict(self.goal.device_budget_bytes)
+        )
+
+
+def speed_of(kind: DeviceKind) -> float:
+    """A rough one, to begin with."""
+    return max(kind.rates.matmul_flops_per_s.values())
+
+
+def not_searched(least_ms: float) -> str:
+    """Why devices were passed over that cannot be of use."""
+    return f"not searched, since no plan of it takes less than {least_ms:.1f} ms"
