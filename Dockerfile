@@ -12,6 +12,11 @@ COPY . .
 RUN pip install --no-deps --no-build-isolation -e .
 
 FROM python:3.13-slim
+# Compiled blocks: torch's compiler has g++ make their code on a CPU, and Triton builds its launcher with gcc on a card. The base
+# image has Python's headers.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
 RUN useradd --system --uid 10001 --home-dir /var/lib/headroom headroom \
     && install -d -o headroom -g headroom -m 0700 /var/lib/headroom
 COPY --from=build /venv /venv

@@ -28,7 +28,7 @@ from worker.gpu import GpuMeter, card_identity, card_names, visible_card
 from worker.run.child import child_environment, isolated_command
 
 PROBE_TIMEOUT_S = 600
-_CACHE_VERSION = 3
+_CACHE_VERSION = 4
 _BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 

@@ -110,13 +110,16 @@ class Connection:
             return _document_of(self._request("POST", path, data=fields, files=files, timeout=None))
 
     def _priced(self, path: str, question: Row, *, wait_s: float, on_wait: Callable[[], None] | None = None) -> Row:
-        """Asked again while the model is being profiled."""
+        """Asked again while the model is being profiled, and while compiled blocks are, which may make a better plan."""
         deadline = time.monotonic() + wait_s
         while True:
             response = self._request("POST", path, json=question, timeout=PRICE_LIMIT_S)
+            is_late = time.monotonic() > deadline
             if response.status_code != 202:
-                return _document_of(response)
-            if time.monotonic() > deadline:
+                document = _document_of(response)
+                if is_late or document.get("compiled_blocks") != "pending":
+                    return document
+            elif is_late:
                 raise JobTooSlow(
                     f"the model is still not profiled after {wait_s:.0f} s",
                     hint="Is a worker running? See: headroom machines list",

@@ -1,8 +1,7 @@
 """Decides whether blocks should run compiled, once the best plan without is known: a short run cannot repay compiling.
 
 Tracing compiled blocks takes a minute, so they are not traced for every question. The representation is that of the plan
-without; blocks, batch and homes are searched afresh. The service, whose answers must not wait for a trace, gives advice instead.
-Torch-free.
+without; blocks, batch and homes are searched afresh. Torch-free.
 """
 
 from collections.abc import Callable
@@ -11,14 +10,12 @@ from typing import Final
 
 from optimizer.api.compiled_needs import REFUSED_TYPES
 from optimizer.base.errors import HeadroomError
-from optimizer.base.units import format_duration
 from optimizer.estimate.compiling import estimate_compile_s
 from optimizer.goal import Goal
-from optimizer.hardware.machine import Machine
+from optimizer.hardware.machine import NO_COMPILER_FACT, Machine
 from optimizer.plan.activations import KernelsPins, KernelsPlan
 from optimizer.plan.pins.training import Pins
 from optimizer.profile.profile import Profile
-from optimizer.search.budgeted import list_unavailable
 from optimizer.search.questions.answers import ObjectiveAnswer
 
 AnswerWith = Callable[[Goal], ObjectiveAnswer]
@@ -32,8 +29,12 @@ _WORTH: Final = 0.97
 def try_compiled(
     answer: ObjectiveAnswer, answer_with: AnswerWith, *, profile: Profile, goal: Goal, machine: Machine
 ) -> ObjectiveAnswer:
-    """The better of the answer and of the one with compiled blocks, with a sentence on what decided."""
-    if not may_compile(goal):
+    """The better of the answer and of the one with compiled blocks, with a sentence on what decided.
+
+    answer_with: called where the run is long enough, and the model's type and the machine allow it; what it raises of a
+    HeadroomError is the reason why blocks are not compiled.
+    """
+    if machine.others or not may_compile(goal):
         return answer
     found = answer.result.chosen.prediction
     compile_s = _compile_s(answer, profile=profile, machine=machine)
@@ -42,6 +43,8 @@ def try_compiled(
             answer,
             f"blocks are not compiled: that takes about {compile_s:.0f} s, and a run of {found.total_s:.0f} s would not repay it",
         )
+    if refusal := why_not_compiled(profile.model_type, machine):
+        return _explained(answer, f"blocks are not compiled: {refusal}")
     try:
         other = answer_with(replace(goal, pins=_pinned(goal.pins, answer)))
     except HeadroomError as error:
@@ -54,19 +57,11 @@ def try_compiled(
     return _explained(other, f"op by op the run would take {found.total_s:.0f} s instead of {total_s:.0f} s with compiling")
 
 
-def advise_compiled(answer: ObjectiveAnswer, *, profile: Profile, goal: Goal, machine: Machine) -> str:
-    """A sentence for whoever has not traced compiled blocks; empty where they cannot be had or would not repay compiling."""
-    is_possible = "compile_blocks" not in list_unavailable(machine) and profile.model_type not in REFUSED_TYPES
-    if not (is_possible and may_compile(goal)):
-        return ""
-    found = answer.result.chosen.prediction
-    compile_s = _compile_s(answer, profile=profile, machine=machine)
-    if found.total_s * _MOST_SAVED <= compile_s:
-        return ""
-    return (
-        f"blocks run op by op; compiling them takes about {format_duration(compile_s)} once and may shorten this run of "
-        f"{format_duration(found.total_s)}: pin kernels.blocks=compiled, and it is traced and priced"
-    )
+def why_not_compiled(model_type: str, machine: Machine) -> str:
+    """The reason why a type of models or a machine is known to have no compiled blocks; empty where none is known."""
+    if model_type in REFUSED_TYPES:
+        return f"blocks of type {model_type} cannot be: {REFUSED_TYPES[model_type]}"
+    return f"{machine.name} has {machine.facts[NO_COMPILER_FACT]}" if NO_COMPILER_FACT in machine.facts else ""
 
 
 def may_compile(goal: Goal) -> bool:

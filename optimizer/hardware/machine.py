@@ -23,6 +23,9 @@ PROBE_DISTURBED_FACT = "disturbed"
 NO_COMPILER_FACT = "compiled blocks"
 """Among a machine's facts, where nothing there can compile blocks: what is missing. Machines probed earlier have none."""
 
+COMPILER_FACT = "compiler"
+"""Among a machine's facts, where blocks can be compiled: with what. Machines probed earlier have neither of the two."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
@@ -145,7 +148,14 @@ class Machine:
     devices_per_host: int = 0
     """Devices at most that share the host, the disk and the store, where a plan's ranks are in several machines; 0: all do."""
     facts: dict[str, str] = field(default_factory=dict)
-    """Processor, driver and library versions; for people and records, never for decisions."""
+    """Processor, driver and library versions, for people and records; the two on compilers alone decide something."""
+
+    @property
+    def is_known_to_compile(self) -> bool:
+        """Report whether blocks can surely be compiled there. A card of the table is taken to have what that needs; a machine
+        probed before anybody looked is taken to have it not.
+        """
+        return COMPILER_FACT in self.facts or (self.rates.source == "table" and NO_COMPILER_FACT not in self.facts)
 
     @property
     def kinds(self) -> tuple[DeviceKind, ...]:

@@ -155,6 +155,20 @@ def profiled_llama(new_llama: Model, llama_document: dict[str, Any]) -> Model:
     return new_llama
 
 
+@pytest.fixture(scope="session")
+def compiled_document(llama_document: dict[str, Any]) -> dict[str, Any]:
+    """The tiny Llama's profile, with compiled blocks in fp32, the one form that the test's machine has rates for."""
+    from optimizer.models.spec import read_model_spec
+    from optimizer.profile.assemble.merge import add_compiled
+    from optimizer.profile.extent import Extent
+    from optimizer.profile.profile import Profile
+    from tests.optimizer.profiles import trace
+
+    extent = Extent(representations=("fp32@compiled",), shapes=((1, 32), (2, 32)))
+    compiled = trace(read_model_spec(llama.CONFIG), extent=extent)
+    return add_compiled(Profile.from_json(llama_document), compiled).to_json()
+
+
 @pytest.fixture
 def dataset(db: None) -> Dataset:
     return make_text()

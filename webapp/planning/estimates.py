@@ -29,7 +29,7 @@ def estimate(user: Any, request: EstimateRequest) -> dict[str, Any] | None:
     if request.generates:
         return _estimate_generation(user, request)
     plan = Plan.from_json(request.plan) if isinstance(request.plan, dict) else request.plan
-    asked = read_question(user, request)
+    asked = read_question(user, request, plans=[plan] if isinstance(plan, Plan) else ())
     if asked is None:
         return None
     return estimate_profiled(asked.profile, plan=plan, with_knobs=request.with_knobs, **asked.here).to_json()

@@ -44,7 +44,7 @@ def list_levers(question: TrainingQuestion, plan: Plan, bytes_by_category: Mappi
     wanted = {technique for techniques in TECHNIQUES_OF.values() for technique in techniques}
     if plan.layout.ranks:
         return ()
-    problem = problem_of(question, layout=plan.layout)
+    problem = problem_of(question, plan)
     here = problem.price(plan)
     knobs = list_knobs(problem, plan, prediction=here, is_wanted=lambda technique, _: technique in wanted)
     saving = [knob for knob in knobs if knob.device_change_bytes < 0]

@@ -17,7 +17,7 @@ from django.contrib.auth.models import User
 from optimizer.base.errors import InvalidInput, PlanStale
 from optimizer.base.serialize import to_json
 from optimizer.hardware.rental import Cost, PriceList, price_run
-from optimizer.plan.plan import PLAN_VERSION
+from optimizer.plan.plan import PLAN_VERSION, Plan
 from webapp.catalog.models import Machine, Profile
 from webapp.jobs.models import PlanOffer
 from webapp.jobs.queries import offers_visible_to
@@ -76,11 +76,14 @@ class PlanAnswer:
     offers: list[Offer] = field(default_factory=list)
     waiting_for: str = ""
     """While pending: ``profile`` or ``machine``."""
+    awaits_compiled: bool = False
+    """Compiled blocks, which are being traced, may make a better offer."""
 
     def to_json(self) -> dict[str, Any]:
         if self.profile == "pending":
             return {"profile": "pending", "waiting_for": self.waiting_for}
-        return {"offers": [offer.to_json() for offer in self.offers], "profile": "ready"}
+        awaited = {"compiled_blocks": "pending"} if self.awaits_compiled else {}
+        return {"offers": [offer.to_json() for offer in self.offers], "profile": "ready", **awaited}
 
 
 def offer_for(answer: PlanAnswer, label: str) -> PlanOffer:
@@ -88,6 +91,11 @@ def offer_for(answer: PlanAnswer, label: str) -> PlanOffer:
     if label == "chosen":
         return next(offer.row for offer in answer.offers if offer.is_chosen)
     return fastest_of([offer.row for offer in answer.offers if offer.row.label == label])
+
+
+def waits_for_compiled(answer: PlanAnswer, spec: JobSpec | GenerateSpec) -> bool:
+    """Report whether a job that can wait does so for a trace: where it wants the best plan, and not one by its name."""
+    return answer.awaits_compiled and spec.plan_label == "chosen"
 
 
 def fastest_of(rows: list[PlanOffer]) -> PlanOffer:
@@ -102,10 +110,9 @@ def keep_offer(
     found: FoundPlan,
     *,
     machine: Machine,
-    profile_sha256: str,
     prices: PriceList,
 ) -> Offer:
-    """A plan found on the machine, as a row that a job can be made of; profile_sha256: of what it was priced with."""
+    """A plan found on the machine, as a row that a job can be made of."""
     row = PlanOffer.objects.create(
         owner=user,
         spec=spec.to_json(),
@@ -114,7 +121,7 @@ def keep_offer(
         plan=found.priced.plan.to_json(),
         prediction=found.priced.prediction.to_json(),
         verdict=found.priced.verdict,
-        basis=basis_of(profile_sha256, machine, spec=spec),
+        basis=basis_of(found.profile_sha256, machine, spec=spec),
     )
     kinds, prediction = _kinds_of(row), found.priced.prediction
     num_tokens = spec.workload.num_steps * spec.workload.tokens_per_step if isinstance(spec, JobSpec) else None
@@ -153,7 +160,7 @@ def given_offer(user: Any, spec: JobSpec | GenerateSpec, plan_id: str) -> PlanOf
     asked = spec.priced_part()
     if {key: offer.spec.get(key) for key in asked} != asked:
         raise PlanStale(f"plan {offer.label} was priced for another spec", hint=_PRICE_AGAIN)
-    ((profile_sha256,),) = _PROFILE.values(fingerprint=spec.profile_fingerprint) or [("",)]
+    ((profile_sha256,),) = _PROFILE.values(fingerprint=_fingerprint_behind(offer, spec)) or [("",)]
     machine = _MACHINE.first(machine_id=offer.machine_id)
     if machine is None:  # it has gone, and its offers with it
         raise PlanStale(f"plan {offer.label} was priced for a machine that is gone", hint=_PRICE_AGAIN)
@@ -165,6 +172,13 @@ def given_offer(user: Any, spec: JobSpec | GenerateSpec, plan_id: str) -> PlanOf
             hint=_PRICE_AGAIN,
         )
     return offer
+
+
+def _fingerprint_behind(offer: PlanOffer, spec: JobSpec | GenerateSpec) -> str:
+    """Fingerprint of the profile that priced the offer: another where its blocks are compiled."""
+    if isinstance(spec, JobSpec) and (offer.plan.get("kernels") or {}).get("blocks") == "compiled":
+        return spec.fingerprint_behind(Plan.from_json(offer.plan))
+    return spec.profile_fingerprint
 
 
 def basis_of(profile_sha256: str, machine: Machine, *, spec: JobSpec | GenerateSpec) -> str:

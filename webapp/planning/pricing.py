@@ -47,20 +47,24 @@ def price_job_spec(user: Any, spec: JobSpec | GenerateSpec) -> PlanAnswer:
     prices = read_prices()
     with transaction.atomic():
         offers = [
-            keep_offer(user, spec, plan, machine=machine, profile_sha256=question.profile_sha256, prices=prices)
-            for machine, question, plans in found
+            keep_offer(user, spec, plan, machine=machine, prices=prices)
+            for machine, plans in found
             for plan in plans.all
         ]
     fitting = [offer for offer in offers if offer.row.label == "chosen"]
     chosen = min(fitting, key=_order_of(spec), default=None)
     if chosen is None:
-        raise _nothing_fits([plans.nothing_fits for _, _, plans in found if plans.nothing_fits], offers)
-    return PlanAnswer(profile="ready", offers=[replace(offer, is_chosen=offer is chosen) for offer in offers])
+        raise _nothing_fits([plans.nothing_fits for _, plans in found if plans.nothing_fits], offers)
+    return PlanAnswer(
+        profile="ready",
+        offers=[replace(offer, is_chosen=offer is chosen) for offer in offers],
+        awaits_compiled=any(plans.awaits_compiled for _, plans in found),
+    )
 
 
 def _find_on_each(
     machines: Sequence[Machine], questions: Sequence[Question[Any, Any, Any]]
-) -> list[tuple[Machine, Question[Any, Any, Any], FoundPlans]]:
+) -> list[tuple[Machine, FoundPlans]]:
     """Plans on each machine. One with devices of several kinds may be unable to keep a pin that others keep: it is left out.
 
     Raises InvalidPlan where no machine is left.
@@ -68,7 +72,7 @@ def _find_on_each(
     found, refused = [], None
     for machine, question in zip(machines, questions, strict=True):
         try:
-            found.append((machine, question, question.find_plans()))
+            found.append((machine, question.find_plans()))
         except InvalidPlan as error:
             refused = error
     if refused is not None and not found:

@@ -22,6 +22,7 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import change_generation
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
+from optimizer.search.answer.compare import change_plan
 from optimizer.search.questions.cards import read_cards
 from webapp.jobs.specs.training import read_goal
 from webapp.planning.search.asked import AskedOfModel, read_generation, read_question, read_work
@@ -69,7 +70,7 @@ def compare(user: Any, question: AskedOfModel, plans: dict[str, Any]) -> dict[st
     if question.generates:
         return _compare_generations(user, question, plans)
     read = {name: Plan.from_json(plan) if isinstance(plan, dict) else plan for name, plan in plans.items()}
-    asked = read_question(user, question)
+    asked = read_question(user, question, plans=[plan for plan in read.values() if isinstance(plan, Plan)])
     if asked is None:
         return None
     return {"profile": "ready", **compare_profiled(asked.profile, read, **asked.here).to_json()}
@@ -119,7 +120,7 @@ def price_change(user: Any, question: AskedOfModel, plan: dict[str, Any], change
     if question.generates:
         return _price_changed_generation(user, question, plan, change)
     read, pins = Plan.from_json(plan), from_json(Pins, change, path="change", error=InvalidPlan)
-    asked = read_question(user, question)
+    asked = read_question(user, question, plans=[read, change_plan(read, pins)])
     if asked is None:
         return None
     return {"profile": "ready", **reprice_profiled(asked.profile, read, change=pins, **asked.here).to_json()}

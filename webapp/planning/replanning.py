@@ -4,13 +4,16 @@ The spec is frozen: the same work, data and seeds, the same budgets, no more los
 never to one that ran out.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from optimizer.api.compiled_needs import compiled_representations
 from optimizer.api.replan import Failure, list_shortfalls, replan_profiled
 from optimizer.api.replan_uneven import replan_uneven
-from optimizer.base.errors import NoFeasiblePlan
+from optimizer.base.errors import InvalidPlan, NoFeasiblePlan
 from optimizer.base.serialize import from_json
 from optimizer.base.units import format_bytes
 from optimizer.estimate.job.causes import CAUSES, PASSING_CAUSES
@@ -18,6 +21,7 @@ from optimizer.estimate.job.probing import probe_shortfall
 from optimizer.estimate.job.shortfalls import Shortfall, known_shortfalls
 from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
+from optimizer.plan.activations import KernelsPins
 from optimizer.plan.explain.diff import describe_change
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
@@ -75,21 +79,39 @@ def find_next_plan(job: Job) -> NextPlan | None:
         uneven = replan_uneven(failures, traced, **here, checkpoint_of=checkpoint_of, calibration=place.calibration)
         return _next_plan(ran, uneven, machine)
     known = _learn(job, traced, failures, machine=machine, work=name_work(profile.pk, workload), here=here)
+    again = partial(
+        replan_profiled,
+        traced,
+        machine=place.machine,
+        workload=workload,
+        failures=failures,
+        checkpoint_of=checkpoint_of,
+        calibration=machine.calibration,
+        known=known,
+        layout=ran.layout,
+    )
     try:
-        found = replan_profiled(
-            traced,
-            **here,
-            failures=failures,
-            checkpoint_of=checkpoint_of,
-            calibration=machine.calibration,
-            known=known,
-            layout=ran.layout,
-        )
+        found = _fastest(again, goal, ran)
     except NoFeasiblePlan:
         if last is None or last.outcome != PROBED:
             raise
         return NextPlan(plan=job.plan, prediction=job.prediction or {}, machine=machine, change=_NOTHING_ELSE)
     return _next_plan(ran, found, machine)
+
+
+def _fastest(again: Callable[..., PricedPlan], goal: Goal, ran: Plan) -> PricedPlan:
+    """Blocks go on compiled where a search chose that, unless what is faster now runs them op by op. Raises NoFeasiblePlan."""
+    if ran.kernels.blocks != "compiled" or goal.pins.kernels.blocks is not None:
+        return again(goal=goal)
+    found: list[PricedPlan] = []
+    with suppress(NoFeasiblePlan, InvalidPlan):
+        found.append(again(goal=replace(goal, pins=replace(goal.pins, kernels=KernelsPins(blocks="compiled")))))
+    try:
+        found.append(again(goal=goal))
+    except NoFeasiblePlan:
+        if not found:
+            raise
+    return min(found, key=lambda priced: priced.prediction.step_ms)
 
 
 def _next_plan(ran: Plan, found: PricedPlan, machine: Machine) -> NextPlan:

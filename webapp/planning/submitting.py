@@ -18,7 +18,7 @@ from webapp.jobs.models import Job, PlanOffer, State
 from webapp.jobs.queries import offers_visible_to
 from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
 from webapp.jobs.specs.training import JobSpec
-from webapp.planning.offers import fastest_of, given_offer, offer_for
+from webapp.planning.offers import fastest_of, given_offer, offer_for, waits_for_compiled
 from webapp.planning.pricing import price_job_spec
 
 
@@ -41,7 +41,8 @@ def submit_job(
 ) -> Job:
     """A job from an offer, or from a fresh search when none is named.
 
-    when_ready: a job that cannot be priced yet is taken all the same, and starts once it was. and_then: called with the job in
+    when_ready: a job that cannot be priced yet, or whose compiled blocks cannot, is taken all the same, and starts once it was.
+    and_then: called with the job in
     the transaction that makes it. max_duration_s: after so long it is asked to stop.
 
     Raises Forbidden for who may not run jobs in the project of the spec's model and dataset, PlanStale, PlanDoesNotFit (unless
@@ -52,7 +53,7 @@ def submit_job(
     project = project_of_job(user, (read.model, read.dataset))
     _check_room(user, project)
     try:
-        offer = given_offer(user, read, plan_id) if plan_id else _fresh_offer(user, read, override=override)
+        offer = given_offer(user, read, plan_id) if plan_id else _fresh_offer(user, read, override=override, may_wait=when_ready)
     except NotPricedYet:
         if not when_ready:
             raise
@@ -106,7 +107,8 @@ def _check_room(user: Any, project: Project | None) -> None:
         )
 
 
-def _fresh_offer(user: Any, spec: JobSpec | GenerateSpec, *, override: bool) -> PlanOffer:
+def _fresh_offer(user: Any, spec: JobSpec | GenerateSpec, *, override: bool, may_wait: bool) -> PlanOffer:
+    """may_wait: for compiled blocks that are being traced, rather than take the plan without."""
     try:
         answer = price_job_spec(user, spec)
     except NoFeasiblePlan as error:
@@ -118,4 +120,6 @@ def _fresh_offer(user: Any, spec: JobSpec | GenerateSpec, *, override: bool) -> 
     if answer.profile == "pending":
         waiting = "the model is being profiled" if answer.waiting_for == "profile" else "no machine has registered yet"
         raise NotPricedYet(f"the spec cannot be priced yet: {waiting}", hint="Try again in a few seconds.")
+    if may_wait and waits_for_compiled(answer, spec):
+        raise NotPricedYet("compiled blocks are being traced, and may make a better plan", hint="Try again in a few seconds.")
     return offer_for(answer, spec.plan_label)

@@ -9,7 +9,7 @@ from webapp.jobs.actions import plan_job, refuse_plan
 from webapp.jobs.claiming import QUEUE_ORDER
 from webapp.jobs.models import Job, Kind, Reason, State
 from webapp.jobs.specs.generation import read_job_spec
-from webapp.planning.offers import offer_for
+from webapp.planning.offers import offer_for, waits_for_compiled
 from webapp.planning.pricing import price_job_spec
 from webapp.planning.replanning import find_next_plan, write_story
 from webapp.planning.replanning_generation import find_next_generation_plan
@@ -30,7 +30,7 @@ def _plan(job: Job) -> bool:
     try:
         read = read_job_spec(job.owner, job.spec)
         answer = price_job_spec(job.owner, read)
-        if answer.profile == "pending":
+        if answer.profile == "pending" or waits_for_compiled(answer, read):
             return False
         offer = offer_for(answer, read.plan_label)
     except NoFeasiblePlan as error:

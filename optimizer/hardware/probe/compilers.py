@@ -20,6 +20,11 @@ def missing_to_compile(device_kind: str) -> str:
     return "" if _compiles("g++", language="c++") else "no C++ compiler (g++) with Python's headers"
 
 
+def compiler_in_words(device_kind: str) -> str:
+    """The programs that make code for the device, where nothing is missing."""
+    return "Triton with a C compiler" if device_kind == "cuda" else "g++"
+
+
 def _compiles(name: str, *, language: str) -> bool:
     program = shutil.which(name)
     if program is None:

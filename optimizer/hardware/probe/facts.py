@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from optimizer.hardware.machine import NO_COMPILER_FACT, Device
-from optimizer.hardware.probe.compilers import missing_to_compile
+from optimizer.hardware.machine import COMPILER_FACT, NO_COMPILER_FACT, Device
+from optimizer.hardware.probe.compilers import compiler_in_words, missing_to_compile
 from optimizer.runtime.layers.matmul_dispatch import has_quicker_library
 
 
@@ -50,6 +50,8 @@ def list_facts(device: torch.device, *, workspace_bytes: int) -> dict[str, str]:
         facts["large products in fp32"] = "oneDNN"
     if missing := missing_to_compile(device.type):
         facts[NO_COMPILER_FACT] = missing
+    else:
+        facts[COMPILER_FACT] = compiler_in_words(device.type)
     if device.type == "cuda":
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         facts |= {

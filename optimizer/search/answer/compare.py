@@ -69,7 +69,7 @@ def reprice(problem: SearchProblem, plan: Plan, *, change: Pins) -> Repriced:
     The number of micro-batches follows their size, and the other way round. Raises InvalidPlan where the changed plan cannot be
     carried out.
     """
-    changed = _changed(plan, change, num_blocks=problem.num_blocks)
+    changed = change_plan(plan, change)
     problem.check(plan)
     problem.check(changed)
     before, after = problem.price(plan), problem.price(changed)
@@ -83,11 +83,12 @@ def reprice(problem: SearchProblem, plan: Plan, *, change: Pins) -> Repriced:
     )
 
 
-def _changed(plan: Plan, change: Pins, *, num_blocks: int) -> Plan:
+def change_plan(plan: Plan, change: Pins) -> Plan:
+    """The plan with the change made. Raises InvalidPlan where that contradicts itself."""
     document = plan.to_json()
     for category, knobs in change.to_json().items():
         document[category].update(knobs)
-    blocks = change.blocks(num_blocks)
+    blocks = change.blocks(len(plan.activations.per_block))
     if blocks is not None:
         document["activations"]["per_block"] = list(blocks)
     size, steps = change.batch.micro_batch_size, change.batch.accumulation_steps

@@ -108,11 +108,15 @@ def create_job(
     return job.pk
 
 
-def submit_planned(model: str, dataset: str, workload: dict[str, Any], goal: dict[str, Any], **fields: Any) -> str:
-    """A job as a person submits it, with the plan that is searched for once the model is profiled. fields: others of the spec."""
+def submit_planned(
+    model: str, dataset: str, workload: dict[str, Any], goal: dict[str, Any], when_ready: bool = False, **fields: Any
+) -> str:
+    """A job as a person submits it, with the plan that is searched for once the model is profiled. when_ready: profiled or not.
+    fields: others of the spec.
+    """
     user, _ = User.objects.get_or_create(username="planner")
     spec = {"model": model, "dataset": dataset, "workload": workload, "goal": goal, **fields}
-    return submit_job(user, spec=spec, actor="user:planner").pk
+    return submit_job(user, spec=spec, when_ready=when_ready, actor="user:planner").pk
 
 
 def plan_of(job: str) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from optimizer.api.plan import plan_profiled
-from optimizer.api.try_compiled import advise_compiled, may_compile, try_compiled
+from optimizer.api.try_compiled import may_compile, try_compiled
 from optimizer.base.errors import BlockNotCompiled
 from optimizer.goal import Goal
-from optimizer.hardware.machine import NO_COMPILER_FACT, Machine
+from optimizer.hardware.machine import COMPILER_FACT, NO_COMPILER_FACT, Machine
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import KernelsPlan
 from optimizer.plan.pins.training import Pins, read_pins
@@ -101,20 +101,26 @@ def test_it_is_not_tried_where_the_goal_leaves_no_choice(goal: Goal) -> None:
     assert not may_compile(goal)
 
 
-def test_a_long_run_is_advised_to_have_compiled_blocks_priced(
+def test_a_model_or_a_machine_that_cannot_is_named_without_tracing(
     answer: ObjectiveAnswer, profile: Profile, machine: Machine
 ) -> None:
-    sentence = advise_compiled(lasting(answer, 1000.0), profile=profile, goal=GOAL, machine=machine)
-    assert sentence == (
-        "blocks run op by op; compiling them takes about 20 s once and may shorten this run of 17 min: "
-        "pin kernels.blocks=compiled, and it is traced and priced"
-    )
+    def refuse(goal: Goal) -> ObjectiveAnswer:
+        raise AssertionError("nothing is to be searched")
 
-
-def test_no_advice_is_given_that_cannot_be_taken(answer: ObjectiveAnswer, profile: Profile, machine: Machine) -> None:
     long = lasting(answer, 1000.0)
-    assert not advise_compiled(lasting(answer, 39.0), profile=profile, goal=GOAL, machine=machine)
-    assert not advise_compiled(long, profile=replace(profile, model_type="falcon"), goal=GOAL, machine=machine)
-    assert not advise_compiled(long, profile=profile, goal=replace(GOAL, allow_lossy=False), machine=machine)
-    bare = replace(machine, facts=(*machine.facts, NO_COMPILER_FACT))
-    assert not advise_compiled(long, profile=profile, goal=GOAL, machine=bare)
+    bare = replace(machine, facts={**machine.facts, NO_COMPILER_FACT: "no C++ compiler (g++)"})
+    found = try_compiled(long, refuse, profile=profile, goal=GOAL, machine=bare)
+    assert last_sentence(found) == f"blocks are not compiled: {machine.name} has no C++ compiler (g++)"
+    falcon = replace(profile, model_type="falcon")
+    found = try_compiled(long, refuse, profile=falcon, goal=GOAL, machine=machine)
+    assert last_sentence(found).startswith("blocks are not compiled: blocks of type falcon cannot be: the code")
+    assert found.result.chosen == long.result.chosen
+
+
+def test_a_machine_is_known_to_compile_where_its_probe_says_so_or_it_is_a_card_of_the_table(machine: Machine) -> None:
+    measured = replace(machine, rates=replace(machine.rates, source="measured"), facts={})
+    assert not measured.is_known_to_compile
+    assert replace(measured, facts={COMPILER_FACT: "g++"}).is_known_to_compile
+    table = replace(measured, rates=replace(machine.rates, source="table"))
+    assert table.is_known_to_compile
+    assert not replace(table, facts={NO_COMPILER_FACT: "no C++ compiler (g++)"}).is_known_to_compile

@@ -242,11 +242,16 @@ class PriceGenerationAnswer(Schema):
 @router.post("/plans", response={200: dict[str, Any], 202: dict[str, Any]}, tags=["plans"])
 @idempotent
 def create_plans(request: HttpRequest, spec: Annotated[dict[str, Any], Body()]) -> HttpResponse:
-    """Price a job spec on each known machine. 202 while the model is profiled: ask again after Retry-After."""
+    """Price a job spec on each known machine. 202 while the model is profiled: ask again after Retry-After.
+
+    With `compiled_blocks: pending` a plan with compiled blocks may be better, which a worker traces now: ask again likewise.
+    """
     answer = price_spec(request.user, spec)
     if answer.profile == "pending":
         # not remembered: the same request is meant to be sent again
         return JsonResponse(answer.to_json(), status=202, headers={"Retry-After": RETRY_AFTER_S})
+    if answer.awaits_compiled:
+        return JsonResponse(answer.to_json(), headers={"Retry-After": RETRY_AFTER_S})
     with transaction.atomic():
         return remember(request, status=200, body=answer.to_json())
 

@@ -23,6 +23,7 @@ from optimizer.models.files.sidecars import TOKENIZER_FILE
 from optimizer.models.packing import PACKING_TYPES, check_packs
 from optimizer.models.spec import read_model_spec
 from optimizer.models.targets import check_targets
+from optimizer.plan.plan import Plan
 from optimizer.profile.fingerprints import profile_fingerprint
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import Adapter, Export, GenerationWorkload, TrainingWorkload
@@ -72,12 +73,16 @@ class JobSpec:
     def profile_fingerprint(self) -> str:
         """Fingerprint of the profile that prices it: the model's, or that of the model with the workload's adapters
         or with compiled blocks."""
+        return self.fingerprint_behind(None)
+
+    def fingerprint_behind(self, plan: Plan | None) -> str:
+        """The same of the profile that prices this plan, whose blocks may be compiled though no pin says so."""
         return profile_fingerprint(
             self.model.fingerprint,
             self.workload.adapter,
             is_packed=self.workload.is_packed,
             objective=self.workload.objective,
-            compiled=compiled_representations(self.workload, self.goal.pins, self.goal.may_use),
+            compiled=compiled_representations(self.workload, self.goal.pins, self.goal.may_use, ran=plan),
         )
 
     def to_json(self) -> dict[str, Any]:

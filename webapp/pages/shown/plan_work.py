@@ -14,7 +14,7 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.pins.generation_knobs import change_generation, pins_of_generation_change, read_generation_change
 from optimizer.plan.pins.training import pins_of_change
 from optimizer.plan.plan import Plan
-from optimizer.search.answer.compare import reprice
+from optimizer.search.answer.compare import change_plan, reprice
 from optimizer.search.answer.knobs import Knob, list_knobs
 from optimizer.search.generation.knobs import GenerationKnob
 from optimizer.search.problem import PricedPlan
@@ -136,13 +136,14 @@ class TrainingWork:
         return None
 
     def edit(self, plan: Plan, change: Any, *, whole: bool) -> Edited:
-        found = reprice(problem_of(self.question, layout=plan.layout), plan, change=change)
+        problem = problem_of(self.question, plan, change_plan(plan, change))
+        found = reprice(problem, plan, change=change)
         return Edited(priced=found.priced, differences=found.differences)
 
     def neighbours(self, plan: Plan) -> Iterable[Neighbour]:
         if plan.layout.ranks:  # a change on one device is another search for all: ``problem_of``
             return
-        for knob in list_knobs(problem_of(self.question, layout=plan.layout), plan):
+        for knob in list_knobs(problem_of(self.question, plan), plan):
             fields = written_pins(pins_of_change(plan, knob.plan))
             yield _neighbour(
                 knob,

@@ -96,6 +96,8 @@ class Pricing:
     hint: str = ""
     awaits_machine: bool = False
     """The page asks again by itself, since a machine that registers gives the answer."""
+    awaits_compiled: bool = False
+    """The same, since compiled blocks that are being traced may make a better plan."""
     suggestions: tuple[Suggestion, ...] = ()
     """Levers of the largest parts, or what would fit instead."""
 
@@ -320,7 +322,14 @@ def _answered(answer: PlanAnswer, *, budget_bytes: int, selected: str) -> Pricin
     kind = GenerationPrediction if rows[0].first_token_ms is not None else Prediction
     limits = limits_of(kind.from_json(chosen), budget_bytes=budget_bytes)
     return _with_table(
-        Pricing(kind="priced", budget_bytes=budget_bytes, usable_bytes=limits.fits_bytes, best=rows[0]), rows
+        Pricing(
+            kind="priced",
+            budget_bytes=budget_bytes,
+            usable_bytes=limits.fits_bytes,
+            best=rows[0],
+            awaits_compiled=answer.awaits_compiled,
+        ),
+        rows,
     )
 
 

@@ -5,7 +5,7 @@ cannot take alone, or not at all, has no price.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -71,7 +71,7 @@ def price_differences(
     first, plan = jobs[0], plans[0]
     if plan is None or first.machine is None:
         return (), "The first job has no plan for a known machine."
-    estimate = _estimator(first)
+    estimate = _estimator(first, others=plans[1:])
     if estimate is None:
         return (), "The first job's model has no profile of this version; price a job of it to have one made."
     mine = _Case(plan=plan.to_json(), work=first.spec.get("workload") or {}, machine=first.machine)
@@ -121,8 +121,11 @@ def _step_ms(found: Any) -> float:
     return float(found.step_ms if hasattr(found, "step_ms") else found.decode_ms)
 
 
-def _estimator(first: Job) -> Callable[[_Case], _Priced | None] | None:
-    """Prices cases of the first job's model and kind; None where its profile is not there. Raises InvalidInput."""
+def _estimator(first: Job, *, others: Sequence[AnyPlan | None]) -> Callable[[_Case], _Priced | None] | None:
+    """Prices cases of the first job's model and kind; None where its profile is not there. Raises InvalidInput.
+
+    others: plans of the other jobs. Where one has compiled blocks, a profile that holds those is taken if it is there.
+    """
     if first.kind == Kind.GENERATE:
         generates = known_generation_profile_of(first.model)
         if generates is None:
@@ -132,6 +135,10 @@ def _estimator(first: Job) -> Callable[[_Case], _Priced | None] | None:
     goal, workload = read_goal(first.spec["goal"]), read_workload(first.spec["workload"])
     compiled = compiled_representations(workload, goal.pins, goal.may_use, ran=plan)
     profile = known_profile_of(first.model, workload, compiled=compiled)
+    theirs = [other for other in others if isinstance(other, Plan) and other.kernels.blocks == "compiled"]
+    if plan is not None and theirs and not compiled:
+        forms = compiled_representations(workload, goal.pins, goal.may_use, ran=replace(plan, kernels=theirs[0].kernels))
+        profile = known_profile_of(first.model, workload, compiled=forms) or profile
     return None if profile is None else partial(_price_training, profile)
 
 

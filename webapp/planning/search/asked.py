@@ -1,5 +1,6 @@
 """Reads what the API and the page of plans ask of a model, on a known machine or a card of the table, into complete questions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -7,6 +8,7 @@ from optimizer.api.compiled_needs import check_compiled_pin
 from optimizer.base.errors import InvalidInput
 from optimizer.goal import Budgets, Goal
 from optimizer.hardware.devices import table_machine
+from optimizer.plan.plan import Plan
 from optimizer.search.questions.cards import beside_in
 from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Model
@@ -21,6 +23,7 @@ from webapp.jobs.specs.training import (
     read_goal,
     read_workload,
 )
+from webapp.planning.search.compiled import BeingTraced
 from webapp.planning.search.generation import AskedGeneration, GenerationQuestion
 from webapp.planning.search.question import Place
 from webapp.planning.search.resolve import Asked, Waiting, place_of, resolve
@@ -51,17 +54,22 @@ class AskedOfModel:
         return self.prompts is not None or self.workload.get("kind") in _GENERATION_KINDS
 
 
-def read_question(user: Any, asked: AskedOfModel) -> TrainingQuestion | None:
+def read_question(user: Any, asked: AskedOfModel, *, plans: Sequence[Plan] = ()) -> TrainingQuestion | None:
     """About training. None while the model is being profiled, which this asks for.
 
-    Raises InvalidInput for the first field that is wrong, and ProfileFailed.
+    plans: those that it is about, whose blocks may be compiled. Raises InvalidInput for the first field that is wrong, and
+    ProfileFailed.
     """
     model, workload = read_work(user, asked)
     given = None if asked.goal is None else read_goal(asked.goal)
     place = read_place(user, machine=asked.machine, gpu=asked.gpu, goal=given)
     goal = given or Goal(device_budget_bytes=place.machine.most_memory_bytes)
     check_compiled_pin(goal.pins, model_type=model.model_type)
-    return question_at(AskedTraining(model=model, workload=workload, goal=goal), place)
+    question = question_at(AskedTraining(model=model, workload=workload, goal=goal), place)
+    try:
+        return None if question is None else question.that_prices(*plans)
+    except BeingTraced:
+        return None
 
 
 def read_generation(user: Any, asked: AskedOfModel) -> GenerationQuestion | None:

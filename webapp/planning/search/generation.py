@@ -45,12 +45,16 @@ class GenerationQuestion(Question[GenerationProfile, GenerationWorkload, Generat
     def find_plans(self) -> FoundPlans:
         answer = find_generation(self)
         by_hand = [
-            FoundPlan(priced=priced, explanation=explain_generation(self, priced)) for priced in answer.baselines.values()
+            FoundPlan(priced=priced, explanation=explain_generation(self, priced), profile_sha256=self.profile_sha256)
+            for priced in answer.baselines.values()
         ]
         if answer.chosen is None:
             error = answer.nothing_fits.error() if answer.nothing_fits else None
             return FoundPlans(chosen=None, by_hand=by_hand, nothing_fits=error)
-        return FoundPlans(chosen=FoundPlan(priced=answer.chosen, explanation=list(answer.explanation)), by_hand=by_hand)
+        chosen = FoundPlan(
+            priced=answer.chosen, explanation=list(answer.explanation), profile_sha256=self.profile_sha256
+        )
+        return FoundPlans(chosen=chosen, by_hand=by_hand)
 
     def find_by_hand(self, *, taken: Plan | None) -> PricedGenerationPlan | None:
         """Seen as the search sees them; from fast to small the first that fits. What was taken before is not looked at."""

@@ -44,6 +44,8 @@ class FoundPlan:
 
     priced: AnyPriced
     explanation: list[str]
+    profile_sha256: str
+    """Hash of the profile that it was priced with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,8 @@ class FoundPlans:
     by_hand: list[FoundPlan]
     nothing_fits: NoFeasiblePlan | None = None
     """Why there is no best plan."""
+    awaits_compiled: bool = False
+    """Compiled blocks may be better; a worker traces them now."""
 
     @property
     def all(self) -> list[FoundPlan]:

@@ -10,13 +10,7 @@ from django.test import Client
 
 from optimizer.base.errors import HeadroomError, InvalidPlan
 from optimizer.hardware.machine import NO_COMPILER_FACT
-from optimizer.models.spec import read_model_spec
-from optimizer.profile.assemble.merge import add_compiled
-from optimizer.profile.extent import Extent
-from optimizer.profile.profile import Profile as ModelProfile
-from tests import llama
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
-from tests.optimizer.profiles import trace
 from tests.webapp.conftest import make_spec, make_tiny_model
 from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.actions import keep_profile
@@ -37,14 +31,6 @@ LITTLE = {"device_budget_bytes": 2**30, "allow_lossy": True, "most_loss": "round
 
 def with_compiled(model: Model, dataset: Dataset, *, pins: dict[str, Any] | None = None, **goal: Any) -> dict[str, Any]:
     return make_spec(model, dataset, goal={**LITTLE, "pins": {**PINS, **(pins or {})}, **goal})
-
-
-@pytest.fixture(scope="module")
-def compiled_document(llama_document: dict[str, Any]) -> dict[str, Any]:
-    """The tiny Llama's profile with compiled blocks in fp32, the one form that the test's machine has rates for."""
-    extent = Extent(representations=("fp32@compiled",), shapes=((1, 32), (2, 32)))
-    compiled = trace(read_model_spec(llama.CONFIG), extent=extent)
-    return add_compiled(ModelProfile.from_json(llama_document), compiled).to_json()
 
 
 def test_a_pin_asks_for_a_profile_with_compiled_blocks_beside_the_one_that_is_there(
