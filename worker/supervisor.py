@@ -4,7 +4,8 @@ Each slot is a thread: take the slot's lock, claim, run the attempt's process to
 waits and writes rows; whatever computes is in the attempt's own process, and this one never imports torch.
 
 Profiling and exporting have slots of their own that leave the device alone, so that a new model can be priced, and what was saved
-be written out, while a long job runs. Parts of jobs that other machines lead are taken beside the slots (``members/``).
+be written out, while a long job runs. Parts of jobs that other machines lead are taken beside the slots (``members/``), and links
+to other machines are measured there (``links/``).
 """
 
 import logging
@@ -25,6 +26,7 @@ from worker.alive import mark_alive
 from worker.attempt import AttemptPlace, run_attempt
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter
+from worker.links.serving import Links
 from worker.machine import (
     count_slots,
     device_lock_file,
@@ -74,7 +76,8 @@ class Supervisor:
         slots = (*(Slot(name=str(index)) for index in range(config.num_slots)), PROFILING_SLOT, EXPORTING_SLOT)
         machine = threading.Thread(target=self._keep_machine, name="machine", daemon=True)
         members = threading.Thread(target=self._serve_members, name="members", daemon=True)
-        self._threads = [machine, members, *(self._thread_of(slot) for slot in slots)]
+        links = threading.Thread(target=self._serve_links, name="links", daemon=True)
+        self._threads = [machine, members, links, *(self._thread_of(slot) for slot in slots)]
 
     def start(self) -> None:
         for thread in self._threads:
@@ -152,6 +155,10 @@ class Supervisor:
     def _serve_members(self) -> None:
         self._registered.wait()
         Members(self._config, draining=self._draining).serve(lambda: self._machine, rest=self._rest_until_hinted)
+
+    def _serve_links(self) -> None:
+        self._registered.wait()
+        Links(self._config, draining=self._draining).serve(lambda: self._machine)
 
     def _serve(self, slot: Slot) -> None:
         self._registered.wait()

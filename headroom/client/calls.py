@@ -153,11 +153,27 @@ class HeadroomClient(AccessCalls, ChatCalls, UploadCalls):
         """With who holds its memory now, and how its runs were predicted."""
         return cast(types.MachineDetails, self._json("GET", f"machines/{in_path(machine_id)}"))
 
+    def measure_links(self, machine_id: str) -> list[types.Link]:
+        """Have the network to each other machine measured again; the links as they are now."""
+        return cast(list[types.Link], self._json("POST", f"machines/{in_path(machine_id)}/links")["links"])
+
     def price_plans(
-        self, spec: Row, *, wait_s: float = 300.0, on_wait: Callable[[], None] | None = None
+        self,
+        spec: Row,
+        *,
+        wait_s: float = 300.0,
+        on_wait: Callable[[], None] | None = None,
+        on_remark: Callable[[str], None] | None = None,
     ) -> list[types.Offer]:
-        """Offers for a spec. A model seen for the first time is profiled first; waits for that, ``wait_s`` at most."""
-        return cast(list[types.Offer], self._priced("plans", spec, wait_s=wait_s, on_wait=on_wait)["offers"])
+        """Offers for a spec. A model seen for the first time is profiled first; waits for that, ``wait_s`` at most.
+
+        on_remark: called with each sentence on the network that a job over several machines is planned for.
+        """
+        answer = self._priced("plans", spec, wait_s=wait_s, on_wait=on_wait)
+        for remark in answer.get("remarks", ()):
+            if on_remark is not None:
+                on_remark(remark)
+        return cast(list[types.Offer], answer["offers"])
 
     def find_best_plan(self, question: Row, *, wait_s: float = 300.0) -> Row:
         """``POST /plans/best``: the best plan for a goal, with frontier, bound and reasons."""

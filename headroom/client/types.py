@@ -173,9 +173,27 @@ class Accuracy(TypedDict):
     runs: list[CheckedRun]
 
 
+class Link(TypedDict):
+    """The network to another machine, as the workers of both measured it."""
+
+    machine: str
+    """The other one's name."""
+    link: str
+    """Rate and delay as a spec's ``link`` has them; empty where they were not measured."""
+    round_trip_s: float | None
+    bytes_per_s_by_size: list[list[float]]
+    measured_at: str | None
+    checked_at: str | None
+    is_due: bool
+    """It will be measured once no job is on either machine."""
+    failure: str
+    """Why the other machine was not reached the last time, and what to do."""
+
+
 class MachineDetails(Machine):
     """Details of one machine, beside its row."""
 
+    links: list[Link]
     memory: Occupancy
     accuracy: Accuracy
 

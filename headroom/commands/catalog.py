@@ -43,6 +43,10 @@ def add_commands(commands: Subparsers, connection: argparse.ArgumentParser, *, c
     show = add(machines, "show", _show_machine, "one machine: what it measured, and who holds its memory")
     show.add_argument("machine", help="id or name of a machine")
     add_json(show)
+    links = add(machines, "links", _show_links, "the network from one machine to the others, as it was measured")
+    links.add_argument("machine", help="id or name of a machine")
+    links.add_argument("--measure", action="store_true", help="have it measured again, once no job is on either machine")
+    add_json(links)
 
 
 def _add_models(commands: Subparsers, add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -233,6 +237,27 @@ def _list_machines(client: HeadroomClient, options: argparse.Namespace) -> None:
         return
     rows = [(row["name"], _devices(row), _presence(row), short_id(row["id"])) for row in machines]
     print_table(("name", "device", "state", "id"), rows, empty="no machine has run a worker yet; start one: headroom up")
+
+
+def _show_links(client: HeadroomClient, options: argparse.Namespace) -> None:
+    machine_id = find_id(client.machines(), options.machine)
+    links = client.measure_links(machine_id) if options.measure else client.machine(machine_id)["links"]
+    if options.json:
+        print(json.dumps(links, indent=2))
+        return
+    rows = [
+        (
+            link["machine"],
+            link["link"] or "not known yet",
+            link["measured_at"] or "never",
+            "due" if link["is_due"] else link["failure"] and "not reached",
+        )
+        for link in links
+    ]
+    print_table(("machine", "link", "measured", ""), rows, empty="no other machine has registered")
+    for link in links:
+        if link["failure"]:
+            print(f"  {link['failure']}")
 
 
 def _show_machine(client: HeadroomClient, options: argparse.Namespace) -> None:

@@ -49,7 +49,7 @@ def add_submit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--disk-budget", type=size, metavar="SIZE", help="room on the disk (default: what is free)")
     parser.add_argument("--devices", type=int, metavar="N", help="devices, at most (default: 1, or all of --machines)")
     parser.add_argument("--machines", type=_names, metavar="A,B", help="machines that share the job, over --link")
-    parser.add_argument("--link", metavar="LINK", help="the network between --machines: its rate and delay, as 1Gbit,1ms")
+    parser.add_argument("--link", metavar="LINK", help="the network between --machines, as 1Gbit,1ms; else as measured")
     parser.add_argument("--name", help="a name for the job")
     add_mirror_option(parser)
 

@@ -135,7 +135,9 @@ def name_unusable_lines(dataset: Dataset) -> None:
 def submit_job(client: HeadroomClient, spec: Row, *, label: str, override: bool, say: Callable[[str], None]) -> Job:
     """Price the spec, take the offer of that label (``chosen``, or a baseline's name), create the job."""
     try:
-        offers = client.price_plans(spec, on_wait=_once(lambda: say("profiling the model, which is done once")))
+        offers = client.price_plans(
+            spec, on_wait=_once(lambda: say("profiling the model, which is done once")), on_remark=say
+        )
     except ApiProblem as error:
         offers = error.extra.get("offers") or []
         if label == "chosen" or not offers:

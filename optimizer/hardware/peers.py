@@ -6,6 +6,7 @@ there where a card can have one. Professional cards copy to each other over PCIe
 their copies go through the host's memory, in and out again. Torch-free.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -161,6 +162,23 @@ def read_network(text: str) -> PeerLink:
     if found is None:
         raise _no_link(f"link {text[:80]!r} is no network's; allowed: a rate and a delay such as 200Mbit,20ms", text)
     return found
+
+
+def write_network(*, bytes_per_s: float, delay_s: float) -> str:
+    """A network as people write it, ``941Mbit,0.21ms``, in three figures. ``read_network`` reads it back as this rate of content
+    and, beside what a message takes on one machine, this delay; what it would refuse becomes the nearest that it allows.
+    """
+    bits_per_s = min(max(bytes_per_s * 8 * _FRAME_BYTES / _FRAME_CONTENT_BYTES, 8e3), 8e13)
+    scale = next(name for name in ("G", "M", "K") if bits_per_s >= _BITS[name.lower()])
+    delay_ms = min(delay_s, _MOST_DELAY_S) * 1e3
+    return f"{_three_figures(bits_per_s / _BITS[scale.lower()])}{scale}bit,{_three_figures(delay_ms)}ms"
+
+
+def _three_figures(number: float) -> str:
+    """Without an exponent."""
+    decimals = max(0, 2 - math.floor(math.log10(number))) if number >= 1e-3 else 3
+    text = f"{number:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _read_network(text: str) -> PeerLink | None:

@@ -143,6 +143,7 @@ TABLE: Final[dict[str, Rule]] = {
     "DELETE api/v1/uploads/<upload_id>": Rule(who="signed_in", scope=Scope.WRITE, action="upload.drop"),
     "GET api/v1/machines": SIGNED_IN,
     "GET api/v1/machines/<machine_id>": SIGNED_IN,
+    "POST api/v1/machines/<machine_id>/links": _runs("machine.measure_links", anywhere=True),
     # API: questions
     "POST api/v1/plans": ASK,
     "POST api/v1/plans/best": ASK,
@@ -279,6 +280,7 @@ TABLE: Final[dict[str, Rule]] = {
     "GET search/": SIGNED_IN,
     "GET machines/": SIGNED_IN,
     "GET machines/<slug:machine_id>/": SIGNED_IN,
+    "POST machines/<slug:machine_id>/links/": _runs("machine.measure_links", anywhere=True),
 }
 """``METHOD route`` as Django's resolver writes the route; HEAD is asked as GET."""
 

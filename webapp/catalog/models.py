@@ -185,3 +185,32 @@ class Machine(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+
+class Link(models.Model):
+    """The network between two machines: as their workers measured it, and the probe of it that is due or under way.
+
+    One of the two listens in a probe, the other connects. ``webapp/jobs/links`` moves it.
+    """
+
+    listener = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="links_listened")
+    connector = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="links_connected")
+    asked_at = models.DateTimeField(null=True)
+    """A probe is due since; None where none was asked for since the last one."""
+    offer = models.JSONField(null=True)
+    """The place at which the listener listens at this moment, and the probe's token (``Offer``). Gone with its end."""
+    offer_ends_at = models.DateTimeField(null=True)
+    checked_at = models.DateTimeField(null=True)
+    """The end of the last probe, whatever came of it."""
+    failure = models.TextField(blank=True)
+    """Why the last probe did not reach the other machine, with what to do; empty where it did."""
+    measured_at = models.DateTimeField(null=True)
+    round_trip_s = models.FloatField(null=True)
+    bytes_per_s_by_size = models.JSONField(default=list)
+    """Pairs of a size in bytes and the rate in the slower direction, sizes rising."""
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["listener", "connector"], name="link_once_per_pair")]
+
+    def __str__(self) -> str:
+        return f"{self.listener_id} and {self.connector_id}"

@@ -17,6 +17,7 @@ from webapp.catalog.documents import machine_documents
 from webapp.catalog.models import Machine
 from webapp.clock import iso
 from webapp.jobs.devices.room import live_holds, read_room
+from webapp.jobs.links.known import link_documents, links_between
 from webapp.jobs.models import LIVE_STATES, Attempt, Job, Sample
 from webapp.jobs.queries import jobs_visible_to
 
@@ -91,14 +92,20 @@ class Accuracy:
 
 
 def machine_document(user: Any, machine: Machine) -> dict[str, Any]:
-    """The fields that ``GET /machines/{id}`` adds to a row of the list."""
+    """A row of the list with the fields that ``GET /machines/{id}`` adds."""
     occupancy, accuracy = read_occupancy(user, machine), read_accuracy(user, machine)
     runs = [{**to_json(run), "ended_at": iso(run.ended_at)} for run in accuracy.runs]
     return {
         **machine_documents([machine])[0],
+        "links": machine_links(machine),
         "memory": to_json(occupancy),
         "accuracy": {"peak": to_json(accuracy.peak), "step": to_json(accuracy.step), "runs": runs},
     }
+
+
+def machine_links(machine: Machine) -> list[dict[str, Any]]:
+    """The network to each other machine, as it was measured, by the other's name."""
+    return link_documents(machine, links_between([machine])[machine.pk])
 
 
 def read_occupancy(user: Any, machine: Machine) -> Occupancy:

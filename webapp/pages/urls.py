@@ -86,6 +86,7 @@ urlpatterns = [
     path("datasets/<slug:dataset_id>/restore/", catalog.dataset_restore, name="dataset_restore"),
     path("machines/", machines.machine_list, name="machines"),
     path("machines/<slug:machine_id>/", machines.machine_page, name="machine"),
+    path("machines/<slug:machine_id>/links/", machines.machine_links, name="machine_links"),
     path("tokens/", tokens.token_list, name="tokens"),
     path("tokens/<slug:token_id>/revoke/", tokens.token_revoke, name="token_revoke"),
     path("projects/", projects.project_list, name="projects"),

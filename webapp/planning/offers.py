@@ -78,12 +78,15 @@ class PlanAnswer:
     """While pending: ``profile`` or ``machine``."""
     awaits_compiled: bool = False
     """Compiled blocks, which are being traced, may make a better offer."""
+    remarks: tuple[str, ...] = ()
+    """Sentences on what was taken of the network between machines that share the job."""
 
     def to_json(self) -> dict[str, Any]:
         if self.profile == "pending":
             return {"profile": "pending", "waiting_for": self.waiting_for}
         awaited = {"compiled_blocks": "pending"} if self.awaits_compiled else {}
-        return {"offers": [offer.to_json() for offer in self.offers], "profile": "ready", **awaited}
+        remarks = {"remarks": list(self.remarks)} if self.remarks else {}
+        return {"offers": [offer.to_json() for offer in self.offers], "profile": "ready", **awaited, **remarks}
 
 
 def offer_for(answer: PlanAnswer, label: str) -> PlanOffer:

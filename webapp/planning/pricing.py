@@ -59,6 +59,7 @@ def price_job_spec(user: Any, spec: JobSpec | GenerateSpec) -> PlanAnswer:
         profile="ready",
         offers=[replace(offer, is_chosen=offer is chosen) for offer in offers],
         awaits_compiled=any(plans.awaits_compiled for _, plans in found),
+        remarks=spec.joining.remarks if isinstance(spec, JobSpec) and spec.joining is not None else (),
     )
 
 

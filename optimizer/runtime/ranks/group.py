@@ -15,8 +15,6 @@ buffers are their own (NCCL's take card memory beside torch's). ``receive`` writ
 
 import ctypes
 import json
-import os
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -32,17 +30,14 @@ import torch.distributed
 from numpy.typing import NDArray
 
 from optimizer.base.errors import InvalidInput, RankLost
-from optimizer.base.shown import shown_value
 from optimizer.runtime.meter.lanes import LaneClock
+from optimizer.runtime.ranks.interface import INTERFACE_VARIABLE, LOOPBACK, find_interface, read_boot_id
 
 TIMEOUT_S: Final = 300.0
 """Ranks do equal work, so a wait is as long as the slowest of them is slower than the others."""
 PATIENCE_S: Final = 24 * 3600.0
 """Longest wait for what one rank does alone: loading, checkpoints, export. A rank that ends meanwhile is noticed at once."""
-INTERFACE_VARIABLE: Final = "HEADROOM_RANK_INTERFACE"
-_LOOPBACK = "lo"
 _STORE_FILE = "rendezvous"
-_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 _POLL_S = 1e-4
 _FIRST_RANK = 0
 _dist: Any = torch.distributed
@@ -91,7 +86,7 @@ class Ranks:
         self.rank = place.rank
         self.num_ranks = place.num_ranks
         self.timeout_s = place.timeout_s
-        self.interface = _find_interface(place.interface)
+        self.interface = find_interface(place.interface)
         self.lanes = LaneClock()
         """Counts the time of waits as the network's; a trainer has its own put here."""
         self.num_bytes = 0
@@ -276,16 +271,16 @@ class Ranks:
 
     def _check_reach(self, store: Any) -> None:
         """Refuse the loopback where others are on other computers; else they would be waited for in vain."""
-        here = _read_boot_id()
+        here = read_boot_id()
         store.set(f"computer of {self.rank}", here)
-        if self.interface != _LOOPBACK:
+        if self.interface != LOOPBACK:
             return
         for other in range(self.num_ranks):
             if store.get(f"computer of {other}").decode() != here:
                 raise InvalidInput(
-                    f"rank {self.rank} would reach the others by {_LOOPBACK}, and rank {other} is on another computer",
+                    f"rank {self.rank} would reach the others by {LOOPBACK}, and rank {other} is on another computer",
                     field=INTERFACE_VARIABLE,
-                    value=_LOOPBACK,
+                    value=LOOPBACK,
                     allowed="the interface by which this machine reaches the others",
                     hint=f"Set {INTERFACE_VARIABLE} for this machine's worker, such as to eth0, and start it again.",
                 )
@@ -374,28 +369,6 @@ class Sent:
     def wait(self) -> None:
         """Until they are taken. Raises RankLost."""
         self._ranks._wait(self._work, f"rank {self._to} to take numbers", timeout_s=PATIENCE_S)
-
-
-def _read_boot_id() -> str:
-    """The same for all processes of a computer, in whichever container."""
-    try:
-        return _BOOT_ID_FILE.read_text().strip()
-    except OSError:
-        return socket.gethostname()
-
-
-def _find_interface(asked: str) -> str:
-    """The interface that is asked for, else the environment's, else the loopback."""
-    name = asked or os.environ.get(INTERFACE_VARIABLE, "") or _LOOPBACK
-    present = [each for _, each in socket.if_nameindex()]
-    if name not in present:
-        raise InvalidInput(
-            f"network interface {name[:40]!r} is not on this machine; present: {', '.join(present)}",
-            field=INTERFACE_VARIABLE,
-            value=shown_value(name),
-            allowed=present,
-        )
-    return name
 
 
 def _lend(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,10 +15,12 @@ from optimizer.models.spec import read_model_spec
 from webapp.accounts.models import Scope
 from webapp.accounts.tokens import create_token
 from webapp.catalog.actions import create_dataset as create_prompts_row
-from webapp.catalog.models import Dataset, Machine, Model
+from webapp.catalog.models import Dataset, Link, Machine, Model
 from webapp.jobs import actions
 from webapp.jobs.actions import CancelMode
 from webapp.jobs.devices.named import read_needs
+from webapp.jobs.links.known import link_documents
+from webapp.jobs.links.probing import ask_for_links as ask_for_probes
 from webapp.jobs.models import Artifact, Attempt, Checkpoint, Event, Job, Member, Sample
 from webapp.planning.search.profile_requests import request_profile as ask_for_profile
 from webapp.planning.search.profiles import ProfileNeed
@@ -121,7 +123,7 @@ def submit_planned(
 
 def plan_of(job: str) -> dict[str, Any]:
     row = Job.objects.get(pk=job)
-    return {"plan": row.plan, "prediction": row.prediction, "needs": read_needs(row.need_ranks)}
+    return {"plan": row.plan, "prediction": row.prediction, "needs": read_needs(row.need_ranks), "spec": row.spec}
 
 
 def request_profile(model: str) -> str:
@@ -139,6 +141,16 @@ def pause(job: str) -> None:
 
 def resume(job: str) -> None:
     actions.resume_job(Job.objects.get(pk=job), actor="user:test")
+
+
+def links() -> list[dict[str, Any]]:
+    """What was measured between machines, as the API shows it of the one that listens."""
+    rows = Link.objects.select_related("listener", "connector")
+    return [{"of": link.listener.name, **link_documents(link.listener, [link])[0]} for link in rows]
+
+
+def ask_for_links(machine: str) -> int:
+    return ask_for_probes(Machine.objects.get(name=machine))
 
 
 def num_machines() -> int:

@@ -77,14 +77,20 @@ def rare() -> dict[str, Any]:
     from webapp.accounts.access import project_for_new
     from webapp.accounts.projects import create_project, set_account_role, set_member
     from webapp.attempts.outcome import finish_attempt
-    from webapp.catalog.models import Machine, Model
+    from webapp.catalog.models import Link, Machine, Model
     from webapp.jobs.actions import pause_job
+    from webapp.jobs.links.probing import ask_for_links, record_failure, record_measured
     from webapp.jobs.models import Job
 
     ada = User.objects.get(username="ada")
     machine = rows.make_machine("shared-box")
     slow = "others used the machine while it was measured, which took 2.1 times as long as alone; probe it again when it is quiet"
     Machine.objects.filter(pk=machine.pk).update(document=machine.document | {"facts": {PROBE_DISTURBED_FACT: slow}})
+    ask_for_links(machine)
+    link = Link.objects.get()
+    record_measured(link, round_trip_s=0.00042, bytes_per_s_by_size=((65536, 5.1e7), (1048576, 1.03e8), (16777216, 1.17e8)))
+    away = "no answer within 5 s; let the two connect to each other on any TCP port (firewall)"
+    record_failure(link, f"shared-box cannot reach workbench at 192.168.1.20, port 41234: {away}")
     model = rows.make_model(ada, name="half-read")
     rows.make_model(ada, name="Meta-Llama-3.1-8B-Instruct-abliterated-and-tuned-again-for-long-names")
     told = ["of the config not read: layerdrop 0.1", "the config brings code of its own, which is not run"]

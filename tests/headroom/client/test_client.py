@@ -135,21 +135,30 @@ def test_each_write_has_an_idempotency_key_of_its_own(server: Server, client: He
     assert len(set(keys)) == 2
 
 
-def test_pricing_waits_while_the_model_is_profiled(
+def test_pricing_waits_while_the_model_or_its_compiled_blocks_are_profiled(
     server: Server, client: HeadroomClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[Any] = []
     monkeypatch.setattr("headroom.client.connection.time.sleep", pauses.append)
-    waiting = iter([True, True, False])
+    priced = {"offers": [{"id": "plan_1"}]}
+    answers = iter(
+        [
+            (202, {"profile": "pending"}),
+            (200, {"offers": [{"id": "plan_0"}], "compiled_blocks": "pending"}),
+            (200, {**priced, "remarks": ["the network is taken as 1Gbit,1ms"]}),
+        ]
+    )
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        status, document = (202, {"profile": "pending"}) if next(waiting) else (200, {"offers": [{"id": "plan_1"}]})
+        status, document = next(answers)
         server.answer("POST", "/scratch", status=status, document=document, headers=[("Retry-After", "3")])
         server.answers[("POST", "/scratch")](handler)
 
     server.answers[("POST", "/api/v1/plans")] = answer
-    assert list(map(dict, client.price_plans({}))) == [{"id": "plan_1"}]
+    remarks: list[str] = []
+    assert list(map(dict, client.price_plans({}, on_remark=remarks.append))) == [{"id": "plan_1"}]
     assert pauses == [3.0, 3.0]
+    assert remarks == ["the network is taken as 1Gbit,1ms"]
 
 
 def test_a_model_folder_is_uploaded_with_config_tokenizer_and_weights(

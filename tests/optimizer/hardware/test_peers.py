@@ -13,8 +13,10 @@ from optimizer.hardware.peers import (
     network_link,
     peer_link_of,
     read_devices_text,
+    read_network,
     read_peer_link,
     with_devices,
+    write_network,
 )
 
 
@@ -109,3 +111,23 @@ def test_a_network_is_a_rate_and_a_delay(text: str, bits_per_s: float, delay_s: 
 def test_what_is_no_network_is_refused_in_words(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"is no link; allowed: .*(200Mbit,20ms|at most 10 s)"):
         with_devices(make_cpu_machine(), 2, peer_link=text)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "delay_s", "written"),
+    [
+        (119.6e6, 2.1e-4, "1Gbit,0.21ms"),
+        (117.5e6, 1e-4, "983Mbit,0.1ms"),
+        (3e9, 2.26e-5, "25.1Gbit,0.0226ms"),
+        (1e6, 0.02, "8.36Mbit,20ms"),
+        (2e3, 1.5, "16.7Kbit,1500ms"),
+        (1e15, 0.0, "80000Gbit,0ms"),
+        (1.0, 60.0, "8Kbit,10000ms"),
+    ],
+)
+def test_a_measured_network_is_written_as_people_do_and_read_back(bytes_per_s: float, delay_s: float, written: str) -> None:
+    assert write_network(bytes_per_s=bytes_per_s, delay_s=delay_s) == written
+    link = read_network(written)
+    if 1e3 < bytes_per_s < 1e13:
+        assert link.bytes_per_s == pytest.approx(bytes_per_s, rel=0.005)
+        assert link.latency_s == pytest.approx(delay_s + 1e-4, rel=0.005)

@@ -33,7 +33,8 @@ from webapp.clock import iso
 from webapp.http.auth import owner_of
 from webapp.http.idempotency import idempotent, remember
 from webapp.http.paging import page_of
-from webapp.jobs.fleet import machine_document
+from webapp.jobs.fleet import machine_document, machine_links
+from webapp.jobs.links.probing import ask_for_links
 from webapp.jobs.specs.training import find_visible
 from webapp.planning.offers import program_version
 from webapp.planning.reach import ask_for_needs, reach_document
@@ -258,11 +259,20 @@ def list_machines(request: HttpRequest, cursor: str = "", page_size: str = "") -
 
 @router.get("/machines/{machine_id}", response=dict[str, Any], tags=["machines"])
 def get_machine(request: HttpRequest, machine_id: str) -> dict[str, Any]:
-    """One machine, with who holds its device now (``memory``) and how its latest runs were predicted (``accuracy``).
+    """One machine, with who holds its device now (``memory``), the network to each other machine as it was measured (``links``),
+    and how its latest runs were predicted (``accuracy``).
 
     Of jobs that are not yours there are bytes and no names.
     """
     return machine_document(request.user, _one(machines_visible_to(request.user), machine_id))
+
+
+@router.post("/machines/{machine_id}/links", response=dict[str, Any], tags=["machines"])
+def measure_links(request: HttpRequest, machine_id: str) -> dict[str, Any]:
+    """Have the network to each other machine measured again, as soon as no job is on either; ``links`` as they are now."""
+    machine = _one(machines_visible_to(request.user), machine_id)
+    ask_for_links(machine)
+    return {"links": machine_links(machine)}
 
 
 def _one(rows: QuerySet[R], key: str) -> R:

@@ -3,11 +3,13 @@
 Their workers share HEADROOM_HOME, and reach each other by the interface that HEADROOM_RANK_INTERFACE names on each.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.db.models import QuerySet
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 
 from optimizer.base.errors import InvalidInput
 from optimizer.base.shown import shown_value
@@ -16,9 +18,12 @@ from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.hardware.peers import read_network
 from webapp.catalog.models import Machine
 from webapp.catalog.queries import machines_visible_to
+from webapp.clock import iso
+from webapp.jobs.links.known import Network, age_of, compare_links, network_between
 
 MACHINES = "machines"
 LINK = "link"
+MEASURED_AT = "link_measured_at"
 _NEED = "the names of 2 or more machines"
 _LINK_NEED = "the network's rate and delay, such as 1Gbit,1ms"
 
@@ -30,7 +35,11 @@ class Joining:
     rows: tuple[Machine, ...]
     """In the order in which they were named."""
     link: str
-    """Rate and delay of the network between any two of them, as it was written."""
+    """Rate and delay of the network between any two of them, as it was stated or measured."""
+    measured_at: str = ""
+    """When the link was measured, where it was; empty where a person stated it."""
+    remarks: tuple[str, ...] = field(default=(), compare=False)
+    """Sentences on which link was taken, and where a stated one differs much from what was measured."""
 
     @property
     def machine(self) -> MachineSpec:
@@ -40,24 +49,27 @@ class Joining:
 
     def to_json(self) -> dict[str, Any]:
         """The part of a normalized spec."""
-        return {MACHINES: [row.name for row in self.rows], LINK: self.link}
+        measured = {MEASURED_AT: self.measured_at} if self.measured_at else {}
+        return {MACHINES: [row.name for row in self.rows], LINK: self.link, **measured}
 
     @property
     def num_devices(self) -> int:
         return self.machine.total_devices
 
 
-def read_joining(user: Any, *, names: Any, link: Any) -> Joining | None:
-    """names, link: a spec's ``machines`` and ``link``, as they were sent. None where both are missing.
+def read_joining(user: Any, document: Mapping[str, Any]) -> Joining | None:
+    """document: a spec with ``machines`` and perhaps ``link``, as it was sent. None where it has neither.
 
-    Raises InvalidInput for names that are not there, the same name twice, a link that is none, machines with other versions of
-    torch, and what ``join_machines`` refuses.
+    A link that is left out is the measured one. Raises InvalidInput for names that are not there, the same name twice, a link
+    that is none or that nobody knows, machines that were found not to reach each other, machines with other versions of torch,
+    and what ``join_machines`` refuses.
     """
+    names, link = document.get(MACHINES), document.get(LINK)
     if names is None and link is None:
         return None
     if not isinstance(names, list | tuple) or len(names) < 2 or not all(isinstance(name, str) for name in names):
         raise _refused(MACHINES, names, f"{MACHINES} is {names!r:.80}; allowed: {_NEED}", allowed=_NEED)
-    joining = Joining(rows=_find_machines(user, names), link=_read_link(link, names))
+    joining = _with_link(_find_machines(user, names), link, measured_at=document.get(MEASURED_AT))
     _check_versions(joining.rows)
     _ = joining.machine  # refuses what cannot be joined
     return joining
@@ -87,10 +99,46 @@ def _known(visible: "QuerySet[Machine]", names: Sequence[str]) -> tuple[Machine,
     return tuple(known[name] for name in names)
 
 
-def _read_link(link: Any, names: Sequence[str]) -> str:
+def _with_link(rows: tuple[Machine, ...], link: Any, *, measured_at: Any) -> Joining:
+    """measured_at: of a spec that was read before, whose link was measured then."""
+    network = network_between(rows)
+    if network.unreached:
+        raise _refused(
+            MACHINES,
+            [row.name for row in rows],
+            f"{'; '.join(network.unreached)}. A machine's page measures its links again",
+            allowed="machines that reach each other",
+        )
+    if link is None and network.measured_at is not None:
+        found = f"{network.link}, as their workers measured it {age_of(network.measured_at, now=timezone.now())}"
+        remark = f"the network between the machines is taken as {found}"
+        return Joining(rows=rows, link=network.link, measured_at=iso(network.measured_at) or "", remarks=(remark,))
+    stated = _read_link(link, network)
+    return Joining(rows=rows, link=stated, measured_at=_read_moment(measured_at), remarks=_differences(stated, network))
+
+
+def _differences(stated: str, network: Network) -> tuple[str, ...]:
+    if network.measured_at is None or not (differs := compare_links(stated, network.link)):
+        return ()
+    measured = f"the {network.link} that was measured {age_of(network.measured_at, now=timezone.now())}"
+    return (f"the stated link {stated} differs much from {measured}: {differs}; leave it out to use what was measured",)
+
+
+def _read_moment(text: Any) -> str:
+    try:
+        found = parse_datetime(text) if isinstance(text, str) else None
+    except ValueError:
+        return ""
+    return iso(found) or "" if found is not None and found.tzinfo is not None else ""
+
+
+def _read_link(link: Any, network: Network) -> str:
     if not isinstance(link, str):
         given = "no link is given" if link is None else f"{LINK} is {link!r:.80}"
-        message = f"{given}, and nothing says how {' and '.join(names)} reach each other; give {_LINK_NEED}"
+        pairs = ", ".join(network.unknown)
+        unknown = f"nothing has measured yet how {pairs} reach each other, which their workers do once both are idle"
+        known = f"leave it out to take what was measured, {network.link}" if network.link else unknown
+        message = f"{given}, and {known}; or give {_LINK_NEED}"
         raise _refused(LINK, link, message, allowed=_LINK_NEED)
     try:
         read_network(link)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 SPEC_FIELDS = (
     *("name", "model", "dataset", "recipe", "workload", "goal", "plan", "kind"),
-    *("resume_from", "mirrors", "machines", "link"),
+    *("resume_from", "mirrors", "machines", "link", "link_measured_at"),
 )
 _MAX_NAME_CHARACTERS = 200
 _KIND_WORDS = {"messages": "conversations", "prompt_completion": "prompts with completions"}
@@ -125,7 +125,7 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     goal = read_goal(_over(for_goal, document.get("goal")))
     check_against_model(workload, model)
     check_compiled_pin(goal.pins, model_type=model.model_type)
-    joining = read_joining(user, names=document.get("machines"), link=document.get("link"))
+    joining = read_joining(user, document)
     if joining is not None:
         goal = _over_all(goal, document["goal"], num_devices=joining.num_devices)
         check_devices(workload, goal, most=joining.num_devices)

@@ -134,7 +134,7 @@ class JobForm(PinnedForm):
     )
     link = forms.CharField(
         label="Network between them",
-        help_text="its rate and delay, such as 1Gbit,1ms",
+        help_text="its rate and delay, such as 1Gbit,1ms; empty: as their workers measured it",
         max_length=80,
         required=False,
     )

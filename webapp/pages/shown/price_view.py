@@ -98,6 +98,8 @@ class Pricing:
     """The page asks again by itself, since a machine that registers gives the answer."""
     awaits_compiled: bool = False
     """The same, since compiled blocks that are being traced may make a better plan."""
+    remarks: tuple[str, ...] = ()
+    """Sentences on the network between machines that share the job."""
     suggestions: tuple[Suggestion, ...] = ()
     """Levers of the largest parts, or what would fit instead."""
 
@@ -328,6 +330,7 @@ def _answered(answer: PlanAnswer, *, budget_bytes: int, selected: str) -> Pricin
             usable_bytes=limits.fits_bytes,
             best=rows[0],
             awaits_compiled=answer.awaits_compiled,
+            remarks=answer.remarks,
         ),
         rows,
     )

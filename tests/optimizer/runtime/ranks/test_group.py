@@ -93,7 +93,7 @@ def test_a_rank_on_the_loopback_says_that_it_cannot_reach_another_computer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computers = iter(["one", "two"])
-    monkeypatch.setattr(group, "_read_boot_id", lambda: next(computers))
+    monkeypatch.setattr(group, "read_boot_id", lambda: next(computers))
 
     def meet(rank: int) -> str:
         place = RankPlace(rank=rank, num_ranks=2, folder=tmp_path, timeout_s=20)

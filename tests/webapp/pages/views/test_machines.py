@@ -8,13 +8,15 @@ from django.test import Client
 from django.utils import timezone
 
 from optimizer.hardware.machine import PROBE_DISTURBED_FACT
+from tests.webapp.conftest import make_bench
 from tests.webapp.pages import rows
 from webapp.attempts.outcome import finish_attempt
-from webapp.catalog.models import Machine
+from webapp.catalog.models import Link, Machine
 from webapp.jobs.actions import record_samples
 from webapp.jobs.fleet import Within
+from webapp.jobs.links.probing import ask_for_links, record_failure, record_measured
 from webapp.jobs.models import Job, Member
-from webapp.pages.shown.device_bar import within_words
+from webapp.pages.shown.machines.device_bar import within_words
 
 pytestmark = pytest.mark.django_db
 
@@ -127,3 +129,25 @@ def test_a_run_over_several_machines_says_nothing_of_the_one_that_led_it(browser
     assert browser.get(f"/api/v1/machines/{machine.pk}").json()["accuracy"]["runs"]
     Member.objects.create(attempt=job.attempts.get(), machine_name="office", ranks=[1], devices=[0], device_bytes=[1])
     assert browser.get(f"/api/v1/machines/{machine.pk}").json()["accuracy"] == {"peak": None, "step": None, "runs": []}
+
+
+def test_the_page_shows_the_network_to_each_other_machine_and_measures_it_again(browser: Client) -> None:
+    here, there = rows.make_machine(), make_bench("office")
+    path = f"/machines/{here.pk}/"
+    assert "No other machine has registered yet" in text_of(browser, path)
+    ask_for_links(here)
+    assert "not known yet" in text_of(browser, path)
+    record_measured(Link.objects.get(), round_trip_s=0.002, bytes_per_s_by_size=((65536, 5e7), (16777216, 1e9 / 8 * 1448 / 1514)))
+    text = text_of(browser, path)
+    assert "1Gbit,1ms" in text
+    assert "50 MB/s" in text
+    assert "due; measured once" not in text
+    assert f"{there.name}: 1Gbit,1ms (measured" in text_of(browser, "/machines/")
+    assert browser.post(f"{path}links/").status_code == 302
+    assert "due; measured once both machines are idle" in text_of(browser, path)
+    (link,) = browser.get(f"/api/v1/machines/{here.pk}").json()["links"]
+    assert (link["machine"], link["link"], link["is_due"]) == (there.name, "1Gbit,1ms", True)
+    record_failure(Link.objects.get(), "office cannot reach home at 10.0.0.2, port 40000: no answer within 5 s")
+    text = text_of(browser, path)
+    assert "office cannot reach home at 10.0.0.2, port 40000: no answer within 5 s." in text
+    assert "not reached" in text_of(browser, "/machines/")

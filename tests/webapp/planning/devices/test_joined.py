@@ -124,7 +124,10 @@ def test_after_memory_ran_out_on_one_machine_the_next_plan_is_over_both_as_well(
         ({"machines": ["home", "home"]}, "machines names 'home' twice; allowed: each machine once"),
         ({"machines": ["home", "attic"]}, "machine 'attic' is not there; those that are: home, office"),
         ({"machines": ["home", "cards"]}, "machine 'cards' is not there; those that are: home, office"),
-        ({"link": None}, "nothing says how home and office reach each other; give the network's rate and delay, such as 1Gbit"),
+        (
+            {"link": None},
+            "are idle; or give the network's rate and delay, such as 1Gbit,1ms",
+        ),
         ({"link": "fast"}, "link 'fast' is no network's; allowed: a rate and a delay such as 200Mbit,20ms"),
         ({"machines": None}, "machines is None; allowed: the names of 2 or more machines"),
     ],

@@ -22,7 +22,7 @@ from webapp.jobs.devices.named import NAMED, read_needs
 from webapp.jobs.models import Reason
 from webapp.jobs.specs.generation import read_job_spec
 from webapp.jobs.specs.training import JobSpec
-from webapp.pages.shown.device_bar import devices_words
+from webapp.pages.shown.machines.device_bar import devices_words
 from webapp.planning.pricing import LargestFit, find_largest_fit, price_spec
 from webapp.planning.search.resolve import Waiting, place_of, resolve
 from webapp.planning.search.training import asked_by_training, problem_of
