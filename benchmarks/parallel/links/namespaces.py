@@ -88,6 +88,8 @@ def joined_namespaces(num_ranks: int, profile: LinkProfile) -> Iterator[Namespac
             assert relay.stdin is not None
             relay.stdin.close()
             relay.wait(timeout=10)
+            if relay.stdout is not None:
+                relay.stdout.close()
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
         subprocess.run(["ip", "link", "del", f"{stem}b"], capture_output=True, check=False)

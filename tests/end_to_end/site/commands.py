@@ -11,6 +11,7 @@ from django.contrib.auth.models import User
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection
 
+from optimizer.base.errors import HeadroomError
 from optimizer.models.spec import read_model_spec
 from webapp.accounts.models import Scope
 from webapp.accounts.tokens import create_token
@@ -119,6 +120,15 @@ def submit_planned(
     user, _ = User.objects.get_or_create(username="planner")
     spec = {"model": model, "dataset": dataset, "workload": workload, "goal": goal, **fields}
     return submit_job(user, spec=spec, when_ready=when_ready, actor="user:planner").pk
+
+
+def refusal_of(**asked: Any) -> str:
+    """The words with which a submission is refused; empty where it is taken."""
+    try:
+        submit_planned(**asked)
+    except HeadroomError as error:
+        return error.message
+    return ""
 
 
 def plan_of(job: str) -> dict[str, Any]:

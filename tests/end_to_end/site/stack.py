@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -92,9 +92,10 @@ class Stack:
         self._start("valkey", [str(get_binary_path()), *options])
         wait_for(socket.exists, what="Valkey's socket")
 
-    def start_worker(self, name: str = "worker", **environment: str) -> None:
-        """environment: variables of this worker's own."""
-        self._spawn(name, *CELERY.format(app=self.worker_app).split(), environment=environment)
+    def start_worker(self, name: str = "worker", *, prefix: Sequence[str] = (), **environment: str) -> None:
+        """prefix: words before its command. environment: variables of this worker's own."""
+        command = [*prefix, sys.executable, *CELERY.format(app=self.worker_app).split()]
+        self._start(name, command, environment=environment)
 
     def start_reconciler(self, name: str = "reconciler") -> None:
         self._spawn(name, "-m", "worker.reconciler")
