@@ -44,6 +44,10 @@ class LinkFailed(Exception):
     """The other side was not reached, or the probe did not come to its end; the message says why, in a few words."""
 
 
+class LinkBroke(LinkFailed):
+    """The other side was there and went away, as when its worker ends: nothing is known of the link."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """A link as it was found."""
@@ -91,7 +95,10 @@ def answer(listener: socket.socket, token: str, *, limit_s: float = LIMIT_S, sho
 
 
 def measure(address: str, port: int, token: str, *, source: str, limit_s: float = LIMIT_S) -> Measured:
-    """Measure the link to who listens there. source: this side's own address, by which it goes out. Raises LinkFailed."""
+    """Measure the link to who listens there. source: this side's own address, by which it goes out.
+
+    Raises LinkFailed, and LinkBroke where the connection was lost after both had proved themselves.
+    """
     deadline_s = time.monotonic() + limit_s
     try:
         connection = socket.create_connection((address, port), timeout=CONNECT_S, source_address=(source, 0))
@@ -101,14 +108,17 @@ def measure(address: str, port: int, token: str, *, source: str, limit_s: float 
         raise LinkFailed((error.strerror or str(error)).lower()) from error
     with connection:
         wire = _Wire(connection, deadline_s=deadline_s)
+        is_known = False
         try:
             _greet(wire, token)
+            is_known = True
             found = _measure(wire)
             wire.send(_COMMAND.pack(_END, 0))
         except TimeoutError as error:
             raise LinkFailed(f"the probe took longer than {limit_s:.0f} s, {wire.num_bytes:,} bytes had crossed") from error
-        except OSError as error:
-            raise LinkFailed(f"the connection broke: {(error.strerror or str(error)).lower()}") from error
+        except (OSError, LinkFailed) as error:
+            words = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+            raise (LinkBroke if is_known else LinkFailed)(words) from error
     return found
 
 

@@ -30,7 +30,7 @@ from webapp.jobs.links.probing import (
     record_measured,
 )
 from worker.config import WorkerConfig
-from worker.links.exchange import LinkFailed, answer, measure, open_listener
+from worker.links.exchange import LinkBroke, LinkFailed, answer, measure, open_listener
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +103,8 @@ class Links:
             found = measure(offer["address"], offer["port"], offer["token"], source=address_of(interface))
         except InvalidInput as error:
             record_failure(link, f"{link.connector.name} cannot reach {link.listener.name}: {error.message}")
+        except LinkBroke:
+            close_offer(link)
         except LinkFailed as error:
             record_failure(link, _unreached(link, offer, interface=interface, reason=str(error)))
         else:

@@ -10,7 +10,8 @@ import pytest
 
 from optimizer.base.units import KIB, MIB
 from tests.worker.links.slow_relay import slow_relay
-from worker.links.exchange import LinkFailed, answer, measure, open_listener
+from worker.links import exchange
+from worker.links.exchange import LinkBroke, LinkFailed, answer, measure, open_listener
 
 TOKEN = "of this probe"
 HERE = "127.0.0.1"
@@ -93,8 +94,6 @@ def test_a_listener_ends_when_its_time_is_over_and_after_a_few_strangers() -> No
 
 
 def test_a_size_that_was_not_agreed_on_ends_the_connection() -> None:
-    from worker.links import exchange
-
     with listening() as there, socket.create_connection(there.address) as known:
         wire = exchange._Wire(known, deadline_s=time.monotonic() + 5)
         exchange._greet(wire, TOKEN)
@@ -115,6 +114,19 @@ def test_what_cannot_be_reached_and_what_is_too_slow_is_said_in_words() -> None:
         pytest.raises(LinkFailed, match=r"the probe took longer than 2 s, [\d,]+ bytes had crossed"),
     ):
         measure(*relay, TOKEN, source=HERE, limit_s=2)
+
+
+def test_a_side_that_goes_away_leaves_the_link_unknown() -> None:
+    with socket.create_server((HERE, 0)) as listener:
+
+        def end_early() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                exchange._is_known(exchange._Wire(connection, deadline_s=time.monotonic() + 5), TOKEN)
+
+        threading.Thread(target=end_early, daemon=True).start()
+        with pytest.raises(LinkBroke):
+            measure(HERE, listener.getsockname()[1], TOKEN, source=HERE)
 
 
 def test_another_service_at_the_port_is_no_listener() -> None:

@@ -11,7 +11,7 @@ from webapp.catalog.models import Link
 from webapp.jobs.links.probing import open_offer
 from worker.config import WorkerConfig
 from worker.links import serving
-from worker.links.exchange import answer, open_listener
+from worker.links.exchange import LinkBroke, answer, open_listener
 from worker.links.serving import Links
 
 pytestmark = pytest.mark.django_db
@@ -105,6 +105,18 @@ def test_what_was_measured_beside_a_job_is_thrown_away(link: Link, links: Links,
     monkeypatch.setattr(serving, "is_idle", lambda *_: False)
     probe(link, links)
     assert (link.measured_at, link.checked_at, link.offer) == (None, None, None)
+    assert link.asked_at is not None
+
+
+def test_a_probe_that_broke_off_says_nothing_and_stays_due(link: Link, links: Links, monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_off(*_: Any, **__: Any) -> None:
+        raise LinkBroke("the other side closed the connection")
+
+    monkeypatch.setattr(serving, "measure", break_off)
+    offer_at(link, closed_port())
+    links.turn(link.connector)
+    link.refresh_from_db()
+    assert (link.failure, link.checked_at, link.offer) == ("", None, None)
     assert link.asked_at is not None
 
 
