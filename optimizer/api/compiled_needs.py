@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from itertools import product
-from typing import Final
+from typing import Final, NamedTuple
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.plan.activations import NOT_COMPILED
@@ -71,18 +71,32 @@ def check_compiled_pin(pins: Pins, *, model_type: str) -> None:
             f"{_PIN} is compiled; blocks of type {model_type} cannot be compiled: {REFUSED_TYPES[model_type]}",
             hint="Run blocks op by op: kernels.blocks=memory_saving, or leave the pin out.",
         )
+    conflict = find_compiled_conflict(pins)
+    if conflict is not None:
+        raise _refused(
+            f"{_PIN} is compiled, and goal.pins.{conflict.path} is {conflict.value}, which {conflict.why}",
+            hint=f"Leave out one of the two pins; compiled blocks go with {_ALLOWED[conflict.path]}.",
+        )
+
+
+class CompiledConflict(NamedTuple):
+    """A pin that does not go with compiled blocks."""
+
+    path: str
+    value: str
+    why: str
+    """The rest of a sentence that begins with the two others."""
+
+
+def find_compiled_conflict(pins: Pins) -> CompiledConflict | None:
+    """The first of the other pins that does not go with compiled blocks."""
     selective = next((choice for choice in NOT_COMPILED if choice in (pins.activations.per_block or ())), None)
     beside = (
-        (selective, "activations.per_block", "keeps some of a block's results, and a compiled block is one op"),
-        ("nf4" if pins.weights.frozen == "nf4" else None, "weights.frozen", "a library unpacks, out of the compiler's sight"),
-        (_devices_pinned(pins), "layout", "several devices do not carry out"),
+        ("activations.per_block", selective, "keeps some of a block's results, and a compiled block is one op"),
+        ("weights.frozen", "nf4" if pins.weights.frozen == "nf4" else None, "a library unpacks, out of the compiler's sight"),
+        ("layout", _devices_pinned(pins), "several devices do not carry out"),
     )
-    for value, path, why in beside:
-        if value is not None:
-            raise _refused(
-                f"{_PIN} is compiled, and goal.pins.{path} is {value}, which {why}",
-                hint=f"Leave out one of the two pins; compiled blocks go with {_ALLOWED[path]}.",
-            )
+    return next((CompiledConflict(path, value, why) for path, value, why in beside if value is not None), None)
 
 
 def _refused(message: str, *, hint: str) -> InvalidPlan:

@@ -115,6 +115,16 @@ def test_a_model_or_a_machine_that_cannot_is_named_without_tracing(
     found = try_compiled(long, refuse, profile=falcon, goal=GOAL, machine=machine)
     assert last_sentence(found).startswith("blocks are not compiled: blocks of type falcon cannot be: the code")
     assert found.result.chosen == long.result.chosen
+    selective = replace(GOAL, pins=read_pins(["activations.per_block=selective"]))
+    found = try_compiled(long, refuse, profile=profile, goal=selective, machine=machine)
+    assert last_sentence(found).startswith("blocks are not compiled: activations.per_block is selective, which keeps some of")
+    chosen = long.result.chosen
+    packed = replace(chosen, plan=replace(chosen.plan, weights=replace(chosen.plan.weights, frozen="nf4")))
+    of_packed = replace(long, result=replace(long.result, chosen=packed))
+    found = try_compiled(of_packed, refuse, profile=profile, goal=GOAL, machine=machine)
+    assert last_sentence(found) == (
+        "blocks are not compiled: weights.frozen is nf4, which a library unpacks, out of the compiler's sight"
+    )
 
 
 def test_a_machine_is_known_to_compile_where_its_probe_says_so_or_it_is_a_card_of_the_table(machine: Machine) -> None:
