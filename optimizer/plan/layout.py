@@ -13,6 +13,11 @@ has nobody to send them to; where every rank updates them, each has its own.
 Or the model is cut (``stages.py``): each rank has some neighbouring blocks and all that belongs to them, and a step's
 micro-batches go through all ranks, one after the other. Then every rank sees the whole batch, and on unequal devices ``ranks``
 says on which kind each stage runs; what its blocks do with activations is what the plan says of these blocks.
+
+Or ranks exchange no gradients at all: each takes ``sync_every`` steps alone, with an optimizer of its own on its own share of
+each step, and then all of them go on from what their differences make of the weights that they had in common (Douillard et al.,
+DiLoCo: Distributed Low-Communication Training of Language Models, 2023, algorithm 1). That is another training, not the same
+one with another order of sums, so it is used only where losses of quality are allowed.
 """
 
 from collections.abc import Sequence
@@ -26,6 +31,11 @@ from optimizer.plan.knob import Condition, Face, Knob, TechniqueDeclaration, Use
 from optimizer.plan.stages import PipelineSchedule, StageOfModel, list_stages
 
 DataParallel = Literal["replicated", "zero1", "zero2", "zero3"]
+SyncFormat = Literal["fp32", "bf16", "int8"]
+"""Numbers in which differences of weights cross between ranks; int8 with a scale for every 256 of them."""
+MAX_SYNC_EVERY: Final = 10_000
+MAX_INT8_RANKS: Final = 8
+"""Most ranks whose whole numbers can be added up in 8 bits: each has a part of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +95,11 @@ class DeviceLayout:
     schedule: PipelineSchedule = "1f1b"
     """Order of forward and backward of a cut model's micro-batches: 1f1b begins backward as early as it can, so that few are
     under way at once."""
+    sync_every: int = 1
+    """Steps that each rank takes alone between two synchronizations, 1 to 10,000; with 1 ranks share every step. More only where
+    every rank has the whole model and all of its state (``replicated``)."""
+    sync_format: SyncFormat = "fp32"
+    """Number format of the differences that are sent; of no effect where ranks share every step."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_devices <= MAX_DEVICES:
@@ -112,6 +127,36 @@ class DeviceLayout:
             share.check(rank)
         if self.stage_blocks:
             self._check_cut()
+        self._check_local_steps()
+
+    def _check_local_steps(self) -> None:
+        if not 1 <= self.sync_every <= MAX_SYNC_EVERY:
+            raise InvalidPlan(
+                f"plan.layout.sync_every is {self.sync_every}; allowed: 1 to {MAX_SYNC_EVERY}",
+                field="plan.layout.sync_every",
+                value=self.sync_every,
+                allowed={"minimum": 1, "maximum": MAX_SYNC_EVERY},
+            )
+        if not self.steps_alone:
+            return
+        for name, is_broken, value, why in (
+            ("num_devices", self.num_devices == 1, self.num_devices, "steps between synchronizations of several devices: use 1"),
+            ("data", self.shares_state, self.data, "steps with all of the state on every device: use replicated"),
+            ("stage_blocks", self.is_cut, ", ".join(map(str, self.stage_blocks)), "steps of a whole model: leave it out"),
+            (
+                "sync_format",
+                self.sync_format == "int8" and self.num_devices > MAX_INT8_RANKS,
+                "int8",
+                f"steps of {self.num_devices} devices; at most {MAX_INT8_RANKS} add up in 8 bits: use bf16",
+            ),
+        ):
+            if is_broken:
+                raise InvalidPlan(
+                    f"plan.layout.{name} is {value}; plan.layout.sync_every is {self.sync_every}, {why}",
+                    field=f"plan.layout.{name}",
+                    value=value,
+                    allowed=why,
+                )
 
     def _check_cut(self) -> None:
         shown = ", ".join(map(str, self.stage_blocks))
@@ -175,6 +220,11 @@ class DeviceLayout:
         """True if each weight of a block is on one rank alone between uses."""
         return self.data == "zero3"
 
+    @property
+    def steps_alone(self) -> bool:
+        """True if ranks take several steps without each other between synchronizations."""
+        return self.sync_every > 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutPins:
@@ -184,6 +234,8 @@ class LayoutPins:
     data: DataParallel | None = None
     stage_blocks: tuple[int, ...] | None = None
     schedule: PipelineSchedule | None = None
+    sync_every: int | None = None
+    sync_format: SyncFormat | None = None
 
 
 def check_depth(stage_blocks: Sequence[int], num_blocks: int) -> None:
@@ -241,9 +293,18 @@ TECHNIQUES: Final = (
         label="cut the model over devices",
         sentence="Holds some of the blocks on each device, with all that belongs to them; hidden states go from one to the next, "
         "and several micro-batches keep all of them at work.",
-        group="Several devices",
+        group=_GROUP,
         searches=("training", "generation"),
         lowers=("weights", "gradients", "optimizer_state", "activations"),
+        num_devices=2,
+    ),
+    TechniqueDeclaration(
+        name="local_steps",
+        label="synchronize every few steps (DiLoCo)",
+        sentence="Lets each device take several steps alone and then brings their weights together by the differences, so that "
+        "a slow link is used seldom; another training than one with every gradient summed.",
+        group=_GROUP,
+        loss="any",
         num_devices=2,
     ),
 )
@@ -288,5 +349,20 @@ KNOBS: Final = (
         matters_where=(Condition(path="layout.stage_blocks", holds=differs(())),),
         num_devices=2,
         training=Face(label="Order of micro-batches", help="of a model that is cut over devices"),
+    ),
+    Knob(
+        path="layout.sync_every",
+        plain=1,
+        uses=(Use(technique="local_steps", asks=exceeds(1)),),
+        num_devices=2,
+        training=Face(label="Steps between synchronizations", help="1 shares every step; more is another training (DiLoCo)"),
+    ),
+    Knob(
+        path="layout.sync_format",
+        plain="fp32",
+        words={"fp32": "32 bits", "bf16": "16 bits (bf16)", "int8": "8 bits (int8)"},
+        matters_where=(Condition(path="layout.sync_every", holds=exceeds(1)),),
+        num_devices=2,
+        training=Face(label="Differences sent in", help="where devices synchronize every few steps"),
     ),
 )

@@ -285,6 +285,7 @@ class Plan:
                 "sends blocks to all devices at once, but devices that decide for themselves may be elsewhere: use zero2",
             ),
             *(self._cut_rules(workload) if self.layout.is_cut else ()),
+            *(self._local_rules(workload) if self.layout.steps_alone else ()),
             *(self._compiled_rules() if self.kernels.blocks == "compiled" else ()),
             *(self._sparse_rules() if has_sparse_gradients else ()),
         )
@@ -306,6 +307,8 @@ class Plan:
     @property
     def _sums_at_other_times(self) -> bool:
         """True if ranks would sum gradients after each micro-batch and some have more of them than others."""
+        if self.layout.steps_alone:
+            return False
         sums_each = self.layout.reduces_each_micro_batch or self.gradients.choice != "keep"
         return sums_each and len(self._step_counts) > 1
 
@@ -355,6 +358,21 @@ class Plan:
                 self.gradients.choice,
                 "is not carried out where the model is cut (each device has those of its own blocks alone): use keep",
             ),
+        )
+
+    def _local_rules(self, workload: TrainingWorkload) -> tuple[tuple[bool, str, object, str], ...]:
+        """Rules against decisions that steps between synchronizations do not support."""
+        every, trains_all = self.layout.sync_every, workload.adapter is None
+        kept = f"is read whole when ranks synchronize (every {every} steps): use the device or the host"
+        return (
+            (
+                self.weights.scales_loss,
+                "weights.dtype",
+                "fp16",
+                f"scales the loss by what overflowed, on each rank by itself for {every} steps: use bf16 or fp32",
+            ),
+            (self.optimizer_state.place in ("disk", "remote"), "optimizer_state.place", self.optimizer_state.place, kept),
+            (trains_all and self.weights.place in ("disk", "remote"), "weights.place", self.weights.place, kept),
         )
 
     def _compiled_rules(self) -> tuple[tuple[bool, str, object, str], ...]:

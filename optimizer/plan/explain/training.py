@@ -198,12 +198,18 @@ def _layout_sentences(plan: Plan, prediction: Costs) -> Iterator[str]:
         stages = "; ".join(f"rank {stage.index} has {stage.words}" for stage in layout.stages)
         yield f"the model is cut over {layout.num_devices} devices: {stages}"
         yield _ORDERS[layout.schedule]
+    elif layout.steps_alone:
+        yield (
+            f"{layout.num_devices} devices take a part of the batch each and train alone for {layout.sync_every} steps; then "
+            f"their weights are brought together by the differences, sent in {layout.sync_format} (DiLoCo)"
+        )
     elif layout.num_devices > 1:
         yield f"{layout.num_devices} devices take a part of the batch each; {_SHARED_OUT[layout.data]}"
     if layout.num_devices > 1:
         sent, waits_ms = format_bytes(prediction.network_bytes), prediction.exposed_ms.get("network", 0.0)
         waits = f"compute waits {waits_ms:.1f} ms for it" if waits_ms >= _HIDDEN_MS else "it hides behind compute"
-        yield f"each device sends {sent} to the others in a step; {waits}"
+        on_average = " on average" * layout.steps_alone
+        yield f"each device sends {sent} to the others in a step{on_average}; {waits}"
 
 
 def _blocks_sentences(plan: Plan, prediction: Costs, worth: _Worth) -> Iterator[str]:
@@ -311,6 +317,11 @@ def _precision_sentences(plan: Plan, worth: _Worth) -> list[str]:
         gain = worth.found("8bit_optimizer")
         opening = f"8-bit optimizer state {gain}" if gain else "the optimizer's moments take 8 bits an element"
         sentences.append(f"{opening}; results differ slightly")
+    if plan.layout.steps_alone:
+        sentences.append(
+            f"gradients are not summed: {plan.layout.sync_every} steps alone are another training than {plan.layout.sync_every} "
+            "steps together, and its loss may be higher; set layout.sync_every to 1 for the same numbers as on one device"
+        )
     sentences += _declared_sentences(plan, worth, is_lossy=True)
     is_lossy = sentences or not plan.is_lossless
     return sentences if is_lossy else ["the numbers are those of plain fp32 training"]

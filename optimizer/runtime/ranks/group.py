@@ -238,6 +238,19 @@ class Ranks:
         if tensor.numel():
             self._wait(self._host.broadcast([_as_bytes(tensor)], options), "a tensor of another rank", timeout_s=PATIENCE_S)
 
+    def all_reduce_on_host_(self, tensor: torch.Tensor, *, largest: bool = False, num_steps: int = 1) -> None:
+        """Make a contiguous tensor on the host the sum over the ranks, or the largest of them, the same bits on each.
+
+        num_steps: that ranks took without each other, each of which may be as late as one may be.
+        """
+        options = _dist.AllreduceOptions()
+        options.reduceOp = _dist.ReduceOp.MAX if largest else _dist.ReduceOp.SUM
+        options.timeout = timedelta(seconds=self.timeout_s * num_steps)
+        if tensor.numel():
+            self.num_bytes += tensor.nbytes
+            work = self._host.allreduce([_lend(tensor.detach())], options)
+            self._wait(work, "the others to synchronize", timeout_s=self.timeout_s * num_steps)
+
     def send(self, tensor: torch.Tensor, *, to: int) -> None:
         """A contiguous tensor on the host, to a rank that waits in ``receive``."""
         if tensor.numel():

@@ -11,7 +11,8 @@ own; whatever reads weights outside of a forward waits for all.
 One rank of several (``runtime/ranks/``) does the same with its share of the micro-batches: gradients are summed over the ranks as
 they are complete, loss and norm are those of all, and where state is shared new weights come from the tensors' owners, or are
 read where the owners have written them, in the one home on the host that all ranks have. Where the model is cut each has all
-micro-batches, and its own blocks.
+micro-batches, and its own blocks. Where ranks take steps alone (``runtime/ranks/outer_step.py``), a step is one device's, of this
+rank's share, with its own loss and norm; every ``sync_every`` of them the weights are brought together at its end.
 """
 
 import math
@@ -37,6 +38,7 @@ from optimizer.runtime.layers.memory_saving_layers import use_memory_saving_laye
 from optimizer.runtime.meter.meter import Meter, count_allocations, mark_phase, set_region
 from optimizer.runtime.ranks.dealt_weights import DealtWeights
 from optimizer.runtime.ranks.group import Ranks
+from optimizer.runtime.ranks.outer_step import OuterStep
 from optimizer.runtime.ranks.pipeline.keepers import StageWeights
 from optimizer.runtime.ranks.pipeline.stage import PipelineStage
 from optimizer.runtime.ranks.reduction import GradientReducer
@@ -45,6 +47,7 @@ from optimizer.runtime.ranks.shared_step import SharedStep
 from optimizer.runtime.step.activations import apply_activations
 from optimizer.runtime.step.forward import HEAD_BACKWARD, Forward
 from optimizer.runtime.step.gradients import ConsumedGradients, Gradients, HostGradients
+from optimizer.runtime.step.host_update import MASTER
 from optimizer.runtime.step.micro_batch import MicroBatch, count_labels, shares_of_labels
 from optimizer.runtime.step.optimizer_state import Optimizer
 from optimizer.runtime.step.precision import Precision
@@ -63,7 +66,7 @@ class StepResult:
     """The record of one optimizer step."""
 
     loss: float
-    """Mean over the step's tokens."""
+    """Mean over the step's tokens; of this rank's alone where ranks take steps alone, as the norm is."""
     grad_norm: float
     """Global norm before clipping."""
     step_ms: float
@@ -123,7 +126,12 @@ class Trainer:
         self.precision = Precision(plan.weights, device=device)
         self.ranks = ranks
         self._shared: SharedStep | None = None
+        """The steps with others; None where this rank takes them alone."""
+        self._evaluated: SharedStep | None = None
+        """The evaluations with others."""
         self._reducer: GradientReducer | None = None
+        self.outer: OuterStep | None = None
+        """The synchronizations of ranks that take steps alone."""
         self.preference = Preference(workload, keeps_rewards=not is_trace) if workload.has_pairs else None
         self.tiers = Tiers(device=device, meter=meter, scratch=scratch)
         self.forward = Forward(
@@ -181,7 +189,7 @@ class Trainer:
             self._handles += self.meter.watch_gradients(named.values())
             self._handles += self.meter.watch_blocks(blocks)
         if self.ranks is not None:
-            self._shared = SharedStep(
+            self._evaluated = SharedStep(
                 self.ranks,
                 named=named,
                 plan=plan,
@@ -189,6 +197,7 @@ class Trainer:
                 dealt=self.weights.dealt_names,
                 owners=self.weights.owners if self._pipeline is not None else None,
             )
+            self._shared = None if plan.layout.steps_alone else self._evaluated
         if self.ranks is not None and self._shared is not None and self._pipeline is None:
             self._reducer = GradientReducer(named, ranks=self.ranks, ownership=self._shared.ownership, plan=plan)
             self._handles += self._reducer.watch()
@@ -204,6 +213,15 @@ class Trainer:
                 is_owned=self.owns,
             )
         self.assign_optimizer_state()
+        if self.ranks is not None and plan.layout.steps_alone:
+            self.outer = OuterStep(
+                named,
+                plan=plan,
+                ranks=self.ranks,
+                tiers=self.tiers,
+                read=self._read_updated,
+                write=self._write_updated,
+            )
         self.gradients = self._make_gradients(named)
         self._handles += self.gradients.watch()
         self._undo.append(use_memory_saving_layers(model))
@@ -354,6 +372,37 @@ class Trainer:
                     self.weights.write(name, stored[name])
                 self.optimizer.set_weight(name, stored[name])
 
+    @property
+    def is_in_step(self) -> bool:
+        """True if all ranks have the same weights: always, but for those that have taken steps alone."""
+        return self.outer is None or self.outer.steps_alone == 0
+
+    def synchronize(self) -> None:
+        """Bring the weights of ranks together now, where they have taken steps alone since they last were. Of all ranks together,
+        after as many steps on each. Raises RankLost.
+        """
+        if self.outer is not None and not self.is_in_step:
+            with self.metered():
+                self._synchronize(self.outer)
+            backend_of(self.device).synchronize()
+
+    def _synchronize(self, outer: OuterStep) -> None:
+        mark_phase(self.meter, "synchronization")
+        self.join()
+        outer.synchronize()
+
+    def _read_updated(self) -> dict[str, torch.Tensor | HomeTensor]:
+        """The trained weights as updates leave them: masters, where there are any."""
+        masters, _ = self.optimizer.export_state()
+        return {name: masters.get(f"{name}//{MASTER}", held) for name, held in self.named_weights().items()}
+
+    def _write_updated(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Replace trained weights and their masters."""
+        self.set_weights(values)
+        known, _ = self.optimizer.export_state()
+        masters = {f"{name}//{MASTER}": value for name, value in values.items() if f"{name}//{MASTER}" in known}
+        self.optimizer.import_state(masters, {})
+
     def assign_optimizer_state(self) -> None:
         """Report to the meter which tensors are optimizer state; they come to be in the first step or from a checkpoint."""
         if self.meter is not None:
@@ -381,6 +430,10 @@ class Trainer:
             self.optimizer.learning_rate = learning_rate
             loss = self.accumulate(micro_batches, shares=shares)
             updated = self.update(loss, learning_rate=learning_rate)
+            if self.outer is not None:
+                self.outer.steps_alone += 1
+                if self.outer.is_due:
+                    self._synchronize(self.outer)
         backend_of(self.device).synchronize()
         if self.meter is not None:
             self.meter.check_peak()
@@ -509,7 +562,8 @@ class Trainer:
     def evaluate(self, micro_batches: Sequence[MicroBatch], *, is_counted: bool = True) -> float:
         """Mean loss without dropout or gradients; lower in memory than a training step of the same micro-batch.
 
-        is_counted: as of ``metered``. Of several ranks each gives its part of as many steps, and the mean is over all.
+        is_counted: as of ``metered``. Of several ranks each gives its part of as many steps, and the mean is over all; where they
+        have taken steps alone since they were last brought together, each is of its own weights.
         """
         self.model.eval()
         try:
@@ -521,9 +575,9 @@ class Trainer:
                     losses = [float(self.forward.loss_of(micro_batch)) for micro_batch in micro_batches]
         finally:
             self.model.train()
-        if self._shared is not None and self._pipeline is None:
+        if self._evaluated is not None and self._pipeline is None:
             num_labels = None if self.preference is not None else count_labels(micro_batches)
-            return self._shared.mean_loss(losses, num_labels)
+            return self._evaluated.mean_loss(losses, num_labels)
         shares = self._shares(micro_batches)
         if shares:
             return math.fsum(loss * share for loss, share in zip(losses, shares, strict=True))

@@ -80,6 +80,7 @@ class RankCase:
         words += [plan.weights.dtype, f"{plan.optimizer_state.place}{plan.optimizer_state.bits}", self.workload.optimizer]
         words += sorted(set(plan.activations.per_block))
         words += [f"{plan.layout.schedule}-{'+'.join(map(str, plan.layout.stage_blocks))}"] if plan.layout.is_cut else []
+        words += [f"every{plan.layout.sync_every}-{plan.layout.sync_format}"] if plan.layout.steps_alone else []
         batches = [each.batch for each in plan.of_ranks() if self._differ]
         words += [f"{batch.accumulation_steps}x{batch.micro_batch_size}" for batch in batches]
         return "-".join(words)
@@ -179,6 +180,8 @@ def make_case(
     shares: Sequence[RankShare] = (),
     stage_blocks: Sequence[int] = (),
     schedule: str = "1f1b",
+    sync_every: int = 1,
+    sync_format: str = "fp32",
     **workload: Any,
 ) -> RankCase:
     """shares: of ranks that differ. stage_blocks: of a model that is cut."""
@@ -197,6 +200,8 @@ def make_case(
                 ranks=tuple(shares),
                 stage_blocks=tuple(stage_blocks),
                 schedule=schedule,
+                sync_every=sync_every,
+                sync_format=sync_format,
             ),
             batch=batch,
             weights=weights or WeightsPlan(),

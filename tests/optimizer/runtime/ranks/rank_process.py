@@ -63,6 +63,7 @@ def carry_out_steps(
     detaches: Sequence[int] = (),
     lags: Sequence[Any] = (),
     counts: bool = False,
+    num_steps: int = NUM_STEPS,
 ) -> dict[str, Any]:
     """Steps, an evaluation, and what they left; without ``ranks`` the case of one device. counts: what each step sends."""
     rank = 0 if ranks is None else ranks.rank
@@ -80,7 +81,7 @@ def carry_out_steps(
     if lags and lags[0] == rank:
         _lag(trainer, lags[1])
     try:
-        for step in range(NUM_STEPS):
+        for step in range(num_steps):
             faults.are_infinite = [rank, step] == list(spoils)
             faults.are_detached = [rank, step] == list(detaches)
             batches = case.make_batches(model, step=step, rank=rank)
@@ -246,8 +247,8 @@ def _carry_out(command: dict[str, Any], place: RankPlace) -> Any:
         with Ranks(place, device=CPU) as ranks:
             case = RankCase.from_json(command["case"])
             faults = {name: command.get(name, ()) for name in ("spoils", "detaches", "lags")}
-            counts = command.get("counts", False)
-            return carry_out_steps(case, ranks=ranks, folder=Path(command["folder"]), counts=counts, **faults)
+            more = {name: command[name] for name in ("counts", "num_steps") if name in command}
+            return carry_out_steps(case, ranks=ranks, folder=Path(command["folder"]), **more, **faults)
     if command["kind"] == "generate":
         with Ranks(place, device=CPU) as ranks:
             return generate_requests(command, ranks=ranks)
