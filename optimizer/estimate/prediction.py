@@ -238,6 +238,12 @@ class Prediction:
     network_bytes: int = 0
     """Bytes that a rank sends to the others in a step, the mean of all ranks. Time on the network is among ``lane_busy_ms``."""
 
+    sync_ms: float = 0.0
+    """The step at whose end ranks that take steps alone are brought together; 0 where they share every step. Times above are
+    means over the steps from one of these to the next."""
+    sync_bytes: int = 0
+    """Bytes that a rank sends in that step, the mean of all ranks."""
+
     once_s: float = 0.0
     """Time before the first step for compiling blocks; 0 where none are compiled."""
 

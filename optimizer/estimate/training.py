@@ -8,6 +8,7 @@ prediction is worked out when it is first read.
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.categories.weights import list_streamed_bytes
 from optimizer.estimate.compiling import estimate_compile_s, widen_memory, widen_time
 from optimizer.estimate.kernels.cpu_kernels import unmeasured_bytes
+from optimizer.estimate.outer_rounds import Round, spread_over_round
 from optimizer.estimate.prediction import MEMORY_MARGIN, Prediction, TimelinePoint
 from optimizer.estimate.step.ranks import list_machines
 from optimizer.estimate.step.setting import LaidOut, check_plan, highest_of, lay_out_ranks, lay_out_stages
@@ -96,11 +98,13 @@ def _estimate_uneven(
     machine = calibrated_machine(machine, calibration)
     cases = list_cases(plan, workload, machine)
     priced: dict[RankShare, tuple[Prediction, dict[int, Simulation]]] = {}
+    rounds: dict[RankShare, Round | None] = {}
     for case in cases:
         share = plan.layout.share_of(case.rank)
         if share not in priced:
             laid = lay_out_ranks(profile, plan=case.plan, workload=case.workload, machine=case.machine)
             steps = {each.rank: simulate_step(each) for each in laid}
+            rounds[share] = simulate_round(laid[0], steps[laid[0].rank])
             alike = estimate_training(profile, plan=case.plan, workload=case.workload, machine=case.machine)
             priced[share] = alike, steps
     found = [priced[plan.layout.share_of(case.rank)] for case in cases]
@@ -110,6 +114,7 @@ def _estimate_uneven(
         cases=cases,
         found=[prediction for prediction, _ in found],
         simulations=[steps.get(case.rank, steps[min(steps)]) for case, (_, steps) in zip(cases, found, strict=True)],
+        rounds=[each for case in cases if (each := rounds[plan.layout.share_of(case.rank)]) is not None],
     )
 
 
@@ -132,7 +137,7 @@ def _predict_rank(
         laid.schedule, laid.resident, simulation, choices=plan.activations.per_block
     )
     slowest = ranks[0] if waits_for is None else waits_for
-    return _predict(
+    found = _predict(
         simulation,
         peaks,
         profile,
@@ -145,10 +150,30 @@ def _predict_rank(
         spread=spread,
         allocated_bytes=_allocated_bytes(laid, plan),
     )
+    alone = simulate_round(laid, simulation)
+    if alone is None or laid.setting.outer is None:
+        return found
+    factors = machine.rates.time_factors
+    return spread_over_round(
+        found,
+        alone,
+        sent_bytes=laid.setting.outer.sent_bytes,
+        workload=workload,
+        alone=_details(simulation, peaks, factors),
+        synchronizing=_details(alone.synchronizing, peaks, factors),
+    )
+
+
+def simulate_round(laid: LaidOut, alone: Simulation) -> Round | None:
+    """The round of a plan that is laid out; None where ranks share every step. alone: its step."""
+    if laid.synchronizing is None or laid.setting.outer is None:
+        return None
+    last = simulate_step(replace(laid, schedule=laid.synchronizing))
+    return Round(sync_every=laid.setting.outer.sync_every, alone=alone, synchronizing=last)
 
 
 def simulate_step(laid: LaidOut) -> Simulation:
-    """A steady step of a plan that is laid out."""
+    """A steady step of a plan that is laid out; of ranks that take steps alone one of these."""
     return simulate(
         laid.schedule,
         resident=laid.resident,

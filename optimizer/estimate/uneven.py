@@ -4,7 +4,8 @@ A rank's bytes depend on nothing but its own device and its own part of the plan
 devices are all of its kind and do what it does; with shared state its own tensors are those that it owns there. Of several
 machines it has its own one's host, and all ranks exchange over the network unless they are in one of them. The time is the
 slowest rank's, or more: where compute waits for each exchange, every stretch between two of them takes as long as on the rank
-that is slowest there. Stages of a model that is cut are laid out together, each on its own device, and their step is one.
+that is slowest there. Ranks that take steps alone wait for each other once in a round. Stages of a model that is cut are laid out
+together, each on its own device, and their step is one.
 
 *Not modelled*: cards of unequal links to the host behind one switch; corrections that finished runs taught of other kinds than
 the machine's first.
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from optimizer.estimate.categories.network import overlaps
+from optimizer.estimate.outer_rounds import Round, take_time
 from optimizer.estimate.prediction import Prediction, RankPrediction
 from optimizer.estimate.step.ranks import list_machines
 from optimizer.estimate.step.simulate import Simulation
@@ -57,12 +59,19 @@ def combine_ranks(
     cases: Sequence[RankCase],
     found: Sequence[Prediction],
     simulations: Sequence[Simulation],
+    rounds: Sequence[Round] = (),
 ) -> Prediction:
-    """The prediction of all ranks. found, simulations: of each case, its own rank's step."""
+    """The prediction of all ranks. found, simulations: of each case, its own rank's step. rounds: of ranks that take steps
+    alone, which wait for each other in the last of them.
+    """
     ranks = tuple(_describe(case, each) for case, each in zip(cases, found, strict=True))
     slowest = max(found, key=lambda each: each.step_ms)
     step_ms = step_of_all(simulations, waits=not overlaps(plan, device_kind=cases[0].machine.device.kind))
-    return place_ranks(found, ranks).changed(
+    if rounds:
+        (every,) = {each.sync_every for each in rounds}
+        before_ms = [(every - 1) * each.alone.step_ms for each in rounds]
+        step_ms = step_of_all([each.synchronizing for each in rounds], waits=True, before_ms=before_ms) / every
+    together = place_ranks(found, ranks).changed(
         rank_peak_bytes=tuple(rank.peak_bytes for rank in ranks) if len(ranks) > 1 else (),
         host_peak_bytes=max(each.host_peak_bytes for each in found),
         disk_peak_bytes=max(each.disk_peak_bytes for each in found),
@@ -73,6 +82,9 @@ def combine_ranks(
         tokens_per_s=workload.tokens_per_step / step_ms * 1000,
         total_s=step_ms * workload.num_steps / 1000,
     )
+    if not rounds:
+        return together
+    return take_time(together, step_ms, sync_ms=max(each.synchronizing.step_ms for each in rounds), workload=workload)
 
 
 def combine_stages(found: Sequence[Prediction], cases: Sequence[RankCase]) -> Prediction:
@@ -99,12 +111,18 @@ def place_ranks(found: Sequence[Prediction], ranks: tuple[RankPrediction, ...]) 
     )
 
 
-def step_of_all(simulations: Sequence[Simulation], *, waits: bool) -> float:
+def step_of_all(simulations: Sequence[Simulation], *, waits: bool, before_ms: Sequence[float] = ()) -> float:
     """Milliseconds of a step of ranks that wait for each other at every exchange. waits: whether compute does; where it only
-    begins them, the slowest rank's step is the step of all.
+    begins them, the slowest rank's step is the step of all. before_ms: that each rank took before it without the others, in
+    which case the time is of both.
     """
-    exchanges = [simulation.exchanges_ms for simulation in simulations]
-    longest_ms = max(simulation.step_ms for simulation in simulations)
+    before_ms = before_ms or [0.0] * len(simulations)
+    steps_ms = [before + each.step_ms for before, each in zip(before_ms, simulations, strict=True)]
+    exchanges = [
+        [(before + start, before + end) for start, end in each.exchanges_ms]
+        for before, each in zip(before_ms, simulations, strict=True)
+    ]
+    longest_ms = max(steps_ms)
     if not waits or len({len(listed) for listed in exchanges}) > 1:
         return longest_ms
     step_ms, ends = 0.0, [0.0] * len(simulations)
@@ -112,7 +130,7 @@ def step_of_all(simulations: Sequence[Simulation], *, waits: bool) -> float:
         step_ms += max(start - end for (start, _), end in zip(meeting, ends, strict=True))
         step_ms += max(end - start for start, end in meeting)
         ends = [end for _, end in meeting]
-    return step_ms + max(each.step_ms - end for each, end in zip(simulations, ends, strict=True))
+    return step_ms + max(each_ms - end for each_ms, end in zip(steps_ms, ends, strict=True))
 
 
 def _describe(case: RankCase, found: Prediction, *, working_ms: float | None = None) -> RankPrediction:

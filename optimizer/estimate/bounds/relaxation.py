@@ -124,6 +124,8 @@ def _sum_exchanges(
     trains_all: bool,
 ) -> dict[str, float]:
     """Milliseconds of what ranks exchange in a step, as ``Update`` has them; nothing on one device."""
+    # Those that take steps alone exchange nothing in most of them.
+    network = None if plan.layout.steps_alone else network
     after = UpdateExchange.of(trained, network=network, plan=plan, device_kind=device_kind, trains_all=trains_all)
     if network is None or after is None:
         return {}

@@ -55,11 +55,20 @@ def estimate_save(tensors: TensorList, *, plan: Plan, workload: TrainingWorkload
 
 
 def estimate_checkpoint_bytes(tensors: TensorList, *, plan: Plan, workload: TrainingWorkload) -> int:
-    """Trained weights, their masters and moments, with headers and random states as they usually are."""
+    """Trained weights, their masters and moments, with headers and random states as they usually are; of ranks that take steps
+    alone also the moments of the others, and the outer step's momentum.
+    """
     moments = moments_of(tensors.sizes, bits=plan.optimizer_state.bits, kept=workload.kept_state)
     state_bytes = sum(moments.num_bytes(size.num_elements) for size in tensors.sizes)
     num_entries = len(tensors.sizes) * (2 + workload.num_moments + bool(plan.weights.master_bytes_per_element))
     weight_bytes = tensors.total_elements * (plan.weights.bytes_per_element + plan.weights.master_bytes_per_element)
+    if plan.layout.steps_alone:
+        others = plan.layout.num_devices - 1
+        state_bytes += others * state_bytes + _FP32_BYTES * tensors.total_elements
+        num_entries += len(tensors.sizes) * (1 + others * (1 + workload.num_moments))
+        if not plan.weights.master_bytes_per_element and plan.weights.bytes_per_element < _FP32_BYTES:
+            # Common weights, which are finer than the model's.
+            state_bytes += _FP32_BYTES * tensors.total_elements
     return weight_bytes + state_bytes + num_entries * _ENTRY_BYTES + _RANDOM_BYTES
 
 

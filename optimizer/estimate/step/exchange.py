@@ -1,7 +1,8 @@
 """Gradients that ranks exchange in backward: which of them a rank lets go of, and what compute waits for. Torch-free.
 
 A rank exchanges each gradient as soon as it is complete (``runtime/ranks``). Here a block's are exchanged when its backward
-has ended, one message for each tensor.
+has ended, one message for each tensor. Where ranks take steps alone there are none, and what they do every so many steps follows
+the update.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -16,13 +17,15 @@ from optimizer.estimate.categories.network import (
     overlaps,
     reduces_each_micro_batch,
 )
+from optimizer.estimate.categories.outer_step import OuterCosts
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.categories.weights import list_sent
 from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape
 from optimizer.estimate.shape.completed import CompletedGradients, OthersGradients, Place
 from optimizer.estimate.step.update import exchange_task
-from optimizer.estimate.tasks.tasks import Task
+from optimizer.estimate.tasks.tasks import NO_TIME, Task, add_legs, risen_bytes, single
+from optimizer.estimate.tasks.transfers import Legs, Transfer
 from optimizer.plan.plan import Plan
 
 _NAME: Final = "gradient exchange"
@@ -104,6 +107,27 @@ class GradientExchange:
             yield task
             if number % tasks_per_block == 0 and task.block in self.tasks:
                 yield self.tasks[task.block]
+
+
+def list_outer_tasks(costs: OuterCosts) -> tuple[Task, ...]:
+    """Tasks after the update in a step at whose end ranks that take steps alone are brought together."""
+    return (
+        _in_turn("weights to the host", costs.before),
+        exchange_task("optimizer", "outer exchange", costs.exchange_ms),
+        _in_turn("outer step", costs.after, host_bytes=costs.written_bytes),
+    )
+
+
+def _in_turn(name: str, legs: Legs, *, host_bytes: int = 0) -> Task:
+    """Work on the host for which compute waits. host_bytes: there meanwhile."""
+    return Task(
+        phase="optimizer",
+        block=-1,
+        name=name,
+        bytes=risen_bytes(single("weights", 0), host=host_bytes),
+        time=add_legs(NO_TIME, legs),
+        arrives=(Transfer(key=name, legs=legs, holds_up_cpu=True),),
+    )
 
 
 def _decisions_of(plan: Plan) -> tuple[Hashable, ...]:

@@ -19,6 +19,7 @@ from optimizer.estimate.categories.network import (
     notice_ms,
 )
 from optimizer.estimate.categories.optimizer_state import estimate_state
+from optimizer.estimate.categories.outer_step import OuterCosts, estimate_outer
 from optimizer.estimate.categories.tensors import TensorList, list_tensors
 from optimizer.estimate.categories.weights import (
     estimate_home_bytes,
@@ -29,12 +30,12 @@ from optimizer.estimate.categories.weights import (
 )
 from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape, compile_plan_shape
-from optimizer.estimate.step.exchange import GradientExchange
+from optimizer.estimate.step.exchange import GradientExchange, list_outer_tasks
 from optimizer.estimate.step.pipeline.schedule import run_schedule
 from optimizer.estimate.step.pipeline.stage_costs import check_cut, estimate_stage_weight_bytes, tensors_of_stage
 from optimizer.estimate.step.pipeline.stage_layout import StageLayout
 from optimizer.estimate.step.ranks import RankPart, find_part, find_stage_parts
-from optimizer.estimate.step.runs import Schedule
+from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.schedule import StepLayout
 from optimizer.estimate.step.simulate import Highest, Resident
 from optimizer.estimate.step.stages import Stages
@@ -90,7 +91,9 @@ class PreparedStep:
     network: Network | None
     """The ranks' network; None on one device."""
     rank_sent_bytes: tuple[int, ...]
-    """Bytes that each rank sends in a step; empty on one device."""
+    """Bytes that each rank sends in a step, on average; empty on one device."""
+    outer: OuterCosts | None
+    """Costs of bringing ranks together that take steps alone; None where they share every step."""
     device_kind: str
     always: Resident
     """Bytes that are there between steps, whatever the blocks do."""
@@ -151,6 +154,11 @@ def _make_setting(
     trained, device_kind = list_tensors(profile), machine.device.kind
     tensors = trained.updated_by(rank, plan.layout) if stage is None else tensors_of_stage(trained, compiled, stage)
     trains_all = workload.adapter is None
+    outer = None
+    if network is not None and plan.layout.steps_alone:
+        outer = estimate_outer(trained, network=network, plan=plan, rates=machine.rates, trains_all=trains_all)
+        # Between synchronizations a rank does what one device does.
+        network = None
     exchange = None
     if network is not None and stage is None:
         exchange = GradientExchange.of(
@@ -197,12 +205,13 @@ def _make_setting(
         ),
         tensors=trained,
         updated=tensors,
-        network=network,
-        rank_sent_bytes=_sent_bytes(profile, trained, exchange, plan=plan, part=part),
+        network=part.network,
+        rank_sent_bytes=_sent_bytes(profile, trained, exchange, plan=plan, part=part) if outer is None else outer.mean_sent_bytes,
+        outer=outer,
         device_kind=device_kind,
         always=Resident(
             device=device,
-            host=gradients.host + state.host_bytes + home_bytes["host"],
+            host=gradients.host + state.host_bytes + home_bytes["host"] + (0 if outer is None else outer.host_bytes),
             disk=state.disk_bytes + home_bytes["disk"],
             remote=state.remote_bytes + home_bytes["remote"],
         ),
@@ -245,6 +254,14 @@ class LaidOut:
     def updated(self) -> TensorList:
         """Tensors that this rank updates."""
         return self.setting.updated
+
+    @cached_property
+    def synchronizing(self) -> Schedule | None:
+        """The step at whose end ranks that take steps alone are brought together; None where they share every step."""
+        if self.setting.outer is None:
+            return None
+        schedule = self.schedule
+        return replace(schedule, update=schedule.update + TaskRun(list_outer_tasks(self.setting.outer)))
 
     @cached_property
     def highest(self) -> Highest:

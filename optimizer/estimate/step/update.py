@@ -261,10 +261,11 @@ def list_update_times(
 
 
 def begins_in_backward(plan: Plan, workload: TrainingWorkload) -> bool:
-    """True where a block's update on the host of a card may begin before the backward of the others has ended. Ranks find out
-    together at its end whether all numbers are finite.
+    """True where a block's update on the host of a card may begin before the backward of the others has ended. Ranks that share
+    a step find out together at its end whether all numbers are finite.
     """
-    return plan.layout.num_devices == 1 and workload.max_grad_norm is None and not plan.weights.scales_loss
+    is_alone = plan.layout.num_devices == 1 or plan.layout.steps_alone
+    return is_alone and workload.max_grad_norm is None and not plan.weights.scales_loss
 
 
 def _clip_time(

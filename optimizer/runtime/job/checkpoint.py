@@ -85,6 +85,10 @@ class Checkpoint:
     manifest: Manifest
     facts: dict[str, Any]
 
+    def has(self, group: str) -> bool:
+        """Report whether there is a group of tensors of this name."""
+        return f"{group}.safetensors" in self.manifest.files
+
     def load(self, group: str) -> Mapping[str, "torch.Tensor"]:
         """The tensors of one group, each read when it is asked for; copy what is to stay."""
         return _TensorFile(self.folder / f"{group}.safetensors")

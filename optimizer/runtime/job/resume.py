@@ -4,7 +4,9 @@ The same tensors under the same names wherever the plan keeps them, so a run may
 weights and bits of state must stay. Frozen weights are not in it, only their hash: they are made again from where they came.
 
 Of several ranks rank 0 writes the state of all, as one device would, and the random state of each, so that a run may go on with
-another number of ranks or another layout; each rank reads what it owns.
+another number of ranks or another layout; each rank reads what it owns. Of ranks that take steps alone a checkpoint is written
+when they have the same weights, and holds the momentum of the outer step and each rank's own optimizer state beside rank 0's: the
+same ranks go on to the same bits, and any other layout from these weights and rank 0's state.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,10 +18,14 @@ from optimizer.base.errors import CheckpointInvalid
 from optimizer.runtime.device.backends import backend_of
 from optimizer.runtime.job.checkpoint import Checkpoint, TensorGroups
 from optimizer.runtime.ranks.gathering import AnyTensor, gather_to_first
+from optimizer.runtime.step.host_update import MASTER
 from optimizer.runtime.step.step import Trainer
 
 T = TypeVar("T")
 _SCALARS = "optimizer_scalars"
+_OUTER = "outer"
+_OF_RANK = " of rank: "
+"""Between a rank's ending and the name of a number of its optimizer's, while both are on their way."""
 _SEED_STEP = 0x9E3779B97F4A7C15
 """Between the seeds of neighbouring ranks: the golden ratio's fraction of 2**64, so that seeds of other jobs are not met."""
 
@@ -33,6 +39,8 @@ def export_trainer(trainer: Trainer, *, frozen_sha256: str) -> tuple[TensorGroup
         "optimizer": optimizer_tensors,
         "random": _random_states(trainer),
     }
+    if trainer.outer is not None:
+        groups = {**groups, _OUTER: trainer.outer.export_state()}
     return groups, {
         _SCALARS: optimizer_scalars,
         "frozen_sha256": frozen_sha256,
@@ -53,9 +61,10 @@ def import_trainer(trainer: Trainer, checkpoint: Checkpoint, *, frozen_sha256: s
             f"checkpoint {checkpoint.folder.name} holds {len(stored)} tensors; the model has {len(names)}, or of other names"
         )
     trainer.set_weights(stored)
-    trainer.optimizer.import_state(
-        _Owned(checkpoint.load("optimizer"), trainer), dict(_Owned(facts[_SCALARS], trainer))
-    )
+    tensors, scalars = _read_state(trainer, checkpoint)
+    trainer.optimizer.import_state(_Owned(tensors, trainer), dict(_Owned(scalars, trainer)))
+    if trainer.outer is not None:
+        trainer.outer.import_state(_load(checkpoint, _OUTER))
     trainer.assign_optimizer_state()
     if "loss_scale" in facts:
         trainer.precision.import_state(facts["loss_scale"])
@@ -71,20 +80,50 @@ def export_together(
     ranks = trainer.ranks
     if ranks is None:
         return write(groups, dict(facts))
-    # Weights that are not shared out are the same on all ranks, and so is state.
+    # Weights that are not shared out are the same on all ranks, and so is state, but for ranks that take steps alone.
     given: dict[str, Mapping[str, AnyTensor]] = dict(groups)
+    own = "" if trainer.outer is None else _suffix(trainer)
     if not ranks.is_first:
         given = {name: groups[name] for name in ("random", "optimizer") if name == "random" or trainer.shares_state}
+        if own:
+            given[f"optimizer{own}"] = {name: held for name, held in groups["optimizer"].items() if not _is_common(name)}
         dealt = trainer.weights.dealt_names
         given["model"] = {name: tensor for name, tensor in groups["model"].items() if name in dealt}
-    scalars = facts[_SCALARS] if ranks.is_first or trainer.shares_state else {}
+    scalars = facts[_SCALARS] if ranks.is_first or trainer.shares_state or own else {}
     names = trainer.named_weights().keys()
 
     def write_all(everything: dict[str, dict[str, AnyTensor]], found: dict[str, Any]) -> T:
         in_order = {name: everything["model"][name] for name in names}
-        return write({**everything, "model": in_order}, {**facts, _SCALARS: found})
+        by_rank: dict[str, dict[str, Any]] = {}
+        for name, value in found.items():
+            suffix, _, scalar = name.rpartition(_OF_RANK)
+            by_rank.setdefault(f"{_SCALARS}{suffix}", {})[scalar] = value
+        return write({**everything, "model": in_order}, {**facts, _SCALARS: {}, **by_rank})
 
-    return gather_to_first(ranks, groups=given, facts=scalars, use=write_all)
+    marked = {f"{own}{_OF_RANK}{name}": value for name, value in scalars.items()} if own else scalars
+    return gather_to_first(ranks, groups=given, facts=marked, use=write_all)
+
+
+def _read_state(trainer: Trainer, checkpoint: Checkpoint) -> tuple[Mapping[str, torch.Tensor], Mapping[str, Any]]:
+    """The optimizer's state for this rank: its own where ranks that took steps alone left one, else the only one, or rank 0's."""
+    tensors, scalars = checkpoint.load("optimizer"), checkpoint.facts[_SCALARS]
+    group = f"optimizer{_suffix(trainer)}"
+    if trainer.outer is None or trainer.ranks is None or trainer.ranks.is_first:
+        return tensors, scalars
+    own = _load(checkpoint, group)
+    if not own:
+        return tensors, scalars
+    return _Layered(own, tensors), checkpoint.facts.get(f"{_SCALARS}{_suffix(trainer)}", {})
+
+
+def _load(checkpoint: Checkpoint, group: str) -> Mapping[str, torch.Tensor]:
+    """A group of tensors; none where the checkpoint does not have it."""
+    return checkpoint.load(group) if checkpoint.has(group) else {}
+
+
+def _is_common(name: str) -> bool:
+    """Report whether ranks that take steps alone have the same of this when they have the same weights."""
+    return name.endswith(f"//{MASTER}")
 
 
 def seed_random(seed: int, *, rank: int = 0, step: int = 0) -> None:
@@ -105,6 +144,24 @@ class _Owned(Mapping[str, T]):
 
     def __getitem__(self, name: str) -> T:
         return self._stored[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class _Layered(Mapping[str, T]):
+    """Entries of a rank's own, and of the others what all have in common."""
+
+    def __init__(self, own: Mapping[str, T], others: Mapping[str, T]) -> None:
+        self._own = own
+        self._others = others
+        self._names = [*own, *(name for name in others if _is_common(name))]
+
+    def __getitem__(self, name: str) -> T:
+        return self._own[name] if name in self._own else self._others[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -5,7 +5,10 @@ Knows nothing of processes, signals or databases: what happens is passed to ``re
 any step and resumed from its checkpoint: the data order is a function of the step, and the rest is in the checkpoint.
 
 Of several ranks (``runtime/ranks/``) each runs this with a ``RankPlace`` of its own. Rank 0 reports, says when to stop and which
-steps are counted, and writes checkpoints and artifacts; the others take part in all of it and report nothing.
+steps are counted, and writes checkpoints and artifacts; the others take part in all of it and report nothing. Where they take
+steps alone (``layout.sync_every``) each counts as it sees fit, and all that concerns them together comes when they have the same
+weights: stopping, evaluations and checkpoints that were due since, and the last weights. The loss and the norm of a step are then
+rank 0's own.
 
 Reported messages are those of the pipe in docs/attempt.md: ``started``, ``phase``, ``checkpoint``, and ``sample`` with
 the telemetry record's fields beside ``type``.
@@ -118,10 +121,12 @@ class _Job:
         self.last: StepResult | None = None
         self.validation_loss_start: float | None = None
         self.validation_loss: float | None = None
-        self.steps = MeasuredSteps()
+        self.steps = MeasuredSteps(sync_every=run.plan.layout.sync_every)
         self._has_evaluated = False
         self._evaluated_step = 0
         self._saved_step = -1
+        self._common_step = 0
+        """The last step but this one after which all ranks had the same weights."""
         self._counting = CountingPolicy(every_s=run.timeline_every_s)
         if ranks is not None:
             # Loading may take long, and longer on one than on another.
@@ -142,11 +147,11 @@ class _Job:
         release_unused(self.device)
         self._phase("training")
         while self.step < self.workload.num_steps:
-            if self._first_says(is_true=should_stop()):
+            if self.trainer.is_in_step and self._first_says(is_true=should_stop()):
                 self._save()
                 return self._drained()
             self._one_step()
-            if missed := self._probed():
+            if self.trainer.is_in_step and (missed := self._probed()):
                 self._save()
                 return self._drained(reason=PROBED, message=missed)
         self.validation_loss = self._evaluate()
@@ -205,7 +210,8 @@ class _Job:
         batches = self.reader.read(self.step)
         self.steps.data_wait_ms.append(self.reader.waited_ms)
         learning_rate = learning_rate_at(self.step, self.workload)
-        is_counted = self._first_says(is_true=self._counting.is_due(self.steps.num_done))
+        is_due = self._counting.is_due(self.steps.num_done)
+        is_counted = is_due if self._steps_alone else self._first_says(is_true=is_due)
         with_timeline = is_counted and not self.steps.is_first and self._leads
         self.watch.begin(with_timeline=with_timeline)
         with name_stage("first_step" if self.step == 0 else "steady_step", **self._lengths(batches)):
@@ -213,20 +219,29 @@ class _Job:
         del batches  # what follows is not to find them in memory
         self.watch.end()
         self._counting.note(result.step_ms / 1000, is_counted=is_counted)
-        if self.ranks is not None and is_counted:
+        self.step += 1
+        if self.step == self.workload.num_steps:
+            self.trainer.synchronize()
+        if self.ranks is not None and (self.trainer.is_in_step if self._steps_alone else is_counted):
             peaks = self.ranks.exchange([self.meter.peak().device_bytes])
             self.steps.rank_peak_bytes = [int(peak_bytes) for (peak_bytes,) in peaks]
-        self.step += 1
         if with_timeline:
             self._sample("timeline", **self.watch.timeline(result))
         self._record(result, learning_rate, is_counted=is_counted)
         self.steps.num_done += 1
+        if not self.trainer.is_in_step:
+            return
         if self._is_due(self.workload.eval_every_steps) and self.step < self.workload.num_steps:
             self._evaluate()
             release_unused(self.device)
             self._phase("training")
         if self._is_due(self.workload.checkpoint_every_steps):
             self._save()
+        self._common_step = self.step
+
+    @property
+    def _steps_alone(self) -> bool:
+        return self.run.plan.layout.steps_alone
 
     def _probed(self) -> str:
         """The probe's answer, once there are steps enough to ask it; else empty."""
@@ -243,7 +258,8 @@ class _Job:
         return {"batch_tokens": longest, "planned_tokens": rows * self.workload.sequence_length}
 
     def _is_due(self, every_steps: int) -> bool:
-        return every_steps > 0 and self.step % every_steps == 0
+        """Report whether something falls due in this step, or has since ranks last had the same weights."""
+        return every_steps > 0 and self.step // every_steps > self._common_step // every_steps
 
     def _record(self, result: StepResult, learning_rate: float, *, is_counted: bool) -> None:
         fields = self.watch.fields(
@@ -261,6 +277,7 @@ class _Job:
             is_counted=is_counted,
             peak=self.meter.peak(),
             disk_peak_bytes=self.trainer.tiers.disk_peak_bytes,
+            is_together=self.trainer.is_in_step,
         )
 
     def _evaluate(self) -> float:
@@ -317,7 +334,7 @@ class _Job:
             return
         with self.stages.during("resume"):
             import_trainer(self.trainer, checkpoint, frozen_sha256=self.frozen_sha256)
-        self.step = self._saved_step = checkpoint.manifest.step
+        self.step = self._saved_step = self._common_step = checkpoint.manifest.step
         self.validation_loss_start = checkpoint.facts["validation_loss_start"]
         if checkpoint.manifest.plan_fingerprint == self.run.plan.fingerprint:
             self.steps.measured = Measured(**checkpoint.facts["measured"])
