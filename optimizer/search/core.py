@@ -59,7 +59,7 @@ def search(problem: SearchProblem, *, known: Sequence[Plan] = (), most_ms: float
         frontier=frontier_of(book, device_budget_bytes=problem.goal.device_budget_bytes),
         bound_step_ms=bound_step_ms,
         unlimited_step_ms=unlimited_step_ms,
-        explanation=tuple(_explain(problem, chosen, baselines["keep_all"], left_out)),
+        explanation=tuple(explain_choice(problem, chosen, baselines["keep_all"], left_out)),
         left_out=left_out,
     )
 
@@ -179,7 +179,7 @@ def _priced(problem: SearchProblem, plan: Plan, prediction: Prediction, *, grows
     return problem.priced("chosen", growing if grows and problem.permits(growing) else plan, prediction)
 
 
-def _explain(
+def explain_choice(
     problem: SearchProblem, chosen: PricedPlan, keep_all: PricedPlan, left_out: Iterable[LeftOut]
 ) -> list[str]:
     sentences = explain_plan(

@@ -90,7 +90,8 @@ def _places_for(user: Any, spec: JobSpec | GenerateSpec) -> list[tuple[Machine, 
         if spec.joining is not None:
             return [(spec.joining.rows[0], joined_place(spec.joining))]
         pins = spec.goal.pins.layout
-        fewest = pins.num_devices or len(pins.stage_blocks or ()) or (2 if pins.data not in (None, "replicated") else 1)
+        is_shared = pins.data not in (None, "replicated") or (pins.sync_every or 1) > 1
+        fewest = pins.num_devices or len(pins.stage_blocks or ()) or (2 if is_shared else 1)
     machines = machines_visible_to(user).order_by("name")
     return [(machine, place_of(machine)) for machine in machines if count_devices(machine) >= fewest]
 

@@ -77,7 +77,11 @@ def _layouts_part(answer: ObjectiveAnswer) -> str:
         peaks = ", ".join(format_bytes(peak) for peak in prediction.rank_peak_bytes)
         busy_ms = prediction.lane_busy_ms.get("network", 0.0)
         notes.append(f"peaks of the devices: {peaks}")
-        notes.append(f"each sends {format_bytes(prediction.network_bytes)} a step, {format_ms(busy_ms)} on the network")
+        rarely = ""
+        if prediction.sync_ms:
+            together = f"{format_bytes(prediction.sync_bytes)} in each of {format_ms(prediction.sync_ms)} that synchronizes"
+            rarely = f", on average: {together}, nothing in the others"
+        notes.append(f"each sends {format_bytes(prediction.network_bytes)} a step, {format_ms(busy_ms)} on the network{rarely}")
     return "Layouts of devices\n" + "\n".join([*lines, format_bullets(notes)])
 
 
@@ -88,6 +92,8 @@ def _layout_name(layout: DeviceLayout) -> str:
     if layout.num_devices == 1:
         return kinds or "one device"
     how = f"cut {'+'.join(map(str, layout.stage_blocks))}" if layout.is_cut else layout.data
+    if layout.steps_alone:
+        how = f"{layout.sync_every} steps alone, {layout.sync_format}"
     return f"{kinds or f'{layout.num_devices} devices'}, {how}"
 
 

@@ -18,6 +18,7 @@ adds them.
 Not modelled: NCCL's trees for small messages, and exchanges of ranks that are not there yet, which wait for the slowest.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
@@ -33,6 +34,7 @@ from optimizer.plan.plan import Plan
 
 Collective = Literal["all_reduce", "reduce", "broadcast"]
 Backend = Literal["nccl", "gloo"]
+_FIRST_WINDOW_BYTES: Final = 10 * 1460
 _NUMBER_BYTES: Final = 8
 """Numbers on which ranks agree are float64; each rank sends a table with a row for every rank."""
 
@@ -149,6 +151,23 @@ def barrier_ms(network: Network) -> float:
     """Milliseconds in which the last of the ranks comes to know that all are there."""
     host = network.between_hosts
     return 1000 * host.slowdown * simulate_seconds((Call(collective="barrier"),), host.num_ranks, host.link)
+
+
+def restart_ms(network: Network, num_bytes: int) -> float:
+    """Milliseconds that an exchange takes longer over connections that were idle, which TCP lets begin slowly again (RFC 5681,
+    section 4.1): from its first window (RFC 6928) the bytes under way double with each round trip until they fill the link.
+
+    num_bytes: that a rank sends. 0 within a machine.
+    """
+    link = network.between_hosts.link
+    if link.kind != "network":
+        return 0.0
+    round_trip_s = 2 * link.latency_s
+    window_bytes = min(num_bytes, link.bytes_per_s * round_trip_s)
+    if window_bytes <= _FIRST_WINDOW_BYTES:
+        return 0.0
+    grown_s = round_trip_s * math.log2(window_bytes / _FIRST_WINDOW_BYTES)
+    return 1000 * network.slowdown * max(0.0, grown_s - window_bytes / link.bytes_per_s)
 
 
 class Exchange(NamedTuple):

@@ -3,7 +3,10 @@
 ``runtime/ranks/outer_step.py`` says what happens. Weights are read and written over the link between device and host, in turn
 with what the host computes and with what crosses between ranks; nothing of it runs beside compute.
 
-*Not modelled*: buckets of one synchronization beside each other, which the runtime does not do.
+Connections have been idle since the last synchronization, so the first bytes cross slowly.
+
+*Not modelled*: buckets of one synchronization beside each other, which the runtime does not do; rounds so short that TCP still
+remembers its window.
 """
 
 from collections.abc import Hashable, Iterator
@@ -11,7 +14,7 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Final
 
-from optimizer.estimate.categories.network import Exchange, Network
+from optimizer.estimate.categories.network import Exchange, Network, restart_ms
 from optimizer.estimate.categories.optimizer_state import host_bytes_per_s
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.collectives.gloo import Call
@@ -104,7 +107,8 @@ def _estimate(tensors: TensorList, network: Network, plan: Plan, rates: Rates, *
         ),
         exchange_ms=sum(
             1000 * host.seconds("all_reduce", call.num_bytes, element_bytes=call.element_bytes) for call in exchanges
-        ),
+        )
+        + restart_ms(network, max(round(sum(each)) for each in zip(*sent, strict=True))),
         after=(
             ("host", host_ms(_DECODED_BYTES[layout.sync_format] + _UPDATED_BYTES)),
             ("copy_in", 1000 * written_bytes / rates.host_to_device_bytes_per_s),

@@ -1,12 +1,20 @@
-"""Lists the layouts that a goal allows, and puts them in words."""
+"""Lists the layouts that a goal allows, and puts them in words.
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+Steps between synchronizations are listed as one layout for a number of devices: the one that is waited for least, since all of
+them find the same plan. Which of them it is to be, ``settle_local`` says of the plan.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Final, get_args
 
 from optimizer.base.errors import InvalidPlan
+from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.step.pipeline.stage_costs import check_cut, find_obstacle
 from optimizer.goal import Goal
-from optimizer.plan.layout import DATA_PARALLEL, DeviceLayout, check_depth
+from optimizer.plan.layout import DATA_PARALLEL, MAX_INT8_RANKS, DeviceLayout, SyncFormat, check_depth
+from optimizer.plan.plan import Plan
 from optimizer.plan.stages import PipelineSchedule
 from optimizer.profile.profile import Profile
 from optimizer.search.cut_model import even_cut
@@ -20,15 +28,25 @@ _WORDS: Final[Mapping[str, str]] = {
 }
 
 
+_LOCAL_STEPS: Final = (8, 32, 128)
+"""Steps between synchronizations that are tried: few enough for a last loss near that of shared steps, or the published ones."""
+_SPARED: Final = 0.05
+"""Share by which a step may take longer for ranks to synchronize more often, or to send finer numbers."""
+WORTH_LOCAL: Final = 0.1
+"""Share by which steps alone must be faster than shared ones to be chosen: they are another training."""
 SHOWN_MS: Final = 0.05
 """Shortest wait that is worth a word."""
 
 
 def list_layouts(
-    goal: Goal, workload: TrainingWorkload | None, *, cuts: Sequence[DeviceLayout] = ()
+    goal: Goal,
+    workload: TrainingWorkload | None,
+    *,
+    cuts: Sequence[DeviceLayout] = (),
+    local: Sequence[DeviceLayout] = (),
 ) -> list[DeviceLayout]:
     """Layouts that the goal allows, one device first. workload: whose batch is dealt out evenly; None where that is open. cuts:
-    those that cut the model.
+    those that cut the model. local: those whose ranks take steps alone.
 
     Raises InvalidPlan where pins and what is forbidden leave none.
     """
@@ -41,19 +59,63 @@ def list_layouts(
             continue
         for data in DATA_PARALLEL[: 1 if num_devices == 1 else None]:
             layout = DeviceLayout(num_devices=num_devices, data=data)
-            is_pinned = pins.num_devices in (None, num_devices) and pins.data in (None, data)
+            is_pinned = pins.num_devices in (None, num_devices) and pins.data in (None, data) and pins.sync_every in (None, 1)
             if is_pinned and not any(technique in goal.forbid for technique in _techniques(layout)):
                 found.append(layout)
-    found = sorted([*found, *cuts], key=lambda layout: layout.num_devices)
+    found = sorted([*found, *cuts, *local], key=lambda layout: layout.num_devices)
     if found:
         return found
     raise InvalidPlan(
         f"no layout of up to {goal.num_devices} devices keeps the pins and what is forbidden, and deals the batch out evenly",
         field="goal.pins.layout",
-        value=[pins.num_devices, pins.data],
+        value=[pins.num_devices, pins.data, pins.sync_every],
         allowed=f"1 to {goal.num_devices} devices; replicated on one",
         hint="Leave out the pin, permit more, or take a batch that the devices can share.",
     )
+
+
+def list_local(goal: Goal, workload: TrainingWorkload, *, is_even: bool = True) -> list[DeviceLayout]:
+    """A layout whose ranks take steps alone for each number of devices, where the goal allows that. is_even: whether the batch is
+    dealt out evenly.
+    """
+    pins = goal.pins.layout
+    if not goal.may_use("local_steps") or not goal.may_use("data_parallel") or pins.stage_blocks:
+        return []
+    if pins.data not in (None, "replicated") or pins.sync_every == 1:
+        return []
+    found = []
+    for num_devices in range(2, goal.num_devices + 1):
+        ways = list(_list_ways(goal, workload, num_devices))
+        if ways and pins.num_devices in (None, num_devices) and not (is_even and workload.global_batch_size % num_devices):
+            every, sync_format = ways[-1]
+            found.append(DeviceLayout(num_devices=num_devices, sync_every=every, sync_format=sync_format))
+    return found
+
+
+def settle_local(
+    plan: Plan, goal: Goal, workload: TrainingWorkload, *, price: Callable[[Plan], Prediction]
+) -> tuple[Plan, Prediction]:
+    """The plan with steps between synchronizations that lose least of those that are about as fast as any: as few as can be, and
+    then the finest numbers. Other plans as they are.
+    """
+    if not plan.layout.steps_alone:
+        return plan, price(plan)
+    ways = _list_ways(goal, workload, plan.layout.num_devices)
+    plans = [replace(plan, layout=replace(plan.layout, sync_every=every, sync_format=form)) for every, form in ways]
+    found = [(each, price(each)) for each in plans]
+    fastest_ms = min(prediction.step_ms for _, prediction in found)
+    return next(pair for pair in found if pair[1].step_ms <= fastest_ms * (1 + _SPARED))
+
+
+def _list_ways(goal: Goal, workload: TrainingWorkload, num_devices: int) -> Iterator[tuple[int, SyncFormat]]:
+    """Steps between synchronizations and formats of what is sent, from those that lose least to those that take least time."""
+    pins = goal.pins.layout
+    numbers = _LOCAL_STEPS if pins.sync_every is None else (pins.sync_every,)
+    formats = get_args(SyncFormat) if pins.sync_format is None else (pins.sync_format,)
+    for every, sync_format in product(numbers, formats):
+        fits = sync_format != "int8" or num_devices <= MAX_INT8_RANKS
+        if fits and (every <= workload.num_steps or pins.sync_every is not None):
+            yield every, sync_format
 
 
 def list_cuts(goal: Goal, profile: Profile, workload: TrainingWorkload) -> list[DeviceLayout]:
@@ -108,6 +170,7 @@ def _techniques(layout: DeviceLayout) -> list[str]:
         "shard_state": layout.shares_state,
         "shard_gradients": layout.reduces_each_micro_batch,
         "shard_weights": layout.shares_weights,
+        "local_steps": layout.steps_alone,
     }
     return [name for name, is_used in used.items() if is_used]
 
@@ -116,4 +179,7 @@ def describe_layout(layout: DeviceLayout) -> str:
     """Words for a layout: ``2 devices, optimizer state shared out (ZeRO-1)``."""
     if layout.is_cut:
         return f"{layout.num_devices} devices, the model cut into {' + '.join(map(str, layout.stage_blocks))} blocks"
+    if layout.steps_alone:
+        every, form = layout.sync_every, layout.sync_format
+        return f"{layout.num_devices} devices, each alone for {every} steps, differences sent in {form} (DiLoCo)"
     return "one device" if layout.num_devices == 1 else f"{layout.num_devices} devices, {_WORDS[layout.data]}"

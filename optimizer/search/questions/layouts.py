@@ -16,12 +16,20 @@ from optimizer.goal import Goal
 from optimizer.plan.layout import DATA_PARALLEL, DeviceLayout
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import keep_all, recompute_all
-from optimizer.search.check.card_fit import Outpaced
-from optimizer.search.core import search
+from optimizer.search.check.card_fit import ACCEPTED, Outpaced
+from optimizer.search.core import explain_choice, search
 from optimizer.search.cut_model import least_cut_ms
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, Pose, answer_with
-from optimizer.search.questions.layout_list import SHOWN_MS, describe_layout, list_cuts, list_layouts
+from optimizer.search.questions.layout_list import (
+    SHOWN_MS,
+    WORTH_LOCAL,
+    describe_layout,
+    list_cuts,
+    list_layouts,
+    list_local,
+    settle_local,
+)
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.pricebook import remembering
 from optimizer.workload import TrainingWorkload
@@ -74,15 +82,17 @@ class _Searched:
 
 
 def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal: Goal) -> ObjectiveAnswer:
-    layouts = list_layouts(goal, workload, cuts=list_cuts(goal, profile, workload))
+    cuts, local = list_cuts(goal, profile, workload), list_local(goal, workload)
+    layouts = list_layouts(goal, workload, cuts=cuts, local=local)
     asked = [_ask(pose_on, layout, profile, workload) for layout in layouts]
-    for each in sorted(asked, key=lambda each: (each.least_ms, -each.layout.num_devices)):
+    # Steps alone last: how fast they have to be, the others say.
+    for each in sorted(asked, key=lambda each: (each.layout.steps_alone, each.least_ms, -each.layout.num_devices)):
         best = _best_of(asked)
         if best is not None and _cannot_win(each, best, asked):
             each.is_left_out = True
             continue
         try:
-            each.result = search(each.problem, most_ms=_most_ms(each, best))
+            each.result = _settled(each.problem, search(each.problem, most_ms=_most_ms(each, best)), goal, workload)
         except Outpaced as outpaced:
             each.least_ms, each.outpaced = outpaced.least, outpaced.best
         except (NoFeasiblePlan, InvalidPlan) as error:
@@ -97,6 +107,19 @@ def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal
         for each in asked
     )
     return replace(answer_with(best.problem, profile, result), layouts=options)
+
+
+def _settled(problem: SearchProblem, result: SearchResult, goal: Goal, workload: TrainingWorkload) -> SearchResult:
+    """The result with as many steps between synchronizations as its plan gains by."""
+    if not problem.layout.steps_alone:
+        return result
+    chosen = result.chosen
+    plan, prediction = settle_local(chosen.plan, goal, workload, price=problem.price)
+    if problem.verdict(prediction) not in ACCEPTED:
+        return result
+    settled = problem.priced(chosen.label, plan, prediction, in_detail=True)
+    sentences = explain_choice(problem, settled, result.baselines["keep_all"], result.left_out)
+    return replace(result, chosen=settled, explanation=tuple(sentences))
 
 
 def _ask(pose_on: PoseOn, layout: DeviceLayout, profile: Profile, workload: TrainingWorkload) -> _Searched:
@@ -118,6 +141,9 @@ def _most_ms(each: _Searched, best: _Searched | None) -> float:
 def _best_of(asked: Sequence[_Searched]) -> _Searched | None:
     """The fastest so far; of those as fast that with the fewest devices, which shares the least out."""
     found = [(each, each.best.prediction.step_ms) for each in asked if each.best is not None]
+    shared_ms = min((step_ms for each, step_ms in found if not each.layout.steps_alone), default=math.inf)
+    most_ms = shared_ms * (1 - WORTH_LOCAL)
+    found = [(each, step_ms) for each, step_ms in found if not each.layout.steps_alone or step_ms <= most_ms]
     fastest_ms = min((step_ms for _, step_ms in found), default=0.0)
     as_fast = (each for each, step_ms in found if step_ms <= fastest_ms * (1 + _WORTH))
     return min(
@@ -134,13 +160,18 @@ def _cannot_win(each: _Searched, best: _Searched, asked: Sequence[_Searched]) ->
     best plan of ZeRO-1 has several because memory is short.
     """
     assert best.best is not None
-    if each.least_ms >= best.best.prediction.step_ms * (1 - _SAME):
+    if each.least_ms >= best.best.prediction.step_ms * (1 - _gain_of(each)):
         return True
     if each.layout.data != "zero2":
         return False
     plain = next((one for one in asked if one.layout == replace(each.layout, data="zero1")), None)
     plan = None if plain is None else plain.best or plain.outpaced
     return plan is not None and plan.plan.batch.accumulation_steps == 1
+
+
+def _gain_of(each: _Searched) -> float:
+    """Share by which a layout's plans must be faster than the others' to be of use."""
+    return WORTH_LOCAL if each.layout.steps_alone else _SAME
 
 
 def _least_wrong(errors: Sequence[NoFeasiblePlan | InvalidPlan]) -> NoFeasiblePlan | InvalidPlan:
@@ -154,7 +185,7 @@ def _price_shared_baselines(asked: Sequence[_Searched]) -> dict[str, PricedPlan]
     most = max(each.layout.num_devices for each in asked)
     found: dict[str, PricedPlan] = {}
     for each in asked:
-        if each.layout.num_devices != most or most == 1 or each.layout.is_cut:
+        if each.layout.num_devices != most or most == 1 or each.layout.is_cut or each.layout.steps_alone:
             continue
         for ending, baseline in (("", keep_all), ("_recompute", recompute_all)):
             label = _LABELS[each.layout.data] + ending
@@ -193,7 +224,7 @@ def _describe(each: _Searched, best: _Searched) -> str:
 
 
 def _why_left_out(each: _Searched, step_ms: float) -> str:
-    if each.least_ms >= step_ms * (1 - _SAME):
+    if each.least_ms >= step_ms * (1 - _gain_of(each)):
         return f"no plan of it takes less than {each.least_ms:.1f} ms"
     return "gradients need no sharing out beside the state"
 
@@ -216,7 +247,9 @@ def _most(
     """The layout on which the most fits; of equals the fastest."""
     found: list[tuple[DeviceLayout, ObjectiveAnswer]] = []
     errors: list[NoFeasiblePlan | InvalidPlan] = []
-    for layout in list_layouts(goal, None if goal.objective == "largest_batch" else workload):
+    # Steps alone need no more memory than shared ones on the device, and fit no more.
+    local = list_local(goal, workload) if goal.pins.layout.sync_every is not None else ()
+    for layout in list_layouts(goal, None if goal.objective == "largest_batch" else workload, local=local):
         # So that the question itself can be posed; the batch is what is looked for.
         whole = replace(workload, global_batch_size=layout.num_devices) if goal.objective == "largest_batch" else workload
         try:

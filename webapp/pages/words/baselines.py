@@ -20,9 +20,11 @@ BASELINE_WORDS: Final = {
     "shares_by_speed": "shares of the batch by speed, everything on each device",
     "shares_by_speed_zero1": "shares of the batch by speed, optimizer state shared",
     "shares_by_speed_zero2": "shares of the batch by speed, optimizer state and gradients shared",
+    "shares_by_speed_local": "shares of the batch by speed, devices synchronized every few steps",
     "equal_shares": "equal shares of the batch, everything on each device",
     "equal_shares_zero1": "equal shares of the batch, optimizer state shared",
     "equal_shares_zero2": "equal shares of the batch, optimizer state and gradients shared",
+    "equal_shares_local": "equal shares of the batch, devices synchronized every few steps",
     # of a generation
     "resident": "all weights on the device, as many sequences as fit",
     "one_at_a_time": "all weights on the device, one sequence at a time",

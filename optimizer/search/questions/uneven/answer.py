@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
@@ -32,7 +33,15 @@ from optimizer.search.check.card_fit import ACCEPTED
 from optimizer.search.core import find_best, find_chosen, search
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, answer_with
-from optimizer.search.questions.layout_list import SHOWN_MS, describe_layout, list_cuts, list_layouts
+from optimizer.search.questions.layout_list import (
+    SHOWN_MS,
+    WORTH_LOCAL,
+    describe_layout,
+    list_cuts,
+    list_layouts,
+    list_local,
+    settle_local,
+)
 from optimizer.search.questions.uneven.bounds import LeastTime, least_alone_ms, least_shared
 from optimizer.search.questions.uneven.cuts import find_cut, pose_orders
 from optimizer.search.questions.uneven.parts import find_shared
@@ -44,7 +53,8 @@ from optimizer.workload import TrainingWorkload
 _WORTH: Final = 0.005
 """Share by which more devices must be faster to be used."""
 UNEVEN_BASELINES: Final[Mapping[str, bool]] = {"shares_by_speed": False, "equal_shares": True}
-"""By label, whether all devices take the same share; with shared state or gradients ``_zero1`` or ``_zero2`` follows."""
+"""By label, whether all devices take the same share; with shared state or gradients ``_zero1`` or ``_zero2`` follows, with steps
+between synchronizations ``_local``."""
 
 
 class _Found(NamedTuple):
@@ -52,8 +62,8 @@ class _Found(NamedTuple):
 
     best: PricedPlan | None
     why: str = ""
-    layout: DeviceLayout | None = None
-    """A cut's, whose order of devices is known once it is found."""
+    names: Mapping[str, Any] = MappingProxyType({})
+    """Label, words and layout where they are known once it is found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +94,7 @@ class _Option:
             waits = f", {network_ms:.1f} ms of it for the network" * (network_ms >= SHOWN_MS)
             return replace(self, why=not_searched(self.least.step_ms) + waits)
         found = self.search(most_ms)
-        searched = replace(self, best=found.best, why=found.why)
-        return searched if found.layout is None else replace(searched, **_cut_names(found.layout, found.best))
+        return replace(self, best=found.best, why=found.why, **found.names)
 
 
 def answer_uneven(
@@ -113,7 +122,9 @@ def answer_uneven(
             hint="Ask for the devices of one kind: --devices '2x RTX 3060'.",
         )
     cuts = {layout.num_devices: layout for layout in list_cuts(goal, profile, workload)}
-    layouts = [layout for layout in list_layouts(goal, None, cuts=[*cuts.values()]) if not layout.is_cut]
+    local = list_local(goal, workload, is_even=False)
+    layouts = [layout for layout in list_layouts(goal, None, cuts=[*cuts.values()], local=local) if not layout.is_cut]
+    shared = [layout for layout in layouts if not layout.steps_alone]
 
     def estimate(plan: Plan) -> Prediction:
         asked: dict[str, Any] = {"plan": plan, "workload": workload, "machine": machine}
@@ -130,7 +141,7 @@ def answer_uneven(
         find_best=find_best,
         spared_bytes=spared_bytes or {},
         data_modes=tuple(
-            dict.fromkeys(layout.data for layout in layouts if layout.num_devices > 1 and not layout.shares_weights)
+            dict.fromkeys(layout.data for layout in shared if layout.num_devices > 1 and not layout.shares_weights)
         ),
     )
     kinds = sorted(machine.kinds, key=lambda kind: -speed_of(kind))
@@ -139,8 +150,8 @@ def answer_uneven(
     several = [[kind] for kind in kinds if kind.num_devices in cuts]
     options = _search_each(
         [
-            *(option for team in _teams(machine, kinds, allowed) for option in _together(question, team)),
-            *(option for kind in kinds for option in _alone(question, kind, allowed)),
+            *(option for team in _teams(machine, kinds, allowed) for option in _together(question, team, local)),
+            *(option for kind in kinds for option in _alone(question, kind, {layout.num_devices for layout in shared})),
             *(
                 _cut(question, team, cuts[sum(kind.num_devices for kind in team)])
                 for team in (*several, *_teams(machine, kinds, set(cuts)))
@@ -155,10 +166,15 @@ def answer_uneven(
 
 def _search_each(options: Sequence[_Option]) -> list[_Option]:
     """The options with their plans, in the same order. Those that could be fastest are searched first, so that most others are
-    known to be slower without a search.
+    known to be slower without a search; last those that take steps alone, which must be faster by more.
     """
     found: dict[int, _Option] = {}
-    for index in sorted(range(len(options)), key=lambda index: (options[index].least.step_ms, options[index].num_devices)):
+
+    def turn(index: int) -> tuple[bool, float, int]:
+        option = options[index]
+        return option.layout.steps_alone, option.least.step_ms, option.num_devices
+
+    for index in sorted(range(len(options)), key=turn):
         best = _best_of([*found.values()])
         found[index] = options[index].searched(math.inf if best is None else best.step_ms * (1 + _WORTH))
     return [found[index] for index in range(len(options))]
@@ -226,28 +242,49 @@ def _find_alone(question: UnevenQuestion, kind: DeviceKind, layout: DeviceLayout
 # Devices of several kinds.
 
 
-def _together(question: UnevenQuestion, team: list[DeviceKind]) -> Iterator[_Option]:
-    """Shares by speed, and equal ones."""
+def _together(question: UnevenQuestion, team: list[DeviceKind], local: Sequence[DeviceLayout]) -> Iterator[_Option]:
+    """Shares by speed, and equal ones. local: layouts whose ranks take steps alone."""
     names = " and ".join(f"{kind.num_devices}x {kind.device.name}" for kind in team)
-    layouts = [DeviceLayout(num_devices=sum(kind.num_devices for kind in team), data=data) for data in question.data_modes]
-    for layout in layouts:
-        ending = "" if layout.data == "replicated" else f" ({layout.data})"
+    num_devices = sum(kind.num_devices for kind in team)
+    layouts = [DeviceLayout(num_devices=num_devices, data=data) for data in question.data_modes]
+    for layout in (*layouts, *(each for each in local if each.num_devices == num_devices)):
+        suffix = "_local" if layout.steps_alone else "" if layout.data == "replicated" else f"_{layout.data}"
         for label, is_equal in UNEVEN_BASELINES.items():
+            words = f"{names}, {label.replace('_', ' ')}"
             yield _Option(
-                label=label + ("" if layout.data == "replicated" else f"_{layout.data}"),
-                words=f"{names}, {label.replace('_', ' ')}{ending}",
+                label=f"{label}{suffix}",
+                words=f"{words}{_ending(layout)}",
                 num_devices=layout.num_devices,
                 layout=layout,
                 least=least_shared(question, team, layout, is_equal=is_equal),
-                search=partial(_find_shared, question, team, layout, is_equal=is_equal),
+                search=partial(_find_shared, question, team, layout, words, is_equal=is_equal),
             )
 
 
+def _ending(layout: DeviceLayout) -> str:
+    """What distinguishes layouts of the same devices."""
+    if layout.steps_alone:
+        return f", each alone for {layout.sync_every} steps, differences sent in {layout.sync_format}"
+    return "" if layout.data == "replicated" else f" ({layout.data})"
+
+
 def _find_shared(
-    question: UnevenQuestion, team: Sequence[DeviceKind], layout: DeviceLayout, _most_ms: float, *, is_equal: bool
+    question: UnevenQuestion, team: Sequence[DeviceKind], layout: DeviceLayout, words: str, _most_ms: float, *, is_equal: bool
 ) -> _Found:
     best = find_shared(question, team, layout, is_equal=is_equal)
-    return _Found(best, "no such shares fit" if best is None else "")
+    if best is None:
+        return _Found(None, "no such shares fit")
+    best = _settled(question, best)
+    return _Found(best, names={"words": f"{words}{_ending(best.plan.layout)}"})
+
+
+def _settled(question: UnevenQuestion, found: PricedPlan) -> PricedPlan:
+    """The plan with as many steps between synchronizations as it gains by."""
+    plan, _ = settle_local(found.plan, question.goal, question.workload, price=question.estimate)
+    if plan == found.plan:
+        return found
+    settled = question.priced(found.label, plan)
+    return settled if settled.verdict in ACCEPTED else found
 
 
 def _cut(question: UnevenQuestion, team: Sequence[DeviceKind], asked: DeviceLayout) -> _Option:
@@ -256,7 +293,7 @@ def _cut(question: UnevenQuestion, team: Sequence[DeviceKind], asked: DeviceLayo
 
     def search(most_ms: float) -> _Found:
         found = find_cut(question, orders, most_ms=most_ms)
-        return _Found(found.best, found.why, found.layout)
+        return _Found(found.best, found.why, _cut_names(found.layout, found.best))
 
     first = orders[0]
     return _Option(
@@ -278,9 +315,16 @@ def _cut_names(layout: DeviceLayout, best: PricedPlan | None) -> dict[str, Any]:
 def _best_of(options: Sequence[_Option]) -> _Option | None:
     """The fastest; of those as fast the one with the fewest devices."""
     found = [option for option in options if option.best is not None and option.best.verdict in ACCEPTED]
+    shared_ms = min((option.step_ms for option in found if not _steps_alone(option)), default=math.inf)
+    most_ms = shared_ms * (1 - WORTH_LOCAL)
+    found = [option for option in found if not _steps_alone(option) or option.step_ms <= most_ms]
     fastest_ms = min((option.step_ms for option in found), default=0.0)
     as_fast = [option for option in found if option.step_ms <= fastest_ms * (1 + _WORTH)]
     return min(as_fast, key=lambda option: (option.num_devices, option.step_ms), default=None)
+
+
+def _steps_alone(option: _Option) -> bool:
+    return option.best is not None and option.best.plan.layout.steps_alone
 
 
 def _nothing_fits(
