@@ -138,7 +138,7 @@ def make_cut(num_micro_batches: int) -> Case:
     )
 
 
-def _find_link(profile: LinkProfile | None, pool: RankPool, num_ranks: int) -> PeerLink:
+def find_link(profile: LinkProfile | None, pool: RankPool, num_ranks: int) -> PeerLink:
     """The link as the planner is given it: its rate and delay, or on one machine what the probe finds."""
     if profile is not None and profile.bytes_per_s is not None:
         return network_link(bits_per_s=8 * profile.bytes_per_s, delay_s=profile.delay_s)
@@ -152,7 +152,8 @@ def measure_all(*, is_quick: bool) -> Iterator[Row]:
     shapes = SHAPES[:1] if is_quick else SHAPES
     profiles = (PROFILES[1], SMALL_FRAMES) if is_quick else (*PROFILES, SMALL_FRAMES)
     cut = make_cut(_CUT_MICRO_BATCHES)
-    profiled = {shape.name: _profile(shape, make_cases(2, [shape])) for shape in shapes} | {CUT.name: _profile(CUT, [cut])}
+    profiled = {shape.name: make_profile(shape, make_cases(2, [shape])) for shape in shapes}
+    profiled[CUT.name] = make_profile(CUT, [cut])
     for num_ranks in (2,) if is_quick else (2, 3, 4):
         cases = make_cases(num_ranks, shapes) + [cut] * (num_ranks == 2)
         for profile in profiles:
@@ -166,7 +167,7 @@ def measure_all(*, is_quick: bool) -> Iterator[Row]:
                 yield failure(f"{num_ranks} ranks, {profile.name}", error)
 
 
-def _profile(shape: Shape, cases: Sequence[Case]) -> Profile:
+def make_profile(shape: Shape, cases: Sequence[Case]) -> Profile:
     extent = extent_of([(case.plan, case.workload) for case in cases])
     return trace(read_model_spec(shape.config), extent=extent)
 
@@ -179,8 +180,8 @@ def _measure(
     found: dict[str, list[list[dict[str, Any]]]] = {case.name: [] for case in cases}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        pool = _start(stack, folder, num_ranks, profile)
-        link = _find_link(profile, pool, num_ranks)
+        pool = start_ranks(stack, folder, num_ranks, profile)
+        link = find_link(profile, pool, num_ranks)
         for _ in range(num_rounds):
             for case in cases:
                 command = {
@@ -209,7 +210,7 @@ def _measure(
         }
 
 
-def _start(stack: ExitStack, folder: Path, num_ranks: int, profile: LinkProfile | None) -> RankPool:
+def start_ranks(stack: ExitStack, folder: Path, num_ranks: int, profile: LinkProfile | None) -> RankPool:
     if profile is None:
         pool = RankPool(folder, num_ranks=num_ranks, module=_MODULE)
     else:

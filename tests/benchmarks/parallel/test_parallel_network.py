@@ -46,7 +46,7 @@ def test_without_namespaces_the_failure_is_named_and_the_loopback_is_measured(mo
         yield row("loopback", step=0.0)
 
     monkeypatch.setattr(network, "_measure", measure)
-    monkeypatch.setattr(network, "_profile", lambda shape, cases: None)
+    monkeypatch.setattr(network, "make_profile", lambda shape, cases: None)
     failed, measured = network.measure_all(is_quick=True)
     assert asked[1:] == [None]
     assert "headroom-has-no-such-program cannot be run" in failed["error"]

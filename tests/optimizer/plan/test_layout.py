@@ -125,3 +125,35 @@ def test_a_plan_without_a_layout_is_for_one_device() -> None:
     document = PLAN.to_json()
     del document["layout"]
     assert Plan.from_json(document).layout == DeviceLayout()
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ({"sync_every": 0}, "plan.layout.sync_every is 0; allowed: 1 to 10000"),
+        ({"sync_every": 8, "num_devices": 1}, "plan.layout.num_devices is 1; plan.layout.sync_every is 8, steps between"),
+        ({"sync_every": 8, "data": "zero1"}, "plan.layout.data is zero1; plan.layout.sync_every is 8, steps with all"),
+        ({"sync_every": 8, "stage_blocks": (1, 1)}, "plan.layout.stage_blocks is 1, 1; plan.layout.sync_every is 8"),
+        (
+            {"sync_every": 8, "num_devices": 9, "sync_format": "int8"},
+            "plan.layout.sync_format is int8; plan.layout.sync_every is 8, steps of 9 devices; at most 8 add up in 8 bits",
+        ),
+    ],
+)
+def test_steps_alone_that_cannot_be_are_refused_by_name(layout: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidPlan) as caught:
+        DeviceLayout(**{"num_devices": 2, **layout})
+    assert str(caught.value).startswith(message)
+
+
+def test_steps_alone_go_through_json_and_older_plans_share_every_step() -> None:
+    local = replace(PLAN, layout=DeviceLayout(num_devices=2, sync_every=32, sync_format="int8"))
+    document = local.to_json()
+    assert Plan.from_json(document) == local
+    assert "local_steps" in local.techniques
+    assert not local.is_lossless
+    for name in ("sync_every", "sync_format"):
+        del document["layout"][name]
+    assert Plan.from_json(document).layout == DeviceLayout(num_devices=2)
+    assert is_idle("layout.sync_format", PLAN)
+    assert not is_idle("layout.sync_format", local)
