@@ -2,8 +2,8 @@
 
 Times: two ranks over a relay of 200 Mbit/s and 20 ms, every step shared or eight alone in each format; the mean of whole rounds
 against what the plan says of the network beside the compute that the same steps took. Losses: a small decoder on the bytes of a
-real text (the bundled King James Bible), the same steps of two ranks with the same batches, shared or alone. One seed, one model
-and few steps: they show what it costs here, not what it costs a large model.
+real text (the bundled King James Bible), the same steps of two ranks with the same batches, shared or alone, averaged or with
+DiLoCo's outer step. One seed, one model and few steps: they show what it costs here, not what it costs a large model.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ _MODEL: Final[dict[str, Any]] = {
     "max_position_embeddings": 128,
     "attention_block": 8,
 }
-_NUM_STEPS: Final = 512
+_NUM_STEPS: Final = 256
 
 
 def _make_case(layout: DeviceLayout) -> Case:
@@ -120,8 +120,9 @@ def train_all(*, is_quick: bool) -> Iterator[Row]:
     """The last validation loss of the same job under each layout."""
     num_steps = 64 if is_quick else _NUM_STEPS
     layouts = [DeviceLayout(num_devices=2)]
-    for every in (8,) if is_quick else (8, 32, 128):
+    for every in (8,) if is_quick else (8, 32):
         layouts += [DeviceLayout(num_devices=2, sync_every=every, sync_format=form) for form in _FORMATS]
+        layouts.append(DeviceLayout(num_devices=2, sync_every=every, sync_rule="nesterov"))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _write_text(folder / "tokens")
@@ -159,6 +160,7 @@ def _train(pool: RankPool, folder: Path, layout: DeviceLayout, *, job: str, num_
         "what": "loss",
         "sync_every": layout.sync_every,
         "sync_format": layout.sync_format,
+        "sync_rule": layout.sync_rule,
         "num_steps": num_steps,
         "validation_loss_start": summary["validation_loss_start"],
         "validation_loss": summary["validation_loss"],
@@ -195,14 +197,14 @@ def summarize(rows: Sequence[Row]) -> dict[str, GoalEntry]:
     shortest = min((row["step_ms"] for row in times if row["sync_every"] > 1), default=None)
     ratio = None if shared_ms is None or shortest is None else shared_ms / shortest
     shared_loss = next((row["validation_loss"] for row in losses if row["sync_every"] == 1), None)
-    eight = [row["validation_loss"] for row in losses if row["sync_every"] == _EVERY]
+    eight = [row["validation_loss"] for row in losses if row["sync_every"] == _EVERY and row["sync_rule"] == "average"]
     lost = None if shared_loss is None or not eight else max(eight) / shared_loss
     return {
         f"step time over {_SLOW.name}, worst error, %": goal(
             worst, f"<= {_TIME_PERCENT:g}", met=worst is not None and worst <= _TIME_PERCENT
         ),
         "a shared step's time over that of the fastest of eight alone": goal(ratio, ">= 4", met=ratio is not None and ratio >= 4),
-        "loss with eight steps alone over that of shared steps, worst format": goal(
+        "loss with eight steps alone and averaging over that of shared steps, worst format": goal(
             lost, f"<= {_LOSS_SHARE:g}", met=lost is not None and lost <= _LOSS_SHARE
         ),
     }

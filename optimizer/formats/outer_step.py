@@ -1,7 +1,8 @@
 """Outer steps, which bring ranks together that train alone for some steps: what crosses between them, and what each keeps.
 
-Every rank keeps on its host, for each trained element, the weight that all had in common last and the momentum of the outer
-step, both in fp32. Trained elements are counted through in the model's order and cross in buckets, one all-reduce for each:
+Every rank keeps on its host, for each trained element, the weight that all had in common last and, of an outer step with
+momentum, that, both in fp32. Trained elements are counted through in the model's order and cross in buckets, one all-reduce for
+each:
 
 fp32   the differences, each times the rank's share of the samples.
 bf16   the same, rounded; they are added up in bf16.
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from optimizer.formats.transfer_sizes import SCALE_BLOCK_ELEMENTS, SCALE_BYTES
-from optimizer.plan.layout import SyncFormat
+from optimizer.plan.layout import SyncFormat, SyncRule
 
 OUTER_LEARNING_RATE: Final = 0.7
 """The authors' best, as OUTER_MOMENTUM is: Douillard et al., DiLoCo (arXiv 2311.08105), section 3.1."""
@@ -23,8 +24,8 @@ OUTER_MOMENTUM: Final = 0.9
 """Momentum of Nesterov's kind."""
 BUCKET_ELEMENTS: Final = 1 << 24
 """Differences that cross at once: so many that a round trip of a slow link is short beside them, and few beside a model."""
-STATE_BYTES: Final = 8
-"""For each trained element: its last common weight and its outer momentum."""
+STATE_BYTES: Final[dict[SyncRule, int]] = {"average": 4, "nesterov": 8}
+"""For each trained element: its last common weight, and its outer momentum if there is any."""
 _INT8_LIMIT: Final = 127
 SENT_BYTES: Final[dict[SyncFormat, int]] = {"fp32": 4, "bf16": 2, "int8": 1}
 """Bytes of a difference on its way."""
@@ -70,11 +71,13 @@ def size_buffers(num_elements: int, *, sync_format: SyncFormat, are_rounded: boo
     )
 
 
-def count_host_bytes(num_elements: int, *, sync_format: SyncFormat, weight_bytes: int, are_rounded: bool) -> int:
+def count_host_bytes(
+    num_elements: int, *, sync_format: SyncFormat, sync_rule: SyncRule, weight_bytes: int, are_rounded: bool
+) -> int:
     """Bytes that a rank keeps on its host for the outer step. weight_bytes: of a trained weight in its own dtype."""
     buffers = size_buffers(num_elements, sync_format=sync_format, are_rounded=are_rounded)
     return (
-        STATE_BYTES * num_elements
+        STATE_BYTES[sync_rule] * num_elements
         + 4 * buffers.num_values
         + SENT_BYTES[sync_format] * buffers.num_sent
         + SCALE_BYTES * buffers.num_scales

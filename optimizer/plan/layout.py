@@ -15,9 +15,10 @@ micro-batches go through all ranks, one after the other. Then every rank sees th
 says on which kind each stage runs; what its blocks do with activations is what the plan says of these blocks.
 
 Or ranks exchange no gradients at all: each takes ``sync_every`` steps alone, with an optimizer of its own on its own share of
-each step, and then all of them go on from what their differences make of the weights that they had in common (Douillard et al.,
-DiLoCo: Distributed Low-Communication Training of Language Models, 2023, algorithm 1). That is another training, not the same
-one with another order of sums, so it is used only where losses of quality are allowed.
+each step, and then all of them go on from the mean of their weights (Stich, Local SGD Converges Fast and Communicates Little,
+2018), or from what an outer step of momentum makes of their differences (Douillard et al., DiLoCo: Distributed Low-Communication
+Training of Language Models, 2023, algorithm 1). That is another training, not the same one with another order of sums, so it is
+used only where losses of quality are allowed.
 """
 
 from collections.abc import Sequence
@@ -33,6 +34,9 @@ from optimizer.plan.stages import PipelineSchedule, StageOfModel, list_stages
 DataParallel = Literal["replicated", "zero1", "zero2", "zero3"]
 SyncFormat = Literal["fp32", "bf16", "int8"]
 """Numbers in which differences of weights cross between ranks; int8 with a scale for every 256 of them."""
+SyncRule = Literal["average", "nesterov"]
+"""Common weights from the ranks' differences: the mean of their weights, or DiLoCo's outer step, whose momentum goes further than
+the mean. The longer ranks are alone, the more that is worth; over few steps it overshoots (docs/experiments.md)."""
 MAX_SYNC_EVERY: Final = 10_000
 MAX_INT8_RANKS: Final = 8
 """Most ranks whose whole numbers can be added up in 8 bits: each has a part of them."""
@@ -100,6 +104,8 @@ class DeviceLayout:
     every rank has the whole model and all of its state (``replicated``)."""
     sync_format: SyncFormat = "fp32"
     """Number format of the differences that are sent; of no effect where ranks share every step."""
+    sync_rule: SyncRule = "average"
+    """The way to common weights; of no effect where ranks share every step."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_devices <= MAX_DEVICES:
@@ -236,6 +242,7 @@ class LayoutPins:
     schedule: PipelineSchedule | None = None
     sync_every: int | None = None
     sync_format: SyncFormat | None = None
+    sync_rule: SyncRule | None = None
 
 
 def check_depth(stage_blocks: Sequence[int], num_blocks: int) -> None:
@@ -300,8 +307,8 @@ TECHNIQUES: Final = (
     ),
     TechniqueDeclaration(
         name="local_steps",
-        label="synchronize every few steps (DiLoCo)",
-        sentence="Lets each device take several steps alone and then brings their weights together by the differences, so that "
+        label="synchronize every few steps",
+        sentence="Lets each device take several steps alone and then brings their weights together (local SGD, DiLoCo), so that "
         "a slow link is used seldom; another training than one with every gradient summed.",
         group=_GROUP,
         loss="any",
@@ -355,7 +362,7 @@ KNOBS: Final = (
         plain=1,
         uses=(Use(technique="local_steps", asks=exceeds(1)),),
         num_devices=2,
-        training=Face(label="Steps between synchronizations", help="1 shares every step; more is another training (DiLoCo)"),
+        training=Face(label="Steps between synchronizations", help="1 shares every step; more is another training"),
     ),
     Knob(
         path="layout.sync_format",
@@ -364,5 +371,13 @@ KNOBS: Final = (
         matters_where=(Condition(path="layout.sync_every", holds=exceeds(1)),),
         num_devices=2,
         training=Face(label="Differences sent in", help="where devices synchronize every few steps"),
+    ),
+    Knob(
+        path="layout.sync_rule",
+        plain="average",
+        words={"average": "the mean of all weights", "nesterov": "an outer step with momentum (DiLoCo)"},
+        matters_where=(Condition(path="layout.sync_every", holds=exceeds(1)),),
+        num_devices=2,
+        training=Face(label="Devices go on from", help="where they synchronize every few steps"),
     ),
 )

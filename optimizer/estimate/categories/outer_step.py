@@ -23,15 +23,15 @@ from optimizer.estimate.tasks.transfers import Legs
 from optimizer.formats.outer_step import SENT_BYTES, count_host_bytes, count_scales, list_buckets
 from optimizer.formats.transfer_sizes import PIECE_ELEMENTS, SCALE_BYTES
 from optimizer.hardware.rates import Rates
-from optimizer.plan.layout import SyncFormat
+from optimizer.plan.layout import SyncFormat, SyncRule
 from optimizer.plan.plan import Plan
 
 _READ_BYTES: Final = 12 + 8
 """Host memory that is read and written for each element before differences cross: subtracted, weighed."""
 _ENCODED_BYTES: Final[dict[SyncFormat, int]] = {"fp32": 0, "bf16": 6, "int8": 4 + 8 + 8 + 5}
 _DECODED_BYTES: Final[dict[SyncFormat, int]] = {"fp32": 0, "bf16": 6, "int8": 5 + 8}
-_UPDATED_BYTES: Final = 8 + 12 + 12 + 12
-"""After that: momentum shrunk and added to, Nesterov's sum, the common weights."""
+_UPDATED_BYTES: Final[dict[SyncRule, int]] = {"average": 12, "nesterov": 8 + 12 + 12 + 12}
+"""After that: the common weights; before them momentum shrunk and added to, and Nesterov's sum."""
 _FP32_BYTES: Final = 4
 _KNOWN: Final[Table[Hashable, "OuterCosts"]] = Table()
 
@@ -96,6 +96,7 @@ def _estimate(tensors: TensorList, network: Network, plan: Plan, rates: Rates, *
         host_bytes=count_host_bytes(
             tensors.total_elements,
             sync_format=layout.sync_format,
+            sync_rule=layout.sync_rule,
             weight_bytes=weights.bytes_per_element,
             are_rounded=weights.bytes_per_element < _FP32_BYTES and not is_finer,
         ),
@@ -110,7 +111,7 @@ def _estimate(tensors: TensorList, network: Network, plan: Plan, rates: Rates, *
         )
         + restart_ms(network, max(round(sum(each)) for each in zip(*sent, strict=True))),
         after=(
-            ("host", host_ms(_DECODED_BYTES[layout.sync_format] + _UPDATED_BYTES)),
+            ("host", host_ms(_DECODED_BYTES[layout.sync_format] + _UPDATED_BYTES[layout.sync_rule])),
             ("copy_in", 1000 * written_bytes / rates.host_to_device_bytes_per_s),
         ),
     )

@@ -64,8 +64,9 @@ def estimate_checkpoint_bytes(tensors: TensorList, *, plan: Plan, workload: Trai
     weight_bytes = tensors.total_elements * (plan.weights.bytes_per_element + plan.weights.master_bytes_per_element)
     if plan.layout.steps_alone:
         others = plan.layout.num_devices - 1
-        state_bytes += others * state_bytes + _FP32_BYTES * tensors.total_elements
-        num_entries += len(tensors.sizes) * (1 + others * (1 + workload.num_moments))
+        has_momentum = plan.layout.sync_rule == "nesterov"
+        state_bytes += others * state_bytes + has_momentum * _FP32_BYTES * tensors.total_elements
+        num_entries += len(tensors.sizes) * (has_momentum + others * (1 + workload.num_moments))
         if not plan.weights.master_bytes_per_element and plan.weights.bytes_per_element < _FP32_BYTES:
             # Common weights, which are finer than the model's.
             state_bytes += _FP32_BYTES * tensors.total_elements

@@ -192,6 +192,9 @@ _ORDERS: Final = {
 }
 
 
+_COMMON: Final = {"average": "the mean of", "nesterov": "what an outer step with momentum (DiLoCo) makes of"}
+
+
 def _layout_sentences(plan: Plan, prediction: Costs) -> Iterator[str]:
     layout = plan.layout
     if layout.is_cut:
@@ -201,7 +204,7 @@ def _layout_sentences(plan: Plan, prediction: Costs) -> Iterator[str]:
     elif layout.steps_alone:
         yield (
             f"{layout.num_devices} devices take a part of the batch each and train alone for {layout.sync_every} steps; then "
-            f"their weights are brought together by the differences, sent in {layout.sync_format} (DiLoCo)"
+            f"they go on from {_COMMON[layout.sync_rule]} their differences, sent in {layout.sync_format}"
         )
     elif layout.num_devices > 1:
         yield f"{layout.num_devices} devices take a part of the batch each; {_SHARED_OUT[layout.data]}"

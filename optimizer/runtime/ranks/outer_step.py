@@ -1,8 +1,9 @@
-"""Brings the weights of ranks together that trained alone for some steps: the outer step of DiLoCo.
+"""Brings the weights of ranks together that trained alone for some steps: averages them, or takes the outer step of DiLoCo.
 
 Douillard et al., DiLoCo (arXiv 2311.08105), algorithm 1: the difference between the weights that all had in common last and a
 rank's own is taken as a gradient, averaged over the ranks by the samples that they took, and Nesterov's momentum makes the next
-common weights of it; optimizer states of the inner steps stay each rank's own. It all happens on the host, where what is kept
+common weights of it; without momentum, and with a learning rate of 1, these are the mean of the ranks' weights (local SGD).
+Optimizer states of the inner steps stay each rank's own. It all happens on the host, where what is kept
 for it lives: weights are read there, differences cross over gloo on cards, too, and the new weights are written back. So a
 synchronization takes no memory on the device.
 
@@ -85,7 +86,8 @@ class OuterStep:
         def keep(size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return tiers.host_buffer(size, dtype=dtype, category="optimizer_state", pinned=False)
 
-        self._start, self._momentum = keep(self._num_elements), keep(self._num_elements).zero_()
+        self._start = keep(self._num_elements)
+        self._momentum = keep(self._num_elements).zero_() if self._layout.sync_rule == "nesterov" else None
         self._values = keep(buffers.num_values).zero_()
         self._sent = keep(buffers.num_sent, _SENT[self._layout.sync_format]) if buffers.num_sent else None
         self._scales = keep(buffers.num_scales) if buffers.num_scales else None
@@ -105,7 +107,8 @@ class OuterStep:
         for name, size in self._sizes.items():
             self._start[start : start + size].copy_(_flat(held[name]))
             start += size
-        self._momentum.zero_()
+        if self._momentum is not None:
+            self._momentum.zero_()
         self.steps_alone = 0
 
     @torch.no_grad()
@@ -120,6 +123,9 @@ class OuterStep:
                 own[span.of_bucket].copy_(_flat(held[span.name])[span.of_tensor])
                 self._subtract(start[span.of_bucket], own[span.of_bucket], span)
             self._average_(values, len(bucket))
+            if self._momentum is None:
+                start.sub_(own)
+                continue
             momentum = self._momentum[bucket.start : bucket.stop]
             momentum.mul_(OUTER_MOMENTUM).add_(own)
             own.add_(momentum, alpha=OUTER_MOMENTUM)
@@ -131,7 +137,9 @@ class OuterStep:
 
     def export_state(self) -> dict[str, torch.Tensor]:
         """The live tensors by ``<parameter>//<what>``; common weights only where they are finer than the model's own."""
-        found = {f"{name}//{MOMENTUM}": value for name, value in self._by_name(self._momentum).items()}
+        found: dict[str, torch.Tensor] = {}
+        if self._momentum is not None:
+            found |= {f"{name}//{MOMENTUM}": value for name, value in self._by_name(self._momentum).items()}
         if self._coarse:
             found |= {f"{name}//{START}": value for name, value in self._by_name(self._start).items()}
         return found
@@ -141,7 +149,7 @@ class OuterStep:
         """Go on from a checkpoint whose weights the model has; anew where it has no such state."""
         self.begin_anew()
         for kind, kept in ((MOMENTUM, self._momentum), (START, self._start)):
-            for name, value in self._by_name(kept).items():
+            for name, value in (self._by_name(kept) if kept is not None else {}).items():
                 if f"{name}//{kind}" in stored:
                     value.copy_(stored[f"{name}//{kind}"])
 

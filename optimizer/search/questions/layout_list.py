@@ -88,7 +88,9 @@ def list_local(goal: Goal, workload: TrainingWorkload, *, is_even: bool = True) 
         ways = list(_list_ways(goal, workload, num_devices))
         if ways and pins.num_devices in (None, num_devices) and not (is_even and workload.global_batch_size % num_devices):
             every, sync_format = ways[-1]
-            found.append(DeviceLayout(num_devices=num_devices, sync_every=every, sync_format=sync_format))
+            rule = pins.sync_rule or "average"
+            layout = DeviceLayout(num_devices=num_devices, sync_every=every, sync_format=sync_format, sync_rule=rule)
+            found.append(layout)
     return found
 
 
@@ -181,5 +183,5 @@ def describe_layout(layout: DeviceLayout) -> str:
         return f"{layout.num_devices} devices, the model cut into {' + '.join(map(str, layout.stage_blocks))} blocks"
     if layout.steps_alone:
         every, form = layout.sync_every, layout.sync_format
-        return f"{layout.num_devices} devices, each alone for {every} steps, differences sent in {form} (DiLoCo)"
+        return f"{layout.num_devices} devices, each alone for {every} steps, differences sent in {form}"
     return "one device" if layout.num_devices == 1 else f"{layout.num_devices} devices, {_WORDS[layout.data]}"

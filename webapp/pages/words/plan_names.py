@@ -34,7 +34,7 @@ def layout_words(document: Mapping[str, Any]) -> str:
     cut = layout.get("stage_blocks") or ()
     if "num_devices" in layout and not cut:
         every = int(layout.get("sync_every", 1))
-        rarely = f", synchronized every {every} steps (DiLoCo)" if every > 1 else ""
+        rarely = f", synchronized every {every} steps" if every > 1 else ""
         return f"on {num_devices} devices{_SHARED_OUT[layout['data']]}{rarely}"
     how = f"cut into {' + '.join(map(str, cut))} blocks" if cut else "a copy of the model on each"
     return f"on {num_devices} devices, {how}"

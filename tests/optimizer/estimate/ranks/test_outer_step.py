@@ -26,6 +26,7 @@ from tests.optimizer.runtime.ranks.pool import RankPool
 ON_HOST: dict[str, Any] = {"gradients": "host", "state": OptimizerStatePlan(place="host")}
 CASES = (
     make_case(sync_every=2, accumulation_steps=2),
+    make_case(sync_every=2, sync_rule="average"),
     make_case(sync_every=2, sync_format="int8", num_ranks=3),
     make_case(sync_every=2, sync_format="bf16", weights=WeightsPlan(dtype="bf16")),
     make_case(sync_every=2, weights=WeightsPlan(dtype="bf16", master="none")),

@@ -80,7 +80,8 @@ class RankCase:
         words += [plan.weights.dtype, f"{plan.optimizer_state.place}{plan.optimizer_state.bits}", self.workload.optimizer]
         words += sorted(set(plan.activations.per_block))
         words += [f"{plan.layout.schedule}-{'+'.join(map(str, plan.layout.stage_blocks))}"] if plan.layout.is_cut else []
-        words += [f"every{plan.layout.sync_every}-{plan.layout.sync_format}"] if plan.layout.steps_alone else []
+        alone = f"every{plan.layout.sync_every}-{plan.layout.sync_format}-{plan.layout.sync_rule}"
+        words += [alone] if plan.layout.steps_alone else []
         batches = [each.batch for each in plan.of_ranks() if self._differ]
         words += [f"{batch.accumulation_steps}x{batch.micro_batch_size}" for batch in batches]
         return "-".join(words)
@@ -182,6 +183,7 @@ def make_case(
     schedule: str = "1f1b",
     sync_every: int = 1,
     sync_format: str = "fp32",
+    sync_rule: str = "nesterov",
     **workload: Any,
 ) -> RankCase:
     """shares: of ranks that differ. stage_blocks: of a model that is cut."""
@@ -202,6 +204,7 @@ def make_case(
                 schedule=schedule,
                 sync_every=sync_every,
                 sync_format=sync_format,
+                sync_rule=sync_rule,
             ),
             batch=batch,
             weights=weights or WeightsPlan(),

@@ -10,7 +10,7 @@ from optimizer.formats import outer_step as formats
 from optimizer.formats.outer_step import count_host_bytes, list_buckets
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.layout import DeviceLayout, SyncFormat
+from optimizer.plan.layout import DeviceLayout, SyncFormat, SyncRule
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.meter.meter import Meter
@@ -35,12 +35,14 @@ class _Both:
             tensor.mul_(2)
 
 
-def bring_together(sync_format: SyncFormat, *, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, _Both, int]:
+def bring_together(
+    sync_format: SyncFormat, *, dtype: torch.dtype = torch.float32, sync_rule: SyncRule = "nesterov"
+) -> tuple[torch.Tensor, _Both, int]:
     """Weights after two synchronizations, what crossed, and bytes on the host."""
     torch.manual_seed(1)
     named = {f"weight {index}": nn.Parameter(torch.randn(shape).to(dtype)) for index, shape in enumerate(SIZES)}
     plan = Plan(
-        layout=DeviceLayout(num_devices=2, sync_every=2, sync_format=sync_format),
+        layout=DeviceLayout(num_devices=2, sync_every=2, sync_format=sync_format, sync_rule=sync_rule),
         batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
         weights=WeightsPlan() if dtype == torch.float32 else WeightsPlan(dtype="bf16", master="none"),
         activations=ActivationsPlan(per_block=("keep",)),
@@ -76,13 +78,17 @@ def test_a_model_of_several_buckets_gets_the_weights_of_one(monkeypatch: pytest.
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sync_format", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize("bucket_elements", [512, 1 << 24])
+@pytest.mark.parametrize(("bucket_elements", "sync_rule"), [(512, "nesterov"), (1 << 24, "average")])
 def test_bytes_on_the_host_are_those_that_are_counted(
-    monkeypatch: pytest.MonkeyPatch, sync_format: SyncFormat, dtype: torch.dtype, bucket_elements: int
+    monkeypatch: pytest.MonkeyPatch, sync_format: SyncFormat, dtype: torch.dtype, bucket_elements: int, sync_rule: SyncRule
 ) -> None:
     monkeypatch.setattr(formats, "BUCKET_ELEMENTS", bucket_elements)
-    weights, _, host_bytes = bring_together(sync_format, dtype=dtype)
+    weights, _, host_bytes = bring_together(sync_format, dtype=dtype, sync_rule=sync_rule)
     assert host_bytes == count_host_bytes(
-        len(weights), sync_format=sync_format, weight_bytes=dtype.itemsize, are_rounded=dtype != torch.float32
+        len(weights),
+        sync_format=sync_format,
+        sync_rule=sync_rule,
+        weight_bytes=dtype.itemsize,
+        are_rounded=dtype != torch.float32,
     )
     assert sum(map(len, list_buckets(len(weights)))) == len(weights)

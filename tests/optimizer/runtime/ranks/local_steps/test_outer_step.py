@@ -49,10 +49,12 @@ SENDS: dict[str, Send] = {"fp32": send_fp32, "bf16": send_bf16, "int8": send_int
 class Outer:
     """Nesterov's momentum on flat common weights, by torch."""
 
-    def __init__(self, common: torch.Tensor, *, send: Send) -> None:
+    def __init__(self, common: torch.Tensor, *, send: Send, rule: str) -> None:
         self.common = nn.Parameter(common.clone())
         self._send = send
         self._optimizer = torch.optim.SGD([self.common], lr=0.7, momentum=0.9, nesterov=True)
+        if rule == "average":
+            self._optimizer = torch.optim.SGD([self.common], lr=1.0)
 
     def step(
         self, found: Sequence[torch.Tensor], shares: Sequence[float], *, as_weights: Callable[..., Any] = lambda x: x
@@ -82,7 +84,7 @@ def train_plainly(case: RankCase, *, num_steps: int) -> dict[str, torch.Tensor]:
     for _ in range(case.num_ranks):
         torch.manual_seed(5)
         models.append(case.make_model().train())
-    outer = Outer(flatten(models[0]), send=SENDS[layout.sync_format])
+    outer = Outer(flatten(models[0]), send=SENDS[layout.sync_format], rule=layout.sync_rule)
     inner = [
         torch.optim.AdamW(
             [
@@ -131,7 +133,8 @@ def train_with_one_device_each(case: RankCase, folder: Path, *, num_steps: int) 
         trainers.append(Trainer(case.make_model(), plan=own, workload=workload, device=CPU, meter=None, scratch=folder))
     is_finer = case.plan.weights.master_bytes_per_element > 0
     first = {name: read(held).clone() for name, held in trainers[0]._read_updated().items()}
-    outer = Outer(torch.cat([value.reshape(-1).float() for value in first.values()]), send=SENDS[layout.sync_format])
+    common = torch.cat([value.reshape(-1).float() for value in first.values()])
+    outer = Outer(common, send=SENDS[layout.sync_format], rule=layout.sync_rule)
     as_weights = (lambda x: x) if is_finer or dtype == "fp32" else (lambda x: x.to(torch.bfloat16).float())
     samples = [plan.batch.global_batch_size for plan in case.plan.of_ranks()]
     for step in range(num_steps):
@@ -157,10 +160,18 @@ def assert_same_weights(found: dict[str, Any], expected: dict[str, torch.Tensor]
         torch.testing.assert_close(found[name], weight, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("sync_format", ["fp32", "bf16", "int8"])
-def test_ranks_train_as_the_paper_has_it(carry_out: CarryOut, sync_format: str) -> None:
+@pytest.mark.parametrize(
+    ("sync_format", "rule"), [("fp32", "nesterov"), ("fp32", "average"), ("bf16", "nesterov"), ("int8", "nesterov")]
+)
+def test_ranks_train_as_the_papers_have_it(carry_out: CarryOut, sync_format: str, rule: str) -> None:
     case = make_case(
-        model="llama", sync_every=2, sync_format=sync_format, accumulation_steps=2, has_uneven_labels=True, epsilon=EPSILON
+        model="llama",
+        sync_every=2,
+        sync_format=sync_format,
+        sync_rule=rule,
+        accumulation_steps=2,
+        has_uneven_labels=True,
+        epsilon=EPSILON,
     )
     replies, folder = carry_out(case, num_steps=6)
     answers = answers_of(replies)
@@ -206,6 +217,7 @@ ON_HOST: dict[str, Any] = {"gradients": "host", "state": OptimizerStatePlan(plac
     "case",
     [
         make_case(sync_every=2, weights=WeightsPlan(dtype="bf16")),
+        make_case(sync_every=2, weights=WeightsPlan(dtype="bf16"), sync_rule="average", sync_format="int8"),
         make_case(sync_every=2, weights=WeightsPlan(dtype="bf16", master="none"), sync_format="bf16"),
         make_case(sync_every=2, adapter=Adapter(rank=4), weights=WeightsPlan(frozen="int8", place="host"), sync_format="int8"),
         make_case(sync_every=2, gradients="consume", activations=("recompute", "selective", "offload")),
