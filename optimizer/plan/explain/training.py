@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Final, Protocol
 
-from optimizer.base.units import format_bytes
+from optimizer.base.units import format_bytes, format_duration
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import DECLARATIONS, LOSSY, Technique
@@ -204,7 +204,12 @@ def _layout_sentences(plan: Plan, prediction: Costs) -> Iterator[str]:
     elif layout.steps_alone:
         yield (
             f"{layout.num_devices} devices take a part of the batch each and train alone for {layout.sync_every} steps; then "
-            f"they go on from {_COMMON[layout.sync_rule]} their differences, sent in {layout.sync_format}"
+            f"they go on from {_COMMON[layout.sync_rule]} their weights, whose differences are sent in {layout.sync_format}"
+        )
+        longest = format_duration(layout.sync_every * prediction.step_ms / 1000)
+        yield (
+            f"stopping, evaluations and checkpoints wait for that, up to {longest}, and a checkpoint takes the optimizer state "
+            "of the other devices over the link"
         )
     elif layout.num_devices > 1:
         yield f"{layout.num_devices} devices take a part of the batch each; {_SHARED_OUT[layout.data]}"

@@ -323,6 +323,12 @@ def _best_of(options: Sequence[_Option]) -> _Option | None:
     return min(as_fast, key=lambda option: (option.num_devices, option.step_ms), default=None)
 
 
+def _to_beat(known: Sequence[_Option]) -> float:
+    """Step time under which an option that shares every step is of use beside these."""
+    times = (each.step_ms / (1 - WORTH_LOCAL) if _steps_alone(each) else each.step_ms for each in known)
+    return min(times, default=math.inf)
+
+
 def _steps_alone(option: _Option) -> bool:
     return option.best is not None and option.best.plan.layout.steps_alone
 
