@@ -262,7 +262,7 @@ def _together(question: UnevenQuestion, team: list[DeviceKind], local: Sequence[
 
 
 def _ending(layout: DeviceLayout) -> str:
-    """What distinguishes layouts of the same devices."""
+    """Words in which layouts of the same devices differ."""
     if layout.steps_alone:
         return f", each alone for {layout.sync_every} steps, differences sent in {layout.sync_format}"
     return "" if layout.data == "replicated" else f" ({layout.data})"
@@ -321,12 +321,6 @@ def _best_of(options: Sequence[_Option]) -> _Option | None:
     fastest_ms = min((option.step_ms for option in found), default=0.0)
     as_fast = [option for option in found if option.step_ms <= fastest_ms * (1 + _WORTH)]
     return min(as_fast, key=lambda option: (option.num_devices, option.step_ms), default=None)
-
-
-def _to_beat(known: Sequence[_Option]) -> float:
-    """Step time under which an option that shares every step is of use beside these."""
-    times = (each.step_ms / (1 - WORTH_LOCAL) if _steps_alone(each) else each.step_ms for each in known)
-    return min(times, default=math.inf)
 
 
 def _steps_alone(option: _Option) -> bool:
