@@ -43,11 +43,13 @@ def running_postgresql(*options: str) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def create_database(url: str) -> str:
-    """The address of a new, empty database on the server that has this address."""
+def create_database(url: str, *, template: str = "template1") -> str:
+    """The address of a new database on the server that has this address: empty, or with all that another database has, to which
+    nobody may be connected.
+    """
     name = f"database_{uuid4().hex}"
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
     return f"{url.rpartition('/')[0]}/{name}"
 
 

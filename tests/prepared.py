@@ -13,6 +13,8 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+from tests.postgresql import create_database
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER_VARIABLE = "HEADROOM_TESTS_PREPARED"
 """Names the folder that all processes of a run share, and later runs too (``tests/conftest.py``)."""
@@ -28,6 +30,20 @@ def give_files(home: Path) -> None:
     shutil.copytree(_made_home() / "static", home / "static")
 
 
+def create_migrated_database(url: str) -> str:
+    """The address of a new database with all tables on the PostgreSQL server that has this address."""
+    return create_database(url, template=_migrated_template(url))
+
+
+@functools.cache
+def _migrated_template(url: str) -> str:
+    """The name of a database that has been migrated, to which nobody is connected."""
+    template = create_database(url)
+    with tempfile.TemporaryDirectory() as home:
+        _manage(Path(home), "migrate", DATABASE_URL=template)
+    return template.rpartition("/")[2]
+
+
 @functools.cache
 def _made_home() -> Path:
     root = Path(os.environ.get(FOLDER_VARIABLE) or Path(tempfile.gettempdir(), f"headroom-prepared-{os.getuid()}"))
@@ -39,18 +55,18 @@ def _made_home() -> Path:
             for old in (*root.glob("home-*"), half_made):
                 shutil.rmtree(old, ignore_errors=True)
             half_made.mkdir()
-            _make(half_made)
+            _manage(half_made, "migrate")
+            _manage(half_made, "collectstatic", "--noinput")
             half_made.rename(folder)
     return folder
 
 
-def _make(home: Path) -> None:
+def _manage(home: Path, *words: str, **environment: str) -> None:
     kept = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
-    environment = {**kept, "HEADROOM_HOME": str(home), "DJANGO_SETTINGS_MODULE": "webapp.settings"}
-    for words in (("migrate",), ("collectstatic", "--noinput")):
-        # the checks would load every page
-        command = [sys.executable, "manage.py", *words, "--verbosity", "0", "--skip-checks"]
-        subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    own = {"HEADROOM_HOME": str(home), "DJANGO_SETTINGS_MODULE": "webapp.settings", **environment}
+    # the checks would load every page
+    command = [sys.executable, "manage.py", *words, "--verbosity", "0", "--skip-checks"]
+    subprocess.run(command, cwd=ROOT, env={**kept, **own}, check=True)
 
 
 def _what_it_rests_on() -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.postgresql import create_database
+from tests.prepared import create_migrated_database, give_tables
 from tests.worker.processes import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +56,6 @@ class Service:
             "HEADROOM_RECONCILE_S": "0.2",
         }
         self._started: list[subprocess.Popen[str]] = []
-        self.run("manage.py", "migrate", "--verbosity", "0")
 
     def run(self, *arguments: str) -> str:
         command = [sys.executable, *arguments]
@@ -102,14 +101,15 @@ class Service:
 
 @pytest.fixture
 def on_postgresql(postgresql_url: str, tmp_path: Path) -> Iterator[Service]:
-    service = Service(tmp_path, create_database(postgresql_url))
+    service = Service(tmp_path, create_migrated_database(postgresql_url))
     yield service
     service.end()
 
 
 @pytest.fixture
 def on_sqlite(tmp_path: Path) -> Iterator[Service]:
-    service = Service(tmp_path, f"sqlite:///{tmp_path}/db")
+    give_tables(tmp_path)
+    service = Service(tmp_path, f"sqlite:///{tmp_path}/headroom.sqlite3")
     yield service
     service.end()
 

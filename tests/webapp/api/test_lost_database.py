@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.postgresql import create_database
+from tests.prepared import create_migrated_database
 
 ROOT = Path(__file__).resolve().parents[3]
 ASK = """
@@ -40,8 +40,6 @@ class Web:
             "DJANGO_SETTINGS_MODULE": "webapp.settings",
             "DATABASE_URL": url,
         }
-        migrate = [sys.executable, "manage.py", "migrate", "--verbosity", "0"]
-        subprocess.run(migrate, cwd=ROOT, env=environment, check=True)
         self.process = subprocess.Popen(
             [sys.executable, "-c", ASK],
             cwd=ROOT,
@@ -73,7 +71,7 @@ def end_all(database: psycopg.Connection, name: str) -> None:
 def test_a_lost_database_is_a_503_for_as_long_as_it_is_lost_and_an_ended_connection_nothing(
     postgresql_url: str, tmp_path: Path
 ) -> None:
-    own_url = create_database(postgresql_url)
+    own_url = create_migrated_database(postgresql_url)
     name = own_url.rpartition("/")[2]
     with psycopg.connect(postgresql_url, autocommit=True) as database:
         web = Web(tmp_path, own_url)
