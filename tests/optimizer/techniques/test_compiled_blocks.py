@@ -43,6 +43,7 @@ def extent_of(plan: Plan) -> Extent:
     return Extent(representations=(plan.representation,), shapes=((2, 24), (4, 24)))
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("names", COMBINATIONS, ids=" and ".join)
 def test_bytes_are_those_predicted(
     spec: ModelSpec, machine: Machine, measure: Callable[..., StepMeasurement], names: tuple[str, ...]
@@ -53,6 +54,7 @@ def test_bytes_are_those_predicted(
     check_bytes(trace(spec, extent=extent_of(plan)), plan, workload, measure(plan, workload), machine=machine)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "weights",
     [WeightsPlan(dtype="bf16"), WeightsPlan(autocast="bf16"), WeightsPlan(frozen="int8"), WeightsPlan(frozen="int4")],

@@ -201,6 +201,7 @@ def with_little_memory(machine: Machine) -> Machine:
     return replace(machine, host_memory_bytes=60_000)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["even", "mixed", "uneven"])
 @pytest.mark.parametrize("gpu", [None, "decoding", "little memory", "RTX 4090"])
 def test_the_estimator_is_as_the_solver_takes_it_to_be(

@@ -144,6 +144,7 @@ def a_tight_budget(profile: GenerationProfile, machine: Machine, **goal: Any) ->
     return (int(caught.value.fields["smallest_feasible_bytes"]) + largest) // 2
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("objective", ["throughput", "largest_batch"])
 def test_a_pinned_search_of_real_models_is_no_better_than_a_free_one_and_as_good_where_that_chose_the_same(
@@ -184,6 +185,7 @@ UNTRIED = [
 """Decisions that no search would choose by itself."""
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("pins", UNTRIED, ids=" ".join)
 def test_what_is_shown_keeps_pins_that_no_search_would_choose(profile: GenerationProfile, pins: list[str]) -> None:
     machine = make_machine("cuda")
