@@ -52,7 +52,7 @@ from webapp.pages.shown.next_steps import NAMES, edit_url
 from webapp.pages.shown.places import PlacePicture, places_of
 from webapp.pages.shown.rank_rows import rank_rows
 from webapp.pages.shown.tables import CHARTS, build_table
-from webapp.pages.words.plan_names import devices_differ, layout_words, plan_name
+from webapp.pages.words.plan_names import devices_differ, layout_words, plan_name, steps_alone
 
 TABS = ("plan", "execution", "checkpoints", "samples", "logs", "events", "files")
 
@@ -95,6 +95,7 @@ def ranks_context(job: Job) -> dict[str, Any]:
         "ranks": rank_rows(job),
         "layout_words": layout_words(plan),
         "devices_differ": devices_differ(plan),
+        "steps_alone": steps_alone(plan),
         "budget_bytes": budget_bytes(job),
     }
 

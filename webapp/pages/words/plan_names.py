@@ -40,6 +40,12 @@ def layout_words(document: Mapping[str, Any]) -> str:
     return f"on {num_devices} devices, {how}"
 
 
+def steps_alone(document: Mapping[str, Any]) -> bool:
+    """Report whether a plan's devices take steps alone, so that a step's loss is one device's."""
+    layout: Mapping[str, Any] = document.get("layout") or {}
+    return int(layout.get("sync_every", 1)) > 1
+
+
 def devices_differ(document: Mapping[str, Any]) -> bool:
     """Report whether a plan's devices hold different things: parts of a model, or unequal shares of the work."""
     layout: Mapping[str, Any] = document.get("layout") or {}
