@@ -73,7 +73,7 @@ class Stack:
 
     def prepare(self) -> None:
         """The tables, and someone to ask."""
-        if "DATABASE_URL" in self._environment:
+        if "DATABASE_URL" in self._environment or (self.home / "headroom.sqlite3").exists():
             # the checks would load every page of the web, which is not part of this stack
             self.run_manage("migrate", "--verbosity", "0")
         else:

@@ -24,6 +24,7 @@ from webapp.jobs.links.known import Network, age_of, compare_links, network_betw
 MACHINES = "machines"
 LINK = "link"
 MEASURED_AT = "link_measured_at"
+JOINING_FIELDS = (MACHINES, LINK, MEASURED_AT)
 _NEED = "the names of 2 or more machines"
 _LINK_NEED = "the network's rate and delay, such as 1Gbit,1ms"
 
@@ -57,19 +58,19 @@ class Joining:
         return self.machine.total_devices
 
 
-def read_joining(user: Any, document: Mapping[str, Any]) -> Joining | None:
-    """document: a spec with ``machines`` and perhaps ``link``, as it was sent. None where it has neither.
+def read_joining(user: Any, sent: Mapping[str, Any]) -> Joining | None:
+    """sent: those of JOINING_FIELDS that a spec has. None without ``machines`` and ``link``.
 
     A link that is left out is the measured one. Raises InvalidInput for names that are not there, the same name twice, a link
     that is none or that nobody knows, machines that were found not to reach each other, machines with other versions of torch,
     and what ``join_machines`` refuses.
     """
-    names, link = document.get(MACHINES), document.get(LINK)
+    names, link = sent.get(MACHINES), sent.get(LINK)
     if names is None and link is None:
         return None
     if not isinstance(names, list | tuple) or len(names) < 2 or not all(isinstance(name, str) for name in names):
         raise _refused(MACHINES, names, f"{MACHINES} is {names!r:.80}; allowed: {_NEED}", allowed=_NEED)
-    joining = _with_link(_find_machines(user, names), link, measured_at=document.get(MEASURED_AT))
+    joining = _with_link(_find_machines(user, names), link, measured_at=sent.get(MEASURED_AT))
     _check_versions(joining.rows)
     _ = joining.machine  # refuses what cannot be joined
     return joining

@@ -32,7 +32,7 @@ from webapp.catalog.queries import datasets_visible_to, find_dataset, find_model
 from webapp.jobs.models import Checkpoint
 from webapp.jobs.specs.branching import branch_document, check_branch, read_resume_from, with_pins
 from webapp.jobs.specs.epochs import split_epochs, steps_of
-from webapp.jobs.specs.joining import Joining, read_joining
+from webapp.jobs.specs.joining import JOINING_FIELDS, Joining, read_joining
 from webapp.jobs.specs.mirrors import mirrors_document, read_mirrors
 from webapp.jobs.specs.recipes import suggest
 
@@ -125,7 +125,7 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     goal = read_goal(_over(for_goal, document.get("goal")))
     check_against_model(workload, model)
     check_compiled_pin(goal.pins, model_type=model.model_type)
-    joining = read_joining(user, document)
+    joining = read_joining(user, {name: document[name] for name in JOINING_FIELDS if name in document})
     if joining is not None:
         goal = _over_all(goal, document["goal"], num_devices=joining.num_devices)
         check_devices(workload, goal, most=joining.num_devices)
