@@ -42,8 +42,7 @@ def submit_job(
     """A job from an offer, or from a fresh search when none is named.
 
     when_ready: a job that cannot be priced yet, or whose compiled blocks cannot, is taken all the same, and starts once it was.
-    and_then: called with the job in
-    the transaction that makes it. max_duration_s: after so long it is asked to stop.
+    and_then: called with the job in the transaction that makes it. max_duration_s: after so long it is asked to stop.
 
     Raises Forbidden for who may not run jobs in the project of the spec's model and dataset, PlanStale, PlanDoesNotFit (unless
     ``override``), NotPricedYet, DiskFull, LimitReached where too many jobs wait, and what ``price_spec`` raises.

@@ -154,7 +154,7 @@ def resume(job: str) -> None:
 
 
 def links() -> list[dict[str, Any]]:
-    """What was measured between machines, as the API shows it of the one that listens."""
+    """The measured links as the API shows them for the machine that listens."""
     rows = Link.objects.select_related("listener", "connector")
     return [{"of": link.listener.name, **link_documents(link.listener, [link])[0]} for link in rows]
 

@@ -27,7 +27,7 @@ def link() -> Link:
 
 @pytest.fixture
 def links(tmp_path: Any) -> Links:
-    """Of the machine that connects."""
+    """The links of the machine that connects."""
     return Links(WorkerConfig(home=tmp_path, host="office", process_id=1), draining=threading.Event())
 
 

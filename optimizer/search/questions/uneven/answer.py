@@ -77,7 +77,7 @@ class _Option:
     least: LeastTime
     """No plan of them takes less."""
     search: Callable[[float], _Found]
-    """Finds the best plan. Given the milliseconds that a plan must beat to be of use."""
+    """Finds the best plan, given the milliseconds under which one is of use."""
     best: PricedPlan | None = None
     """None where nothing fits."""
     why: str = ""
@@ -126,9 +126,11 @@ def answer_uneven(
     layouts = [layout for layout in list_layouts(goal, None, cuts=[*cuts.values()], local=local) if not layout.is_cut]
     shared = [layout for layout in layouts if not layout.steps_alone]
 
+    def price(plan: Plan) -> Prediction:
+        return estimate_training(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
+
     def estimate(plan: Plan) -> Prediction:
-        asked: dict[str, Any] = {"plan": plan, "workload": workload, "machine": machine}
-        return add_memory(estimate_training(profile, **asked, calibration=calibration), profile, **asked)
+        return add_memory(price(plan), profile, plan=plan, workload=workload, machine=machine)
 
     question = UnevenQuestion(
         profile=profile,
@@ -137,6 +139,7 @@ def answer_uneven(
         machine=machine,
         calibration=calibration,
         make_problem=make_problem,
+        price=price,
         estimate=estimate,
         find_best=find_best,
         spared_bytes=spared_bytes or {},
@@ -280,7 +283,9 @@ def _find_shared(
 
 def _settled(question: UnevenQuestion, found: PricedPlan) -> PricedPlan:
     """The plan with as many steps between synchronizations as it gains by."""
-    plan, _ = settle_local(found.plan, question.goal, question.workload, price=question.estimate)
+    if not found.plan.layout.steps_alone:
+        return found
+    plan, _ = settle_local(found.plan, question.goal, question.workload, price=question.price)
     if plan == found.plan:
         return found
     settled = question.priced(found.label, plan)

@@ -31,7 +31,16 @@ _TRIES: Final = 4
 
 
 def common_decisions(question: UnevenQuestion, team: Sequence[DeviceKind], layout: DeviceLayout) -> list[Pins]:
-    """Decisions that all ranks have in common, as each kind would have them for its share of the work, slower kinds first."""
+    """Decisions that all ranks have in common, as each kind would have them for its share of the work, slower kinds first. Equal
+    shares and those by speed ask for the same.
+    """
+    key = (*(kind.device.name for kind in team), layout)
+    if key not in question.decisions:
+        question.decisions[key] = _common_decisions(question, team, layout)
+    return question.decisions[key]
+
+
+def _common_decisions(question: UnevenQuestion, team: Sequence[DeviceKind], layout: DeviceLayout) -> list[Pins]:
     whole = sum(kind.num_devices * speed_of(kind) for kind in team)
     found: list[Pins] = []
     for kind in reversed(team):

@@ -33,8 +33,10 @@ class UnevenQuestion:
     data_modes: tuple[DataParallel, ...]
     make_problem: Callable[..., SearchProblem]
     """``training_problem`` of ``search/training.py``, with the estimator bound."""
+    price: Callable[[Plan], Prediction]
+    """The prediction of a plan on its devices by its tensors alone."""
     estimate: Callable[[Plan], Prediction]
-    """The prediction of a plan on its devices, with what its processes take of them."""
+    """The same with what the plan's processes take of the devices, which takes far longer."""
     find_best: Callable[..., bool]
     """The search of ``search/core.py``, which notes the best plan in the book that it is given."""
     spared_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -43,6 +45,8 @@ class UnevenQuestion:
     """By kind, the budget of each of its devices."""
     sequence_ms: dict[str, float] = field(default_factory=dict)
     """By kind, the least time of one sequence of a step (``bounds.py``)."""
+    decisions: dict[Hashable, list[Pins]] = field(default_factory=dict)
+    """By kinds and layout, what ranks can do alike (``parts.py``)."""
     known: dict[Hashable, tuple[Plan, Prediction] | None] = field(default_factory=dict)
     """The best plan of a kind for a number of sequences, by all that it depends on."""
 
