@@ -1,15 +1,20 @@
-"""The worker's way to the broker: a message that cannot be read is dropped, where Kombu would end the worker.
+"""The worker's way to the broker, where Kombu and Celery alone would end the worker.
 
-Whatever else writes to the same Redis, and whatever a broken client leaves in the queue, costs a line in the log.
+A message that cannot be read is dropped: whatever else writes to the same Redis, and whatever a broken client leaves in the
+queue, costs a line in the log. A connection that the broker cannot serve is closed before the next is tried.
 """
 
 import logging
+import time
 from queue import Empty
 from typing import Any
 
 from kombu.transport import TRANSPORT_ALIASES, redis
 
 logger = logging.getLogger(__name__)
+
+_PAUSE_AFTER_REFUSAL_S = 1.0
+"""Celery tries again at once, many times a second, and writes three lines each time."""
 
 
 class PatientChannel(redis.Channel):
@@ -26,6 +31,19 @@ class PatientChannel(redis.Channel):
 
 class PatientTransport(redis.Transport):
     Channel = PatientChannel
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Close the connection where the broker refuses what Kombu writes to it, as one without memory does.
+
+        Celery (5.7.0, ``Consumer.connect``) would forget it without closing it: two sockets with each try, until no file can be
+        opened.
+        """
+        try:
+            super().register_with_event_loop(connection, loop)  # type: ignore[no-untyped-call]
+        except Exception:
+            self.close_connection(connection)  # type: ignore[no-untyped-call]
+            time.sleep(_PAUSE_AFTER_REFUSAL_S)
+            raise
 
 
 def use_patient_transport() -> None:

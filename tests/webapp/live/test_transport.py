@@ -5,9 +5,12 @@ import json
 import logging
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+from kombu.asynchronous import Hub
 from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
 from kombu.message import Message
@@ -18,6 +21,7 @@ from tests.valkey import Valkey
 from webapp.wire.broker import broker_url
 from webapp.wire.transport import use_patient_transport
 
+OPEN_FILES = Path("/proc/self/fd")
 QUEUE = Queue("hints", Exchange("hints", "direct"), routing_key="hints")
 UNREADABLE = (b"", b"\xff\xfe", b"{}", b"[]", b"7", b'{"body": "e30=", "headers": {}, "properties": {}}', b"null")
 
@@ -79,3 +83,24 @@ def test_a_message_that_lacks_a_part_is_dropped(connection: Connection) -> None:
         client.lpush(QUEUE.name, json.dumps({name: value for name, value in whole.items() if name != part}))
     send(connection, "job_2")
     assert receive_all(connection)[-1] == "job_2"
+
+
+def test_a_broker_without_memory_costs_no_socket(
+    connection: Connection, broker: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery makes a connection for each try and forgets those that fail here; garbage is not collected in the tests."""
+    monkeypatch.setattr("webapp.wire.transport._PAUSE_AFTER_REFUSAL_S", 0)
+    url, hub = broker_url(broker.url), Hub()
+    connection.release()
+    with broker.client() as client:
+        client.config_set("maxmemory", 1)
+        try:
+            num_files = len(list(OPEN_FILES.iterdir()))
+            for _ in range(5):
+                tried = Connection(url)
+                with pytest.raises(redis.ResponseError, match="maxmemory"):
+                    tried.transport.register_with_event_loop(tried.connection, hub)
+            assert len(list(OPEN_FILES.iterdir())) <= num_files
+        finally:
+            client.config_set("maxmemory", 0)
+            hub.close()
