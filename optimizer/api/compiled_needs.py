@@ -17,11 +17,6 @@ _FORMS: Final[tuple[FrozenFormat, ...]] = ("same", "int8", "int4")
 """Formats of frozen weights that the compiler can look into."""
 SECONDS_TO_TRACE: Final = 15
 """Processor time to trace compiled blocks in one representation, of the middle of what was measured (docs/experiments.md)."""
-REFUSED_TYPES: Final = {
-    "gemma2": "its capped attention makes a view that cannot be captured without numbers",
-    "falcon": "the code generated for its blocks replaces a tensor's memory, which cannot be followed",
-}
-"""Model types whose blocks are known not to compile, and why; nobody need wait for a trace to learn it."""
 _PIN: Final = "goal.pins.kernels.blocks"
 _ALLOWED: Final = {
     "activations.per_block": "keep, recompute and offload",
@@ -59,18 +54,13 @@ def _representation_of(plan: Plan) -> tuple[str, ...]:
     return (traced_representation(plan.weights.representation),)
 
 
-def check_compiled_pin(pins: Pins, *, model_type: str) -> None:
-    """Raise InvalidPlan where compiled blocks are pinned for a model, or beside another pin, that is known to refuse them.
+def check_compiled_pin(pins: Pins) -> None:
+    """Raise InvalidPlan where compiled blocks are pinned beside another pin that is known to refuse them.
 
     What is not known here is found by the trace (BlockNotCompiled).
     """
     if pins.kernels.blocks != "compiled":
         return
-    if model_type in REFUSED_TYPES:
-        raise _refused(
-            f"{_PIN} is compiled; blocks of type {model_type} cannot be compiled: {REFUSED_TYPES[model_type]}",
-            hint="Run blocks op by op: kernels.blocks=memory_saving, or leave the pin out.",
-        )
     conflict = find_compiled_conflict(pins)
     if conflict is not None:
         raise _refused(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from optimizer.api.compiled_needs import REFUSED_TYPES, find_compiled_conflict
+from optimizer.api.compiled_needs import find_compiled_conflict
 from optimizer.base.errors import HeadroomError
 from optimizer.estimate.compiling import estimate_compile_s
 from optimizer.goal import Goal
@@ -44,7 +44,7 @@ def try_compiled(
             f"blocks are not compiled: that takes about {compile_s:.0f} s, and a run of {found.total_s:.0f} s would not repay it",
         )
     pins = _pinned(goal.pins, answer)
-    if refusal := why_not_compiled(profile.model_type, machine, pins=pins):
+    if refusal := why_not_compiled(machine, pins=pins):
         return _explained(answer, f"blocks are not compiled: {refusal}")
     try:
         other = answer_with(replace(goal, pins=pins))
@@ -58,14 +58,12 @@ def try_compiled(
     return _explained(other, f"op by op the run would take {found.total_s:.0f} s instead of {total_s:.0f} s with compiling")
 
 
-def why_not_compiled(model_type: str, machine: Machine, *, pins: Pins) -> str:
-    """The reason why a type of models, a machine or decisions beside it are known to have no compiled blocks; empty where none is
+def why_not_compiled(machine: Machine, *, pins: Pins) -> str:
+    """The reason why a machine or decisions beside it are known to have no compiled blocks; empty where none is
     known.
     """
     if (conflict := find_compiled_conflict(pins)) is not None:
         return f"{conflict.path} is {conflict.value}, which {conflict.why}"
-    if model_type in REFUSED_TYPES:
-        return f"blocks of type {model_type} cannot be: {REFUSED_TYPES[model_type]}"
     return f"{machine.name} has {machine.facts[NO_COMPILER_FACT]}" if NO_COMPILER_FACT in machine.facts else ""
 
 

@@ -91,7 +91,7 @@ def rank_cards(user: Any, question: AskedOfModel, cards: list[str], *, by_money:
         return _rank_cards_to_generate(user, question, cards, by_money=by_money)
     model, workload = read_work(user, question)
     goal = Goal(device_budget_bytes=UNLIMITED_BYTES) if question.goal is None else read_goal(question.goal)
-    check_compiled_pin(goal.pins, model_type=model.model_type)
+    check_compiled_pin(goal.pins)
     compiled = compiled_representations(workload, goal.pins, goal.may_use)
     row = ready_profile(ProfileNeed.of_training(model, workload, compiled=compiled))
     if row is None:

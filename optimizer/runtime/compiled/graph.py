@@ -72,7 +72,6 @@ class Graph:
         layouts = [[_Layout.of(tensor) for tensor in tensors] for tensors in (own, given)]
         with _compiling():
             from torch._functorch.aot_autograd import aot_function
-            from torch._functorch.partitioners import min_cut_rematerialization_partition
             from torch._inductor.decomposition import select_decomp_table
             from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -80,7 +79,7 @@ class Graph:
                 run,
                 fw_compiler=self._make_code(is_backward=False),
                 bw_compiler=self._make_code(is_backward=True),
-                partition_fn=min_cut_rematerialization_partition,
+                partition_fn=_part,
                 decompositions=select_decomp_table(),
             )
             with FakeTensorMode():
@@ -110,6 +109,31 @@ class Graph:
             return run
 
         return make
+
+
+def _part(joint: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """Part a graph in forward and backward by what is least to save."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    forward, backward = min_cut_rematerialization_partition(joint, *args, **kwargs)
+    _copy_without_modes(backward)
+    return forward, backward
+
+
+def _copy_without_modes(graph: Any) -> None:
+    """Have torch's copy of a graph, made where backward first asks for its code, unseen by the meter or a trace.
+
+    The graph may hold tensors that the block's Python code writes down (Falcon's scale), and those would be copied on tensors
+    without numbers.
+    """
+    kind = type(graph)  # torch makes one for each graph
+    copied = kind.__deepcopy__
+
+    def copy_graph(self: Any, memo: Any = None) -> Any:
+        with _disable_current_modes():
+            return copied(self, memo if memo is not None else {})
+
+    kind.__deepcopy__ = copy_graph
 
 
 def _generate(graph: Any, examples: Any, *, is_backward: bool) -> Any:

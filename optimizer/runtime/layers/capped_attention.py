@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 _IMPLEMENTATION: Final = "headroom_capped"
 _CAP_KEY: Final = "attn_logit_softcapping"
@@ -59,6 +60,14 @@ def _attend(
     return result
 
 
+def _multiply_in_order(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """The product, whose elements lie in the order of its dimensions, in one pass over the tensor."""
+    if isinstance(tensor, FunctionalTensor):  # captured for the compiler, which takes no heed of how ``out`` lies
+        return torch.mul(tensor, factor).contiguous()
+    product = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return torch.mul(tensor, factor, out=product)
+
+
 class _CappedAttention(torch.autograd.Function):
     """softmax(cap tanh(scaling q k' / cap) + mask) v."""
 
@@ -77,8 +86,7 @@ class _CappedAttention(torch.autograd.Function):
         """
         batch, heads, length, _ = query.shape
         groups = batch * key.shape[1]
-        queries = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        queries = torch.mul(query, scaling / cap, out=queries).view(groups, -1, query.shape[-1])
+        queries = _multiply_in_order(query, scaling / cap).view(groups, -1, query.shape[-1])
         keys, values = key.reshape(groups, *key.shape[2:]), value.reshape(groups, *value.shape[2:])
         capped = torch.bmm(queries, keys.transpose(1, 2)).tanh()
         masked = torch.add(mask, capped.view(batch, heads, length, -1), alpha=cap)

@@ -101,7 +101,7 @@ def test_it_is_not_tried_where_the_goal_leaves_no_choice(goal: Goal) -> None:
     assert not may_compile(goal)
 
 
-def test_a_model_or_a_machine_that_cannot_is_named_without_tracing(
+def test_a_pin_or_a_machine_that_cannot_is_named_without_tracing(
     answer: ObjectiveAnswer, profile: Profile, machine: Machine
 ) -> None:
     def refuse(goal: Goal) -> ObjectiveAnswer:
@@ -111,9 +111,6 @@ def test_a_model_or_a_machine_that_cannot_is_named_without_tracing(
     bare = replace(machine, facts={**machine.facts, NO_COMPILER_FACT: "no C++ compiler (g++)"})
     found = try_compiled(long, refuse, profile=profile, goal=GOAL, machine=bare)
     assert last_sentence(found) == f"blocks are not compiled: {machine.name} has no C++ compiler (g++)"
-    falcon = replace(profile, model_type="falcon")
-    found = try_compiled(long, refuse, profile=falcon, goal=GOAL, machine=machine)
-    assert last_sentence(found).startswith("blocks are not compiled: blocks of type falcon cannot be: the code")
     assert found.result.chosen == long.result.chosen
     selective = replace(GOAL, pins=read_pins(["activations.per_block=selective"]))
     found = try_compiled(long, refuse, profile=profile, goal=selective, machine=machine)

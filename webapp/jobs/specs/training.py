@@ -124,7 +124,7 @@ def read_spec(user: Any, document: Any) -> JobSpec:
         workload = replace(workload, num_steps=steps_of(epochs, dataset, model, workload))
     goal = read_goal(_over(for_goal, document.get("goal")))
     check_against_model(workload, model)
-    check_compiled_pin(goal.pins, model_type=model.model_type)
+    check_compiled_pin(goal.pins)
     joining = read_joining(user, {name: document[name] for name in JOINING_FIELDS if name in document})
     if joining is not None:
         goal = _over_all(goal, document["goal"], num_devices=joining.num_devices)

@@ -64,7 +64,7 @@ def read_question(user: Any, asked: AskedOfModel, *, plans: Sequence[Plan] = ())
     given = None if asked.goal is None else read_goal(asked.goal)
     place = read_place(user, machine=asked.machine, gpu=asked.gpu, goal=given)
     goal = given or Goal(device_budget_bytes=place.machine.most_memory_bytes)
-    check_compiled_pin(goal.pins, model_type=model.model_type)
+    check_compiled_pin(goal.pins)
     question = question_at(AskedTraining(model=model, workload=workload, goal=goal), place)
     try:
         return None if question is None else question.that_prices(*plans)

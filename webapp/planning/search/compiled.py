@@ -7,11 +7,9 @@ It is a row of its own for each set of forms of the weights (decision 0058). Whe
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optimizer.api.compiled_needs import SECONDS_TO_TRACE, check_compiled_pin
+from optimizer.api.compiled_needs import SECONDS_TO_TRACE
 from optimizer.base.errors import HeadroomError
 from optimizer.hardware.machine import Machine as MachineSpec
-from optimizer.plan.activations import KernelsPins
-from optimizer.plan.pins.training import Pins
 from optimizer.profile.profile import Profile as ModelProfile
 from optimizer.workload import TrainingWorkload
 from webapp.catalog.models import Model
@@ -43,10 +41,8 @@ class Traced:
 def compiled_profile(model: Model, workload: TrainingWorkload, forms: Sequence[str]) -> Traced:
     """The profile with compiled blocks in these forms of the weights; where it is not there it is asked for.
 
-    Raises InvalidPlan for a type of models that is known to refuse, ProfileFailed with the trace's own words for one that was
-    found to, and BeingTraced.
+    Raises ProfileFailed with the trace's own words for a model that was found to refuse, and BeingTraced.
     """
-    check_compiled_pin(Pins(kernels=KernelsPins(blocks="compiled")), model_type=model.model_type)
     row = ready_profile(ProfileNeed.of_training(model, workload, compiled=tuple(forms)))
     if row is None:
         raise BeingTraced(

@@ -14,6 +14,7 @@ from torch import nn
 from optimizer.base.errors import BlockNotCompiled
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
+from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice, BlockKernels, KernelsPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
@@ -24,6 +25,7 @@ from optimizer.runtime.job.prepare import prepare_model
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
 from optimizer.workload import Adapter, TrainingWorkload
+from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.tiny import NUM_BLOCKS, make_plan, make_spec
 
 CPU = torch.device("cpu")
@@ -114,6 +116,25 @@ def test_blocks_with_adapters_share_a_graph_too_unless_their_plain_values_differ
     assert losses_of(model) == pytest.approx(expected, abs=NEAR)
     assert compiled.num_graphs == 2
     compiled.close()
+
+
+@pytest.mark.breadth
+@pytest.mark.parametrize("name", ["gemma2", "falcon"])
+def test_blocks_with_code_of_their_own_are_captured(name: str) -> None:
+    """Gemma 2 attends by an op of ours; Falcon's Python writes a tensor down, which backward's code needs, too."""
+    model = build_model(read_model_spec(SMALL_CONFIGS[name]))
+    prepare_model(model, weights=WeightsPlan(), workload=TrainingWorkload())
+    expected, gradients = losses_of(model), take_gradients(model)
+    compiled = CompiledBlocks(find_blocks(model))
+    assert losses_of(model) == pytest.approx(expected, abs=NEAR)
+    torch.testing.assert_close(take_gradients(model), gradients, atol=NEAR, rtol=1e-3)
+    compiled.close()
+
+
+def take_gradients(model: nn.Module) -> list[torch.Tensor]:
+    taken = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()
+    return taken
 
 
 def losses_of(model: Any) -> list[float]:

@@ -1,17 +1,14 @@
 """Compiled blocks in the service: a profile of their own where they are pinned, a price, and refusals in words."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.test import Client
 
 from optimizer.base.errors import HeadroomError, InvalidPlan
 from optimizer.hardware.machine import NO_COMPILER_FACT
-from tests.optimizer.models.small_configs import SMALL_CONFIGS
-from tests.webapp.conftest import make_spec, make_tiny_model
+from tests.webapp.conftest import make_spec
 from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.actions import keep_profile
 from webapp.catalog.models import Dataset, Machine, Model, Profile
@@ -91,20 +88,6 @@ def test_a_pin_that_does_not_go_with_it_is_refused_at_once(
         read_spec(ada, with_compiled(profiled_llama, dataset, pins=pins, **goal))
     assert words in caught.value.message
     assert "Leave out one of the two pins" in caught.value.hint
-    assert not Job.objects.exists()
-
-
-@pytest.mark.parametrize("model_type", ["gemma2", "falcon"])
-def test_a_model_type_that_cannot_be_compiled_is_refused_at_once(
-    ada: User, client: Client, machine: Machine, dataset: Dataset, model_type: str
-) -> None:
-    model = make_tiny_model(name=model_type, config={**SMALL_CONFIGS[model_type], "vocab_size": 300})
-    client.force_login(ada)
-    answer = client.post("/api/v1/plans", json.dumps(with_compiled(model, dataset)), content_type="application/json")
-    assert answer.status_code == 422
-    problem = answer.json()
-    assert f"blocks of type {model_type} cannot be compiled: " in problem["detail"]
-    assert "kernels.blocks=memory_saving" in problem["hint"]
     assert not Job.objects.exists()
 
 
