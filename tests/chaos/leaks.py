@@ -11,7 +11,8 @@ from tests.chaos.world import SERVICES, World
 from tests.postgresql import postgresql_folder
 
 MORE_FILES, MORE_THREADS = 30, 80
-"""Pools grow under the first load, and stay; a request's thread goes with the garbage, which a web process at rest leaves."""
+"""Pools grow under the first load, and stay, and SQLite keeps the file of a closed connection for the next. A request's thread
+goes with the garbage, which a web process at rest leaves."""
 MORE_BYTES = 200 << 20
 MOST_SESSIONS = 60
 _MOST_NAMED = 4
