@@ -29,7 +29,7 @@ from webapp.planning.search.asked import AskedOfModel, read_generation, read_que
 from webapp.planning.search.generation import find_generation
 from webapp.planning.search.profile_requests import ready_profile
 from webapp.planning.search.profiles import ProfileNeed, read_profile
-from webapp.planning.search.training import find_answer
+from webapp.planning.search.training import find_offered
 
 
 def find_best(user: Any, question: AskedOfModel) -> dict[str, Any] | None:
@@ -42,8 +42,10 @@ def find_best(user: Any, question: AskedOfModel) -> dict[str, Any] | None:
     asked = read_question(user, question)
     if asked is None:
         return None
-    answer = find_answer(asked).to_json()
-    return {"profile": "ready", "machine": asked.place.machine.to_json(), **answer.pop("result"), **answer}
+    found = find_offered(asked)
+    answer = found.answer.to_json()
+    awaited = {"compiled_blocks": "pending"} if found.awaits_compiled else {}
+    return {"profile": "ready", "machine": asked.place.machine.to_json(), **answer.pop("result"), **answer, **awaited}
 
 
 def _find_best_generation(user: Any, question: AskedOfModel) -> dict[str, Any] | None:

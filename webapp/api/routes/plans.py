@@ -112,6 +112,8 @@ class BestAnswer(Schema):
     explanation: list[str]
     left_out: list[LeftOut]
     limit: Limit | None
+    compiled_blocks: Literal["pending"] | None = None
+    """``pending`` while a worker traces compiled blocks, which may make a better plan: ask again."""
 
 
 class BestGenerationAnswer(Schema):
@@ -257,12 +259,15 @@ def create_plans(request: HttpRequest, spec: Annotated[dict[str, Any], Body()]) 
 
 
 @router.post("/plans/best", response={200: BestAnswer | BestGenerationAnswer, 202: Pending}, tags=["plans"])
-def find_best(request: HttpRequest, body: PlaceBody) -> HttpResponse | dict[str, Any]:
+def find_best(request: HttpRequest, response: HttpResponse, body: PlaceBody) -> HttpResponse | dict[str, Any]:
     """The best plan for `goal.objective`; with `kind: generation` in the workload, of a batch generation.
 
-    422 where nothing fits; of training with `extra.ways_out`, each of them priced.
+    422 where nothing fits; of training with `extra.ways_out`, each priced. `compiled_blocks: pending` as in `POST /plans`.
     """
-    return _answer(questions.find_best(request.user, _question(body)))
+    found = questions.find_best(request.user, _question(body))
+    if found is not None and "compiled_blocks" in found:
+        response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return _answer(found)
 
 
 @router.post("/plans/compare", response={200: CompareAnswer | CompareGenerationsAnswer, 202: Pending}, tags=["plans"])

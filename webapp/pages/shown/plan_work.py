@@ -30,7 +30,7 @@ from webapp.planning.search.generation import (
     knobs_of_generation,
     problem_of_generation,
 )
-from webapp.planning.search.training import TrainingQuestion, find_answer, problem_of
+from webapp.planning.search.training import TrainingQuestion, find_offered, problem_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,8 @@ class PlanAnswer:
     """The reason why nothing fits; a generation's baselines are shown all the same."""
     is_whole: bool = True
     """False while the best plan is still to be looked for."""
+    awaits_compiled: bool = False
+    """Compiled blocks may make a better plan; a worker traces them now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +118,8 @@ class TrainingWork:
 
     def find(self, *, whole: bool) -> PlanAnswer:
         question = self.question
-        answer = find_answer(question)
-        found = answer.result
+        offered = find_offered(question)
+        answer, found = offered.answer, offered.answer.result
         bound = f" by more than {100 * found.gap:.2g} %" if found.gap is not None and not found.is_optimal else ""
         return PlanAnswer(
             model=question.model_name,
@@ -130,6 +132,7 @@ class TrainingWork:
             frontier=found.frontier,
             explanation=(*found.explanation, *(option.sentence for option in answer.layouts)),
             bound="" if found.gap is None else f"No allowed plan that fits is faster{bound}",
+            awaits_compiled=offered.awaits_compiled,
         )
 
     def read_edit(self, typed: Mapping[str, Any], *, prefix: str) -> None:

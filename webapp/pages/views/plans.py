@@ -2,8 +2,8 @@
 
 All of the question is in the address, in the words of the new-job form, so that it can be sent to somebody else:
 ``on`` is a machine's id or a card (``gpu:T4``), ``with`` names plans to show beside the chosen one, ``try-...`` edits that one;
-``from`` a job leads to the address of what it asked for. With ``waits`` the answer only says whether the model is profiled by
-now, with ``whole`` it is given however long it takes (``shown/plan_work.py``).
+``from`` a job leads to the address of what it asked for. With ``waits`` the answer only says whether what the page waits for
+is there by now, with ``whole`` it is given however long it takes (``shown/plan_work.py``).
 """
 
 from collections.abc import Callable
@@ -46,6 +46,8 @@ CARD = "gpu:"
 EDIT = "try"
 ASKED = ("model", "prompts", "sequence_length", "global_batch_size", "max_new_tokens", "device_budget")
 """Fields that stand at the top of the page; all others keep what the address says."""
+COMPILED = "compiled"
+"""Value of ``waits`` on a page that has an answer, and may have a better one once compiled blocks are traced."""
 DEFAULT_CARD = "RTX 4090"
 """Card taken where no machine has registered."""
 
@@ -80,8 +82,9 @@ def plans_page(request: HttpRequest) -> HttpResponse:
         return render(request, "plans/page.html", {**context, "problems": list_problems(form)}, status=422)
     try:
         work = _work(request, kind, form, on)
-        if "waits" in request.GET:
-            return HttpResponse(headers={"HX-Refresh": "true"}) if work else HttpResponse(status=204)
+        if waits := request.GET.get("waits"):
+            still = work is None or (waits == COMPILED and work.find(whole=False).awaits_compiled)
+            return HttpResponse(status=204) if still else HttpResponse(headers={"HX-Refresh": "true"})
         if work is None:
             return render(request, "plans/page.html", context | _waiting(request, kind, form))
         return render(request, "plans/page.html", context | _described(request, work))

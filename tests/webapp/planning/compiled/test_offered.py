@@ -209,6 +209,26 @@ def test_each_lever_of_a_compiled_plan_is_priced_and_so_is_a_first_look(ada: Use
     assert glance_at(ada, spec, taken=found.plan) is None
 
 
+def test_the_best_plan_says_that_compiled_blocks_may_make_a_better_one(
+    ada: User, make: Callable[..., Spec], machine: Machine, client: Client, compiled_document: dict[str, Any]
+) -> None:
+    client.force_login(ada)
+    asked = {name: make()[name] for name in ("model", "workload", "goal")} | {"machine": machine.pk}
+
+    def ask() -> Any:
+        return client.post("/api/v1/plans/best", json.dumps(asked), content_type="application/json")
+
+    answer = ask()
+    assert answer.headers["Retry-After"]
+    before = answer.json()
+    assert before["compiled_blocks"] == "pending"
+    assert before["chosen"]["plan"]["kernels"] == {"blocks": "memory_saving"}
+    keep_compiled(compiled_document)
+    after = ask().json()
+    assert after["compiled_blocks"] is None
+    assert after["chosen"]["plan"]["kernels"] == COMPILED
+
+
 def test_a_plan_with_compiled_blocks_is_edited_compared_and_estimated_by_the_api(
     ada: User, traced: Spec, machine: Machine, client: Client
 ) -> None:

@@ -65,12 +65,18 @@ def test_the_page_of_plans_shows_edits_and_lists_changes_of_a_compiled_plan(
     browser: Client, typed: dict[str, Any], machine: Machine, compiled_document: dict[str, Any]
 ) -> None:
     asked = typed | {"on": machine.pk}
-    assert "Blocks are not compiled: a worker traces compiled blocks now" in words_of(browser.get(reverse("plans"), asked))
+    shown = words_of(browser.get(reverse("plans"), asked))
+    assert "Blocks are not compiled: a worker traces compiled blocks now" in shown
+    assert WAITS in shown
+    assert browser.get(reverse("plans"), asked | {"waits": "compiled"}).status_code == 204
     edit = {"try-pin_kernels_blocks": "compiled"}
     assert "a worker traces compiled blocks now" in words_of(browser.get(reverse("plans"), asked | edit))
     keep_compiled(compiled_document)
+    assert browser.get(reverse("plans"), asked | {"waits": "compiled"}).headers["HX-Refresh"] == "true"
     assert browser.get(reverse("plans"), asked | edit).context["look"].edited == []
-    assert "Op by op the run would take" in words_of(browser.get(reverse("plans"), asked))
+    shown = words_of(browser.get(reverse("plans"), asked))
+    assert "Op by op the run would take" in shown
+    assert WAITS not in shown
     assert "Recompute every block" in words_of(browser.get(reverse("plans_knobs"), asked))
     edit = {"try-pin_kernels_blocks": "memory_saving"}
     (change,) = browser.get(reverse("plans"), asked | edit).context["look"].edited
