@@ -15,6 +15,7 @@ from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import create_job, record_progress, record_started
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
+from webapp.jobs.specs.joining import link_words
 from webapp.pages.shown.offer_rows import offer_rows
 from webapp.pages.shown.rank_rows import rank_rows
 from webapp.planning.pricing import price_spec
@@ -94,14 +95,16 @@ def test_the_page_of_a_job_over_two_machines_names_both_and_each_ranks_device(
     hosts = [make_host(1, name="home"), make_host(2, name="office")]
     card = MACHINE_DOCUMENT["device"]["name"]
     layout = {"num_devices": 3, "data": "zero1", "ranks": [{"device": f"{card}@{name}"} for name in ("home", "office", "office")]}
-    spec = make_spec(profiled_llama, dataset, machines=["home", "office"])
+    spec = make_spec(profiled_llama, dataset, machines=["home", "office"], link="1Gbit,1ms")
     whose = {"owner": ada, "model": profiled_llama, "dataset": dataset, "machine": hosts[0], "actor": "user:ada"}
     job = create_job(spec=spec, plan={"layout": layout}, prediction=None, **whose)
     assert [row.place for row in rank_rows(job)] == [None, None, None]
     assert claim_job(worker="w", machine=hosts[0]) is not None
     assert [row.place for row in rank_rows(job)] == [0, 0, 1]
     text = browser.get(reverse("job_ranks", args=[job.pk])).content.decode()
-    assert "on home and office." in text
+    assert "on home and office, with a network of 1Gbit,1ms as stated." in text
+    job.spec["link_measured_at"] = "2026-11-28T01:02:03Z"
+    assert link_words(job.spec) == "1Gbit,1ms as their workers measured it on 2026-11-28 at 01:02 UTC"
     assert "not started" not in text
 
 

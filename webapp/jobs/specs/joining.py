@@ -82,6 +82,15 @@ def joining_of(spec: dict[str, Any]) -> Joining | None:
     return Joining(rows=_known(Machine.objects.all(), names), link=spec[LINK]) if names else None
 
 
+def link_words(spec: dict[str, Any]) -> str:
+    """The network with which a normalized spec is priced: ``1Gbit,1ms as stated``; empty where no machines share the job."""
+    if not spec.get(LINK):
+        return ""
+    measured = parse_datetime(spec.get(MEASURED_AT, ""))
+    how = "as stated" if measured is None else f"as their workers measured it on {measured:%Y-%m-%d at %H:%M} UTC"
+    return f"{spec[LINK]} {how}"
+
+
 def _find_machines(user: Any, names: Sequence[str]) -> tuple[Machine, ...]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -17,6 +17,7 @@ from optimizer.base.categories import CATEGORY_LABELS
 from optimizer.base.units import format_bytes, format_duration
 from optimizer.hardware.rental import Cost
 from webapp.jobs.devices.joined import machine_words
+from webapp.jobs.specs.joining import link_words
 from webapp.pages.forms.options import count_words
 from webapp.pages.forms.work import form_query
 from webapp.pages.presentation import clock_words, step_words
@@ -63,6 +64,7 @@ def moment(when: datetime | None) -> str | SafeString:
 
 
 register.filter(machine_words)
+register.filter(link_words)
 
 
 @register.filter
