@@ -10,9 +10,10 @@ offload    saved-tensor hooks around the block's forward. Each storage that auto
            offload_disk and offload_remote do the same to a scratch file and to a remote store (``tiers/tiers.py``).
 
 All give the same bits, but for trips that are compressed. When a block's backward begins, all it moved is fetched (if it was
-not yet), then the offloaded block before it, in the order in which the step before used it, in the first step what was saved
-last first. On CUDA that is to the device, beside compute: at most two blocks are back at once, and at most two are on their
-way out. On the CPU device it is from the stores into host staging only, and the device gets each storage at its first use.
+not yet), then the offloaded block before it of the same micro-batch, in the order in which the backward before used it, in the
+first one what was saved last first. On CUDA that is to the device, beside compute: at most two blocks are back at once, and at
+most two are on their way out. On the CPU device it is from the stores into host staging only, and the device gets each storage
+at its first use.
 
 Compressed, each value of a block's saved tensors is off by at most 2^-9 of itself (bf16) or 1/254 of the largest of its 256
 neighbours (int8); outputs and loss of the step are exact, gradients are off in proportion (tests hold 1 % and 10 % of their
@@ -158,25 +159,37 @@ class _Moved:
 
 
 class _Offloads:
-    """The offloaded blocks of the forward pass in flight, so that one block's backward can fetch the next one's."""
+    """The offloaded blocks of the forward passes in flight, so that one block's backward can fetch the next one's.
+
+    Of a model that is cut several micro-batches are under way: each has groups of its own, linked from the last block's to the
+    first one's. Backward passes do not overlap.
+    """
 
     def __init__(self, tiers: Tiers, compress: Compression) -> None:
         self.tiers = tiers
         self.compress = compress
         is_plain = compress == "none" and not tiers.is_asynchronous
         self._plain = tiers.plain_copies(_CATEGORY) if is_plain else None
-        self._groups: dict[int, _Group | _PlainGroup] = {}
+        self._newest: _Group | _PlainGroup | None = None
+        self._orders: dict[int, list[int]] = {}
+        """By block, positions in the order of their first use in its newest backward."""
 
     def begin(self, index: int, place: OffloadPlace, staying: set[int]) -> "_Group | _PlainGroup":
         self.tiers.begin_group()
+        newest = self._newest
+        # A forward pass takes blocks in their order, so one that comes no later than the newest belongs to another pass.
+        earlier = newest if newest is not None and newest.index < index else None
         group: _Group | _PlainGroup
         if place == "host" and self._plain is not None:
-            group = _PlainGroup(self, index, self._plain, staying)
+            group = _PlainGroup(self, index, self._plain, staying, earlier=earlier)
         else:
-            before = self._groups.get(index)
-            group = _Group(self, index, place, staying, expected=before.used if isinstance(before, _Group) else [])
-        self._groups[index] = group
+            group = _Group(self, index, place, staying, earlier=earlier)
+        self._newest = group
         return group
+
+    def expected(self, index: int) -> list[int]:
+        """Positions of what a block moved, in the order in which its backward is expected to use them; none before the first."""
+        return self._orders.get(index, [])
 
     def fetch(self, moved: _Moved) -> DeviceCopy:
         if moved.device_copy is None:
@@ -185,8 +198,9 @@ class _Offloads:
 
     def enter_backward(self, group: "_Group | _PlainGroup") -> None:
         """Start fetching this block and the offloaded one whose backward comes next."""
-        earlier = [other for other in self._groups if other < group.index]
-        coming = [*group.coming(), *(self._groups[max(earlier)].coming() if earlier else ())]
+        coming = [*group.coming(), *(group.earlier.coming() if group.earlier is not None else ())]
+        if isinstance(group, _Group):
+            self._orders[group.index] = group.used
         if self.tiers.is_asynchronous:
             for moved in coming:
                 self.fetch(moved)
@@ -198,15 +212,21 @@ class _Group:
     """The storages that one block's forward moved. Autograd's handles own the copies; this holds them weakly."""
 
     def __init__(
-        self, schedule: _Offloads, index: int, place: OffloadPlace, staying: set[int], *, expected: list[int]
+        self,
+        schedule: _Offloads,
+        index: int,
+        place: OffloadPlace,
+        staying: set[int],
+        *,
+        earlier: "_Group | _PlainGroup | None",
     ) -> None:
-        """expected: positions in the order of their first use, as the step before had it."""
+        """earlier: the offloaded block before this one in the same forward pass."""
         self._schedule = schedule
         self.index = index
         self.used: list[int] = []
         self._place = place
         self._staying = staying
-        self._expected = expected
+        self.earlier = earlier
         self._by_storage: dict[int, weakref.ref[_Moved]] = {}
         self.order: list[weakref.ref[_Moved]] = []
         self._in_backward = False
@@ -248,8 +268,9 @@ class _Group:
 
     def coming(self) -> Iterator[_Moved]:
         """Copies still waited for, in the order in which backward is expected to need them."""
-        is_known = len(self._expected) == len(self.order)
-        for position in self._expected if is_known else reversed(range(len(self.order))):
+        expected = self._schedule.expected(self.index)
+        is_known = len(expected) == len(self.order)
+        for position in expected if is_known else reversed(range(len(self.order))):
             moved = self.order[position]()
             if moved is not None and moved.num_waiting:
                 yield moved
@@ -271,11 +292,20 @@ class _PlainMoved:
 class _PlainGroup:
     """A ``_Group`` on the CPU device whose copies go to the host as they are: none is under way, so none is expected."""
 
-    def __init__(self, schedule: _Offloads, index: int, copies: PlainCopies, staying: set[int]) -> None:
+    def __init__(
+        self,
+        schedule: _Offloads,
+        index: int,
+        copies: PlainCopies,
+        staying: set[int],
+        *,
+        earlier: "_Group | _PlainGroup | None",
+    ) -> None:
         self._schedule = schedule
         self.index = index
         self._copies = copies
         self._staying = staying
+        self.earlier = earlier
         self._by_storage: dict[int, weakref.ref[_PlainMoved]] = {}
         self._in_backward = False
 

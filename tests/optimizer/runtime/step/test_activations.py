@@ -1,6 +1,7 @@
 import dataclasses
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,6 +138,46 @@ def test_the_order_of_backward_is_learnt_in_the_first_step(monkeypatch: pytest.M
     assert first == second == len(fetched) // 2
     assert asked[1] == fetched[len(fetched) // 2 :]
     assert asked[0] != fetched[: len(fetched) // 2]
+
+
+@pytest.mark.parametrize("choices", [("offload",) * 3, ("offload_disk",) * 3, ("offload", "keep", "offload_disk")])
+def test_micro_batches_that_are_under_way_together_each_get_back_what_they_moved(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, choices: tuple[str, ...]
+) -> None:
+    asked: list[list[int]] = []
+    prefetch = Tiers.prefetch
+
+    def watch(tiers: Tiers, copies: list[Any]) -> None:
+        asked.append([id(copy) for copy in copies])
+        prefetch(tiers, copies)
+
+    monkeypatch.setattr(Tiers, "prefetch", watch)
+    expected = _gradients_of_two(("keep",) * 3, tmp_path, are_together=False)
+    assert all(torch.equal(*pair) for pair in zip(_gradients_of_two(choices, tmp_path, are_together=True), expected, strict=True))
+    # Nothing that one micro-batch moved is asked for in the backward of the other.
+    first, second = asked[: len(asked) // 2], asked[len(asked) // 2 :]
+    assert not {copy for copies in first for copy in copies} & {copy for copies in second for copy in copies}
+
+
+def _gradients_of_two(choices: tuple[str, ...], folder: Path, *, are_together: bool) -> list[torch.Tensor]:
+    """Gradients of two micro-batches: forward and backward of one and then of the other, or forward of both first."""
+    model = build_model(make_spec(), seed=3)
+    tiers = Tiers(device=CPU, meter=None, scratch=folder)
+    undo = apply_activations(find_blocks(model), ActivationsPlan(per_block=choices), tiers)
+    torch.manual_seed(7)
+    losses = []
+    for _ in range(2):
+        tokens = torch.randint(0, 512, (1, 16))
+        loss = model(input_ids=tokens).logits.float().square().mean()
+        losses.append(loss)
+        if not are_together:
+            loss.backward()
+    if are_together:
+        for loss in losses:
+            loss.backward()
+    undo()
+    tiers.close()
+    return [parameter.grad for parameter in model.parameters()]
 
 
 def test_a_full_disk_stops_a_step_by_its_name_and_leaves_nothing_behind(tmp_path: Path) -> None:
