@@ -136,12 +136,15 @@ def _predict_rank(
     peaks = laid.setting.stages.estimate(
         laid.schedule, laid.resident, simulation, choices=plan.activations.per_block
     )
-    slowest = ranks[0] if waits_for is None else waits_for
+    slowest = [ranks[0]] if waits_for is None else [waits_for]
+    if plan.layout.is_cut and waits_for is None:
+        # Each has waited for the others, but their own copies and updates differ.
+        slowest = [*ranks]
     found = _predict(
         simulation,
         peaks,
         profile,
-        fullest=simulation if laid is slowest else simulate_step(slowest),
+        others=[simulation if laid is each else simulate_step(each) for each in slowest],
         ranks=ranks,
         plan=plan,
         workload=workload,
@@ -198,7 +201,7 @@ def _predict(
     peaks: StagePeaks,
     profile: Profile,
     *,
-    fullest: Simulation,
+    others: Sequence[Simulation],
     ranks: Sequence[LaidOut],
     plan: Plan,
     workload: TrainingWorkload,
@@ -209,9 +212,10 @@ def _predict(
 ) -> Prediction:
     """The prediction of a simulated step. allocated_bytes: what torch itself has at most. A stage that is higher than
     the steady step raises the interval's upper end by as much. ranks: the steps of all of them, or of one where all are alike;
-    fullest: of the rank that updates most, which may be another than the one with the highest peak.
+    others: of the rank that updates most, which may be another than the one with the highest peak; of stages all.
     """
-    step_ms = max(simulation.step_ms, fullest.step_ms)
+    all_steps = (simulation, *others)
+    step_ms = max(each.step_ms for each in all_steps)
     peak_bytes = simulation.device_peak_bytes
     margin_bytes = math.ceil(
         peak_bytes * (MEMORY_MARGIN[machine.device.kind] + widen_memory(plan, device_kind=machine.device.kind))
@@ -228,9 +232,9 @@ def _predict(
         + max(peak_bytes, peaks.highest_bytes, allocated_bytes, peaks.allocated_bytes)
         + unmeasured_bytes(max(0, allocated_bytes - peak_bytes), torch_version=profile.torch_version),
         unmetered_bytes=max(0, allocated_bytes - peak_bytes),
-        host_peak_bytes=max(simulation.host_peak_bytes, fullest.host_peak_bytes),
-        disk_peak_bytes=max(simulation.disk_peak_bytes, fullest.disk_peak_bytes),
-        remote_peak_bytes=max(simulation.remote_peak_bytes, fullest.remote_peak_bytes),
+        host_peak_bytes=max(each.host_peak_bytes for each in all_steps),
+        disk_peak_bytes=max(each.disk_peak_bytes for each in all_steps),
+        remote_peak_bytes=max(each.remote_peak_bytes for each in all_steps),
         copied_bytes={link: num_bytes for link, num_bytes in simulation.copied_bytes.items() if num_bytes},
         peak_moment=simulation.peak_task.describe(profile.num_blocks),
         step_ms=step_ms,

@@ -95,6 +95,7 @@ def combine_stages(found: Sequence[Prediction], cases: Sequence[RankCase]) -> Pr
     )
     longest = max(found, key=lambda each: each.step_ms)
     return place_ranks(found, ranks).changed(
+        host_peak_bytes=max(each.host_peak_bytes for each in found),
         step_ms=longest.step_ms,
         step_low_ms=longest.step_low_ms,
         step_high_ms=longest.step_high_ms,

@@ -2,6 +2,7 @@
 rebuilt or moved.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -44,6 +45,11 @@ class ActivationsPlan:
     def num_offloaded(self) -> int:
         """Blocks whose saved tensors leave the device, wherever they go."""
         return self.count(*OFFLOADING)
+
+
+def keep_elsewhere(per_block: Sequence[BlockChoice], blocks: range) -> tuple[BlockChoice, ...]:
+    """Choices of the blocks as a device has them that runs some: the others, which are not there, keep."""
+    return tuple(choice if block in blocks else "keep" for block, choice in enumerate(per_block))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -297,11 +297,11 @@ class Plan:
 
     def shares_homes(self, *, trains_all: bool) -> bool:
         """True if weights that stream are on the host once for all ranks: those that nobody updates, or one rank for all. Ranks
-        that each update all have homes of their own.
+        that each update all have homes of their own, and so have stages of a model that is cut.
 
         trains_all: False under adapters, where what streams is frozen.
         """
-        is_on_host = self.layout.num_devices > 1 and self.weights.place == "host"
+        is_on_host = self.layout.num_devices > 1 and self.weights.place == "host" and not self.layout.is_cut
         return is_on_host and (self.layout.shares_state or not trains_all)
 
     @property
@@ -326,7 +326,7 @@ class Plan:
     def _cut_rules(self, workload: TrainingWorkload) -> tuple[tuple[bool, str, object, str], ...]:
         """Rules against decisions that a model which is cut over devices does not support."""
         cut = ", ".join(map(str, self.layout.stage_blocks))
-        offloading = next((choice for choice in OFFLOADING if self.activations.count(choice)), "")
+        offloading = next((choice for choice in OFFLOADING if choice != "offload" and self.activations.count(choice)), "")
         return (
             (
                 workload.objective != "next_token",
@@ -344,19 +344,19 @@ class Plan:
                 bool(offloading),
                 "activations.per_block",
                 offloading,
-                "moves what one micro-batch saved, and a model that is cut has several under way: use recompute or selective",
+                "is not carried out where the model is cut: use offload, to the host",
             ),
             (
-                self.weights.place != "device",
+                self.weights.place in ("disk", "remote"),
                 "weights.place",
                 self.weights.place,
-                "brings all blocks' weights to one device; a model that is cut has each on one: use device, or do not cut",
+                "is not carried out where the model is cut: use host, or the device",
             ),
             (
-                self.gradients.choice != "keep",
-                "gradients.choice",
-                self.gradients.choice,
-                "is not carried out where the model is cut (each device has those of its own blocks alone): use keep",
+                self.optimizer_state.place in ("disk", "remote"),
+                "optimizer_state.place",
+                self.optimizer_state.place,
+                "is not carried out where the model is cut: use host, or the device",
             ),
         )
 

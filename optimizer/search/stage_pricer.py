@@ -4,11 +4,13 @@ of times. Torch-free.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from optimizer.estimate.bounds.relaxation import least_compute_ms
 from optimizer.estimate.categories.network import crossing_ms, notice_ms
-from optimizer.estimate.step.pipeline.schedule import StagePrice, run_schedule
+from optimizer.estimate.step.pipeline.schedule import StagePrice, run_steady
+from optimizer.estimate.step.pipeline.stage_clock import StageClock, time_stage
 from optimizer.estimate.step.ranks import RankPart
 from optimizer.estimate.step.setting import find_stage
 from optimizer.plan.plan import Plan
@@ -79,22 +81,24 @@ class StagePricer:
         part = self.parts[stage.index]
         setting, layout = find_stage(self.profile, plan, part, stage)
         parts, device_kind = layout.parts(plan.activations.per_block), part.machine.device.kind
+        resident = setting.resident(plan, stage)
         return StagePrice(
-            peak_bytes=setting.resident(plan).device_bytes + layout.top_bytes(parts),
-            times=parts.times(device_kind),
-            update_ms=sum(layout.update.steps(device_kind).compute_ms),
+            peak_bytes=resident.device_bytes + layout.top_bytes(parts),
+            host_bytes=resident.host + layout.host_top_bytes(parts),
+            times=time_stage(parts, device_kind=device_kind),
+            make_clock=partial(StageClock, parts, layout.update, device_kind=device_kind),
         )
 
     def step_ms(self, plan: Plan, stages: Sequence[StageOfModel], prices: Sequence[StagePrice]) -> float:
         """Milliseconds of a step of stages that were priced one by one."""
         part = self.parts[0]
         assert part.network is not None
-        ran = run_schedule(
-            [price.times for price in prices],
+        _, end_ms = run_steady(
+            [price.make_clock() for price in prices],
             stages=stages,
             num_micro_batches=plan.batch.accumulation_steps,
             schedule=plan.layout.schedule,
             crossing_ms=self._crossing_ms(plan),
             notice_ms=notice_ms(part.network),
         )
-        return ran.total_ms + max(price.update_ms for price in prices)
+        return end_ms

@@ -14,6 +14,7 @@ from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.categories.tensors import TensorList, list_tensors
 from optimizer.formats.ownership import deal_frozen, part_of_bytes
 from optimizer.plan.plan import Plan
+from optimizer.plan.stages import StageOfModel
 from optimizer.plan.weights import PACKED_SIZES, WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.profile.trained import BaseSize
@@ -40,21 +41,27 @@ class Brought:
     elsewhere than a device."""
     owners: tuple[tuple[int, ...], ...] = ()
     """The rank that keeps each of these."""
+    first_block: int = 0
+    """Number of the first of the blocks: of a stage of a model that is cut its own."""
 
     @property
     def num_bytes(self) -> int:
         return sum(self.by_block)
 
 
-def find_brought(profile: Profile, plan: Plan, *, trains_all: bool, rank: int) -> Brought:
-    """The weights that come and go on a rank. trains_all: as below. Raises InvalidPlan where they would be dealt out and the
-    profile does not know them one by one.
+def find_brought(
+    profile: Profile, plan: Plan, *, trains_all: bool, rank: int, stage: StageOfModel | None = None
+) -> Brought:
+    """The weights that come and go on a rank. trains_all: as below. stage: of a model that is cut, the rank's. Raises InvalidPlan
+    where they would be dealt out and the profile does not know them one by one.
     """
     if not plan.layout.shares_weights:
-        return Brought(
-            by_block=list_streamed_bytes(profile, plan.weights, trains_all=trains_all),
-            tensors=list_streamed_tensors(profile, plan.weights, trains_all=trains_all),
-        )
+        by_block = list_streamed_bytes(profile, plan.weights, trains_all=trains_all)
+        tensors = list_streamed_tensors(profile, plan.weights, trains_all=trains_all)
+        if stage is None or not by_block:
+            return Brought(by_block=by_block, tensors=tensors)
+        own = slice(stage.blocks.start, stage.blocks.stop)
+        return Brought(by_block=by_block[own], tensors=tensors[own], first_block=stage.first_block)
     sizes, owners = _deal(profile, plan, trains_all=trains_all)
     others = tuple(
         tuple(size for size, owner in zip(*block, strict=True) if owner != rank) for block in zip(sizes, owners, strict=True)
@@ -156,9 +163,12 @@ def list_streamed_tensors(profile: Profile, plan: WeightsPlan, *, trains_all: bo
     return tuple(by_kind[kind] for kind in tensors.block_kinds)
 
 
-def estimate_home_bytes(profile: Profile, plan: Plan, *, trains_all: bool, rank: int) -> dict[str, int]:
-    """Bytes of the blocks' weights away from the device that count with a rank, by tier. trains_all: as above."""
-    num_bytes = sum(list_streamed_bytes(profile, plan.weights, trains_all=trains_all))
+def estimate_home_bytes(
+    profile: Profile, plan: Plan, *, trains_all: bool, rank: int, stage: StageOfModel | None = None
+) -> dict[str, int]:
+    """Bytes of the blocks' weights away from the device that count with a rank, by tier. trains_all, stage: as above."""
+    by_block = list_streamed_bytes(profile, plan.weights, trains_all=trains_all)
+    num_bytes = sum(by_block if stage is None else by_block[stage.blocks.start : stage.blocks.stop])
     if plan.shares_homes(trains_all=trains_all):
         num_bytes = part_of_bytes(num_bytes, rank=rank, num_ranks=plan.layout.num_devices)
     return {"host": 0, "disk": 0, "remote": 0, plan.weights.place: num_bytes}

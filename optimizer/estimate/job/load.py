@@ -11,6 +11,7 @@ inside.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from optimizer.estimate.categories.weights import estimate_home_bytes, list_kept, packed_bytes
 from optimizer.estimate.step.simulate import Resident
@@ -22,6 +23,7 @@ from optimizer.profile.profile import Profile
 from optimizer.profile.trained import BaseSize, BaseSizes
 from optimizer.workload import TrainingWorkload
 
+_Way = Literal["to the device", "through the host", "to the host"]
 _FILE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -52,11 +54,11 @@ def estimate_load(
     has_homes = plan.shares_homes(trains_all=trains_all)
     if has_homes:
         level.host = estimate_home_bytes(profile, plan, trains_all=trains_all, rank=0)["host"]
-    for streams, size in _list_read(profile, base, plan, trains_all=trains_all, rank=rank):
+    for way, size in _list_read(profile, base, plan, trains_all=trains_all, rank=rank):
         packs = size.packs and plan.weights.frozen != "same" and workload.adapter is not None
         on_cuda = machine.device.kind == "cuda"
         _read(
-            level, size, plan, file_bytes=file_bytes, streams=streams, packs=packs, on_cuda=on_cuda, has_homes=has_homes
+            level, size, plan, file_bytes=file_bytes, way=way, packs=packs, on_cuda=on_cuda, has_homes=has_homes
         )
     # The optimizer's part of what stays comes after the weights.
     level.reach(int(loaded.device.sum()), loaded.host)
@@ -70,19 +72,21 @@ def estimate_load(
 
 def _list_read(
     profile: Profile, base: BaseSizes, plan: Plan, *, trains_all: bool, rank: int
-) -> Iterator[tuple[bool, BaseSize]]:
-    """The tensors that a rank reads, with whether each goes by way of the host."""
+) -> Iterator[tuple[_Way, BaseSize]]:
+    """The tensors that a rank reads, with the way of each."""
     kinds = profile.tensors.block_kinds
     if plan.layout.is_cut:
         stage = plan.layout.stages[rank]
+        inside: _Way = "through the host" if plan.weights.place == "device" else "to the host"
+        yield from ((inside, size) for block in stage.blocks for size in base.by_block[kinds[block]])
         outside = [*(base.before if stage.is_first else ()), *(base.after if stage.is_last else ())]
-        inside = [size for block in stage.blocks for size in base.by_block[kinds[block]]]
-        yield from ((True, size) for size in [*inside, *outside])
+        yield from (("through the host", size) for size in outside)
         return
+    comes: _Way = "through the host" if plan.weights.place == "device" else "to the host"
     is_kept = iter(list_kept(profile, plan, trains_all=trains_all, rank=rank)) if plan.layout.shares_weights else iter(())
     for in_block, size in base.in_order(kinds):
         if not (in_block and plan.layout.shares_weights and not next(is_kept, True)):
-            yield in_block and plan.brings_weights, size
+            yield comes if in_block and plan.brings_weights else "to the device", size
 
 
 def _packing_bytes(size: BaseSize, plan: Plan) -> int:
@@ -107,7 +111,7 @@ def _read(
     plan: Plan,
     *,
     file_bytes: int,
-    streams: bool,
+    way: _Way,
     packs: bool,
     on_cuda: bool,
     has_homes: bool,
@@ -117,11 +121,11 @@ def _read(
     value = size.num_elements * plan.weights.bytes_per_element
     converted = value if file_bytes != plan.weights.bytes_per_element else 0
     stays = packed_bytes(size, plan.weights) if packs else value
-    if streams:
+    if way != "to the device":
         home = stays if plan.weights.place == "host" and not has_homes else 0
         piece = min(size.num_elements, PIECE_ELEMENTS) * (1 if packs else plan.weights.bytes_per_element)
         made = converted + stays + _packing_bytes(size, plan) if packs else converted
-        if plan.weights.place == "device":
+        if way == "through the host":
             level.reach(level.device + stays, level.host + (stays if packs else made or raw))
             level.reach(level.device, level.host + raw + made)
             level.device += stays

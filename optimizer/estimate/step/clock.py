@@ -30,7 +30,7 @@ class Timing:
 
 def time_step(schedule: Schedule, *, device_kind: str) -> Timing:
     """Time a schedule. device_kind: which lanes run beside compute."""
-    clock = _Clock(device_kind)
+    clock = Clock(device_kind)
     timing = _run_step(schedule, clock)
     if clock.has_work_left:
         clock.begin_again()
@@ -38,7 +38,7 @@ def time_step(schedule: Schedule, *, device_kind: str) -> Timing:
     return timing
 
 
-def _run_step(schedule: Schedule, clock: "_Clock") -> Timing:
+def _run_step(schedule: Schedule, clock: "Clock") -> Timing:
     first_starts = clock.run(schedule.first)
     first_ms = clock.now_ms
     last, last_starts = schedule.first, first_starts
@@ -66,8 +66,8 @@ def _run_step(schedule: Schedule, clock: "_Clock") -> Timing:
 
 
 @dataclass
-class _Clock:
-    """Compute's own time, and what works beside it."""
+class Clock:
+    """Compute's own time, and what works beside it, from task to task."""
 
     device_kind: str
     now_ms: float = 0.0

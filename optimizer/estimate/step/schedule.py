@@ -42,11 +42,12 @@ from optimizer.estimate.tasks.tasks import Task, move_task, single
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
+from optimizer.plan.stages import StageOfModel
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
 
-_END: Final = "end of the micro-batch"
+END: Final = "end of the micro-batch"
 _SHARED: Final[Table[None, SharedStorages]] = Table()
 _WEIGHTS: Final[Table[tuple[str, WeightsPlan, Brought, str, tuple[float, ...]], list[Task]]] = Table()
 _UPDATES: Final[Table[UpdateInputs, TaskRun]] = Table()
@@ -71,10 +72,11 @@ class StepLayout:
         is_first: bool = False,
         exchange: GradientExchange | None = None,
         after: UpdateExchange | None = None,
+        stage: StageOfModel | None = None,
     ) -> None:
         """Prepare a plan's step. plan: of which the blocks' choices are not looked at. tensors: that this rank updates.
         is_first: whether updates inside backward make the moments, as in a first step that consumes gradients. exchange,
-        after: what ranks exchange of gradients, and once a step; None on one device.
+        after: what ranks exchange of gradients, and once a step; None on one device. stage: of a model that is cut.
         """
         self._compiled = compiled
         self._plan = plan
@@ -93,7 +95,8 @@ class StepLayout:
             self._sharing_blocks = BlockTasks.find(prices, compress=plan.activations.compress, others=exchange.others)
             self._sharing_outside = OutsideTasks.find(profile, prices, plan=plan, others=exchange.others)
         self._trains_all = workload.adapter is None
-        self._brought = find_brought(profile, plan, trains_all=self._trains_all, rank=0 if exchange is None else exchange.rank)
+        rank = 0 if exchange is None else exchange.rank
+        self._brought = find_brought(profile, plan, trains_all=self._trains_all, rank=rank, stage=stage)
         self.streamed = self._brought.by_block
         self._exchange_ms: tuple[float, ...] = ()
         if exchange is not None:
@@ -134,7 +137,7 @@ class StepLayout:
             later = self._micro_batch(forward, choices, places, is_first=False)
             if self._rows_bytes:
                 # The profile adds to the gradient that is there; rows are put aside beside it.
-                later += self._move("backward", _END, (("gradients", self._rows_bytes),))
+                later += self._move("backward", END, (("gradients", self._rows_bytes),))
         return Schedule(first=first, later=later, num_later=self.num_later, update=self.update, carried=self._carried)
 
     def _schedule_of_rank(
@@ -176,7 +179,7 @@ class StepLayout:
         gone_bytes = (loss_bytes if is_first and has_loss else 0) - left_bytes
         inputs_bytes = 0 if self.inputs_stay else -self.input_bytes
         if gone_bytes or inputs_bytes:
-            backward += self._move("backward", _END, (("logits_and_loss", gone_bytes), ("temporaries", inputs_bytes)))
+            backward += self._move("backward", END, (("logits_and_loss", gone_bytes), ("temporaries", inputs_bytes)))
         return backward
 
     def _move(self, phase: str, name: str, bytes_by_category: tuple[tuple[Category, int], ...]) -> TaskRun:
@@ -234,7 +237,7 @@ class StepLayout:
         if exchange is not None:
             tasks = list(exchange.in_turn(behind, blocks, tasks_per_block=2 if self.streamed else 1))
         if self.streamed:
-            tasks += self._move("backward", _END, (("weights", -self.streamed[0]),)).tasks
+            tasks += self._move("backward", END, (("weights", -self.streamed[0]),)).tasks
         return tasks
 
     def weights_tasks(self, phase: str) -> list[Task]:
@@ -254,7 +257,9 @@ class StepLayout:
         return self._weights[phase]
 
     def _make_weights_task(self, phase: str, block: int, gone_bytes: int, coming: range) -> Task:
-        return make_weights_task(
+        """block, coming: counted within a stage."""
+        first = self._brought.first_block
+        task = make_weights_task(
             phase,
             block,
             by_block=self.streamed,
@@ -263,9 +268,10 @@ class StepLayout:
             coming=coming,
             plan=self._plan.weights,
             rates=self._machine.rates,
-            waits_for=tuple(update_key(other) for other in coming) if phase == "forward" else (),
+            waits_for=tuple(update_key(first + other) for other in coming) if phase == "forward" else (),
             exchange_ms=self._exchange_ms,
         )
+        return replace(task, block=first + block) if first else task
 
     def _freed_run(self, freed: list[Move]) -> TaskRun:
         key = tuple(freed)

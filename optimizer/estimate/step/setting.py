@@ -31,7 +31,8 @@ from optimizer.estimate.categories.weights import (
 from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape, compile_plan_shape
 from optimizer.estimate.step.exchange import GradientExchange, list_outer_tasks
-from optimizer.estimate.step.pipeline.schedule import run_schedule
+from optimizer.estimate.step.pipeline.schedule import run_steady
+from optimizer.estimate.step.pipeline.stage_clock import StageClock
 from optimizer.estimate.step.pipeline.stage_costs import check_cut, estimate_stage_weight_bytes, tensors_of_stage
 from optimizer.estimate.step.pipeline.stage_layout import StageLayout
 from optimizer.estimate.step.ranks import RankPart, find_part, find_stage_parts
@@ -43,7 +44,7 @@ from optimizer.estimate.step.update import UpdateExchange
 from optimizer.estimate.tasks.parts import Bytes
 from optimizer.estimate.tasks.tasks import single
 from optimizer.hardware.machine import Machine, Processor
-from optimizer.plan.activations import Compression
+from optimizer.plan.activations import Compression, keep_elsewhere
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.layout import DeviceLayout
@@ -98,10 +99,13 @@ class PreparedStep:
     always: Resident
     """Bytes that are there between steps, whatever the blocks do."""
 
-    def resident(self, plan: Plan) -> Resident:
-        """Bytes that are there between steps, with those that moving activations of this plan's blocks takes."""
-        packing_bytes = estimate_packing_bytes(plan.activations, device_kind=self.device_kind)
-        staging_bytes = estimate_staging_bytes(plan.activations, plan.weights)
+    def resident(self, plan: Plan, stage: StageOfModel | None = None) -> Resident:
+        """Bytes that are there between steps, with those that moving activations of this plan's blocks takes, or of a stage's."""
+        activations = plan.activations
+        if stage is not None:
+            activations = replace(activations, per_block=keep_elsewhere(activations.per_block, stage.blocks))
+        packing_bytes = estimate_packing_bytes(activations, device_kind=self.device_kind)
+        staging_bytes = estimate_staging_bytes(activations, plan.weights)
         if not packing_bytes and not staging_bytes:
             return self.always
         device: Bytes = self.always.device + single("temporaries", packing_bytes)
@@ -176,18 +180,18 @@ def _make_setting(
         )
     after = UpdateExchange.of(trained, network=network, plan=plan, device_kind=device_kind, trains_all=trains_all)
     state = estimate_state(tensors, plan, workload=workload, device_kind=machine.device.kind)
-    brought_bytes = find_brought(profile, plan, trains_all=trains_all, rank=rank).num_bytes
+    brought_bytes = find_brought(profile, plan, trains_all=trains_all, rank=rank, stage=stage).num_bytes
     gradients = estimate_gradient_bytes(tensors, plan, device_kind=machine.device.kind)
     device = single("weights", estimate_weight_bytes(profile, plan.weights) - brought_bytes)
     if stage is not None:
-        device = single("weights", estimate_stage_weight_bytes(profile, plan.weights, tensors, stage))
+        device = single("weights", estimate_stage_weight_bytes(profile, plan.weights, tensors, stage) - brought_bytes)
     device += single("optimizer_state", state.device_bytes)
     device += single("gradients", gradients.device)
     make_layout = StepLayout if stage is None else partial(StageLayout, stage=stage)
     lay_out_plan = partial(make_layout, profile, compiled, plan=plan, workload=workload, machine=machine)
     lay_out_step = partial(lay_out_plan, tensors=tensors, state=state, exchange=exchange, after=after)
     first = lay_out_step(is_first=True).schedule if plan.gradients.choice == "consume" else None
-    home_bytes = estimate_home_bytes(profile, plan, trains_all=trains_all, rank=rank)
+    home_bytes = estimate_home_bytes(profile, plan, trains_all=trains_all, rank=rank, stage=stage)
     return PreparedStep(
         layout=lay_out_step(),
         stages=Stages(
@@ -356,8 +360,9 @@ def lay_out_stages(profile: Profile, *, plan: Plan, workload: TrainingWorkload, 
         settings.append(setting)
         layouts.append(layout)
     parts = [layout.parts(choices) for layout in layouts]
-    ran = run_schedule(
-        [each.times(device_kind) for each in parts],
+    clocked = zip(parts, layouts, strict=True)
+    ran, _ = run_steady(
+        [StageClock(each, layout.update, device_kind=device_kind) for each, layout in clocked],
         stages=plan.layout.stages,
         num_micro_batches=plan.batch.accumulation_steps,
         schedule=plan.layout.schedule,
@@ -367,7 +372,7 @@ def lay_out_stages(profile: Profile, *, plan: Plan, workload: TrainingWorkload, 
     return tuple(
         LaidOut(
             schedule=layout.schedule_of(of_stage, waited_ms),
-            resident=setting.resident(plan),
+            resident=setting.resident(plan, plan.layout.stages[rank]),
             setting=setting,
             rank=rank,
             workload=part.workload,

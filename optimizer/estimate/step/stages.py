@@ -225,7 +225,7 @@ def _evaluate(
     stage: StageOfModel | None,
 ) -> _Evaluated:
     """The highest moment of an evaluation, above what is there all the while. stage: of a model that is cut."""
-    brought = find_brought(profile, plan, trains_all=workload.adapter is None, rank=rank)
+    brought = find_brought(profile, plan, trains_all=workload.adapter is None, rank=rank, stage=stage)
     processor = None
     if machine.device.kind == "cpu":
         processor = machine.processor_for(in_fp16=plan.weights.computes_in_fp16)
@@ -254,7 +254,7 @@ def _find_highest(
     stage: StageOfModel | None,
 ) -> _Evaluated:
     """The highest moment above what is there all the while and the inputs. streamed: bytes of weights that come and go with each
-    block. processor: the CPU device's; None on CUDA,
+    block that runs here. processor: the CPU device's; None on CUDA,
     where no kernel's scratch is counted.
     """
     num_blocks = profile.num_blocks
@@ -282,7 +282,7 @@ def _find_highest(
         if stage is not None and block not in stage.blocks:
             continue
         if streamed:
-            gone_bytes, coming = moves[block]
+            gone_bytes, coming = moves[block if stage is None else block - stage.first_block]
             come_bytes = sum(streamed[other] for other in coming) - gone_bytes
             level += come_bytes
             come.append(single("weights", come_bytes))

@@ -20,8 +20,8 @@ from optimizer.plan.layout import DeviceLayout
 from optimizer.runtime.layers.quantized_linear import list_base_tensors
 from optimizer.runtime.ranks.group import Arriving, Ranks
 from optimizer.runtime.ranks.ownership import Ownership
-from optimizer.runtime.tiers.copies import as_bytes
-from optimizer.runtime.tiers.homes import on_host
+from optimizer.runtime.tiers.copies import Copy, as_bytes
+from optimizer.runtime.tiers.homes import OffDeviceBytes, on_host
 from optimizer.runtime.tiers.tiers import Tiers
 
 NOTHING: Final = Arriving(None)
@@ -36,18 +36,32 @@ class DealtHome:
         """is_here: unless given, on the owner alone."""
         self.num_bytes = parameter.numel() * parameter.dtype.itemsize
         self.is_here = owner == ranks.rank if is_here is None else is_here
-        """True on a rank that keeps it, whose parameter is whole at all times."""
+        """True on a rank that keeps it."""
         self.owner = owner
+        self.stored: OffDeviceBytes | None = None
+        """Its bytes off the device, where the owner keeps it there."""
         self._parameter, self._ranks, self._tiers = parameter, ranks, tiers
 
-    def fetch(self, target: torch.Tensor) -> Arriving:
-        """Start to send or to receive all of it, over the parameter's own numbers. Asked for by all ranks in the same order."""
+    @property
+    def stays(self) -> bool:
+        """True on a rank whose parameter is whole at all times."""
+        return self.is_here and self.stored is None
+
+    def fetch(self, target: torch.Tensor) -> Arriving | Copy:
+        """Start to send or to receive all of it, over the parameter's own numbers. Asked for by all ranks in the same order; of
+        what the owner keeps off its device, by the owner alone.
+        """
+        if self.stored is not None:
+            return self.stored.fetch(target)
         return self._ranks.begin_broadcast(as_bytes(target), owner=self.owner)
 
     def read(self) -> torch.Tensor:
         """All bytes in host memory, on every rank; not to be written to. Asked for by all ranks in the same order."""
         with on_host(self._tiers, "temporaries"):
-            data = as_bytes(self._parameter.data).cpu() if self.is_here else torch.empty(self.num_bytes, dtype=torch.uint8)
+            if self.stored is not None:
+                data = self.stored.read()
+            else:
+                data = as_bytes(self._parameter.data).cpu() if self.is_here else torch.empty(self.num_bytes, dtype=torch.uint8)
         self._ranks.broadcast_on_host_(data, owner=self.owner)
         return data
 

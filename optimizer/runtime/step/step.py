@@ -28,7 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from optimizer.base.errors import InvalidPlan, LossNotFinite
 from optimizer.models.anatomy import Anatomy, find_anatomy
-from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.activations import ActivationsPlan, keep_elsewhere
 from optimizer.plan.plan import Plan
 from optimizer.runtime.compiled.blocks import compile_blocks
 from optimizer.runtime.device.backends import backend_of
@@ -228,20 +228,25 @@ class Trainer:
         self._undo.append(watch_products(model) if self.device.type == "cpu" else watch_attention(self.device))
         if plan.kernels.blocks == "compiled":
             self._undo.append(compile_blocks(blocks))
-        self._undo.append(apply_activations(blocks, self._own_activations(len(blocks)), self.tiers))
+        self._undo.append(apply_activations(blocks, self._own_activations(), self.tiers))
         self._handles += self.weights.watch(self.anatomy.backbone, blocks, updates=self.optimizer)
         self._handles += self.optimizer.watch(model, blocks=blocks, backbone=self.anatomy.backbone)
         if self._pipeline is not None:
-            handles, undo = self._pipeline.watch()
+            handles, undo = self._pipeline.watch(leaving=self._leave_forward)
             self._handles += handles
             self._undo.append(undo)
 
-    def _own_activations(self, num_blocks: int) -> ActivationsPlan:
+    def _leave_forward(self) -> None:
+        """Let go of what the end of the backbone lets go of, on a stage that does not come to it."""
+        self.tiers.settle()
+        self.weights.release_all()
+
+    def _own_activations(self) -> ActivationsPlan:
         """The activations row for the blocks that run here; where the model is cut the others do nothing."""
         if self._pipeline is None:
             return self.plan.activations
-        own, choices = self._pipeline.stage.blocks, self.plan.activations.per_block
-        return ActivationsPlan(per_block=tuple(choices[index] if index in own else "keep" for index in range(num_blocks)))
+        activations = self.plan.activations
+        return replace(activations, per_block=keep_elsewhere(activations.per_block, self._pipeline.stage.blocks))
 
     def _make_gradients(self, named: Mapping[str, nn.Parameter]) -> Gradients:
         all_norms = None if self._shared is None else self._shared.all_norms
@@ -341,16 +346,16 @@ class Trainer:
 
     def held_weights(self) -> dict[str, torch.Tensor | HomeTensor]:
         """Those of ``named_weights`` that this rank can read alone: all but those that others keep."""
-        here = {name: self.model.get_parameter(name).detach() for name in self.dealt_weights()}
+        here = self.dealt_weights()
         return {
             name: here.get(name, held) for name, held in self.named_weights().items() if not self.weights.is_elsewhere(name)
         }
 
-    def dealt_weights(self) -> dict[str, torch.Tensor]:
+    def dealt_weights(self) -> dict[str, torch.Tensor | HomeTensor]:
         """The tensors that this rank alone keeps, trained or not; none unless ranks share weights out."""
         self.join()
         here = [name for name in self.weights.dealt_names if not self.weights.is_elsewhere(name)]
-        return {name: self.model.get_parameter(name).detach() for name in here}
+        return {name: self.weights.own_tensor(name) or self.model.get_parameter(name).detach() for name in here}
 
     def read_weight(self, name: str) -> torch.Tensor:
         """One parameter, trained or not, wherever it lives; on the host where it streams. Not to be written to. What ranks share
@@ -483,8 +488,8 @@ class Trainer:
         on_host = self.gradients if isinstance(self.gradients, HostGradients) else None
         if self.plan.gradients.choice != "consume":
             self.optimizer.step(learning_rate, grad_factor=factor, host_gradients=on_host)
-        if self._shared is not None and self.shares_state:
-            # What is still under way would be sent as it was.
+        if self._shared is not None and self.shares_state and self._pipeline is None:
+            # What is still under way would be sent as it was. Stages of a model that is cut send no weights.
             self.optimizer.join()
             self._shared.bring_weights()
 

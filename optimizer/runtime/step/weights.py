@@ -12,6 +12,9 @@ once, too (``runtime/tiers/base_homes.py``).
 Of ranks that share weights out (``runtime/ranks/dealt_weights.py``) the home of a tensor is the device of the rank that keeps it:
 there its parameter is whole all the time, and nothing of it comes or goes; on the others it comes from there, as from any home.
 
+Of a model that is cut each stage gives homes to its own blocks' weights and streams these alone, its blocks being all that there
+are; it lets go of the last one's as it leaves the forward (``runtime/ranks/pipeline``).
+
 What is allocated and freed, in order (the tensors of a block in the model's order, each whole):
 
 construction   for each streamed tensor: its home (host: category weights; disk: its share of the scratch file; remote: its
@@ -91,7 +94,12 @@ class _Streamed:
     @property
     def stays(self) -> bool:
         """True where this device is the home."""
-        return isinstance(self.home, DealtHome) and self.home.is_here
+        return isinstance(self.home, DealtHome) and self.home.stays
+
+    @property
+    def off_device(self) -> OffDeviceBytes | None:
+        """Its bytes off the device, on the rank that keeps it."""
+        return self.home.stored if isinstance(self.home, DealtHome) else self.home
 
     def arrive(self) -> None:
         """Compute that is queued from here on finds its numbers."""
@@ -134,6 +142,8 @@ class StreamedWeights:
         self._by_name: dict[str, _Streamed] = {}
         self._outside: list[_Streamed] = []
         """Tensors of a cut model that belong to no block."""
+        self._streamed_blocks = range(0)
+        """Blocks of this stage of a cut model whose weights come and go."""
         self._present: list[int] = []
         self._updates: Updates | None = None
 
@@ -144,9 +154,16 @@ class StreamedWeights:
         if self._plan.place == "device" and self._dealt is None:
             return
         if isinstance(self._dealt, StageWeights):
+            leaving = set[str]()
+            if self._plan.place != "device":
+                self._streamed_blocks = self._dealt.blocks
+                leaving = {name for named in list_streamed(model, blocks, trains_all=trains_all) for name in named}
             for index, (named, homes) in enumerate(self._dealt.deal(model, blocks)):
                 is_outside = index == len(blocks)
-                kept = [self._keep(name, each, homes[name], is_outside=is_outside) for name, each in named.items()]
+                kept = [
+                    self._keep(name, each, homes[name], is_outside=is_outside, leaves=name in leaving)
+                    for name, each in named.items()
+                ]
                 self._by_block.append(kept)
             self._outside = self._by_block.pop()
             _move_rest(model, self._tiers.device, staying={id(s.parameter) for s in self._by_name.values()})
@@ -173,8 +190,9 @@ class StreamedWeights:
         self, backbone: nn.Module, blocks: Sequence[nn.Module], *, updates: Updates | None
     ) -> list[RemovableHandle]:
         """Bring and drop weights as the backbone runs forward and backward. updates: None where nothing is trained."""
-        # Ranks that keep a part each have all updated theirs before any of them goes on, and must ask for the same blocks.
-        self._updates = updates if self._dealt is None else None
+        # Ranks that keep a part each have all updated theirs before any of them goes on, and must ask for the same blocks; but
+        # what a stage of a cut model streams is its own.
+        self._updates = updates if self._dealt is None or self._streamed_blocks else None
         if not self.is_streaming:
             return []
         handles: list[RemovableHandle] = []
@@ -206,12 +224,20 @@ class StreamedWeights:
 
     def is_elsewhere(self, name: str) -> bool:
         """True for a tensor that another rank keeps."""
-        return name in self.dealt_names and not self._by_name[name].stays
+        home = self._by_name[name].home if name in self._by_name else None
+        return isinstance(home, DealtHome) and not home.is_here
 
     def home_of(self, name: str) -> OffDeviceBytes | None:
         """None for what has no home off the devices. Trained homes are kept up to date by ``host_update.py``."""
         streamed = self._by_name.get(name)
-        return streamed.home if streamed is not None and isinstance(streamed.home, OffDeviceBytes) else None
+        return None if streamed is None else streamed.off_device
+
+    def own_tensor(self, name: str) -> HomeTensor | None:
+        """A tensor that has a home off the devices here, to be read by this rank alone; None for others."""
+        home, streamed = self.home_of(name), self._by_name.get(name)
+        if home is None or streamed is None:
+            return None
+        return HomeTensor(home, dtype=streamed.parameter.dtype, shape=streamed.parameter.shape)
 
     def home_tensor(self, name: str) -> HomeTensor | None:
         """A streamed tensor, to be read when it is needed, of those that are dealt by all ranks together; None for what does not
@@ -251,29 +277,38 @@ class StreamedWeights:
             streamed.parameter.data = streamed.home_tensor().load()
 
     def _leave(self, name: str, parameter: nn.Parameter) -> _Streamed:
+        streamed = self._by_name[name] = _Streamed(name, parameter, self._send_away(parameter))
+        return streamed
+
+    def _send_away(self, parameter: nn.Parameter) -> OffDeviceBytes:
+        """Give a parameter a home, and leave it on the device with a storage of no bytes."""
         read = take_read_later(parameter)
         fills = self._shared is None or self._shared.fills
         data = None if self._shared is None else self._shared.take()
         home = OffDeviceBytes(self._tiers, _num_bytes(parameter), place=self._plan.place, category="weights", data=data)
         if read is not None:
-            streamed = self._by_name[name] = _Streamed(name, parameter, home)
             if not fills:
-                return streamed
+                return home
             with count_allocations(self._tiers.meter), on_host(self._tiers, "temporaries"):
                 data = read()
                 home.write(data.contiguous(), dtype=data.dtype)
-            return streamed
+            return home
         data = parameter.data
         if fills:
             home.write(data.contiguous(), dtype=data.dtype)
         _empty_on(parameter, self._tiers.device)
-        streamed = self._by_name[name] = _Streamed(name, parameter, home)
-        return streamed
+        return home
 
-    def _keep(self, name: str, parameter: nn.Parameter, home: DealtHome, *, is_outside: bool = False) -> _Streamed:
-        """On the device where this rank keeps it; else only the place for it, of what is outside of a cut model's blocks one
-        number.
+    def _keep(
+        self, name: str, parameter: nn.Parameter, home: DealtHome, *, is_outside: bool = False, leaves: bool = False
+    ) -> _Streamed:
+        """On the device where this rank keeps it, or off it where it ``leaves``; else only the place for it, of what is outside
+        of a cut model's blocks one number.
         """
+        if home.is_here and leaves:
+            home.stored = self._send_away(parameter)
+            streamed = self._by_name[name] = _Streamed(name, parameter, home)
+            return streamed
         read, device = take_read_later(parameter), self._tiers.device
         if home.is_here and read is not None:
             with count_allocations(self._tiers.meter):
@@ -315,10 +350,12 @@ class StreamedWeights:
     def _at_end(self, module: nn.Module, args: Any, output: Any) -> None:
         self.release_all()
 
-    def _enter(self, wanted: range) -> None:
+    def _enter(self, wanted: Sequence[int]) -> None:
         """Have the first of ``wanted`` ready, the others on their way, and no other block on the device."""
         if isinstance(self._dealt, StageWeights) and self._read_elsewhere is None:
-            return
+            if wanted[0] not in self._streamed_blocks:
+                return
+            wanted = [block for block in wanted if block in self._streamed_blocks]
         for block in [block for block in self._present if block not in wanted]:
             self._release(block)
         for block in wanted:
@@ -340,9 +377,10 @@ class StreamedWeights:
             if not streamed.stays:
                 streamed.parameter.untyped_storage().resize_(streamed.home.num_bytes)
                 self._note_size(streamed.parameter)
-            if self._read_elsewhere is None:
+            is_asked_for = self._read_elsewhere is None and not isinstance(self._dealt, StageWeights)
+            if is_asked_for or streamed.off_device is not None:
                 streamed.coming = streamed.home.fetch(streamed.parameter.data)
-            elif not streamed.stays:
+            elif self._read_elsewhere is not None and not streamed.stays:
                 as_bytes(streamed.parameter.data).copy_(as_bytes(self._read_elsewhere(streamed.name)))
                 streamed.coming = NOTHING
 

@@ -9,12 +9,15 @@ from optimizer.base.errors import InvalidPlan
 from optimizer.plan.explain.diff import describe_change
 from optimizer.plan.explain.training import explain_common
 from optimizer.plan.layout import DeviceLayout, RankShare
+from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.pins.training import pins_of_change, read_pins
 from optimizer.plan.plan import Plan
 from optimizer.plan.stages import count_ahead, list_stages, list_turns
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.runtime.ranks.cases import RankCase, make_case
+
+AWAY = OptimizerStatePlan(place="disk")
 
 
 def cut(**changes: Any) -> RankCase:
@@ -55,12 +58,13 @@ def test_a_layout_that_contradicts_itself_is_refused_in_words(layout: dict[str, 
     ("case", "message"),
     [
         (cut(accumulation_steps=1), "batch.accumulation.steps is 1, which leaves all stages but one idle"),
-        (cut(activations=("keep", "offload", "keep")), "activations.per.block is offload, which moves what one micro"),
-        (cut(gradients="host"), "gradients.choice is host, which is not carried out where the model is cut"),
-        (cut(weights=WeightsPlan(place="host"), gradients="host"), "weights.place is host, which"),
+        (cut(activations=("keep", "offload_disk", "keep")), "activations.per.block is offload.disk, .* use offload, to the host"),
+        (cut(gradients="consume", accumulation_steps=2), "gradients.choice is consume, which needs one micro-batch"),
+        (cut(state=AWAY, gradients="host"), "optimizer state place is disk, which is not carried out where the model is cut"),
+        (cut(state=AWAY, weights=WeightsPlan(place="remote"), gradients="host"), "weights place is remote, .* use host"),
         (cut(objective="orpo", packing="off", loss_on="assistant"), "which is carried out for next-token training; orpo"),
     ],
-    ids=["one-micro-batch", "offload", "gradients", "streamed", "pairs"],
+    ids=["one-micro-batch", "offload", "gradients", "state", "streamed", "pairs"],
 )
 def test_what_a_cut_does_not_go_with_is_refused_with_what_to_do(case: RankCase, message: str) -> None:
     with pytest.raises(InvalidPlan, match=message):

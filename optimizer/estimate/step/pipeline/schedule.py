@@ -6,9 +6,9 @@ but waits until it is taken at the moments that ``link.py`` names.
 *Not modelled*: crossings of several pairs of stages that share one link.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from optimizer.plan.stages import PipelineSchedule, StageOfModel, Turn, list_turns
 
@@ -41,6 +41,36 @@ class StageTimes:
             return self.forward_ms
         return self.accumulate_ms if index else self.backward_ms
 
+    @property
+    def of_one_ms(self) -> float:
+        """Time of a micro-batch that is not the first."""
+        return self.forward_ms + self.accumulate_ms
+
+    def end_ms(self, turn: Turn, start_ms: float) -> float:
+        """Time at which a turn ends that begins at ``start_ms``."""
+        return start_ms + self.of(turn)
+
+
+class Turns(Protocol):
+    """The clock of a stage within a schedule."""
+
+    def end_ms(self, turn: Turn, start_ms: float) -> float:
+        """Time at which a turn ends that begins at ``start_ms``; turns are asked for in their order."""
+
+
+class Clocked(Turns, Protocol):
+    """The clock of a stage, from step to step."""
+
+    @property
+    def has_work_left(self) -> bool:
+        """True where the host is still busy with the step that has ended."""
+
+    def end_step(self, at_ms: float) -> float:
+        """Time at which clipping and the update end, where all stages have done their turns at ``at_ms``."""
+
+    def begin_again(self) -> None:
+        """A new step, with what is under way."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StagePrice:
@@ -48,9 +78,12 @@ class StagePrice:
 
     peak_bytes: int
     """Most bytes on its device in a steady step."""
+    host_bytes: int
+    """Most bytes on the host, likewise."""
     times: StageTimes
-    update_ms: float
-    """Time of clipping and the update."""
+    """Times of micro-batches that wait for no other stage, but for their own copies."""
+    make_clock: Callable[[], Clocked]
+    """Makes the clock of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +96,40 @@ class RanStep:
     turns: tuple[tuple[Turn, ...], ...]
 
 
+def run_steady(
+    clocks: Sequence[Clocked],
+    *,
+    stages: Sequence[StageOfModel],
+    num_micro_batches: int,
+    schedule: PipelineSchedule,
+    crossing_ms: float,
+    notice_ms: float = 0.0,
+) -> tuple[RanStep, float]:
+    """Run a step that follows others like it; returns it, and the time at which the last stage has updated its weights. The
+    rest as ``run_schedule`` has it.
+    """
+
+    def run() -> tuple[RanStep, float]:
+        ran = run_schedule(
+            clocks,
+            stages=stages,
+            num_micro_batches=num_micro_batches,
+            schedule=schedule,
+            crossing_ms=crossing_ms,
+            notice_ms=notice_ms,
+        )
+        return ran, max([clock.end_step(ran.total_ms) for clock in clocks])
+
+    ran = run()
+    if any(clock.has_work_left for clock in clocks):
+        for clock in clocks:
+            clock.begin_again()
+        ran = run()
+    return ran
+
+
 def run_schedule(
-    times: Sequence[StageTimes],
+    times: Sequence[Turns],
     *,
     stages: Sequence[StageOfModel],
     num_micro_batches: int,
@@ -119,7 +184,7 @@ class _StageRun:
     """One stage on its way through a step."""
 
     stage: StageOfModel
-    times: StageTimes
+    times: Turns
     turns: tuple[Turn, ...]
     crossing_ms: float
     notice_ms: float
@@ -140,12 +205,14 @@ class _StageRun:
                 yield from self._receive("hidden", self.stage.index - 1, micro_batch, is_there=not self.stage.is_first)
             else:
                 yield from self._receive("gradient", self.stage.index + 1, micro_batch, is_there=not self.stage.is_last)
-            self.now_ms += self.times.of(turn)
+            begun_ms = self.now_ms
+            self.now_ms = self.times.end_ms(turn, begun_ms)
+            work_ms = self.now_ms - begun_ms
             if kind == "forward":
                 yield from self._send("hidden", micro_batch, is_there=not self.stage.is_last)
             else:
                 yield from self._send("gradient", micro_batch, is_there=not self.stage.is_first)
-            self.waited_ms.append(self.now_ms - start_ms - self.times.of(turn))
+            self.waited_ms.append(self.now_ms - start_ms - work_ms)
         self.last_turn_ms = self.now_ms
         yield from self._settle("hidden")
         yield from self._settle("gradient")

@@ -5,7 +5,6 @@ in their midst hidden states come. So the one trace of a model prices every cut 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -14,13 +13,13 @@ import numpy as np
 from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.shape.compiled import CompiledShape, PartRequest
 from optimizer.estimate.shape.shared import SharedPlaces
-from optimizer.estimate.step.pipeline.schedule import StageTimes
+from optimizer.estimate.step.pipeline.stage_clock import StageParts
 from optimizer.estimate.step.runs import Schedule, TaskRun
-from optimizer.estimate.step.schedule import StepLayout
+from optimizer.estimate.step.schedule import END, StepLayout
 from optimizer.estimate.step.update import exchange_task
 from optimizer.estimate.tasks.parts import Bytes, PartBytes
 from optimizer.estimate.tasks.tasks import NO_TIME, Task, move_task, single
-from optimizer.plan.activations import BlockChoice
+from optimizer.plan.activations import BlockChoice, keep_elsewhere
 from optimizer.plan.stages import StageOfModel, Turn, count_ahead, list_turns
 from optimizer.profile.profile import Profile
 
@@ -31,33 +30,12 @@ _NOT_CARRIED: Final = [CATEGORIES.index(name) for name in ("gradients", "tempora
 _NO_BYTES: Final[Bytes] = np.zeros(len(CATEGORIES), dtype=np.int64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageParts:
-    """One stage's part of a micro-batch, under what its blocks do."""
-
-    begin: TaskRun
-    """The tasks before the stage's first block; hidden states come."""
-    forward: TaskRun
-    """The blocks, and the loss on the last stage."""
-    left: TaskRun
-    """Bytes that go as a stage that is not the last leaves the forward."""
-    backward: TaskRun
-    """The first micro-batch's backward, from the gradient of the last block's hidden states on."""
-    accumulate: TaskRun
-    """The backward of each other."""
-
-    def times(self, device_kind: str) -> StageTimes:
-        runs = (self.begin, self.forward, self.backward, self.accumulate)
-        begin_ms, forward_ms, backward_ms, accumulate_ms = (sum(run.steps(device_kind).compute_ms) for run in runs)
-        return StageTimes(forward_ms=begin_ms + forward_ms, backward_ms=backward_ms, accumulate_ms=accumulate_ms)
-
-
 class StageLayout(StepLayout):
     """Puts the parts of one stage in order."""
 
     def __init__(self, profile: Profile, compiled: CompiledShape, *, stage: StageOfModel, **here: Any) -> None:
         """here: as ``StepLayout`` has it; ``tensors`` and ``state`` of this stage."""
-        super().__init__(profile, compiled, **here)
+        super().__init__(profile, compiled, stage=stage, **here)
         self._stage = stage
         plan, workload = self._plan, here["workload"]
         num_tokens = plan.batch.micro_batch_size * workload.sequence_length
@@ -68,26 +46,43 @@ class StageLayout(StepLayout):
     def parts(self, choices: Sequence[BlockChoice]) -> StageParts:
         """choices: of all blocks of the model, of which the stage's own count. Raises NotProfiled."""
         stage, own = self._stage, slice(self._stage.blocks.start, self._stage.blocks.stop)
+        last = choices[-1]
+        choices = keep_elsewhere(choices, stage.blocks)
         places = self._shared.place(choices, blocks=stage.blocks)
-        tasks = [self._inputs_task, self._outside.task("prologue", choices[-1])]
+        tasks = [self._inputs_task, self._outside.task("prologue", last)]
         if not stage.is_first:
             tasks.append(self._arrival())
         begin = TaskRun(tasks)
-        tasks = self._blocks.list_forward(choices, places.forward)[own]
-        freed = _NO_BYTES
+        tasks = self._in_turn("forward", self._blocks.list_forward(choices, places.forward)[own])
+        left = TaskRun(())
         if stage.is_last:
             tasks += self._freed_run(places.freed).tasks if places.freed else ()
-            tasks.append(self._outside.task("head", choices[-1]))
+            tasks += self._last_gone("forward", "end of the backbone", -1)
+            tasks.append(self._outside.task("head", last))
         else:
             freed = self._sum_freed(places) + self._carried_on
+            name = "end of the stage"
+            left = TaskRun((move_task("forward", name, -freed), *self._last_gone("forward", name, -1)))
         forward = TaskRun(tasks)
         return StageParts(
             begin=begin,
             forward=forward,
-            left=TaskRun((move_task("forward", "end of the stage", -freed),)),
-            backward=self._backward(forward, choices, places, own, is_first=True),
-            accumulate=self._backward(forward, choices, places, own, is_first=False),
+            left=left,
+            backward=self._backward(forward, choices, places, own, last=last, is_first=True),
+            accumulate=self._backward(forward, choices, places, own, last=last, is_first=False),
         )
+
+    def _in_turn(self, phase: str, blocks: Sequence[Task]) -> list[Task]:
+        """The stage's blocks, before each its weights where they stream."""
+        if not self.streamed:
+            return list(blocks)
+        return [task for pair in zip(self.weights_tasks(phase), blocks, strict=True) for task in pair]
+
+    def _last_gone(self, phase: str, name: str, block: int) -> tuple[Task, ...]:
+        """The weights of the block that was last go, where they stream. block: counted within the stage."""
+        if not self.streamed:
+            return ()
+        return self._move(phase, name, (("weights", -self.streamed[block]),)).tasks
 
     def schedule_of(self, parts: StageParts, waited_ms: Sequence[float] = ()) -> Schedule:
         """The tasks of a step in order. waited_ms: in each turn, and once more at the end; none unless given."""
@@ -114,6 +109,16 @@ class StageLayout(StepLayout):
             level += run.sums.net
         carried_bytes = (num_micro_batches - num_seen) * int(self._carried.sum())
         return carried_bytes + max(top, level + self.update.sums.top)
+
+    def host_top_bytes(self, parts: StageParts) -> int:
+        """The highest point on the host, likewise."""
+        num_micro_batches = self.num_later + 1
+        ahead = count_ahead(self._stage, num_micro_batches=num_micro_batches, schedule=self._plan.layout.schedule)
+        level = top = 0
+        for run, _ in self._walk(parts, num_micro_batches=min(num_micro_batches, ahead + _NUM_ALIKE)):
+            top = max(top, level + run.sums.beyond_top[0])
+            level += run.sums.beyond[0]
+        return max(top, level + self.update.sums.beyond_top[0])
 
     def _walk(self, parts: StageParts, *, num_micro_batches: int) -> Iterator[tuple[TaskRun, Turn | None]]:
         """The runs of a step in order; those that begin a turn with it."""
@@ -198,16 +203,26 @@ class StageLayout(StepLayout):
         return found
 
     def _backward(
-        self, forward: TaskRun, choices: Sequence[BlockChoice], places: SharedPlaces, own: slice, *, is_first: bool
+        self,
+        forward: TaskRun,
+        choices: Sequence[BlockChoice],
+        places: SharedPlaces,
+        own: slice,
+        *,
+        last: BlockChoice,
+        is_first: bool,
     ) -> TaskRun:
-        which = "first" if is_first else "accumulate"
+        """last: what the model's last block does."""
+        # A gradient that does not stay is new in every micro-batch.
+        which = "first" if is_first or self._makes_anew else "accumulate"
         blocks = self._blocks.list_backward(choices, places.backward, f"backward_{which}", is_first=is_first)[own]
         blocks.reverse()
         tasks: list[Task] = []
         if self._stage.is_last:
             tasks += [
-                self._outside.task(f"head_backward_{which}", choices[-1], is_first=is_first),
-                self._outside.task(f"norm_backward_{which}", choices[-1], is_first=is_first),
+                self._outside.task(f"head_backward_{which}", last, is_first=is_first),
+                self._outside.task(f"norm_backward_{which}", last, is_first=is_first),
             ]
-        return self._ended(forward, TaskRun([*tasks, *blocks]), is_first=is_first, has_loss=self._stage.is_last)
+        tasks += [*self._in_turn("backward", blocks), *self._last_gone("backward", END, 0)]
+        return self._ended(forward, TaskRun(tasks), is_first=is_first, has_loss=self._stage.is_last)
 

@@ -69,6 +69,8 @@ class StageWeights:
 
     def __init__(self, ranks: Ranks, *, layout: DeviceLayout, tiers: Tiers) -> None:
         self._ranks, self._layout, self._tiers = ranks, layout, tiers
+        self.blocks = layout.stages[ranks.rank].blocks
+        """Blocks of this rank."""
 
     def deal(
         self, model: nn.Module, blocks: Sequence[nn.Module]

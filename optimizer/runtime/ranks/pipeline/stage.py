@@ -42,11 +42,16 @@ class PipelineStage:
         self._ranks = ranks
         self._link = PipelineLink(ranks, self.stage)
         self._is_alone = False
+        self._leaving: Callable[[], None] = lambda: None
         # Makes autograd follow hidden states that come from elsewhere.
         self._root = torch.empty(0, requires_grad=True)
 
-    def watch(self) -> tuple[list[RemovableHandle], Callable[[], None]]:
-        """Take the place of other stages' blocks; returns hooks, and a function that gives the blocks their forwards back."""
+    def watch(self, *, leaving: Callable[[], None]) -> tuple[list[RemovableHandle], Callable[[], None]]:
+        """Take the place of other stages' blocks; returns hooks, and a function that gives the blocks their forwards back.
+
+        leaving: is called where a stage leaves the forward before the model's end.
+        """
+        self._leaving = leaving
         blocks, handles = self._anatomy.blocks, []
         in_tuple = getattr(self._anatomy.model.config, "model_type", None) in RETURN_TUPLES
         others = [(index, block) for index, block in enumerate(blocks) if index not in self.stage.blocks]
@@ -136,7 +141,9 @@ class PipelineStage:
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self._is_alone:
-            raise _StageEnded(_Leave.apply(hidden_state_of(output), self._link))  # type: ignore[no-untyped-call]
+            root = _Leave.apply(hidden_state_of(output), self._link)  # type: ignore[no-untyped-call]
+            self._leaving()
+            raise _StageEnded(root)
 
 
 class _Arrive(torch.autograd.Function):

@@ -1,0 +1,50 @@
+"""Whole jobs of a model that is cut and keeps a part of itself on the host: the files of one device, checkpoints and samples."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.optimizer.runtime.ranks.conftest import answers_of
+from tests.optimizer.runtime.ranks.test_pipeline_jobs import TWO_STEPS, make_cut_plan
+from tests.optimizer.runtime.ranks.test_train import STREAMED, TUNED, make_rank_plan, run_job, weights_of
+
+__all__ = ["run_job"]
+RunJob = Callable[..., list[dict[str, Any]]]
+
+
+def test_a_job_whose_stages_stream_their_weights_leaves_the_files_of_one_device_and_goes_on_as_it(
+    run_job: RunJob, tmp_path: Path
+) -> None:
+    (one,) = answers_of(run_job(make_rank_plan(1, accumulation_steps=2), job="one", model="untied", workload=TWO_STEPS))
+    plan = make_cut_plan(1, 2, **STREAMED)
+    plan = replace(plan, activations=replace(plan.activations, per_block=("offload", "keep", "offload")))
+    first, _ = answers_of(run_job(plan, job="two", model="untied", workload=TWO_STEPS))
+    for key in ("loss", "validation_loss", "validation_loss_start", "weights_sha256"):
+        assert first["result"]["summary"][key] == one["result"]["summary"][key], key
+    artifacts = [{artifact["file"]: artifact["sha256"] for artifact in done["result"]["artifacts"]} for done in (first, one)]
+    assert artifacts[0] == artifacts[1]
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        files = [tmp_path / job / "checkpoints" / "step-000002-f1" / name for job in ("one", "two")]
+        assert files[0].read_bytes() == files[1].read_bytes(), name
+    stopped = answers_of(run_job(make_cut_plan(2, 1), job="job", model="untied", workload=TWO_STEPS, stops_before_step=3))
+    assert [done["result"]["outcome"] for done in stopped] == ["drained"] * 2
+    answers_of(run_job(plan, job="job", model="untied", workload=TWO_STEPS, resume_from="newest", attempt=2))
+    found, expected = weights_of(tmp_path / "job"), weights_of(tmp_path / "one")
+    assert all((found[name] == weight).all() for name, weight in expected.items())
+
+
+def test_adapters_on_a_packed_base_that_each_stage_streams_end_as_on_one_device(run_job: RunJob) -> None:
+    answers_of(run_job(make_rank_plan(1, accumulation_steps=4), job="base", model="untied", workload={"num_steps": 1}))
+    done = []
+    for job, plan in (("one", make_rank_plan(1, accumulation_steps=2)), ("two", make_cut_plan(1, 2))):
+        streamed = replace(plan, weights=replace(plan.weights, frozen="int4", place="host"))
+        done.append([answer["result"] for answer in answers_of(run_job(streamed, job=job, model="untied", **TUNED))])
+    (alone,), stages = done
+    for key in ("loss", "validation_loss", "weights_sha256"):
+        assert stages[0]["summary"][key] == alone["summary"][key], key
+    shas = [{each["file"]: each["sha256"] for each in result["artifacts"]} for result in (alone, stages[0])]
+    assert shas[0] == shas[1]
+    # Each stage's blocks have homes on its own host, and nothing else is there.
+    homes = [sum(result["measured"]["host_peak_bytes"] for result in results) for results in done]
+    assert homes[0] == homes[1]
