@@ -136,6 +136,13 @@ class NoFeasiblePlan(HeadroomError):
             short_of=list(short_of) if is_elsewhere else [],
         )
 
+    @property
+    def in_short(self) -> str:
+        """Words for one way among several that nothing fits in."""
+        if self.fields["short_of"]:
+            return f"nothing fits: {self.message}"
+        return f"nothing fits; the smallest peak is {format_bytes(int(self.fields['smallest_feasible_bytes']))}"
+
 
 class NotProfiled(HeadroomError):
     """A partial profile does not hold the part that is asked for."""

@@ -22,7 +22,7 @@ def nothing_fits(
     allocated_bytes = 0 if found.memory is None else found.memory.allocated.high
     smallest_bytes = max(found.device_peak_high_bytes, allocated_bytes)
     *others, last = list_ways(smallest_bytes)
-    short_of = _short_of(problem, found)
+    short_of = list_short_of(problem, found)
     error = NoFeasiblePlan(
         budget_bytes=problem.goal.device_budget_bytes,
         smallest_feasible_bytes=smallest_bytes,
@@ -34,7 +34,7 @@ def nothing_fits(
     return error
 
 
-def _short_of(problem: Budgeted[PlanT, PredictionT, GoalT], found: PredictionT) -> list[str]:
+def list_short_of(problem: Budgeted[PlanT, PredictionT, GoalT], found: PredictionT) -> list[str]:
     """Sentences on what the smallest plan lacks besides the device's budget."""
     memory = found.memory
     host_bytes = found.host_peak_bytes

@@ -17,7 +17,7 @@ from optimizer.plan.layout import DATA_PARALLEL, MAX_INT8_RANKS, DeviceLayout, S
 from optimizer.plan.plan import Plan
 from optimizer.plan.stages import PipelineSchedule
 from optimizer.profile.profile import Profile
-from optimizer.search.cut_model import even_cut
+from optimizer.search.cutting import even_cut
 from optimizer.workload import TrainingWorkload
 
 _WORDS: Final[Mapping[str, str]] = {

@@ -211,8 +211,7 @@ def _describe(each: _Searched, best: _Searched) -> str:
         if each.outpaced is not None:
             return f"{name}: no plan of it with room on the card takes less than {each.least_ms:.1f} ms"
         if isinstance(each.error, NoFeasiblePlan):
-            smallest_bytes = int(each.error.fields["smallest_feasible_bytes"])
-            return f"{name}: nothing fits; the smallest peak is {format_bytes(smallest_bytes)}"
+            return f"{name}: {each.error.in_short}"
         return f"{name}: {each.error.message if each.error is not None else 'not searched'}"
     found = each.best.prediction
     slower = format_slowdown(found.step_ms / step_ms)

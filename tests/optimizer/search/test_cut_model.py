@@ -19,7 +19,8 @@ from optimizer.plan.plan import Plan
 from optimizer.profile.extent import Extent
 from optimizer.profile.profile import Profile
 from optimizer.search.arrangements import PlanLine
-from optimizer.search.cut_model import even_cut, search_cut
+from optimizer.search.cut_model import search_cut
+from optimizer.search.cutting import even_cut
 from optimizer.search.problem import SearchProblem
 from optimizer.search.questions.answers import ObjectiveAnswer
 from optimizer.search.training import training_problem

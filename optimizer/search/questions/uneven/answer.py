@@ -235,7 +235,7 @@ def _find_alone(question: UnevenQuestion, kind: DeviceKind, layout: DeviceLayout
     try:
         plan = find_chosen(remembering(_pose_alone(question, kind, layout))).plan
     except NoFeasiblePlan as error:
-        return _Found(None, f"nothing fits; the smallest peak is {format_bytes(int(error.fields['smallest_feasible_bytes']))}")
+        return _Found(None, error.in_short)
     except (InvalidPlan, InvalidWorkload) as error:
         return _Found(None, error.message)
     ranks = (RankShare(device=kind.device.name),) * layout.num_devices

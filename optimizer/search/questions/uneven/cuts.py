@@ -12,11 +12,11 @@ from itertools import groupby, permutations
 from typing import Final, NamedTuple
 
 from optimizer.base.errors import InvalidPlan, InvalidWorkload, NoFeasiblePlan
-from optimizer.base.units import format_bytes
 from optimizer.hardware.machine import DeviceKind, host_name
 from optimizer.plan.layout import DeviceLayout, RankShare
 from optimizer.search.check.card_fit import Outpaced
-from optimizer.search.cut_model import even_cut, find_cut_plan, least_cut_ms
+from optimizer.search.cut_model import find_cut_plan, least_cut_ms
+from optimizer.search.cutting import even_cut
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.uneven.question import UnevenQuestion, not_searched
 
@@ -82,8 +82,7 @@ def _find_in_order(question: UnevenQuestion, order: Order, *, most_ms: float) ->
     try:
         plan = find_cut_plan(order.problem, most_ms=most_ms).plan
     except NoFeasiblePlan as error:
-        smallest_bytes = int(error.fields["smallest_feasible_bytes"])
-        return FoundCut(order.layout, None, f"nothing fits; the smallest peak is {format_bytes(smallest_bytes)}")
+        return FoundCut(order.layout, None, error.in_short)
     except Outpaced as outpaced:
         why = f"not searched to the end, since others are faster than its first cut, which takes {outpaced.least:.1f} ms"
         return FoundCut(outpaced.best.plan.layout, None, why)

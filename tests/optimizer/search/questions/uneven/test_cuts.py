@@ -21,7 +21,7 @@ from optimizer.plan.layout import DeviceLayout, RankShare
 from optimizer.plan.pins.training import read_pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
-from optimizer.search.cut_model import shared_cut
+from optimizer.search.cutting import shared_cut
 from optimizer.search.problem import OuterPlan
 from optimizer.search.questions.answers import ObjectiveAnswer
 from optimizer.search.questions.uneven.answer import answer_uneven

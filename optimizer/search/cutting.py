@@ -1,0 +1,190 @@
+"""The best cut of a model under one setting: where it is cut, and what each stage's blocks do.
+
+With all that is decided outside the blocks given, a stage's own blocks have one question: how many of them must run again, or
+offload, so that the stage's peak honours the budget and, on unequal devices, its device's memory. So stages are priced one by
+one, each on its own device with the fewest such blocks, and run against each other; cuts start even, or on unequal devices by
+their speed and by their memory, and move block by block as long as that makes the step shorter, or the fullest stage smaller
+where one is too full.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from optimizer.estimate.step.pipeline.schedule import StagePrice
+from optimizer.plan.activations import BlockChoice
+from optimizer.plan.plan import Plan
+from optimizer.plan.stages import StageOfModel, list_stages
+from optimizer.search.arrangements import PerBlock, PlanLine, keep_everything
+from optimizer.search.problem import OuterPlan, SearchProblem, StagePrices
+
+Cut = tuple[int, ...]
+UNLIMITED: Final = 2**62
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutOfSetting:
+    """One cut under one setting, with what each block does."""
+
+    setting: OuterPlan
+    cut: Cut
+    per_block: PerBlock
+    step_ms: float
+    over_bytes: int
+    """Bytes by which stages are over the limit, all together; 0 where each fits."""
+    hardest: int
+    """The stage that takes the most time, or of those that do not fit the fullest."""
+
+    @property
+    def plan(self) -> Plan:
+        layout = replace(self.setting.layout, stage_blocks=self.cut)
+        return replace(self.setting, layout=layout).plan(self.per_block)
+
+    @property
+    def value(self) -> tuple[int, float]:
+        return self.over_bytes, self.step_ms
+
+
+def even_cut(num_blocks: int, num_stages: int) -> Cut:
+    """Give each device as many blocks, and one more first to those in the middle, whose neighbours have embedding and head."""
+    each, more = divmod(num_blocks, num_stages)
+    order = sorted(range(num_stages), key=lambda stage: (stage in (0, num_stages - 1), stage))
+    return tuple(each + (stage in order[:more]) for stage in range(num_stages))
+
+
+def shared_cut(num_blocks: int, weights: Sequence[float]) -> Cut:
+    """Give each device as many blocks as its weight asks for, and at least one. weights: by stage, above 0."""
+    found = [1] * len(weights)
+    for _ in range(num_blocks - len(weights)):
+        shares = [number / weight for number, weight in zip(found, weights, strict=True)]
+        found[shares.index(min(shares))] += 1
+    return tuple(found)
+
+
+@dataclass(kw_only=True)
+class Cutting:
+    """The cuts of one setting. limits_bytes: of each stage's peak."""
+
+    problem: SearchProblem
+    setting: OuterPlan
+    limits_bytes: Sequence[int]
+    _stages: dict[StageOfModel, tuple[StagePrice, PerBlock]] = field(default_factory=dict)
+
+    def best(self, start: Cut | None = None) -> CutOfSetting:
+        """start: a cut that was good under another setting."""
+        pinned = self.problem.goal.pins.layout.stage_blocks
+        if pinned is not None:
+            return self.evaluate(tuple(pinned))
+        starts = dict.fromkeys((*self._begin(), *([] if start is None else [start])))
+        return min((self._climb(self.evaluate(cut)) for cut in starts), key=lambda found: found.value)
+
+    def _begin(self) -> Iterator[Cut]:
+        layout, num_blocks = self.problem.layout, self.problem.num_blocks
+        if not layout.ranks:
+            yield even_cut(num_blocks, layout.num_devices)
+            return
+        whole_ms = pricer_of(self.problem).whole_ms(self._plan(kept_by(self.problem)))
+        yield shared_cut(num_blocks, [1 / each_ms for each_ms in whole_ms])
+        yield shared_cut(num_blocks, [max(1, num_bytes) for num_bytes in self.limits_bytes])
+
+    def evaluate(self, cut: Cut) -> CutOfSetting:
+        stages = list_stages(cut)
+        priced = [self._stage(stage) for stage in stages]
+        prices = [price for price, _ in priced]
+        over = [self._over_bytes(price, stage) for price, stage in zip(prices, stages, strict=True)]
+        measure: list[float] = [*over] if any(over) else [price.times.of_one_ms for price in prices]
+        return CutOfSetting(
+            setting=self.setting,
+            cut=cut,
+            per_block=tuple(choice for _, own in priced for choice in own),
+            step_ms=pricer_of(self.problem).step_ms(self._plan(kept_by(self.problem)), stages, prices),
+            over_bytes=sum(over),
+            hardest=measure.index(max(measure)),
+        )
+
+    def _climb(self, found: CutOfSetting) -> CutOfSetting:
+        while True:
+            better = next(
+                (tried for cut in _moved(found) if (tried := self.evaluate(cut)).value < found.value), None
+            )
+            if better is None:
+                return found
+            found = better
+
+    def _stage(self, stage: StageOfModel) -> tuple[StagePrice, PerBlock]:
+        """A stage with the fewest blocks that run again, or offload, with which it fits; with all of them where it does not."""
+        if stage not in self._stages:
+            self._stages[stage] = self._fit(stage)
+        return self._stages[stage]
+
+    def _fit(self, stage: StageOfModel) -> tuple[StagePrice, PerBlock]:
+        pinned = self.problem.pinned_blocks
+        if pinned is not None:
+            own = pinned[stage.blocks.start : stage.blocks.stop]
+            return self._price(stage, own), own
+        line = PlanLine(num_blocks=stage.num_blocks, steps=(*self.problem.rebuilding, "keep"))
+        found = self._fit_line(stage, line)
+        if "offload" not in self.problem.offloading or (set(found[1]) == {"keep"} and not self._over_bytes(found[0], stage)):
+            return found
+        moving = PlanLine(num_blocks=stage.num_blocks, num_offload=None)
+        if not self._over_bytes(found[0], stage):
+            one_moved = self._price(stage, moving.per_block(moving.length - 1))
+            if one_moved.times.of_one_ms >= found[0].times.of_one_ms:
+                return found
+        return min(found, self._fit_line(stage, moving), key=lambda each: self._value(each[0], stage))
+
+    def _fit_line(self, stage: StageOfModel, line: PlanLine) -> tuple[StagePrice, PerBlock]:
+        """The stage with the heaviest plan of a line that fits; the lightest where none does."""
+        low, high = 0, line.length
+        heaviest = self._price(stage, line.per_block(high))
+        if not self._over_bytes(heaviest, stage) or not high:
+            return heaviest, line.per_block(high)
+        best = self._price(stage, line.per_block(0))
+        if self._over_bytes(best, stage):
+            return best, line.per_block(0)
+        while high - low > 1:
+            middle = (low + high) // 2
+            price = self._price(stage, line.per_block(middle))
+            if self._over_bytes(price, stage):
+                high = middle
+            else:
+                low, best = middle, price
+        return best, line.per_block(low)
+
+    def _over_bytes(self, price: StagePrice, stage: StageOfModel) -> int:
+        """Bytes by which a stage is over its limit on the device, and over its part of the host."""
+        over_host = price.host_bytes - self.problem.host_budget_bytes
+        return max(0, price.peak_bytes - self.limits_bytes[stage.index]) + max(0, over_host)
+
+    def _value(self, price: StagePrice, stage: StageOfModel) -> tuple[int, float]:
+        return self._over_bytes(price, stage), price.times.of_one_ms
+
+    def _price(self, stage: StageOfModel, own: PerBlock) -> StagePrice:
+        blocks: list[BlockChoice] = list(kept_by(self.problem))
+        blocks[stage.blocks.start : stage.blocks.stop] = own
+        return pricer_of(self.problem).price_stage(self._plan(tuple(blocks)), stage)
+
+    def _plan(self, per_block: PerBlock) -> Plan:
+        return self.setting.plan(per_block)
+
+
+def _moved(found: CutOfSetting) -> Iterator[Cut]:
+    """Cuts with some blocks less on the hardest stage, and more on another: the nearest first."""
+    source, cut = found.hardest, found.cut
+    targets = sorted((stage for stage in range(len(cut)) if stage != source), key=lambda stage: abs(stage - source))
+    for number in (1, 2, 4):
+        for target in targets:
+            if cut[source] > number:
+                moved = list(cut)
+                moved[source] -= number
+                moved[target] += number
+                yield tuple(moved)
+
+
+def pricer_of(problem: SearchProblem) -> StagePrices:
+    assert problem.stages is not None
+    return problem.stages
+
+
+def kept_by(problem: SearchProblem) -> PerBlock:
+    return keep_everything(problem.num_blocks)
