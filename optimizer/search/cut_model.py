@@ -26,7 +26,7 @@ from optimizer.search.answer.nothing_fits import list_short_of
 from optimizer.search.answer.pareto import pick_frontier
 from optimizer.search.check.card_fit import ACCEPTED, Outpaced
 from optimizer.search.check.verify import VerificationFailed, verify_plan
-from optimizer.search.cut_settings import CutSettings, is_near, list_cut_settings, list_finer
+from optimizer.search.cut_settings import CutSettings, home_of, is_near, list_cut_settings, list_finer
 from optimizer.search.cutting import UNLIMITED, Cut, CutOfSetting, Cutting, even_cut, kept_by, pricer_of
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.result import SearchResult
@@ -76,26 +76,39 @@ def _find_fitting(
             allowed="a batch of 2 sequences or more; weights.place device or host, gradients.choice keep or host",
         )
     shares, no_room = (1.0,) * problem.layout.num_devices, set[OuterPlan]()
+    accepted: tuple[PricedPlan, list[CutOfSetting]] | None = None
     for _ in range(_MAX_TIGHTER):
-        found = _find_all(problem, settings.without(no_room), limits_bytes=_limits_of(problem, shares), most_ms=most_ms)
-        if not found:
+        limits_bytes = _limits_of(problem, shares)
+        found = _find_all(problem, settings.without(no_room), limits_bytes=limits_bytes, most_ms=most_ms)
+        if not found or (accepted is not None and found[0].step_ms >= most_ms):
             break
         if found[0].step_ms >= most_ms:
             raise Outpaced(problem.priced("chosen", found[0].plan, in_detail=False), least=found[0].step_ms)
         tighter = list[tuple[float, ...]]()
-        fastest = {each.setting.micro_batch_size: each for each in reversed(found)}
-        for each in sorted(fastest.values(), key=lambda each: each.step_ms):
+        for each in _list_fastest(found, most_ms=most_ms):
             priced = _verified(problem, each)
             if priced.verdict in ACCEPTED:
-                return [*(settings.near or settings.away)], priced, found
+                accepted, most_ms = (priced, found), each.step_ms
+                break
             if problem.fits_elsewhere(priced.prediction):
-                tighter.append(_tighter(problem, priced.prediction))
+                tighter.append(_tighter(problem, priced.prediction, limits_bytes))
             else:
                 # Less on the devices leaves the host and the disk no more room.
                 no_room.add(each.setting)
+        if accepted is not None and accepted[0].plan == found[0].plan:
+            break
         if tighter:
+            # What is faster than a plan that has room may have room too if it is given less.
             shares = tuple(share * factor for share, factor in zip(shares, max(tighter, key=min), strict=True))
-    raise _nothing_fits(problem, settings)
+    if accepted is None:
+        raise _nothing_fits(problem, settings)
+    return [*(settings.near or settings.away)], *accepted
+
+
+def _list_fastest(found: Sequence[CutOfSetting], *, most_ms: float) -> list[CutOfSetting]:
+    """The fastest of each size of the micro-batch and each home that takes less than ``most_ms``, in order."""
+    fastest = {(each.setting.micro_batch_size, home_of(each.setting)): each for each in reversed(found)}
+    return sorted((each for each in fastest.values() if each.step_ms < most_ms), key=lambda each: each.step_ms)
 
 
 def _find_all(
@@ -233,17 +246,20 @@ def _verified(problem: SearchProblem, found: CutOfSetting) -> PricedPlan:
     return priced
 
 
-def _tighter(problem: SearchProblem, prediction: Prediction) -> tuple[float, ...]:
-    """By stage, the share of what was aimed at to aim at next, as a plan's process has no room: all alike on equal devices."""
+def _tighter(problem: SearchProblem, prediction: Prediction, limits_bytes: Sequence[int]) -> tuple[float, ...]:
+    """By stage, the share of what was aimed at to aim at next, as a plan's process has no room: all alike on equal devices. It is
+    below what the plan took, which would be found again.
+    """
     budget_bytes = problem.goal.device_budget_bytes
     if not prediction.ranks:
         share = _room_share(budget_bytes, high_bytes=prediction.device_peak_high_bytes, memory=prediction.memory)
-        return (share,) * problem.layout.num_devices
+        return (share * min(1.0, prediction.device_peak_bytes / limits_bytes[0]),) * problem.layout.num_devices
     return tuple(
         1.0
         if rank.verdict(budget_bytes) in ACCEPTED
         else _room_share(min(budget_bytes, rank.memory_bytes), high_bytes=rank.peak_high_bytes, memory=rank.memory)
-        for rank in prediction.ranks
+        * min(1.0, rank.peak_bytes / limit_bytes)
+        for rank, limit_bytes in zip(prediction.ranks, limits_bytes, strict=True)
     )
 
 

@@ -8,6 +8,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from optimizer.plan.gradients import GradientsChoice
+from optimizer.plan.optimizer_state import StatePlace
+from optimizer.plan.weights import WeightsPlace
 from optimizer.search.problem import OuterPlan, SearchProblem
 from optimizer.search.solver.grid import PREFETCHES, all_homes, has_free_fraction, with_chunks
 
@@ -48,9 +51,14 @@ def list_cut_settings(problem: SearchProblem) -> CutSettings:
     return CutSettings(near=tuple(near), away=tuple(away))
 
 
+def home_of(setting: OuterPlan) -> tuple[GradientsChoice, StatePlace, WeightsPlace]:
+    """The places of gradients, optimizer state and weights."""
+    return setting.gradients, setting.state_place, setting.weights_place
+
+
 def is_near(setting: OuterPlan) -> bool:
     """Report whether everything is on the devices."""
-    return (setting.gradients, setting.state_place, setting.weights_place) == ("keep", "device", "device")
+    return home_of(setting) == ("keep", "device", "device")
 
 
 def list_finer(problem: SearchProblem, setting: OuterPlan) -> Iterator[OuterPlan]:

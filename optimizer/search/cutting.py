@@ -9,6 +9,7 @@ where one is too full.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Final
 
 from optimizer.estimate.step.pipeline.schedule import StagePrice
@@ -169,11 +170,13 @@ class Cutting:
 
 
 def _moved(found: CutOfSetting) -> Iterator[Cut]:
-    """Cuts with some blocks less on the hardest stage, and more on another: the nearest first."""
-    source, cut = found.hardest, found.cut
-    targets = sorted((stage for stage in range(len(cut)) if stage != source), key=lambda stage: abs(stage - source))
-    for number in (1, 2, 4):
-        for target in targets:
+    """Cuts with some blocks less on the hardest stage, and more on another: the nearest first. Then the same of the first stage
+    where the host updates weights: nothing of a step begins before its own are there, while other stages' are made meanwhile.
+    """
+    cut = found.cut
+    for source in dict.fromkeys((found.hardest, *((0,) if found.setting.state_place != "device" else ()))):
+        targets = sorted((stage for stage in range(len(cut)) if stage != source), key=lambda stage: abs(stage - source))
+        for number, target in product((1, 2, 4), targets):
             if cut[source] > number:
                 moved = list(cut)
                 moved[source] -= number

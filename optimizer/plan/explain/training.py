@@ -295,7 +295,11 @@ def _weights_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
         sources = {"host": "the host", "disk": "disk", "remote": "the remote store", "device": "the devices that keep them"}
         source = sources[weights.place]
         ahead = {0: "none ahead", 1: "one block ahead"}.get(weights.prefetch, f"{weights.prefetch} blocks ahead")
-        copies = _COPIES[plan.layout.shares_state] if plan.layout.num_devices > 1 and weights.place == "host" else ""
+        copies = ""
+        if plan.layout.is_cut:
+            copies = ", to the device that has the block"
+        elif plan.layout.num_devices > 1 and weights.place == "host":
+            copies = _COPIES[plan.layout.shares_state]
         words = f"each block's weights come from {source} as they are needed, {ahead}{copies}"
         yield f"{words}{worth.clause('shard_weights' if plan.layout.shares_weights else 'stream_weights')}"
 

@@ -24,6 +24,14 @@ def cut(**changes: Any) -> RankCase:
     return make_case(**{"model": "untied", "stage_blocks": (1, 2), "accumulation_steps": 4, **changes})
 
 
+class Costs:
+    network_bytes = 2**20
+    exposed_ms = {"network": 12.5}
+    host_peak_bytes = disk_peak_bytes = remote_peak_bytes = 0
+    copied_bytes: dict[str, int] = {}
+    exposed_copy_ms = 0.0
+
+
 def check(case: RankCase, *, num_blocks: int = 3, workload: TrainingWorkload | None = None) -> None:
     case.plan.check(num_blocks=num_blocks, workload=workload or case.workload)
 
@@ -141,14 +149,13 @@ def test_a_change_of_the_cut_is_named() -> None:
 
 
 def test_the_explanation_says_which_blocks_lie_where() -> None:
-    class Costs:
-        network_bytes = 2**20
-        exposed_ms = {"network": 12.5}
-        host_peak_bytes = disk_peak_bytes = remote_peak_bytes = 0
-        copied_bytes: dict[str, int] = {}
-        exposed_copy_ms = 0.0
-
     sentences = explain_common(cut().plan, prediction=Costs())
     assert sentences[0] == "the model is cut over 2 devices: rank 0 has block 1; rank 1 has blocks 2 to 3"
     assert "(1F1B)" in sentences[1]
     assert sentences[2] == "each device sends 1.00 MiB to the others in a step; compute waits 12.5 ms for it"
+
+
+def test_weights_that_stream_come_to_the_device_that_has_their_block() -> None:
+    streamed = cut(weights=WeightsPlan(place="host"), gradients="host", state=OptimizerStatePlan(place="host"))
+    words = "each block's weights come from the host as they are needed, one block ahead, to the device that has the block"
+    assert any(sentence.startswith(words) for sentence in explain_common(streamed.plan, prediction=Costs()))
