@@ -254,18 +254,30 @@ def draw_cuts(count: int, *, seed: int = SEED, num_ranks: Sequence[int] = (2, 4)
         number = draws.choice(num_ranks)
         cut = [draws.choice([1, 1, 2]) for _ in range(number)]
         dtype = draws.choice(["fp32", "fp32", "bf16", "fp16"])
+        place = draws.choice(["device", "device", "host"])
+        streams = draws.random() < 0.3
+        if streams and adapter is None:
+            # The state of weights that stream and are trained is wholly on the host.
+            place = "host"
         with contextlib.suppress(HeadroomError):
             case = make_case(
                 model="tied" if adapter and draws.random() < 0.5 else "untied",
                 stage_blocks=cut,
                 schedule=draws.choice(["1f1b", "1f1b", "gpipe"]),
                 accumulation_steps=draws.choice([2, 3, 4, 6]),
-                activations=[draws.choice(["keep", "keep", "recompute", "selective"]) for _ in range(sum(cut))],
+                activations=[draws.choice(["keep", "recompute", "selective", "offload"]) for _ in range(sum(cut))],
+                gradients="host" if place == "host" else draws.choice(["keep", "keep", "host"]),
                 num_chunks=draws.choice([1, 1, 4]),
-                state=OptimizerStatePlan(bits=draws.choice([32, 32, 8])),
+                state=OptimizerStatePlan(
+                    bits=draws.choice([32, 32, 8]) if place == "device" else 32,
+                    place=place,
+                    fraction=draws.choice([1.0, 0.5]) if not streams or adapter else 1.0,
+                ),
                 weights=WeightsPlan(
                     dtype=dtype,
                     autocast=draws.choice(["off", "bf16"]) if dtype == "fp32" else "off",
+                    place="host" if streams else "device",
+                    prefetch=draws.choice([0, 1, 2]),
                     frozen=draws.choice(["same", "int8", "int4"]) if adapter else "same",
                 ),
                 has_uneven_labels=draws.random() < 0.5,
