@@ -7,6 +7,7 @@ a search tries.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from optimizer.estimate.card.allocations import Allocations, list_allocations
 from optimizer.estimate.card.depth import Cut, cut_short
@@ -15,9 +16,9 @@ from optimizer.estimate.card.on_cuda import CudaMoves
 from optimizer.estimate.card.process import CardLayout, Replayed, allocator_settings, card_memory, replay_layouts
 from optimizer.estimate.job.stages import list_stages
 from optimizer.estimate.kernels.kernel_scratch import find_kernels
-from optimizer.estimate.prediction import Prediction
+from optimizer.estimate.prediction import Prediction, Stage
 from optimizer.estimate.step.ranks import list_machines
-from optimizer.estimate.step.setting import LaidOut, lay_out, lay_out_stages
+from optimizer.estimate.step.setting import LaidOut, lay_out, lay_out_ranks, lay_out_stages
 from optimizer.estimate.training import estimate_training, predict_stages
 from optimizer.estimate.uneven import list_cases
 from optimizer.hardware.cuda_facts import read_card
@@ -43,8 +44,10 @@ def add_memory(
         machine=machine,
         peak_in=prediction.peak_moment.partition(" of block ")[0],
     )
-    laid = lay_out(profile, plan=plan, workload=workload, machine=machine)
-    return _add_rank_memory(prediction, profile, laid, replayed, plan=plan, workload=workload, machine=machine)
+    here: dict[str, Any] = {"plan": plan, "workload": workload, "machine": machine}
+    fullest, *others = lay_out_ranks(profile, **here) if plan.layout.is_cut else (lay_out(profile, **here),)
+    found = [_add_rank_memory(prediction, profile, laid, replayed, **here) for laid in (fullest, *others)]
+    return found[0] if not others else _with_most_on_host(found[0], found)
 
 
 def _add_rank_memory(
@@ -99,13 +102,28 @@ def _add_stages_memory(
             peak_in=each.peak_moment.partition(" of block ")[0],
         )
         found.append(_add_rank_memory(each, profile, laid, replayed, plan=plan, workload=workload, machine=here))
-    return _with_ranks_memory(prediction, found)
+    return _with_most_on_host(_with_ranks_memory(prediction, found), found)
 
 
 def _with_ranks_memory(prediction: Prediction, found: Sequence[Prediction]) -> Prediction:
     ranks = tuple(replace(rank, memory=each.memory) for rank, each in zip(prediction.ranks, found, strict=True))
     fullest = found[prediction.fullest_rank or 0]
     return prediction.changed(ranks=ranks, memory=fullest.memory, stages=fullest.stages)
+
+
+def _with_most_on_host(prediction: Prediction, found: Sequence[Prediction]) -> Prediction:
+    """The prediction with the host's bytes of whichever rank has most there, in the whole and in each stage of the job."""
+    most: dict[Stage, int] = {}
+    for each in found:
+        for peak in each.stages:
+            most[peak.stage] = max(peak.host_peak_bytes, most.get(peak.stage, 0))
+    stages = tuple(replace(peak, host_peak_bytes=most[peak.stage]) for peak in prediction.stages)
+    memory = prediction.memory
+    hosts = [each.memory for each in found if each.memory is not None]
+    if memory is not None and hosts:
+        host = max(hosts, key=lambda each: each.host_pinned.value + each.host_pageable.value)
+        memory = replace(memory, host_pinned=host.host_pinned, host_pageable=host.host_pageable)
+    return prediction.changed(memory=memory, stages=stages)
 
 
 def list_training_allocations(

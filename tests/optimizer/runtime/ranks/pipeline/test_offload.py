@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 
 from benchmarks.common.machines import make_cpu_machine
+from optimizer.base.units import GIB
+from optimizer.estimate.card.training_memory import add_memory
 from optimizer.estimate.step.setting import lay_out_stages
 from optimizer.estimate.training import estimate_training, simulate_step
-from optimizer.models.spec import read_model_spec
+from optimizer.hardware.mixed import play_devices
+from optimizer.plan.layout import RankShare
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter
-from tests.optimizer.profiles import extent_of, trace
-from tests.optimizer.runtime.ranks.cases import MODELS, RankCase, make_case
+from tests.optimizer.estimate.step.pipeline.test_stages_measured import profile_of
+from tests.optimizer.runtime.ranks.cases import RankCase, make_case
 from tests.optimizer.runtime.ranks.conftest import CarryOut
 from tests.optimizer.runtime.ranks.test_pipeline import assert_bits_of_one_device
 
@@ -70,8 +73,7 @@ ACTIVATIONS = [
 
 
 def assert_bytes_as_predicted(case: RankCase, answers: list[dict[str, Any]]) -> None:
-    spec = read_model_spec({**MODELS[case.model], "num_hidden_layers": len(case.plan.activations.per_block)})
-    profile = trace(spec, extent=extent_of([(case.plan, case.workload)]), adapter=case.workload.adapter)
+    profile = profile_of(case)
     here: dict[str, Any] = {"plan": case.plan, "workload": case.workload, "machine": replace(make_cpu_machine(), num_threads=2)}
     predicted = estimate_training(profile, **here)
     stages = [simulate_step(laid) for laid in lay_out_stages(profile, **here)]
@@ -89,3 +91,22 @@ def test_a_cut_that_keeps_a_part_on_the_host_has_the_bits_of_one_device_and_the_
     carry_out: CarryOut, on_one_device: OnOneDevice, case: RankCase
 ) -> None:
     assert_bytes_as_predicted(case, assert_bits_of_one_device(case, carry_out, on_one_device))
+
+
+@pytest.mark.parametrize("has_kinds", [False, True])
+def test_host_bytes_are_those_of_the_stage_that_has_most_there_in_each_stage_of_the_job(has_kinds: bool) -> None:
+    machine = play_devices(make_cpu_machine(), [GIB, 2 * GIB])
+    shares = tuple(RankShare(device=kind.device.name) for kind in machine.kinds) if has_kinds else ()
+    away: dict[str, Any] = {"gradients": "host", "state": ON_HOST, "weights": WeightsPlan(place="host")}
+    case = cut(**away, stage_blocks=(3, 2), activations=(*("recompute",) * 3, "keep", "keep"), shares=shares)
+    # The first has most on the host, the last on the device.
+    profile = profile_of(case)
+    here: dict[str, Any] = {"plan": case.plan, "workload": case.workload, "machine": machine}
+    stages = lay_out_stages(profile, **here)
+    found = add_memory(estimate_training(profile, **here), profile, **here)
+    most_bytes = stages[0].resident.host
+    assert most_bytes > stages[1].resident.host
+    assert stages[0].highest.num_bytes < stages[1].highest.num_bytes
+    assert {peak.stage: peak.host_peak_bytes for peak in found.stages}["evaluation"] == most_bytes
+    assert found.memory is not None
+    assert found.memory.host_pageable.value == found.host_peak_bytes
