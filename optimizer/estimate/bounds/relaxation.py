@@ -11,7 +11,7 @@ inside a micro-batch; on the CPU device the time that fresh memory takes to be t
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -62,6 +62,10 @@ _ALIKE = 0.05
 """Share by which blocks of one kind may differ: the first and the last block from those between."""
 _COMPUTE, _HOST, _DISK = (LANES.index(lane) for lane in ("compute", "host", "disk"))
 _BLOCKS: Final[Table[tuple[PartPrices, tuple[Form, ...]], RelaxedBlocks]] = Table()
+_LEAST_MS: Final[Table[str, float]] = Table()
+"""Least times of a micro-batch, by the device's rates."""
+_EXCHANGES: Final[Table[tuple[Plan, Network | None, str, bool], tuple[float, float]]] = Table()
+"""Least exchanges of a plan, by its network, its kind of device and whether all is trained."""
 _OUTSIDE: Final[Table[tuple[PartPrices, tuple[Form, ...], int], RelaxedOutside]] = Table()
 
 
@@ -77,15 +81,17 @@ def least_compute_ms(profile: Profile, *, plan: Plan, workload: TrainingWorkload
     def part_ms(name: PartName) -> float:
         return compiled.part_time(name, machine, rates_key=rates_key).compute_ms
 
-    num_later = plan.batch.accumulation_steps - 1
-    templates = compiled.regime.block_templates
-    block_ms = {
-        template: part_ms(("keep", template, "forward")) + part_ms(("keep", template, "backward_first"))
-        for template in set(templates)
-    }
-    head = ("head", "head_backward_first") if machine.device.kind == "cuda" else ()
-    around_ms = sum(part_ms(name) for name in ("prologue", *head, "norm_backward_first"))
-    return (1 + num_later) * (sum(block_ms[template] for template in templates) + around_ms)
+    def sum_parts() -> float:
+        templates = compiled.regime.block_templates
+        block_ms = {
+            template: part_ms(("keep", template, "forward")) + part_ms(("keep", template, "backward_first"))
+            for template in set(templates)
+        }
+        head = ("head", "head_backward_first") if machine.device.kind == "cuda" else ()
+        around_ms = sum(part_ms(name) for name in ("prologue", *head, "norm_backward_first"))
+        return sum(block_ms[template] for template in templates) + around_ms
+
+    return plan.batch.accumulation_steps * _LEAST_MS.obtain(compiled, rates_key, sum_parts)
 
 
 def least_exchange_ms(
@@ -99,19 +105,26 @@ def least_exchange_ms(
     """
     compiled = compile_plan_shape(profile, plan, workload.sequence_length)
     once = replace(plan, gradients=GradientsPlan(), batch=replace(plan.batch, accumulation_steps=1))
-    sum_exchanges = partial(
-        _sum_exchanges,
-        compiled,
-        list_tensors(profile),
-        network=network,
-        device_kind=machine.device.kind,
-        trains_all=workload.adapter is None,
-    )
-    places: tuple[WeightsPlace, ...] = ("device", "host")
-    everywhere = [sum_exchanges(plan=replace(once, weights=replace(once.weights, place=place))) for place in places]
-    lane_ms = [sum(found.values()) for found in everywhere]
-    waits_ms = [busy_ms - found.get("beside_ms", 0.0) for busy_ms, found in zip(lane_ms, everywhere, strict=True)]
-    return min(waits_ms), min(lane_ms)
+    device_kind, trains_all = machine.device.kind, workload.adapter is None
+
+    def sum_everywhere() -> tuple[float, float]:
+        places: tuple[WeightsPlace, ...] = ("device", "host")
+        everywhere = [
+            _sum_exchanges(
+                compiled,
+                list_tensors(profile),
+                plan=replace(once, weights=replace(once.weights, place=place)),
+                network=network,
+                device_kind=device_kind,
+                trains_all=trains_all,
+            )
+            for place in places
+        ]
+        lane_ms = [sum(found.values()) for found in everywhere]
+        waits_ms = [busy_ms - found.get("beside_ms", 0.0) for busy_ms, found in zip(lane_ms, everywhere, strict=True)]
+        return min(waits_ms), min(lane_ms)
+
+    return _EXCHANGES.obtain(compiled, (once, network, device_kind, trains_all), sum_everywhere)
 
 
 def _sum_exchanges(

@@ -99,6 +99,11 @@ class PreparedStep:
     always: Resident
     """Bytes that are there between steps, whatever the blocks do."""
 
+    @cached_property
+    def bringing_together(self) -> TaskRun:
+        """Tasks behind the update by which ranks that take steps alone are brought together; none where they share every step."""
+        return TaskRun(() if self.outer is None else list_outer_tasks(self.outer))
+
     def resident(self, plan: Plan, stage: StageOfModel | None = None) -> Resident:
         """Bytes that are there between steps, with those that moving activations of this plan's blocks takes, or of a stage's."""
         activations = plan.activations
@@ -265,7 +270,7 @@ class LaidOut:
         if self.setting.outer is None:
             return None
         schedule = self.schedule
-        return replace(schedule, update=schedule.update + TaskRun(list_outer_tasks(self.setting.outer)))
+        return replace(schedule, update=schedule.update + self.setting.bringing_together)
 
     @cached_property
     def highest(self) -> Highest:
