@@ -15,6 +15,7 @@ from optimizer.api.inputs import BEST, Model, check_goal_devices, check_number_c
 from optimizer.api.needs import baseline_plan, profile_for
 from optimizer.api.try_compiled import try_compiled
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
+from optimizer.base.heap import without_collections
 from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.devices import Beside
 from optimizer.hardware.machine import Machine
@@ -69,6 +70,7 @@ def plan_model(
     return try_compiled(answer, answer_with, profile=profile, goal=goal, machine=target)
 
 
+@without_collections()
 def plan_profiled(
     profile: Profile,
     *,

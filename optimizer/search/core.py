@@ -21,7 +21,7 @@ from optimizer.search.answer.lever_value import LeftOut, list_left_out, price_wi
 from optimizer.search.answer.lightest import price_floor
 from optimizer.search.answer.smallest import explain_infeasible, find_smallest_allocated
 from optimizer.search.check.beside import Beside
-from optimizer.search.check.card_fit import ACCEPTED, CardFit, find_room
+from optimizer.search.check.card_fit import ACCEPTED, CardFit, Outpaced, find_room
 from optimizer.search.check.pins import check_pins
 from optimizer.search.check.verify import VerificationFailed, verify_plan
 from optimizer.search.cut_model import find_cut_plan, search_cut
@@ -64,21 +64,27 @@ def search(problem: SearchProblem, *, known: Sequence[Plan] = (), most_ms: float
     )
 
 
-def find_chosen(problem: SearchProblem) -> PricedPlan:
-    """The plan that ``search`` would choose, and nothing beside it. Raises as ``search`` does."""
-    return find_cut_plan(problem) if problem.layout.is_cut else first_on_the_card(_solved(problem, ()))[0]
+def find_chosen(problem: SearchProblem, *, most_ms: float = math.inf) -> PricedPlan:
+    """The plan that ``search`` would choose, and nothing beside it. Raises as ``search`` does; slower plans than ``most_ms`` are
+    not looked for.
+    """
+    if problem.layout.is_cut:
+        return find_cut_plan(problem, most_ms=most_ms)
+    return first_on_the_card(_solved(problem, (), most_ms=most_ms), most_ms=most_ms)[0]
 
 
-def _solved(problem: SearchProblem, known: Sequence[Plan]) -> PriceBook:
-    """The book with the best plan in it."""
+def _solved(problem: SearchProblem, known: Sequence[Plan], *, most_ms: float = math.inf) -> PriceBook:
+    """The book with the best plan in it. Raises Outpaced where all that fit are slower than ``most_ms``, or may be."""
     check_pins(problem)
-    book = PriceBook(remembering(problem))
+    book = PriceBook(remembering(problem), most_ms=most_ms)
     for baseline in list_baselines(book.problem).values():
         book.price(*baseline(book.problem))
     for plan in known:
         book.price(OuterPlan.of(plan), plan.activations.per_block)
-    if is_over_floor(book.problem) or not find_best(book):
+    if is_over_floor(book.problem):
         raise explain_infeasible(book.problem)
+    if not find_best(book):
+        raise Outpaced(None, least=most_ms) if book.has_limit else explain_infeasible(book.problem)
     return book
 
 
@@ -106,7 +112,7 @@ def search_budgets(problem: SearchProblem, budgets_bytes: Sequence[int]) -> dict
 def find_best(book: PriceBook, *, polishes: bool = True) -> bool:
     """Report whether some permitted plan fits; the best found is ``book.best``. polishes: as ``solve`` has it."""
     solve(book, polishes=polishes)
-    if book.best is None and not book.is_complete:
+    if book.best is None and not book.is_complete and not book.has_limit:
         # The solver passes over what looks hopeless; before it is said that nothing fits, the smallest plans are priced.
         polish(price_floor(book))
     return book.best is not None

@@ -59,7 +59,7 @@ class Outpaced(Exception):
     def __init__(self, best: Any, *, least: float) -> None:
         super().__init__(f"no plan costs less than {least}")
         self.best, self.least = best, least
-        """The best plan without regard to the card, and what it costs."""
+        """The best plan without regard to the card and what it costs; None and what was wanted where none was looked for."""
 
 
 def find_room(

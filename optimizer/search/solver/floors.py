@@ -37,8 +37,9 @@ def is_over_floor(problem: SearchProblem) -> bool:
     """Report whether it is known, before any plan is priced, that none fits."""
     if not has_floors(problem):
         return False
-    floors = list_floors(problem)
-    return not floors or floors[0].num_bytes > problem.goal.device_budget_bytes
+    assert problem.relax is not None
+    floors = (floor for base in light_bases(problem)[::-1] for floor in _floors_of(problem, base, problem.relax))
+    return all(floor.num_bytes > problem.goal.device_budget_bytes for floor in floors)
 
 
 def light_bases(problem: SearchProblem) -> list[OuterPlan]:

@@ -1,5 +1,6 @@
 """Every plan a search has priced, each once, and the best of them."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -21,10 +22,10 @@ _Key = tuple[float, bool, int, int, int, int, str, PerBlock]
 class PriceBook:
     """Memory of one search. Not shared between searches."""
 
-    def __init__(self, problem: SearchProblem, *, most_prices: int = MAX_PRICES) -> None:
-        """most_prices: after which a search in it looks no further."""
+    def __init__(self, problem: SearchProblem, *, most_prices: int = MAX_PRICES, most_ms: float = math.inf) -> None:
+        """most_prices: after which a search in it looks no further. most_ms: slower plans are of no use and never the best."""
         self.problem = problem
-        self._most_prices = most_prices
+        self._most_prices, self._most_ms = most_prices, most_ms
         self._priced: dict[Plan, Prediction] = {}
         self._known: dict[tuple[OuterPlan, PerBlock], Prediction] = {}
         """The same by what was asked; several settings may make one plan."""
@@ -67,7 +68,13 @@ class PriceBook:
 
     @property
     def best_step_ms(self) -> float:
-        return self._best[1].step_ms if self._best else float("inf")
+        """Milliseconds that a plan must not exceed to be of use."""
+        return self._best[1].step_ms if self._best else self._most_ms
+
+    @property
+    def has_limit(self) -> bool:
+        """True where plans may fit and be of no use."""
+        return self._most_ms < math.inf
 
     @property
     def num_prices(self) -> int:

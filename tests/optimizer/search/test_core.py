@@ -10,8 +10,9 @@ from optimizer.plan.plan import Plan
 from optimizer.search.answer.baselines import BASELINES, price_baselines
 from optimizer.search.answer.frontier import plan_label
 from optimizer.search.answer.pareto import MAX_POINTS
+from optimizer.search.check.card_fit import Outpaced
 from optimizer.search.check.verify import VerificationFailed, verify_plan
-from optimizer.search.core import search, search_budgets
+from optimizer.search.core import find_chosen, search, search_budgets
 from optimizer.search.problem import OuterPlan, divisors
 
 
@@ -23,6 +24,15 @@ def test_no_point_of_the_frontier_is_beaten_by_another() -> None:
     assert highs == sorted(set(highs))
     assert times == sorted(set(times), reverse=True)
     assert 4 <= len(frontier) <= MAX_POINTS
+
+
+@pytest.mark.parametrize("num_blocks", [4, 12, 24])
+def test_a_search_with_a_limit_finds_the_same_plan_or_none(num_blocks: int) -> None:
+    problem = synthetic_problem(budget_mib=900, num_blocks=num_blocks, global_batch_size=4, copy_ms_per_mib=3.0)
+    chosen = find_chosen(problem)
+    assert find_chosen(problem, most_ms=1.01 * chosen.prediction.step_ms).plan == chosen.plan
+    with pytest.raises(Outpaced):
+        find_chosen(problem, most_ms=0.9 * chosen.prediction.step_ms)
 
 
 def test_the_chosen_plan_stands_on_the_frontier() -> None:

@@ -9,12 +9,11 @@ says when not to share, and the model cut over the devices (``cuts.py``), each o
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.units import format_bytes, format_slowdown
@@ -29,7 +28,7 @@ from optimizer.plan.layout import DataParallel, DeviceLayout, RankShare
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.arrangements import keep_everything
-from optimizer.search.check.card_fit import ACCEPTED
+from optimizer.search.check.card_fit import ACCEPTED, Outpaced
 from optimizer.search.core import find_best, find_chosen, search
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, answer_with
@@ -44,57 +43,23 @@ from optimizer.search.questions.layout_list import (
 )
 from optimizer.search.questions.uneven.bounds import LeastTime, least_alone_ms, least_shared
 from optimizer.search.questions.uneven.cuts import find_cut, pose_orders
+from optimizer.search.questions.uneven.options import Found, Known, Option
 from optimizer.search.questions.uneven.parts import find_shared
 from optimizer.search.questions.uneven.question import UnevenQuestion, not_searched, speed_of
 from optimizer.search.result import SearchResult
+from optimizer.search.solver.floors import is_over_floor
+from optimizer.search.solver.guided import MIN_GAIN
 from optimizer.search.solver.pricebook import remembering
 from optimizer.workload import TrainingWorkload
 
 _WORTH: Final = 0.005
 """Share by which more devices must be faster to be used."""
+_ROUNDING: Final = 1 + 2 * MIN_GAIN
+"""Factor of a limit within which searches pass over gains that they do not look for."""
+_OUTPACED: Final = "not searched to the end, since others are faster"
 UNEVEN_BASELINES: Final[Mapping[str, bool]] = {"shares_by_speed": False, "equal_shares": True}
 """By label, whether all devices take the same share; with shared state or gradients ``_zero1`` or ``_zero2`` follows, with steps
 between synchronizations ``_local``."""
-
-
-class _Found(NamedTuple):
-    """The best plan of some devices, or why there is none."""
-
-    best: PricedPlan | None
-    why: str = ""
-    names: Mapping[str, Any] = MappingProxyType({})
-    """Label, words and layout where they are known once it is found."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Option:
-    """Devices that could do the work, and their best plan."""
-
-    label: str
-    words: str
-    num_devices: int
-    layout: DeviceLayout
-    least: LeastTime
-    """No plan of them takes less."""
-    search: Callable[[float], _Found]
-    """Finds the best plan, given the milliseconds under which one is of use."""
-    best: PricedPlan | None = None
-    """None where nothing fits."""
-    why: str = ""
-    """Why nothing was found."""
-
-    @property
-    def step_ms(self) -> float:
-        return math.inf if self.best is None else self.best.prediction.step_ms
-
-    def searched(self, most_ms: float) -> "_Option":
-        """The option with its best plan, unless that cannot be of use."""
-        if self.least.step_ms >= most_ms:
-            network_ms = self.least.network_ms
-            waits = f", {network_ms:.1f} ms of it for the network" * (network_ms >= SHOWN_MS)
-            return replace(self, why=not_searched(self.least.step_ms) + waits)
-        found = self.search(most_ms)
-        return replace(self, best=found.best, why=found.why, **found.names)
 
 
 def answer_uneven(
@@ -141,6 +106,7 @@ def answer_uneven(
         make_problem=make_problem,
         price=price,
         estimate=estimate,
+        settle=lambda plan: settle_local(plan, goal, workload, price=price),
         find_best=find_best,
         spared_bytes=spared_bytes or {},
         data_modes=tuple(
@@ -167,20 +133,37 @@ def answer_uneven(
     return _answer(question, options, best)
 
 
-def _search_each(options: Sequence[_Option]) -> list[_Option]:
+def _search_each(options: Sequence[Option]) -> list[Option]:
     """The options with their plans, in the same order. Those that could be fastest are searched first, so that most others are
     known to be slower without a search; last those that take steps alone, which must be faster by more.
     """
-    found: dict[int, _Option] = {}
+    found: dict[int, Option] = {}
+    known = dict[Hashable, Known]()
 
     def turn(index: int) -> tuple[bool, float, int]:
         option = options[index]
         return option.layout.steps_alone, option.least.step_ms, option.num_devices
 
     for index in sorted(range(len(options)), key=turn):
-        best = _best_of([*found.values()])
-        found[index] = options[index].searched(math.inf if best is None else best.step_ms * (1 + _WORTH))
+        most_ms = _most_ms([*found.values()], is_local=options[index].layout.steps_alone)
+        option = options[index]
+        is_passed = option.least.step_ms >= most_ms
+        found[index] = replace(option, why=_passed_over(option.least)) if is_passed else option.searched(most_ms, known)
     return [found[index] for index in range(len(options))]
+
+
+def _passed_over(least: LeastTime) -> str:
+    waits = f", {least.network_ms:.1f} ms of it for the network" * (least.network_ms >= SHOWN_MS)
+    return not_searched(least.step_ms) + waits
+
+
+def _most_ms(found: Sequence[Option], *, is_local: bool) -> float:
+    """Milliseconds that a plan must beat to be chosen before all that was found. is_local: of ranks that take steps alone."""
+    best = _best_of(found)
+    if best is None:
+        return math.inf
+    shared_ms = min((option.step_ms for option in _accepted(found) if not _steps_alone(option)), default=math.inf)
+    return min(best.step_ms * (1 + _WORTH), shared_ms * (1 - WORTH_LOCAL) if is_local else math.inf)
 
 
 def _teams(machine: Machine, kinds: Sequence[DeviceKind], allowed: set[int]) -> Iterator[list[DeviceKind]]:
@@ -202,7 +185,7 @@ def _teams(machine: Machine, kinds: Sequence[DeviceKind], allowed: set[int]) -> 
 # Devices of one kind.
 
 
-def _alone(question: UnevenQuestion, kind: DeviceKind, allowed: set[int]) -> Iterator[_Option]:
+def _alone(question: UnevenQuestion, kind: DeviceKind, allowed: set[int]) -> Iterator[Option]:
     """One device of a kind, and all of them."""
     for num_devices in sorted({1, kind.num_devices} & allowed):
         modes: tuple[DataParallel, ...] = ("replicated",) if num_devices == 1 else question.data_modes
@@ -210,13 +193,15 @@ def _alone(question: UnevenQuestion, kind: DeviceKind, allowed: set[int]) -> Ite
             layout = DeviceLayout(num_devices=num_devices, data=data)
             ending = "" if data == "replicated" else f" ({data})"
             name = kind.device.name if num_devices == 1 else f"{num_devices}x {kind.device.name}"
-            yield _Option(
+            yield Option(
                 label=f"{num_devices}x {kind.device.name}{ending}",
                 words=f"{name} alone{ending}",
                 num_devices=num_devices,
                 layout=layout,
                 least=LeastTime(_least_alone_ms(question, kind, layout)),
                 search=partial(_find_alone, question, kind, layout),
+                team=[kind],
+                likeness=("alone", question.likeness(kind), layout),
             )
 
 
@@ -226,26 +211,34 @@ def _pose_alone(question: UnevenQuestion, kind: DeviceKind, layout: DeviceLayout
 
 
 def _least_alone_ms(question: UnevenQuestion, kind: DeviceKind, layout: DeviceLayout) -> float:
-    with suppress(InvalidPlan, InvalidWorkload):  # which the search reports
-        return least_alone_ms(_pose_alone(question, kind, layout))
-    return 0.0
+    key = (question.likeness(kind), layout)
+    if key not in question.alone_ms:
+        question.alone_ms[key] = 0.0
+        with suppress(InvalidPlan, InvalidWorkload):  # which the search reports
+            question.alone_ms[key] = least_alone_ms(_pose_alone(question, kind, layout))
+    return question.alone_ms[key]
 
 
-def _find_alone(question: UnevenQuestion, kind: DeviceKind, layout: DeviceLayout, _most_ms: float) -> _Found:
+def _find_alone(question: UnevenQuestion, kind: DeviceKind, layout: DeviceLayout, most_ms: float) -> Found:
     try:
-        plan = find_chosen(remembering(_pose_alone(question, kind, layout))).plan
+        problem = _pose_alone(question, kind, layout)
+        if is_over_floor(problem):
+            return Found(None, "nothing fits, whatever its blocks do")
+        plan = find_chosen(remembering(problem), most_ms=most_ms * _ROUNDING).plan
+    except Outpaced:
+        return Found(None, _OUTPACED)
     except NoFeasiblePlan as error:
-        return _Found(None, error.in_short)
+        return Found(None, error.in_short)
     except (InvalidPlan, InvalidWorkload) as error:
-        return _Found(None, error.message)
+        return Found(None, error.message)
     ranks = (RankShare(device=kind.device.name),) * layout.num_devices
-    return _Found(question.priced("chosen", replace(plan, layout=replace(layout, ranks=ranks))))
+    return Found(question.priced("chosen", replace(plan, layout=replace(layout, ranks=ranks))))
 
 
 # Devices of several kinds.
 
 
-def _together(question: UnevenQuestion, team: list[DeviceKind], local: Sequence[DeviceLayout]) -> Iterator[_Option]:
+def _together(question: UnevenQuestion, team: list[DeviceKind], local: Sequence[DeviceLayout]) -> Iterator[Option]:
     """Shares by speed, and equal ones. local: layouts whose ranks take steps alone."""
     names = " and ".join(f"{kind.num_devices}x {kind.device.name}" for kind in team)
     num_devices = sum(kind.num_devices for kind in team)
@@ -253,14 +246,19 @@ def _together(question: UnevenQuestion, team: list[DeviceKind], local: Sequence[
     for layout in (*layouts, *(each for each in local if each.num_devices == num_devices)):
         suffix = "_local" if layout.steps_alone else "" if layout.data == "replicated" else f"_{layout.data}"
         for label, is_equal in UNEVEN_BASELINES.items():
+            if is_equal and len({question.likeness(kind, team) for kind in team}) == 1:
+                continue  # Those by speed are equal.
             words = f"{names}, {label.replace('_', ' ')}"
-            yield _Option(
+            yield Option(
                 label=f"{label}{suffix}",
                 words=f"{words}{_ending(layout)}",
                 num_devices=layout.num_devices,
                 layout=layout,
                 least=least_shared(question, team, layout, is_equal=is_equal),
-                search=partial(_find_shared, question, team, layout, words, is_equal=is_equal),
+                search=partial(_find_shared, question, team, layout, is_equal=is_equal),
+                team=team,
+                likeness=("shared", question.likeness_of(team), layout, is_equal),
+                names_of=partial(_shared_names, words),
             )
 
 
@@ -271,43 +269,44 @@ def _ending(layout: DeviceLayout) -> str:
     return "" if layout.data == "replicated" else f" ({layout.data})"
 
 
+def _shared_names(words: str, found: Found) -> dict[str, Any]:
+    return {} if found.best is None else {"words": f"{words}{_ending(found.best.plan.layout)}"}
+
+
 def _find_shared(
-    question: UnevenQuestion, team: Sequence[DeviceKind], layout: DeviceLayout, words: str, _most_ms: float, *, is_equal: bool
-) -> _Found:
-    best = find_shared(question, team, layout, is_equal=is_equal)
-    if best is None:
-        return _Found(None, "no such shares fit")
-    best = _settled(question, best)
-    return _Found(best, names={"words": f"{words}{_ending(best.plan.layout)}"})
+    question: UnevenQuestion, team: Sequence[DeviceKind], layout: DeviceLayout, most_ms: float, *, is_equal: bool
+) -> Found:
+    try:
+        best = find_shared(question, team, layout, is_equal=is_equal, most_ms=most_ms)
+    except Outpaced as outpaced:
+        return Found(None, f"{_OUTPACED}: its first shares take {outpaced.least:.1f} ms")
+    return Found(None, "no such shares fit") if best is None else Found(best)
 
 
-def _settled(question: UnevenQuestion, found: PricedPlan) -> PricedPlan:
-    """The plan with as many steps between synchronizations as it gains by."""
-    if not found.plan.layout.steps_alone:
-        return found
-    plan, _ = settle_local(found.plan, question.goal, question.workload, price=question.price)
-    if plan == found.plan:
-        return found
-    settled = question.priced(found.label, plan)
-    return settled if settled.verdict in ACCEPTED else found
-
-
-def _cut(question: UnevenQuestion, team: Sequence[DeviceKind], asked: DeviceLayout) -> _Option:
+def _cut(question: UnevenQuestion, team: Sequence[DeviceKind], asked: DeviceLayout) -> Option:
     """The model cut over the devices of these kinds."""
     orders = pose_orders(question, team, asked)
 
-    def search(most_ms: float) -> _Found:
+    def search(most_ms: float) -> Found:
         found = find_cut(question, orders, most_ms=most_ms)
-        return _Found(found.best, found.why, _cut_names(found.layout, found.best))
+        return Found(found.best, found.why, found.layout)
 
-    first = orders[0]
-    return _Option(
-        **_cut_names(first.layout, None), num_devices=asked.num_devices, least=LeastTime(first.least_ms), search=search
+    found = Found(None, layout=orders[0].layout)
+    return Option(
+        **_cut_names(found),
+        num_devices=asked.num_devices,
+        least=LeastTime(orders[0].least_ms),
+        search=search,
+        team=team,
+        likeness=("cut", question.likeness_of(team), asked),
+        names_of=_cut_names,
     )
 
 
-def _cut_names(layout: DeviceLayout, best: PricedPlan | None) -> dict[str, Any]:
+def _cut_names(found: Found) -> dict[str, Any]:
     """Label, words and layout of an option that cuts the model in this order of devices."""
+    layout, best = found.layout, found.best
+    assert layout is not None
     counts = Counter(share.device for share in layout.ranks)
     names = " and ".join(f"{count}x {name}" for name, count in counts.items())
     cut = f" into {' + '.join(map(str, layout.stage_blocks))} blocks" if best is not None else ""
@@ -317,9 +316,9 @@ def _cut_names(layout: DeviceLayout, best: PricedPlan | None) -> dict[str, Any]:
 # The answer.
 
 
-def _best_of(options: Sequence[_Option]) -> _Option | None:
+def _best_of(options: Sequence[Option]) -> Option | None:
     """The fastest; of those as fast the one with the fewest devices."""
-    found = [option for option in options if option.best is not None and option.best.verdict in ACCEPTED]
+    found = _accepted(options)
     shared_ms = min((option.step_ms for option in found if not _steps_alone(option)), default=math.inf)
     most_ms = shared_ms * (1 - WORTH_LOCAL)
     found = [option for option in found if not _steps_alone(option) or option.step_ms <= most_ms]
@@ -328,12 +327,16 @@ def _best_of(options: Sequence[_Option]) -> _Option | None:
     return min(as_fast, key=lambda option: (option.num_devices, option.step_ms), default=None)
 
 
-def _steps_alone(option: _Option) -> bool:
+def _accepted(options: Sequence[Option]) -> list[Option]:
+    return [option for option in options if option.best is not None and option.best.verdict in ACCEPTED]
+
+
+def _steps_alone(option: Option) -> bool:
     return option.best is not None and option.best.plan.layout.steps_alone
 
 
 def _nothing_fits(
-    question: UnevenQuestion, kinds: Sequence[DeviceKind], options: Sequence[_Option]
+    question: UnevenQuestion, kinds: Sequence[DeviceKind], options: Sequence[Option]
 ) -> NoFeasiblePlan | InvalidPlan:
     """The error of the device with the most memory, which comes closest."""
     largest = max(kinds, key=lambda kind: kind.device.memory_bytes)
@@ -345,7 +348,7 @@ def _nothing_fits(
     return InvalidPlan(f"no devices can do the work: {said}", field="goal.pins.layout", value=None, allowed="other pins")
 
 
-def _answer(question: UnevenQuestion, options: Sequence[_Option], best: _Option) -> ObjectiveAnswer:
+def _answer(question: UnevenQuestion, options: Sequence[Option], best: Option) -> ObjectiveAnswer:
     assert best.best is not None
     chosen = replace(best.best, label="chosen")
     name = chosen.plan.layout.ranks[0].device
@@ -395,7 +398,7 @@ def _frontier(plans: Sequence[PricedPlan]) -> tuple[PricedPlan, ...]:
     return tuple(found)
 
 
-def _compare(option: _Option, best: _Option, machine: Machine) -> str:
+def _compare(option: Option, best: Option, machine: Machine) -> str:
     if option.best is None:
         return f"{option.words}: {option.why}"
     waits_ms = option.best.prediction.exposed_ms.get("network", 0.0)

@@ -3,12 +3,16 @@ what they exchange. Most teams are passed over by them, as over a slow link, whe
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from heapq import heapify, heapreplace
+from typing import Final, NamedTuple
 
 from optimizer.hardware.machine import DeviceKind
 from optimizer.plan.layout import DeviceLayout
 from optimizer.search.problem import Relax, SearchProblem
 from optimizer.search.questions.uneven.question import UnevenQuestion
+
+_ROUNDING: Final = 1e-9
 
 
 class LeastTime(NamedTuple):
@@ -29,39 +33,47 @@ def least_shared(
 ) -> LeastTime:
     """The least time of shares among all devices of these kinds, given that larger micro-batches take no longer for a sequence.
     is_equal: all have as many sequences.
-
-    With t the time of one sequence on a device, shares that end together take the number of sequences over the sum of all 1 / t.
     """
     waits_ms, lane_ms = _exchange_ms(question, team, layout)
     total = question.workload.global_batch_size
-    sequence_ms = [_sequence_ms(question, kind) for kind in team]
+    sequence_ms = [question.least_sequence_ms(kind) for kind in team]
     if not all(sequence_ms):
         return LeastTime(max(waits_ms, lane_ms), lane_ms)
-    slowest_ms = max(sequence_ms)
-    if is_equal:
-        return LeastTime(max(lane_ms, waits_ms + total / layout.num_devices * slowest_ms), lane_ms)
-    speed = sum(kind.num_devices / each_ms for kind, each_ms in zip(team, sequence_ms, strict=True))
-    # each has one sequence or more
-    return LeastTime(max(lane_ms, waits_ms + max(total / speed, slowest_ms)), lane_ms)
+    counts = [kind.num_devices for kind in team]
+    shared_ms = total / layout.num_devices * max(sequence_ms) if is_equal else whole_sequences_ms(total, counts, sequence_ms)
+    return LeastTime(max(lane_ms, waits_ms + shared_ms), lane_ms)
 
 
-def _sequence_ms(question: UnevenQuestion, kind: DeviceKind) -> float:
-    """Least milliseconds of compute for one sequence of a step; 0 if nothing is known."""
-    name = kind.device.name
-    if name not in question.sequence_ms:
-        total = question.workload.global_batch_size
-        problem = question.pose(kind, DeviceLayout(), num_sequences=total)
-        relax = problem.relax
-        times = [] if relax is None else [relax.compute_ms(base) for base in problem.settings()]
-        question.sequence_ms[name] = min(times, default=0.0) / total
-    return question.sequence_ms[name]
+def whole_sequences_ms(total: int, counts: Sequence[int], sequence_ms: Sequence[float]) -> float:
+    """The least time in which so many whole sequences are done, each device having one or more. counts, sequence_ms: devices of
+    each kind, and their time for one sequence.
+    """
+    # With parts of sequences all devices would end together; no sooner than that, and then when one has done another.
+    begin_ms = max(total / sum(count / each_ms for count, each_ms in zip(counts, sequence_ms, strict=True)), *sequence_ms)
+    done = [int(begin_ms / each_ms + _ROUNDING) for each_ms in sequence_ms]
+    waiting = [((number + 1) * each_ms, kind) for kind, (number, each_ms) in enumerate(zip(done, sequence_ms, strict=True))]
+    heapify(waiting)
+    num_done = sum(count * number for count, number in zip(counts, done, strict=True))
+    end_ms = begin_ms
+    while num_done < total:
+        end_ms, kind = waiting[0]
+        num_done += counts[kind]
+        heapreplace(waiting, (end_ms + sequence_ms[kind], kind))
+    return end_ms
 
 
 def _exchange_ms(question: UnevenQuestion, team: Sequence[DeviceKind], layout: DeviceLayout) -> tuple[float, float]:
-    """``Relax.exchange_ms`` of the settings that exchange least."""
-    found: list[tuple[float, float]] = []
-    for kind in team:
-        problem = question.pose(kind, layout, num_sequences=1, team=team)
-        relax: Relax | None = problem.relax
-        found += [] if relax is None else [relax.exchange_ms(base) for base in problem.settings()]
-    return min((waits for waits, _ in found), default=0.0), min((lane for _, lane in found), default=0.0)
+    """``Relax.exchange_ms`` of the settings that exchange least, which does not depend on bits of state."""
+    key = (question.likeness_of(team), layout)
+    if key not in question.exchange_ms:
+        found: list[tuple[float, float]] = []
+        for kind in {question.likeness(kind, team): kind for kind in team}.values():
+            problem = question.pose(kind, layout, num_sequences=1, team=team)
+            relax: Relax | None = problem.relax
+            bases = dict.fromkeys(replace(base, bits=32) for base in problem.settings())
+            found += [] if relax is None else [relax.exchange_ms(base) for base in bases]
+        question.exchange_ms[key] = (
+            min((waits for waits, _ in found), default=0.0),
+            min((lane for _, lane in found), default=0.0),
+        )
+    return question.exchange_ms[key]

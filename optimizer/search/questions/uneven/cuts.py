@@ -7,7 +7,7 @@ tried that keeps those of one machine beside each other, since hidden states the
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import groupby, permutations
 from typing import Final, NamedTuple
 
@@ -45,10 +45,13 @@ class FoundCut(NamedTuple):
 
 
 def pose_orders(question: UnevenQuestion, team: Sequence[DeviceKind], asked: DeviceLayout) -> list[Order]:
-    """The orders that are tried, first the one that could be fastest. asked: its number of devices, order of micro-batches, and
-    cut where that is pinned.
+    """The orders that are tried, first the one that could be fastest; of orders of like devices one. asked: its number of
+    devices, order of micro-batches, and cut where that is pinned.
     """
-    return sorted((_pose(question, order, asked) for order in list_orders(team)), key=lambda order: order.least_ms)
+    orders: dict[Hashable, Sequence[DeviceKind]] = {}
+    for order in list_orders(team):
+        orders.setdefault(tuple((question.likeness(kind, team), kind.num_devices) for kind in order), order)
+    return sorted((_pose(question, order, asked) for order in orders.values()), key=lambda order: order.least_ms)
 
 
 def _pose(question: UnevenQuestion, order: Sequence[DeviceKind], asked: DeviceLayout) -> Order:

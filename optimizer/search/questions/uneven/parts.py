@@ -5,9 +5,10 @@ budget is lowered by what was too much.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, Final
 
@@ -19,22 +20,26 @@ from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.layout import DeviceLayout, RankShare
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
-from optimizer.search.check.card_fit import ACCEPTED
+from optimizer.search.check.card_fit import ACCEPTED, Outpaced
 from optimizer.search.problem import OUTER_FIELDS, PricedPlan, SearchProblem
 from optimizer.search.questions.uneven.question import UnevenQuestion, speed_of
 from optimizer.search.questions.uneven.shares import first_ms, share_out
 from optimizer.search.solver.floors import is_over_floor
-from optimizer.search.solver.pricebook import PriceBook, remembering
+from optimizer.search.solver.pricebook import MAX_PRICES, PriceBook, remembering
 
 _TRIES: Final = 4
 """Times that shares are dealt out again where a process has no room on its card."""
+_POLISHED: Final = 0.05
+"""Share by which a plan that was found in half of the time may still become faster."""
+_MOST_PRICES: Final = MAX_PRICES // 3
+"""Prices after which nearly the best plan is that: searches that go on to ``MAX_PRICES`` find theirs long before."""
 
 
 def common_decisions(question: UnevenQuestion, team: Sequence[DeviceKind], layout: DeviceLayout) -> list[Pins]:
     """Decisions that all ranks have in common, as each kind would have them for its share of the work, slower kinds first. Equal
     shares and those by speed ask for the same.
     """
-    key = (*(kind.device.name for kind in team), layout)
+    key = (question.likeness_of(team), layout)
     if key not in question.decisions:
         question.decisions[key] = _common_decisions(question, team, layout)
     return question.decisions[key]
@@ -43,7 +48,7 @@ def common_decisions(question: UnevenQuestion, team: Sequence[DeviceKind], layou
 def _common_decisions(question: UnevenQuestion, team: Sequence[DeviceKind], layout: DeviceLayout) -> list[Pins]:
     whole = sum(kind.num_devices * speed_of(kind) for kind in team)
     found: list[Pins] = []
-    for kind in reversed(team):
+    for kind in {question.likeness(kind, team): kind for kind in team[::-1]}.values():
         sequences = max(1, round(question.workload.global_batch_size * speed_of(kind) / whole))
         problem = question.pose(kind, layout, num_sequences=sequences, team=team)
         best = _best_plan(question, problem, polishes=False)
@@ -71,7 +76,7 @@ def _best_plan(
     question: UnevenQuestion, problem: SearchProblem, *, polishes: bool
 ) -> tuple[Plan, Prediction] | None:
     """The best plan by its tensors' bytes; None where nothing fits. polishes: False for nearly the best, in half of the time."""
-    book = PriceBook(remembering(problem))
+    book = PriceBook(remembering(problem), most_prices=MAX_PRICES if polishes else _MOST_PRICES)
     with suppress(InvalidPlan, NoFeasiblePlan):
         if book.problem.settings() and not is_over_floor(book.problem) and question.find_best(book, polishes=polishes):
             return book.best
@@ -79,11 +84,17 @@ def _best_plan(
 
 
 def find_shared(
-    question: UnevenQuestion, team: Sequence[DeviceKind], layout: DeviceLayout, *, is_equal: bool
+    question: UnevenQuestion,
+    team: Sequence[DeviceKind],
+    layout: DeviceLayout,
+    *,
+    is_equal: bool,
+    most_ms: float = math.inf,
 ) -> PricedPlan | None:
     """The plan with shares by speed, or with equal ones, whose processes all have room on their cards; None if none is found.
 
-    Of what ranks can do alike, that is taken whose first shares are quickest.
+    Of what ranks can do alike, that is taken whose first shares are quickest. Ranks that take steps alone do so for as many as
+    they gain by. Raises Outpaced once it is clear that the plan takes ``most_ms`` or more.
     """
     if is_equal and question.workload.global_batch_size % layout.num_devices:
         return None
@@ -93,19 +104,24 @@ def find_shared(
     ]
     if len(several) > 1:
         several.sort(key=lambda parts: parts.first_ms(is_equal=is_equal))
-    found = (_find_with(parts, is_equal=is_equal) for parts in several)
+    found = (_find_with(parts, is_equal=is_equal, most_ms=most_ms) for parts in several)
     return next((each for each in found if each is not None), None)
 
 
-def _find_with(parts: "_Parts", *, is_equal: bool) -> PricedPlan | None:
-    """The plan of ranks that have these decisions in common."""
+def _find_with(parts: "_Parts", *, is_equal: bool, most_ms: float) -> PricedPlan | None:
+    """The plan of ranks that have these decisions in common. Raises as ``find_shared`` does."""
     question = parts.question
     grows = False
     for _ in range(_TRIES):
         shares = parts.equal_shares if is_equal else parts.share_out()
+        if shares is not None and most_ms < (least_ms := parts.slowest_ms(shares)) * (1 - _POLISHED) < math.inf:
+            raise Outpaced(None, least=least_ms)
         plan = None if shares is None else parts.plan(shares)
         if plan is None:
             break
+        plan, quick = question.settle(plan)
+        if quick.step_ms >= most_ms:
+            raise Outpaced(None, least=quick.step_ms)
         growing = replace(plan, allocator=AllocatorPlan(expandable_segments=True))
         priced = question.priced("shared", growing if grows else plan)
         over = [rank for rank in priced.prediction.ranks if rank.verdict(question.goal.device_budget_bytes) not in ACCEPTED]
@@ -153,7 +169,9 @@ class _Parts:
         unit = self._unit
         if self._total % unit:
             return None
-        shares = share_out(self._total // unit, counts=self.counts, time_of=self._units_ms)
+        shares = share_out(
+            self._total // unit, counts=self.counts, time_of=self._units_ms, least_of=self._least_units_ms
+        )
         return None if shares is None else [[unit * size for size in sizes] for sizes in shares]
 
     def first_ms(self, *, is_equal: bool) -> float:
@@ -163,6 +181,10 @@ class _Parts:
         if self._total % self._unit:
             return math.inf
         return first_ms(self._total // self._unit, counts=self.counts, time_of=self._units_ms)
+
+    def slowest_ms(self, shares: Sequence[Sequence[int]]) -> float:
+        """Milliseconds of the slowest rank's step; infinite where a share does not fit its device."""
+        return max(self._time_ms(kind, size) for kind, sizes in enumerate(shares) for size in dict.fromkeys(sizes))
 
     def plan(self, shares: Sequence[Sequence[int]]) -> Plan | None:
         """The plan of all ranks; None where a share does not fit its device."""
@@ -186,6 +208,10 @@ class _Parts:
         first = replace(plans[0], activations=replace(plans[0].activations, compress=packing))
         return replace(first, layout=replace(self.layout, ranks=tuple(ranks)))
 
+    @cached_property
+    def _likenesses(self) -> list[Hashable]:
+        return [self.question.likeness(kind, self.team) for kind in self.team]
+
     @property
     def _total(self) -> int:
         return self.question.workload.global_batch_size
@@ -197,14 +223,16 @@ class _Parts:
     def _units_ms(self, kind: int, size: int) -> float:
         return self._time_ms(kind, self._unit * size)
 
+    def _least_units_ms(self, kind: int, size: int) -> float:
+        return self.question.least_sequence_ms(self.team[kind]) * self._unit * size
+
     def _time_ms(self, kind: int, size: int) -> float:
         found = self._best(kind, size, polishes=False)
         return math.inf if found is None else found[1].step_ms
 
     def _best(self, kind: int, size: int, *, polishes: bool) -> tuple[Plan, Prediction] | None:
         known, name = self.question.known, self.team[kind].device.name
-        link = self.question.joining(self.team).peers
-        key = (name, self.question.budgets.get(name), size, self.layout, self.pins, polishes, link)
+        key = (self._likenesses[kind], self.question.budgets.get(name), size, self.layout, self.pins, polishes)
         if key not in known:
             problem = self.question.pose(self.team[kind], self.layout, num_sequences=size, pins=self.pins, team=self.team)
             known[key] = _best_plan(self.question, problem, polishes=polishes)

@@ -1,7 +1,7 @@
 """The question that is asked of devices of several kinds, and what is found out about it on the way."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from optimizer.estimate.categories.tensors import list_tensors
@@ -19,6 +19,8 @@ _STATE_BYTES: Final = 16
 """Gradient, moments and master of a trained element, at most."""
 _LITTLE_SHARE: Final = 0.1
 """Part of the smallest device's memory."""
+_UNLIKE: Final = ("name", "device", "rates", "num_devices", "facts")
+"""Fields of a machine that say nothing of how alike two kinds of its devices are, or are looked at by themselves."""
 
 
 @dataclass(kw_only=True)
@@ -37,16 +39,22 @@ class UnevenQuestion:
     """The prediction of a plan on its devices by its tensors alone."""
     estimate: Callable[[Plan], Prediction]
     """The same with what the plan's processes take of the devices, which takes far longer."""
+    settle: Callable[[Plan], tuple[Plan, Prediction]]
+    """The plan with as many steps between synchronizations as it gains by, and its price."""
     find_best: Callable[..., bool]
     """The search of ``search/core.py``, which notes the best plan in the book that it is given."""
     spared_bytes: Mapping[str, int] = field(default_factory=dict)
     """By kind, bytes of each of its devices that are to be left free."""
     budgets: dict[str, int] = field(default_factory=dict)
     """By kind, the budget of each of its devices."""
-    sequence_ms: dict[str, float] = field(default_factory=dict)
-    """By kind, the least time of one sequence of a step (``bounds.py``)."""
+    sequence_ms: dict[Hashable, float] = field(default_factory=dict)
+    """By likeness of a kind, the least time of one sequence of a step."""
+    exchange_ms: dict[Hashable, tuple[float, float]] = field(default_factory=dict)
+    """By likeness of kinds and layout, the least that ranks wait for each other, and that the network is busy."""
+    alone_ms: dict[Hashable, float] = field(default_factory=dict)
+    """By likeness of a kind and layout, the least time of a step on its devices alone."""
     decisions: dict[Hashable, list[Pins]] = field(default_factory=dict)
-    """By kinds and layout, what ranks can do alike (``parts.py``)."""
+    """By likeness of kinds and layout, what ranks can do alike (``parts.py``)."""
     known: dict[Hashable, tuple[Plan, Prediction] | None] = field(default_factory=dict)
     """The best plan of a kind for a number of sequences, by all that it depends on."""
 
@@ -90,6 +98,35 @@ class UnevenQuestion:
             calibration=self.calibration,
             layout=layout,
         )
+
+    def likeness(self, kind: DeviceKind, team: Sequence[DeviceKind] = ()) -> Hashable:
+        """The same for kinds that differ in their name and number alone, as the same card in two like machines: what is found of
+        one holds of the other. team: as ``pose`` has it.
+        """
+        name = kind.device.name
+        here = self.joining([kind, *team]).with_kind(name)
+        return (
+            replace(kind.device, name=name.partition("@")[0], index=0, indices=()),
+            kind.rates.fingerprint,
+            tuple(getattr(here, each.name) for each in fields(here) if each.name not in _UNLIKE),
+            self.spared_bytes.get(name, 0),
+            name == self.machine.device.name and bool(self.calibration),
+        )
+
+    def likeness_of(self, team: Sequence[DeviceKind]) -> Hashable:
+        """The same of kinds that exchange, with their numbers."""
+        return tuple((self.likeness(kind, team), kind.num_devices) for kind in team)
+
+    def least_sequence_ms(self, kind: DeviceKind) -> float:
+        """Least milliseconds of compute for one sequence of a step; 0 if nothing is known."""
+        name = self.likeness(kind)
+        if name not in self.sequence_ms:
+            total = self.workload.global_batch_size
+            problem = self.pose(kind, DeviceLayout(), num_sequences=total)
+            relax = problem.relax
+            times = [] if relax is None else [relax.compute_ms(base) for base in problem.settings()]
+            self.sequence_ms[name] = min(times, default=0.0) / total
+        return self.sequence_ms[name]
 
     def joining(self, team: Sequence[DeviceKind]) -> Machine:
         """The machine in which these kinds exchange."""

@@ -16,17 +16,19 @@ _MOST_MOVES: Final = 8
 """Moves for each rank."""
 
 
-def share_out(total: int, *, counts: Sequence[int], time_of: TimeOf) -> list[list[int]] | None:
+def share_out(
+    total: int, *, counts: Sequence[int], time_of: TimeOf, least_of: TimeOf = lambda _kind, _size: 0.0
+) -> list[list[int]] | None:
     """By kind, the sequences of each of its ranks, which all have one or more; None where no such shares fit.
 
-    counts: ranks of each kind.
+    counts: ranks of each kind. least_of: what no step takes less than, which is known sooner than what it takes.
     """
     kinds = [kind for kind, count in enumerate(counts) for _ in range(count)]
     shares = _first_shares(total, kinds, time_of)
     if shares is None:
         return None
     for _ in range(_MOST_MOVES * len(kinds)):
-        better = _better(shares, kinds, time_of)
+        better = _better(shares, kinds, time_of, least_of)
         if better is None:
             break
         shares = better
@@ -73,7 +75,7 @@ def _adjust(total: int, shares: list[int], kinds: Sequence[int], time_of: TimeOf
         shares[max(able, key=lambda rank: time_of(kinds[rank], shares[rank]))] -= 1
 
 
-def _better(shares: list[int], kinds: Sequence[int], time_of: TimeOf) -> list[int] | None:
+def _better(shares: list[int], kinds: Sequence[int], time_of: TimeOf, least_of: TimeOf) -> list[int] | None:
     """The best that one move from the slowest rank can make of the shares; None where no move helps."""
     times = _times(shares, kinds, time_of)
     slowest, found, least = times.index(max(times)), None, sorted(times, reverse=True)
@@ -84,6 +86,8 @@ def _better(shares: list[int], kinds: Sequence[int], time_of: TimeOf) -> list[in
             if rank == slowest or shares[slowest] <= size or alike in tried:
                 continue
             tried.add(alike)
+            if least_of(kind, shares[rank] + size) > times[slowest] or time_of(kind, shares[rank] + size) > times[slowest]:
+                continue
             moved = list(shares)
             moved[slowest], moved[rank] = moved[slowest] - size, moved[rank] + size
             ordered = sorted(_times(moved, kinds, time_of), reverse=True)

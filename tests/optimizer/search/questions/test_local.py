@@ -88,8 +88,8 @@ def test_every_step_shared_can_be_pinned(llama_profile: Profile) -> None:
 
 
 def test_machines_that_a_slow_network_joins_take_steps_alone(llama_profile: Profile) -> None:
-    machine = joined(bits_per_s=2e8, delay_s=0.02)
-    found = ask(llama_profile, machine, num_devices=3, workload=UNEVEN_WORKLOAD, **ONLY_LOCAL)
+    machine, three = joined(bits_per_s=2e8, delay_s=0.02), "layout.num_devices=3"
+    found = ask(llama_profile, machine, three, num_devices=3, workload=UNEVEN_WORKLOAD, **ONLY_LOCAL)
     local = [option for option in found.layouts if option.layout.steps_alone]
     shared = [option for option in found.layouts if not option.layout.steps_alone and option.layout.num_devices == 3]
     best_ms = min(option.best.prediction.step_ms for option in local if option.best is not None)

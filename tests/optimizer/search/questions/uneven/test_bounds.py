@@ -1,9 +1,12 @@
 """No plan of unequal devices takes less than what it is passed over by."""
 
+import itertools
+
 import pytest
 
 from optimizer.plan.pins.training import read_pins
 from optimizer.profile.profile import Profile
+from optimizer.search.questions.uneven.bounds import whole_sequences_ms
 from tests.optimizer.search.questions.uneven.test_answer import FORBID, ask, three_cards
 
 SHARING = frozenset(FORBID) - {"shard_state", "shard_gradients"}
@@ -35,3 +38,13 @@ def test_what_is_passed_over_would_not_have_been_chosen(llama_profile: Profile) 
             pins=read_pins([f"layout.num_devices={option.layout.num_devices}", f"layout.data={data}"]),
         )
         assert asked.result.chosen.prediction.step_ms >= chosen_ms
+
+
+@pytest.mark.parametrize("total", [4, 7, 12])
+@pytest.mark.parametrize("sequence_ms", [(1.0, 1.0), (2.0, 5.0), (0.7, 3.1)])
+def test_whole_sequences_are_done_no_sooner_than_by_any_shares(total: int, sequence_ms: tuple[float, float]) -> None:
+    counts = [2, 1]
+    kinds = [kind for kind, count in enumerate(counts) for _ in range(count)]
+    splits = (split for split in itertools.product(range(1, total), repeat=len(kinds)) if sum(split) == total)
+    least_ms = min(max(sequence_ms[kind] * share for kind, share in zip(kinds, split, strict=True)) for split in splits)
+    assert whole_sequences_ms(total, counts, sequence_ms) == pytest.approx(least_ms)

@@ -13,7 +13,10 @@ from optimizer.hardware.machine import Machine, PeerLink
 from optimizer.hardware.peers import network_link
 from optimizer.plan.pins.training import read_pins
 from optimizer.profile.profile import Profile
+from optimizer.search.core import find_chosen
+from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.answers import ObjectiveAnswer
+from optimizer.search.questions.uneven import answer
 from tests.optimizer.search.questions.uneven.test_answer import FAST, FORBID, SLOW, WORKLOAD, three_cards
 
 INSIDE = PeerLink(kind="host", bytes_per_s=1e12, latency_s=1e-7, source="measured")
@@ -51,6 +54,33 @@ def test_one_device_or_one_machine_is_chosen_over_a_slow_link(llama_profile: Pro
     shared = next(option.sentence for option in found.layouts if option.sentence.startswith(f"1x {FAST}@here and 2x"))
     assert "not searched" in shared
     assert shared.endswith("ms of it for the network")
+
+
+def test_like_machines_are_searched_once_and_take_the_same_under_their_own_names(
+    llama_profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link is too slow for both together."""
+    searched: list[str] = []
+
+    def search(problem: SearchProblem, **limit: float) -> PricedPlan:
+        searched.append(problem.layout.data)
+        return find_chosen(problem, **limit)
+
+    monkeypatch.setattr(answer, "find_chosen", search)
+    both = three_cards(ratio=1.0)
+    sites = [replace(both.with_kind(SLOW), name=name, peers=INSIDE) for name in ("here", "office")]
+    machine = join_machines(sites, link=network_link(bits_per_s=1e6, delay_s=0.02))
+    found = ask(llama_profile, machine, num_devices=4)
+    here, office = (
+        [option.best for option in found.layouts if f"{SLOW}@{name} alone" in option.sentence and option.best is not None]
+        for name in ("here", "office")
+    )
+    assert len(here) == len(office) == len(searched) > 0
+    for one, other in zip(here, office, strict=True):
+        assert one.prediction.step_ms == other.prediction.step_ms
+        assert {rank.device for rank in one.plan.layout.ranks} == {f"{SLOW}@here"}
+        assert {rank.device for rank in other.plan.layout.ranks} == {f"{SLOW}@office"}
+        assert {rank.device for rank in other.prediction.ranks} == {f"{SLOW}@office"}
 
 
 def test_ranks_of_one_machine_exchange_over_its_own_link(llama_profile: Profile) -> None:

@@ -61,3 +61,20 @@ def test_a_device_that_has_no_room_for_its_part_gets_less() -> None:
 )
 def test_shares_that_cannot_be_are_none(total: int, largest: int) -> None:
     assert share_out(total, counts=[1, 2], time_of=lambda kind, size: size if size <= largest else math.inf) is None
+
+
+def test_shares_that_are_too_long_in_any_case_are_not_timed() -> None:
+    asked: set[tuple[int, int]] = set()
+
+    def time_of(kind: int, size: int) -> float:
+        asked.add((kind, size))
+        return float(size * (1, 7)[kind])
+
+    def least_of(kind: int, size: int) -> float:
+        return float(size * (1, 7)[kind])
+
+    plain = share_out(40, counts=[2, 2], time_of=time_of)
+    without = set(asked)
+    asked.clear()
+    assert share_out(40, counts=[2, 2], time_of=time_of, least_of=least_of) == plain
+    assert asked < without
