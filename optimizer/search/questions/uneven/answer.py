@@ -220,6 +220,7 @@ def _least_alone_ms(question: UnevenQuestion, kind: DeviceKind, layout: DeviceLa
 
 
 def _find_alone(question: UnevenQuestion, kind: DeviceKind, layout: DeviceLayout, most_ms: float) -> Found:
+    question.budgets.clear()
     try:
         problem = _pose_alone(question, kind, layout)
         if is_over_floor(problem):

@@ -25,14 +25,12 @@ from optimizer.search.problem import OUTER_FIELDS, PricedPlan, SearchProblem
 from optimizer.search.questions.uneven.question import UnevenQuestion, speed_of
 from optimizer.search.questions.uneven.shares import first_ms, share_out
 from optimizer.search.solver.floors import is_over_floor
-from optimizer.search.solver.pricebook import MAX_PRICES, PriceBook, remembering
+from optimizer.search.solver.pricebook import PriceBook, remembering
 
 _TRIES: Final = 4
 """Times that shares are dealt out again where a process has no room on its card."""
 _POLISHED: Final = 0.05
 """Share by which a plan that was found in half of the time may still become faster."""
-_MOST_PRICES: Final = MAX_PRICES // 3
-"""Prices after which nearly the best plan is that: searches that go on to ``MAX_PRICES`` find theirs long before."""
 
 
 def common_decisions(question: UnevenQuestion, team: Sequence[DeviceKind], layout: DeviceLayout) -> list[Pins]:
@@ -76,7 +74,7 @@ def _best_plan(
     question: UnevenQuestion, problem: SearchProblem, *, polishes: bool
 ) -> tuple[Plan, Prediction] | None:
     """The best plan by its tensors' bytes; None where nothing fits. polishes: False for nearly the best, in half of the time."""
-    book = PriceBook(remembering(problem), most_prices=MAX_PRICES if polishes else _MOST_PRICES)
+    book = PriceBook(remembering(problem))
     with suppress(InvalidPlan, NoFeasiblePlan):
         if book.problem.settings() and not is_over_floor(book.problem) and question.find_best(book, polishes=polishes):
             return book.best
