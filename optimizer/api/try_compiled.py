@@ -59,9 +59,7 @@ def try_compiled(
 
 
 def why_not_compiled(machine: Machine, *, pins: Pins) -> str:
-    """The reason why a machine or decisions beside it are known to have no compiled blocks; empty where none is
-    known.
-    """
+    """The reason why a machine or decisions beside it are known to have no compiled blocks; empty where none is known."""
     if (conflict := find_compiled_conflict(pins)) is not None:
         return f"{conflict.path} is {conflict.value}, which {conflict.why}"
     return f"{machine.name} has {machine.facts[NO_COMPILER_FACT]}" if NO_COMPILER_FACT in machine.facts else ""

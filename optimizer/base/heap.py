@@ -29,8 +29,8 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Look for no cycles of garbage inside, in any thread: for imports and traces, which leave hardly any. Among the objects
-    of torch and transformers the search takes a fifth of the time of importing them.
+    """Look for no cycles of garbage inside, in any thread: for imports, traces and searches for plans, which leave hardly any.
+    Among the objects of torch and transformers the look takes a fifth of the time of importing them, and as much of a search's.
     """
     was_enabled = gc.isenabled()
     gc.disable()
