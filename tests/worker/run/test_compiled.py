@@ -12,7 +12,6 @@ from optimizer.plan.batch import BatchPlan
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
-from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from tests.worker.run.test_adapters import CONFIG, run_in_folder, train_within
 from worker.attempt import read_result
@@ -63,13 +62,14 @@ def test_the_peak_is_the_predicted_one_and_a_second_attempt_compiles_no_kernel(p
     assert libraries[1] == libraries[0]
 
 
-def test_a_model_whose_blocks_cannot_be_compiled_ends_the_profile_with_the_reason(tmp_path: Path) -> None:
-    asked = {"kind": "profile", "config": SMALL_CONFIGS["gemma2"], "compiled": ["fp32"]}
+def test_without_a_compiler_the_profile_ends_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
     folder = tmp_path / "attempt"
-    ended = run_in_folder(folder, {**asked, "profile_file": str(folder / "profile.json")})
+    file = folder / "profile.json"
+    ended = run_in_folder(folder, {"kind": "profile", "config": CONFIG, "compiled": ["fp32"], "profile_file": str(file)})
     result = read_result(folder)
     assert ended.returncode == 1
     assert (result["reason"], result["error"]["code"]) == ("bad_model", "block_not_compiled")
-    assert "Gemma2DecoderLayer cannot be compiled" in result["message"]
-    assert "Choose kernels.blocks=memory_saving" in result["error"]["hint"]
-    assert not (folder / "profile.json").exists()
+    assert "LlamaDecoderLayer cannot be compiled" in result["message"]
+    assert "C++ compiler (g++)" in result["error"]["hint"]
+    assert not file.exists()
