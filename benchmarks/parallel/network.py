@@ -264,7 +264,11 @@ def _predict_bytes(case: Case, profile: Profile, machine: Machine) -> tuple[tupl
     if case.plan.layout.is_cut:
         hidden_bytes = 4 * _CUT_LENGTH * case.shape.hidden_size
         sent = estimate_staged_bytes(
-            network, len(sizes), hidden_bytes=hidden_bytes, num_micro_batches=case.plan.batch.accumulation_steps
+            network,
+            len(sizes),
+            ranks=case.plan.layout.rank_stages,
+            hidden_bytes=hidden_bytes,
+            num_micro_batches=case.plan.batch.accumulation_steps,
         )
         return sent, ()
     return estimate_sent_bytes(network, sizes, case.plan), estimate_framed_bytes(network, sizes, case.plan)

@@ -2,7 +2,7 @@
 rebuilt or moved.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -47,9 +47,10 @@ class ActivationsPlan:
         return self.count(*OFFLOADING)
 
 
-def keep_elsewhere(per_block: Sequence[BlockChoice], blocks: range) -> tuple[BlockChoice, ...]:
+def keep_elsewhere(per_block: Sequence[BlockChoice], blocks: Collection[int]) -> tuple[BlockChoice, ...]:
     """Choices of the blocks as a device has them that runs some: the others, which are not there, keep."""
-    return tuple(choice if block in blocks else "keep" for block, choice in enumerate(per_block))
+    own = frozenset(blocks)
+    return tuple(choice if block in own else "keep" for block, choice in enumerate(per_block))
 
 
 @dataclass(frozen=True, kw_only=True)

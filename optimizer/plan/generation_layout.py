@@ -52,7 +52,9 @@ class GenerationLayout:
 def count_devices(plan: Mapping[str, Any] | None) -> int:
     """Devices that a stored plan runs on, of training or of a generation; one where it does not say."""
     layout: Mapping[str, Any] = (plan or {}).get("layout") or {}
-    return max(int(layout.get("num_devices", 1)), int(layout.get("num_replicas", 1)), len(layout.get("stage_blocks") or ()))
+    if "num_devices" in layout:
+        return int(layout["num_devices"])
+    return max(int(layout.get("num_replicas", 1)), len(layout.get("stage_blocks") or ()))
 
 
 def _refused(name: str, value: object, why: str) -> InvalidPlan:

@@ -12,7 +12,10 @@ has nobody to send them to; where every rank updates them, each has its own.
 
 Or the model is cut (``stages.py``): each rank has some neighbouring blocks and all that belongs to them, and a step's
 micro-batches go through all ranks, one after the other. Then every rank sees the whole batch, and on unequal devices ``ranks``
-says on which kind each stage runs; what its blocks do with activations is what the plan says of these blocks.
+says on which kind each rank's stages run; what its blocks do with activations is what the plan says of these blocks. With more
+stages than ranks, micro-batches come round several times, and each rank has as many runs of neighbouring blocks. With
+``breadth_first`` it does all micro-batches of a stage before it goes on to its next, so weights that stream from the host come
+once for all of them: the ranks are then a pool that works on what the host keeps, each with a stage or two at a time.
 
 Or ranks exchange no gradients at all: each takes ``sync_every`` steps alone, with an optimizer of its own on its own share of
 each step, and then all of them go on from the mean of their weights (Stich, Local SGD Converges Fast and Communicates Little,
@@ -27,9 +30,9 @@ from typing import Final, Literal, get_args
 
 from optimizer.base.categories import BlockChoice
 from optimizer.base.errors import InvalidPlan
-from optimizer.base.limits import MAX_DEVICES, find_stages_fault
+from optimizer.base.limits import MAX_DEVICES, MAX_STAGES, find_stages_fault
 from optimizer.plan.knob import Condition, Face, Knob, TechniqueDeclaration, Use, differs, equals, exceeds, one_of
-from optimizer.plan.stages import PipelineSchedule, StageOfModel, list_stages
+from optimizer.plan.stages import PipelineSchedule, RankStages, StageOfModel, deal_stages, list_stages
 
 DataParallel = Literal["replicated", "zero1", "zero2", "zero3"]
 SyncFormat = Literal["fp32", "bf16", "int8"]
@@ -95,10 +98,12 @@ class DeviceLayout:
     """One for each rank, in order; empty where all do the same on the machine's first kind of device. Where the model is cut they
     say the device alone."""
     stage_blocks: tuple[int, ...] = ()
-    """Number of blocks on each device in the order of the model, as many as ``num_devices``; empty if the model is not cut."""
+    """Number of blocks of each stage in the order of the model; empty if the model is not cut. As many stages as ``num_devices``, or
+    a multiple, which are dealt out to the devices in turn."""
     schedule: PipelineSchedule = "1f1b"
     """Order of forward and backward of a cut model's micro-batches: 1f1b begins backward as early as it can, so that few are
-    under way at once."""
+    under way at once; gpipe has all forward first; breadth_first, which several stages on a device need, has all micro-batches
+    through a stage before the next, and brings what streams once for them."""
     sync_every: int = 1
     """Steps that each rank takes alone between two synchronizations, 1 to 10,000; with 1 ranks share every step. More only where
     every rank has the whole model and all of its state (``replicated``)."""
@@ -166,11 +171,19 @@ class DeviceLayout:
 
     def _check_cut(self) -> None:
         shown = ", ".join(map(str, self.stage_blocks))
-        if fault := find_stages_fault(self.stage_blocks):
+        if fault := find_stages_fault(self.stage_blocks, most=MAX_STAGES):
             raise _refused_cut(shown, fault)
+        num_stages = len(self.stage_blocks)
+        deals_out = self.num_devices > 1 and num_stages % self.num_devices == 0
         for name, is_broken, value, why in (
-            ("num_devices", len(self.stage_blocks) != self.num_devices, self.num_devices, "one device for each"),
+            ("num_devices", not deals_out, self.num_devices, "one device for each, or as many stages for every device"),
             ("data", self.data != "replicated", self.data, "which leave nothing to share out: use replicated"),
+            (
+                "schedule",
+                self.num_rounds > 1 and self.schedule != "breadth_first",
+                self.schedule,
+                f"{num_stages} stages on {self.num_devices} devices: use breadth_first, or a stage for each device",
+            ),
         ):
             if is_broken:
                 raise InvalidPlan(
@@ -204,8 +217,23 @@ class DeviceLayout:
 
     @property
     def stages(self) -> tuple[StageOfModel, ...]:
-        """The stage of each rank; none where the model is not cut."""
+        """All stages in order; none where the model is not cut."""
         return list_stages(self.stage_blocks)
+
+    @property
+    def rank_stages(self) -> tuple[RankStages, ...]:
+        """The stages of each rank; none where the model is not cut."""
+        return deal_stages(self.stage_blocks, self.num_devices)
+
+    @property
+    def num_rounds(self) -> int:
+        """The times that a micro-batch comes to each device of a model that is cut; 1 where it is not."""
+        return max(1, len(self.stage_blocks) // self.num_devices)
+
+    @property
+    def keeps_streamed(self) -> bool:
+        """True if weights that stream stay on the device until all micro-batches have used them."""
+        return self.is_cut and self.schedule == "breadth_first"
 
     @property
     def num_parts(self) -> int:
@@ -346,13 +374,17 @@ KNOBS: Final = (
         plain=(),
         uses=(Use(technique="cut_model", asks=differs(())),),
         num_devices=2,
-        training=Face(label="Blocks by device", help="of a model that is cut over devices"),
+        training=Face(label="Blocks by stage", help="of a model that is cut over devices, one stage or several on each"),
         generation=Face(label="Blocks by device", help="of a model that is cut over devices"),
     ),
     Knob(
         path="layout.schedule",
         plain="1f1b",
-        words={"1f1b": "one forward, one backward (1F1B)", "gpipe": "all forward, then all backward (GPipe)"},
+        words={
+            "1f1b": "one forward, one backward (1F1B)",
+            "gpipe": "all forward, then all backward (GPipe)",
+            "breadth_first": "all micro-batches through a stage, then the next (breadth first)",
+        },
         matters_where=(Condition(path="layout.stage_blocks", holds=differs(())),),
         num_devices=2,
         training=Face(label="Order of micro-batches", help="of a model that is cut over devices"),

@@ -20,7 +20,7 @@ from optimizer.estimate.prediction import MEMORY_MARGIN, CardMemory, Prediction
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.explain.training import explain_plan
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import list_stages
+from optimizer.plan.stages import deal_stages
 from optimizer.search.answer.frontier import plan_label
 from optimizer.search.answer.nothing_fits import list_short_of
 from optimizer.search.answer.pareto import pick_frontier
@@ -231,9 +231,9 @@ def _least_first(bounded: tuple[float, OuterPlan]) -> tuple[float, str]:
 
 def _weight(problem: SearchProblem, setting: OuterPlan) -> tuple[int, int, str]:
     """Less for a setting that takes less memory: on a stage with half of the blocks, then in the head."""
-    half = list_stages(even_cut(problem.num_blocks, 2))[0]
+    half = deal_stages(even_cut(problem.num_blocks, 2 * problem.layout.num_rounds), 2)[0]
     plan = replace(setting, num_chunks=1).plan(kept_by(problem))
-    return pricer_of(problem).price_stage(plan, half).peak_bytes, -setting.num_chunks, repr(setting)
+    return pricer_of(problem).price_rank(plan, half).peak_bytes, -setting.num_chunks, repr(setting)
 
 
 def _verified(problem: SearchProblem, found: CutOfSetting) -> PricedPlan:
@@ -299,7 +299,7 @@ def _result(
 def _price_baselines(problem: SearchProblem, settings: Sequence[OuterPlan]) -> dict[str, PricedPlan]:
     """An even cut with one sequence in each micro-batch, or as few as may be, and every block alike."""
     smallest = min(settings, key=lambda setting: setting.micro_batch_size)
-    cut = problem.goal.pins.layout.stage_blocks or even_cut(problem.num_blocks, problem.layout.num_devices)
+    cut = problem.goal.pins.layout.stage_blocks or even_cut(problem.num_blocks, len(problem.layout.stage_blocks))
     setting = replace(smallest, layout=replace(problem.layout, stage_blocks=tuple(cut)))
     choices: dict[str, BlockChoice] = {"keep_all": "keep", "recompute_all": "recompute"}
     return {

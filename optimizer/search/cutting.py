@@ -1,10 +1,12 @@
-"""The best cut of a model under one setting: where it is cut, and what each stage's blocks do.
+"""The best cut of a model under one setting: where it is cut, and what each rank's blocks do.
 
-With all that is decided outside the blocks given, a stage's own blocks have one question: how many of them must run again, or
-offload, so that the stage's peak honours the budget and, on unequal devices, its device's memory. So stages are priced one by
+With all that is decided outside the blocks given, a rank's own blocks have one question: how many of them must run again, or
+offload, so that the rank's peak honours the budget and, on unequal devices, its device's memory. So ranks are priced one by
 one, each on its own device with the fewest such blocks, and run against each other; cuts start even, or on unequal devices by
-their speed and by their memory, and move block by block as long as that makes the step shorter, or the fullest stage smaller
+their speed and by their memory, and move block by block as long as that makes the step shorter, or the fullest rank smaller
 where one is too full.
+
+*Not searched*: other cuts than these where a rank has several stages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Final
 
-from optimizer.estimate.step.pipeline.schedule import StagePrice
+from optimizer.estimate.step.pipeline.schedule import RankPrice
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import StageOfModel, list_stages
+from optimizer.plan.stages import RankStages, deal_stages
 from optimizer.search.arrangements import PerBlock, PlanLine, keep_everything
 from optimizer.search.problem import OuterPlan, SearchProblem, StagePrices
 
@@ -32,9 +34,9 @@ class CutOfSetting:
     per_block: PerBlock
     step_ms: float
     over_bytes: int
-    """Bytes by which stages are over the limit, all together; 0 where each fits."""
+    """Bytes by which ranks are over the limit, all together; 0 where each fits."""
     hardest: int
-    """The stage that takes the most time, or of those that do not fit the fullest."""
+    """The rank that takes the most time, or of those that do not fit the fullest."""
 
     @property
     def plan(self) -> Plan:
@@ -64,12 +66,12 @@ def shared_cut(num_blocks: int, weights: Sequence[float]) -> Cut:
 
 @dataclass(kw_only=True)
 class Cutting:
-    """The cuts of one setting. limits_bytes: of each stage's peak."""
+    """The cuts of one setting. limits_bytes: of each rank's peak."""
 
     problem: SearchProblem
     setting: OuterPlan
     limits_bytes: Sequence[int]
-    _stages: dict[StageOfModel, tuple[StagePrice, PerBlock]] = field(default_factory=dict)
+    _ranks: dict[RankStages, tuple[RankPrice, PerBlock]] = field(default_factory=dict)
 
     def best(self, start: Cut | None = None) -> CutOfSetting:
         """start: a cut that was good under another setting."""
@@ -82,95 +84,104 @@ class Cutting:
     def _begin(self) -> Iterator[Cut]:
         layout, num_blocks = self.problem.layout, self.problem.num_blocks
         if not layout.ranks:
-            yield even_cut(num_blocks, layout.num_devices)
+            yield even_cut(num_blocks, len(layout.stage_blocks))
             return
         whole_ms = pricer_of(self.problem).whole_ms(self._plan(kept_by(self.problem)))
-        yield shared_cut(num_blocks, [1 / each_ms for each_ms in whole_ms])
-        yield shared_cut(num_blocks, [max(1, num_bytes) for num_bytes in self.limits_bytes])
+        yield shared_cut(num_blocks, [1 / each_ms for each_ms in whole_ms] * layout.num_rounds)
+        yield shared_cut(num_blocks, [max(1, num_bytes) for num_bytes in self.limits_bytes] * layout.num_rounds)
 
     def evaluate(self, cut: Cut) -> CutOfSetting:
-        stages = list_stages(cut)
-        priced = [self._stage(stage) for stage in stages]
+        ranks = deal_stages(cut, self.problem.layout.num_devices)
+        priced = [self._rank(own) for own in ranks]
         prices = [price for price, _ in priced]
-        over = [self._over_bytes(price, stage) for price, stage in zip(prices, stages, strict=True)]
+        over = [self._over_bytes(price, own) for price, own in zip(prices, ranks, strict=True)]
         measure: list[float] = [*over] if any(over) else [price.times.of_one_ms for price in prices]
+        per_block = list(kept_by(self.problem))
+        for own, (_, choices) in zip(ranks, priced, strict=True):
+            _put(per_block, own, choices)
         return CutOfSetting(
             setting=self.setting,
             cut=cut,
-            per_block=tuple(choice for _, own in priced for choice in own),
-            step_ms=pricer_of(self.problem).step_ms(self._plan(kept_by(self.problem)), stages, prices),
+            per_block=tuple(per_block),
+            step_ms=pricer_of(self.problem).step_ms(self._plan(kept_by(self.problem)), ranks, prices),
             over_bytes=sum(over),
             hardest=measure.index(max(measure)),
         )
 
     def _climb(self, found: CutOfSetting) -> CutOfSetting:
-        while True:
+        while self.problem.layout.num_rounds == 1:
             better = next(
                 (tried for cut in _moved(found) if (tried := self.evaluate(cut)).value < found.value), None
             )
             if better is None:
-                return found
+                break
             found = better
+        return found
 
-    def _stage(self, stage: StageOfModel) -> tuple[StagePrice, PerBlock]:
-        """A stage with the fewest blocks that run again, or offload, with which it fits; with all of them where it does not."""
-        if stage not in self._stages:
-            self._stages[stage] = self._fit(stage)
-        return self._stages[stage]
+    def _rank(self, own: RankStages) -> tuple[RankPrice, PerBlock]:
+        """A rank with the fewest blocks that run again, or offload, with which it fits; with all of them where it does not."""
+        if own not in self._ranks:
+            self._ranks[own] = self._fit(own)
+        return self._ranks[own]
 
-    def _fit(self, stage: StageOfModel) -> tuple[StagePrice, PerBlock]:
+    def _fit(self, own: RankStages) -> tuple[RankPrice, PerBlock]:
         pinned = self.problem.pinned_blocks
         if pinned is not None:
-            own = pinned[stage.blocks.start : stage.blocks.stop]
-            return self._price(stage, own), own
-        line = PlanLine(num_blocks=stage.num_blocks, steps=(*self.problem.rebuilding, "keep"))
-        found = self._fit_line(stage, line)
-        if "offload" not in self.problem.offloading or (set(found[1]) == {"keep"} and not self._over_bytes(found[0], stage)):
+            choices = own.pick(pinned)
+            return self._price(own, choices), choices
+        line = PlanLine(num_blocks=own.num_blocks, steps=(*self.problem.rebuilding, "keep"))
+        found = self._fit_line(own, line)
+        if "offload" not in self.problem.offloading or (set(found[1]) == {"keep"} and not self._over_bytes(found[0], own)):
             return found
-        moving = PlanLine(num_blocks=stage.num_blocks, num_offload=None)
-        if not self._over_bytes(found[0], stage):
-            one_moved = self._price(stage, moving.per_block(moving.length - 1))
+        moving = PlanLine(num_blocks=own.num_blocks, num_offload=None)
+        if not self._over_bytes(found[0], own):
+            one_moved = self._price(own, moving.per_block(moving.length - 1))
             if one_moved.times.of_one_ms >= found[0].times.of_one_ms:
                 return found
-        return min(found, self._fit_line(stage, moving), key=lambda each: self._value(each[0], stage))
+        return min(found, self._fit_line(own, moving), key=lambda each: self._value(each[0], own))
 
-    def _fit_line(self, stage: StageOfModel, line: PlanLine) -> tuple[StagePrice, PerBlock]:
-        """The stage with the heaviest plan of a line that fits; the lightest where none does."""
+    def _fit_line(self, own: RankStages, line: PlanLine) -> tuple[RankPrice, PerBlock]:
+        """The rank with the heaviest plan of a line that fits; the lightest where none does."""
         low, high = 0, line.length
-        heaviest = self._price(stage, line.per_block(high))
-        if not self._over_bytes(heaviest, stage) or not high:
+        heaviest = self._price(own, line.per_block(high))
+        if not self._over_bytes(heaviest, own) or not high:
             return heaviest, line.per_block(high)
-        best = self._price(stage, line.per_block(0))
-        if self._over_bytes(best, stage):
+        best = self._price(own, line.per_block(0))
+        if self._over_bytes(best, own):
             return best, line.per_block(0)
         while high - low > 1:
             middle = (low + high) // 2
-            price = self._price(stage, line.per_block(middle))
-            if self._over_bytes(price, stage):
+            price = self._price(own, line.per_block(middle))
+            if self._over_bytes(price, own):
                 high = middle
             else:
                 low, best = middle, price
         return best, line.per_block(low)
 
-    def _over_bytes(self, price: StagePrice, stage: StageOfModel) -> int:
-        """Bytes by which a stage is over its limit on the device, and over its part of the host."""
+    def _over_bytes(self, price: RankPrice, own: RankStages) -> int:
+        """Bytes by which a rank is over its limit on the device, and over its part of the host."""
         over_host = price.host_bytes - self.problem.host_budget_bytes
-        return max(0, price.peak_bytes - self.limits_bytes[stage.index]) + max(0, over_host)
+        return max(0, price.peak_bytes - self.limits_bytes[own.rank]) + max(0, over_host)
 
-    def _value(self, price: StagePrice, stage: StageOfModel) -> tuple[int, float]:
-        return self._over_bytes(price, stage), price.times.of_one_ms
+    def _value(self, price: RankPrice, own: RankStages) -> tuple[int, float]:
+        return self._over_bytes(price, own), price.times.of_one_ms
 
-    def _price(self, stage: StageOfModel, own: PerBlock) -> StagePrice:
-        blocks: list[BlockChoice] = list(kept_by(self.problem))
-        blocks[stage.blocks.start : stage.blocks.stop] = own
-        return pricer_of(self.problem).price_stage(self._plan(tuple(blocks)), stage)
+    def _price(self, own: RankStages, choices: PerBlock) -> RankPrice:
+        blocks = list(kept_by(self.problem))
+        _put(blocks, own, choices)
+        return pricer_of(self.problem).price_rank(self._plan(tuple(blocks)), own)
 
     def _plan(self, per_block: PerBlock) -> Plan:
         return self.setting.plan(per_block)
 
 
+def _put(blocks: list[BlockChoice], own: RankStages, choices: PerBlock) -> None:
+    for block, choice in zip(own.blocks, choices, strict=True):
+        blocks[block] = choice
+
+
 def _moved(found: CutOfSetting) -> Iterator[Cut]:
-    """Cuts with some blocks less on the hardest stage, and more on another: the nearest first. Then the same of the first stage
+    """Cuts with some blocks less on the hardest rank, and more on another: the nearest first. Then the same of the first rank
     where the host updates weights: nothing of a step begins before its own are there, while other stages' are made meanwhile.
     """
     cut = found.cut

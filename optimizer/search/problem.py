@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Protocol, Self, get_args
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
 from optimizer.estimate.prediction import Prediction
-from optimizer.estimate.step.pipeline.schedule import StagePrice
+from optimizer.estimate.step.pipeline.schedule import RankPrice
 from optimizer.goal import Goal
 from optimizer.plan.activations import (
     COMPILED,
@@ -32,7 +32,7 @@ from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import StageOfModel
+from optimizer.plan.stages import RankStages
 from optimizer.plan.techniques import Technique
 from optimizer.plan.weights import Autocast, FrozenFormat, MasterFormat, WeightsDtype, WeightsPlace, WeightsPlan
 from optimizer.search.arrangements import PerBlock, keep_everything
@@ -139,25 +139,25 @@ class OuterPlan:
 
 
 class StagePrices(Protocol):
-    """Prices of single stages of a model that is cut (``stage_pricer.py``)."""
+    """Prices of single ranks of a model that is cut (``stage_pricer.py``)."""
 
     @property
     def device_kind(self) -> str: ...
 
     def limits_bytes(self, budget_bytes: int) -> tuple[int, ...]:
-        """By stage, the most that it may take under a budget of every device."""
+        """By rank, the most that it may take under a budget of every device."""
 
     def whole_ms(self, plan: Plan) -> list[float]:
-        """By stage, the least time in which its device would do all blocks' work on a step."""
+        """By rank, the least time in which its device would do all blocks' work on a step."""
 
     def least_ms(self, plan: Plan) -> float:
         """No cut of the plan over its devices is faster."""
 
-    def price_stage(self, plan: Plan, stage: StageOfModel) -> StagePrice:
+    def price_rank(self, plan: Plan, own: RankStages) -> RankPrice:
         """plan: of which the cut itself is not read."""
 
-    def step_ms(self, plan: Plan, stages: Sequence[StageOfModel], prices: Sequence[StagePrice]) -> float:
-        """Milliseconds of a step of stages that were priced one by one."""
+    def step_ms(self, plan: Plan, ranks: Sequence[RankStages], prices: Sequence[RankPrice]) -> float:
+        """Milliseconds of a step of ranks that were priced one by one."""
 
 
 class Relax(Protocol):

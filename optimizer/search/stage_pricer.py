@@ -1,4 +1,4 @@
-"""Prices single stages of a cut model, and runs any of them against each other: what a search for the best cut asks for hundreds
+"""Prices single ranks of a cut model, and runs any of them against each other: what a search for the best cut asks for hundreds
 of times. Torch-free.
 """
 
@@ -9,24 +9,24 @@ from typing import Any
 
 from optimizer.estimate.bounds.relaxation import least_compute_ms
 from optimizer.estimate.categories.network import crossing_ms, notice_ms
-from optimizer.estimate.step.pipeline.schedule import StagePrice, run_steady
-from optimizer.estimate.step.pipeline.stage_clock import StageClock, time_stage
+from optimizer.estimate.step.pipeline.schedule import RankPrice, run_steady
+from optimizer.estimate.step.pipeline.stage_clock import StagesClock, time_stages
 from optimizer.estimate.step.ranks import RankPart
-from optimizer.estimate.step.setting import find_stage
+from optimizer.estimate.step.setting import find_stages
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import StageOfModel
+from optimizer.plan.stages import RankStages
 from optimizer.profile.profile import Profile
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagePricer:
-    """Prices of one model's stages for one workload, each on its own device."""
+    """Prices of a cut model's ranks for one workload, each on its own device."""
 
     profile: Profile
     parts: tuple[RankPart, ...]
-    """By stage."""
+    """By rank."""
     memory_bytes: tuple[int, ...] = ()
-    """By stage, what its device has, beyond which no budget goes; empty where devices are alike."""
+    """By rank, what its device has, beyond which no budget goes; empty where devices are alike."""
     _known: dict[Any, list[float]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -34,12 +34,12 @@ class StagePricer:
         return self.parts[0].machine.device.kind
 
     def limits_bytes(self, budget_bytes: int) -> tuple[int, ...]:
-        """By stage, the most that it may take under a budget of every device."""
+        """By rank, the most that it may take under a budget of every device."""
         memory_bytes = self.memory_bytes or (budget_bytes,) * len(self.parts)
         return tuple(min(budget_bytes, num_bytes) for num_bytes in memory_bytes)
 
     def whole_ms(self, plan: Plan) -> list[float]:
-        """By stage, the least time in which its device would do all blocks' work on a step."""
+        """By rank, the least time in which its device would do all blocks' work on a step."""
         key = (plan.batch, plan.weights, plan.kernels)
         if key not in self._known:
             found: dict[int, float] = {}
@@ -76,26 +76,26 @@ class StagePricer:
         num_tokens = plan.batch.micro_batch_size * part.workload.sequence_length
         return crossing_ms(part.network, num_tokens * self.profile.hidden_size * plan.weights.bytes_per_element)
 
-    def price_stage(self, plan: Plan, stage: StageOfModel) -> StagePrice:
-        """plan: of which the blocks' choices count, and the layout's order and number of devices, not its cut."""
-        part = self.parts[stage.index]
-        setting, layout = find_stage(self.profile, plan, part, stage)
+    def price_rank(self, plan: Plan, own: RankStages) -> RankPrice:
+        """plan: of which the blocks' choices count, and the layout's order and numbers of devices and stages, not its cut."""
+        part = self.parts[own.rank]
+        setting, layout = find_stages(self.profile, plan, part, own)
         parts, device_kind = layout.parts(plan.activations.per_block), part.machine.device.kind
-        resident = setting.resident(plan, stage)
-        return StagePrice(
+        resident = setting.resident(plan, own)
+        return RankPrice(
             peak_bytes=resident.device_bytes + layout.top_bytes(parts),
             host_bytes=resident.host + layout.host_top_bytes(parts),
-            times=time_stage(parts, device_kind=device_kind),
-            make_clock=partial(StageClock, parts, layout.update, device_kind=device_kind),
+            times=time_stages(parts, device_kind=device_kind),
+            make_clock=partial(StagesClock, parts, layout.update, device_kind=device_kind),
         )
 
-    def step_ms(self, plan: Plan, stages: Sequence[StageOfModel], prices: Sequence[StagePrice]) -> float:
-        """Milliseconds of a step of stages that were priced one by one."""
+    def step_ms(self, plan: Plan, ranks: Sequence[RankStages], prices: Sequence[RankPrice]) -> float:
+        """Milliseconds of a step of ranks that were priced one by one."""
         part = self.parts[0]
         assert part.network is not None
         _, end_ms = run_steady(
             [price.make_clock() for price in prices],
-            stages=stages,
+            ranks=ranks,
             num_micro_batches=plan.batch.accumulation_steps,
             schedule=plan.layout.schedule,
             crossing_ms=self._crossing_ms(plan),

@@ -31,6 +31,7 @@ from optimizer.hardware.machine import Machine, PeerLink
 from optimizer.hardware.peers import LOOPBACK, assumed_link
 from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.plan import Plan
+from optimizer.plan.stages import RankStages
 
 Collective = Literal["all_reduce", "reduce", "broadcast"]
 Backend = Literal["nccl", "gloo"]
@@ -227,17 +228,19 @@ def notice_ms(network: Network) -> float:
     return 1000 * network.slowdown * network.link.latency_s if network.backend == "gloo" else 0.0
 
 
-def estimate_staged_bytes(network: Network, num_tensors: int, *, hidden_bytes: int, num_micro_batches: int) -> tuple[int, ...]:
-    """Bytes that each stage of a cut model gives to its connections in a step. hidden_bytes: of one micro-batch."""
+def estimate_staged_bytes(
+    network: Network, num_tensors: int, *, ranks: Sequence[RankStages], hidden_bytes: int, num_micro_batches: int
+) -> tuple[int, ...]:
+    """Bytes that each rank of a cut model gives to its connections in a step. hidden_bytes: of one micro-batch."""
     tables = [
         network.between_hosts.sent_by_rank(_call("all_reduce", table_bytes, _NUMBER_BYTES, 0))
         for table_bytes in _table_sizes(network.num_ranks, num_tensors, 0)
     ]
     # What goes to each neighbour, and over gloo two preambles before it and a notice for what comes back.
     each_bytes = hidden_bytes + (3 * PREAMBLE_BYTES if network.backend == "gloo" else 0)
-    num_neighbours = [(rank > 0) + (rank < network.num_ranks - 1) for rank in range(network.num_ranks)]
+    num_sent = [sum((not stage.is_first) + (not stage.is_last) for stage in own.stages) for own in ranks]
     return tuple(
-        round(num_neighbours[rank] * num_micro_batches * each_bytes + sum(table[rank] for table in tables))
+        round(num_sent[rank] * num_micro_batches * each_bytes + sum(table[rank] for table in tables))
         for rank in range(network.num_ranks)
     )
 

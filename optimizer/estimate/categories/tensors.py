@@ -9,7 +9,7 @@ from optimizer.estimate.memo import Memo, Memos
 from optimizer.formats.ownership import assign_owners, fullest_rank
 from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.optimizer_state import OptimizerStatePlan, split_state
-from optimizer.plan.stages import StageOfModel
+from optimizer.plan.stages import RankStages
 from optimizer.profile.profile import Profile
 from optimizer.profile.trained import TensorSize
 
@@ -28,7 +28,7 @@ class TensorList:
     _owners: Memo[int, tuple[int, ...]] = field(default_factory=Memo, compare=False, repr=False)
     _fullest: Memo[int, int] = field(default_factory=Memo, compare=False, repr=False)
     _owned: Memo[tuple[int, int], "TensorList"] = field(default_factory=Memo, compare=False, repr=False)
-    _by_stage: Memo[StageOfModel, "TensorList"] = field(default_factory=Memo, compare=False, repr=False)
+    _by_stages: Memo[RankStages, "TensorList"] = field(default_factory=Memo, compare=False, repr=False)
 
     @cached_property
     def total_elements(self) -> int:
@@ -67,16 +67,16 @@ class TensorList:
     def _pick(self, rank: int, num_ranks: int) -> "TensorList":
         return self._take([index for index, owner in enumerate(self.owners(num_ranks)) if owner == rank])
 
-    def of_stage(self, stage: StageOfModel, *, behind: frozenset[int]) -> "TensorList":
-        """The tensors that a stage of a cut model keeps. behind: indices of those of no block that come after the last."""
+    def of_stages(self, own: RankStages, *, behind: frozenset[int]) -> "TensorList":
+        """The tensors that a rank of a cut model keeps. behind: indices of those of no block that come after the last."""
 
         def is_kept(index: int, block: int) -> bool:
             if 0 <= block < self.num_blocks:
-                return block in stage.blocks
-            return stage.is_last if index in behind or block == self.num_blocks else stage.is_first
+                return block in own.blocks
+            return own.is_last if index in behind or block == self.num_blocks else own.is_first
 
-        return self._by_stage.obtain(
-            stage, lambda: self._take([index for index, block in enumerate(self.blocks) if is_kept(index, block)])
+        return self._by_stages.obtain(
+            own, lambda: self._take([index for index, block in enumerate(self.blocks) if is_kept(index, block)])
         )
 
     def _take(self, own: Sequence[int]) -> "TensorList":

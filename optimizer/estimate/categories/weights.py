@@ -9,12 +9,13 @@ the machine's. Where ranks share weights out, what a rank's device has of a bloc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.categories.tensors import TensorList, list_tensors
 from optimizer.formats.ownership import deal_frozen, part_of_bytes
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import StageOfModel
+from optimizer.plan.stages import RankStages
 from optimizer.plan.weights import PACKED_SIZES, WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.profile.trained import BaseSize
@@ -41,8 +42,8 @@ class Brought:
     elsewhere than a device."""
     owners: tuple[tuple[int, ...], ...] = ()
     """The rank that keeps each of these."""
-    first_block: int = 0
-    """Number of the first of the blocks: of a stage of a model that is cut its own."""
+    blocks: tuple[int, ...] = ()
+    """Numbers of the blocks where they are not all, as of a rank of a model that is cut."""
 
     @property
     def num_bytes(self) -> int:
@@ -50,18 +51,17 @@ class Brought:
 
 
 def find_brought(
-    profile: Profile, plan: Plan, *, trains_all: bool, rank: int, stage: StageOfModel | None = None
+    profile: Profile, plan: Plan, *, trains_all: bool, rank: int, own: RankStages | None = None
 ) -> Brought:
-    """The weights that come and go on a rank. trains_all: as below. stage: of a model that is cut, the rank's. Raises InvalidPlan
+    """The weights that come and go on a rank. trains_all: as below. own: of a model that is cut, the rank's. Raises InvalidPlan
     where they would be dealt out and the profile does not know them one by one.
     """
     if not plan.layout.shares_weights:
         by_block = list_streamed_bytes(profile, plan.weights, trains_all=trains_all)
         tensors = list_streamed_tensors(profile, plan.weights, trains_all=trains_all)
-        if stage is None or not by_block:
+        if own is None or not by_block:
             return Brought(by_block=by_block, tensors=tensors)
-        own = slice(stage.blocks.start, stage.blocks.stop)
-        return Brought(by_block=by_block[own], tensors=tensors[own], first_block=stage.first_block)
+        return Brought(by_block=own.pick(by_block), tensors=own.pick(tensors), blocks=own.blocks)
     sizes, owners = _deal(profile, plan, trains_all=trains_all)
     others = tuple(
         tuple(size for size, owner in zip(*block, strict=True) if owner != rank) for block in zip(sizes, owners, strict=True)
@@ -164,11 +164,11 @@ def list_streamed_tensors(profile: Profile, plan: WeightsPlan, *, trains_all: bo
 
 
 def estimate_home_bytes(
-    profile: Profile, plan: Plan, *, trains_all: bool, rank: int, stage: StageOfModel | None = None
+    profile: Profile, plan: Plan, *, trains_all: bool, rank: int, own: RankStages | None = None
 ) -> dict[str, int]:
-    """Bytes of the blocks' weights away from the device that count with a rank, by tier. trains_all, stage: as above."""
+    """Bytes of the blocks' weights away from the device that count with a rank, by tier. trains_all, own: as above."""
     by_block = list_streamed_bytes(profile, plan.weights, trains_all=trains_all)
-    num_bytes = sum(by_block if stage is None else by_block[stage.blocks.start : stage.blocks.stop])
+    num_bytes = sum(by_block if own is None or not by_block else own.pick(by_block))
     if plan.shares_homes(trains_all=trains_all):
         num_bytes = part_of_bytes(num_bytes, rank=rank, num_ranks=plan.layout.num_devices)
     return {"host": 0, "disk": 0, "remote": 0, plan.weights.place: num_bytes}
@@ -191,20 +191,26 @@ def is_streamed(tensors: TensorList, plan: WeightsPlan, *, trains_all: bool) -> 
         yield plan.place != "device" and trains_all and 0 <= block < tensors.num_blocks
 
 
-def list_forward_moves(by_block: tuple[int, ...], *, prefetch: int) -> list[tuple[int, range]]:
-    """Moves as each block's forward begins: bytes that go, and the blocks that come. Bytes that are left go afterwards."""
-    return _moves(by_block, order=range(len(by_block)), prefetch=prefetch)
+class WeightsMove(NamedTuple):
+    """Blocks whose weights go and come as a block begins, counted among those of the rank."""
+
+    gone: tuple[int, ...]
+    coming: tuple[int, ...]
 
 
-def list_backward_moves(by_block: tuple[int, ...], *, prefetch: int) -> list[tuple[int, range]]:
+def list_forward_moves(num_blocks: int, *, prefetch: int) -> list[WeightsMove]:
+    """Moves as each block's forward begins. What is left goes afterwards."""
+    return _list_moves(range(num_blocks), prefetch=prefetch)
+
+
+def list_backward_moves(num_blocks: int, *, prefetch: int) -> list[WeightsMove]:
     """Moves as each block's backward begins; in the order of the blocks, though the last comes first."""
-    return _moves(by_block, order=range(len(by_block) - 1, -1, -1), prefetch=prefetch)[::-1]
+    return _list_moves(range(num_blocks - 1, -1, -1), prefetch=prefetch)[::-1]
 
 
-def _moves(by_block: tuple[int, ...], *, order: range, prefetch: int) -> list[tuple[int, range]]:
+def _list_moves(order: range, *, prefetch: int) -> list[WeightsMove]:
     moves = []
     for position in range(len(order)):
-        gone = by_block[order[position - 1]] if position else 0
         fresh = order[position + prefetch : position + prefetch + 1] if position else order[: prefetch + 1]
-        moves.append((gone, fresh))
+        moves.append(WeightsMove(gone=tuple(order[max(0, position - 1) : position]), coming=tuple(fresh)))
     return moves

@@ -83,7 +83,7 @@ class PassLayout:
         is_streaming = plan.weights.place != "device"
         self.streamed = by_block if is_streaming else ()
         """Bytes of the blocks whose weights come and go."""
-        self._moves = list_forward_moves(self.streamed, prefetch=plan.weights.prefetch)
+        self._moves = list_forward_moves(len(self.streamed), prefetch=plan.weights.prefetch)
         staying_bytes = sum(held.staying_by_block[kind] for kind in kinds)
         outside_bytes = held.outside - (0 if stage is None else stage.left_out_bytes(held))
         self.weight_bytes = outside_bytes + staying_bytes + (0 if is_streaming else sum(by_block))
@@ -190,7 +190,8 @@ class PassLayout:
         slots = self.plan.weights.prefetch + 1
         known: dict[Hashable, Task] = {}
         found = []
-        for block, (gone_bytes, coming) in enumerate(self._moves):
+        for block, (gone, coming) in enumerate(self._moves):
+            gone_bytes = sum(self.streamed[other] for other in gone)
             key = (gone_bytes, kinds[block], block % slots, block == 0, tuple(kinds[other] for other in coming))
             task = known.get(key)
             if task is None:
@@ -199,7 +200,7 @@ class PassLayout:
                     block,
                     by_block=self.streamed,
                     tensors=self._tensors,
-                    gone_bytes=gone_bytes,
+                    gone=gone,
                     coming=coming,
                     plan=self.plan.weights,
                     rates=self.machine.rates,

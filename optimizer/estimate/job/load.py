@@ -76,10 +76,10 @@ def _list_read(
     """The tensors that a rank reads, with the way of each."""
     kinds = profile.tensors.block_kinds
     if plan.layout.is_cut:
-        stage = plan.layout.stages[rank]
+        own = plan.layout.rank_stages[rank]
         inside: _Way = "through the host" if plan.weights.place == "device" else "to the host"
-        yield from ((inside, size) for block in stage.blocks for size in base.by_block[kinds[block]])
-        outside = [*(base.before if stage.is_first else ()), *(base.after if stage.is_last else ())]
+        yield from ((inside, size) for block in own.blocks for size in base.by_block[kinds[block]])
+        outside = [*(base.before if own.is_first else ()), *(base.after if own.is_last else ())]
         yield from (("through the host", size) for size in outside)
         return
     comes: _Way = "through the host" if plan.weights.place == "device" else "to the host"

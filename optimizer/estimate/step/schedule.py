@@ -21,6 +21,7 @@ from optimizer.estimate.categories.optimizer_state import StateCosts
 from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.categories.weights import (
     Brought,
+    WeightsMove,
     find_brought,
     list_backward_moves,
     list_forward_moves,
@@ -42,7 +43,7 @@ from optimizer.estimate.tasks.tasks import Task, move_task, single
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import StageOfModel
+from optimizer.plan.stages import RankStages
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
@@ -72,11 +73,11 @@ class StepLayout:
         is_first: bool = False,
         exchange: GradientExchange | None = None,
         after: UpdateExchange | None = None,
-        stage: StageOfModel | None = None,
+        own: RankStages | None = None,
     ) -> None:
         """Prepare a plan's step. plan: of which the blocks' choices are not looked at. tensors: that this rank updates.
         is_first: whether updates inside backward make the moments, as in a first step that consumes gradients. exchange,
-        after: what ranks exchange of gradients, and once a step; None on one device. stage: of a model that is cut.
+        after: what ranks exchange of gradients, and once a step; None on one device. own: of a model that is cut.
         """
         self._compiled = compiled
         self._plan = plan
@@ -96,7 +97,7 @@ class StepLayout:
             self._sharing_outside = OutsideTasks.find(profile, prices, plan=plan, others=exchange.others)
         self._trains_all = workload.adapter is None
         rank = 0 if exchange is None else exchange.rank
-        self._brought = find_brought(profile, plan, trains_all=self._trains_all, rank=rank, stage=stage)
+        self._brought = find_brought(profile, plan, trains_all=self._trains_all, rank=rank, own=own)
         self.streamed = self._brought.by_block
         self._exchange_ms: tuple[float, ...] = ()
         if exchange is not None:
@@ -248,30 +249,30 @@ class StepLayout:
         list_moves = list_forward_moves if is_forward else list_backward_moves
 
         def make() -> list[Task]:
-            moves = list(enumerate(list_moves(self.streamed, prefetch=self._plan.weights.prefetch)))
+            moves = list(enumerate(list_moves(len(self.streamed), prefetch=self._plan.weights.prefetch)))
             in_order = moves if is_forward else moves[::-1]
-            return [self._make_weights_task(phase, block, *move) for block, move in in_order]
+            return [self.make_weights_task(phase, block, move) for block, move in in_order]
 
         key = (phase, self._plan.weights, self._brought, self._rates_key, self._exchange_ms)
         self._weights[phase] = _WEIGHTS.obtain(self._compiled, key, make)
         return self._weights[phase]
 
-    def _make_weights_task(self, phase: str, block: int, gone_bytes: int, coming: range) -> Task:
-        """block, coming: counted within a stage."""
-        first = self._brought.first_block
+    def make_weights_task(self, phase: str, block: int, move: WeightsMove, *, is_there: bool = False) -> Task:
+        """block: counted among the rank's own. is_there: whether it came for another phase, so that nothing is waited for."""
+        blocks = self._brought.blocks or range(len(self.streamed))
         task = make_weights_task(
             phase,
             block,
             by_block=self.streamed,
             tensors=self._brought.tensors,
-            gone_bytes=gone_bytes,
-            coming=coming,
+            gone=move.gone,
+            coming=move.coming,
             plan=self._plan.weights,
             rates=self._machine.rates,
-            waits_for=tuple(update_key(first + other) for other in coming) if phase == "forward" else (),
+            waits_for=tuple(update_key(blocks[other]) for other in move.coming) if phase == "forward" else (),
             exchange_ms=self._exchange_ms,
         )
-        return replace(task, block=first + block) if first else task
+        return replace(task, block=blocks[block], arrives=() if is_there else task.arrives)
 
     def _freed_run(self, freed: list[Move]) -> TaskRun:
         key = tuple(freed)

@@ -32,9 +32,9 @@ from optimizer.estimate.memo import Table
 from optimizer.estimate.shape.compiled import CompiledShape, compile_plan_shape
 from optimizer.estimate.step.exchange import GradientExchange, list_outer_tasks
 from optimizer.estimate.step.pipeline.schedule import run_steady
-from optimizer.estimate.step.pipeline.stage_clock import StageClock
-from optimizer.estimate.step.pipeline.stage_costs import check_cut, estimate_stage_weight_bytes, tensors_of_stage
-from optimizer.estimate.step.pipeline.stage_layout import StageLayout
+from optimizer.estimate.step.pipeline.stage_clock import StagesClock
+from optimizer.estimate.step.pipeline.stage_costs import check_cut, estimate_stages_weight_bytes, tensors_of_stages
+from optimizer.estimate.step.pipeline.stage_layout import StagesLayout
 from optimizer.estimate.step.ranks import RankPart, find_part, find_stage_parts
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.schedule import StepLayout
@@ -51,7 +51,7 @@ from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import StageOfModel
+from optimizer.plan.stages import RankStages
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
@@ -73,7 +73,7 @@ class StepInputs(NamedTuple):
     layout: DeviceLayout
     rank: int
     network: Network | None
-    stage: StageOfModel | None
+    own: RankStages | None
 
 
 _STEPS: Final[Table[StepInputs, "PreparedStep"]] = Table()
@@ -104,11 +104,11 @@ class PreparedStep:
         """Tasks behind the update by which ranks that take steps alone are brought together; none where they share every step."""
         return TaskRun(() if self.outer is None else list_outer_tasks(self.outer))
 
-    def resident(self, plan: Plan, stage: StageOfModel | None = None) -> Resident:
-        """Bytes that are there between steps, with those that moving activations of this plan's blocks takes, or of a stage's."""
+    def resident(self, plan: Plan, own: RankStages | None = None) -> Resident:
+        """Bytes that are there between steps, with those that moving activations of this plan's blocks takes, or of a rank's."""
         activations = plan.activations
-        if stage is not None:
-            activations = replace(activations, per_block=keep_elsewhere(activations.per_block, stage.blocks))
+        if own is not None:
+            activations = replace(activations, per_block=keep_elsewhere(activations.per_block, own.blocks))
         packing_bytes = estimate_packing_bytes(activations, device_kind=self.device_kind)
         staging_bytes = estimate_staging_bytes(activations, plan.weights)
         if not packing_bytes and not staging_bytes:
@@ -125,12 +125,12 @@ def find_setting(
     machine: Machine,
     rank: int = 0,
     network: Network | None = None,
-    stage: StageOfModel | None = None,
+    own: RankStages | None = None,
 ) -> PreparedStep:
     """The prepared step of a plan that was checked; its blocks' choices are not read. Raises InvalidWorkload beyond the
     positions.
 
-    workload, machine, network: a rank's part of them (``ranks.py``). stage: of a model that is cut, the rank's.
+    workload, machine, network: a rank's part of them (``ranks.py``). own: of a model that is cut, the rank's.
     Kept with the profile's compiled shape, so it must not hold the profile.
     """
     compiled = compile_plan_shape(profile, plan, workload.sequence_length)
@@ -145,23 +145,23 @@ def find_setting(
         processor=machine.processor_for(in_fp16=plan.weights.computes_in_fp16),
         device_kind=machine.device.kind,
         rates_fingerprint=machine.rates.fingerprint,
-        # A stage does the same wherever the others are cut.
-        layout=plan.layout if stage is None else replace(plan.layout, stage_blocks=(), ranks=()),
+        # A rank does the same wherever the others' stages are cut.
+        layout=plan.layout if own is None else replace(plan.layout, stage_blocks=(), ranks=()),
         rank=rank,
         network=network,
-        stage=stage,
+        own=own,
     )
 
     part = RankPart(workload=workload, machine=machine, network=network)
-    return _STEPS.obtain(compiled, key, lambda: _make_setting(profile, compiled, plan=plan, part=part, rank=rank, stage=stage))
+    return _STEPS.obtain(compiled, key, lambda: _make_setting(profile, compiled, plan=plan, part=part, rank=rank, own=own))
 
 
 def _make_setting(
-    profile: Profile, compiled: CompiledShape, *, plan: Plan, part: RankPart, rank: int, stage: StageOfModel | None
+    profile: Profile, compiled: CompiledShape, *, plan: Plan, part: RankPart, rank: int, own: RankStages | None
 ) -> PreparedStep:
     workload, machine, network = part.workload, part.machine, part.network
     trained, device_kind = list_tensors(profile), machine.device.kind
-    tensors = trained.updated_by(rank, plan.layout) if stage is None else tensors_of_stage(trained, compiled, stage)
+    tensors = trained.updated_by(rank, plan.layout) if own is None else tensors_of_stages(trained, compiled, own)
     trains_all = workload.adapter is None
     outer = None
     if network is not None and plan.layout.steps_alone:
@@ -169,7 +169,7 @@ def _make_setting(
         # Between synchronizations a rank does what one device does.
         network = None
     exchange = None
-    if network is not None and stage is None:
+    if network is not None and own is None:
         exchange = GradientExchange.of(
             compiled,
             trained,
@@ -185,18 +185,18 @@ def _make_setting(
         )
     after = UpdateExchange.of(trained, network=network, plan=plan, device_kind=device_kind, trains_all=trains_all)
     state = estimate_state(tensors, plan, workload=workload, device_kind=machine.device.kind)
-    brought_bytes = find_brought(profile, plan, trains_all=trains_all, rank=rank, stage=stage).num_bytes
+    brought_bytes = find_brought(profile, plan, trains_all=trains_all, rank=rank, own=own).num_bytes
     gradients = estimate_gradient_bytes(tensors, plan, device_kind=machine.device.kind)
     device = single("weights", estimate_weight_bytes(profile, plan.weights) - brought_bytes)
-    if stage is not None:
-        device = single("weights", estimate_stage_weight_bytes(profile, plan.weights, tensors, stage) - brought_bytes)
+    if own is not None:
+        device = single("weights", estimate_stages_weight_bytes(profile, plan.weights, tensors, own) - brought_bytes)
     device += single("optimizer_state", state.device_bytes)
     device += single("gradients", gradients.device)
-    make_layout = StepLayout if stage is None else partial(StageLayout, stage=stage)
+    make_layout = StepLayout if own is None else partial(StagesLayout, own=own)
     lay_out_plan = partial(make_layout, profile, compiled, plan=plan, workload=workload, machine=machine)
     lay_out_step = partial(lay_out_plan, tensors=tensors, state=state, exchange=exchange, after=after)
     first = lay_out_step(is_first=True).schedule if plan.gradients.choice == "consume" else None
-    home_bytes = estimate_home_bytes(profile, plan, trains_all=trains_all, rank=rank, stage=stage)
+    home_bytes = estimate_home_bytes(profile, plan, trains_all=trains_all, rank=rank, own=own)
     return PreparedStep(
         layout=lay_out_step(),
         stages=Stages(
@@ -210,7 +210,7 @@ def _make_setting(
             schedule_first=first,
             exchange=after,
             rank=rank,
-            stage=stage,
+            own=own,
         ),
         tensors=trained,
         updated=tensors,
@@ -235,6 +235,7 @@ def _sent_bytes(
         return estimate_staged_bytes(
             part.network,
             len(trained.sizes),
+            ranks=plan.layout.rank_stages,
             hidden_bytes=num_tokens * profile.hidden_size * plan.weights.bytes_per_element,
             num_micro_batches=plan.batch.accumulation_steps,
         )
@@ -336,39 +337,39 @@ def lay_out_ranks(
     return lay_out_rank(fullest), *map(lay_out_rank, others)
 
 
-def find_stage(profile: Profile, plan: Plan, part: RankPart, stage: StageOfModel) -> tuple[PreparedStep, StageLayout]:
-    """The prepared step of one stage of a model that is cut. plan: of which the cut itself is not read."""
+def find_stages(profile: Profile, plan: Plan, part: RankPart, own: RankStages) -> tuple[PreparedStep, StagesLayout]:
+    """The prepared step of one rank of a model that is cut. plan: of which the cut itself is not read."""
     setting = find_setting(
         profile,
         plan=replace(plan, layout=plan.layout.without_ranks),
         workload=part.workload,
         machine=part.machine,
-        rank=stage.index,
+        rank=own.rank,
         network=part.network,
-        stage=stage,
+        own=own,
     )
-    assert isinstance(setting.layout, StageLayout)
+    assert isinstance(setting.layout, StagesLayout)
     return setting, setting.layout
 
 
 def lay_out_stages(profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine) -> tuple[LaidOut, ...]:
-    """The steps of the stages of a model that is cut, in order, each on its own device, with what it waits for the others. Raises
+    """The steps of the ranks of a model that is cut, in order, each on its own device, with what it waits for the others. Raises
     as ``estimate_training`` does.
     """
     check_plan(profile, plan, workload)
-    own = find_stage_parts(workload, machine, plan.layout)
-    choices, device_kind, network = plan.activations.per_block, machine.device.kind, own[0].network
+    machine_parts, ranks = find_stage_parts(workload, machine, plan.layout), plan.layout.rank_stages
+    choices, device_kind, network = plan.activations.per_block, machine.device.kind, machine_parts[0].network
     assert network is not None
     settings, layouts = [], []
-    for stage, part in zip(plan.layout.stages, own, strict=True):
-        setting, layout = find_stage(profile, plan, part, stage)
+    for own, part in zip(ranks, machine_parts, strict=True):
+        setting, layout = find_stages(profile, plan, part, own)
         settings.append(setting)
         layouts.append(layout)
     parts = [layout.parts(choices) for layout in layouts]
     clocked = zip(parts, layouts, strict=True)
     ran, _ = run_steady(
-        [StageClock(each, layout.update, device_kind=device_kind) for each, layout in clocked],
-        stages=plan.layout.stages,
+        [StagesClock(each, layout.update, device_kind=device_kind) for each, layout in clocked],
+        ranks=ranks,
         num_micro_batches=plan.batch.accumulation_steps,
         schedule=plan.layout.schedule,
         crossing_ms=crossing_ms(network, layouts[0].hidden_bytes),
@@ -377,13 +378,13 @@ def lay_out_stages(profile: Profile, *, plan: Plan, workload: TrainingWorkload, 
     return tuple(
         LaidOut(
             schedule=layout.schedule_of(of_stage, waited_ms),
-            resident=setting.resident(plan, plan.layout.stages[rank]),
+            resident=setting.resident(plan, ranks[rank]),
             setting=setting,
             rank=rank,
             workload=part.workload,
             machine=part.machine,
         )
         for rank, (layout, of_stage, setting, waited_ms, part) in enumerate(
-            zip(layouts, parts, settings, ran.waited_ms, own, strict=True)
+            zip(layouts, parts, settings, ran.waited_ms, machine_parts, strict=True)
         )
     )

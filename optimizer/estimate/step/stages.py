@@ -10,10 +10,10 @@ are counted to its end, which a small model's evaluation can make higher than it
 *Not modelled*: an evaluation before the first step, which has no moments beside it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from optimizer.estimate.categories.optimizer_state import (
     list_update_changes,
 )
 from optimizer.estimate.categories.tensors import TensorList
-from optimizer.estimate.categories.weights import Brought, find_brought, list_forward_moves
+from optimizer.estimate.categories.weights import Brought, WeightsMove, find_brought, list_forward_moves
 from optimizer.estimate.memo import Table
 from optimizer.estimate.prediction import Stage, StagePeak
 from optimizer.estimate.shape.compiled import CompiledShape
@@ -40,7 +40,7 @@ from optimizer.hardware.machine import Machine, Processor
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import StageOfModel
+from optimizer.plan.stages import RankStages, count_sent_at_once, list_brought
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Evaluation, Profile
 from optimizer.workload import TrainingWorkload
@@ -48,7 +48,7 @@ from optimizer.workload import TrainingWorkload
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
 _FIRST_UPDATES: Final[Table[UpdateInputs, TaskRun]] = Table()
 _EVALUATIONS: Final[
-    Table[tuple[WeightsPlan, LogitsAndLossPlan, Brought, Processor | None, StageOfModel | None], "_Evaluated"]
+    Table[tuple[WeightsPlan, LogitsAndLossPlan, Brought, Processor | None, tuple["EvaluatedPass", ...]], "_Evaluated"]
 ] = Table()
 
 
@@ -68,9 +68,9 @@ class Stages:
         schedule_first: Callable[[Sequence[BlockChoice]], Schedule] | None,
         exchange: UpdateExchange | None = None,
         rank: int = 0,
-        stage: StageOfModel | None = None,
+        own: RankStages | None = None,
     ) -> None:
-        """The blocks' choices of ``plan`` are not read. tensors: that this rank, of several, updates. stage: of a model that is
+        """The blocks' choices of ``plan`` are not read. tensors: that this rank, of several, updates. own: of a model that is
         cut.
 
         schedule_first: lays out a first step that consumes gradients, by what each block does; None where gradients are kept.
@@ -95,7 +95,7 @@ class Stages:
         evaluation = compiled.regime.evaluation
         if evaluation is not None:
             self._evaluation = _evaluate(
-                profile, compiled, evaluation, plan=plan, workload=workload, machine=machine, rank=rank, stage=stage
+                profile, compiled, evaluation, plan=plan, workload=workload, machine=machine, rank=rank, own=own
             )
 
     def loaded(self, resident: Resident) -> Bytes:
@@ -222,25 +222,77 @@ def _evaluate(
     workload: TrainingWorkload,
     machine: Machine,
     rank: int,
-    stage: StageOfModel | None,
+    own: RankStages | None,
 ) -> _Evaluated:
-    """The highest moment of an evaluation, above what is there all the while. stage: of a model that is cut."""
-    brought = find_brought(profile, plan, trains_all=workload.adapter is None, rank=rank, stage=stage)
+    """The highest moment of an evaluation, above what is there all the while. own: of a model that is cut."""
+    brought = find_brought(profile, plan, trains_all=workload.adapter is None, rank=rank, own=own)
     processor = None
     if machine.device.kind == "cpu":
         processor = machine.processor_for(in_fp16=plan.weights.computes_in_fp16)
-    key = (plan.weights, plan.logits_and_loss, brought, processor, stage)
+    num_micro_batches = workload.eval_batches * plan.batch.accumulation_steps
+    passes: tuple[EvaluatedPass, ...] = (_whole_pass(profile.num_blocks, prefetch=plan.weights.prefetch),)
+    if own is not None:
+        hidden_bytes = plan.batch.micro_batch_size * workload.sequence_length * profile.hidden_size * plan.weights.bytes_per_element
+        passes = tuple(_list_passes(own, plan=plan, num_micro_batches=num_micro_batches, hidden_bytes=hidden_bytes))
     highest = _EVALUATIONS.obtain(
         compiled,
-        key,
+        (plan.weights, plan.logits_and_loss, brought, processor, passes),
         lambda: _find_highest(
-            profile, compiled, evaluation, plan=plan, streamed=brought.by_block, processor=processor, stage=stage
+            profile, compiled, evaluation, plan=plan, streamed=brought.by_block, processor=processor, passes=passes
         ),
     )
-    num_micro_batches = workload.eval_batches * plan.batch.accumulation_steps
     num_inputs = num_micro_batches if inputs_pile_up(machine.device) else 1
     input_bytes = num_inputs * estimate_input_bytes(profile, plan.batch, sequence_length=workload.sequence_length)
     return highest.above(single("temporaries", input_bytes))
+
+
+class EvaluatedPass(NamedTuple):
+    """A forward pass of a micro-batch: of the whole model, or through one stage of it."""
+
+    blocks: tuple[int, ...]
+    moves: tuple[WeightsMove, ...]
+    """Blocks whose weights come and go before each, where they stream, counted among those of the rank."""
+    left: tuple[int, ...]
+    """Blocks whose weights are there at its end."""
+    held_bytes: int = 0
+    """Bytes of hidden states that were sent before and are still held."""
+    arriving_bytes: int = 0
+    """Bytes of hidden states that come from another stage."""
+    has_head: bool = True
+
+
+def _whole_pass(num_blocks: int, *, prefetch: int) -> EvaluatedPass:
+    moves = tuple(list_forward_moves(num_blocks, prefetch=prefetch))
+    return EvaluatedPass(blocks=tuple(range(num_blocks)), moves=moves, left=(num_blocks - 1,))
+
+
+def _list_passes(own: RankStages, *, plan: Plan, num_micro_batches: int, hidden_bytes: int) -> Iterator[EvaluatedPass]:
+    """The last micro-batch's pass through each of a rank's stages, when most was sent and is held."""
+    prefetch, keeps = plan.weights.prefetch, plan.layout.schedule == "breadth_first"
+    num_together = min(num_micro_batches, plan.batch.accumulation_steps)
+    most_held = count_sent_at_once(own, num_micro_batches=num_together).hidden
+    num_held, present = 0, tuple[int, ...]()
+    for stage in own.stages:
+        if keeps:
+            wanted = tuple(map(own.blocks.index, list_brought(own, stage, prefetch=prefetch, is_backward=False)))
+            gone = tuple(block for block in present if block not in wanted)
+            first = WeightsMove(gone=gone, coming=tuple(block for block in wanted if block not in present))
+            moves = (first, *(WeightsMove(gone=(), coming=()) for _ in stage.blocks[1:]))
+            present = left = wanted
+        else:
+            moves, left = tuple(list_forward_moves(stage.num_blocks, prefetch=prefetch)), (stage.num_blocks - 1,)
+        if not stage.is_last:
+            num_held = min(num_held + num_together - 1, most_held)
+        yield EvaluatedPass(
+            blocks=tuple(stage.blocks),
+            moves=moves,
+            left=() if keeps and stage is not own.stages[-1] else left,
+            held_bytes=num_held * hidden_bytes,
+            arriving_bytes=0 if stage.is_first else hidden_bytes,
+            has_head=stage.is_last,
+        )
+        if not stage.is_last:
+            num_held = min(num_held + 1, most_held)
 
 
 def _find_highest(
@@ -251,49 +303,78 @@ def _find_highest(
     plan: Plan,
     streamed: tuple[int, ...],
     processor: Processor | None,
-    stage: StageOfModel | None,
+    passes: Sequence[EvaluatedPass],
 ) -> _Evaluated:
     """The highest moment above what is there all the while and the inputs. streamed: bytes of weights that come and go with each
-    block that runs here. processor: the CPU device's; None on CUDA,
-    where no kernel's scratch is counted.
+    block that runs here. processor: the CPU device's; None on CUDA, where no kernel's scratch is counted. passes: one after the
+    other, of which each leaves the weights alone.
     """
-    num_blocks = profile.num_blocks
-    moves = list_forward_moves(streamed, prefetch=plan.weights.prefetch)
-    # What has come so far, over all categories and by category; the latter is looked at only where the level is highest.
-    level, come = 0, [single("weights", 0)]
-    best_bytes, allocated_bytes = 0, 0
-    best: tuple[int, Bytes] = (1, come[0])
-    moment = "forward"
-
-    def run(part: PartBytes, allocated_rise: int, name: str) -> None:
-        nonlocal level, best_bytes, best, moment, allocated_bytes
-        if level + part.rise > best_bytes:
-            best_bytes, best, moment = level + part.rise, (len(come), part.at_rise), name
-        if processor is not None:
-            allocated_bytes = max(allocated_bytes, level + max(part.rise, allocated_rise))
-        level += part.net_bytes
-        come.append(part.net)
-
-    def run_indexed(index: int, name: str) -> None:
-        run(compiled.indexed_bytes(index), compiled.indexed_rise(index, processor) if processor else 0, name)
-
-    run_indexed(evaluation.prologue, "forward")
-    for block, template in enumerate(compiled.regime.block_templates):
-        if stage is not None and block not in stage.blocks:
-            continue
+    num_blocks, weights = profile.num_blocks, single("weights", 0)
+    found: _Evaluated | None = None
+    for each in passes:
+        walk = _Walk(compiled, processor, before=weights + single("activations", each.held_bytes))
+        walk.run_indexed(evaluation.prologue, "forward")
+        walk.arrive(each.arriving_bytes)
+        for block, move in zip(each.blocks, each.moves, strict=True):
+            if streamed:
+                come_bytes = sum(streamed[other] for other in move.coming) - sum(streamed[other] for other in move.gone)
+                walk.come(single("weights", come_bytes))
+            template = compiled.regime.block_templates[block]
+            walk.run_indexed(evaluation.blocks[template], f"forward of block {block + 1} of {num_blocks}")
         if streamed:
-            gone_bytes, coming = moves[block if stage is None else block - stage.first_block]
-            come_bytes = sum(streamed[other] for other in coming) - gone_bytes
-            level += come_bytes
-            come.append(single("weights", come_bytes))
-        run_indexed(evaluation.blocks[template], f"forward of block {block + 1} of {num_blocks}")
-    if streamed:
-        level -= streamed[-1]
-        come.append(single("weights", -streamed[-1]))
-    if stage is None or stage.is_last:
-        run(_head_bytes(profile, compiled, evaluation, plan=plan), 0, "head and loss")
-    num_before, at_rise = best
-    return _Evaluated(peak=np.sum(come[:num_before], axis=0) + at_rise, moment=moment, allocated_bytes=allocated_bytes)
+            walk.come(single("weights", -sum(streamed[other] for other in each.left)))
+            weights = single("weights", walk.weights_bytes)
+        if each.has_head:
+            walk.run(_head_bytes(profile, compiled, evaluation, plan=plan), 0, "head and loss")
+        highest = walk.highest()
+        if found is None or int(highest.peak.sum()) > int(found.peak.sum()):
+            found = replace(highest, allocated_bytes=max(highest.allocated_bytes, 0 if found is None else found.allocated_bytes))
+        else:
+            found = replace(found, allocated_bytes=max(highest.allocated_bytes, found.allocated_bytes))
+    assert found is not None
+    return found
+
+
+class _Walk:
+    """A forward pass, part by part: what has come so far, and the highest moment."""
+
+    def __init__(self, compiled: CompiledShape, processor: Processor | None, *, before: Bytes) -> None:
+        self._compiled, self._processor = compiled, processor
+        # Over all categories and by category; the latter is looked at only where the level is highest.
+        self._level, self._come = int(before.sum()), [before]
+        self._best_bytes, self._best, self._moment = 0, (1, single("weights", 0)), "forward"
+        self._allocated_bytes = 0
+
+    def run(self, part: PartBytes, allocated_rise: int, name: str) -> None:
+        if self._level + part.rise > self._best_bytes:
+            self._best_bytes, self._best, self._moment = self._level + part.rise, (len(self._come), part.at_rise), name
+        if self._processor is not None:
+            self._allocated_bytes = max(self._allocated_bytes, self._level + max(part.rise, allocated_rise))
+        self.come(part.net)
+
+    def run_indexed(self, index: int, name: str) -> None:
+        compiled, processor = self._compiled, self._processor
+        self.run(compiled.indexed_bytes(index), compiled.indexed_rise(index, processor) if processor else 0, name)
+
+    def come(self, net: Bytes) -> None:
+        self._level += int(net.sum())
+        self._come.append(net)
+
+    def arrive(self, num_bytes: int) -> None:
+        """Hidden states take the place of those that the prologue has made, which are there until they have come."""
+        if num_bytes:
+            come = single("activations", num_bytes)
+            self.run(PartBytes(net=come - come, rise=num_bytes, at_rise=come), 0, "hidden states come")
+
+    @property
+    def weights_bytes(self) -> int:
+        """Weights that are there beyond those that always are."""
+        return int(np.sum(self._come, axis=0)[_SLOT["weights"]])
+
+    def highest(self) -> _Evaluated:
+        num_before, at_rise = self._best
+        peak = np.sum(self._come[:num_before], axis=0) + at_rise
+        return _Evaluated(peak=peak, moment=self._moment, allocated_bytes=self._allocated_bytes)
 
 
 def _head_bytes(profile: Profile, compiled: CompiledShape, evaluation: Evaluation, *, plan: Plan) -> PartBytes:

@@ -27,8 +27,8 @@ def make_weights_task(
     *,
     by_block: tuple[int, ...],
     tensors: tuple[tuple[int, ...], ...],
-    gone_bytes: int,
-    coming: range,
+    gone: Sequence[int],
+    coming: Sequence[int],
     plan: WeightsPlan,
     rates: Rates,
     waits_for: tuple[Hashable, ...] = (),
@@ -37,9 +37,9 @@ def make_weights_task(
     generates: bool = False,
     exchange_ms: Sequence[float] = (),
 ) -> Task:
-    """The task before a block: ``gone_bytes`` go, the blocks in ``coming`` come, and the block's own must have arrived.
+    """The task before a block: the blocks in ``gone`` go, those in ``coming`` come, and the block's own must have arrived.
 
-    tensors: bytes of each block's, one by one. num_keys: blocks whose numbers differ by a multiple of it share a transfer's key,
+    by_block: bytes of each block's weights. tensors: those of each, one by one. num_keys: blocks whose numbers differ by a multiple of it share a transfer's key,
     so that tasks which are alike can be one; never fewer than come ahead, and the one at work. holds_up_cpu: as ``Transfer``'s.
     exchange_ms: milliseconds by block in which ranks send each other what each keeps of it; empty where weights come otherwise.
     """
@@ -55,11 +55,10 @@ def make_weights_task(
         )
         for other in (*coming, block)
     }
-    come_bytes = sum(by_block[other] for other in coming)
+    come_bytes, gone_bytes = (sum(by_block[other] for other in blocks) for blocks in (coming, gone))
     sizes = [num_bytes for other in coming for num_bytes in tensors[other]]
     legs = [leg for other in coming for leg in transfers[other].legs]
     time = add_legs(PartTime.spent(hooks=streaming_python_ms(sizes, plan, rates, generates=generates)), legs)
-    gone = (block + 1 if phase == "backward" else block - 1,) if gone_bytes else ()
     changes: list[Change] = [("device", _WEIGHTS, -num_bytes) for other in gone for num_bytes in tensors[other]]
     changes += [("device", _WEIGHTS, num_bytes) for other in coming for num_bytes in tensors[other]]
     return Task(

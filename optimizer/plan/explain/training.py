@@ -189,6 +189,7 @@ _SHARED_OUT: Final = {
 _ORDERS: Final = {
     "1f1b": "each begins the backward of a micro-batch as soon as its gradient comes, so that few are under way at once (1F1B)",
     "gpipe": "each runs all micro-batches forward, then all backward (GPipe)",
+    "breadth_first": "each runs all micro-batches through some neighbouring blocks before it goes on to its next ones (breadth first)",
 }
 
 
@@ -198,7 +199,7 @@ _COMMON: Final = {"average": "the mean of", "nesterov": "what an outer step with
 def _layout_sentences(plan: Plan, prediction: Costs) -> Iterator[str]:
     layout = plan.layout
     if layout.is_cut:
-        stages = "; ".join(f"rank {stage.index} has {stage.words}" for stage in layout.stages)
+        stages = "; ".join(f"rank {own.rank} has {own.words}" for own in layout.rank_stages)
         yield f"the model is cut over {layout.num_devices} devices: {stages}"
         yield _ORDERS[layout.schedule]
     elif layout.steps_alone:
@@ -300,7 +301,8 @@ def _weights_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
             copies = ", to the device that has the block"
         elif plan.layout.num_devices > 1 and weights.place == "host":
             copies = _COPIES[plan.layout.shares_state]
-        words = f"each block's weights come from {source} as they are needed, {ahead}{copies}"
+        when = "once for all micro-batches of a pass" if plan.layout.keeps_streamed else "as they are needed"
+        words = f"each block's weights come from {source} {when}, {ahead}{copies}"
         yield f"{words}{worth.clause('shard_weights' if plan.layout.shares_weights else 'stream_weights')}"
 
 

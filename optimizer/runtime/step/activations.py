@@ -23,6 +23,7 @@ instead of ``save_for_backward`` are not seen by hooks and stay on the device.
 
 import functools
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -45,10 +46,12 @@ _CATEGORY: Category = "activations"
 _PLACES: dict[BlockChoice, OffloadPlace] = {"offload": "host", "offload_disk": "disk", "offload_remote": "remote"}
 
 
-def apply_activations(blocks: Sequence[nn.Module], plan: ActivationsPlan, tiers: Tiers) -> Callable[[], None]:
+def apply_activations(
+    blocks: Sequence[nn.Module], plan: ActivationsPlan, tiers: Tiers, *, firsts: Sequence[int] = (0,)
+) -> Callable[[], None]:
     """Wrap each block's forward by its choice; returns a function that takes the wrapping off again.
 
-    Opens the stores that the plan needs: raises what they do where one is missing.
+    firsts: numbers of the blocks at which a forward pass begins: of each stage's first where the model is cut. Opens the stores that the plan needs: raises what they do where one is missing.
     """
     if len(plan.per_block) != len(blocks):
         raise InvalidPlan(
@@ -57,7 +60,7 @@ def apply_activations(blocks: Sequence[nn.Module], plan: ActivationsPlan, tiers:
             value=len(plan.per_block),
             allowed=len(blocks),
         )
-    schedule = _Offloads(tiers, plan.compress)
+    schedule = _Offloads(tiers, plan.compress, firsts=firsts)
     if plan.num_offloaded:
         tiers.prepare_compression(plan.compress)
     wrapped: list[nn.Module] = []
@@ -161,13 +164,15 @@ class _Moved:
 class _Offloads:
     """The offloaded blocks of the forward passes in flight, so that one block's backward can fetch the next one's.
 
-    Of a model that is cut several micro-batches are under way: each has groups of its own, linked from the last block's to the
-    first one's. Backward passes do not overlap.
+    Of a model that is cut several micro-batches are under way: each has groups of its own, linked from the last block's of a
+    stage to the first one's. Backward passes do not overlap.
     """
 
-    def __init__(self, tiers: Tiers, compress: Compression) -> None:
+    def __init__(self, tiers: Tiers, compress: Compression, *, firsts: Sequence[int]) -> None:
+        """firsts: as of ``apply_activations``."""
         self.tiers = tiers
         self.compress = compress
+        self._firsts = sorted(firsts)
         is_plain = compress == "none" and not tiers.is_asynchronous
         self._plain = tiers.plain_copies(_CATEGORY) if is_plain else None
         self._newest: _Group | _PlainGroup | None = None
@@ -176,9 +181,9 @@ class _Offloads:
 
     def begin(self, index: int, place: OffloadPlace, staying: set[int]) -> "_Group | _PlainGroup":
         self.tiers.begin_group()
-        newest = self._newest
+        newest, first = self._newest, self._firsts[bisect_right(self._firsts, index) - 1]
         # A forward pass takes blocks in their order, so one that comes no later than the newest belongs to another pass.
-        earlier = newest if newest is not None and newest.index < index else None
+        earlier = newest if newest is not None and first <= newest.index < index else None
         group: _Group | _PlainGroup
         if place == "host" and self._plain is not None:
             group = _PlainGroup(self, index, self._plain, staying, earlier=earlier)

@@ -185,8 +185,18 @@ class Optimizer:
 
     # Updates under way.
 
-    def watch(self, model: nn.Module, *, blocks: Sequence[nn.Module], backbone: nn.Module) -> list[RemovableHandle]:
-        """Have each part of the model wait for its own new weights, where a thread makes them."""
+    def watch(
+        self,
+        model: nn.Module,
+        *,
+        blocks: Sequence[nn.Module],
+        backbone: nn.Module,
+        runs: Callable[[int], bool] | None = None,
+    ) -> list[RemovableHandle]:
+        """Have each part of the model wait for its own new weights, where a thread makes them.
+
+        runs: whether a block's forward is what runs when it is called, by its number; of a model that is cut.
+        """
         if self.on_host is None or self._worker is None or not self._worker.is_threaded:
             return []
         names = {id(p): name for name, p in self._named.items()}
@@ -196,9 +206,10 @@ class Optimizer:
             if id(module) not in in_blocks:
                 own = [names[id(p)] for p in module.parameters(recurse=False) if id(p) in names]
                 handles.append(module.register_forward_pre_hook(partial(self._require, own)))
-        for block in blocks:
+        for index, block in enumerate(blocks):
             own = [names[id(p)] for p in block.parameters() if id(p) in names]
-            handles.append(block.register_forward_pre_hook(partial(self._require, own)))
+            asked = None if runs is None else partial(runs, index)
+            handles.append(block.register_forward_pre_hook(partial(self._require, own, asked=asked)))
         # The head's module may never be called: chunks use its weight alone.
         handles.append(backbone.register_forward_hook(partial(self._require, list(self._named))))
         return handles
@@ -317,9 +328,11 @@ class Optimizer:
         """Count as state what torch's optimizers allocate: in a tensor's first update, and nothing after."""
         return nullcontext() if self._meter is None else self._meter.region("optimizer_state")
 
-    def _require(self, names: Sequence[str], *_: Any) -> None:
-        for name in names:
-            self.require(name)
+    def _require(self, names: Sequence[str], *_: Any, asked: Callable[[], bool] | None = None) -> None:
+        """asked: whether they are used now at all."""
+        if asked is None or asked():
+            for name in names:
+                self.require(name)
 
     @property
     def _states(self) -> dict[torch.Tensor, dict[str, Any]]:

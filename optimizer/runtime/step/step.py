@@ -40,7 +40,7 @@ from optimizer.runtime.ranks.dealt_weights import DealtWeights
 from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.ranks.outer_step import OuterStep
 from optimizer.runtime.ranks.pipeline.keepers import StageWeights
-from optimizer.runtime.ranks.pipeline.stage import PipelineStage
+from optimizer.runtime.ranks.pipeline.stage import PipelineStages
 from optimizer.runtime.ranks.reduction import GradientReducer
 from optimizer.runtime.ranks.shared_homes import SharedHomes
 from optimizer.runtime.ranks.shared_step import SharedStep
@@ -163,12 +163,18 @@ class Trainer:
             if plan.shares_homes(trains_all=workload.adapter is None):
                 shared_homes = SharedHomes(ranks, self.tiers)
         dealt: DealtWeights | StageWeights | None = None
-        self._pipeline: PipelineStage | None = None
+        self._pipeline: PipelineStages | None = None
         if ranks is not None and plan.layout.shares_weights:
             dealt = DealtWeights(ranks, layout=plan.layout, tiers=self.tiers)
         if ranks is not None and plan.layout.is_cut:
             dealt = StageWeights(ranks, layout=plan.layout, tiers=self.tiers)
-            self._pipeline = PipelineStage(ranks, layout=plan.layout, anatomy=self.anatomy, meter=meter)
+            self._pipeline = PipelineStages(
+                ranks,
+                layout=plan.layout,
+                num_micro_batches=plan.batch.accumulation_steps,
+                anatomy=self.anatomy,
+                meter=meter,
+            )
         self.weights = StreamedWeights(self.tiers, plan=plan.weights, shared=shared_homes, dealt=dealt)
         try:
             self._prepare(blocks)
@@ -228,25 +234,27 @@ class Trainer:
         self._undo.append(watch_products(model) if self.device.type == "cpu" else watch_attention(self.device))
         if plan.kernels.blocks == "compiled":
             self._undo.append(compile_blocks(blocks))
-        self._undo.append(apply_activations(blocks, self._own_activations(), self.tiers))
+        firsts = [stage.first_block for stage in plan.layout.stages] or [0]
+        self._undo.append(apply_activations(blocks, self._own_activations(), self.tiers, firsts=firsts))
         self._handles += self.weights.watch(self.anatomy.backbone, blocks, updates=self.optimizer)
-        self._handles += self.optimizer.watch(model, blocks=blocks, backbone=self.anatomy.backbone)
+        runs = None if self._pipeline is None else self._pipeline.runs
+        self._handles += self.optimizer.watch(model, blocks=blocks, backbone=self.anatomy.backbone, runs=runs)
         if self._pipeline is not None:
-            handles, undo = self._pipeline.watch(leaving=self._leave_forward)
+            handles, undo = self._pipeline.watch(leaving=self._leave_forward, visits=self.weights)
             self._handles += handles
             self._undo.append(undo)
 
     def _leave_forward(self) -> None:
         """Let go of what the end of the backbone lets go of, on a stage that does not come to it."""
         self.tiers.settle()
-        self.weights.release_all()
+        self.weights.end_pass()
 
     def _own_activations(self) -> ActivationsPlan:
         """The activations row for the blocks that run here; where the model is cut the others do nothing."""
         if self._pipeline is None:
             return self.plan.activations
         activations = self.plan.activations
-        return replace(activations, per_block=keep_elsewhere(activations.per_block, self._pipeline.stage.blocks))
+        return replace(activations, per_block=keep_elsewhere(activations.per_block, self._pipeline.own.blocks))
 
     def _make_gradients(self, named: Mapping[str, nn.Parameter]) -> Gradients:
         all_norms = None if self._shared is None else self._shared.all_norms
@@ -533,7 +541,7 @@ class Trainer:
         return total
 
     def _accumulate_staged(
-        self, pipeline: PipelineStage, micro_batches: Sequence[MicroBatch], shares: Sequence[float]
+        self, pipeline: PipelineStages, micro_batches: Sequence[MicroBatch], shares: Sequence[float]
     ) -> torch.Tensor:
         """The same of one stage of a model that is cut."""
 
@@ -560,7 +568,7 @@ class Trainer:
         """After it."""
         if self._reducer is not None:
             self._reducer.end_micro_batch()
-        self.weights.release_all()
+        self.weights.end_pass()
         set_region(self.meter, "temporaries")
 
     @torch.no_grad()

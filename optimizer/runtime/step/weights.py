@@ -12,8 +12,10 @@ once, too (``runtime/tiers/base_homes.py``).
 Of ranks that share weights out (``runtime/ranks/dealt_weights.py``) the home of a tensor is the device of the rank that keeps it:
 there its parameter is whole all the time, and nothing of it comes or goes; on the others it comes from there, as from any home.
 
-Of a model that is cut each stage gives homes to its own blocks' weights and streams these alone, its blocks being all that there
-are; it lets go of the last one's as it leaves the forward (``runtime/ranks/pipeline``).
+Of a model that is cut each rank gives homes to its own blocks' weights and streams these alone, its blocks being all that there
+are; it lets go of the last one's as it leaves the forward (``runtime/ranks/pipeline``). With ``breadth_first`` a stage does all
+micro-batches before the next one begins, so all of its blocks come when the first of them does and go when the next stage's come,
+or at the end of the step; ``prefetch`` blocks of the next stage, or of more, come with them.
 
 What is allocated and freed, in order (the tensors of a block in the model's order, each whole):
 
@@ -40,6 +42,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from optimizer.models.anatomy import find_blocks
+from optimizer.plan.stages import StageOfModel, list_brought
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.layers.filling import take_read_later
 from optimizer.runtime.meter.meter import count_allocations, set_region
@@ -142,8 +145,10 @@ class StreamedWeights:
         self._by_name: dict[str, _Streamed] = {}
         self._outside: list[_Streamed] = []
         """Tensors of a cut model that belong to no block."""
-        self._streamed_blocks = range(0)
-        """Blocks of this stage of a cut model whose weights come and go."""
+        self._streamed_blocks: Sequence[int] = ()
+        """Blocks of this rank of a cut model whose weights come and go."""
+        self._stage: StageOfModel | None = None
+        """The stage that runs, where what it brings stays for all micro-batches."""
         self._present: list[int] = []
         self._updates: Updates | None = None
 
@@ -156,7 +161,7 @@ class StreamedWeights:
         if isinstance(self._dealt, StageWeights):
             leaving = set[str]()
             if self._plan.place != "device":
-                self._streamed_blocks = self._dealt.blocks
+                self._streamed_blocks = self._dealt.own.blocks
                 leaving = {name for named in list_streamed(model, blocks, trains_all=trains_all) for name in named}
             for index, (named, homes) in enumerate(self._dealt.deal(model, blocks)):
                 is_outside = index == len(blocks)
@@ -201,6 +206,21 @@ class StreamedWeights:
             handles.append(block.register_forward_hook(self._after_forward(index)))
         handles.append(backbone.register_forward_hook(self._at_end))
         return handles
+
+    def begin_stage(self, stage: StageOfModel) -> None:
+        """Of a model that is cut: this stage runs from now on."""
+        if isinstance(self._dealt, StageWeights) and self._dealt.keeps_streamed:
+            self._stage = stage
+
+    def end_stages(self) -> None:
+        """Leave no streamed weight on the device, at the end of a step or an evaluation of a model that is cut."""
+        self._stage = None
+        self.release_all()
+
+    def end_pass(self) -> None:
+        """Leave no streamed weight on the device, at the end of a forward or backward, unless the next micro-batch uses it."""
+        if self._stage is None:
+            self.release_all()
 
     def release_all(self) -> None:
         """Leave no streamed weight on the device."""
@@ -332,13 +352,13 @@ class StreamedWeights:
 
     def _at_forward(self, index: int) -> Callable[..., None]:
         def enter(module: nn.Module, args: Any) -> None:
-            self._enter(range(index, min(index + self._plan.prefetch + 1, len(self._by_block))))
+            self._enter(index, is_backward=False)
 
         return enter
 
     def _after_forward(self, index: int) -> Callable[..., None]:
         def at_backward(gradient: torch.Tensor) -> None:
-            self._enter(range(index, max(index - self._plan.prefetch - 1, -1), -1))
+            self._enter(index, is_backward=True)
 
         def watch_output(module: nn.Module, args: Any, output: Any) -> None:
             hidden = output[0] if isinstance(output, tuple | list) else output
@@ -348,14 +368,30 @@ class StreamedWeights:
         return watch_output
 
     def _at_end(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.release_all()
+        self.end_pass()
 
-    def _enter(self, wanted: Sequence[int]) -> None:
-        """Have the first of ``wanted`` ready, the others on their way, and no other block on the device."""
+    def _list_wanted(self, block: int, *, is_backward: bool) -> Sequence[int]:
+        """This block and those that are to be there beside it, in the order in which they come; none where another rank or
+        another stage has it.
+        """
+        order: Sequence[int] = range(len(self._by_block))
         if isinstance(self._dealt, StageWeights) and self._read_elsewhere is None:
-            if wanted[0] not in self._streamed_blocks:
-                return
-            wanted = [block for block in wanted if block in self._streamed_blocks]
+            order = self._streamed_blocks
+        if block not in order or (self._stage is not None and block not in self._stage.blocks):
+            return ()
+        if isinstance(self._dealt, StageWeights) and self._stage is not None:
+            brought = list_brought(self._dealt.own, self._stage, prefetch=self._plan.prefetch, is_backward=is_backward)
+            return (block, *(other for other in brought if other != block))
+        if is_backward:
+            order = order[::-1]
+        position = order.index(block)
+        return order[position : position + self._plan.prefetch + 1]
+
+    def _enter(self, entered: int, *, is_backward: bool) -> None:
+        """Have a block ready, those that are wanted beside it on their way, and no other on the device."""
+        wanted = self._list_wanted(entered, is_backward=is_backward)
+        if not wanted:
+            return
         for block in [block for block in self._present if block not in wanted]:
             self._release(block)
         for block in wanted:

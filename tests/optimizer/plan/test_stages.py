@@ -1,6 +1,7 @@
 """Models that are cut over devices: what may be cut, the order of a stage's work, and refusals in words."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from optimizer.plan.layout import DeviceLayout, RankShare
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.pins.training import pins_of_change, read_pins
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import count_ahead, list_stages, list_turns
+from optimizer.plan.stages import count_ahead, count_sent_at_once, deal_stages, list_brought, list_turns
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.runtime.ranks.cases import RankCase, make_case
@@ -40,7 +41,7 @@ def check(case: RankCase, *, num_blocks: int = 3, workload: TrainingWorkload | N
     ("layout", "message"),
     [
         ({"num_devices": 2, "stage_blocks": (3, 0)}, "leaves stage 2 without a block"),
-        ({"num_devices": 1, "stage_blocks": (3,)}, "allowed: 2 to 64 stages"),
+        ({"num_devices": 1, "stage_blocks": (3,)}, "allowed: 2 to 1024 stages"),
         ({"num_devices": 3, "stage_blocks": (1, 2)}, "num_devices is 3; plan.layout.stage_blocks is 1, 2, one device for"),
         (
             {"num_devices": 2, "stage_blocks": (1, 2), "ranks": (RankShare(), RankShare(micro_batch_size=2))},
@@ -54,6 +55,8 @@ def check(case: RankCase, *, num_blocks: int = 3, workload: TrainingWorkload | N
             {"num_devices": 2, "stage_blocks": (1, 1), "ranks": (RankShare(), RankShare(per_block=("keep", "keep")))},
             r"ranks\[1\].per_block is .* each block is on one rank: leave it out, plan.activations.per_block says",
         ),
+        ({"num_devices": 2, "stage_blocks": (1, 1, 1)}, "num_devices is 2; .* one device for each, or as many stages for every"),
+        ({"num_devices": 2, "stage_blocks": (1, 1, 1, 1)}, "schedule is 1f1b; .*, 4 stages on 2 devices: use breadth_first"),
         ({"num_devices": 2, "stage_blocks": (1, 2), "data": "zero1"}, "plan.layout.data is zero1; .* leave nothing to share out"),
     ],
 )
@@ -108,21 +111,58 @@ def test_a_cut_uses_its_own_technique_and_shares_no_batch() -> None:
     assert "data_parallel" not in plan.techniques
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(("schedule", "num_rounds"), [("1f1b", 1), ("gpipe", 1), ("breadth_first", 1), ("breadth_first", 3)])
 @pytest.mark.parametrize("num_micro_batches", [1, 2, 5])
-def test_each_stage_does_every_micro_batch_once_in_order(schedule: Any, num_micro_batches: int) -> None:
-    for stage in list_stages((1, 1, 1)):
-        turns = list(list_turns(stage, num_micro_batches=num_micro_batches, schedule=schedule))
-        for kind in ("forward", "backward"):
-            assert [index for what, index in turns if what == kind] == list(range(num_micro_batches))
-        assert all(turns.index(("forward", index)) < turns.index(("backward", index)) for index in range(num_micro_batches))
+def test_each_stage_does_every_micro_batch_once_in_order(schedule: Any, num_rounds: int, num_micro_batches: int) -> None:
+    for own in deal_stages((1, 1, 1) * num_rounds, 3):
+        turns = list(list_turns(own, num_micro_batches=num_micro_batches, schedule=schedule))
+        assert len(turns) == 2 * num_rounds * num_micro_batches
+        for stage, kind in product(own.stages, ("forward", "backward")):
+            found = [index for what, index, number in turns if (what, number) == (kind, stage.index)]
+            assert found == list(range(num_micro_batches))
+        assert all(
+            turns.index(("forward", index, stage.index)) < turns.index(("backward", index, stage.index))
+            for stage, index in product(own.stages, range(num_micro_batches))
+        )
+
+
+def test_a_device_does_all_micro_batches_of_a_stage_before_its_next_and_goes_back_the_same_way() -> None:
+    own = deal_stages((1, 1, 1, 1), 2)[1]
+    assert own.blocks == (1, 3)
+    turns = [(kind, number) for kind, _, number in list_turns(own, num_micro_batches=2, schedule="breadth_first")]
+    assert turns == [*[("forward", 1)] * 2, *[("forward", 3)] * 2, *[("backward", 3)] * 2, *[("backward", 1)] * 2]
+
+
+def test_stages_are_dealt_out_in_turn_and_shown_by_their_blocks() -> None:
+    first, last = deal_stages((2, 1, 1, 2), 2)
+    assert (first.blocks, first.is_first, first.is_last) == ((0, 1, 3), True, False)
+    assert (last.blocks, last.is_first, last.is_last) == ((2, 4, 5), False, True)
+    assert (first.words, last.words) == ("blocks 1 to 2 and 4", "blocks 3 and 5 to 6")
+    assert [own.words for own in deal_stages((1, 2), 2)] == ["block 1", "blocks 2 to 3"]
+
+
+def test_what_comes_round_again_is_held_until_the_first_device_has_done_its_round() -> None:
+    ranks = deal_stages((1,) * 6, 3)
+    assert [count_sent_at_once(own, num_micro_batches=8) for own in ranks] == [(1, 6), (1, 1), (6, 1)]
+    assert {count_sent_at_once(own, num_micro_batches=2) for own in ranks} == {(1, 1)}
+    assert {count_sent_at_once(own, num_micro_batches=8) for own in deal_stages((1, 1, 1), 3)} == {(1, 1)}
+
+
+def test_a_stage_has_its_own_weights_and_some_of_the_next_on_the_device() -> None:
+    own = deal_stages((2, 1, 2, 1, 1, 1), 2)[0]
+    assert own.blocks == (0, 1, 3, 4, 6)
+    first, second, third = own.stages
+    assert list_brought(own, first, prefetch=1, is_backward=False) == (0, 1, 3)
+    assert list_brought(own, second, prefetch=0, is_backward=False) == (3, 4)
+    assert list_brought(own, third, prefetch=5, is_backward=False) == (6,)
+    assert list_brought(own, third, prefetch=3, is_backward=True) == (6, 4, 3, 1)
 
 
 def test_fewer_micro_batches_are_under_way_toward_the_last_stage() -> None:
-    stages = list_stages((1, 1, 1, 1))
-    assert [1 + count_ahead(stage, num_micro_batches=8, schedule="1f1b") for stage in stages] == [4, 3, 2, 1]
-    assert [1 + count_ahead(stage, num_micro_batches=2, schedule="1f1b") for stage in stages] == [2, 2, 2, 1]
-    assert {1 + count_ahead(stage, num_micro_batches=8, schedule="gpipe") for stage in stages} == {8}
+    ranks = deal_stages((1, 1, 1, 1), 4)
+    assert [1 + count_ahead(own, num_micro_batches=8, schedule="1f1b") for own in ranks] == [4, 3, 2, 1]
+    assert [1 + count_ahead(own, num_micro_batches=2, schedule="1f1b") for own in ranks] == [2, 2, 2, 1]
+    assert {1 + count_ahead(own, num_micro_batches=8, schedule="gpipe") for own in ranks} == {8}
 
 
 def test_pins_of_a_cut_are_read_and_kept() -> None:

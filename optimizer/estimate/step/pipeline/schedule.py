@@ -1,16 +1,17 @@
-"""Runs the schedule of a step through the stages of a cut model: who works when, and who waits for whom. Pure and torch-free.
+"""Runs the schedule of a step through the ranks of a cut model: who works when, and who waits for whom. Pure and torch-free.
 
 The runtime's own rules (``runtime/ranks/pipeline``): what is sent crosses when both sides are ready; who sends goes on meanwhile,
 but waits until it is taken at the moments that ``link.py`` names.
 
-*Not modelled*: crossings of several pairs of stages that share one link.
+*Not modelled*: crossings of several pairs of ranks that share one link.
 """
 
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, get_args
 
-from optimizer.plan.stages import PipelineSchedule, StageOfModel, Turn, list_turns
+from optimizer.plan.stages import PipelineSchedule, RankStages, Turn, count_sent_at_once, list_turns
 
 _Sent = Literal["hidden", "gradient"]
 
@@ -27,7 +28,7 @@ class _Event(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StageTimes:
-    """Milliseconds that a stage computes for one micro-batch."""
+    """Milliseconds that a stage computes for one micro-batch, or all stages of a rank together."""
 
     forward_ms: float
     backward_ms: float
@@ -36,10 +37,9 @@ class StageTimes:
     """Time of each other, whose gradients add to those that are there."""
 
     def of(self, turn: Turn) -> float:
-        kind, index = turn
-        if kind == "forward":
+        if turn.kind == "forward":
             return self.forward_ms
-        return self.accumulate_ms if index else self.backward_ms
+        return self.accumulate_ms if turn.micro_batch else self.backward_ms
 
     @property
     def of_one_ms(self) -> float:
@@ -52,36 +52,36 @@ class StageTimes:
 
 
 class Turns(Protocol):
-    """The clock of a stage within a schedule."""
+    """The clock of a rank within a schedule."""
 
     def end_ms(self, turn: Turn, start_ms: float) -> float:
         """Time at which a turn ends that begins at ``start_ms``; turns are asked for in their order."""
 
 
 class Clocked(Turns, Protocol):
-    """The clock of a stage, from step to step."""
+    """The clock of a rank, from step to step."""
 
     @property
     def has_work_left(self) -> bool:
         """True where the host is still busy with the step that has ended."""
 
     def end_step(self, at_ms: float) -> float:
-        """Time at which clipping and the update end, where all stages have done their turns at ``at_ms``."""
+        """Time at which clipping and the update end, where all ranks have done their turns at ``at_ms``."""
 
     def begin_again(self) -> None:
         """A new step, with what is under way."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagePrice:
-    """One stage under one plan."""
+class RankPrice:
+    """One rank of a cut model under one plan."""
 
     peak_bytes: int
     """Most bytes on its device in a steady step."""
     host_bytes: int
     """Most bytes on the host, likewise."""
     times: StageTimes
-    """Times of micro-batches that wait for no other stage, but for their own copies."""
+    """Times of micro-batches that wait for no other rank, but for their own copies."""
     make_clock: Callable[[], Clocked]
     """Makes the clock of a step."""
 
@@ -92,27 +92,27 @@ class RanStep:
 
     total_ms: float
     waited_ms: tuple[tuple[float, ...], ...]
-    """By stage, the wait in each of its turns, and one more until all stages are done."""
+    """By rank, the wait in each of its turns, and one more until all ranks are done."""
     turns: tuple[tuple[Turn, ...], ...]
 
 
 def run_steady(
     clocks: Sequence[Clocked],
     *,
-    stages: Sequence[StageOfModel],
+    ranks: Sequence[RankStages],
     num_micro_batches: int,
     schedule: PipelineSchedule,
     crossing_ms: float,
     notice_ms: float = 0.0,
 ) -> tuple[RanStep, float]:
-    """Run a step that follows others like it; returns it, and the time at which the last stage has updated its weights. The
+    """Run a step that follows others like it; returns it, and the time at which the last rank has updated its weights. The
     rest as ``run_schedule`` has it.
     """
 
     def run() -> tuple[RanStep, float]:
         ran = run_schedule(
             clocks,
-            stages=stages,
+            ranks=ranks,
             num_micro_batches=num_micro_batches,
             schedule=schedule,
             crossing_ms=crossing_ms,
@@ -131,7 +131,7 @@ def run_steady(
 def run_schedule(
     times: Sequence[Turns],
     *,
-    stages: Sequence[StageOfModel],
+    ranks: Sequence[RankStages],
     num_micro_batches: int,
     schedule: PipelineSchedule,
     crossing_ms: float,
@@ -142,22 +142,24 @@ def run_schedule(
     """
     happened: dict[_Event, float] = {}
     runs = [
-        _StageRun(
-            stage=stage,
+        _RankRun(
+            own=own,
             times=each,
-            turns=tuple(list_turns(stage, num_micro_batches=num_micro_batches, schedule=schedule)),
+            turns=tuple(list_turns(own, num_micro_batches=num_micro_batches, schedule=schedule)),
+            at_once=dict(zip(get_args(_Sent), count_sent_at_once(own, num_micro_batches=num_micro_batches), strict=True)),
+            ends_forward=schedule == "breadth_first",
             crossing_ms=crossing_ms,
             notice_ms=notice_ms,
             happened=happened,
         )
-        for stage, each in zip(stages, times, strict=True)
+        for own, each in zip(ranks, times, strict=True)
     ]
     under_way = [(walk := run.walk(), next(walk)) for run in runs]
     while under_way:
         num_before = len(happened)
         under_way = [pair for walk, event in under_way if (pair := _go_on(walk, event, happened)) is not None]
         if under_way and len(happened) == num_before and not any(event in happened for _, event in under_way):
-            raise RuntimeError("the stages of a schedule wait for each other")
+            raise RuntimeError("the ranks of a schedule wait for each other")
     total_ms = max(run.now_ms for run in runs)
     return RanStep(
         total_ms=total_ms,
@@ -170,7 +172,7 @@ _Walk = Generator[_Event, float, None]
 
 
 def _go_on(walk: _Walk, event: _Event, happened: Mapping[_Event, float]) -> tuple[_Walk, _Event] | None:
-    """Let a stage go on as far as it can; what it asks for then, or None where it has ended."""
+    """Let a rank go on as far as it can; what it asks for then, or None where it has ended."""
     try:
         while event in happened:
             event = walk.send(happened[event])
@@ -180,12 +182,16 @@ def _go_on(walk: _Walk, event: _Event, happened: Mapping[_Event, float]) -> tupl
 
 
 @dataclass(kw_only=True)
-class _StageRun:
-    """One stage on its way through a step."""
+class _RankRun:
+    """One rank on its way through a step."""
 
-    stage: StageOfModel
+    own: RankStages
     times: Turns
     turns: tuple[Turn, ...]
+    at_once: Mapping[_Sent, int]
+    """Most tensors of each kind that are sent and held."""
+    ends_forward: bool
+    """True where hidden states are waited for before the first backward."""
     crossing_ms: float
     notice_ms: float
     happened: dict[_Event, float]
@@ -193,25 +199,30 @@ class _StageRun:
     last_turn_ms: float = 0.0
     """Time at which the last turn has ended."""
     waited_ms: list[float] = field(default_factory=list)
-    _pending: dict[_Sent, int] = field(default_factory=dict)
-    """The micro-batch whose hidden states, or whose gradient, were sent last and are still held."""
+    _held: dict[_Sent, deque[_Event]] = field(default_factory=lambda: {kind: deque() for kind in get_args(_Sent)})
+    """That hidden states, or gradients, which were sent and are still held are taken, the oldest first."""
 
     def walk(self) -> _Walk:
         """The turns in order. Asks for events and is given their times."""
+        last_stage = self.own.num_ranks * len(self.own.stages) - 1
+        is_forward = True
         for turn in self.turns:
             start_ms = self.now_ms
-            kind, micro_batch = turn
+            kind, micro_batch, stage = turn
             if kind == "forward":
-                yield from self._receive("hidden", self.stage.index - 1, micro_batch, is_there=not self.stage.is_first)
+                yield from self._receive("hidden", stage - 1, micro_batch, is_there=stage > 0)
             else:
-                yield from self._receive("gradient", self.stage.index + 1, micro_batch, is_there=not self.stage.is_last)
+                if is_forward and self.ends_forward:
+                    yield from self._settle("hidden")
+                is_forward = False
+                yield from self._receive("gradient", stage + 1, micro_batch, is_there=stage < last_stage)
             begun_ms = self.now_ms
             self.now_ms = self.times.end_ms(turn, begun_ms)
             work_ms = self.now_ms - begun_ms
             if kind == "forward":
-                yield from self._send("hidden", micro_batch, is_there=not self.stage.is_last)
+                yield from self._send("hidden", stage, micro_batch, is_there=stage < last_stage)
             else:
-                yield from self._send("gradient", micro_batch, is_there=not self.stage.is_first)
+                yield from self._send("gradient", stage, micro_batch, is_there=stage > 0)
             self.waited_ms.append(self.now_ms - start_ms - work_ms)
         self.last_turn_ms = self.now_ms
         yield from self._settle("hidden")
@@ -226,14 +237,14 @@ class _StageRun:
         self.happened[_Event(what, source, micro_batch, is_taken=True)] = self.now_ms
         yield from self._settle("gradient" if what == "hidden" else "hidden")
 
-    def _send(self, what: _Sent, micro_batch: int, *, is_there: bool) -> _Walk:
+    def _send(self, what: _Sent, stage: int, micro_batch: int, *, is_there: bool) -> _Walk:
         if is_there:
-            yield from self._settle(what)
-            self.happened[_Event(what, self.stage.index, micro_batch, is_taken=False)] = self.now_ms
-            self._pending[what] = micro_batch
+            yield from self._settle(what, leaving=self.at_once[what] - 1)
+            self.happened[_Event(what, stage, micro_batch, is_taken=False)] = self.now_ms
+            self._held[what].append(_Event(what, stage, micro_batch, is_taken=True))
 
-    def _settle(self, what: _Sent) -> _Walk:
-        """Wait until what was sent last is taken."""
-        if what in self._pending:
-            taken_ms = yield _Event(what, self.stage.index, self._pending.pop(what), is_taken=True)
+    def _settle(self, what: _Sent, *, leaving: int = 0) -> _Walk:
+        """Wait until what was sent first is taken, and ``leaving`` are held."""
+        while len(self._held[what]) > leaving:
+            taken_ms = yield self._held[what].popleft()
             self.now_ms = max(self.now_ms, taken_ms)

@@ -1,9 +1,9 @@
-"""One stage's turns in a step of a cut model, and their clock: copies and the host's work go on beside compute, also while it
+"""The turns of one rank in a step of a cut model, and their clock: copies and the host's work go on beside compute, also while it
 waits for others. Torch-free.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 from optimizer.estimate.step.clock import Clock
 from optimizer.estimate.step.pipeline.schedule import StageTimes
@@ -19,6 +19,8 @@ class StageParts:
     """The tasks before the stage's first block; hidden states come."""
     forward: TaskRun
     """The blocks, and the loss on the last stage."""
+    forward_again: TaskRun
+    """The same of micro-batches after the first, which may find weights that it has brought."""
     left: TaskRun
     """Bytes that go as a stage that is not the last leaves the forward."""
     backward: TaskRun
@@ -28,14 +30,13 @@ class StageParts:
 
     def of(self, turn: Turn) -> tuple[TaskRun, ...]:
         """The tasks of a turn, in order."""
-        kind, index = turn
-        if kind == "forward":
-            return self.begin, self.forward, self.left
-        return (self.accumulate if index else self.backward,)
+        if turn.kind == "forward":
+            return self.begin, self.forward_again if turn.micro_batch else self.forward, self.left
+        return (self.accumulate if turn.micro_batch else self.backward,)
 
     def acts(self, device_kind: str) -> bool:
         """True where something is copied, or waited for, beside compute."""
-        runs = (self.begin, self.forward, self.backward, self.accumulate)
+        runs = (self.begin, self.forward, self.forward_again, self.backward, self.accumulate)
         return any(run.steps(device_kind).acts for run in runs)
 
     def times(self, device_kind: str) -> StageTimes:
@@ -45,16 +46,20 @@ class StageParts:
         return StageTimes(forward_ms=begin_ms + forward_ms, backward_ms=backward_ms, accumulate_ms=accumulate_ms)
 
 
-class StageClock:
-    """The clock of one stage. Where nothing is copied a turn takes as long whenever it begins."""
+PartsByStage = Mapping[int, StageParts]
+"""The parts of one rank's stages, by their numbers."""
 
-    def __init__(self, parts: StageParts, update: TaskRun, *, device_kind: str) -> None:
+
+class StagesClock:
+    """The clock of one rank. Where nothing is copied a turn takes as long whenever it begins."""
+
+    def __init__(self, parts: PartsByStage, update: TaskRun, *, device_kind: str) -> None:
         """update: the tasks that follow the last micro-batch."""
         self._parts, self._update = parts, update
         self._clock = Clock(device_kind)
-        self._times: StageTimes | None = None
-        if not parts.acts(device_kind):
-            self._times = parts.times(device_kind)
+        self._times: dict[int, StageTimes] = {}
+        if not any(each.acts(device_kind) for each in parts.values()):
+            self._times = {stage: each.times(device_kind) for stage, each in parts.items()}
 
     @property
     def has_work_left(self) -> bool:
@@ -63,15 +68,15 @@ class StageClock:
 
     def end_ms(self, turn: Turn, start_ms: float) -> float:
         """Time at which a turn ends that begins at ``start_ms``; turns are asked for in their order."""
-        if self._times is not None:
-            return self._times.end_ms(turn, start_ms)
+        if self._times:
+            return self._times[turn.stage].end_ms(turn, start_ms)
         self._clock.now_ms = start_ms
-        for run in self._parts.of(turn):
+        for run in self._parts[turn.stage].of(turn):
             self._clock.run(run)
         return self._clock.now_ms
 
     def end_step(self, at_ms: float) -> float:
-        """Time at which clipping and the update end, where all stages have done their turns at ``at_ms``."""
+        """Time at which clipping and the update end, where all ranks have done their turns at ``at_ms``."""
         self._clock.now_ms = at_ms
         self._clock.run(self._update)
         return self._clock.now_ms
@@ -81,13 +86,25 @@ class StageClock:
         self._clock.begin_again()
 
 
-def time_stage(parts: StageParts, *, device_kind: str) -> StageTimes:
-    """Times of a stage's micro-batches that wait for no other stage, but for their own copies."""
-    if not parts.acts(device_kind):
-        return parts.times(device_kind)
-    clock, ends_ms = StageClock(parts, TaskRun(()), device_kind=device_kind), [0.0]
-    turns: tuple[Turn, ...] = (("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1))
-    for turn in turns:
-        ends_ms.append(clock.end_ms(turn, ends_ms[-1]))
-    _, backward_ms, forward_ms, accumulate_ms = (after - before for before, after in pairwise(ends_ms))
-    return StageTimes(forward_ms=forward_ms, backward_ms=backward_ms, accumulate_ms=accumulate_ms)
+def time_stages(parts: PartsByStage, *, device_kind: str) -> StageTimes:
+    """Times of a rank's micro-batches, through all of its stages, that wait for no other rank, but for their own copies."""
+    clock, now_ms = StagesClock(parts, TaskRun(()), device_kind=device_kind), 0.0
+    spent_ms: dict[tuple[str, int], float] = {}
+    for turn in _list_alone(parts):
+        end_ms = clock.end_ms(turn, now_ms)
+        key = turn.kind, turn.micro_batch
+        spent_ms[key] = spent_ms.get(key, 0.0) + end_ms - now_ms
+        now_ms = end_ms
+    return StageTimes(
+        forward_ms=spent_ms["forward", 1], backward_ms=spent_ms["backward", 0], accumulate_ms=spent_ms["backward", 1]
+    )
+
+
+def _list_alone(parts: PartsByStage) -> Iterator[Turn]:
+    """The turns of two micro-batches: one after the other through a stage that is by itself, else stage by stage."""
+    stages = sorted(parts)
+    if len(stages) == 1:
+        yield from (Turn(kind, index, stages[0]) for index in range(2) for kind in ("forward", "backward"))
+        return
+    yield from (Turn("forward", index, stage) for stage in stages for index in range(2))
+    yield from (Turn("backward", index, stage) for stage in stages[::-1] for index in range(2))

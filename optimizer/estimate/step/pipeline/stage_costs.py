@@ -1,4 +1,4 @@
-"""One stage of a cut model: the trained tensors that it keeps, and its bytes of weights. Torch-free.
+"""One rank of a cut model: the trained tensors that it keeps, and its bytes of weights. Torch-free.
 
 The same as ``runtime/ranks/pipeline/keepers.py`` deals out.
 """
@@ -10,7 +10,7 @@ from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.shape.compiled import CompiledShape
 from optimizer.estimate.shape.completed import CompletedGradients
 from optimizer.formats.two_halves import IN_TWO_HALVES
-from optimizer.plan.stages import StageOfModel
+from optimizer.plan.stages import RankStages
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.profile.trained import BaseSize
@@ -55,47 +55,47 @@ def is_tied(profile: Profile) -> bool:
     )
 
 
-def tensors_of_stage(trained: TensorList, compiled: CompiledShape, stage: StageOfModel) -> TensorList:
-    """The trained tensors that a stage keeps. trained: those of the whole model."""
+def tensors_of_stages(trained: TensorList, compiled: CompiledShape, own: RankStages) -> TensorList:
+    """The trained tensors that a rank keeps. trained: those of the whole model."""
     places = CompletedGradients.find(compiled, trained).by_place
     behind = frozenset((*places["head"], *places["norm"]))
-    return trained.of_stage(stage, behind=behind)
+    return trained.of_stages(own, behind=behind)
 
 
-def estimate_stage_weight_bytes(profile: Profile, plan: WeightsPlan, tensors: TensorList, stage: StageOfModel) -> int:
-    """Bytes of weights on a stage's device: what it trains, what is frozen in its blocks and at its end of the model, and all
-    buffers. tensors: the stage's.
+def estimate_stages_weight_bytes(profile: Profile, plan: WeightsPlan, tensors: TensorList, own: RankStages) -> int:
+    """Bytes of weights on a rank's device: what it trains, what is frozen in its blocks and at its end of the model, and all
+    buffers. tensors: the rank's.
     """
     buffers_bytes = profile.buffer_bytes["fp32" if plan.dtype == "fp32" else "bf16"]
     trained_bytes = tensors.total_elements * plan.bytes_per_element
     if _trains_all(profile):
-        return trained_bytes + buffers_bytes + plan.bytes_per_element * _count_stand_ins(profile, stage)
+        return trained_bytes + buffers_bytes + plan.bytes_per_element * _count_stand_ins(profile, own)
     frozen = profile.frozen_bytes(plan.representation)
     kinds = profile.tensors.block_kinds
-    in_blocks_bytes = sum(frozen.by_block[kinds[block]] for block in stage.blocks)
-    return trained_bytes + in_blocks_bytes + _outside_bytes(profile, plan, stage) + buffers_bytes
+    in_blocks_bytes = sum(frozen.by_block[kinds[block]] for block in own.blocks)
+    return trained_bytes + in_blocks_bytes + _outside_bytes(profile, plan, own) + buffers_bytes
 
 
-def _outside_bytes(profile: Profile, plan: WeightsPlan, stage: StageOfModel) -> int:
-    """Frozen weights of no block: before the blocks on the first stage, behind them on the last; a tied embedding on both."""
+def _outside_bytes(profile: Profile, plan: WeightsPlan, own: RankStages) -> int:
+    """Frozen weights of no block: before the blocks on the first rank, behind them on the last; a tied embedding on both."""
     assert profile.base is not None
     size, before, behind = plan.bytes_per_element, profile.base.before, profile.base.after
-    num_bytes = size * _count_stand_ins(profile, stage)
-    if stage.is_first:
+    num_bytes = size * _count_stand_ins(profile, own)
+    if own.is_first:
         num_bytes += size * _count(before)
-    if stage.is_last:
+    if own.is_last:
         num_bytes += size * _count(behind)
         if is_tied(profile):
             num_bytes += size * max((each.num_elements for each in before), default=0)
     return num_bytes
 
 
-def _count_stand_ins(profile: Profile, stage: StageOfModel) -> int:
+def _count_stand_ins(profile: Profile, own: RankStages) -> int:
     """Tensors of no block of which there is one number because others keep them."""
     assert profile.base is not None
-    found = 0 if stage.is_last else len(profile.base.after)
-    if not stage.is_first:
-        found += len(profile.base.before) - (stage.is_last and is_tied(profile))
+    found = 0 if own.is_last else len(profile.base.after)
+    if not own.is_first:
+        found += len(profile.base.before) - (own.is_last and is_tied(profile))
     return found
 
 

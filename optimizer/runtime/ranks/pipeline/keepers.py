@@ -1,6 +1,6 @@
-"""Says which stages of a cut model keep which of its tensors, and deals them out.
+"""Says which ranks keep which tensors of a cut model, and deals them out.
 
-blocks       the stage that runs them
+blocks       the rank whose stages run them
 embeddings   the first; the head, and the norm behind the blocks: the last. Tied, an embedding that is not trained is on both.
 the rest     (projections beside the blocks) stays everywhere, and is not to be trained
 
@@ -23,7 +23,7 @@ from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.tiers.tiers import Tiers
 
 Keepers = Mapping[str, tuple[int, ...]]
-"""By name of a parameter, the stages that keep it, in order."""
+"""By name of a parameter, the ranks that keep it, in order."""
 _FIELD: Final = "plan.layout.stage_blocks"
 
 
@@ -34,22 +34,22 @@ def find_keepers(model: nn.Module, layout: DeviceLayout) -> dict[str, tuple[int,
     anatomy = find_anatomy(model)
     require_decoder(anatomy)
     found: dict[int, set[int]] = {}
-    for stage in layout.stages:
-        for index in stage.blocks:
+    for own in layout.rank_stages:
+        for index in own.blocks:
             for parameter in anatomy.blocks[index].parameters():
-                found.setdefault(id(parameter), set()).add(stage.index)
+                found.setdefault(id(parameter), set()).add(own.rank)
     _require_one_keeper(found)
-    last = len(layout.stages) - 1
-    for stage_index, modules in ((0, _before(anatomy)), (last, _behind(anatomy))):
+    last = layout.num_devices - 1
+    for rank, modules in ((0, _before(anatomy)), (last, _behind(anatomy))):
         for module in modules:
             for parameter in module.parameters(recurse=False):
-                found.setdefault(id(parameter), set()).add(stage_index)
+                found.setdefault(id(parameter), set()).add(rank)
     keepers = {}
     for name, parameter in model.named_parameters():
-        stages = tuple(sorted(found.get(id(parameter), range(last + 1))))
-        if parameter.requires_grad and len(stages) > 1:
+        ranks = tuple(sorted(found.get(id(parameter), range(last + 1))))
+        if parameter.requires_grad and len(ranks) > 1:
             raise _trained_twice(name, is_tied=id(parameter) in found)
-        keepers[name] = stages
+        keepers[name] = ranks
     return keepers
 
 
@@ -69,8 +69,9 @@ class StageWeights:
 
     def __init__(self, ranks: Ranks, *, layout: DeviceLayout, tiers: Tiers) -> None:
         self._ranks, self._layout, self._tiers = ranks, layout, tiers
-        self.blocks = layout.stages[ranks.rank].blocks
-        """Blocks of this rank."""
+        self.keeps_streamed = layout.keeps_streamed
+        """True if what streams stays until all micro-batches have used it."""
+        self.own = layout.rank_stages[ranks.rank]
 
     def deal(
         self, model: nn.Module, blocks: Sequence[nn.Module]

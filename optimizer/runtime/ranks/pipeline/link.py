@@ -1,65 +1,91 @@
-"""A stage's connections in training: hidden states to the next stage, their gradients to the one before.
+"""A device's connections in training: hidden states to the next stage, their gradients to the one before.
 
-What is sent is held until it is taken, and who sends goes on meanwhile; it is let go of at one of two moments, which are the same
-in every run, so that the bytes are:
+What is sent is held until it is taken, and who sends goes on meanwhile; it is let go of at one of three moments, which are the
+same in every run, so that the bytes are:
 
-hidden states   when the next ones are to be sent, or when a gradient has come from the stage that they went to
-gradients       when the next ones are to be sent, or when hidden states have come from the stage that they went to
+hidden states   when so many are held that the next would be too many (``count_sent_at_once``), or when a gradient has come from
+                the stage that they went to; where a device has several stages, when it has done all forward
+gradients       when as many are held, or when hidden states have come from the stage that they went to
 
-Each of these moments is one at which the other side has taken them or is about to, so no two stages wait for each other.
+Each of these moments is one at which the other side has taken them or is about to, so no two devices wait for each other.
 
 What is allocated: the tensor into which hidden states come (activations, in the place of the one that the block before would have
 made), and the one into which gradients come (temporaries, likewise).
 """
 
+from collections import deque
+
 import torch
 
-from optimizer.plan.stages import StageOfModel
+from optimizer.plan.stages import RankStages, SentAtOnce
 from optimizer.runtime.ranks.group import Arriving, Ranks
 
 
 class PipelineLink:
-    """The connections of one stage. Every stage must run the same micro-batches in the same order."""
+    """The connections of one device. Every device must run the same micro-batches in the order of the schedule."""
 
-    def __init__(self, ranks: Ranks, stage: StageOfModel) -> None:
-        self._ranks, self._stage = ranks, stage
-        self._to_next: tuple[Arriving, torch.Tensor] | None = None
-        self._to_previous: tuple[Arriving, torch.Tensor] | None = None
+    def __init__(self, ranks: Ranks, own: RankStages) -> None:
+        self._ranks = ranks
+        self._rank, self._num_ranks = own.rank, own.num_ranks
+        self._at_once = SentAtOnce()
+        self._hidden: deque[tuple[Arriving, torch.Tensor]] = deque()
+        self._gradients: deque[tuple[Arriving, torch.Tensor]] = deque()
         ranks.open_way_back()
+
+    def begin(self, at_once: SentAtOnce) -> None:
+        """Before the first micro-batch of a step or an evaluation."""
+        self._at_once = at_once
 
     def send_hidden(self, hidden: torch.Tensor) -> None:
         """To the next stage. Raises RankLost."""
-        self._settle_next()
-        given = hidden.detach().contiguous()
-        self._to_next = self._ranks.begin_sending_from_device(given, to=self._stage.index + 1), given
+        _settle(self._hidden, leaving=self._at_once.hidden - 1)
+        self._hidden.append(self._send(hidden, to=self._next))
 
     def receive_hidden(self, into: torch.Tensor) -> None:
         """Those of the stage before. Raises RankLost."""
-        self._ranks.receive_on_device(into, source=self._stage.index - 1)
-        self._settle_previous()
+        self._receive(into, source=self._previous)
+        _settle(self._gradients)
 
     def send_gradient(self, gradient: torch.Tensor) -> None:
         """To the stage before. Raises RankLost."""
-        self._settle_previous()
-        given = gradient.detach().contiguous()
-        self._to_previous = self._ranks.begin_sending_from_device(given, to=self._stage.index - 1, is_back=True), given
+        _settle(self._gradients, leaving=self._at_once.gradients - 1)
+        self._gradients.append(self._send(gradient, to=self._previous))
 
     def receive_gradient(self, into: torch.Tensor) -> None:
         """Fill it with the gradient of hidden states that the next stage was sent. Raises RankLost."""
-        self._ranks.receive_on_device(into, source=self._stage.index + 1, is_back=True)
-        self._settle_next()
+        self._receive(into, source=self._next)
+        _settle(self._hidden)
+
+    def end_forward(self) -> None:
+        """Wait until all hidden states are taken. Raises RankLost."""
+        _settle(self._hidden)
 
     def finish(self) -> None:
         """Wait until all that was sent is taken, at the end of a step or an evaluation. Raises RankLost."""
-        self._settle_next()
-        self._settle_previous()
+        _settle(self._hidden)
+        _settle(self._gradients)
 
-    def _settle_next(self) -> None:
-        sent, self._to_next = self._to_next, None
-        if sent is not None:
-            sent[0].wait()
+    @property
+    def _next(self) -> int:
+        return (self._rank + 1) % self._num_ranks
 
-    def _settle_previous(self) -> None:
-        sent, self._to_previous = self._to_previous, None
-        if sent is not None:
-            sent[0].wait()
+    @property
+    def _previous(self) -> int:
+        return (self._rank - 1) % self._num_ranks
+
+    # What goes to a lower rank has a way of its own, whichever of the two it is: two devices are each other's next.
+
+    def _send(self, tensor: torch.Tensor, *, to: int) -> tuple[Arriving, torch.Tensor]:
+        given = tensor.detach().contiguous()
+        return self._ranks.begin_sending_from_device(given, to=to, is_back=to < self._rank), given
+
+    def _receive(self, into: torch.Tensor, *, source: int) -> None:
+        self._ranks.receive_on_device(into, source=source, is_back=source > self._rank)
+
+
+def _settle(held: deque[tuple[Arriving, torch.Tensor]], *, leaving: int = 0) -> None:
+    """Let go of what was sent first, once it is taken, until ``leaving`` are held."""
+    while len(held) > leaving:
+        sent, _ = held[0]
+        sent.wait()
+        held.popleft()

@@ -440,9 +440,9 @@ def _share_words(own: Plan, found: RankPrediction, rank: int) -> str:
 
 
 def _stage_words(own: Plan, found: RankPrediction, rank: int) -> str:
-    stage = own.layout.stages[rank]
-    choices = own.activations.per_block[stage.blocks.start : stage.blocks.stop]
-    return f"has {stage.words} ({_count_choices(choices)}): {_bytes_of(found)}, at work for {found.step_ms:.1f} ms of a step"
+    stages = own.layout.rank_stages[rank]
+    choices = stages.pick(own.activations.per_block)
+    return f"has {stages.words} ({_count_choices(choices)}): {_bytes_of(found)}, at work for {found.step_ms:.1f} ms of a step"
 
 
 def _bytes_of(found: RankPrediction) -> str:

@@ -181,17 +181,18 @@ def make_case(
     shares: Sequence[RankShare] = (),
     stage_blocks: Sequence[int] = (),
     schedule: str = "1f1b",
+    num_rounds: int = 1,
     sync_every: int = 1,
     sync_format: str = "fp32",
     sync_rule: str = "nesterov",
     **workload: Any,
 ) -> RankCase:
-    """shares: of ranks that differ. stage_blocks: of a model that is cut."""
+    """shares: of ranks that differ. stage_blocks: of a model that is cut. num_rounds: stages on each rank."""
     batch = BatchPlan(micro_batch_size=2, accumulation_steps=accumulation_steps)
     values = {"sequence_length": 32, "num_steps": NUM_STEPS, "learning_rate": 1e-3, **workload}
     if gradients == "consume":
         values["max_grad_norm"] = None
-    num_ranks = len(stage_blocks) or len(shares) or num_ranks
+    num_ranks = len(stage_blocks) // num_rounds or len(shares) or num_ranks
     num_parts = 1 if stage_blocks else num_ranks
     return RankCase(
         model=model,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from optimizer.estimate.step.pipeline.schedule import RanStep, StageTimes, run_schedule
-from optimizer.plan.stages import list_stages
+from optimizer.plan.stages import deal_stages
 
 FORWARD_MS, BACKWARD_MS = 3.0, 5.0
 
@@ -18,10 +18,11 @@ def run(
     schedule: Any = "1f1b",
     crossing_ms: float = 0.0,
     notice_ms: float = 0.0,
+    num_rounds: int = 1,
 ) -> RanStep:
     return run_schedule(
         [StageTimes(forward_ms=forward, backward_ms=back, accumulate_ms=back) for forward, back in times],
-        stages=list_stages((1,) * len(times)),
+        ranks=deal_stages((1,) * len(times) * num_rounds, len(times)),
         num_micro_batches=num_micro_batches,
         schedule=schedule,
         crossing_ms=crossing_ms,
