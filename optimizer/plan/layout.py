@@ -98,12 +98,12 @@ class DeviceLayout:
     """One for each rank, in order; empty where all do the same on the machine's first kind of device. Where the model is cut they
     say the device alone."""
     stage_blocks: tuple[int, ...] = ()
-    """Number of blocks of each stage in the order of the model; empty if the model is not cut. As many stages as ``num_devices``, or
-    a multiple, which are dealt out to the devices in turn."""
+    """Number of blocks of each stage in the order of the model; empty if the model is not cut. As many stages as devices, or a
+    multiple, which are dealt out to the devices in turn."""
     schedule: PipelineSchedule = "1f1b"
-    """Order of forward and backward of a cut model's micro-batches: 1f1b begins backward as early as it can, so that few are
-    under way at once; gpipe has all forward first; breadth_first, which several stages on a device need, has all micro-batches
-    through a stage before the next, and brings what streams once for them."""
+    """Order of a cut model's micro-batches: 1f1b begins backward as early as it can, so that few are under way at once; gpipe has
+    all forward first; breadth_first, which several stages on a device need, has all micro-batches through a stage before the
+    next, and brings what streams once for them."""
     sync_every: int = 1
     """Steps that each rank takes alone between two synchronizations, 1 to 10,000; with 1 ranks share every step. More only where
     every rank has the whole model and all of its state (``replicated``)."""

@@ -108,15 +108,15 @@ class Turn(NamedTuple):
 
 
 def count_ahead(own: RankStages, *, num_micro_batches: int, schedule: PipelineSchedule) -> int:
-    """Forward passes through its last stage that a device does before its first backward, beside the one that this backward is of."""
+    """Forward passes through its last stage that a device does before its first backward, beside the one that it is of."""
     if schedule != "1f1b":
         return num_micro_batches - 1
     return min(num_micro_batches, own.num_ranks - own.rank) - 1
 
 
 def list_turns(own: RankStages, *, num_micro_batches: int, schedule: PipelineSchedule) -> Iterator[Turn]:
-    """The order in which a device does a step's micro-batches. Backward takes them as they came, as on one device, so that sums of
-    gradients have the same bits.
+    """The order in which a device does a step's micro-batches. Backward takes them as they came, as on one device, so that sums
+    of gradients have the same bits.
 
     gpipe: Huang et al. 2019, section 2.3; 1f1b: Narayanan et al. 2021 (arXiv:2104.04473), section 2.2.1, without a flush between;
     breadth_first: Lamy-Poirier 2023 (arXiv:2211.05953), section 3, all micro-batches through a stage and then through the next.

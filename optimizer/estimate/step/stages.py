@@ -232,7 +232,8 @@ def _evaluate(
     num_micro_batches = workload.eval_batches * plan.batch.accumulation_steps
     passes: tuple[EvaluatedPass, ...] = (_whole_pass(profile.num_blocks, prefetch=plan.weights.prefetch),)
     if own is not None:
-        hidden_bytes = plan.batch.micro_batch_size * workload.sequence_length * profile.hidden_size * plan.weights.bytes_per_element
+        num_tokens = plan.batch.micro_batch_size * workload.sequence_length
+        hidden_bytes = num_tokens * profile.hidden_size * plan.weights.bytes_per_element
         passes = tuple(_list_passes(own, plan=plan, num_micro_batches=num_micro_batches, hidden_bytes=hidden_bytes))
     highest = _EVALUATIONS.obtain(
         compiled,
@@ -253,7 +254,7 @@ class EvaluatedPass(NamedTuple):
     moves: tuple[WeightsMove, ...]
     """Blocks whose weights come and go before each, where they stream, counted among those of the rank."""
     left: tuple[int, ...]
-    """Blocks whose weights are there at its end."""
+    """Blocks whose weights go as the last block has run."""
     held_bytes: int = 0
     """Bytes of hidden states that were sent before and are still held."""
     arriving_bytes: int = 0
@@ -271,22 +272,25 @@ def _list_passes(own: RankStages, *, plan: Plan, num_micro_batches: int, hidden_
     prefetch, keeps = plan.weights.prefetch, plan.layout.schedule == "breadth_first"
     num_together = min(num_micro_batches, plan.batch.accumulation_steps)
     most_held = count_sent_at_once(own, num_micro_batches=num_together).hidden
-    num_held, present = 0, tuple[int, ...]()
+    num_held = 0
+    present: tuple[int, ...] = ()
+    left: tuple[int, ...]
     for stage in own.stages:
         if keeps:
             wanted = tuple(map(own.blocks.index, list_brought(own, stage, prefetch=prefetch, is_backward=False)))
             gone = tuple(block for block in present if block not in wanted)
             first = WeightsMove(gone=gone, coming=tuple(block for block in wanted if block not in present))
             moves = (first, *(WeightsMove(gone=(), coming=()) for _ in stage.blocks[1:]))
-            present = left = wanted
+            present, left = wanted, ()
         else:
-            moves, left = tuple(list_forward_moves(stage.num_blocks, prefetch=prefetch)), (stage.num_blocks - 1,)
+            moves = tuple(list_forward_moves(stage.num_blocks, prefetch=prefetch))
+            left = (stage.num_blocks - 1,)
         if not stage.is_last:
             num_held = min(num_held + num_together - 1, most_held)
         yield EvaluatedPass(
             blocks=tuple(stage.blocks),
             moves=moves,
-            left=() if keeps and stage is not own.stages[-1] else left,
+            left=left,
             held_bytes=num_held * hidden_bytes,
             arriving_bytes=0 if stage.is_first else hidden_bytes,
             has_head=stage.is_last,
@@ -309,18 +313,19 @@ def _find_highest(
     block that runs here. processor: the CPU device's; None on CUDA, where no kernel's scratch is counted. passes: one after the
     other, of which each leaves the weights alone.
     """
-    num_blocks, weights = profile.num_blocks, single("weights", 0)
+    num_blocks, templates, weights = profile.num_blocks, compiled.regime.block_templates, single("weights", 0)
     found: _Evaluated | None = None
     for each in passes:
         walk = _Walk(compiled, processor, before=weights + single("activations", each.held_bytes))
         walk.run_indexed(evaluation.prologue, "forward")
-        walk.arrive(each.arriving_bytes)
+        if each.arriving_bytes:
+            before = [compiled.indexed_bytes(evaluation.blocks[template]).net for template in templates[: each.blocks[0]]]
+            walk.arrive(each.arriving_bytes, net=sum(before, single("activations", 0)))
         for block, move in zip(each.blocks, each.moves, strict=True):
             if streamed:
                 come_bytes = sum(streamed[other] for other in move.coming) - sum(streamed[other] for other in move.gone)
                 walk.come(single("weights", come_bytes))
-            template = compiled.regime.block_templates[block]
-            walk.run_indexed(evaluation.blocks[template], f"forward of block {block + 1} of {num_blocks}")
+            walk.run_indexed(evaluation.blocks[templates[block]], f"forward of block {block + 1} of {num_blocks}")
         if streamed:
             walk.come(single("weights", -sum(streamed[other] for other in each.left)))
             weights = single("weights", walk.weights_bytes)
@@ -360,11 +365,9 @@ class _Walk:
         self._level += int(net.sum())
         self._come.append(net)
 
-    def arrive(self, num_bytes: int) -> None:
-        """Hidden states take the place of those that the prologue has made, which are there until they have come."""
-        if num_bytes:
-            come = single("activations", num_bytes)
-            self.run(PartBytes(net=come - come, rise=num_bytes, at_rise=come), 0, "hidden states come")
+    def arrive(self, num_bytes: int, *, net: Bytes) -> None:
+        """Hidden states come, and take the place of those that the blocks before would have left. net: of these blocks."""
+        self.run(PartBytes(net=net, rise=num_bytes, at_rise=single("activations", num_bytes)), 0, "hidden states come")
 
     @property
     def weights_bytes(self) -> int:

@@ -39,8 +39,9 @@ def make_weights_task(
 ) -> Task:
     """The task before a block: the blocks in ``gone`` go, those in ``coming`` come, and the block's own must have arrived.
 
-    by_block: bytes of each block's weights. tensors: those of each, one by one. num_keys: blocks whose numbers differ by a multiple of it share a transfer's key,
-    so that tasks which are alike can be one; never fewer than come ahead, and the one at work. holds_up_cpu: as ``Transfer``'s.
+    by_block: bytes of each block's weights. tensors: those of each, one by one. num_keys: blocks whose numbers differ by a
+    multiple of it share a transfer's key, so that tasks which are alike can be one; never fewer than come ahead, and the one at
+    work. holds_up_cpu: as ``Transfer``'s.
     exchange_ms: milliseconds by block in which ranks send each other what each keeps of it; empty where weights come otherwise.
     """
 

@@ -189,7 +189,8 @@ _SHARED_OUT: Final = {
 _ORDERS: Final = {
     "1f1b": "each begins the backward of a micro-batch as soon as its gradient comes, so that few are under way at once (1F1B)",
     "gpipe": "each runs all micro-batches forward, then all backward (GPipe)",
-    "breadth_first": "each runs all micro-batches through some neighbouring blocks before it goes on to its next ones (breadth first)",
+    "breadth_first": "each runs all micro-batches through some neighbouring blocks before it goes on to its next ones (breadth "
+    "first)",
 }
 
 

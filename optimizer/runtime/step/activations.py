@@ -51,7 +51,8 @@ def apply_activations(
 ) -> Callable[[], None]:
     """Wrap each block's forward by its choice; returns a function that takes the wrapping off again.
 
-    firsts: numbers of the blocks at which a forward pass begins: of each stage's first where the model is cut. Opens the stores that the plan needs: raises what they do where one is missing.
+    firsts: numbers of the blocks at which a forward pass begins: of each stage's first where the model is cut. Opens the stores
+    that the plan needs: raises what they do where one is missing.
     """
     if len(plan.per_block) != len(blocks):
         raise InvalidPlan(

@@ -104,8 +104,8 @@ class StagesLayout(StepLayout):
 
     @cached_property
     def _brought_before(self) -> dict[tuple[str, int], tuple[Task, ...]]:
-        """By phase and block, the task before the block's first micro-batch: as a stage begins, the weights of blocks that are not
-        wanted go and those that are missing come; later blocks wait for theirs.
+        """By phase and block, the task before the block's first micro-batch: as a stage begins, the weights of blocks that are
+        not wanted go and those that are missing come; later blocks wait for theirs.
         """
         found: dict[tuple[str, int], tuple[Task, ...]] = {}
         present: list[int] = []

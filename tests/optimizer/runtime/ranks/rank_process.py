@@ -95,7 +95,10 @@ def carry_out_steps(
             left_out.append(result.is_left_out)
         sent += [count_settled_bytes()] * counts
         peak = meter.peak()
+        batches = []
+        meter.reset_peak()
         validation_loss = trainer.evaluate(case.make_batches(model, step=99, rank=rank))
+        evaluation_peak = meter.peak().device_bytes
         trainer.join()
         weights = {name: _read(held) for name, held in trainer.named_weights().items()}
         exported, _ = trainer.optimizer.export_state()
@@ -116,6 +119,7 @@ def carry_out_steps(
             "gradient_bytes": meter.bytes_by_category()["gradients"],
             "peaks": peaks,
             "host_peaks": host_peaks,
+            "evaluation_peak": evaluation_peak,
             "shared_part_bytes": sum(part.nbytes for part in trainer.tiers._adopted),
             "home_bytes": sum(streamed.home.num_bytes for streamed in trainer.weights._by_name.values()),
             "shared_memory": list_shared_memory(),

@@ -74,15 +74,23 @@ ACTIVATIONS = [
 
 def assert_bytes_as_predicted(case: RankCase, answers: list[dict[str, Any]]) -> None:
     profile = profile_of(case)
-    here: dict[str, Any] = {"plan": case.plan, "workload": case.workload, "machine": replace(make_cpu_machine(), num_threads=2)}
+    workload = replace(case.workload, eval_batches=1)
+    here: dict[str, Any] = {"plan": case.plan, "workload": workload, "machine": replace(make_cpu_machine(), num_threads=2)}
     predicted = estimate_training(profile, **here)
-    stages = [simulate_step(laid) for laid in lay_out_stages(profile, **here)]
+    laid_out = lay_out_stages(profile, **here)
+    stages = [simulate_step(laid) for laid in laid_out]
     for tier in ("device", "host"):
         measured = [max(answer["peaks" if tier == "device" else "host_peaks"][1:]) for answer in answers]
         expected = [getattr(stage, f"{tier}_peak_bytes") for stage in stages]
         differ = [ours - theirs for ours, theirs in zip(expected, measured, strict=True)]
         assert max(map(abs, differ)) <= (WITHIN_BYTES if tier == "device" else 0), (tier, differ, measured, expected)
         assert getattr(predicted, f"{tier}_peak_bytes") == max(expected)
+    differ = []
+    for laid, step, answer in zip(laid_out, stages, answers, strict=True):
+        peaks = laid.setting.stages.estimate(laid.schedule, laid.resident, step, choices=case.plan.activations.per_block)
+        assert peaks.evaluation is not None
+        differ.append(int(peaks.evaluation.peak.sum()) - answer["evaluation_peak"])
+    assert max(map(abs, differ)) <= WITHIN_BYTES, differ
 
 
 @pytest.mark.breadth

@@ -21,20 +21,32 @@ def rounds(**changes: Any) -> RankCase:
     return make_case(**{**given, "num_rounds": 2, "schedule": "breadth_first", **changes})
 
 
+AWAY: dict[str, Any] = {"gradients": "host", "state": ON_HOST}
 RESIDENT = [
     rounds(has_uneven_labels=True),
     rounds(stage_blocks=(1, 2), num_rounds=1, activations=("keep", "recompute", "selective")),
     rounds(stage_blocks=(1, 2, 2, 1), activations=("keep", "recompute", "keep", "selective", "keep", "keep")),
     rounds(stage_blocks=(1,) * 6, num_rounds=3, activations=("keep", "recompute") * 3, accumulation_steps=2),
-    rounds(stage_blocks=(1,) * 6, num_rounds=2, activations=("keep",) * 6, accumulation_steps=5, weights=WeightsPlan(dtype="bf16")),
+    rounds(stage_blocks=(1,) * 6, activations=("keep",) * 6, accumulation_steps=5, weights=WeightsPlan(dtype="bf16")),
     rounds(stage_blocks=(1, 1, 1, 2), activations=("offload",) * 5, num_chunks=4),
     rounds(adapter=Adapter(rank=4), model="tied", weights=WeightsPlan(frozen="int8")),
 ]
 POOLED = [
     rounds(adapter=Adapter(rank=4), weights=WeightsPlan(place="host", frozen="int4"), activations=("recompute",) * 4),
-    rounds(gradients="host", state=ON_HOST, weights=WeightsPlan(place="host")),
-    rounds(gradients="host", state=ON_HOST, weights=WeightsPlan(place="host", prefetch=0), stage_blocks=(2, 1, 1, 2), activations=("keep", "offload") * 3),
-    rounds(gradients="host", state=ON_HOST, weights=WeightsPlan(place="host", prefetch=3, dtype="bf16"), stage_blocks=(1,) * 6, num_rounds=3, activations=("recompute",) * 6),
+    rounds(**AWAY, weights=WeightsPlan(place="host"), has_uneven_labels=True),
+    rounds(
+        **AWAY,
+        weights=WeightsPlan(place="host", prefetch=0),
+        stage_blocks=(2, 1, 1, 2),
+        activations=("keep", "offload") * 3,
+    ),
+    rounds(
+        **AWAY,
+        weights=WeightsPlan(place="host", prefetch=3, dtype="bf16"),
+        stage_blocks=(1,) * 6,
+        num_rounds=3,
+        activations=("recompute",) * 6,
+    ),
 ]
 
 
