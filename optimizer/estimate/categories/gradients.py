@@ -54,7 +54,8 @@ def estimate_gradient_bytes(tensors: TensorList, plan: Plan, *, device_kind: str
     if plan.gradients.choice == "keep":
         return GradientBytes()
     size = plan.weights.bytes_per_element
-    num_staging = _NUM_STAGING[device_kind] if plan.batch.accumulation_steps > 1 else 0
+    adds_up = plan.batch.accumulation_steps > 1 and not plan.layout.keeps_streamed
+    num_staging = _NUM_STAGING[device_kind] if adds_up else 0
     staging_bytes = num_staging * max(tensors.num_elements, default=0) * size
     return GradientBytes(host=tensors.total_elements * size + staging_bytes + norms_bytes)
 

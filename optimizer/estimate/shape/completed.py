@@ -57,9 +57,12 @@ class CompletedGradients:
 
 
 class OthersGradients:
-    """The gradients that one rank lets go of, because others own their tensors. One object for each rank of a shape."""
+    """The gradients that one rank lets go of, because others own their tensors, or because all of them leave. One object for each
+    rank of a shape.
+    """
 
     def __init__(self, compiled: CompiledShape, tensors: TensorList, *, rank: int, num_ranks: int) -> None:
+        """rank: -1 lets go of all."""
         self._compiled = compiled
         owners = tensors.owners(num_ranks)
         completed = CompletedGradients.find(compiled, tensors).by_place
@@ -72,6 +75,11 @@ class OthersGradients:
         return _OTHERS.obtain(
             compiled, (rank, num_ranks), lambda: cls(compiled, tensors, rank=rank, num_ranks=num_ranks)
         )
+
+    @classmethod
+    def find_all(cls, compiled: CompiledShape, tensors: TensorList) -> "OthersGradients":
+        """Every gradient, as where all of them leave for the host once they are added up."""
+        return cls.find(compiled, tensors, rank=-1, num_ranks=1)
 
     def own(self, place: Place) -> tuple[bool, ...]:
         """For each gradient in order whether the rank owns its tensor; empty where it owns all."""

@@ -140,7 +140,10 @@ class BlockTasks:
             leaves.append(_legs(time, "copy_out", _STORES[trip.place]))
         gradient_bytes = num_shared = 0
         own, gone = self._find_others(block, part) if is_backward else ((), ())
-        if is_backward and prices.leaves_gradients:
+        if is_backward and prices.leaves_gradients and gone:
+            gradient_bytes, is_first = -sum(num_bytes for _, _, num_bytes in gone), True
+            num_shared = compiled.num_shared_gradients((choice, template, FIRST))
+        elif is_backward and prices.leaves_gradients:
             gradient_bytes = int(compiled.part_bytes(PartRequest(part, releases, trip, own=own)).net[_GRADIENTS])
             num_shared = compiled.num_shared_gradients(part, own=own)
         gradients = prices.gradients_legs(gradient_bytes, num_shared=num_shared, is_first=is_first)

@@ -110,6 +110,9 @@ class OutsideTasks:
             moves = partial(compiled.part_moves, request)
             allocated_rise = partial(compiled.part_rise, request)
         gradient_bytes = int(kept_net[_GRADIENTS]) if prices.leaves_gradients and phase == "backward" else 0
+        if prices.leaves_gradients and gone:
+            gradient_bytes, is_first = -sum(num_bytes for _, _, num_bytes in gone), True
+            num_shared = compiled.num_shared_gradients(part.replace("accumulate", "first"))
         leaving = prices.gradients_legs(gradient_bytes, num_shared=num_shared, is_first=is_first)
         return Task(
             phase=phase,

@@ -51,6 +51,12 @@ class PartPrices:
         key = (leaves, dropped, machine.device.kind, machine.rates.fingerprint)
         return _PRICES.obtain(compiled, key, lambda: cls(compiled, machine, dropped=dropped, leaves_gradients=leaves))
 
+    @classmethod
+    def find_adding_up(cls, compiled: CompiledShape, machine: Machine, *, leaves: bool) -> "PartPrices":
+        """Find the prices of parts that add to gradients on the device. leaves: whether these then go to the host."""
+        key = (leaves, None, machine.device.kind, machine.rates.fingerprint)
+        return _PRICES.obtain(compiled, key, lambda: cls(compiled, machine, dropped=None, leaves_gradients=leaves))
+
     def time(self, part: PartName, *, trip: Trip | None = None) -> PartTime:
         return self.compiled.part_time(part, self.machine, rates_key=self.rates_key, trip=trip)
 

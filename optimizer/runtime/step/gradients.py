@@ -1,7 +1,8 @@
 """Carries out the gradients row of a plan, and clips: what becomes of ``param.grad`` between backward and the update.
 
 keep      stays on the device until the step ends; sparse ones as ``sparse_gradients.py`` says.
-host      when a parameter's gradient of one micro-batch is complete, it is copied to the host and the device's is dropped.
+host      when a parameter's gradient of one micro-batch is complete, it is copied to the host and the device's is dropped. Where
+          a stage of a cut model does all micro-batches before the next one, it stays until the last of them has added to it.
 consume   when a parameter's gradient is complete, the optimizer steps that parameter and the gradient is dropped.
 
 A gradient is complete where autograd has added up all uses of its parameter, in its post-accumulate hook; it has the
@@ -10,8 +11,9 @@ parameter's dtype and shape (n elements), and is dropped before the hook returns
 What is allocated, in order:
 
 host      at construction and until the end, on the host, as gradients: a buffer of n for each trained tensor, in the model's
-          order; with more than one micro-batch ``NUM_STAGING[is_threaded]`` buffers of the largest tensor's bytes; 4 bytes a
-          tensor for norms. Hooks and clipping allocate nothing. Copies per tensor and micro-batch: n, device to host.
+          order; where it adds up micro-batches ``NUM_STAGING[is_threaded]`` buffers of the largest tensor's bytes; 4 bytes a
+          tensor for norms. Hooks and clipping allocate nothing. Copies per tensor and micro-batch, or of the last: n, device to
+          host.
 consume   at construction and until the end, on the device, as gradients: 4 bytes a tensor for norms. In the hook what the
           update allocates (``optimizer_state.py``).
 
@@ -178,7 +180,7 @@ class ConsumedGradients(Gradients):
 
 
 class HostGradients(Gradients):
-    """Each moves to the host as it appears, and is added up there."""
+    """Each moves to the host as it appears, and is added up there; or as the last micro-batch has added to it."""
 
     def __init__(
         self,
@@ -187,11 +189,13 @@ class HostGradients(Gradients):
         tiers: Tiers,
         worker: BackgroundThread,
         accumulates: bool,
+        waits_for_last: bool = False,
         begin_update: Callable[[str], bool] | None = None,
         update: Callable[[str, Callable[[str], torch.Tensor]], None] | None = None,
         all_norms: AllNorms | None = None,
     ) -> None:
         """worker: adds, and takes norms. The update of the step before no longer needs a buffer: forward has waited for it.
+        accumulates: whether there is more than one micro-batch to add up. waits_for_last: whether they add up on the device.
 
         begin_update, update: for updates during backward. The first says, on backward's thread, whether the tensor's
         complete gradient is to be used at once; the second then uses it, on the worker, and asks the function that it is given
@@ -201,6 +205,7 @@ class HostGradients(Gradients):
         self._named = named
         self._tiers = tiers
         self._worker = worker
+        self._waits_for_last = waits_for_last
         self._begin_update = begin_update
         self._update = update
         self._buffers = {
@@ -209,7 +214,7 @@ class HostGradients(Gradients):
         }
         largest_bytes = max((buffer.nbytes for buffer in self._buffers.values()), default=0)
         self._staging: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
-        for _ in range(NUM_STAGING[worker.is_threaded] if accumulates else 0):
+        for _ in range(NUM_STAGING[worker.is_threaded] if accumulates and not waits_for_last else 0):
             self._staging.put(tiers.host_buffer(largest_bytes, dtype=torch.uint8, category="gradients"))
         self._norms = tiers.host_buffer(len(named), dtype=torch.float32, category="gradients", pinned=False)
         self._index = {name: index for index, name in enumerate(named)}
@@ -281,7 +286,7 @@ class HostGradients(Gradients):
 
     def _leave(self, name: str, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
-        if gradient is None:
+        if gradient is None or (self._waits_for_last and not self._is_last):
             return
         if name in self._arrived:
             staging = self._staging.get()

@@ -277,6 +277,7 @@ class Trainer:
             tiers=self.tiers,
             worker=self._worker,
             accumulates=self.plan.batch.accumulation_steps > 1,
+            waits_for_last=self.plan.layout.keeps_streamed,
             begin_update=self.optimizer.begin_update if in_backward else None,
             update=self.optimizer.update,
             all_norms=all_norms,

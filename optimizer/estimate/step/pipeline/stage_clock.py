@@ -27,16 +27,21 @@ class StageParts:
     """The first micro-batch's backward, from the gradient of the last block's hidden states on."""
     accumulate: TaskRun
     """The backward of each other."""
+    last: TaskRun
+    """The backward of the last one, which may send off what all have added up."""
+    num_micro_batches: int
 
     def of(self, turn: Turn) -> tuple[TaskRun, ...]:
         """The tasks of a turn, in order."""
         if turn.kind == "forward":
             return self.begin, self.forward_again if turn.micro_batch else self.forward, self.left
+        if turn.micro_batch == self.num_micro_batches - 1:
+            return (self.last,)
         return (self.accumulate if turn.micro_batch else self.backward,)
 
     def acts(self, device_kind: str) -> bool:
         """True where something is copied, or waited for, beside compute."""
-        runs = (self.begin, self.forward, self.forward_again, self.backward, self.accumulate)
+        runs = (self.begin, self.forward, self.forward_again, self.backward, self.accumulate, self.last)
         return any(run.steps(device_kind).acts for run in runs)
 
     def times(self, device_kind: str) -> StageTimes:

@@ -14,9 +14,14 @@ from typing import Any, Final
 import numpy as np
 
 from optimizer.base.categories import CATEGORIES
+from optimizer.estimate.categories.tensors import list_tensors
 from optimizer.estimate.categories.weights import WeightsMove
 from optimizer.estimate.shape.compiled import CompiledShape, PartRequest
+from optimizer.estimate.shape.completed import OthersGradients
 from optimizer.estimate.shape.shared import SharedPlaces
+from optimizer.estimate.step.block_tasks import BlockTasks
+from optimizer.estimate.step.outside_tasks import OutsideTasks
+from optimizer.estimate.step.part_prices import PartPrices
 from optimizer.estimate.step.pipeline.stage_clock import PartsByStage, StageParts
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.schedule import END, StepLayout
@@ -55,6 +60,21 @@ class StagesLayout(StepLayout):
         self._hidden = single("activations", self.hidden_bytes)
         self._gradient = single("temporaries", self.hidden_bytes)
         self._keeps_streamed = plan.layout.schedule == "breadth_first"
+        self._last_blocks, self._last_outside = self._blocks, self._outside
+        if self._keeps_streamed and plan.gradients.choice == "host":
+            self._add_up_on_device(profile)
+
+    def _add_up_on_device(self, profile: Profile) -> None:
+        """Have gradients stay until the last micro-batch has added to them, and leave then."""
+        compiled, machine, compress = self._compiled, self._machine, self._plan.activations.compress
+        self._makes_anew = False
+        stays = PartPrices.find_adding_up(compiled, machine, leaves=False)
+        self._blocks = BlockTasks.find(stays, compress=compress)
+        self._outside = OutsideTasks.find(profile, stays, plan=self._plan)
+        leaves = PartPrices.find_adding_up(compiled, machine, leaves=True)
+        others = OthersGradients.find_all(compiled, list_tensors(profile))
+        self._last_blocks = BlockTasks.find(leaves, compress=compress, others=others)
+        self._last_outside = OutsideTasks.find(profile, leaves, plan=self._plan, others=others)
 
     def parts(self, choices: Sequence[BlockChoice]) -> PartsByStage:
         """choices: of all blocks of the model, of which the rank's own count. Raises NotProfiled."""
@@ -85,13 +105,18 @@ class StagesLayout(StepLayout):
         forward = forward_again = TaskRun([*self._in_turn("forward", stage, ran), *end])
         if self.streamed and self._keeps_streamed:
             forward_again = TaskRun([*ran, *end])
+        accumulate = last_backward = self._backward(stage, forward, choices, places, last=last, is_first=False)
+        if self._last_blocks is not self._blocks:
+            last_backward = self._backward(stage, forward, choices, places, last=last, is_first=False, leaves=True)
         return StageParts(
             begin=begin,
             forward=forward,
             forward_again=forward_again,
             left=left,
             backward=self._backward(stage, forward, choices, places, last=last, is_first=True),
-            accumulate=self._backward(stage, forward, choices, places, last=last, is_first=False),
+            accumulate=accumulate,
+            last=last_backward,
+            num_micro_batches=self.num_later + 1,
         )
 
     def _in_turn(self, phase: str, stage: StageOfModel, blocks: Sequence[Task]) -> list[Task]:
@@ -285,17 +310,19 @@ class StagesLayout(StepLayout):
         *,
         last: BlockChoice,
         is_first: bool,
+        leaves: bool = False,
     ) -> TaskRun:
-        """last: what the model's last block does."""
+        """last: what the model's last block does. leaves: whether gradients go that were added up until then."""
+        of_blocks, outside = (self._last_blocks, self._last_outside) if leaves else (self._blocks, self._outside)
         # A gradient that does not stay is new in every micro-batch.
         which = "first" if is_first or self._makes_anew else "accumulate"
-        listed = self._blocks.list_backward(choices, places.backward, f"backward_{which}", is_first=is_first)
+        listed = of_blocks.list_backward(choices, places.backward, f"backward_{which}", is_first=is_first)
         blocks = listed[stage.blocks.start : stage.blocks.stop][::-1]
         tasks: list[Task] = []
         if stage.is_last:
             tasks += [
-                self._outside.task(f"head_backward_{which}", last, is_first=is_first),
-                self._outside.task(f"norm_backward_{which}", last, is_first=is_first),
+                outside.task(f"head_backward_{which}", last, is_first=is_first),
+                outside.task(f"norm_backward_{which}", last, is_first=is_first),
             ]
         brings = is_first or not self._keeps_streamed
         tasks += [*(self._in_turn("backward", stage, blocks) if brings else blocks), *self._last_gone("backward", END, 0)]
