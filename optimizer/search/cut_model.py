@@ -158,7 +158,7 @@ def _find_away(
     one does not that takes the least memory.
     """
     lightest = min(listed, key=lambda setting: _weight(problem, setting))
-    even = even_cut(problem.num_blocks, problem.layout.num_devices)
+    even = even_cut(problem.num_blocks, len(problem.layout.stage_blocks))
     light = Cutting(problem=problem, setting=lightest, limits_bytes=limits_bytes).best()
     if light.over_bytes:
         return found

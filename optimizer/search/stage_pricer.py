@@ -58,14 +58,16 @@ class StagePricer:
         come through the stages before it, and the last goes back through these: a step S is at least M (t + c) and their work on
         one. Shares t / T of the work on one micro-batch, for which device p alone would take T_p, add up to 1. They are at most
         the sum of y_p (S - M c_p), where M y_p and all y behind p are 1 / T_p or more (the dual of that linear program). Of P
-        like devices on a link that takes no time S is T / (1 - (1 - 1/M)^P).
+        like devices on a link that takes no time S is T / (1 - (1 - 1/M)^P). Where a device has several stages what it waits for
+        before its first and behind its last is little, and is left out: y_p is 1 / T_p.
         """
         num_micro_batches, last = plan.batch.accumulation_steps, len(self.parts) - 1
-        crossing_ms = self._crossing_ms(plan)
+        crossing_ms, num_rounds = self._crossing_ms(plan), plan.layout.num_rounds
         behind, received_ms = 0.0, 0.0
         for index, whole_ms in reversed([*enumerate(self.whole_ms(plan))]):
-            share = max(0.0, num_micro_batches / whole_ms - behind) / num_micro_batches
-            received_ms += share * num_micro_batches * crossing_ms * ((index > 0) + (index < last))
+            share = max(0.0, num_micro_batches / whole_ms - behind) / num_micro_batches if num_rounds == 1 else 1 / whole_ms
+            num_received = 2 * num_rounds - (index == 0) - (index == last)
+            received_ms += share * num_micro_batches * crossing_ms * num_received
             behind += share
         return (1 + received_ms) / behind
 

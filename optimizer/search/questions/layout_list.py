@@ -30,6 +30,8 @@ _WORDS: Final[Mapping[str, str]] = {
 
 _LOCAL_STEPS: Final = (8, 32, 128)
 """Steps between synchronizations that are tried: few enough for a last loss near that of shared steps, or the published ones."""
+_STAGE_SIZES: Final = (1, 2, 4)
+"""Blocks of a stage that are tried, where devices have several stages."""
 _SPARED: Final = 0.05
 """Share by which a step may take longer for ranks to synchronize more often, or to send finer numbers."""
 WORTH_LOCAL: Final = 0.1
@@ -129,30 +131,43 @@ def list_cuts(goal: Goal, profile: Profile, workload: TrainingWorkload) -> list[
         return []
     if pins.stage_blocks == () or (workload.objective != "next_token" and not pins.stage_blocks):
         return []
-    schedule = pins.schedule or "1f1b"
     if pins.stage_blocks:
         check_depth(pins.stage_blocks, profile.num_blocks)
         check_cut(profile)
-        return [_pinned_cut(goal, pins.stage_blocks, schedule)]
+        return [_pinned_cut(goal, pins.stage_blocks)]
     most = min(goal.num_devices, profile.num_blocks)
+    numbers = [number for number in range(2, most + 1) if pins.num_devices in (None, number) and workload.global_batch_size > 1]
     return [
-        DeviceLayout(num_devices=number, stage_blocks=even_cut(profile.num_blocks, number), schedule=schedule)
-        for number in range(2, most + 1)
-        if pins.num_devices in (None, number) and workload.global_batch_size > 1
+        DeviceLayout(num_devices=number, stage_blocks=even_cut(profile.num_blocks, number * num_rounds), schedule=schedule)
+        for number in numbers
+        for num_rounds, schedule in _list_orders(goal, profile.num_blocks, number)
     ]
 
 
-def _pinned_cut(goal: Goal, cut: tuple[int, ...], schedule: PipelineSchedule) -> DeviceLayout:
-    shown = ", ".join(map(str, cut))
-    if len(cut) > goal.num_devices:
+def _list_orders(goal: Goal, num_blocks: int, num_devices: int) -> Iterator[tuple[int, PipelineSchedule]]:
+    """The numbers of stages on each device that are tried, with the order of their micro-batches."""
+    pinned = goal.pins.layout.schedule
+    if pinned != "breadth_first":
+        yield 1, pinned or "1f1b"
+    if pinned in (None, "breadth_first"):
+        rounds = dict.fromkeys(num_blocks // (num_devices * size) for size in _STAGE_SIZES)
+        yield from ((number, "breadth_first") for number in rounds if number > (pinned is None))
+
+
+def _pinned_cut(goal: Goal, cut: tuple[int, ...]) -> DeviceLayout:
+    """The layout of a cut that is pinned: a stage for each device, or several where there are more stages than devices."""
+    pins, shown = goal.pins.layout, ", ".join(map(str, cut))
+    num_devices = pins.num_devices or (len(cut) if len(cut) <= goal.num_devices else goal.num_devices)
+    if len(cut) % num_devices or (len(cut) > num_devices and pins.schedule not in (None, "breadth_first")):
         raise InvalidPlan(
             f"goal.pins.layout.stage_blocks is {shown}, {len(cut)} stages; goal.num_devices is {goal.num_devices}",
             field="goal.pins.layout.stage_blocks",
             value=shown,
-            allowed=f"2 to {goal.num_devices} stages",
-            hint="Permit as many devices as there are stages, or cut into fewer.",
+            allowed=f"2 to {goal.num_devices} stages, or a multiple of the devices with schedule breadth_first",
+            hint="Permit as many devices as there are stages, or cut into fewer, or into as many for every device.",
         )
-    return DeviceLayout(num_devices=len(cut), data=goal.pins.layout.data or "replicated", stage_blocks=cut, schedule=schedule)
+    schedule = pins.schedule or ("1f1b" if len(cut) == num_devices else "breadth_first")
+    return DeviceLayout(num_devices=num_devices, data=pins.data or "replicated", stage_blocks=cut, schedule=schedule)
 
 
 def _require_cut(cut: tuple[int, ...]) -> list[DeviceLayout]:
@@ -177,10 +192,19 @@ def _techniques(layout: DeviceLayout) -> list[str]:
     return [name for name, is_used in used.items() if is_used]
 
 
+def describe_cut(layout: DeviceLayout) -> str:
+    """Words for the stages of a cut: ``8 + 8 blocks``, and where devices have several ``32 stages of 1 block, in 16 rounds``."""
+    if layout.num_rounds == 1:
+        return f"{' + '.join(map(str, layout.stage_blocks))} blocks"
+    fewest, most = min(layout.stage_blocks), max(layout.stage_blocks)
+    size = f"{most} block{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} blocks"
+    return f"{len(layout.stage_blocks)} stages of {size}, in {layout.num_rounds} rounds"
+
+
 def describe_layout(layout: DeviceLayout) -> str:
     """Words for a layout: ``2 devices, optimizer state shared out (ZeRO-1)``."""
     if layout.is_cut:
-        return f"{layout.num_devices} devices, the model cut into {' + '.join(map(str, layout.stage_blocks))} blocks"
+        return f"{layout.num_devices} devices, the model cut into {describe_cut(layout)}"
     if layout.steps_alone:
         every, form = layout.sync_every, layout.sync_format
         return f"{layout.num_devices} devices, each alone for {every} steps, differences sent in {form}"

@@ -36,6 +36,7 @@ from optimizer.search.questions.layout_list import (
     SHOWN_MS,
     WORTH_LOCAL,
     describe_layout,
+    describe_cut,
     list_cuts,
     list_layouts,
     list_local,
@@ -86,7 +87,9 @@ def answer_uneven(
             allowed=["fastest_step", "cheapest_run"],
             hint="Ask for the devices of one kind: --devices '2x RTX 3060'.",
         )
-    cuts = {layout.num_devices: layout for layout in list_cuts(goal, profile, workload)}
+    listed = list_cuts(goal, profile, workload)
+    # Several stages on each device are tried where devices are alike, or where that is pinned.
+    cuts = {layout.num_devices: layout for layout in listed if layout.num_rounds == 1 or goal.pins.layout.schedule is not None}
     local = list_local(goal, workload, is_even=False)
     layouts = [layout for layout in list_layouts(goal, None, cuts=[*cuts.values()], local=local) if not layout.is_cut]
     shared = [layout for layout in layouts if not layout.steps_alone]
@@ -310,7 +313,7 @@ def _cut_names(found: Found) -> dict[str, Any]:
     assert layout is not None
     counts = Counter(share.device for share in layout.ranks)
     names = " and ".join(f"{count}x {name}" for name, count in counts.items())
-    cut = f" into {' + '.join(map(str, layout.stage_blocks))} blocks" if best is not None else ""
+    cut = f" into {describe_cut(layout)}" if best is not None else ""
     return {"label": f"cut, {names}", "words": f"{names}, the model cut{cut}", "layout": layout}
 
 

@@ -56,7 +56,7 @@ def pose_orders(question: UnevenQuestion, team: Sequence[DeviceKind], asked: Dev
 
 def _pose(question: UnevenQuestion, order: Sequence[DeviceKind], asked: DeviceLayout) -> Order:
     ranks = tuple(RankShare(device=kind.device.name) for kind in order for _ in range(kind.num_devices))
-    cut = question.goal.pins.layout.stage_blocks or even_cut(question.profile.num_blocks, len(ranks))
+    cut = question.goal.pins.layout.stage_blocks or even_cut(question.profile.num_blocks, len(ranks) * asked.num_rounds)
     layout = DeviceLayout(num_devices=len(ranks), ranks=ranks, stage_blocks=cut, schedule=asked.schedule)
     try:
         problem = question.pose_cut(layout)
