@@ -109,7 +109,7 @@ class Turn(NamedTuple):
 
 def count_ahead(own: RankStages, *, num_micro_batches: int, schedule: PipelineSchedule) -> int:
     """Forward passes through its last stage that a device does before its first backward, beside the one that it is of."""
-    if schedule != "1f1b":
+    if schedule == "gpipe":
         return num_micro_batches - 1
     return min(num_micro_batches, own.num_ranks - own.rank) - 1
 
@@ -119,29 +119,30 @@ def list_turns(own: RankStages, *, num_micro_batches: int, schedule: PipelineSch
     of gradients have the same bits.
 
     gpipe: Huang et al. 2019, section 2.3; 1f1b: Narayanan et al. 2021 (arXiv:2104.04473), section 2.2.1, without a flush between;
-    breadth_first: Lamy-Poirier 2023 (arXiv:2211.05953), section 3, all micro-batches through a stage and then through the next.
+    breadth_first: Lamy-Poirier 2023 (arXiv:2211.05953), section 3, all micro-batches through a stage and then through the next;
+    but through the last round as in 1f1b, so that few losses are there at once.
     """
-    if schedule == "breadth_first":
-        yield from (Turn("forward", index, stage.index) for stage in own.stages for index in range(num_micro_batches))
-        yield from (Turn("backward", index, stage.index) for stage in own.stages[::-1] for index in range(num_micro_batches))
-        return
-    (stage,) = own.stages
+    *rounds, last = own.stages
+    yield from (Turn("forward", index, stage.index) for stage in rounds for index in range(num_micro_batches))
     ahead = count_ahead(own, num_micro_batches=num_micro_batches, schedule=schedule)
-    yield from (Turn("forward", index, stage.index) for index in range(ahead))
+    yield from (Turn("forward", index, last.index) for index in range(ahead))
     for index in range(num_micro_batches):
         if index + ahead < num_micro_batches:
-            yield Turn("forward", index + ahead, stage.index)
-        yield Turn("backward", index, stage.index)
+            yield Turn("forward", index + ahead, last.index)
+        yield Turn("backward", index, last.index)
+    yield from (Turn("backward", index, stage.index) for stage in rounds[::-1] for index in range(num_micro_batches))
 
 
 def list_brought(own: RankStages, stage: StageOfModel, *, prefetch: int, is_backward: bool) -> tuple[int, ...]:
-    """Blocks whose weights are on the device while a stage runs for all micro-batches, where they stream: its own in the order in
-    which they run, and so many of the stages that follow on this device.
+    """Blocks whose weights are on the device while a stage runs for all micro-batches, where they stream: its own, and so many of
+    the stages that follow on this device, in the order in which they run. Behind the last stage's forward the others' backward
+    follows.
     """
     position = own.stages.index(stage)
-    stages = own.stages[position::-1] if is_backward else own.stages[position:]
-    order = [block for each in stages for block in (each.blocks[::-1] if is_backward else each.blocks)]
-    return tuple(order[: stage.num_blocks + prefetch])
+    forward = [] if is_backward else [block for each in own.stages[position:] for block in each.blocks]
+    back = own.stages[position::-1] if is_backward else own.stages[-2::-1]
+    order = dict.fromkeys((*forward, *(block for each in back for block in each.blocks[::-1])))
+    return tuple(order)[: stage.num_blocks + prefetch]
 
 
 class SentAtOnce(NamedTuple):
@@ -153,7 +154,8 @@ class SentAtOnce(NamedTuple):
 
 def count_sent_at_once(own: RankStages, *, num_micro_batches: int) -> SentAtOnce:
     """One of each kind; but what comes round again to the first device is taken a round later, when that has done all
-    micro-batches of the round, and gradients come round to the last one likewise.
+    micro-batches of the round, and gradients come round to the last one likewise. Other hidden states that come are then no
+    sign that gradients were taken.
     """
     most = max(1, num_micro_batches - own.num_ranks + 1) if len(own.stages) > 1 else 1
     return SentAtOnce(hidden=most if own.rank == own.num_ranks - 1 else 1, gradients=most if own.rank == 0 else 1)

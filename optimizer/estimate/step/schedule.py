@@ -257,8 +257,12 @@ class StepLayout:
         self._weights[phase] = _WEIGHTS.obtain(self._compiled, key, make)
         return self._weights[phase]
 
-    def make_weights_task(self, phase: str, block: int, move: WeightsMove, *, is_there: bool = False) -> Task:
-        """block: counted among the rank's own. is_there: whether it came for another phase, so that nothing is waited for."""
+    def make_weights_task(
+        self, phase: str, block: int, move: WeightsMove, *, is_there: bool = False, comes_for: str = ""
+    ) -> Task:
+        """block: counted among the rank's own. is_there: whether it has come before, so that nothing is waited for. comes_for:
+        as ``make_weights_task`` of ``streaming.py`` has it.
+        """
         blocks = self._brought.blocks or range(len(self.streamed))
         task = make_weights_task(
             phase,
@@ -271,6 +275,7 @@ class StepLayout:
             rates=self._machine.rates,
             waits_for=tuple(update_key(blocks[other]) for other in move.coming) if phase == "forward" else (),
             exchange_ms=self._exchange_ms,
+            comes_for=comes_for,
         )
         return replace(task, block=blocks[block], arrives=() if is_there else task.arrives)
 

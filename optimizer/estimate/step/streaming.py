@@ -36,6 +36,7 @@ def make_weights_task(
     holds_up_cpu: bool = False,
     generates: bool = False,
     exchange_ms: Sequence[float] = (),
+    comes_for: str = "",
 ) -> Task:
     """The task before a block: the blocks in ``gone`` go, those in ``coming`` come, and the block's own must have arrived.
 
@@ -43,6 +44,7 @@ def make_weights_task(
     multiple of it share a transfer's key, so that tasks which are alike can be one; never fewer than come ahead, and the one at
     work. holds_up_cpu: as ``Transfer``'s.
     exchange_ms: milliseconds by block in which ranks send each other what each keeps of it; empty where weights come otherwise.
+    comes_for: the key's part for what is waited for beyond a phase; the phase unless given.
     """
 
     def legs_of(other: int) -> Legs:
@@ -50,7 +52,7 @@ def make_weights_task(
 
     transfers = {
         other: Transfer(
-            key=("weights", phase, other if num_keys is None else other % num_keys),
+            key=("weights", comes_for or phase, other if num_keys is None else other % num_keys),
             legs=legs_of(other),
             holds_up_cpu=holds_up_cpu or bool(exchange_ms),
         )

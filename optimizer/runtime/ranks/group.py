@@ -102,7 +102,8 @@ class Ranks:
             self._check_reach(store)
             self._host = self._make_gloo(store)
             self._device: Any = self._make_nccl(store, device, name="device") if self._is_cuda else self._host
-        self._device_back: Any = None
+        self._ways: list[Any] = [self._device]
+        """Groups for tensors between two ranks, which on CUDA wait for each other within a group."""
         self._store, self._torch_device = store, device
 
     def __enter__(self) -> Self:
@@ -117,10 +118,11 @@ class Ranks:
 
     def close(self) -> None:
         """Leave; ranks that still wait for this one raise RankLost. Of no effect the second time."""
-        device, back, host = self._device, self._device_back, self._host
-        self._device = self._device_back = self._host = self._last = None
-        if back is not None:
-            back.abort()
+        device, others, host = self._device, self._ways[1:], self._host
+        self._device = self._host = self._last = None
+        self._ways = []
+        for way in others if self._is_cuda else ():
+            way.abort()
         self._under_way.clear()
         if device is not None and device is not host:
             # Not shutdown, which waits for what a lost rank will never do.
@@ -164,29 +166,31 @@ class Ranks:
         """A contiguous tensor on the device, to a rank that waits in ``receive_on_device``. On CUDA the compute stream waits."""
         self.begin_sending_from_device(tensor, to=to).wait()
 
-    def begin_sending_from_device(self, tensor: torch.Tensor, *, to: int, is_back: bool = False) -> Arriving:
-        """The same without waiting, but for who writes to the tensor or drops it. is_back: towards the first rank, beside which
-        other tensors may go to the last."""
+    def begin_sending_from_device(self, tensor: torch.Tensor, *, to: int, way: int = 0) -> Arriving:
+        """The same without waiting, but for who writes to the tensor or drops it. way: of those that are open; what is sent on one
+        way arrives in its order, whatever goes on another.
+        """
         if not tensor.numel():
             return Arriving(None)
         waiting_for = f"rank {to} to take hidden states"
-        work = self._post(lambda: self._way(is_back=is_back).send([self._given(tensor)], to, int(is_back)), waiting_for)
+        work = self._post(lambda: self._ways[way].send([self._given(tensor)], to, way), waiting_for)
         return Arriving(lambda: self._finish(work, waiting_for, timeout_s=PATIENCE_S))
 
-    def receive_on_device(self, tensor: torch.Tensor, *, source: int, is_back: bool = False) -> None:
+    def receive_on_device(self, tensor: torch.Tensor, *, source: int, way: int = 0) -> None:
         """Fill a contiguous tensor on the device, of the size of the one that is sent."""
         if tensor.numel():
             given, waiting_for = tensor.detach(), f"rank {source} to send hidden states"
             lent = given if self._is_cuda else _lend(given)
-            work = self._post(lambda: self._way(is_back=is_back).recv([lent], source, int(is_back)), waiting_for)
+            work = self._post(lambda: self._ways[way].recv([lent], source, way), waiting_for)
             self._finish(work, waiting_for, timeout_s=PATIENCE_S)
 
-    def open_way_back(self) -> None:
-        """Before tensors go both ways at once. Of all ranks together. On CUDA what is sent one after the other to the same rank
-        waits for each other, so the way back is a group of its own, with NCCL's memory for one.
+    def open_ways(self, number: int) -> None:
+        """Before tensors go both ways at once, or in another order than they are taken in. Of all ranks together. On CUDA what goes
+        between the same two ranks waits for each other, so each way is a group of its own, with NCCL's memory for one.
         """
-        if self._is_cuda:
-            self._device_back = self._make_nccl(self._store, self._torch_device, name="device-back")
+        while len(self._ways) < number:
+            name = f"device-{len(self._ways)}"
+            self._ways.append(self._make_nccl(self._store, self._torch_device, name=name) if self._is_cuda else self._device)
 
     def settle(self) -> None:
         """On CUDA: make the compute stream wait for all that was asked for, and wait until it is there. Raises RankLost."""
@@ -303,9 +307,6 @@ class Ranks:
         options._devices = [_dist.ProcessGroupGloo.create_device(interface=self.interface)]
         options._timeout = timedelta(seconds=self.timeout_s)
         return _dist.ProcessGroupGloo(_dist.PrefixStore("host", store), self.rank, self.num_ranks, options)
-
-    def _way(self, *, is_back: bool) -> Any:
-        return self._device_back if is_back and self._device_back is not None else self._device
 
     def _make_nccl(self, store: Any, device: torch.device, *, name: str) -> Any:
         options = _dist.ProcessGroupNCCL.Options()

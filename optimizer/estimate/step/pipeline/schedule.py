@@ -147,7 +147,6 @@ def run_schedule(
             times=each,
             turns=tuple(list_turns(own, num_micro_batches=num_micro_batches, schedule=schedule)),
             at_once=dict(zip(get_args(_Sent), count_sent_at_once(own, num_micro_batches=num_micro_batches), strict=True)),
-            ends_forward=schedule == "breadth_first",
             crossing_ms=crossing_ms,
             notice_ms=notice_ms,
             happened=happened,
@@ -190,8 +189,6 @@ class _RankRun:
     turns: tuple[Turn, ...]
     at_once: Mapping[_Sent, int]
     """Most tensors of each kind that are sent and held."""
-    ends_forward: bool
-    """True where hidden states are waited for before the first backward."""
     crossing_ms: float
     notice_ms: float
     happened: dict[_Event, float]
@@ -205,16 +202,12 @@ class _RankRun:
     def walk(self) -> _Walk:
         """The turns in order. Asks for events and is given their times."""
         last_stage = self.own.num_ranks * len(self.own.stages) - 1
-        is_forward = True
         for turn in self.turns:
             start_ms = self.now_ms
             kind, micro_batch, stage = turn
             if kind == "forward":
                 yield from self._receive("hidden", stage - 1, micro_batch, is_there=stage > 0)
             else:
-                if is_forward and self.ends_forward:
-                    yield from self._settle("hidden")
-                is_forward = False
                 yield from self._receive("gradient", stage + 1, micro_batch, is_there=stage < last_stage)
             begun_ms = self.now_ms
             self.now_ms = self.times.end_ms(turn, begun_ms)
@@ -235,7 +228,10 @@ class _RankRun:
         ready_ms = yield _Event(what, source, micro_batch, is_taken=False)
         self.now_ms = max(self.now_ms + self.notice_ms, ready_ms) + self.crossing_ms
         self.happened[_Event(what, source, micro_batch, is_taken=True)] = self.now_ms
-        yield from self._settle("gradient" if what == "hidden" else "hidden")
+        if what == "gradient":
+            yield from self._settle("hidden")
+        elif self.at_once["gradient"] == 1:
+            yield from self._settle("gradient")
 
     def _send(self, what: _Sent, stage: int, micro_batch: int, *, is_there: bool) -> _Walk:
         if is_there:

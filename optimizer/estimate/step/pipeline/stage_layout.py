@@ -134,18 +134,19 @@ class StagesLayout(StepLayout):
         """
         found: dict[tuple[str, int], tuple[Task, ...]] = {}
         present: list[int] = []
+        under_way = set[int]()
         for phase in ("forward", "backward"):
-            come: set[int] = set()
             is_backward = phase == "backward"
             for stage in self._own.stages[:: -1 if is_backward else 1]:
                 wanted = list_brought(self._own, stage, prefetch=self._plan.weights.prefetch, is_backward=is_backward)
                 gone = [block for block in present if block not in wanted]
                 coming = [block for block in wanted if block not in present]
-                come.update(coming)
+                under_way = under_way.difference(gone).union(coming)
                 present = [*(block for block in present if block in wanted), *coming]
-                for block in wanted[: stage.num_blocks]:
-                    if gone or coming or block in come:
-                        found[phase, block] = (self._bring(phase, block, gone, coming, is_there=block not in come),)
+                for block in stage.blocks[::-1] if is_backward else stage.blocks:
+                    if gone or coming or block in under_way:
+                        found[phase, block] = (self._bring(phase, block, gone, coming, is_there=block not in under_way),)
+                    under_way.discard(block)
                     gone, coming = [], []
         return found
 
@@ -153,7 +154,7 @@ class StagesLayout(StepLayout):
         """Blocks by their numbers in the model."""
         place = self._own.blocks.index
         move = WeightsMove(gone=tuple(map(place, gone)), coming=tuple(map(place, coming)))
-        return self.make_weights_task(phase, place(block), move, is_there=is_there)
+        return self.make_weights_task(phase, place(block), move, is_there=is_there, comes_for="stage")
 
     def _last_gone(self, phase: str, name: str, block: int) -> tuple[Task, ...]:
         """The weights of the block that was last go, where they stream, unless they stay for the next micro-batch. block: counted
@@ -206,12 +207,14 @@ class StagesLayout(StepLayout):
     @property
     def _num_seen(self) -> int:
         num_micro_batches = self.num_later + 1
+        if len(self._own.stages) > 1:
+            return num_micro_batches
         ahead = count_ahead(self._own, num_micro_batches=num_micro_batches, schedule=self._plan.layout.schedule)
         return min(num_micro_batches, ahead + _NUM_ALIKE)
 
     def _walk(self, parts: PartsByStage, *, num_micro_batches: int) -> Iterator[tuple[TaskRun, Turn | None]]:
         """The runs of a step in order; those that begin a turn with it."""
-        own, is_forward, hidden_held, gradients_held = self._own, True, 0, 0
+        own, hidden_held, gradients_held = self._own, 0, 0
         at_once = count_sent_at_once(own, num_micro_batches=num_micro_batches)
         for turn in list_turns(own, num_micro_batches=num_micro_batches, schedule=self._plan.layout.schedule):
             stage, here = own.stages[turn.stage // own.num_ranks], parts[turn.stage]
@@ -219,8 +222,9 @@ class StagesLayout(StepLayout):
             if turn.kind == "forward":
                 forward, left = rest
                 yield begin, turn
-                yield from self._let_go(self._gradient_gone, gradients_held)
-                gradients_held = 0
+                if at_once.gradients == 1:
+                    yield from self._let_go(self._gradient_gone, gradients_held)
+                    gradients_held = 0
                 yield forward, None
                 if not stage.is_last:
                     if hidden_held == at_once.hidden:
@@ -229,10 +233,6 @@ class StagesLayout(StepLayout):
                     yield left, None
                     hidden_held += 1
                 continue
-            if is_forward and self._keeps_streamed:
-                yield from self._let_go(self._hidden_gone, hidden_held)
-                hidden_held = 0
-            is_forward = False
             if not stage.is_last:
                 yield self._gradient_come, turn
                 yield from self._let_go(self._hidden_gone, hidden_held)

@@ -1,11 +1,11 @@
 """A device's connections in training: hidden states to the next stage, their gradients to the one before.
 
-What is sent is held until it is taken, and who sends goes on meanwhile; it is let go of at one of three moments, which are the
-same in every run, so that the bytes are:
+What is sent is held until it is taken, and who sends goes on meanwhile; it is let go of at one of two moments, which are the same
+in every run, so that the bytes are:
 
 hidden states   when so many are held that the next would be too many (``count_sent_at_once``), or when a gradient has come from
-                the stage that they went to; where a device has several stages, when it has done all forward
-gradients       when as many are held, or when hidden states have come from the stage that they went to
+                the stage that they went to
+gradients       when so many are held, or, where that is one, when hidden states have come from the stage that they went to
 
 Each of these moments is one at which the other side has taken them or is about to, so no two devices wait for each other.
 
@@ -14,11 +14,19 @@ made), and the one into which gradients come (temporaries, likewise).
 """
 
 from collections import deque
+from typing import NamedTuple
 
 import torch
 
 from optimizer.plan.stages import RankStages, SentAtOnce
 from optimizer.runtime.ranks.group import Arriving, Ranks
+
+
+class _Ways(NamedTuple):
+    """Ways of a group of ranks (``Ranks.open_ways``) for what goes between two neighbours."""
+
+    hidden: int = 0
+    gradients: int = 1
 
 
 class PipelineLink:
@@ -30,7 +38,10 @@ class PipelineLink:
         self._at_once = SentAtOnce()
         self._hidden: deque[tuple[Arriving, torch.Tensor]] = deque()
         self._gradients: deque[tuple[Arriving, torch.Tensor]] = deque()
-        ranks.open_way_back()
+        # Two devices are each other's next and each other's previous one.
+        comes_round_apart = own.num_ranks == 2 and len(own.stages) > 1
+        self._ways_round = _Ways(hidden=2, gradients=3) if comes_round_apart else _Ways()
+        ranks.open_ways(1 + max(self._ways_round))
 
     def begin(self, at_once: SentAtOnce) -> None:
         """Before the first micro-batch of a step or an evaluation."""
@@ -39,25 +50,22 @@ class PipelineLink:
     def send_hidden(self, hidden: torch.Tensor) -> None:
         """To the next stage. Raises RankLost."""
         _settle(self._hidden, leaving=self._at_once.hidden - 1)
-        self._hidden.append(self._send(hidden, to=self._next))
+        self._hidden.append(self._send(hidden, to=self._next, way=self._ways(is_round=self._is_last).hidden))
 
     def receive_hidden(self, into: torch.Tensor) -> None:
         """Those of the stage before. Raises RankLost."""
-        self._receive(into, source=self._previous)
-        _settle(self._gradients)
+        self._ranks.receive_on_device(into, source=self._previous, way=self._ways(is_round=self._is_first).hidden)
+        if self._at_once.gradients == 1:
+            _settle(self._gradients)
 
     def send_gradient(self, gradient: torch.Tensor) -> None:
         """To the stage before. Raises RankLost."""
         _settle(self._gradients, leaving=self._at_once.gradients - 1)
-        self._gradients.append(self._send(gradient, to=self._previous))
+        self._gradients.append(self._send(gradient, to=self._previous, way=self._ways(is_round=self._is_first).gradients))
 
     def receive_gradient(self, into: torch.Tensor) -> None:
         """Fill it with the gradient of hidden states that the next stage was sent. Raises RankLost."""
-        self._receive(into, source=self._next)
-        _settle(self._hidden)
-
-    def end_forward(self) -> None:
-        """Wait until all hidden states are taken. Raises RankLost."""
+        self._ranks.receive_on_device(into, source=self._next, way=self._ways(is_round=self._is_last).gradients)
         _settle(self._hidden)
 
     def finish(self) -> None:
@@ -73,14 +81,21 @@ class PipelineLink:
     def _previous(self) -> int:
         return (self._rank - 1) % self._num_ranks
 
-    # What goes to a lower rank has a way of its own, whichever of the two it is: two devices are each other's next.
+    @property
+    def _is_first(self) -> bool:
+        return self._rank == 0
 
-    def _send(self, tensor: torch.Tensor, *, to: int) -> tuple[Arriving, torch.Tensor]:
+    @property
+    def _is_last(self) -> bool:
+        return self._rank == self._num_ranks - 1
+
+    def _ways(self, *, is_round: bool) -> _Ways:
+        """is_round: between the last device and the first, between which micro-batches come round."""
+        return self._ways_round if is_round else _Ways()
+
+    def _send(self, tensor: torch.Tensor, *, to: int, way: int) -> tuple[Arriving, torch.Tensor]:
         given = tensor.detach().contiguous()
-        return self._ranks.begin_sending_from_device(given, to=to, is_back=to < self._rank), given
-
-    def _receive(self, into: torch.Tensor, *, source: int) -> None:
-        self._ranks.receive_on_device(into, source=source, is_back=source > self._rank)
+        return self._ranks.begin_sending_from_device(given, to=to, way=way), given
 
 
 def _settle(held: deque[tuple[Arriving, torch.Tensor]], *, leaving: int = 0) -> None:

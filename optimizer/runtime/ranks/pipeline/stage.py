@@ -119,7 +119,6 @@ class PipelineStages:
         total: torch.Tensor | None = None
         num_micro_batches = len(micro_batches)
         self._link.begin(count_sent_at_once(self.own, num_micro_batches=num_micro_batches))
-        is_forward = True
         for kind, index, number in list_turns(self.own, num_micro_batches=num_micro_batches, schedule=self._layout.schedule):
             stage = self._begin_stage(number)
             if kind == "forward":
@@ -127,9 +126,6 @@ class PipelineStages:
                 under_way[number, index] = weigh(root, index) if stage.is_last else root
                 del root
                 continue
-            if is_forward and self._layout.schedule == "breadth_first":
-                self._link.end_forward()
-            is_forward = False
             root = under_way.pop((number, index))
             begin_backward(is_last=index == num_micro_batches - 1)
             if stage.is_last:
