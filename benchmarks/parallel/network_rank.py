@@ -43,7 +43,13 @@ def carry_out(command: dict[str, Any], place: RankPlace) -> dict[str, Any]:
     step_ms, network_ms = [], []
     with Ranks(place, device=_CPU) as ranks:
         trainer = Trainer(
-            model, plan=plan, workload=workload, device=_CPU, meter=None, scratch=Path(command["folder"]), ranks=ranks
+            model,
+            plan=plan,
+            workload=workload,
+            device=_CPU,
+            meter=None,
+            scratch=Path(command["folder"]),
+            ranks=ranks if place.num_ranks > 1 else None,
         )
         try:
             trainer.step(batches, learning_rate=1e-4)

@@ -97,6 +97,15 @@ def deal_stages(stage_blocks: Sequence[int], num_ranks: int) -> tuple[RankStages
     return tuple(RankStages(rank=rank, num_ranks=num_ranks, stages=stages[rank::num_ranks]) for rank in range(num_ranks))
 
 
+def describe_cut(stage_blocks: Sequence[int], num_ranks: int) -> str:
+    """Words for a cut: ``8 + 8 blocks``, and where devices have several stages ``32 stages of 1 block, in 16 rounds``."""
+    if len(stage_blocks) == num_ranks:
+        return f"{' + '.join(map(str, stage_blocks))} blocks"
+    fewest, most = min(stage_blocks), max(stage_blocks)
+    size = f"{most} block{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} blocks"
+    return f"{len(stage_blocks)} stages of {size}, in {len(stage_blocks) // num_ranks} rounds"
+
+
 class Turn(NamedTuple):
     """Forward or backward of a micro-batch through one stage."""
 

@@ -91,7 +91,8 @@ def _places_for(user: Any, spec: JobSpec | GenerateSpec) -> list[tuple[Machine, 
             return [(spec.joining.rows[0], joined_place(spec.joining))]
         pins = spec.goal.pins.layout
         is_shared = pins.data not in (None, "replicated") or (pins.sync_every or 1) > 1
-        fewest = pins.num_devices or len(pins.stage_blocks or ()) or (2 if is_shared else 1)
+        num_stages = 2 if pins.schedule == "breadth_first" else len(pins.stage_blocks or ())
+        fewest = pins.num_devices or num_stages or (2 if is_shared else 1)
     machines = machines_visible_to(user).order_by("name")
     return [(machine, place_of(machine)) for machine in machines if count_devices(machine) >= fewest]
 

@@ -91,7 +91,9 @@ def _layout_name(layout: DeviceLayout) -> str:
     kinds = " + ".join(f"{count}x {name}" if count > 1 else name for name, count in counts.items() if name)
     if layout.num_devices == 1:
         return kinds or "one device"
-    how = f"cut {'+'.join(map(str, layout.stage_blocks))}" if layout.is_cut else layout.data
+    how: str = layout.data
+    if layout.is_cut:
+        how = f"{len(layout.stages)} stages" if layout.num_rounds > 1 else f"cut {'+'.join(map(str, layout.stage_blocks))}"
     if layout.steps_alone:
         how = f"{layout.sync_every} steps alone, {layout.sync_format}"
     return f"{kinds or f'{layout.num_devices} devices'}, {how}"

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
+from optimizer.plan.stages import describe_cut
 
 P = TypeVar("P", Plan, GenerationPlan)
 """A plan of training or of generation."""
@@ -119,7 +120,7 @@ def describe_generation_change(before: GenerationPlan, after: GenerationPlan) ->
 
 def _weights_place(plan: Plan) -> str:
     if plan.layout.is_cut:
-        return f"cut into {' + '.join(map(str, plan.layout.stage_blocks))} blocks"
+        return f"cut into {describe_cut(plan.layout.stage_blocks, plan.layout.num_devices)}"
     return "devices" if plan.layout.shares_weights else plan.weights.place
 
 

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from optimizer.base.units import format_bytes, format_duration
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
+from optimizer.plan.stages import describe_cut
 from optimizer.plan.techniques import DECLARATIONS, LOSSY, Technique
 
 _VERBS: Final[dict[BlockChoice, tuple[str, str]]] = {
@@ -200,8 +201,12 @@ _COMMON: Final = {"average": "the mean of", "nesterov": "what an outer step with
 def _layout_sentences(plan: Plan, prediction: Costs) -> Iterator[str]:
     layout = plan.layout
     if layout.is_cut:
-        stages = "; ".join(f"rank {own.rank} has {own.words}" for own in layout.rank_stages)
-        yield f"the model is cut over {layout.num_devices} devices: {stages}"
+        if layout.num_rounds == 1:
+            stages = "; ".join(f"rank {own.rank} has {own.words}" for own in layout.rank_stages)
+            yield f"the model is cut over {layout.num_devices} devices: {stages}"
+        else:
+            cut = describe_cut(layout.stage_blocks, layout.num_devices)
+            yield f"the model is cut into {cut}, which go around {layout.num_devices} devices"
         yield _ORDERS[layout.schedule]
     elif layout.steps_alone:
         yield (

@@ -167,8 +167,8 @@ class Ranks:
         self.begin_sending_from_device(tensor, to=to).wait()
 
     def begin_sending_from_device(self, tensor: torch.Tensor, *, to: int, way: int = 0) -> Arriving:
-        """The same without waiting, but for who writes to the tensor or drops it. way: of those that are open; what is sent on one
-        way arrives in its order, whatever goes on another.
+        """The same without waiting, but for who writes to the tensor or drops it. way: of those that are open; what is sent on
+        one way arrives in its order, whatever goes on another.
         """
         if not tensor.numel():
             return Arriving(None)
@@ -185,8 +185,8 @@ class Ranks:
             self._finish(work, waiting_for, timeout_s=PATIENCE_S)
 
     def open_ways(self, number: int) -> None:
-        """Before tensors go both ways at once, or in another order than they are taken in. Of all ranks together. On CUDA what goes
-        between the same two ranks waits for each other, so each way is a group of its own, with NCCL's memory for one.
+        """Before tensors go both ways at once, or in another order than they are taken in. Of all ranks together. On CUDA what
+        goes between the same two ranks waits for each other, so each way is a group of its own, with NCCL's memory for one.
         """
         while len(self._ways) < number:
             name = f"device-{len(self._ways)}"

@@ -15,7 +15,7 @@ from optimizer.estimate.step.pipeline.stage_costs import check_cut, find_obstacl
 from optimizer.goal import Goal
 from optimizer.plan.layout import DATA_PARALLEL, MAX_INT8_RANKS, DeviceLayout, SyncFormat, check_depth
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import PipelineSchedule
+from optimizer.plan.stages import PipelineSchedule, describe_cut
 from optimizer.profile.profile import Profile
 from optimizer.search.cutting import even_cut
 from optimizer.workload import TrainingWorkload
@@ -30,8 +30,8 @@ _WORDS: Final[Mapping[str, str]] = {
 
 _LOCAL_STEPS: Final = (8, 32, 128)
 """Steps between synchronizations that are tried: few enough for a last loss near that of shared steps, or the published ones."""
-_STAGE_SIZES: Final = (1, 2, 4)
-"""Blocks of a stage that are tried, where devices have several stages."""
+_STAGE_SIZES: Final = (2, 1, 4)
+"""Blocks of a stage that are tried where devices have several stages: the first, and all where that is asked for."""
 _SPARED: Final = 0.05
 """Share by which a step may take longer for ranks to synchronize more often, or to send finer numbers."""
 WORTH_LOCAL: Final = 0.1
@@ -150,7 +150,8 @@ def _list_orders(goal: Goal, num_blocks: int, num_devices: int) -> Iterator[tupl
     if pinned != "breadth_first":
         yield 1, pinned or "1f1b"
     if pinned in (None, "breadth_first"):
-        rounds = dict.fromkeys(num_blocks // (num_devices * size) for size in _STAGE_SIZES)
+        sizes = _STAGE_SIZES if pinned else _STAGE_SIZES[:1]
+        rounds = dict.fromkeys(num_blocks // (num_devices * size) for size in sizes)
         yield from ((number, "breadth_first") for number in rounds if number > (pinned is None))
 
 
@@ -192,19 +193,10 @@ def _techniques(layout: DeviceLayout) -> list[str]:
     return [name for name, is_used in used.items() if is_used]
 
 
-def describe_cut(layout: DeviceLayout) -> str:
-    """Words for the stages of a cut: ``8 + 8 blocks``, and where devices have several ``32 stages of 1 block, in 16 rounds``."""
-    if layout.num_rounds == 1:
-        return f"{' + '.join(map(str, layout.stage_blocks))} blocks"
-    fewest, most = min(layout.stage_blocks), max(layout.stage_blocks)
-    size = f"{most} block{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} blocks"
-    return f"{len(layout.stage_blocks)} stages of {size}, in {layout.num_rounds} rounds"
-
-
 def describe_layout(layout: DeviceLayout) -> str:
     """Words for a layout: ``2 devices, optimizer state shared out (ZeRO-1)``."""
     if layout.is_cut:
-        return f"{layout.num_devices} devices, the model cut into {describe_cut(layout)}"
+        return f"{layout.num_devices} devices, the model cut into {describe_cut(layout.stage_blocks, layout.num_devices)}"
     if layout.steps_alone:
         every, form = layout.sync_every, layout.sync_format
         return f"{layout.num_devices} devices, each alone for {every} steps, differences sent in {form}"

@@ -41,6 +41,8 @@ AnswerOne = Callable[[Pose, Profile, TrainingWorkload], ObjectiveAnswer]
 _LABELS: Final[Mapping[str, str]] = {"replicated": "ddp", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3"}
 _SAME: Final = 1e-6
 """Share by which times are the same."""
+_WAITS: Final = 0.05
+"""Share of a step for which compute waits for copies and for other devices, from which on several stages on each are tried."""
 _WORTH: Final = 0.005
 """Share by which a plan must be faster for more to be shared out, or more devices used: predictions are no finer."""
 
@@ -85,8 +87,7 @@ def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal
     cuts, local = list_cuts(goal, profile, workload), list_local(goal, workload)
     layouts = list_layouts(goal, workload, cuts=cuts, local=local)
     asked = [_ask(pose_on, layout, profile, workload) for layout in layouts]
-    # Steps alone last: how fast they have to be, the others say.
-    for each in sorted(asked, key=lambda each: (each.layout.steps_alone, each.least_ms, -each.layout.num_devices)):
+    for each in sorted(asked, key=_in_turn):
         best = _best_of(asked)
         if best is not None and _cannot_win(each, best, asked):
             each.is_left_out = True
@@ -107,6 +108,13 @@ def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal
         for each in asked
     )
     return replace(answer_with(best.problem, profile, result), layouts=options)
+
+
+def _in_turn(each: _Searched) -> tuple[int, float, int]:
+    """First what could be fastest. Steps alone last: how fast they have to be, the others say; and before them what is of use
+    where the best of the others waits.
+    """
+    return each.layout.steps_alone + 2 * (each.layout.num_rounds > 1), each.least_ms, -each.layout.num_devices
 
 
 def _settled(problem: SearchProblem, result: SearchResult, goal: Goal, workload: TrainingWorkload) -> SearchResult:
@@ -154,7 +162,7 @@ def _best_of(asked: Sequence[_Searched]) -> _Searched | None:
 
 
 def _cannot_win(each: _Searched, best: _Searched, asked: Sequence[_Searched]) -> bool:
-    """Report whether no plan of a layout is faster than one that is known.
+    """Report whether no plan of a layout is faster than one that is known, or likely none.
 
     ZeRO-2 does what ZeRO-1 does and exchanges more often where there are several micro-batches, so it is of use only where the
     best plan of ZeRO-1 has several because memory is short.
@@ -162,11 +170,24 @@ def _cannot_win(each: _Searched, best: _Searched, asked: Sequence[_Searched]) ->
     assert best.best is not None
     if each.least_ms >= best.best.prediction.step_ms * (1 - _gain_of(each)):
         return True
+    if _gains_little(each, best):
+        return True
     if each.layout.data != "zero2":
         return False
     plain = next((one for one in asked if one.layout == replace(each.layout, data="zero1")), None)
     plan = None if plain is None else plain.best or plain.outpaced
     return plan is not None and plan.plan.batch.accumulation_steps == 1
+
+
+def _gains_little(each: _Searched, best: _Searched) -> bool:
+    """Report whether several stages on each device could save little: they make compute wait less for copies and for others, and
+    hold more activations.
+    """
+    assert best.best is not None
+    if each.layout.num_rounds == 1 or each.problem.goal.pins.layout.schedule is not None:
+        return False
+    found = best.best.prediction
+    return found.exposed_copy_ms + found.exposed_ms.get("network", 0.0) < _WAITS * found.step_ms
 
 
 def _gain_of(each: _Searched) -> float:
@@ -202,7 +223,7 @@ def _describe(each: _Searched, best: _Searched) -> str:
     assert best.best is not None
     name, step_ms = describe_layout(each.layout), best.best.prediction.step_ms
     if each.layout.is_cut and each.best is None:
-        name = f"{each.layout.num_devices} devices, the model cut"
+        name = f"{each.layout.num_devices} devices, the model cut{' into several stages on each' * (each.layout.num_rounds > 1)}"
     if each is best:
         return f"{name}: chosen{_describe_best(best, best.best)}"
     if each.best is None:
@@ -225,6 +246,8 @@ def _describe(each: _Searched, best: _Searched) -> str:
 def _why_left_out(each: _Searched, step_ms: float) -> str:
     if each.least_ms >= step_ms * (1 - _gain_of(each)):
         return f"no plan of it takes less than {each.least_ms:.1f} ms"
+    if each.layout.num_rounds > 1:
+        return "compute hardly waits in the best of the others"
     return "gradients need no sharing out beside the state"
 
 

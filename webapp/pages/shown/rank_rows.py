@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from optimizer.base.units import format_bytes
+from optimizer.plan.stages import deal_stages
 from webapp.jobs.models import Job
 from webapp.pages.presentation import bar_percent
 from webapp.pages.shown.job_head import budget_bytes, rank_budgets
@@ -92,13 +92,9 @@ def _predicted_of(job: Job) -> list[Any] | None:
 def _blocks_of(job: Job) -> list[str]:
     """The blocks of each rank of a model that is cut; empty texts otherwise."""
     numbers = ((job.plan or {}).get("layout") or {}).get("stage_blocks") or []
-    if len(numbers) != job.need_devices:
+    if not numbers or len(numbers) % job.need_devices:
         return [""] * job.need_devices
-    ends = list(accumulate(numbers))
-    return [
-        f"block {end}" if number == 1 else f"blocks {end - number + 1} to {end}"
-        for end, number in zip(ends, numbers, strict=True)
-    ]
+    return [own.words for own in deal_stages(numbers, job.need_devices)]
 
 
 def _parts(ranks: Sequence[Any], num_ranks: int, *, is_cut: bool) -> list[str]:

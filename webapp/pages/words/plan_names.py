@@ -6,6 +6,7 @@ from typing import Any, Final
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.generation_layout import count_devices
 from optimizer.plan.plan import Plan
+from optimizer.plan.stages import describe_cut
 
 _BLOCKS: Final = {
     "recompute": "recompute {}",
@@ -36,7 +37,7 @@ def layout_words(document: Mapping[str, Any]) -> str:
         every = int(layout.get("sync_every", 1))
         rarely = f", synchronized every {every} steps" if every > 1 else ""
         return f"on {num_devices} devices{_SHARED_OUT[layout['data']]}{rarely}"
-    how = f"cut into {' + '.join(map(str, cut))} blocks" if cut else "a copy of the model on each"
+    how = f"cut into {describe_cut(cut, num_devices)}" if cut else "a copy of the model on each"
     return f"on {num_devices} devices, {how}"
 
 

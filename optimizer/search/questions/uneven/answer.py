@@ -26,6 +26,7 @@ from optimizer.plan.activations import BlockChoice
 from optimizer.plan.explain.training import explain_common
 from optimizer.plan.layout import DataParallel, DeviceLayout, RankShare
 from optimizer.plan.plan import Plan
+from optimizer.plan.stages import describe_cut
 from optimizer.profile.profile import Profile
 from optimizer.search.arrangements import keep_everything
 from optimizer.search.check.card_fit import ACCEPTED, Outpaced
@@ -36,7 +37,6 @@ from optimizer.search.questions.layout_list import (
     SHOWN_MS,
     WORTH_LOCAL,
     describe_layout,
-    describe_cut,
     list_cuts,
     list_layouts,
     list_local,
@@ -313,7 +313,7 @@ def _cut_names(found: Found) -> dict[str, Any]:
     assert layout is not None
     counts = Counter(share.device for share in layout.ranks)
     names = " and ".join(f"{count}x {name}" for name, count in counts.items())
-    cut = f" into {describe_cut(layout)}" if best is not None else ""
+    cut = f" into {describe_cut(layout.stage_blocks, layout.num_devices)}" if best is not None else ""
     return {"label": f"cut, {names}", "words": f"{names}, the model cut{cut}", "layout": layout}
 
 
