@@ -208,7 +208,7 @@ class StreamedWeights:
         return handles
 
     def begin_stage(self, stage: StageOfModel) -> None:
-        """Of a model that is cut: this stage runs from now on."""
+        """Have a stage of a model that is cut run from now on."""
         if isinstance(self._dealt, StageWeights) and self._dealt.keeps_streamed:
             self._stage = stage
 

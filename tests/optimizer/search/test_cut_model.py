@@ -151,6 +151,16 @@ def test_pins_decide_the_cut_and_the_order() -> None:
     assert [option.layout.stage_blocks for option in answer.layouts] == [(4, 2)]
 
 
+def test_more_stages_than_devices_go_around_them_where_that_is_pinned() -> None:
+    answer = ask(pair(num_devices=2), pins=("layout.stage_blocks=2,1,1,2",))
+    assert answer.result.chosen.plan.layout == DeviceLayout(num_devices=2, stage_blocks=(2, 1, 1, 2), schedule="breadth_first")
+    answer = ask(pair(num_devices=2), pins=("layout.schedule=breadth_first",), forbid=(*FORBID, "data_parallel"))
+    cuts = [option.layout for option in answer.layouts if option.layout.is_cut]
+    assert {layout.stage_blocks for layout in cuts} == {(1,) * 6, (3, 3)}
+    assert {layout.schedule for layout in cuts} == {"breadth_first"}
+    assert "in 3 rounds" in " ".join(option.sentence for option in answer.layouts)
+
+
 @pytest.mark.parametrize(
     ("pins", "message"),
     [

@@ -42,6 +42,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "tied": {"model_type": "headroom_decoder", **_SIZES, "attention_block": 8, "tie_word_embeddings": True},
     "shared": {"model_type": "headroom_decoder", **_SIZES, "num_hidden_layers": 4, "attention_block": 8, "share_every": 2},
     "untied": {"model_type": "headroom_decoder", **_SIZES, "attention_block": 8, "tie_word_embeddings": False},
+    "deep": {
+        "model_type": "headroom_decoder",
+        **_SIZES,
+        "num_hidden_layers": 4,
+        "attention_block": 8,
+        "tie_word_embeddings": False,
+    },
     "llama": {"model_type": "llama", **_SIZES},
     "opt-350m-less": {**SMALL_CONFIGS["opt"], "word_embed_proj_dim": 32},
     "gpt2-untied": {**SMALL_CONFIGS["gpt2"], "tie_word_embeddings": False},
@@ -253,7 +260,8 @@ def draw_cuts(count: int, *, seed: int = SEED, num_ranks: Sequence[int] = (2, 4)
     while len(cases) < count:
         adapter = Adapter(rank=4) if draws.random() < 0.4 else None
         number = draws.choice(num_ranks)
-        cut = [draws.choice([1, 1, 2]) for _ in range(number)]
+        num_rounds = draws.choice([1, 1, 2, 3])
+        cut = [draws.choice([1, 1, 2]) for _ in range(number * num_rounds)]
         dtype = draws.choice(["fp32", "fp32", "bf16", "fp16"])
         place = draws.choice(["device", "device", "host"])
         streams = draws.random() < 0.3
@@ -264,7 +272,8 @@ def draw_cuts(count: int, *, seed: int = SEED, num_ranks: Sequence[int] = (2, 4)
             case = make_case(
                 model="tied" if adapter and draws.random() < 0.5 else "untied",
                 stage_blocks=cut,
-                schedule=draws.choice(["1f1b", "1f1b", "gpipe"]),
+                schedule=draws.choice(["1f1b", "1f1b", "gpipe"]) if num_rounds == 1 else "breadth_first",
+                num_rounds=num_rounds,
                 accumulation_steps=draws.choice([2, 3, 4, 6]),
                 activations=[draws.choice(["keep", "recompute", "selective", "offload"]) for _ in range(sum(cut))],
                 gradients="host" if place == "host" else draws.choice(["keep", "keep", "host"]),
