@@ -14,6 +14,7 @@ from pytest_django import Settings
 
 from optimizer.data.bundled import TOKENIZER_FILE
 from tests import llama
+from tests.conftest import made_once
 from tests.valkey import Valkey
 from webapp.catalog.actions import keep_profile, register_machine
 from webapp.catalog.models import Dataset, Machine, Model
@@ -156,17 +157,23 @@ def profiled_llama(new_llama: Model, llama_document: dict[str, Any]) -> Model:
 
 
 @pytest.fixture(scope="session")
-def compiled_document(llama_document: dict[str, Any]) -> dict[str, Any]:
+def compiled_document(pytestconfig: pytest.Config, llama_document: dict[str, Any]) -> dict[str, Any]:
     """The tiny Llama's profile, with compiled blocks in fp32, the one form that the test's machine has rates for."""
-    from optimizer.models.spec import read_model_spec
-    from optimizer.profile.assemble.merge import add_compiled
-    from optimizer.profile.extent import Extent
-    from optimizer.profile.profile import Profile
-    from tests.optimizer.profiles import trace
 
-    extent = Extent(representations=("fp32@compiled",), shapes=((1, 32), (2, 32)))
-    compiled = trace(read_model_spec(llama.CONFIG), extent=extent)
-    return add_compiled(Profile.from_json(llama_document), compiled).to_json()
+    def add(folder: Path) -> None:
+        from optimizer.models.spec import read_model_spec
+        from optimizer.profile.assemble.merge import add_compiled
+        from optimizer.profile.extent import Extent
+        from optimizer.profile.profile import Profile
+        from tests.optimizer.profiles import trace
+
+        extent = Extent(representations=("fp32@compiled",), shapes=((1, 32), (2, 32)))
+        compiled = trace(read_model_spec(llama.CONFIG), extent=extent)
+        document = add_compiled(Profile.from_json(llama_document), compiled).to_json()
+        (folder / "profile.json").write_text(json.dumps(document))
+
+    document: dict[str, Any] = json.loads((made_once(pytestconfig, "compiled", add) / "profile.json").read_text())
+    return document
 
 
 @pytest.fixture
