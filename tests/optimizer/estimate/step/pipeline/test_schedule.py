@@ -38,6 +38,19 @@ def test_equal_stages_take_as_long_as_the_formula_says(schedule: Any, num_stages
     assert ran.total_ms == pytest.approx((num_micro_batches + num_stages - 1) * (FORWARD_MS + BACKWARD_MS))
 
 
+@pytest.mark.parametrize("num_devices", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("num_rounds", [1, 2, 3, 5])
+def test_devices_with_several_stages_never_wait_for_each_other_and_idle_once_for_all_rounds(
+    num_devices: int, num_rounds: int
+) -> None:
+    for num_micro_batches in (1, 2, 3, 4, 5, 6, 8, 13, 16, 33):
+        times = [(FORWARD_MS, BACKWARD_MS)] * num_devices
+        ran = run(times, num_micro_batches=num_micro_batches, num_rounds=num_rounds, schedule="breadth_first")
+        if num_micro_batches >= num_devices:
+            turns = num_rounds * num_micro_batches + num_devices - 1
+            assert ran.total_ms == pytest.approx(turns * (FORWARD_MS + BACKWARD_MS))
+
+
 def test_the_slowest_stage_sets_the_pace() -> None:
     ran = run([(1.0, 2.0), (4.0, 6.0), (1.0, 2.0)], num_micro_batches=20)
     assert ran.total_ms == pytest.approx(20 * 10.0 + 3.0)
