@@ -62,8 +62,14 @@ class StagePeak:
     host_peak_bytes: int = 0
     disk_peak_bytes: int = 0
     """The scratch file, and the job's own files: checkpoints and what is exported."""
+    file_bytes: int = 0
+    """The part of them in the job's own files, which are there once for all ranks."""
     together_peak_bytes: int = 0
     """Most on device and host at once, or more: what a process holds where the processor is the device."""
+
+    def disk_bytes_of(self, num_ranks: int) -> int:
+        """Bytes that so many ranks have on one disk together."""
+        return num_ranks * (self.disk_peak_bytes - self.file_bytes) + self.file_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,15 +333,19 @@ class Prediction:
         times = [rank.step_ms for rank in self.ranks]
         return times.index(max(times)) if times else None
 
-    def stages_over(self, *, host_bytes: int, disk_bytes: int) -> list[str]:
-        """Sentences on stages that another tier has no room for. disk_bytes: 0 where nothing is known of the disk."""
+    def stages_over(self, *, host_bytes: int, disk_bytes: int, num_sharing: int = 1) -> list[str]:
+        """Sentences on stages that another tier has no room for. host_bytes, disk_bytes: of each of ``num_sharing`` ranks that
+        share a host; 0 where nothing is known of the disk.
+        """
         found = []
-        for tier, limit in (("host", host_bytes), ("disk", disk_bytes)):
-            over = [peak for peak in self.stages if getattr(peak, f"{tier}_peak_bytes") > limit]
-            if over and (limit or tier == "host"):
-                worst = max(over, key=lambda peak: int(getattr(peak, f"{tier}_peak_bytes")))
-                needed, allowed = format_bytes(getattr(worst, f"{tier}_peak_bytes")), format_bytes(limit)
-                found.append(f"{STAGE_WORDS[worst.stage]} takes {needed} of {TIER_WORDS[tier]}; {allowed} may be used")
+        if self.stages:
+            worst = max(self.stages, key=lambda peak: peak.host_peak_bytes)
+            if worst.host_peak_bytes > host_bytes:
+                found.append(_too_much(worst, worst.host_peak_bytes, host_bytes, tier="host"))
+            fullest = max(self.stages, key=lambda peak: peak.disk_bytes_of(num_sharing))
+            needed_bytes, allowed_bytes = fullest.disk_bytes_of(num_sharing), disk_bytes * num_sharing
+            if 0 < allowed_bytes < needed_bytes:
+                found.append(_too_much(fullest, needed_bytes, allowed_bytes, tier="disk"))
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -345,6 +355,11 @@ class Prediction:
     @classmethod
     def from_json(cls, document: Any) -> "Prediction":
         return from_json(cls, document, path="prediction")
+
+
+def _too_much(peak: StagePeak, needed_bytes: int, allowed_bytes: int, *, tier: str) -> str:
+    needed, allowed = format_bytes(needed_bytes), format_bytes(allowed_bytes)
+    return f"{STAGE_WORDS[peak.stage]} takes {needed} of {TIER_WORDS[tier]}; {allowed} may be used"
 
 
 def _make_without_init(values: Mapping[str, Any]) -> Prediction:

@@ -20,6 +20,11 @@ _KERNELS: Final = tuple(kind for kind in COMPUTE_KINDS if kind not in ("dispatch
 """Kinds of time that threads share; Python has one."""
 
 
+def count_sharing(machine: Machine, *, num_ranks: int) -> int:
+    """The ranks at most that share one host, with its disk and its store."""
+    return min(num_ranks, machine.devices_per_host or num_ranks)
+
+
 def share_of(machine: Machine, *, num_ranks: int) -> Machine:
     """A machine with one device, which has its part of the host, the disk and the store to itself.
 
@@ -28,7 +33,7 @@ def share_of(machine: Machine, *, num_ranks: int) -> Machine:
     machine alone, of which there are at most as many as it has devices.
     Not modelled: cards behind one PCIe switch, and host memory that is slower than all links together.
     """
-    num_ranks = min(num_ranks, machine.devices_per_host or num_ranks)
+    num_ranks = count_sharing(machine, num_ranks=num_ranks)
     if num_ranks == 1:
         return replace(machine, num_devices=1)
     rates = _share_rates(machine.rates, num_ranks)

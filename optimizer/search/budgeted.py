@@ -48,6 +48,8 @@ class Budgeted(Generic[PlanT, PredictionT, GoalT]):
     """The same for the disk tier; 0 where there is none."""
     remote_budget_bytes: int = 0
     """The same for the remote tier."""
+    num_sharing: int = 1
+    """Ranks that share a host, each of which has these budgets to itself."""
     unavailable: frozenset[Technique] = frozenset()
     """Techniques the machine cannot do, or has no rate for; without bitsandbytes a measured machine has none for 8-bit state."""
     representations: frozenset[str] | None = None
@@ -100,7 +102,9 @@ class Budgeted(Generic[PlanT, PredictionT, GoalT]):
         """Sentences on a job's stages that host or disk have no room for; none where they were not worked out."""
         if not isinstance(prediction, Prediction):
             return []
-        return prediction.stages_over(host_bytes=self.host_budget_bytes, disk_bytes=self.disk_budget_bytes)
+        return prediction.stages_over(
+            host_bytes=self.host_budget_bytes, disk_bytes=self.disk_budget_bytes, num_sharing=self.num_sharing
+        )
 
     def fits(self, prediction: PredictionT) -> bool:
         return self.fits_device(prediction) and self.fits_elsewhere(prediction)

@@ -45,7 +45,7 @@ def search(problem: SearchProblem, *, known: Sequence[Plan] = (), most_ms: float
     no plan with room on the card takes ``most_ms`` a step or less.
     """
     if problem.layout.is_cut:
-        return search_cut(problem)
+        return search_cut(problem, most_ms=most_ms)
     book = _solved(problem, known)
     problem = book.problem
     baselines = price_baselines(problem)
@@ -81,7 +81,7 @@ def _solved(problem: SearchProblem, known: Sequence[Plan], *, most_ms: float = m
         book.price(*baseline(book.problem))
     for plan in known:
         book.price(OuterPlan.of(plan), plan.activations.per_block)
-    if is_over_floor(book.problem):
+    if book.problem.lacks_disk or is_over_floor(book.problem):
         raise explain_infeasible(book.problem)
     if not find_best(book):
         raise Outpaced(None, least=most_ms) if book.has_limit else explain_infeasible(book.problem)

@@ -47,11 +47,11 @@ def least_cut_ms(problem: SearchProblem) -> float:
     return min((pricer.least_ms(setting.plan(kept_by(problem))) for setting in problem.settings()), default=0.0)
 
 
-def search_cut(problem: SearchProblem) -> SearchResult:
+def search_cut(problem: SearchProblem, *, most_ms: float = math.inf) -> SearchResult:
     """The fastest plan that is cut over the problem's devices, in their order, and fits, with others beside it. Raises
-    NoFeasiblePlan, InvalidPlan where pins leave none.
+    NoFeasiblePlan, InvalidPlan where pins leave none, and Outpaced as ``find_cut_plan`` does.
     """
-    return _result(problem, *_find_fitting(problem))
+    return _result(problem, *_find_fitting(problem, most_ms=most_ms))
 
 
 def find_cut_plan(problem: SearchProblem, *, most_ms: float = math.inf) -> PricedPlan:
@@ -75,6 +75,8 @@ def _find_fitting(
             value="",
             allowed="a batch of 2 sequences or more; weights.place device or host, gradients.choice keep or host",
         )
+    if problem.lacks_disk:
+        raise _nothing_fits(problem, settings)
     shares, no_room = (1.0,) * problem.layout.num_devices, set[OuterPlan]()
     accepted: tuple[PricedPlan, list[CutOfSetting]] | None = None
     for _ in range(_MAX_TIGHTER):
@@ -92,9 +94,9 @@ def _find_fitting(
                 break
             if problem.fits_elsewhere(priced.prediction):
                 tighter.append(_tighter(problem, priced.prediction, limits_bytes))
-            else:
-                # Less on the devices leaves the host and the disk no more room.
-                no_room.add(each.setting)
+                break
+            # Less on the devices leaves the host and the disk no more room.
+            no_room.add(each.setting)
         if accepted is not None and accepted[0].plan == found[0].plan:
             break
         if tighter:
@@ -178,10 +180,12 @@ def _add(found: Sequence[CutOfSetting], other: CutOfSetting) -> list[CutOfSettin
     return sorted([*found, *([] if other.over_bytes else [other])], key=lambda each: each.step_ms)
 
 
-def _roomy_ms(problem: SearchProblem, setting: OuterPlan, cut: Cut) -> float:
-    """The time of a setting's step where the model is cut so and memory does not count."""
+def _roomy_ms(problem: SearchProblem, setting: OuterPlan, cut: Cut, *, most_ms: float = math.inf) -> float:
+    """The time of a setting's step where the model is cut so and memory does not count; the least that it takes where that is
+    ``most_ms`` or more.
+    """
     no_limits = (UNLIMITED,) * problem.layout.num_devices
-    return Cutting(problem=problem, setting=setting, limits_bytes=no_limits).evaluate(cut).step_ms
+    return Cutting(problem=problem, setting=setting, limits_bytes=no_limits).evaluate(cut, most_ms=most_ms).step_ms
 
 
 def _least_ms(problem: SearchProblem, setting: OuterPlan) -> float:

@@ -9,12 +9,13 @@ where one is too full.
 *Not searched*: other cuts than these where a rank has several stages.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Final
 
-from optimizer.estimate.step.pipeline.schedule import RankPrice
+from optimizer.estimate.step.pipeline.schedule import RankPrice, least_step_ms
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
 from optimizer.plan.stages import RankStages, deal_stages
@@ -90,7 +91,10 @@ class Cutting:
         yield shared_cut(num_blocks, [1 / each_ms for each_ms in whole_ms] * layout.num_rounds)
         yield shared_cut(num_blocks, [max(1, num_bytes) for num_bytes in self.limits_bytes] * layout.num_rounds)
 
-    def evaluate(self, cut: Cut) -> CutOfSetting:
+    def evaluate(self, cut: Cut, *, most_ms: float = math.inf) -> CutOfSetting:
+        """The cut with as few blocks that run again, or offload, as may be. A step that takes ``most_ms`` or more, or does not
+        fit, is not run: its time is then the least that it takes.
+        """
         ranks = deal_stages(cut, self.problem.layout.num_devices)
         priced = [self._rank(own) for own in ranks]
         prices = [price for price, _ in priced]
@@ -99,20 +103,23 @@ class Cutting:
         per_block = list(kept_by(self.problem))
         for own, (_, choices) in zip(ranks, priced, strict=True):
             _put(per_block, own, choices)
+        step_ms = least_step_ms(prices)
+        if not any(over) and step_ms < most_ms:
+            step_ms = pricer_of(self.problem).step_ms(self._plan(kept_by(self.problem)), ranks, prices)
         return CutOfSetting(
             setting=self.setting,
             cut=cut,
             per_block=tuple(per_block),
-            step_ms=pricer_of(self.problem).step_ms(self._plan(kept_by(self.problem)), ranks, prices),
+            step_ms=step_ms,
             over_bytes=sum(over),
             hardest=measure.index(max(measure)),
         )
 
     def _climb(self, found: CutOfSetting) -> CutOfSetting:
         while self.problem.layout.num_rounds == 1:
-            better = next(
-                (tried for cut in _moved(found) if (tried := self.evaluate(cut)).value < found.value), None
-            )
+            most_ms = math.inf if found.over_bytes else found.step_ms
+            tried = (self.evaluate(cut, most_ms=most_ms) for cut in _moved(found))
+            better = next((each for each in tried if each.value < found.value), None)
             if better is None:
                 break
             found = better

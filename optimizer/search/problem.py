@@ -200,6 +200,8 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     """``price`` without the memory of a search (``pricebook.remembering``); None where it has none."""
     audit: Callable[[Plan, Prediction], tuple[str, ...]] | None = None
     """Finds faults in a plan's prediction by an independent replay; asked for the chosen plan alone."""
+    file_bytes: Callable[[Plan], int] | None = None
+    """Most bytes in the job's own files, which follow from the number formats alone; None where they are not looked at."""
     stages: StagePrices | None = None
     """Prices of single stages; of layouts that cut the model."""
     relax: Relax | None = None
@@ -339,7 +341,8 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     def settings(self) -> tuple[OuterPlan, ...]:
         """Micro-batches and representations, from lossless to smallest, and in each the micro-batch from small to large.
 
-        All else in them is as pinned or as in plain training; ``solver/levers.py`` says what can be added. Where gradients, state
+        Those whose files the disk has no room for are left out, unless it has room for none. All else in them is as pinned or as
+        in plain training; ``solver/levers.py`` says what can be added. Where gradients, state
         and weights are pinned to live is left to it too.
         """
         return self._settings
@@ -362,7 +365,19 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
             for representation in _REPRESENTATIONS
             for size in sizes
         ]
-        return tuple(setting for setting in found if self._is_known(setting) and free.permits_setting(setting))
+        permitted = tuple(setting for setting in found if self._is_known(setting) and free.permits_setting(setting))
+        return tuple(filter(self._has_disk_for, permitted)) or permitted
+
+    @property
+    def lacks_disk(self) -> bool:
+        """True where the disk has no room for the job's files in any of the settings."""
+        return bool(self.settings()) and not self._has_disk_for(self.settings()[0])
+
+    def _has_disk_for(self, setting: OuterPlan) -> bool:
+        if self.file_bytes is None or not self.disk_budget_bytes:
+            return True
+        needed_bytes = self.file_bytes(setting.plan(keep_everything(self.num_blocks)))
+        return needed_bytes <= self.disk_budget_bytes * self.num_sharing
 
     def _is_known(self, setting: OuterPlan) -> bool:
         weights = WeightsPlan(dtype=setting.dtype, autocast=setting.autocast, frozen=setting.frozen)

@@ -84,10 +84,13 @@ class StagePricer:
         setting, layout = find_stages(self.profile, plan, part, own)
         parts, device_kind = layout.parts(plan.activations.per_block), part.machine.device.kind
         resident = setting.resident(plan, own)
+        computed = [parts[stage].times(device_kind) for stage in sorted(parts)]
         return RankPrice(
             peak_bytes=resident.device_bytes + layout.top_bytes(parts),
             host_bytes=resident.host + layout.host_top_bytes(parts),
             times=time_stages(parts, device_kind=device_kind),
+            first_stage=computed[0],
+            compute_ms=sum(each.of_all_ms(plan.batch.accumulation_steps) for each in computed),
             make_clock=partial(StagesClock, parts, layout.update, device_kind=device_kind),
         )
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
 from optimizer.estimate.bounds.relaxation import least_compute_ms, least_exchange_ms, list_kinds, relax
 from optimizer.estimate.card.training_memory import add_memory
 from optimizer.estimate.job.shortfalls import Shortfall, raise_prediction, shortfall_on
-from optimizer.estimate.job.stages import list_stages
+from optimizer.estimate.job.stages import list_stages, most_file_bytes
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.step.ranks import RankPart, find_part, find_stage_parts, list_machines
 from optimizer.estimate.step.setting import lay_out
@@ -16,6 +17,7 @@ from optimizer.estimate.training import estimate_training
 from optimizer.goal import Goal
 from optimizer.hardware.calibration import calibrated_machine
 from optimizer.hardware.machine import Machine
+from optimizer.hardware.share import count_sharing
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.layout import ONE_DEVICE, DeviceLayout
 from optimizer.plan.plan import Plan
@@ -69,7 +71,9 @@ def training_problem(
         **budgets_elsewhere(part.machine, host_bytes=host_bytes, disk_bytes=disk_bytes),
         price=price,
         detail=detail,
+        num_sharing=count_sharing(machine, num_ranks=layout.num_devices),
         audit=audit,
+        file_bytes=partial(most_file_bytes, profile, workload=workload, machine=machine),
         relax=None if layout.is_cut else _Relax(profile=profile, part=part),
         stages=_stage_pricer(profile, parts, machines) if layout.is_cut else None,
         unavailable=frozenset().union(*map(list_unavailable, machines)),

@@ -11,6 +11,7 @@ packed or streamed; exports of single checkpoints, which are jobs of their own.
 from dataclasses import replace
 
 from optimizer.base.categories import CATEGORIES
+from optimizer.estimate.categories.tensors import list_tensors
 from optimizer.estimate.job.files import estimate_export, estimate_save, kept_checkpoint_bytes
 from optimizer.estimate.job.load import estimate_load
 from optimizer.estimate.prediction import Prediction, Stage, StagePeak
@@ -43,23 +44,37 @@ def list_stages(
     stages.append(_between("resume", resident))
     for step in prediction.peaks:
         host_bytes = resident.host if step.stage == "evaluation" else prediction.host_peak_bytes
-        disk_bytes = resident.disk if step.stage == "evaluation" else prediction.disk_peak_bytes
-        disk_bytes += {"first_step": 0, "steady_step": kept_before_bytes}.get(step.stage, kept_bytes)
-        together_bytes = step.device_peak_bytes + host_bytes
+        scratch_bytes = resident.disk if step.stage == "evaluation" else prediction.disk_peak_bytes
+        file_bytes = {"first_step": 0, "steady_step": kept_before_bytes}.get(step.stage, kept_bytes)
         stages.append(
-            replace(step, host_peak_bytes=host_bytes, disk_peak_bytes=disk_bytes, together_peak_bytes=together_bytes)
+            replace(
+                step,
+                host_peak_bytes=host_bytes,
+                disk_peak_bytes=scratch_bytes + file_bytes,
+                file_bytes=file_bytes,
+                together_peak_bytes=step.device_peak_bytes + host_bytes,
+            )
         )
     save = estimate_save(tensors, plan=plan, workload=workload)
-    stages.append(_between("save", resident, host_bytes=save.host_bytes, disk_bytes=save.disk_bytes))
+    stages.append(_between("save", resident, host_bytes=save.host_bytes, file_bytes=save.disk_bytes))
     exports = estimate_export(profile, tensors, plan=plan, workload=workload, machine=machine)
     for name, held in exports.items():
         stage: Stage = "merge" if name == "merge" else "export"
-        stages.append(_between(stage, resident, host_bytes=held.host_bytes, disk_bytes=held.disk_bytes + kept_bytes))
+        stages.append(_between(stage, resident, host_bytes=held.host_bytes, file_bytes=held.disk_bytes + kept_bytes))
     return tuple(stages)
 
 
+def most_file_bytes(profile: Profile, plan: Plan, *, workload: TrainingWorkload, machine: Machine) -> int:
+    """Most bytes in a job's own files, whatever its blocks do and wherever its parts are."""
+    tensors = list_tensors(profile)
+    kept_bytes = kept_checkpoint_bytes(tensors, plan=plan, workload=workload, num_steps=workload.num_steps)
+    exports = estimate_export(profile, tensors, plan=plan, workload=workload, machine=machine)
+    save = estimate_save(tensors, plan=plan, workload=workload)
+    return max(save.disk_bytes, kept_bytes + max((held.disk_bytes for held in exports.values()), default=0))
+
+
 def _between(
-    stage: Stage, resident: Resident, *, device_bytes: int | None = None, host_bytes: int = 0, disk_bytes: int = 0
+    stage: Stage, resident: Resident, *, device_bytes: int | None = None, host_bytes: int = 0, file_bytes: int = 0
 ) -> StagePeak:
     """A stage between steps: what is there all the while, and what it adds."""
     on_device = int(resident.device.sum())
@@ -69,7 +84,8 @@ def _between(
         device_bytes_by_category=_by_category(resident.device, device_bytes),
         moment=stage,
         host_peak_bytes=resident.host + host_bytes,
-        disk_peak_bytes=resident.disk + disk_bytes,
+        disk_peak_bytes=resident.disk + file_bytes,
+        file_bytes=file_bytes,
         together_peak_bytes=on_device + resident.host + host_bytes,
     )
 

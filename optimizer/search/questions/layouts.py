@@ -17,7 +17,7 @@ from optimizer.plan.layout import DATA_PARALLEL, DeviceLayout
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import keep_all, recompute_all
 from optimizer.search.check.card_fit import ACCEPTED, Outpaced
-from optimizer.search.core import explain_choice, search
+from optimizer.search.core import explain_choice, find_chosen, search
 from optimizer.search.cut_model import least_cut_ms
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, Pose, answer_with
@@ -39,6 +39,8 @@ PoseOn = Callable[[DeviceLayout], Pose]
 AnswerOne = Callable[[Pose, Profile, TrainingWorkload], ObjectiveAnswer]
 """Answers the question on one layout: ``objectives.answer_goal``."""
 _LABELS: Final[Mapping[str, str]] = {"replicated": "ddp", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3"}
+_SHOWN: Final = 0.25
+"""Share by which a layout's best plan may be slower than the best of all, and still be looked for to be shown beside it."""
 _SAME: Final = 1e-6
 """Share by which times are the same."""
 _WAITS: Final = 0.05
@@ -68,19 +70,19 @@ class _Searched:
 
     problem: SearchProblem
     least_ms: float
+    best: PricedPlan | None = None
     result: SearchResult | None = None
+    """The best plan and all that is shown beside it; unless the model is cut, worked out for the layout that is chosen alone."""
     error: NoFeasiblePlan | InvalidPlan | None = None
     is_left_out: bool = False
+    is_outpaced: bool = False
+    """Its plans are known to be slower than is of use."""
     outpaced: PricedPlan | None = None
     """Its best plan without regard to the card, where that is slower than one that is known."""
 
     @property
     def layout(self) -> DeviceLayout:
         return self.problem.layout if self.best is None else self.best.plan.layout
-
-    @property
-    def best(self) -> PricedPlan | None:
-        return None if self.result is None else self.result.chosen
 
 
 def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal: Goal) -> ObjectiveAnswer:
@@ -93,15 +95,17 @@ def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal
             each.is_left_out = True
             continue
         try:
-            each.result = _settled(each.problem, search(each.problem, most_ms=_most_ms(each, best)), goal, workload)
+            _search(each, most_ms=_most_ms(each, best), goal=goal, workload=workload)
         except Outpaced as outpaced:
-            each.least_ms, each.outpaced = outpaced.least, outpaced.best
+            each.least_ms, each.outpaced, each.is_outpaced = outpaced.least, outpaced.best, True
         except (NoFeasiblePlan, InvalidPlan) as error:
             each.error = error
     best = _best_of(asked)
-    if best is None or best.result is None:
+    if best is None or best.best is None:
         raise _least_wrong([each.error for each in asked if each.error is not None])
-    result = best.result
+    result = best.result or search(best.problem, known=[best.best.plan])
+    result = _settled(best.problem, result, goal, workload)
+    best.best = result.chosen
     result = replace(result, baselines={**result.baselines, **_price_shared_baselines(asked)})
     options = tuple(
         LayoutOption(layout=each.layout, best=each.best, least_step_ms=each.least_ms, sentence=_describe(each, best))
@@ -110,22 +114,38 @@ def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal
     return replace(answer_with(best.problem, profile, result), layouts=options)
 
 
+def _search(each: _Searched, *, most_ms: float, goal: Goal, workload: TrainingWorkload) -> None:
+    """Raises as ``search`` does."""
+    if each.layout.is_cut:
+        each.result = search(each.problem, most_ms=most_ms)
+        each.best = each.result.chosen
+    else:
+        each.best = _settle(each.problem, find_chosen(each.problem, most_ms=most_ms), goal, workload)
+
+
 def _in_turn(each: _Searched) -> tuple[int, float, int]:
-    """First what could be fastest. Steps alone last: how fast they have to be, the others say; and before them what is of use
-    where the best of the others waits.
+    """First what could be fastest, cuts after the rest, which are searched sooner. Steps alone behind them: how fast they have to
+    be, the others say; and last what is of use where the best of the others waits.
     """
-    return each.layout.steps_alone + 2 * (each.layout.num_rounds > 1), each.least_ms, -each.layout.num_devices
+    layout = each.layout
+    return layout.is_cut + 2 * layout.steps_alone + 4 * (layout.num_rounds > 1), each.least_ms, -layout.num_devices
+
+
+def _settle(problem: SearchProblem, found: PricedPlan, goal: Goal, workload: TrainingWorkload) -> PricedPlan:
+    """The plan with as many steps between synchronizations as it gains by."""
+    if not problem.layout.steps_alone:
+        return found
+    plan, prediction = settle_local(found.plan, goal, workload, price=problem.price)
+    if problem.verdict(prediction) not in ACCEPTED:
+        return found
+    return problem.priced(found.label, plan, prediction, in_detail=True)
 
 
 def _settled(problem: SearchProblem, result: SearchResult, goal: Goal, workload: TrainingWorkload) -> SearchResult:
-    """The result with as many steps between synchronizations as its plan gains by."""
-    if not problem.layout.steps_alone:
+    """The result with that plan."""
+    settled = _settle(problem, result.chosen, goal, workload)
+    if settled is result.chosen:
         return result
-    chosen = result.chosen
-    plan, prediction = settle_local(chosen.plan, goal, workload, price=problem.price)
-    if problem.verdict(prediction) not in ACCEPTED:
-        return result
-    settled = problem.priced(chosen.label, plan, prediction, in_detail=True)
     sentences = explain_choice(problem, settled, result.baselines["keep_all"], result.left_out)
     return replace(result, chosen=settled, explanation=tuple(sentences))
 
@@ -140,10 +160,10 @@ def _ask(pose_on: PoseOn, layout: DeviceLayout, profile: Profile, workload: Trai
 
 
 def _most_ms(each: _Searched, best: _Searched | None) -> float:
-    """A layout of as many devices as the best one is of no use where it takes longer; one of fewer devices may cost less."""
+    """A layout of as many devices as the best one is of no use where it takes much longer; one of fewer devices may cost less."""
     if best is None or best.best is None or each.layout.num_devices < best.layout.num_devices:
         return math.inf
-    return best.best.prediction.step_ms * (1 + _WORTH)
+    return best.best.prediction.step_ms * (1 + _SHOWN)
 
 
 def _best_of(asked: Sequence[_Searched]) -> _Searched | None:
@@ -229,7 +249,7 @@ def _describe(each: _Searched, best: _Searched) -> str:
     if each.best is None:
         if each.is_left_out:
             return f"{name}: not searched, since {_why_left_out(each, step_ms)}"
-        if each.outpaced is not None:
+        if each.is_outpaced:
             return f"{name}: no plan of it with room on the card takes less than {each.least_ms:.1f} ms"
         if isinstance(each.error, NoFeasiblePlan):
             return f"{name}: {each.error.in_short}"

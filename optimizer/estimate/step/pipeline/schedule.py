@@ -46,6 +46,10 @@ class StageTimes:
         """Time of a micro-batch that is not the first."""
         return self.forward_ms + self.accumulate_ms
 
+    def of_all_ms(self, num_micro_batches: int) -> float:
+        """Time of all micro-batches of a step."""
+        return num_micro_batches * self.of_one_ms + self.backward_ms - self.accumulate_ms
+
     def end_ms(self, turn: Turn, start_ms: float) -> float:
         """Time at which a turn ends that begins at ``start_ms``."""
         return start_ms + self.of(turn)
@@ -82,8 +86,23 @@ class RankPrice:
     """Most bytes on the host, likewise."""
     times: StageTimes
     """Times of micro-batches that wait for no other rank, but for their own copies."""
+    first_stage: StageTimes
+    """Times of compute alone in the rank's first stage."""
+    compute_ms: float
+    """Time of compute alone in a step, up to the update."""
     make_clock: Callable[[], Clocked]
     """Makes the clock of a step."""
+
+
+def least_step_ms(prices: Sequence[RankPrice]) -> float:
+    """No step of these ranks, in their order, is shorter: before a rank's first turn a micro-batch goes forward through the ranks
+    before it, and after its last one backward.
+    """
+    least_ms = before_ms = 0.0
+    for price in prices:
+        least_ms = max(least_ms, before_ms + price.compute_ms)
+        before_ms += price.first_stage.forward_ms + min(price.first_stage.backward_ms, price.first_stage.accumulate_ms)
+    return least_ms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,16 +152,17 @@ def test_weights_that_stream_to_two_devices_take_the_hosts_memory_once(llama_pro
     forbid = ("recompute", "chunked_loss", "offload", "disk", "shard_gradients", "cut_model")
     two, one = (read_pins(["weights.place=host", f"layout.num_devices={number}"]) for number in (2, 1))
     machine = with_devices(make_cpu_machine(), 2)
-    by_layout = {option.layout.data: option.best for option in ask(llama_profile, machine, forbid=forbid, pins=two).layouts}
-    each_bytes = {data: host_bytes_of(best) for data, best in by_layout.items()}
-    assert each_bytes.keys() == {"replicated", "zero1"}
+    each_bytes = {}
+    for pin in ("layout.data=replicated", "layout.data=zero1", "layout.stage_blocks=2,2"):
+        pins = read_pins(["weights.place=host", "layout.num_devices=2", pin])
+        allowed = [name for name in forbid if name != "cut_model" or "stage_blocks" not in pin]
+        each_bytes[pin] = host_bytes_of(ask(llama_profile, machine, forbid=tuple(allowed), pins=pins).result.chosen)
+    replicated_bytes, shared_bytes, cut_bytes = each_bytes.values()
     alone_bytes = host_bytes_of(ask(llama_profile, machine, forbid=forbid, pins=one).result.chosen)
-    assert each_bytes["replicated"] == alone_bytes
-    assert 2 * each_bytes["zero1"] < 1.3 * alone_bytes
-    *_, cut = ask(llama_profile, machine, forbid=forbid[:-1], pins=two).layouts
-    assert cut.layout.is_cut
-    assert host_bytes_of(cut.best) < 0.7 * alone_bytes
-    found = ask(llama_profile, machine, host_budget_bytes=2 * each_bytes["zero1"], forbid=forbid, pins=two)
+    assert replicated_bytes == alone_bytes
+    assert 2 * shared_bytes < 1.3 * alone_bytes
+    assert cut_bytes < 0.7 * alone_bytes
+    found = ask(llama_profile, machine, host_budget_bytes=2 * shared_bytes, forbid=forbid, pins=two)
     assert found.result.chosen.plan.layout.data == "zero1"
     assert found.result.chosen.plan.weights.place == "host"
     assert [option.best is None for option in found.layouts] == [True, False]
@@ -170,9 +171,8 @@ def test_weights_that_stream_to_two_devices_take_the_hosts_memory_once(llama_pro
         ask(llama_profile, machine, num_devices=1, host_budget_bytes=1000, forbid=forbid, pins=read_pins(["weights.place=host"]))
 
 
-def host_bytes_of(priced: PricedPlan | None) -> int:
+def host_bytes_of(priced: PricedPlan) -> int:
     """The most that one device takes of the host, in any stage."""
-    assert priced is not None
     return max(priced.prediction.host_peak_bytes, *(stage.host_peak_bytes for stage in priced.prediction.stages))
 
 
@@ -196,3 +196,15 @@ def test_an_answer_of_several_devices_is_written_as_json(llama_profile: Profile)
     assert [option["layout"]["data"] for option in document["layouts"]] == ["replicated", *get_args(DataParallel), "replicated"]
     assert [bool(option["layout"]["stage_blocks"]) for option in document["layouts"]] == [False] * 5 + [True]
     assert document["result"]["chosen"]["prediction"]["network_bytes"] > 0
+
+
+@pytest.mark.parametrize("pin", ["layout.data=replicated", "layout.data=zero1", "layout.stage_blocks=2,2"])
+def test_a_jobs_files_are_on_the_disk_once_for_all_devices(llama_profile: Profile, pin: str) -> None:
+    pins = read_pins(["layout.num_devices=2", pin])
+    roomy = ask(llama_profile, replace(pair(), disk_free_bytes=64 * GIB), pins=pins).result.chosen
+    most_bytes = max(stage.file_bytes for stage in roomy.prediction.stages)
+    assert most_bytes > 0
+    enough = ask(llama_profile, replace(pair(), disk_free_bytes=most_bytes + 1), pins=pins).result.chosen
+    assert enough.plan == roomy.plan
+    with pytest.raises(NoFeasiblePlan, match="of the disk; .* may be used"):
+        ask(llama_profile, replace(pair(), disk_free_bytes=most_bytes - 2), pins=pins)
