@@ -22,7 +22,7 @@ from optimizer.estimate.prediction import MEMORY_MARGIN, Prediction, TimelinePoi
 from optimizer.estimate.step.ranks import list_machines
 from optimizer.estimate.step.setting import LaidOut, check_plan, highest_of, lay_out_ranks, lay_out_stages
 from optimizer.estimate.step.simulate import Simulation, simulate
-from optimizer.estimate.step.stages import StagePeaks
+from optimizer.estimate.step.stages.peaks import StagePeaks
 from optimizer.estimate.step.unmetered import estimate_allocated_peak
 from optimizer.estimate.tasks.parts import Bytes
 from optimizer.estimate.time_interval import time_interval

@@ -20,7 +20,7 @@ from optimizer.plan.activations import BlockChoice
 from optimizer.plan.plan import Plan
 from optimizer.plan.stages import RankStages, deal_stages
 from optimizer.search.arrangements import PerBlock, PlanLine, keep_everything
-from optimizer.search.problem import OuterPlan, SearchProblem, StagePrices
+from optimizer.search.problem import OuterPlan, RankPrices, SearchProblem
 
 Cut = tuple[int, ...]
 UNLIMITED: Final = 2**62
@@ -202,9 +202,9 @@ def _moved(found: CutOfSetting) -> Iterator[Cut]:
                 yield tuple(moved)
 
 
-def pricer_of(problem: SearchProblem) -> StagePrices:
-    assert problem.stages is not None
-    return problem.stages
+def pricer_of(problem: SearchProblem) -> RankPrices:
+    assert problem.rank_prices is not None
+    return problem.rank_prices
 
 
 def kept_by(problem: SearchProblem) -> PerBlock:

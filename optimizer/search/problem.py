@@ -138,8 +138,8 @@ class OuterPlan:
         )
 
 
-class StagePrices(Protocol):
-    """Prices of single ranks of a model that is cut (``stage_pricer.py``)."""
+class RankPrices(Protocol):
+    """Prices of single ranks of a model that is cut (``rank_pricer.py``)."""
 
     @property
     def device_kind(self) -> str: ...
@@ -202,8 +202,8 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     """Finds faults in a plan's prediction by an independent replay; asked for the chosen plan alone."""
     file_bytes: Callable[[Plan], int] | None = None
     """Most bytes in the job's own files, which follow from the number formats alone; None where they are not looked at."""
-    stages: StagePrices | None = None
-    """Prices of single stages; of layouts that cut the model."""
+    rank_prices: RankPrices | None = None
+    """Prices of single ranks; of layouts that cut the model."""
     relax: Relax | None = None
     """Lower bounds on a setting's plans; asked where there are too many to try them all."""
     names_ways: bool = True

@@ -26,7 +26,7 @@ from optimizer.search.arrangements import keep_everything
 from optimizer.search.budgeted import budgets_elsewhere, list_representations, list_unavailable
 from optimizer.search.check.ledger import audit_plan
 from optimizer.search.problem import OuterPlan, SearchProblem
-from optimizer.search.stage_pricer import StagePricer
+from optimizer.search.rank_pricer import RankPricer
 from optimizer.workload import TrainingWorkload
 
 
@@ -75,7 +75,7 @@ def training_problem(
         audit=audit,
         file_bytes=partial(most_file_bytes, profile, workload=workload, machine=machine),
         relax=None if layout.is_cut else _Relax(profile=profile, part=part),
-        stages=_stage_pricer(profile, parts, machines) if layout.is_cut else None,
+        rank_prices=_make_rank_pricer(profile, parts, machines) if layout.is_cut else None,
         unavailable=frozenset().union(*map(list_unavailable, machines)),
         representations=frozenset.intersection(*(list_representations(profile.regimes, each) for each in machines)),
         has_sparse_gradients=profile.has_sparse_gradients,
@@ -84,10 +84,10 @@ def training_problem(
     )
 
 
-def _stage_pricer(profile: Profile, parts: tuple[RankPart, ...], machines: Sequence[Machine]) -> StagePricer:
+def _make_rank_pricer(profile: Profile, parts: tuple[RankPart, ...], machines: Sequence[Machine]) -> RankPricer:
     """machines: one for all, or as if all stages were on the device of each."""
     memory_bytes = tuple(each.device.memory_bytes for each in machines) if len(machines) > 1 else ()
-    return StagePricer(profile=profile, parts=parts, memory_bytes=memory_bytes)
+    return RankPricer(profile=profile, parts=parts, memory_bytes=memory_bytes)
 
 
 def with_shortfalls(

@@ -39,7 +39,7 @@ from optimizer.estimate.step.ranks import RankPart, find_part, find_stage_parts
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.schedule import StepLayout
 from optimizer.estimate.step.simulate import Highest, Resident
-from optimizer.estimate.step.stages import Stages
+from optimizer.estimate.step.stages.peaks import Stages
 from optimizer.estimate.step.update import UpdateExchange
 from optimizer.estimate.tasks.parts import Bytes
 from optimizer.estimate.tasks.tasks import single

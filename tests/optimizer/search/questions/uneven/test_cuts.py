@@ -138,9 +138,9 @@ def test_no_cut_is_faster_and_the_bound_is_below_all(share: float, bits_per_s: f
         machine=machine,
         layout=chosen.plan.layout,
     )
-    assert problem.stages is not None
+    assert problem.rank_prices is not None
     crossing_ms = 0.0 if bits_per_s == 1e12 else 4 * (1000 * 2 * 64 * 64 * 4 * 8 / bits_per_s + 1)
-    assert crossing_ms < problem.stages.least_ms(chosen.plan) <= best_ms
+    assert crossing_ms < problem.rank_prices.least_ms(chosen.plan) <= best_ms
 
 
 def every_plan(plan: Plan) -> Iterator[Plan]:

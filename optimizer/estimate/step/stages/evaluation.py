@@ -1,43 +1,27 @@
-"""Peaks of a job's first step and its evaluations, beside the steady step. Torch-free.
+"""The highest moment of a job's evaluations (``Trainer.evaluate``). Torch-free.
 
-First step: the optimizer's moments come to be in its update, tensor by tensor, so whatever comes before it has their room. It is
-never higher than a steady step. Where gradients are consumed that is inside backward.
-
-Evaluation (``Trainer.evaluate``): forward alone, block by block, without gradients or dropout, whatever the blocks' choices in
-training; weights stream as they do there, the loss may be made in chunks. On the CPU device the inputs of all its micro-batches
-are counted to its end, which a small model's evaluation can make higher than its steps.
+Forward alone, block by block, without gradients or dropout, whatever the blocks' choices in training; weights stream as they do
+there, the loss may be made in chunks. On the CPU device the inputs of all its micro-batches are counted to its end, which a small
+model's evaluation can make higher than its steps.
 
 *Not modelled*: an evaluation before the first step, which has no moments beside it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from optimizer.base.categories import CATEGORIES
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
-from optimizer.estimate.categories.optimizer_state import (
-    StateCosts,
-    estimate_early_state_bytes,
-    list_update_changes,
-)
-from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.categories.weights import Brought, WeightsMove, find_brought, list_forward_moves
 from optimizer.estimate.memo import Table
-from optimizer.estimate.prediction import Stage, StagePeak
 from optimizer.estimate.shape.compiled import CompiledShape
 from optimizer.estimate.shape.logits_and_loss import list_evaluation, read_head
-from optimizer.estimate.step.runs import Schedule, TaskRun
-from optimizer.estimate.step.simulate import Highest, Resident, Simulation
-from optimizer.estimate.step.update import UpdateExchange, UpdateInputs, list_update_tasks, update_inputs
-from optimizer.estimate.tasks.moments import moments_of
 from optimizer.estimate.tasks.parts import Bytes, PartBytes, sum_changes
 from optimizer.estimate.tasks.tasks import single
 from optimizer.hardware.machine import Machine, Processor
-from optimizer.plan.activations import BlockChoice
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.stages import RankStages, count_sent_at_once, list_brought
@@ -46,160 +30,13 @@ from optimizer.profile.profile import Evaluation, Profile
 from optimizer.workload import TrainingWorkload
 
 _SLOT = {name: index for index, name in enumerate(CATEGORIES)}
-_FIRST_UPDATES: Final[Table[UpdateInputs, TaskRun]] = Table()
 _EVALUATIONS: Final[
-    Table[tuple[WeightsPlan, LogitsAndLossPlan, Brought, Processor | None, tuple["EvaluatedPass", ...]], "_Evaluated"]
+    Table[tuple[WeightsPlan, LogitsAndLossPlan, Brought, Processor | None, tuple["EvaluatedPass", ...]], "Evaluated"]
 ] = Table()
 
 
-class Stages:
-    """The stages of one setting, whatever its blocks do. Does not keep the profile."""
-
-    def __init__(
-        self,
-        profile: Profile,
-        compiled: CompiledShape,
-        *,
-        plan: Plan,
-        workload: TrainingWorkload,
-        machine: Machine,
-        tensors: TensorList,
-        state: StateCosts,
-        schedule_first: Callable[[Sequence[BlockChoice]], Schedule] | None,
-        exchange: UpdateExchange | None = None,
-        rank: int = 0,
-        own: RankStages | None = None,
-    ) -> None:
-        """The blocks' choices of ``plan`` are not read. tensors: that this rank, of several, updates. own: of a model that is
-        cut.
-
-        schedule_first: lays out a first step that consumes gradients, by what each block does; None where gradients are kept.
-        """
-        self._num_blocks = profile.num_blocks
-        self._has_steady_step = workload.num_steps > 1
-        early_bytes = estimate_early_state_bytes(tensors.list_staying(plan.optimizer_state), plan)
-        self._early_bytes = early_bytes - state.device_bytes
-        self._early = single("optimizer_state", self._early_bytes)
-        self._schedule_first = schedule_first
-        self._first_update: TaskRun | None = None
-        if schedule_first is None:
-            self._first_update = _first_update(
-                plan=plan,
-                workload=workload,
-                machine=machine,
-                tensors=tensors,
-                state=state,
-                exchange=exchange,
-            )
-        self._evaluation: _Evaluated | None = None
-        evaluation = compiled.regime.evaluation
-        if evaluation is not None:
-            self._evaluation = _evaluate(
-                profile, compiled, evaluation, plan=plan, workload=workload, machine=machine, rank=rank, own=own
-            )
-
-    def loaded(self, resident: Resident) -> Bytes:
-        """Bytes on the device, by category, once a model is there and before its first step: no moments, no gradients."""
-        early: Bytes = resident.device + self._early
-        return early - single("gradients", int(early[_SLOT["gradients"]]))
-
-    def estimate(
-        self, schedule: Schedule, resident: Resident, steady: Simulation, *, choices: Sequence[BlockChoice]
-    ) -> "StagePeaks":
-        """schedule, resident, steady: of a steady step of a plan whose blocks do this."""
-        if self._first_update is not None:
-            last, update = schedule.last, self._first_update
-            schedule = replace(schedule, update=update if last is None else last + update)
-        if self._schedule_first is not None:
-            schedule = self._schedule_first(choices)
-        first = Highest(
-            schedule, resident.device + self._early, resident_bytes=resident.device_bytes + self._early_bytes
-        )
-        return StagePeaks(
-            num_blocks=self._num_blocks,
-            first=first,
-            steady=steady if self._has_steady_step else None,
-            evaluation=None if self._evaluation is None else self._evaluation.above(resident.device),
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
-class StagePeaks:
-    """Peaks of one plan's stages."""
-
-    num_blocks: int
-    first: Highest
-    steady: Simulation | None
-    """The simulation of a steady step; None where there is only one step."""
-    evaluation: "_Evaluated | None"
-    """The highest moment of an evaluation; None where the profile has traced none."""
-
-    @property
-    def highest_bytes(self) -> int:
-        """The highest peak of all stages."""
-        found = [self.first.num_bytes]
-        if self.steady is not None:
-            found.append(self.steady.device_peak_bytes)
-        if self.evaluation is not None:
-            found.append(int(self.evaluation.peak.sum()))
-        return max(found)
-
-    @property
-    def allocated_bytes(self) -> int:
-        """The most that torch has in an evaluation on the CPU device; a first step has no more than a steady one."""
-        return 0 if self.evaluation is None else self.evaluation.allocated_bytes
-
-    def list(self) -> tuple[StagePeak, ...]:
-        """Stages in the order in which they come first."""
-        peaks = [_stage_peak("first_step", self.first.by_category, self.first.task.describe(self.num_blocks))]
-        if self.steady is not None:
-            peaks.append(_stage_peak("steady_step", self.steady.peak, self.steady.peak_task.describe(self.num_blocks)))
-        if self.evaluation is not None:
-            peaks.append(_stage_peak("evaluation", self.evaluation.peak, self.evaluation.moment))
-        return tuple(peaks)
-
-
-def _stage_peak(stage: Stage, peak: Bytes, moment: str) -> StagePeak:
-    return StagePeak(
-        stage=stage,
-        device_peak_bytes=int(peak.sum()),
-        device_bytes_by_category=dict(zip(CATEGORIES, peak.tolist(), strict=True)),
-        moment=moment,
-    )
-
-
-# The first step.
-
-
-def _first_update(
-    *,
-    plan: Plan,
-    workload: TrainingWorkload,
-    machine: Machine,
-    tensors: TensorList,
-    state: StateCosts,
-    exchange: UpdateExchange | None,
-) -> TaskRun:
-    """The first step's update of gradients that are kept until then."""
-
-    def make() -> TaskRun:
-        staying = tensors.list_staying(plan.optimizer_state)
-        moments = moments_of(tensors.sizes, bits=plan.optimizer_state.bits, kept=workload.kept_state)
-        listed_changes = partial(list_update_changes, staying, plan, moments, is_first=True, device_kind=machine.device.kind)
-        early = replace(state, list_changes=listed_changes)
-        listed = list_update_tasks(
-            tensors, early, plan=plan, workload=workload, machine=machine, exchange=exchange
-        )
-        return TaskRun(tuple(listed))
-
-    return _FIRST_UPDATES.obtain(tensors, update_inputs(plan, workload, machine, exchange), make)
-
-
-# Evaluation.
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Evaluated:
+class Evaluated:
     """The highest moment of an evaluation, above what is there all the while or with it."""
 
     peak: Bytes
@@ -208,12 +45,12 @@ class _Evaluated:
     allocated_bytes: int
     """Most bytes that torch has then, on the CPU device; 0 on CUDA."""
 
-    def above(self, resident: Bytes) -> "_Evaluated":
+    def above(self, resident: Bytes) -> "Evaluated":
         resident_bytes = int(resident.sum()) if self.allocated_bytes else 0
         return replace(self, peak=resident + self.peak, allocated_bytes=self.allocated_bytes + resident_bytes)
 
 
-def _evaluate(
+def find_evaluation(
     profile: Profile,
     compiled: CompiledShape,
     evaluation: Evaluation,
@@ -223,7 +60,7 @@ def _evaluate(
     machine: Machine,
     rank: int,
     own: RankStages | None,
-) -> _Evaluated:
+) -> Evaluated:
     """The highest moment of an evaluation, above what is there all the while. own: of a model that is cut."""
     brought = find_brought(profile, plan, trains_all=workload.adapter is None, rank=rank, own=own)
     processor = None
@@ -308,13 +145,13 @@ def _find_highest(
     streamed: tuple[int, ...],
     processor: Processor | None,
     passes: Sequence[EvaluatedPass],
-) -> _Evaluated:
+) -> Evaluated:
     """The highest moment above what is there all the while and the inputs. streamed: bytes of weights that come and go with each
     block that runs here. processor: the CPU device's; None on CUDA, where no kernel's scratch is counted. passes: one after the
     other, of which each leaves the weights alone.
     """
     num_blocks, templates, weights = profile.num_blocks, compiled.regime.block_templates, single("weights", 0)
-    found: _Evaluated | None = None
+    found: Evaluated | None = None
     for each in passes:
         walk = _Walk(compiled, processor, before=weights + single("activations", each.held_bytes))
         walk.run_indexed(evaluation.prologue, "forward")
@@ -374,10 +211,10 @@ class _Walk:
         """Weights that are there beyond those that always are."""
         return int(np.sum(self._come, axis=0)[_SLOT["weights"]])
 
-    def highest(self) -> _Evaluated:
+    def highest(self) -> Evaluated:
         num_before, at_rise = self._best
         peak = np.sum(self._come[:num_before], axis=0) + at_rise
-        return _Evaluated(peak=peak, moment=self._moment, allocated_bytes=self._allocated_bytes)
+        return Evaluated(peak=peak, moment=self._moment, allocated_bytes=self._allocated_bytes)
 
 
 def _head_bytes(profile: Profile, compiled: CompiledShape, evaluation: Evaluation, *, plan: Plan) -> PartBytes:

@@ -19,7 +19,7 @@ from optimizer.profile.profile import Profile
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagePricer:
+class RankPricer:
     """Prices of a cut model's ranks for one workload, each on its own device."""
 
     profile: Profile
