@@ -3,8 +3,7 @@
 The whole service runs as real processes while people use it, and round after round it is struck by one to six faults of some
 forty kinds at once: processes killed and halted, servers lost, disks filled, checkpoints damaged. Every 25 rounds all comes to
 rest and is looked over for leaks; at the end every promise is held against the rows and the files (``tests/chaos``, of which the
-tests run fifteen rounds on each database). INT or TERM ends it after the round under way, with a verdict on what was done until
-then.
+tests run sixty rounds). INT or TERM ends it after the round under way, with a verdict on what was done until then.
 """
 
 import argparse
