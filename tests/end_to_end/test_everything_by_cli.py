@@ -88,8 +88,8 @@ def test_everything_that_the_pages_do_is_done_by_the_command_line(
         first = train(terminal, tmp_path)
         second = steer(terminal, tmp_path)
         look_back(terminal, first, second, tmp_path)
-        generate(terminal, tmp_path, model_id)
         go_on_with(terminal, tmp_path, first)
+        delete_and_restore(terminal, model_id)
         share(terminal)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{stack.logs()}") from error
@@ -133,14 +133,15 @@ def train(terminal: Terminal, folder: Path) -> str:
     followed = terminal.run("submit", folder / "job.yaml", "--follow")
     assert f"succeeded · step {NUM_STEPS} of {NUM_STEPS}" in followed
     without_file = ["--model", "tiny", "--dataset", "verse", "--steps", 2, "--sequence-length", 32, "--batch", 2]
-    tuned = terminal.run("submit", *without_file, "--budget", "1 GiB", "--name", "by-options", "--follow")
-    assert "recipe lora, device memory at most 1.00 GiB" in tuned
-    assert "succeeded · step 2 of 2" in tuned
+    options = ["--recipe", "exact", "--budget", "1 GiB", "--name", "by-options"]
+    by_options = terminal.run("submit", *without_file, *options, "--follow")
+    assert "recipe exact, device memory at most 1.00 GiB" in by_options
+    assert "succeeded · step 2 of 2" in by_options
     return followed.split()[0]
 
 
 def steer(terminal: Terminal, folder: Path) -> str:
-    """A long job: moved, paused, resumed, stopped, retried and stopped again."""
+    """A long job: moved, paused, resumed, stopped, retried and stopped again before it has begun."""
     long = {**JOB, "name": "long", "workload": {**JOB["workload"], "num_steps": 100_000}}
     (folder / "long.yaml").write_text(yaml.safe_dump(long))
     job_id = terminal.run("submit", folder / "long.yaml", "--plan", "keep_all").split()[0]
@@ -154,7 +155,6 @@ def steer(terminal: Terminal, folder: Path) -> str:
     terminal.run("cancel", job_id)
     terminal.until(job_id, state="cancelled")
     again = terminal.run("retry", job_id).split()[0]
-    terminal.until(again, state="running")
     terminal.run("cancel", again, "--discard")
     terminal.until(again, state="cancelled")
     return job_id
@@ -180,25 +180,22 @@ def look_back(terminal: Terminal, first: str, second: str, folder: Path) -> None
     assert "peak memory was predicted within" in terminal.run("machines", "show", machine["name"])
 
 
-def generate(terminal: Terminal, folder: Path, model_id: str) -> None:
-    options = ["--max-new-tokens", "3", "--budget", "1GiB", "-o", folder / "answers"]
-    terminal.run("generate", "--model", model_id, "--prompts", "questions", *options)
-    assert len((folder / "answers" / "results.jsonl").read_text().splitlines()) == 2
-    terminal.run("models", "delete", model_id)
-    assert "tiny is back" in terminal.run("models", "restore", model_id)
-
-
 def go_on_with(terminal: Terminal, folder: Path, job_id: str) -> None:
     """Generate with a trained model, and train it further."""
     model_id, name = terminal.run("models", "add", "--from-job", job_id).split()
     assert name == JOB["name"]
     assert f"trained by {job_id}" in terminal.run("models", "show", model_id)
-    options = ["--max-new-tokens", "3", "--budget", "1GiB", "-o", folder / "its-answers"]
+    options = ["--max-new-tokens", "3", "--budget", "1GiB", "-o", folder / "answers"]
     terminal.run("generate", "--model", model_id, "--prompts", "questions", *options)
-    assert len((folder / "its-answers" / "results.jsonl").read_text().splitlines()) == 2
+    assert len((folder / "answers" / "results.jsonl").read_text().splitlines()) == 2
     further = {**JOB, "name": "further", "model": name, "workload": {**JOB["workload"], "mode": "finetune"}}
     (folder / "further.yaml").write_text(yaml.safe_dump(further))
     assert "succeeded" in terminal.run("submit", folder / "further.yaml", "--follow")
+
+
+def delete_and_restore(terminal: Terminal, model_id: str) -> None:
+    terminal.run("models", "delete", model_id)
+    assert "tiny is back" in terminal.run("models", "restore", model_id)
 
 
 def share(terminal: Terminal) -> None:

@@ -106,18 +106,6 @@ def test_a_killed_job_process_costs_no_finished_line(jobs: GenerateJobs, undistu
     assert second["resumed_from_step"] >= ENOUGH
 
 
-def test_a_killed_worker_takes_its_job_process_along_and_the_next_one_goes_on(
-    jobs: GenerateJobs, undisturbed: list[str]
-) -> None:
-    job = jobs.start()
-    pid = jobs.wait_until_written(job)
-    jobs.stack.kill("worker")
-    wait_for(lambda: not is_alive(pid), what="the end of the job's process")
-    jobs.stack.start_worker()
-    assert_same_end(jobs, job, undisturbed)
-    assert jobs.attempts(job)[-1]["resumed_from_step"] >= ENOUGH
-
-
 def test_a_paused_job_and_a_drained_worker_keep_what_is_done_and_no_attempt_counts_as_failed(
     jobs: GenerateJobs, undisturbed: list[str]
 ) -> None:

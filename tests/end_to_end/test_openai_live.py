@@ -19,6 +19,10 @@ from tests.worker.processes import wait_for
 pytestmark = pytest.mark.slow
 
 MODEL_FOLDER = Path(__file__).parents[2] / "optimizer" / "models" / "bundled" / "headroom-chat-4m"
+PLAN = {
+    "batch": {"micro_batch_size": 4, "accumulation_steps": 1},
+    "activations": {"per_block": ["keep"] * 4},
+}
 QUESTION: list[Any] = [{"role": "user", "content": "Who built the ark?"}]
 
 
@@ -134,8 +138,7 @@ def test_what_is_wrong_reaches_the_client_as_its_own_errors(client: OpenAI) -> N
 
 
 def test_base_and_tuned_are_held_once_and_differ(client: OpenAI, service: HeadroomClient, stack: Stack) -> None:
-    data = service.create_dataset(CHATS_FILE, name="chats")
-    run = train_adapter(service, data["id"])
+    run = train_adapter(service, stack)
     assert Jobs(stack).wait_for_end(run)["state"] == "succeeded", stack.logs()
     base, tuned = ask(client), ask(client, model=f"chat:{run}")
     assert ask(client, model=run) == tuned
@@ -149,18 +152,26 @@ def test_base_and_tuned_are_held_once_and_differ(client: OpenAI, service: Headro
     assert {"chat", f"chat:{run}"} <= names
 
 
-def train_adapter(service: HeadroomClient, dataset: str) -> str:
-    spec = {
-        "model": "chat",
-        "dataset": dataset,
-        "workload": {
-            "mode": "finetune", "sequence_length": 64, "global_batch_size": 4, "num_steps": 12,
-            "learning_rate": 0.02, "adapter": {"rank": 4}, "export": {"adapter": "alone"}, "sample_tokens": 0,
-        },
-        "goal": {"device_budget_bytes": 2**30},
+def train_adapter(service: HeadroomClient, stack: Stack) -> str:
+    """The job, under a plan that is given: to trace the model with adapters and to search takes longer than to train them."""
+    (model,) = service.models()
+    dataset = service.create_dataset(CHATS_FILE, name="chats")
+    workload = {
+        "mode": "finetune", "sequence_length": 64, "global_batch_size": 4, "num_steps": 12, "eval_batches": 1,
+        "learning_rate": 0.02, "adapter": {"rank": 4}, "export": {"adapter": "alone"}, "sample_tokens": 0,
     }  # fmt: skip
-    service.price_plans(spec)  # waits until the model has been profiled
-    return service.create_job(spec)["id"]
+    return str(
+        stack.ask(
+            "create_job",
+            model=model["id"],
+            dataset=dataset["id"],
+            workload=workload,
+            plan=PLAN,
+            budget_bytes=2**30,
+            kind="train",
+            owner="ada",
+        )
+    )
 
 
 def test_a_worker_that_is_killed_ends_the_answer_with_an_error(client: OpenAI, stack: Stack) -> None:

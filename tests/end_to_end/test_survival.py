@@ -105,13 +105,13 @@ def _logs(jobs: TrainJobs) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def undisturbed(jobs: TrainJobs) -> dict[str, Any]:
-    """The end of a run that nobody disturbed."""
+    """The end of a run that nobody disturbed, and its job."""
     job = jobs.start()
     row = jobs.wait_for_end(job)
     assert row["state"] == "succeeded", f"{row}\n{jobs.log(job)}"
     assert row["attempt"] == 1
     assert jobs.steps(job) == list(range(1, NUM_STEPS + 1))
-    return row
+    return {**row, "job": job}
 
 
 def assert_same_end(jobs: TrainJobs, job: str, undisturbed: Any) -> dict[str, Any]:
@@ -146,24 +146,21 @@ def test_a_killed_worker_takes_its_job_process_along_and_the_next_one_goes_on(
     assert second["resumed_from_step"] >= CHECKPOINT_EVERY
 
 
-def test_a_killed_broker_is_not_even_noticed_by_the_job(jobs: TrainJobs, undisturbed: Any) -> None:
-    job = jobs.start()
-    jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
-    jobs.stack.kill("valkey")
+def test_a_job_starts_without_a_broker_and_notices_neither_its_coming_nor_its_end(jobs: TrainJobs, undisturbed: Any) -> None:
     worker = jobs.stack.pid("worker")
-    jobs.stack.start_valkey()
-    row = assert_same_end(jobs, job, undisturbed)
-    assert row["attempt"] == 1
-    assert is_alive(worker)
-
-
-def test_a_job_starts_and_ends_with_the_broker_down(jobs: TrainJobs, undisturbed: Any) -> None:
     jobs.stack.kill("valkey")
     try:
         job = jobs.start()
-        assert_same_end(jobs, job, undisturbed)
-    finally:
+        wait_for(lambda: jobs.attempts(job), what=f"an attempt of {job} without a hint")
         jobs.stack.start_valkey()
+        jobs.wait_until_trained(job, step=CHECKPOINT_EVERY)
+        jobs.stack.kill("valkey")
+        row = assert_same_end(jobs, job, undisturbed)
+    finally:
+        if not jobs.stack.is_started("valkey"):
+            jobs.stack.start_valkey()
+    assert row["attempt"] == 1
+    assert is_alive(worker)
 
 
 def test_a_paused_job_and_a_drained_worker_save_first_and_no_attempt_counts_as_failed(
@@ -212,17 +209,17 @@ def test_a_job_whose_worker_is_halted_stops_itself_before_it_is_given_away(jobs:
         jobs.wait_for_event(job, "requeued")
         written = samples.read_bytes()
         wait_for(lambda: not is_alive(pid), what="the job's process to end itself, for nobody else can")
+        jobs.stack.ask("cancel", job=job, mode="discard")
     finally:
         jobs.stack.wake("worker")
-    jobs.stack.ask("cancel", job=job, mode="discard")
     jobs.wait_for_end(job)
     assert samples.read_bytes() == written
+
+
 def test_a_job_that_runs_out_of_memory_goes_on_from_its_checkpoint_under_another_plan(
     jobs: TrainJobs, undisturbed: Any
 ) -> None:
-    roomy = jobs.start()
-    jobs.wait_for_end(roomy)
-    (whole,) = jobs.attempts(roomy)
+    (whole,) = jobs.attempts(undisturbed["job"])
     stages = {name: peaks["device_peak_bytes"] for name, peaks in whole["measured"]["stages"].items()}
     # holds the first step, which has no optimizer state yet, and no other
     budget_bytes = (stages["first_step"] + stages["steady_step"]) // 2
@@ -259,26 +256,30 @@ def test_a_job_that_runs_out_of_memory_goes_on_from_its_checkpoint_under_another
     assert kinds.index("requeued") < kinds.index("replanned") < kinds.index("succeeded")
 
 
-@pytest.mark.parametrize("mode", ["save", "discard"])
-def test_a_cancelled_job_ends_and_saves_only_when_asked_to(jobs: TrainJobs, mode: str) -> None:
-    job = jobs.start(num_steps=5000, checkpoint_every_steps=0)
-    wait_for(lambda: jobs.show(job)["step"] >= 3, what="step 3", timeout_s=60)
-    pid = jobs.attempts(job)[-1]["pid"]
+def cancel(jobs: TrainJobs, job: str, *, mode: str) -> None:
+    """Cancel a job that trains, and see that it ends so and leaves no process."""
+    pid = jobs.wait_for_process(job)
     jobs.stack.ask("cancel", job=job, mode=mode)
     row = jobs.wait_for_end(job)
     assert (row["state"], row["reason"]) == ("cancelled", "cancelled_by_user")
     assert not is_alive(pid)
-    assert len(jobs.stack.ask("checkpoints", job=job)) == (1 if mode == "save" else 0)
 
 
-def test_a_new_model_is_profiled_while_a_job_trains(jobs: TrainJobs) -> None:
+def test_a_cancelled_job_saves_when_asked_to(jobs: TrainJobs) -> None:
+    job = jobs.start(num_steps=5000, checkpoint_every_steps=0)
+    wait_for(lambda: jobs.show(job)["step"] >= 3, what="step 3", timeout_s=60)
+    cancel(jobs, job, mode="save")
+    assert len(jobs.stack.ask("checkpoints", job=job)) == 1
+
+
+def test_a_new_model_is_profiled_while_a_job_trains_which_saves_nothing_when_it_is_discarded(jobs: TrainJobs) -> None:
     training = jobs.start(num_steps=5000, checkpoint_every_steps=0)
-    wait_for(lambda: jobs.show(training)["step"] >= 1, what="step 1", timeout_s=60)
+    wait_for(lambda: jobs.show(training)["step"] >= 3, what="step 3", timeout_s=60)
     profiling = jobs.stack.ask("request_profile", model=jobs.model)
     assert jobs.wait_for_end(profiling)["state"] == "succeeded"
     assert jobs.show(training)["state"] == "running"
-    jobs.stack.ask("cancel", job=training, mode="discard")
-    jobs.wait_for_end(training)
+    cancel(jobs, training, mode="discard")
+    assert jobs.stack.ask("checkpoints", job=training) == []
 
 
 def test_a_plan_over_its_budget_fails_by_name_with_the_sizes_by_category(jobs: TrainJobs) -> None:

@@ -1,5 +1,5 @@
 """Tests marked gpu run where there is a CUDA device; elsewhere they are left out, not skipped: each has a twin on the CPU.
-A real store for the remote tier is started once for all tests that use one.
+A real store for the remote tier is started once for all tests that use one, and so are the processes of ranks.
 """
 
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.left_out import NUM_LEFT_OUT
+from tests.optimizer.runtime.ranks.pool import RankPool
 from tests.valkey import Valkey
 
 
@@ -26,6 +27,14 @@ def remote(_shared_valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> Valkey:
     with _shared_valkey.client() as client:
         client.flushall()
     return _shared_valkey
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
+    """Started once; most cases need two processes."""
+    pool = RankPool(tmp_path_factory.mktemp("ranks"), num_ranks=2)
+    yield pool
+    pool.close()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

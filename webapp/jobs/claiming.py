@@ -65,6 +65,12 @@ def claim_job(
     used_bytes: memory in use at present by device, from the driver. must_gain: beside jobs that run, take the next one only if
     more is done by all together (``optimizer/estimate/sharing.py``); nothing behind it goes first, so nobody waits for ever.
     """
+    candidates = Job.objects.filter(claimable(), kind__in=kinds)
+    if job_id is not None:
+        candidates = candidates.filter(pk=job_id)
+    # nearly every look finds an empty queue; without a transaction it takes neither the machine's row nor SQLite's one write lock
+    if not candidates.exists():
+        return None
     with transaction.atomic():
         joined = waiting_joined(machine.name) if not set(kinds).isdisjoint(DEVICE_JOB_KINDS) else []
         rows = _lock(machine, joined)
@@ -73,9 +79,6 @@ def claim_job(
             return None
         if used_bytes is not None:
             host.used_bytes = list(used_bytes)
-        candidates = Job.objects.filter(claimable(), kind__in=kinds)
-        if job_id is not None:
-            candidates = candidates.filter(pk=job_id)
         room = read_room(host)
         rooms = Rooms(rows, {host.name: room}, there_within_s=lease_s / 2)
         found = _choose(candidates, rooms, room, joined=joined, must_gain=must_gain)

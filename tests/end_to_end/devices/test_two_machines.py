@@ -1,10 +1,13 @@
-"""A real job over two machines, which two workers play on this computer: whatever is lost, it ends with one device's weights."""
+"""A real job over two machines, which two workers play on this computer: whatever is lost, it ends with one device's weights. The
+workers measure the link between them, and jobs are planned with it.
+"""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from optimizer.base.units import GIB, MIB
 from tests.end_to_end.devices.test_two_devices import SHORT, GangJobs, parent_of, processes
 from tests.end_to_end.site.stack import running_stack
 from tests.end_to_end.test_survival import CHECKPOINT_EVERY, PLAN, ROOMY_BYTES
@@ -25,6 +28,12 @@ PLAN_OVER_TWO: dict[str, Any] = {
         "ranks": [{"device": f"{CARD}@{machine}"} for machine in MACHINES],
     },
 }
+PLANNED: dict[str, Any] = {
+    "workload": {**SHORT, "num_steps": 6},
+    "goal": {"device_budget_bytes": GIB, "pins": {"layout": {"num_devices": 2}}},
+    "machines": list(MACHINES),
+}
+"""Submitted without a plan."""
 PLAN_ON_ONE: dict[str, Any] = {**PLAN, "batch": {"micro_batch_size": 2, "accumulation_steps": 2}}
 
 
@@ -57,6 +66,15 @@ class JoinedJobs(GangJobs):
         self.wait_until_trained(job, step=step)
         return {machine: self.runners_of(machine) for machine in MACHINES}
 
+    def link(self) -> dict[str, Any]:
+        """The link between the machines, once it was measured since it was last asked for."""
+
+        def measured() -> dict[str, Any] | None:
+            (link,) = self.stack.ask("links") or [{"is_due": True}]
+            return None if link["is_due"] else link
+
+        return wait_for(measured, what="the link between the machines", timeout_s=90)
+
     def _create(self, **arguments: Any) -> str:
         return self.stack.ask(
             "create_job",
@@ -78,6 +96,45 @@ def jobs() -> Iterator[JoinedJobs]:
         wait_for(lambda: stack.ask("num_machines") == len(MACHINES), what="both machines", timeout_s=60)
         yield found
         print(stack.logs())
+
+
+def test_workers_measure_their_link_at_their_start_and_a_job_runs_over_it_unstated(jobs: JoinedJobs) -> None:
+    link = jobs.link()
+    assert link["failure"] == ""
+    assert {link["of"], link["machine"]} == set(MACHINES)
+    assert 0 < link["round_trip_s"] < 0.1
+    sizes = [size for size, _ in link["bytes_per_s_by_size"]]
+    assert sizes == [64 * 1024, MIB, 16 * MIB]
+    assert all(rate > 1e7 for _, rate in link["bytes_per_s_by_size"])
+    profile = jobs.stack.ask("request_profile", model=jobs.model)
+    assert jobs.wait_for_end(profile)["state"] == "succeeded", jobs.log(profile)
+    job = jobs.stack.ask("submit_planned", model=jobs.model, dataset=jobs.dataset, **PLANNED)
+    row = jobs.wait_for_end(job)
+    assert row["state"] == "succeeded", f"{row}\n{jobs.log(job)}"
+    spec = jobs.stack.ask("plan_of", job=job)["spec"]
+    assert (spec["link"], spec["link_measured_at"]) == (link["link"], link["measured_at"])
+    assert [part["machine_name"] for part in jobs.members(job)]
+
+
+def test_a_job_keeps_its_link_from_being_measured_again_and_loses_no_step_to_a_worker_that_is_asked_to_stop(
+    jobs: JoinedJobs,
+) -> None:
+    before = jobs.link()
+    job = jobs.start_joined()
+    jobs.wait_until_at_work(job, step=CHECKPOINT_EVERY)
+    assert jobs.stack.ask("ask_for_links", machine="home") == 1
+    jobs.wait_until_at_work(job, step=2 * CHECKPOINT_EVERY)
+    (link,) = jobs.stack.ask("links")
+    assert (link["is_due"], link["measured_at"]) == (True, before["measured_at"])
+    assert jobs.stack.terminate("office") == 0
+    row = jobs.show(job)
+    assert (row["state"], row["message"]) == ("queued", "the worker of office was asked to stop")
+    (attempt,) = jobs.attempts(job)
+    assert attempt["outcome"] == "drained"
+    assert jobs.last_step(job) == jobs.steps(job)[-1]
+    jobs.stack.ask("cancel", job=job, mode="discard")
+    jobs.start_worker_of("office")
+    assert jobs.link()["measured_at"] > before["measured_at"]
 
 
 def test_two_machines_train_as_one_device_does_whatever_becomes_of_the_second(jobs: JoinedJobs) -> None:
@@ -112,16 +169,3 @@ def test_two_machines_train_as_one_device_does_whatever_becomes_of_the_second(jo
     ]  # fmt: skip
     assert row["failed_attempts"] == 0
     wait_for(lambda: not any(map(jobs.runners_of, MACHINES)), what="the end of all processes", timeout_s=10)
-
-
-def test_a_worker_that_is_asked_to_stop_costs_the_job_no_step_and_no_part_is_given_to_it(jobs: JoinedJobs) -> None:
-    job = jobs.start_joined()
-    jobs.wait_until_at_work(job, step=CHECKPOINT_EVERY)
-    assert jobs.stack.terminate("office") == 0
-    row = jobs.show(job)
-    assert (row["state"], row["message"]) == ("queued", "the worker of office was asked to stop")
-    (attempt,) = jobs.attempts(job)
-    assert attempt["outcome"] == "drained"
-    assert jobs.last_step(job) == jobs.steps(job)[-1]
-    jobs.stack.ask("cancel", job=job, mode="discard")
-    jobs.start_worker_of("office")

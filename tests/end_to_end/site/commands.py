@@ -93,11 +93,14 @@ def create_job(
     prediction: dict[str, Any] | None = None,
     forbid: tuple[str, ...] = (),
     machines: tuple[str, ...] = (),
+    owner: str = "",
 ) -> str:
-    """prediction: with one the plan counts as the search's choice, and may change. machines: that the plan's ranks name."""
+    """prediction: with one the plan counts as the search's choice, and may change. machines: that the plan's ranks name. owner:
+    nobody unless given.
+    """
     goal = {"device_budget_bytes": budget_bytes, "forbid": list(forbid)}
     job = actions.create_job(
-        owner=None,
+        owner=User.objects.get(username=owner) if owner else None,
         spec={"name": "tiny", "workload": workload, "goal": goal, "plan": "chosen", "machines": list(machines)},
         model=Model.objects.get(pk=model),
         dataset=Dataset.objects.get(pk=dataset) if dataset else None,

@@ -116,6 +116,10 @@ class Stack:
         names = [file.relative_to(self.home) if file.is_relative_to(self.home) else file.name for file in files]
         return "\n".join(f"--- {name}\n{file.read_text()[-2000:]}" for name, file in zip(names, files, strict=True))
 
+    def is_started(self, name: str) -> bool:
+        """False for what was never started, and after ``kill`` and ``terminate``."""
+        return name in self._processes
+
     def pid(self, name: str) -> int:
         return self._processes[name].pid
 

@@ -135,6 +135,21 @@ def test_submit_prices_the_spec_and_takes_the_chosen_plan(
     assert "http://headroom/jobs/job_1/" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("has_weights", "recipe"), [(True, "lora"), (False, "exact")])
+def test_without_a_file_a_model_with_weights_is_tuned_by_lora_and_another_trained_exactly(
+    service: AnsweringService, capsys: pytest.CaptureFixture[str], has_weights: bool, recipe: str
+) -> None:
+    row = {"id": "mdl_1", "name": "tiny", "has_weights": has_weights}
+    service.answers = {
+        ("GET", "/models"): (200, {"results": [row], "next": None}),
+        ("POST", "/plans"): (200, {"offers": [{"id": "plan_b", "label": "mixed", "chosen": True}]}),
+        ("POST", "/jobs"): (201, JOB),
+    }
+    assert main(["submit", "--model", "tiny", "--dataset", "verse", "--budget", "1 GiB"]) == 0
+    assert service.sent("/jobs")[0]["spec"]["recipe"] == recipe
+    assert f"recipe {recipe}, device memory at most 1.00 GiB" in capsys.readouterr().out
+
+
 def test_submit_with_a_label_takes_that_baseline_even_where_nothing_fits(
     service: AnsweringService, client: HeadroomClient
 ) -> None:

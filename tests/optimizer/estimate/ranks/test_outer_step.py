@@ -1,6 +1,5 @@
 """Ranks that take steps alone: bytes on device, host and link are those that were counted, and time is the mean over a round."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,13 +36,6 @@ CASES = (
 )
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    pool = RankPool(tmp_path_factory.mktemp("ranks"), num_ranks=3)
-    yield pool
-    pool.close()
-
-
 def profile_of(case: RankCase) -> Profile:
     extent = extent_of([(case.plan, case.workload)])
     return trace(read_model_spec(MODELS[case.model]), extent=extent, adapter=case.workload.adapter)
@@ -60,10 +52,10 @@ def predict(case: RankCase, machine: Machine) -> tuple[Prediction, LaidOut]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_bytes_on_device_host_and_link_are_those_that_are_counted(case: RankCase, ranks: RankPool, tmp_path: Path) -> None:
+def test_bytes_on_device_host_and_link_are_those_that_are_counted(case: RankCase, pool: RankPool, tmp_path: Path) -> None:
     predicted, laid = predict(case, machine_of(case))
     command = {"kind": "steps", "case": case.to_json(), "folder": str(tmp_path), "counts": True, "num_steps": 4}
-    answers = answers_of(ranks.run(command, num_ranks=case.num_ranks))
+    answers = answers_of(pool.run(command, num_ranks=case.num_ranks))
     for rank, answer in enumerate(answers):
         assert max(answer["peaks"][1:]) == predicted.device_peak_bytes
         assert answer["host_peaks"][3] == max(answer["host_peaks"][1:]) == predicted.host_peak_bytes

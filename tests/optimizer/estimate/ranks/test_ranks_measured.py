@@ -1,11 +1,8 @@
 """Each rank's predicted peak is what its own meter counts, to the byte: plans drawn at random, on two processes of gloo."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from benchmarks.common.machines import make_cpu_machine
 from optimizer.estimate.step.setting import lay_out_ranks
@@ -20,13 +17,6 @@ from tests.optimizer.runtime.ranks.cases import MODELS, RankCase, draw_cases, ma
 from tests.optimizer.runtime.ranks.pool import RankPool
 
 NUM_CASES = 12
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    pool = RankPool(tmp_path_factory.mktemp("ranks"), num_ranks=2)
-    yield pool
-    pool.close()
 
 
 def drawn_cases() -> list[RankCase]:
@@ -81,14 +71,14 @@ def dealt_cases() -> list[RankCase]:
     return [*trained, *frozen]
 
 
-def check_cases(cases: list[RankCase], ranks: RankPool, folder: Path) -> None:
+def check_cases(cases: list[RankCase], pool: RankPool, folder: Path) -> None:
     machine = replace(make_cpu_machine(), num_threads=2)
     for case in cases:
         alike = [(each.plan, each.workload) for each in cases if (each.model, each.workload.adapter) == _kind(case)]
         profile = trace(read_model_spec(MODELS[case.model]), extent=extent_of(alike), adapter=case.workload.adapter)
         predicted = estimate_training(profile, plan=case.plan, workload=case.workload, machine=machine)
         assert predicted.device_peak_bytes == max(predicted.rank_peak_bytes)
-        on_device, on_host = measure(case, ranks, folder)
+        on_device, on_host = measure(case, pool, folder)
         assert on_device == predicted.rank_peak_bytes, case.name
         laid = lay_out_ranks(profile, plan=case.plan, workload=case.workload, machine=machine)
         hosts = [simulate_step(each).host_peak_bytes for each in sorted(laid, key=lambda each: each.rank)]
@@ -100,27 +90,27 @@ def _kind(case: RankCase) -> tuple[str, Adapter | None]:
     return case.model, case.workload.adapter
 
 
-def measure(case: RankCase, ranks: RankPool, folder: Path) -> tuple[tuple[int, ...], ...]:
+def measure(case: RankCase, pool: RankPool, folder: Path) -> tuple[tuple[int, ...], ...]:
     """The peaks of each rank over its steady steps, on the device and on the host."""
-    replies = ranks.run({"kind": "steps", "case": case.to_json(), "folder": str(folder)}, num_ranks=2)
+    replies = pool.run({"kind": "steps", "case": case.to_json(), "folder": str(folder)}, num_ranks=2)
     return tuple(tuple(max(reply["answer"][name][1:]) for reply in replies) for name in ("peaks", "host_peaks"))
 
 
-def test_plans_drawn_at_random_are_predicted_to_the_byte_on_each_rank(ranks: RankPool, tmp_path: Path) -> None:
-    check_cases(drawn_cases(), ranks, tmp_path)
+def test_plans_drawn_at_random_are_predicted_to_the_byte_on_each_rank(pool: RankPool, tmp_path: Path) -> None:
+    check_cases(drawn_cases(), pool, tmp_path)
 
 
-def test_weights_that_stream_are_predicted_to_the_byte_on_each_rank_and_its_host(ranks: RankPool, tmp_path: Path) -> None:
+def test_weights_that_stream_are_predicted_to_the_byte_on_each_rank_and_its_host(pool: RankPool, tmp_path: Path) -> None:
     cases = streamed_cases()
-    check_cases(cases, ranks, tmp_path)
+    check_cases(cases, pool, tmp_path)
     assert {case.plan.shares_homes(trains_all=case.workload.adapter is None) for case in cases} == {True, False}
 
 
-def test_weights_that_are_dealt_out_are_predicted_to_the_byte_on_each_rank(ranks: RankPool, tmp_path: Path) -> None:
-    check_cases(dealt_cases(), ranks, tmp_path)
+def test_weights_that_are_dealt_out_are_predicted_to_the_byte_on_each_rank(pool: RankPool, tmp_path: Path) -> None:
+    check_cases(dealt_cases(), pool, tmp_path)
 
 
-def test_gradients_that_come_and_go_in_backward_are_predicted_to_the_byte(ranks: RankPool, tmp_path: Path) -> None:
+def test_gradients_that_come_and_go_in_backward_are_predicted_to_the_byte(pool: RankPool, tmp_path: Path) -> None:
     cases = plain_cases()
-    check_cases(cases, ranks, tmp_path)
+    check_cases(cases, pool, tmp_path)
     assert {case.plan.layout.data for case in cases} == set(DATA_PARALLEL)

@@ -1,6 +1,5 @@
 """Bytes that each rank is predicted to send in a step are those that the kernel counted of its connections, to the byte."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,23 +30,16 @@ CASES = (
 )
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    pool = RankPool(tmp_path_factory.mktemp("ranks"), num_ranks=3)
-    yield pool
-    pool.close()
-
-
 @pytest.mark.breadth
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_kernel_counts_what_was_predicted(case: RankCase, ranks: RankPool, tmp_path: Path) -> None:
+def test_the_kernel_counts_what_was_predicted(case: RankCase, pool: RankPool, tmp_path: Path) -> None:
     profile = trace(
         read_model_spec(MODELS[case.model]), extent=extent_of([(case.plan, case.workload)]), adapter=case.workload.adapter
     )
     machine = replace(make_cpu_machine(), num_threads=case.num_ranks)
     laid = lay_out_ranks(profile, plan=case.plan, workload=case.workload, machine=machine)
     command = {"kind": "steps", "case": case.to_json(), "folder": str(tmp_path), "counts": True}
-    answers = answers_of(ranks.run(command, num_ranks=case.num_ranks))
+    answers = answers_of(pool.run(command, num_ranks=case.num_ranks))
     # In the first step ranks also compare in which order their gradients are complete.
     second = [answer["sent_bytes"][1] for answer in answers]
     assert list(laid[0].setting.rank_sent_bytes) == second

@@ -1,6 +1,5 @@
 """Each unequal rank's predicted peak is what its own meter counts, to the byte: on two and three processes of gloo."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,17 +29,10 @@ COUNTS = (
 ON_HOST: dict[str, Any] = {"gradients": "host", "state": OptimizerStatePlan(place="host")}
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    pool = RankPool(tmp_path_factory.mktemp("ranks"), num_ranks=2)
-    yield pool
-    pool.close()
-
-
-def measure(case: RankCase, ranks: RankPool, folder: Path, *, name: str) -> tuple[int, ...]:
-    """The peak of each rank over its steady steps. name: device or host."""
-    replies = ranks.run({"kind": "steps", "case": case.to_json(), "folder": str(folder)}, num_ranks=case.num_ranks)
-    return tuple(max(reply["answer"][name][1:]) for reply in replies)
+def measure(case: RankCase, pool: RankPool, folder: Path) -> tuple[tuple[int, ...], ...]:
+    """The peaks of each rank over its steady steps, on the device and on the host."""
+    replies = pool.run({"kind": "steps", "case": case.to_json(), "folder": str(folder)}, num_ranks=case.num_ranks)
+    return tuple(tuple(max(reply["answer"][name][1:]) for reply in replies) for name in ("peaks", "host_peaks"))
 
 
 @pytest.mark.breadth
@@ -58,13 +50,14 @@ def measure(case: RankCase, ranks: RankPool, folder: Path, *, name: str) -> tupl
     ],
     ids=lambda case: case.name,
 )
-def test_unequal_ranks_are_predicted_to_the_byte(case: RankCase, ranks: RankPool, tmp_path: Path) -> None:
+def test_unequal_ranks_are_predicted_to_the_byte(case: RankCase, pool: RankPool, tmp_path: Path) -> None:
     machine = replace(make_cpu_machine(), num_threads=case.num_ranks)
     extent = extent_of([(case.plan, case.workload)])
     profile = trace(read_model_spec(MODELS[case.model]), extent=extent, adapter=case.workload.adapter)
     predicted = estimate_training(profile, plan=case.plan, workload=case.workload, machine=machine)
-    assert predicted.rank_peak_bytes == measure(case, ranks, tmp_path, name="peaks")
+    on_device, on_host = measure(case, pool, tmp_path)
+    assert predicted.rank_peak_bytes == on_device
     assert predicted.rank_peak_bytes == tuple(rank.peak_bytes for rank in predicted.ranks)
     assert len(set(predicted.rank_peak_bytes)) == case.num_ranks
-    assert predicted.host_peak_bytes == max(measure(case, ranks, tmp_path, name="host_peaks"))
+    assert predicted.host_peak_bytes == max(on_host)
     assert [rank.num_sequences for rank in predicted.ranks] == list(case.plan.rank_sequences)

@@ -12,7 +12,7 @@ from optimizer.estimate.training import estimate_training
 from optimizer.models.build import build_model
 from optimizer.models.decoder.config import block_kinds, with_block_kinds
 from optimizer.models.spec import ModelSpec, read_model_spec
-from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.gradients import GradientsPlan
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
@@ -115,6 +115,7 @@ def test_shared_parameters_are_priced_wherever_gradients_state_and_weights_are(
     compare("shared unevenly", choice, **rows)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_profile_counts_each_parameter_once(name: str) -> None:
     profile = trace(spec_of(name), extent=Extent(choices=("keep",), shapes=((2, 40),)))
@@ -183,7 +184,7 @@ DOCUMENTED: dict[str, Any] = {
 """The config that the documentation shows, whose attention is of one kind here."""
 
 
-def predict_peak(kind: str, *, num_layers: int, choice: str, dtype: str) -> int:
+def predict_peak(kind: str, *, num_layers: int, choice: BlockChoice, dtype: str) -> int:
     spec = read_model_spec({**DOCUMENTED, "num_hidden_layers": num_layers, "layer_types": [kind] * num_layers})
     plan = Plan(
         batch=BatchPlan(micro_batch_size=1, accumulation_steps=1),
@@ -192,10 +193,12 @@ def predict_peak(kind: str, *, num_layers: int, choice: str, dtype: str) -> int:
         logits_and_loss=LogitsAndLossPlan(num_chunks=16),
     )
     workload = TrainingWorkload(sequence_length=4096, global_batch_size=1)
-    profile = trace(spec, extent=Extent(representations=(dtype,), shapes=((1, 256), (1, 512))))
+    extent = Extent(representations=(dtype,), choices=(choice,), shapes=((1, 256), (1, 512)))
+    profile = trace(spec, extent=extent)
     return estimate_training(profile, plan=plan, workload=workload, machine=MACHINE).device_peak_bytes
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("num_layers", "choice"), [(1, "keep"), (4, "keep"), (4, "recompute"), (4, "selective")])
 def test_every_kind_holds_less_than_full_attention_at_4096_tokens(num_layers: int, choice: str, dtype: str) -> None:

@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,6 @@ from tests.optimizer.runtime.ranks.rank_process import carry_out_steps
 
 Tensors = dict[str, Any]
 CarryOut = Callable[..., tuple[list[dict[str, Any]], Path]]
-
-
-@pytest.fixture(scope="session")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    """Started once; most cases need two processes."""
-    pool = RankPool(tmp_path_factory.mktemp("ranks"), num_ranks=2)
-    yield pool
-    pool.close()
 
 
 @pytest.fixture

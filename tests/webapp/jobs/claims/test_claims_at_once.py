@@ -30,6 +30,13 @@ def run_workers(work: Callable[..., Any]) -> None:
         thread.join()
 
 
+@pytest.mark.django_db
+def test_a_look_at_an_empty_queue_is_one_question_and_locks_nothing(django_assert_num_queries: Any) -> None:
+    machine = make_bench("bench")
+    with django_assert_num_queries(1):
+        assert claim_job(worker="w", machine=machine) is None
+
+
 @pytest.mark.django_db(transaction=True)
 def test_each_job_is_claimed_once_however_many_workers_ask() -> None:
     owner, model, dataset = make_person("ada"), make_tiny_model(), make_text()

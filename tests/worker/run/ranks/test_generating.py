@@ -32,7 +32,9 @@ from worker.run.results import OtherParts, Result, ResultWriter
 ONE = GenerationPlan(batch_size=2)
 CUT = replace(ONE, num_micro_batches=2, layout=GenerationLayout(stage_blocks=(1, 1)))
 COPIES = replace(ONE, weights=WeightsPlan(place="host"), layout=GenerationLayout(num_replicas=2))
-LINES = [*({"prompt": "word " * (index + 1), "id": f"line {index}"} for index in range(8)), "nope"]
+NEW_TOKENS = 40
+NUM_PROMPTS = 12
+LINES = [*({"prompt": "word " * (index % 8 + 1), "id": f"line {index}"} for index in range(NUM_PROMPTS)), "nope"]
 
 Run = Callable[..., dict[str, Any]]
 
@@ -48,9 +50,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Job:
     """One generate job with a folder of its own; each attempt at it is a process, as its supervisor starts it."""
 
-    def __init__(self, weights: Path, folder: Path, plan: GenerationPlan, *, new_tokens: int = 6) -> None:
+    def __init__(self, weights: Path, folder: Path, plan: GenerationPlan) -> None:
         self._weights, self.folder, self._plan = weights, folder, plan
-        self._new_tokens = new_tokens
         self._number = 0
 
     def begin(self) -> "subprocess.Popen[bytes]":
@@ -73,7 +74,7 @@ class Job:
             "tokenizer_file": None,
             "chat_file": None,
             "prompts": {"file": str(prompts), "format": "prompts"},
-            "workload": to_json(GenerationRequest(max_new_tokens=self._new_tokens, temperature=0.7, seed=5)),
+            "workload": to_json(GenerationRequest(max_new_tokens=NEW_TOKENS, temperature=0.7, seed=5)),
             "goal": to_json(GenerationGoal(device_budget_bytes=64 * MIB, num_devices=2)),
             "plan": self._plan.to_json(),
             "job_folder": str(self.folder),
@@ -132,9 +133,9 @@ def test_several_devices_leave_the_file_of_one(plan: GenerationPlan, alone: Job,
     job = Job(weights, tmp_path, plan)
     result = job.run()
     assert job.results == alone.results
-    assert (result["outcome"], result["message"]) == ("succeeded", "9 of 9 prompts are done, 1 of them with an error")
+    assert (result["outcome"], result["message"]) == ("succeeded", "13 of 13 prompts are done, 1 of them with an error")
     measured = result["measured"]
-    assert measured["num_new_tokens"] == 8 * 6
+    assert measured["num_new_tokens"] == NUM_PROMPTS * NEW_TOKENS
     assert len(measured["rank_peak_bytes"]) == 2
     assert measured["device_peak_bytes"] == max(measured["rank_peak_bytes"])
     parts = sorted(part.name for part in (tmp_path / "results").glob("part-*.jsonl") if part.stat().st_size)
@@ -142,34 +143,28 @@ def test_several_devices_leave_the_file_of_one(plan: GenerationPlan, alone: Job,
 
 
 @pytest.mark.parametrize("plan", [CUT, COPIES], ids=["cut", "copies"])
-def test_a_killed_rank_ends_the_attempt_and_the_next_goes_on_with_what_is_done(
-    plan: GenerationPlan, weights: Path, tmp_path: Path
+def test_a_killed_rank_or_a_stop_ends_all_ranks_and_the_next_attempt_goes_on_with_what_is_done(
+    plan: GenerationPlan, alone: Job, weights: Path, tmp_path: Path
 ) -> None:
-    whole, job = Job(weights, tmp_path / "whole", ONE, new_tokens=60), Job(weights, tmp_path / "job", plan, new_tokens=60)
+    job = Job(weights, tmp_path, plan)
     process = job.begin()
     job.wait_until_written(3)
     ranks = _children_of(process.pid)
     os.kill(ranks[-1], signal.SIGKILL)
     assert process.wait(timeout=60) == -signal.SIGKILL
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
-    num_before = job.num_written
-    assert num_before < len(LINES)
-    result = job.run()
-    whole.run()
-    assert result["outcome"] == "succeeded"
-    assert job.results == whole.results
-    assert job.num_written == len(LINES)
+    num_after_kill = job.num_written
 
-
-@pytest.mark.parametrize("plan", [CUT, COPIES], ids=["cut", "copies"])
-def test_a_stop_ends_all_ranks_between_two_steps(plan: GenerationPlan, weights: Path, tmp_path: Path) -> None:
-    job = Job(weights, tmp_path, plan, new_tokens=60)
     process = job.begin()
-    job.wait_until_written(2)
+    job.wait_until_written(num_after_kill + 1)
     process.terminate()
     assert process.wait(timeout=60) == EXIT_DRAINED, job.log
     assert job.result["outcome"] == "drained"
+    assert num_after_kill < job.num_written < len(LINES)
+
     assert job.run()["outcome"] == "succeeded"
+    assert job.results == alone.results
+    assert job.num_written == len(LINES)
 
 
 def test_lines_are_dealt_to_copies_and_given_whole_to_stages() -> None:

@@ -2,7 +2,6 @@
 processes of gloo.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,13 +51,6 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPool]:
-    pool = RankPool(tmp_path_factory.mktemp("ranks"), num_ranks=2)
-    yield pool
-    pool.close()
-
-
 def profile_of(case: RankCase) -> Any:
     spec = read_model_spec({**MODELS[case.model], "num_hidden_layers": len(case.plan.activations.per_block)})
     return trace(spec, extent=extent_of([(case.plan, case.workload)]), adapter=case.workload.adapter)
@@ -66,10 +58,10 @@ def profile_of(case: RankCase) -> Any:
 
 @pytest.mark.breadth
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_each_stage_is_predicted_to_a_few_numbers(ranks: RankPool, tmp_path: Path, case: RankCase) -> None:
+def test_each_stage_is_predicted_to_a_few_numbers(pool: RankPool, tmp_path: Path, case: RankCase) -> None:
     machine = replace(make_cpu_machine(), num_threads=2)
     predicted = estimate_training(profile_of(case), plan=case.plan, workload=case.workload, machine=machine)
-    replies = ranks.run({"kind": "steps", "case": case.to_json(), "folder": str(tmp_path)}, num_ranks=case.num_ranks)
+    replies = pool.run({"kind": "steps", "case": case.to_json(), "folder": str(tmp_path)}, num_ranks=case.num_ranks)
     measured = [max(reply["answer"]["peaks"][1:]) for reply in replies]
     assert predicted.device_peak_bytes == max(predicted.rank_peak_bytes)
     differ = [ours - theirs for ours, theirs in zip(predicted.rank_peak_bytes, measured, strict=True)]
@@ -92,11 +84,11 @@ SHARES = tuple(RankShare(device=kind.device.name) for kind in UNEQUAL.kinds)
     ],
     ids=lambda case: case.name,
 )
-def test_each_stage_on_unequal_devices_is_predicted_to_a_few_numbers(ranks: RankPool, tmp_path: Path, case: RankCase) -> None:
+def test_each_stage_on_unequal_devices_is_predicted_to_a_few_numbers(pool: RankPool, tmp_path: Path, case: RankCase) -> None:
     here: dict[str, Any] = {"plan": case.plan, "workload": case.workload, "machine": UNEQUAL}
     profile = profile_of(case)
     predicted = add_memory(estimate_training(profile, **here), profile, **here)
-    replies = ranks.run({"kind": "steps", "case": case.to_json(), "folder": str(tmp_path)}, num_ranks=case.num_ranks)
+    replies = pool.run({"kind": "steps", "case": case.to_json(), "folder": str(tmp_path)}, num_ranks=case.num_ranks)
     measured = [max(reply["answer"]["peaks"][1:]) for reply in replies]
     differ = [rank.peak_bytes - theirs for rank, theirs in zip(predicted.ranks, measured, strict=True)]
     assert max(map(abs, differ)) <= WITHIN_BYTES, (measured, predicted.ranks)
