@@ -3,7 +3,8 @@
 right: drawn plans on 2 and 4 ranks of gloo against the same micro-batches on one device, and each rank's peak against its
 prediction. network: bytes and times of what ranks exchange over links of three kinds, against counters and clock. slow_link:
 steps that ranks take alone, over the slowest of these links, and the loss that they come to. pooled: two devices that work on
-weights which stream from the host, against one. planning: seconds of searches over layouts and memory together.
+weights which stream from the host, against one. planning: seconds of searches over layouts and memory together. joint: their
+plans against those whose memory policy was fixed first.
 """
 
 import argparse
@@ -13,9 +14,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.common.record import GoalEntry, Record, describe_machine
-from benchmarks.parallel import network, planning, pooled, right, slow_link
+from benchmarks.parallel import joint, network, planning, pooled, right, slow_link
 
-PARTS = ("right", "network", "slow_link", "pooled", "planning")
+PARTS = ("right", "network", "slow_link", "pooled", "planning", "joint")
 NUM_QUICK = 10
 SEED = 20261126
 
@@ -50,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.only in (None, "planning"):
         record.add_all("planning", planning.time_searches())
         goals |= planning.summarize(record.rows)
+    if options.only in (None, "joint"):
+        record.add_all("joint", joint.compare_all(is_quick=options.quick))
+        goals |= joint.summarize(record.rows)
     return record.finish(goals)
 
 

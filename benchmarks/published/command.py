@@ -1,12 +1,14 @@
 """The estimator against what others measured and published: memory and time of runs that nobody here made.
 
-    python -m benchmarks.published [--quick] [--profiles FOLDER] [--json FILE]
+    python -m benchmarks.published [--quick] [--only PART] [--profiles FOLDER] [--json FILE]
 
 Nothing is fitted and nothing calibrated: each row of ``rows.csv`` (training) and ``generations.csv`` is
 built as its source describes it and estimated on the device from the table; the error is printed with the facts that the
 source leaves open. ``rows.py`` and ``generations.py`` have the rules by which rows are taken. The
 published programs are not ours: other kernels, loss functions and loops are part of the error. Where a program's source
 says what it holds of the logits beyond ours, figures with ``same logits`` are errors with that added.
+
+The part pools has whole systems on eight consumer cards, what fits in them and how long a sequence may be (``pools.py``).
 
 --quick takes every fifteenth row. Traced models are kept between runs; tracing them all takes minutes.
 """
@@ -25,6 +27,7 @@ import torch
 from benchmarks.common.record import GoalEntry, Record, Row, goal, none_of
 from benchmarks.published.generations import PublishedGeneration, read_generations
 from benchmarks.published.models import PublishedModel
+from benchmarks.published.pools import compare_pools, summarize_pools
 from benchmarks.published.profiles import Profiles
 from benchmarks.published.rows import GB, PublishedRow, read_rows
 from optimizer.base.errors import HeadroomError
@@ -44,6 +47,7 @@ HOST_BYTES = 208 * GIB
 """Memory of FlexGen's host; no other row depends on it."""
 QUICK_EVERY = 15
 LEAST_ROWS = 40
+PARTS = ("runs", "pools")
 FIGURES = (
     "allocated_gb",
     "allocated_gb, same logits",
@@ -237,15 +241,22 @@ def _add(record: Record, row: PublishedModel, compared: Callable[[], Row]) -> No
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="every fifteenth row")
+    parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--profiles", type=Path, help="folder that keeps traced models, instead of the user's own")
     parser.add_argument("--json", type=Path, help="file for rows and summary")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     every = QUICK_EVERY if options.quick else 1
-    rows, generations = read_rows()[::every], read_generations()[::every]
     machine = {"estimated_only": True, "torch": torch.__version__}
     record = Record(file=options.json, machine=machine, is_quick=options.quick)
-    run(rows, generations, profiles=Profiles(rows, folder=options.profiles), record=record)
-    for system, facts in list_open_facts([*rows, *generations]).items():
-        print(f"left open by {system}: {facts}")
-    return record.finish(summarize(record.rows))
+    goals: dict[str, GoalEntry] = {}
+    if options.only in (None, "runs"):
+        rows, generations = read_rows()[::every], read_generations()[::every]
+        run(rows, generations, profiles=Profiles(rows, folder=options.profiles), record=record)
+        for system, facts in list_open_facts([*rows, *generations]).items():
+            print(f"left open by {system}: {facts}")
+        goals |= summarize(record.rows)
+    if options.only in (None, "pools"):
+        record.add_all("pools", compare_pools(folder=options.profiles, every=every))
+        goals |= summarize_pools(record.rows)
+    return record.finish(goals)

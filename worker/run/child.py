@@ -17,6 +17,7 @@ from pathlib import Path
 from optimizer.base.disk import FLOOR_VARIABLE
 from optimizer.base.heap import MALLOC_SETTINGS
 from optimizer.base.threads import WAIT_POLICY, wait_policy
+from worker.run.halted import HaltWatch
 
 BASE_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 """Those that any process beside a worker needs."""
@@ -163,6 +164,7 @@ class Child:
         os.set_blocking(pipe_read, False)
         self.pipe_fd = pipe_read
         self._lifeline_fd = lifeline_write
+        self._halted = HaltWatch(self.pid)
         self._is_closed = False
 
     @property
@@ -174,6 +176,10 @@ class Child:
         if self._process.returncode is not None:
             return True
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def has_stood_still(self) -> bool:
+        """Report whether something has halted the leader, and left it so."""
+        return self._halted.has_stood_still()
 
     def ask_to_stop(self) -> None:
         """TERM to the leader: checkpoint at the next step boundary, then exit 75."""
@@ -202,7 +208,7 @@ class Child:
 
 
 class StopOrder:
-    """Asks an attempt to stop, and ends it when it does not."""
+    """Asks an attempt to stop, and ends it when it does not, or when it was halted."""
 
     def __init__(self, *, grace_s: float) -> None:
         self._grace_s = grace_s
@@ -220,5 +226,5 @@ class StopOrder:
         elif asked and self._asked_at is None:
             self._asked_at = time.monotonic()
             child.ask_to_stop()
-        elif self._asked_at is not None and time.monotonic() - self._asked_at > self._grace_s:
+        elif child.has_stood_still() or (self._asked_at is not None and time.monotonic() - self._asked_at > self._grace_s):
             child.kill_group()

@@ -55,12 +55,22 @@ SMALL_FRAMES: Final = LinkProfile(name="same box, frames of 1500 bytes", has_sma
 class Namespaces:
     """The namespaces of one bench, while it lasts."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], *, ports: Sequence[str] = ()) -> None:
+        """ports: by rank, the bridge's interface to its namespace, where there is a bridge."""
         self._names = list(names)
+        self._ports = list(ports)
 
     def prefix(self, rank: int) -> list[str]:
         """Words before a command that runs in a rank's namespace."""
         return ["ip", "netns", "exec", self._names[rank]]
+
+    def cut(self, rank: int) -> None:
+        """Pull a rank's cable out of the bridge: its addresses and routes stay, and no one hears of it."""
+        _run("ip", "link", "set", self._ports[rank], "down")
+
+    def mend(self, rank: int) -> None:
+        """Put it back."""
+        _run("ip", "link", "set", self._ports[rank], "up")
 
 
 @contextmanager
@@ -82,7 +92,7 @@ def joined_namespaces(num_ranks: int, profile: LinkProfile) -> Iterator[Namespac
                 _run("ip", "-n", name, "link", "set", device, "name", INTERFACE)
         for rank, name in enumerate(names):
             _set_up(name, rank, num_ranks, profile)
-        yield Namespaces(names)
+        yield Namespaces(names, ports=devices if profile.bytes_per_s is None else ())
     finally:
         if relay is not None:
             assert relay.stdin is not None

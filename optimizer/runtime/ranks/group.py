@@ -6,8 +6,9 @@ file in a folder that they all name; no port is agreed on and no process group o
 what is no tensor crosses as numbers or as JSON.
 
 All ranks must call the same methods in the same order. Each wait has a deadline and raises RankLost at its end, or at once where
-the connection of a rank that ended is closed. On CUDA a collective only makes the compute stream wait; the deadline is kept where
-the process itself waits, in ``settle``, and by NCCL's own watchdog, which ends the process after twice the time.
+the connection of a rank that ended is closed, or soon where its computer cannot be reached (``connections.py``). On CUDA a
+collective only makes the compute stream wait; the deadline is kept where the process itself waits, in ``settle``, and by NCCL's
+own watchdog, which ends the process after twice the time.
 
 What is allocated: nothing that torch's allocator or the meter sees. Numbers and JSON lie in numpy's memory; gloo's and NCCL's
 buffers are their own (NCCL's take card memory beside torch's). ``receive`` writes to a tensor of the caller's.
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 
 from optimizer.base.errors import InvalidInput, RankLost
 from optimizer.runtime.meter.lanes import LaneClock
+from optimizer.runtime.ranks.connections import giving_up_silent_connections
 from optimizer.runtime.ranks.interface import INTERFACE_VARIABLE, LOOPBACK, find_interface, read_boot_id
 
 TIMEOUT_S: Final = 300.0
@@ -306,7 +308,8 @@ class Ranks:
         options = _dist.ProcessGroupGloo._Options()
         options._devices = [_dist.ProcessGroupGloo.create_device(interface=self.interface)]
         options._timeout = timedelta(seconds=self.timeout_s)
-        return _dist.ProcessGroupGloo(_dist.PrefixStore("host", store), self.rank, self.num_ranks, options)
+        with giving_up_silent_connections():
+            return _dist.ProcessGroupGloo(_dist.PrefixStore("host", store), self.rank, self.num_ranks, options)
 
     def _make_nccl(self, store: Any, device: torch.device, *, name: str) -> Any:
         options = _dist.ProcessGroupNCCL.Options()

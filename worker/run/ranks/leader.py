@@ -22,6 +22,7 @@ from typing import Any, Final
 from worker.gpu import visible_card
 from worker.run.child import child_environment, isolated_command
 from worker.run.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_OK
+from worker.run.halted import HaltWatch
 from worker.run.ranks.part import Part
 from worker.run.ranks.rank import LEADER_VARIABLE
 from worker.run.ranks.verdict import RankEnd, Verdict, is_own_fault, judge_ranks
@@ -107,6 +108,7 @@ class _Gang:
         self._folder = folder
         self._command = command
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._halted: dict[int, HaltWatch] = {}
         self._ends: list[RankEnd] = []
         self._until_s = float("inf")
         """From then on the rest are killed, and nobody is waited for."""
@@ -116,6 +118,7 @@ class _Gang:
     def start(self) -> None:
         for rank in self._part.own:
             self._processes[rank] = self._start(rank)
+            self._halted[rank] = HaltWatch(self._processes[rank].pid)
 
     def watch(self, should_stop: Callable[[], bool]) -> list[RankEnd]:
         """The ends that are known, in their order, once all of this leader's ranks have ended or the rest were killed."""
@@ -123,6 +126,7 @@ class _Gang:
             if should_stop() and not self._is_stopping:
                 self._is_stopping = True
                 self._processes[0].terminate()
+            self._end_halted()
             self._note(self._new_ends())
             self._note(self._ends_elsewhere())
             if time.monotonic() > self._until_s:
@@ -131,6 +135,13 @@ class _Gang:
                 break
             time.sleep(POLL_S)
         return self._ends
+
+    def _end_halted(self) -> None:
+        """Kill ranks that something has halted and left so: the others would wait for them."""
+        for rank, process in self._processes.items():
+            if self._halted[rank].has_stood_still() and process.poll() is None:
+                print(f"rank {rank} of {len(self._part.devices)} was halted", flush=True)
+                process.kill()
 
     def wait_for_others(self) -> dict[int, str]:
         """Wait, where ranks of this machine lost others, until the ends of all were reported, or of one that failed by itself, or

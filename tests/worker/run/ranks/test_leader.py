@@ -23,6 +23,8 @@ from pathlib import Path
 from worker.run.child import isolated_command
 from worker.run.ranks.leader import lead_ranks
 from worker.run.runner import StopFlag
+from worker.run import halted
+halted.HALTED_S = 0.3
 flag = StopFlag()
 flag.raise_on_term()
 folder = Path.cwd()
@@ -137,6 +139,12 @@ def test_a_killed_rank_takes_the_others_and_the_leader_along_by_the_same_signal(
     led.say("lost")
     assert led.leader.wait(timeout=10) == -signal.SIGKILL
     assert led.result() is None
+    assert not led.is_anyone_left()
+
+
+def test_a_halted_rank_is_ended_as_a_killed_one_is(led: Led) -> None:
+    os.kill(led.ranks[2]["pid"], signal.SIGSTOP)
+    assert led.leader.wait(timeout=20) == -signal.SIGKILL
     assert not led.is_anyone_left()
 
 

@@ -1,6 +1,6 @@
 """A worker that only holds jobs: claims them by the service's own code and renews their leases until it is killed.
 
-``python -m benchmarks.recovery_holder COUNT SEED``; prints the ids of its jobs as one line of JSON when it holds them all. Claims
+``python -m benchmarks.recovery.holder COUNT SEED``; prints the ids of its jobs as one line of JSON when it holds them all. Claims
 are spread over one heartbeat, so that a kill meets leases of every age. One connection to the database renews them all, each at
 its own time: hundreds of jobs would need more than PostgreSQL has.
 """

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.recovery [--quick] [--database NAME] [--json FILE]``: how soon the service notices what it has lost.
+"""Measures how soon the service notices workers and leading reconcilers that it has lost.
 
 - workers: processes that hold jobs and renew their leases are killed, at any age of a lease; until each job is back in the queue.
 - leaders: the reconciler that leads is killed, again and again; until the other leads.
@@ -7,7 +7,6 @@ Settings are the service's own defaults, the claims, renewals and reconcilers it
 nothing, since what they compute makes no difference to a lease.
 """
 
-import argparse
 import json
 import os
 import random
@@ -19,11 +18,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.common.record import GoalEntry, Record, Row, at_most, describe_machine
+from benchmarks.common.record import GoalEntry, Row, at_most
 from optimizer.base.errors import HeadroomError
 from tests.postgresql import running_postgresql
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 REQUEUED_GOAL_S = 45.0
 LED_GOAL_S = 15.0
 JOBS_EACH = 20
@@ -31,24 +30,15 @@ LONGEST_S = 180.0
 """A loss that nobody noticed for so long ends the benchmark."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="40 jobs and 3 leaders: under two minutes")
-    parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args(arguments)
-    record = Record(file=options.json, machine=describe_machine(), is_quick=options.quick)
+def lose_parts(*, database: str, is_quick: bool, seed: int) -> Iterator[Row]:
+    """A row for workers, and one for leaders."""
     with ExitStack() as stack:
         home = Path(stack.enter_context(TemporaryDirectory()))
-        url = (
-            stack.enter_context(running_postgresql()) if options.database == "postgresql" else f"sqlite:///{home}/db.sqlite3"
-        )
+        url = stack.enter_context(running_postgresql()) if database == "postgresql" else f"sqlite:///{home}/db.sqlite3"
         service = _Service(home, url)
         stack.callback(service.end)
-        record.add_all("workers", _lose_workers(service, num_workers=2 if options.quick else 15, seed=options.seed))
-        record.add_all("leaders", _lose_leaders(service, num_times=3 if options.quick else 20, seed=options.seed))
-    return record.finish(summarize(record.rows))
+        yield from _lose_workers(service, num_workers=2 if is_quick else 15, seed=seed)
+        yield from _lose_leaders(service, num_times=3 if is_quick else 20, seed=seed)
 
 
 class _Service:
@@ -117,7 +107,7 @@ def _lose_workers(service: _Service, *, num_workers: int, seed: int) -> Iterator
 
     times = random.Random(seed)
     holders = [
-        service.start("-m", "benchmarks.recovery_holder", str(JOBS_EACH), str(seed + number)) for number in range(num_workers)
+        service.start("-m", "benchmarks.recovery.holder", str(JOBS_EACH), str(seed + number)) for number in range(num_workers)
     ]
     jobs: list[list[str]] = [json.loads(holder.stdout.readline()) for holder in holders if holder.stdout is not None]
     killed_at: dict[str, float] = {}
@@ -182,6 +172,3 @@ def summarize(rows: Sequence[Row]) -> dict[str, GoalEntry]:
         "leading reconciler lost to led again, worst (s)": at_most(leaders.get("worst_s"), LED_GOAL_S),
     }
 
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Has the kernel give up connections between ranks whose other end can no longer be reached.
+
+gloo sets no such limit: where a cable is pulled, or another machine loses its power, nothing comes back that would end a wait,
+and ranks would have patience for each other (``group.TIMEOUT_S``). A rank that is alive and slow answers by its kernel, however
+long its step takes, so this needs no guess at how long that may be. TCP(7): SO_KEEPALIVE and TCP_USER_TIMEOUT; Linux.
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+SILENCE_S: Final = 20
+"""Seconds without any answer from the other computer after which a connection is closed: a dozen sendings again."""
+_PROBE_S: Final = 5
+"""Seconds of rest before a first question whether the other is there, and between two."""
+
+
+@contextmanager
+def giving_up_silent_connections() -> Iterator[None]:
+    """Set the limit on all TCP connections that are made within, by whatever library. Where the kernel knows no such limit
+    nothing is set.
+    """
+    before = _list_sockets()
+    yield
+    for fd in _list_sockets() - before:
+        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                _limit(connection)
+
+
+def _limit(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
+
+
+def _list_sockets() -> set[int]:
+    """Numbers of this process's open sockets."""
+    found = set[int]()
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if str(path.readlink()).startswith("socket:"):
+                found.add(int(path.name))
+    return found
