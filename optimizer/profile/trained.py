@@ -16,6 +16,8 @@ class TensorSize:
     """The last dimension of a matrix."""
     row_elements: int = 0
     """Elements in a row of an embedding whose gradient holds only the rows of a batch's tokens. 0: gradients are whole."""
+    is_partial: bool = False
+    """Ranks that share each block have all of it, and each a part of its gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from optimizer.base.errors import InvalidModel
+from optimizer.formats.shared_blocks import is_partial
 from optimizer.models.adapters import list_sites
 from optimizer.models.anatomy import find_blocks
 from optimizer.profile.trained import BaseSize, BaseSizes, FrozenBytes, Tensors, TensorSize
@@ -34,11 +35,13 @@ def list_tensors(
     row_elements: Mapping[int, int],
     unused: Collection[int],
     whole: Callable[[], nn.Module],
+    is_part: bool = False,
 ) -> Tensors:
     """Trained tensors that several blocks share belong to none of them: they are listed ahead of the blocks.
 
     model: short; row_elements: of its tables with sparse gradients; unused: ids of those that never have a gradient; whole:
-    makes the model in its full depth, which alone has every shared tensor.
+    makes the model in its full depth, which alone has every shared tensor. is_part: the model of one of several ranks that share
+    each block.
     """
     blocks = find_blocks(model)
     owner = {id(parameter): index for index, block in enumerate(blocks) for parameter in block.parameters()}
@@ -47,13 +50,13 @@ def list_tensors(
     outside: dict[int, list[TensorSize]] = {}
     last_met = -1
     by_block: list[list[TensorSize]] = [[] for _ in blocks]
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         index = owner.get(id(parameter))
         last_met = max(last_met, -1 if index is None else index)
         if not parameter.requires_grad or id(parameter) in shared or id(parameter) in unused:
             continue
         if index is not None:
-            by_block[index].append(size_of(parameter))
+            by_block[index].append(replace(size_of(parameter), is_partial=is_part and is_partial(name)))
         else:
             size = replace(size_of(parameter), row_elements=row_elements.get(id(parameter), 0))
             (before if last_met < 0 else outside.setdefault(last_met, [])).append(size)
