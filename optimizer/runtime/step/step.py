@@ -383,6 +383,16 @@ class Trainer:
         home = self.weights.home_tensor(name)
         return home.load() if home is not None else self.model.get_parameter(name).detach()
 
+    def read_whole(self, name: str) -> torch.Tensor:
+        """The same of a tensor of which ranks have a part each, joined on the host; asked for by all of them together."""
+        held = self.read_weight(name)
+        return held if self.parts is None else self.parts.join(name, held, tiers=self.tiers)
+
+    def list_held(self) -> dict[str, torch.Tensor | HomeTensor]:
+        """Every parameter of this rank's model, trained or not, to be read one by one."""
+        self.join()
+        return {name: self.weights.home_tensor(name) or each.detach() for name, each in self.model.named_parameters()}
+
     @torch.no_grad()
     def set_weights(self, stored: Mapping[str, torch.Tensor]) -> None:
         """Replace trained tensors by name, wherever they live; state that goes with them follows by ``import_state``."""

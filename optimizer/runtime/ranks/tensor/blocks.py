@@ -14,7 +14,8 @@ gradient on each, which is summed as it is complete (``reduction.py``).
 
 A block that is recomputed sums again what it makes again; what selective recomputation hands out is a sum already.
 
-What is allocated: nothing, but for norms: those of all trained tensors, 4 bytes each, until clipping is done (temporaries).
+What is allocated: nothing, but for norms: those of all trained tensors, 4 bytes each, until clipping is done (temporaries);
+where a tensor is joined, all of it twice, on the host (temporaries).
 """
 
 import weakref
@@ -32,7 +33,9 @@ from optimizer.plan.plan import Plan
 from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.ranks.ownership import Ownership
 from optimizer.runtime.ranks.reduction import GradientReducer
-from optimizer.runtime.ranks.tensor.slices import Slices
+from optimizer.runtime.ranks.tensor.slices import Slices, join_slices
+from optimizer.runtime.tiers.homes import on_host
+from optimizer.runtime.tiers.tiers import Tiers
 
 _NONE = -1.0
 """Stands for the norm of a tensor without a gradient."""
@@ -71,6 +74,18 @@ class SharedBlocks:
         everyones = torch.empty(len(found), dtype=torch.float32, device=norms.device)
         everyones.copy_(torch.from_numpy(found))
         return everyones
+
+    def join(self, name: str, held: torch.Tensor, *, tiers: Tiers) -> torch.Tensor:
+        """The whole of a parameter, from this rank's part of it; on the host where ranks have parts. Of all ranks together."""
+        slice_ = self.slices.of(name)
+        if slice_ is None:
+            return held
+        with on_host(tiers, "temporaries"):
+            own = held.detach().cpu().contiguous()
+            parts = [own if rank == self._ranks.rank else torch.empty_like(own) for rank in range(self._ranks.num_ranks)]
+            for rank, part in enumerate(parts):
+                self._ranks.broadcast_on_host_(part, owner=rank)
+            return join_slices(parts, slice_)
 
     def of_all(self, number: float) -> float:
         """A number that all ranks have come to: the first's, so that none can go another way."""

@@ -19,6 +19,8 @@ from optimizer.runtime.ranks.gathering import AnyTensor, load_tensor
 
 _STATE: Final = "//"
 """Between the name of a parameter and that of a part of its optimizer's state."""
+_OF_RANK: Final = " of rank "
+"""Between the name of a group of tensors and the rank that has them."""
 
 
 class Slices:
@@ -50,18 +52,48 @@ class Slices:
         return torch.cat(pieces, dim=dim) if len(pieces) > 1 else pieces[0].clone(memory_format=torch.contiguous_format)
 
     def read(self, name: str, weight: WeightRead, *, meter: Meter | None) -> WeightRead:
-        """The read of this rank's part. meter: counts the whole, which is on the host meanwhile."""
+        """The read of this rank's part. meter: counts the whole where it is on the host meanwhile."""
         found = self.of(name)
         if found is None:
             return weight
         shape = list(weight.shape)
         shape[found.dim] //= self.num_ranks
-        return replace(weight, shape=tuple(shape), read=partial(self._read, name, weight, meter))
+        read = partial(self._read, name, weight, meter)
+        if weight.read_slice is not None:
+            read = partial(weight.read_slice, found, self.rank, self.num_ranks)
+        return replace(weight, shape=tuple(shape), read=read)
 
     def _read(self, name: str, weight: WeightRead, meter: Meter | None) -> torch.Tensor:
         with nullcontext() if meter is None else meter.region("temporaries", tier="host"):
             whole = weight.read()
         return self.take(name, whole)
+
+
+    # Of all ranks, where the first writes what one device would.
+
+    def give(self, groups: Mapping[str, Mapping[str, AnyTensor]]) -> dict[str, Mapping[str, AnyTensor]]:
+        """This rank's tensors by group and name, for ``gather_to_first``: all of the first rank's, of the others their parts."""
+        if self.rank == 0:
+            return dict(groups)
+        return {
+            f"{group}{_OF_RANK}{self.rank}": {name: each for name, each in named.items() if self.of(name) is not None}
+            for group, named in groups.items()
+        }
+
+    def join(self, gathered: Mapping[str, Mapping[str, AnyTensor]]) -> dict[str, dict[str, AnyTensor]]:
+        """The groups that ``give`` has given of all ranks, each once and of whole tensors."""
+        return {
+            group: {name: self._join(group, name, each, gathered) for name, each in named.items()}
+            for group, named in gathered.items()
+            if _OF_RANK not in group
+        }
+
+    def _join(self, group: str, name: str, first: AnyTensor, gathered: Mapping[str, Mapping[str, AnyTensor]]) -> AnyTensor:
+        found = self.of(name)
+        if found is None or not first.shape:
+            return first
+        others = [gathered[f"{group}{_OF_RANK}{rank}"][name] for rank in range(1, self.num_ranks)]
+        return JoinedTensor([first, *others], found)
 
 
 class SlicedTensors(Mapping[str, torch.Tensor]):
