@@ -238,10 +238,17 @@ class Profile:
         return 1 if self.sums is None else self.sums.num_ranks
 
     def of_layout(self, layout: DeviceLayout) -> "Profile":
-        """The profile of what a rank of a layout runs. Raises NotProfiled where ranks share each block as was not traced."""
+        """The profile of what a rank of a layout runs. Raises InvalidPlan where ranks share each block as was not traced."""
         found = next((each for each in (self, *self.narrower) if each.num_sharing == layout.tensor), None)
         if found is None:
-            raise NotProfiled(f"blocks that {layout.tensor} devices share")
+            known = ", ".join(str(each.num_sharing) for each in (self, *self.narrower))
+            why = f"{known}: other parts of blocks are traced where goal.pins.layout.tensor asks for them"
+            raise InvalidPlan(
+                f"plan.layout.tensor is {layout.tensor}; allowed by this profile: {why}",
+                field="plan.layout.tensor",
+                value=layout.tensor,
+                allowed=why,
+            )
         return found
 
     def frozen_bytes(self, representation: str) -> FrozenBytes:
