@@ -112,14 +112,21 @@ def find_slice(name: str, widths: Widths) -> Slice | None:
     """The slice of a parameter that each rank has, by its name, with adapters or without; None of one that all have.
     widths: of the whole model.
     """
-    parts, layer = name.split("."), find_layer(name)
-    if layer in INTO and "lora_A" not in parts:
+    layer = find_layer(name)
+    if not is_sliced(name):
+        return None
+    if layer in INTO:
         inner, queries, keys = widths.inner, widths.queries, widths.keys
         of_heads = {"q_proj": (queries,), "k_proj": (keys,), "v_proj": (keys,), "qkv_proj": (queries, keys, keys)}
         return Slice(dim=0, parts=of_heads.get(layer, (inner, inner) if layer == "gate_up_proj" else (inner,)))
-    if layer in OUT_OF and "lora_B" not in parts and parts[-1] != "bias":
-        return Slice(dim=1, parts=(widths.queries if layer in _OUT_OF_HEADS else widths.inner,))
-    return None
+    return Slice(dim=1, parts=(widths.queries if layer in _OUT_OF_HEADS else widths.inner,))
+
+
+def is_sliced(name: str) -> bool:
+    """Report whether each rank has a part of a parameter."""
+    parts, layer = name.split("."), find_layer(name)
+    leads_in = layer in INTO and "lora_A" not in parts
+    return leads_in or (layer in OUT_OF and "lora_B" not in parts and parts[-1] != "bias")
 
 
 def find_layer(name: str) -> str:

@@ -164,7 +164,7 @@ def _trace_ranges(
             row_elements=row_elements,
             unused=subject.unused or (),
             whole=lambda: build_model(spec, device="meta"),
-            is_part=num_sharing > 1,
+            num_sharing=num_sharing,
         )
         if num_sharing > 1 and sums is None:
             sums = count_sums(subject, chosen[0].shape, choices, num_ranks=num_sharing, ops=ops)
@@ -192,7 +192,7 @@ def _trace_ranges(
         tensors=tensors,
         buffer_bytes=buffer_bytes,
         frozen=frozen,
-        base=list_base(plain),
+        base=list_base(plain, num_sharing=num_sharing),
         weights_dtype=str(spec.config.get("dtype") or ""),
         ops=tables.ops,
         changes=tables.changes,

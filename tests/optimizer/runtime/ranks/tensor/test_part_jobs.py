@@ -9,10 +9,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.common.machines import make_cpu_machine
+from optimizer.estimate.job.stages import list_stages
+from optimizer.estimate.step.setting import lay_out
+from optimizer.estimate.training import estimate_training
+from optimizer.models.spec import read_model_spec
 from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.plan import Plan
+from optimizer.workload import Adapter
+from tests.optimizer.profiles import extent_of, trace
+from tests.optimizer.runtime.ranks.cases import MODELS
 from tests.optimizer.runtime.ranks.conftest import answers_of
 from tests.optimizer.runtime.ranks.test_train import TUNED, assert_close, make_rank_plan, run_job, weights_of
+from tests.optimizer.runtime.tiny import make_workload
 
 __all__ = ["run_job"]
 RunJob = Callable[..., list[dict[str, Any]]]
@@ -94,3 +103,30 @@ def test_a_model_whose_blocks_cannot_be_shared_is_refused_by_its_type(run_job: R
     replies = run_job(make_shared_plan(), job="job", model="gpt2", workload=WORK)
     assert {reply["error"]["code"] for reply in replies} == {"invalid_plan"}
     assert replies[0]["error"]["message"].startswith("plan.layout.tensor is 2; blocks of gpt2 cannot be shared by devices")
+
+
+@pytest.mark.parametrize("adapter", [None, Adapter(rank=4)], ids=["whole", "adapters"])
+def test_the_stages_of_each_rank_take_the_bytes_predicted(run_job: RunJob, adapter: Adapter | None) -> None:
+    answers_of(run_job(make_rank_plan(1, accumulation_steps=4), job="base"))
+    changes: dict[str, Any] = {"mode": "finetune", "global_batch_size": 2, "checkpoint_every_steps": 2}
+    given = {**changes, "adapter": None if adapter is None else {"rank": 4}}
+    plan = make_shared_plan()
+    done = answers_of(run_job(plan, job="job", weights="base/artifacts/model", workload=given))
+    workload = make_workload(**{**changes, "adapter": adapter, "num_steps": 4, "eval_batches": 2})
+    extent = extent_of([(plan, workload)])
+    profile = trace(read_model_spec(MODELS["decoder"]), extent=extent, adapter=adapter, num_sharing=2)
+    here: dict[str, Any] = {"plan": plan, "workload": workload, "machine": replace(make_cpu_machine(), num_threads=2)}
+    predicted = list_stages(estimate_training(profile, **here), profile, lay_out(profile, **here), **here)
+    for answer in done:
+        measured = answer["result"]["measured"]["stages"]
+        for stage in predicted:
+            if stage.stage in ("load", "first_step", "steady_step", "evaluation"):
+                assert measured[stage.stage]["device_peak_bytes"] == stage.device_peak_bytes, stage.stage
+                assert measured[stage.stage]["host_peak_bytes"] == stage.host_peak_bytes, stage.stage
+    # Rank 0 writes whole tensors, and joins each for a moment; the random states of others, some KiB, are not counted.
+    measured = done[0]["result"]["measured"]["stages"]
+    for stage in predicted:
+        if stage.stage in ("save", "merge", "export"):
+            found = measured[stage.stage]
+            assert found["host_peak_bytes"] == pytest.approx(stage.host_peak_bytes, rel=0.02, abs=2**14), stage.stage
+            assert found["disk_peak_bytes"] == pytest.approx(stage.disk_peak_bytes, rel=0.05), stage.stage
