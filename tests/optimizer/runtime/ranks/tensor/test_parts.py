@@ -20,6 +20,8 @@ TOLERANCE = 2e-6
 """For weights, each at most some learning rates from where it began."""
 LOSS_TOLERANCE = 1e-6
 """Relative: sums of products are in another order."""
+ROUNDED_TOLERANCE = 5e-3
+"""The same where sums are rounded to 16 bits."""
 
 
 def read_whole(case: RankCase, folder: Path, read: Any) -> dict[str, torch.Tensor]:
@@ -88,3 +90,32 @@ def test_parts_train_as_one_device_does_with_what_plans_decide(
     carry_out: CarryOut, on_one_device: OnOneDevice, case: dict[str, Any]
 ) -> None:
     assert_like_one_device(make_case(shares_blocks=True, **case), carry_out, on_one_device)
+
+
+@pytest.mark.breadth
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"weights": WeightsPlan(dtype="bf16"), "activations": ("recompute", "selective", "keep")},
+        {"weights": WeightsPlan(dtype="fp16"), "accumulation_steps": 2},
+        {"weights": WeightsPlan(autocast="bf16"), "adapter": Adapter(rank=4)},
+        {"weights": WeightsPlan(place="disk"), "gradients": "host", "state": OptimizerStatePlan(place="disk")},
+        {"weights": WeightsPlan(dtype="bf16", master="none"), "gradients": "consume"},
+        {"packing": "best_fit", "model": "llama"},
+    ],
+    ids=["bf16", "fp16", "autocast", "disk", "no-masters", "packed"],
+)
+def test_parts_in_other_numbers_and_places_keep_to_the_losses_of_one_device(
+    carry_out: CarryOut, on_one_device: OnOneDevice, case: dict[str, Any]
+) -> None:
+    asked = make_case(shares_blocks=True, **case)
+    replies, folder = carry_out(asked)
+    answers = answers_of(replies)
+    assert answers[0]["losses"] == answers[1]["losses"]
+    expected, _ = on_one_device(asked)
+    weights = asked.plan.weights
+    tolerance = LOSS_TOLERANCE if weights.dtype == "fp32" and weights.autocast == "off" else ROUNDED_TOLERANCE
+    assert answers[0]["losses"] == pytest.approx(expected["losses"], rel=tolerance)
+    assert answers[0]["left_out"] == expected["left_out"]
+    # What all ranks have is the same on all of them.
+    assert read_whole(asked, folder, read_weights).keys() == read_weights(folder).keys()
