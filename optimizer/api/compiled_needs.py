@@ -97,6 +97,8 @@ def _devices_pinned(pins: Pins) -> str | None:
     layout = pins.layout
     if layout.stage_blocks:
         return f"stage_blocks={', '.join(map(str, layout.stage_blocks))}"
+    if (layout.tensor or 1) > 1:
+        return f"tensor={layout.tensor}"
     if (layout.num_devices or 1) > 1:
         return f"num_devices={layout.num_devices}"
     return None if layout.data in (None, "replicated") else f"data={layout.data}"

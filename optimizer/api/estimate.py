@@ -11,6 +11,7 @@ from typing import Any
 
 from optimizer.api.inputs import BEST, read_config, read_model
 from optimizer.api.needs import baseline_plan, needed_extent
+from optimizer.api.shared_needs import obtain_parts, with_narrower
 from optimizer.base.errors import InvalidInput, NoFeasiblePlan
 from optimizer.base.serialize import WithJson
 from optimizer.base.shown import shown_value
@@ -108,6 +109,9 @@ def estimate_model(
             spec.num_blocks, plan, workload=workload, goal=goal, weights=weights, with_knobs=with_knobs
         )
         profile = source.read(extent)
+    if isinstance(plan, Plan) and plan.layout.shares_blocks:
+        narrower = obtain_parts(spec, (plan.layout.tensor,), workload=workload, extent=extent, folder=profiles_folder)
+        profile = with_narrower(profile, narrower)
     estimate = estimate_profiled(
         profile, machine=target, workload=workload, plan=plan, goal=goal, weights=weights, with_knobs=with_knobs
     )

@@ -9,6 +9,7 @@ from typing import Final, NoReturn, get_args
 
 from optimizer.api.compiled_needs import compiled_representations
 from optimizer.api.inputs import BEST, Model, read_model
+from optimizer.api.shared_needs import list_sharing, obtain_parts, with_narrower
 from optimizer.base.errors import InvalidInput
 from optimizer.goal import GenerationGoal, Goal
 from optimizer.models.spec import ModelSpec
@@ -19,7 +20,7 @@ from optimizer.plan.plan import Plan
 from optimizer.plan.weights import FrozenFormat, WeightsDtype, WeightsPlan
 from optimizer.profile.extent import EVERYTHING, Extent, traced_representation
 from optimizer.profile.generation import GenerationProfile
-from optimizer.profile.keep.obtain import obtain_generation_profile, obtain_profile
+from optimizer.profile.keep.obtain import obtain_generation_profile
 from optimizer.profile.plan_extent import extent_of_plans
 from optimizer.profile.profile import BLOCK_CHOICES, Profile
 from optimizer.search.answer.baselines import BASELINES
@@ -33,21 +34,16 @@ _PACKED: Final = tuple(form for form in get_args(FrozenFormat) if form != "same"
 
 
 def profile_for(spec: ModelSpec, *, workload: TrainingWorkload, goal: Goal, folder: Path | None = None) -> Profile:
-    """The model's profile, as far as finding the best plan for the goal needs it."""
+    """The model's profile, as far as finding the best plan for the goal needs it, with those of parts of its blocks."""
     if workload.adapter is not None:
         check_targets(workload.adapter, spec.model_type)
     extent = needed_extent(spec.num_blocks, BEST, workload=workload, goal=goal)
     sizes = sizes_looked_at(goal.objective, spec.max_sequence_length, workload)
     if sizes and extent != EVERYTHING:
         extent = extent.union(Extent(representations=(), choices=(), shapes=tuple(sizes)))
-    return obtain_profile(
-        spec,
-        adapter=workload.adapter,
-        is_packed=workload.is_packed,
-        objective=workload.objective,
-        extent=extent,
-        folder=folder,
-    )
+    numbers = (1, *list_sharing(spec, workload, goal))
+    whole, *narrower = obtain_parts(spec, numbers, workload=workload, extent=extent, folder=folder)
+    return with_narrower(whole, narrower)
 
 
 def generation_profile_for(

@@ -64,7 +64,7 @@ def explain_prediction(
         )
         for name in CATEGORIES
     }
-    reasons = _reasons(profile, plan, workload, prediction)
+    reasons = _reasons(profile.of_layout(plan.layout), plan, workload, prediction)
     categories = tuple(
         CategoryAtPeak(
             category=name,

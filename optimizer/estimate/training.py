@@ -58,7 +58,7 @@ def estimate_training(
         return combine_stages(found, list_cases(plan, workload, machine))
     if plan.layout.ranks:
         return _estimate_uneven(profile, plan=plan, workload=workload, machine=machine, calibration=calibration)
-    machine = calibrated_machine(machine, calibration)
+    profile, machine = profile.of_layout(plan.layout), calibrated_machine(machine, calibration)
     ranks = lay_out_ranks(profile, plan=plan, workload=workload, machine=machine)
     here: dict[str, Any] = {"plan": plan, "workload": workload, "machine": machine, "spread": read_spread(calibration)}
     return _predict_rank(highest_of(ranks), profile, ranks=ranks, **here)
@@ -253,7 +253,7 @@ def _predict(
         timeline=(),
         rank_peak_bytes=_rank_peaks(ranks, num_devices),
         base_bytes=base_bytes,
-        network_bytes=round(sum(ranks[0].setting.rank_sent_bytes) / num_devices),
+        network_bytes=round(sum(ranks[0].setting.sent_bytes(plan)) / num_devices),
     )
     return prediction.detailed_later(_details(simulation, peaks, machine.rates.time_factors))
 

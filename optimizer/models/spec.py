@@ -11,10 +11,11 @@ The lists themselves are in schema.py.
 import copy
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from optimizer.base.errors import InvalidModel, UnsupportedModelType
+from optimizer.formats.shared_blocks import narrow_config
 from optimizer.models.decoder.config import DECODER_TYPE, finish_decoder_config
 from optimizer.models.parameters import count_parameters
 from optimizer.models.refusal import refusal, shown
@@ -47,6 +48,10 @@ class ModelSpec:
     def to_config(self) -> dict[str, Any]:
         """A fresh config.json document in the keys of transformers 5."""
         return copy.deepcopy(self.config)
+
+    def of_rank(self, num_ranks: int) -> "ModelSpec":
+        """The model that each of so many ranks builds which share every block. Raises InvalidPlan in words where they cannot."""
+        return self if num_ranks == 1 else replace(self, config=narrow_config(self.config, num_ranks))
 
     @property
     def end_of_text_id(self) -> int | None:

@@ -17,6 +17,11 @@ stages than ranks, micro-batches come round several times, and each rank has as 
 ``breadth_first`` it does all micro-batches of a stage before it goes on to its next, so weights that stream from the host come
 once for all of them: the ranks are then a pool that works on what the host keeps, each with a stage or two at a time.
 
+Or ranks share each block (``tensor``, Shoeybi et al., Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+Parallelism, 2019, section 3): each has some heads of every attention and some neurons of every MLP, with their weights, gradients
+and state, and sees the whole batch; what the parts add to the hidden state is summed twice in each block. What belongs to no
+block, and norms, are on all of them. So each rank runs the same architecture with narrower blocks (``formats/shared_blocks.py``).
+
 Or ranks exchange no gradients at all: each takes ``sync_every`` steps alone, with an optimizer of its own on its own share of
 each step, and then all of them go on from the mean of their weights (Stich, Local SGD Converges Fast and Communicates Little,
 2018), or from what an outer step of momentum makes of their differences (Douillard et al., DiLoCo: Distributed Low-Communication
@@ -104,6 +109,9 @@ class DeviceLayout:
     """Order of a cut model's micro-batches: 1f1b begins backward as early as it can, so that few are under way at once; gpipe has
     all forward first; breadth_first, which several stages on a device need, has all micro-batches through a stage before the
     next, and brings what streams once for them."""
+    tensor: int = 1
+    """Ranks that share each block's heads and neurons: 1, or all of ``num_devices``, which must then be like devices that have no
+    other way to share."""
     sync_every: int = 1
     """Steps that each rank takes alone between two synchronizations, 1 to 10,000; with 1 ranks share every step. More only where
     every rank has the whole model and all of its state (``replicated``)."""
@@ -138,7 +146,23 @@ class DeviceLayout:
             share.check(rank)
         if self.stage_blocks:
             self._check_cut()
+        self._check_tensor()
         self._check_local_steps()
+
+    def _check_tensor(self) -> None:
+        if self.tensor == 1:
+            return
+        num_devices = self.num_devices
+        for name, is_broken, value, why in (
+            ("tensor", self.tensor != num_devices, self.tensor, f"plan.layout.num_devices is {num_devices}: use all, or 1"),
+            ("data", self.shares_state, self.data, "each block is shared, and its state with it: use replicated"),
+            ("stage_blocks", self.is_cut, ", ".join(map(str, self.stage_blocks)), "all devices run every block: leave it out"),
+            ("sync_every", self.steps_alone, self.sync_every, "devices that share each block share every step: use 1"),
+            ("ranks", bool(self.ranks), len(self.ranks), "devices that share each block are alike: leave it out"),
+        ):
+            if is_broken:
+                field = f"plan.layout.{name}"
+                raise InvalidPlan(f"{field} is {value}; {why}", field=field, value=value, allowed=why)
 
     def _check_local_steps(self) -> None:
         if not 1 <= self.sync_every <= MAX_SYNC_EVERY:
@@ -216,6 +240,16 @@ class DeviceLayout:
         return bool(self.stage_blocks)
 
     @property
+    def shares_blocks(self) -> bool:
+        """True if each rank has a part of every block, and sees the whole batch."""
+        return self.tensor > 1
+
+    @property
+    def sees_whole_batch(self) -> bool:
+        """True if no rank has sequences of its own."""
+        return self.is_cut or self.shares_blocks
+
+    @property
     def stages(self) -> tuple[StageOfModel, ...]:
         """All stages in order; none where the model is not cut."""
         return list_stages(self.stage_blocks)
@@ -237,8 +271,8 @@ class DeviceLayout:
 
     @property
     def num_parts(self) -> int:
-        """The parts that a batch is dealt out in: one for each rank, one for all where the model is cut."""
-        return 1 if self.is_cut else self.num_devices
+        """The parts that a batch is dealt out in: one for each rank, one for all where every rank sees all of it."""
+        return 1 if self.sees_whole_batch else self.num_devices
 
     @property
     def shares_state(self) -> bool:
@@ -268,6 +302,7 @@ class LayoutPins:
     data: DataParallel | None = None
     stage_blocks: tuple[int, ...] | None = None
     schedule: PipelineSchedule | None = None
+    tensor: int | None = None
     sync_every: int | None = None
     sync_format: SyncFormat | None = None
     sync_rule: SyncRule | None = None
@@ -334,6 +369,15 @@ TECHNIQUES: Final = (
         num_devices=2,
     ),
     TechniqueDeclaration(
+        name="share_blocks",
+        label="share each block among devices",
+        sentence="Gives each device some heads and neurons of every block, with all that belongs to them; all work on every "
+        "sequence, and what they make crosses the link twice a block, forward and backward.",
+        group=_GROUP,
+        lowers=("weights", "gradients", "optimizer_state", "activations"),
+        num_devices=2,
+    ),
+    TechniqueDeclaration(
         name="local_steps",
         label="synchronize every few steps",
         sentence="Lets each device take several steps alone and then brings their weights together (local SGD, DiLoCo), so that "
@@ -343,12 +387,15 @@ TECHNIQUES: Final = (
         num_devices=2,
     ),
 )
-_IS_WHOLE: Final = Condition(path="layout.stage_blocks", holds=equals(()))
+_IS_WHOLE: Final = (
+    Condition(path="layout.stage_blocks", holds=equals(())),
+    Condition(path="layout.tensor", holds=equals(1)),
+)
 KNOBS: Final = (
     Knob(
         path="layout.num_devices",
         plain=1,
-        uses=(Use(technique="data_parallel", asks=exceeds(1), where=(_IS_WHOLE,)),),
+        uses=(Use(technique="data_parallel", asks=exceeds(1), where=_IS_WHOLE),),
         num_devices=2,
         training=Face(label="Devices", help="each with a part of the batch or of the model"),
     ),
@@ -388,6 +435,13 @@ KNOBS: Final = (
         matters_where=(Condition(path="layout.stage_blocks", holds=differs(())),),
         num_devices=2,
         training=Face(label="Order of micro-batches", help="of a model that is cut over devices"),
+    ),
+    Knob(
+        path="layout.tensor",
+        plain=1,
+        uses=(Use(technique="share_blocks", asks=exceeds(1)),),
+        num_devices=2,
+        training=Face(label="Devices that share each block", help="its heads and neurons, the whole batch on all of them"),
     ),
     Knob(
         path="layout.sync_every",

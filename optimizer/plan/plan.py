@@ -99,7 +99,7 @@ class Plan:
 
     @property
     def rank_sequences(self) -> tuple[int, ...]:
-        """Sequences of a step that each rank takes, in order; one number where all take the same, of a model that is cut."""
+        """Sequences of a step that each rank takes, in order; one number where all take the same, the whole batch."""
         if not self.layout.ranks or self.layout.is_cut:
             return (self.batch.global_batch_size,) * self.layout.num_parts
         return tuple(plan.batch.global_batch_size for plan in self.of_ranks())
@@ -117,7 +117,7 @@ class Plan:
     def stretch_of(self, rank: int) -> range:
         """The sequences of a step that a rank takes, counted from 0 through all ranks in order."""
         counts = self.rank_sequences
-        if self.layout.is_cut:
+        if self.layout.sees_whole_batch:
             return range(counts[0])
         return range(sum(counts[:rank]), sum(counts[: rank + 1]))
 
@@ -285,6 +285,7 @@ class Plan:
                 "sends blocks to all devices at once, but devices that decide for themselves may be elsewhere: use zero2",
             ),
             *(self._cut_rules(workload) if self.layout.is_cut else ()),
+            *(self._tensor_rules(workload) if self.layout.shares_blocks else ()),
             *(self._local_rules(workload) if self.layout.steps_alone else ()),
             *(self._compiled_rules() if self.kernels.blocks == "compiled" else ()),
             *(self._sparse_rules() if has_sparse_gradients else ()),
@@ -297,12 +298,13 @@ class Plan:
 
     def shares_homes(self, *, trains_all: bool) -> bool:
         """True if weights that stream are on the host once for all ranks: those that nobody updates, or one rank for all. Ranks
-        that each update all have homes of their own, and so have stages of a model that is cut.
+        that each update all have homes of their own, and so have those with a part of the model each.
 
         trains_all: False under adapters, where what streams is frozen.
         """
-        is_on_host = self.layout.num_devices > 1 and self.weights.place == "host" and not self.layout.is_cut
-        return is_on_host and (self.layout.shares_state or not trains_all)
+        is_on_host = self.layout.num_devices > 1 and self.weights.place == "host"
+        has_one_model = is_on_host and not (self.layout.is_cut or self.layout.shares_blocks)
+        return has_one_model and (self.layout.shares_state or not trains_all)
 
     @property
     def _sums_at_other_times(self) -> bool:
@@ -357,6 +359,42 @@ class Plan:
                 "optimizer_state.place",
                 self.optimizer_state.place,
                 "is not carried out where the model is cut: use host, or the device",
+            ),
+        )
+
+    def _tensor_rules(self, workload: TrainingWorkload) -> tuple[tuple[bool, str, object, str], ...]:
+        """Rules against decisions that ranks which share each block do not support."""
+        tensor, declared = self.layout.tensor, OPTIMIZERS[workload.optimizer]
+        return (
+            (
+                declared.is_factored,
+                "layout.tensor",
+                tensor,
+                f"gives each device parts of matrices; {declared.label} sums over whole rows and columns: use another optimizer",
+            ),
+            (
+                workload.objective != "next_token",
+                "layout.tensor",
+                tensor,
+                f"is carried out for next-token training; {workload.objective} compares answers: use zero3, or one device",
+            ),
+            (
+                workload.adapter is not None and workload.adapter.dropout > 0,
+                "layout.tensor",
+                tensor,
+                "needs the same random numbers on all devices; set workload.adapter.dropout to 0, or use another layout",
+            ),
+            (
+                self.optimizer_state.bits == 8,
+                "optimizer_state.bits",
+                8,
+                f"has a scale for every 256 numbers, which a part of a matrix cuts elsewhere (layout.tensor is {tensor}): use 32",
+            ),
+            (
+                self.weights.frozen != "same",
+                "weights.frozen",
+                self.weights.frozen,
+                f"has scales that a part of a matrix would cut elsewhere (layout.tensor is {tensor}): use same",
             ),
         )
 

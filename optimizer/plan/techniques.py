@@ -45,6 +45,7 @@ Technique = Literal[
     "shard_weights",
     "share_prompts",
     "cut_model",
+    "share_blocks",
     "local_steps",
     "offload_kv",
     "host_attention",

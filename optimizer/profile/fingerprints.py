@@ -14,13 +14,17 @@ def profile_fingerprint(
     is_packed: bool = False,
     objective: TrainingObjective = "next_token",
     compiled: Sequence[str] = (),
+    sharing: int = 1,
 ) -> str:
     """Name under which the profile of a model, or of a model with adapters, is kept: 64 hex digits.
 
     Without adapters the model's own. Not of ``alpha``, which changes numbers but no size. is_packed: for rows of samples that do
     not attend to each other. objective: of the training, whose loss is traced. compiled: representations of the weights in which
-    compiled blocks are traced too.
+    compiled blocks are traced too. sharing: devices that share each block, the part of one of which is traced too.
     """
+    if sharing > 1:
+        whole = profile_fingerprint(model_fingerprint, adapter, is_packed=is_packed, objective=objective, compiled=compiled)
+        return hashlib.sha256(f"{whole} shared by {sharing}".encode()).hexdigest()
     if compiled:
         whole = profile_fingerprint(model_fingerprint, adapter, is_packed=is_packed, objective=objective)
         return hashlib.sha256(f"{whole} compiled {' '.join(sorted(compiled))}".encode()).hexdigest()
@@ -49,10 +53,11 @@ def traced_fingerprint(
     is_packed: bool = False,
     objective: TrainingObjective = "next_token",
     compiled: Sequence[str] = (),
+    sharing: int = 1,
 ) -> str:
     """Name of what a trace is asked for: training, with these adapters or none, or generating."""
     if generates:
         return generation_fingerprint(model_fingerprint)
     return profile_fingerprint(
-        model_fingerprint, adapter, is_packed=is_packed, objective=objective, compiled=compiled
+        model_fingerprint, adapter, is_packed=is_packed, objective=objective, compiled=compiled, sharing=sharing
     )

@@ -21,6 +21,7 @@ from optimizer.base.categories import Category
 from optimizer.base.errors import InvalidModel, InvalidPlan, InvalidWorkload, NotProfiled
 from optimizer.base.serialize import from_json, to_json
 from optimizer.plan.activations import COMPILED, NOT_COMPILED, BlockChoice
+from optimizer.plan.layout import DeviceLayout
 from optimizer.profile.extent import Extent, traced_choice, traced_representation
 from optimizer.profile.ops import Change, Op, Part
 from optimizer.profile.sizes import Shape, Terms
@@ -83,6 +84,22 @@ class Evaluation:
     blocks: tuple[int, ...]
     """Parts of blocks by template, as ``Regime.block_templates`` counts them."""
     head: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSums:
+    """Sums of hidden states in one micro-batch, of ranks that share each block (``runtime/ranks/tensor/blocks.py``)."""
+
+    num_ranks: int
+    """Ranks that share each block, 2 or more."""
+    forward: int
+    """Sums of each block's results."""
+    backward: int
+    """Sums of gradients, of each block but the first."""
+    first_backward: int
+    """Sums of gradients of the first block, whose input may need none."""
+    again: dict[str, int]
+    """Sums of a block's results that its backward makes once more, by choice (BLOCK_CHOICES); none of choices left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +208,10 @@ class Profile:
     parts: tuple[Part, ...]
     regimes: dict[str, tuple[Regime, ...]]
     """Regimes by representation of the weights (``WeightsPlan.representation``)."""
+    sums: BlockSums | None = None
+    """The sums of a model that is one of several ranks', which share each block; None of a whole model."""
+    narrower: tuple["Profile", ...] = ()
+    """Beside a whole model, those of one of several ranks that share each block, as far as they were traced."""
 
     @cached_property
     def has_sparse_gradients(self) -> bool:
@@ -210,6 +231,25 @@ class Profile:
     def num_parameters(self) -> int:
         """Trained ones."""
         return sum(tensor.num_elements for tensor in self.tensors.in_order())
+
+    @property
+    def num_sharing(self) -> int:
+        """Ranks that share each block of this model; 1 of a whole one."""
+        return 1 if self.sums is None else self.sums.num_ranks
+
+    def of_layout(self, layout: DeviceLayout) -> "Profile":
+        """The profile of what a rank of a layout runs. Raises InvalidPlan where ranks share each block as was not traced."""
+        found = next((each for each in (self, *self.narrower) if each.num_sharing == layout.tensor), None)
+        if found is None:
+            known = ", ".join(str(each.num_sharing) for each in (self, *self.narrower))
+            why = f"{known}: other parts of blocks are traced where goal.pins.layout.tensor asks for them"
+            raise InvalidPlan(
+                f"plan.layout.tensor is {layout.tensor}; allowed by this profile: {why}",
+                field="plan.layout.tensor",
+                value=layout.tensor,
+                allowed=why,
+            )
+        return found
 
     def frozen_bytes(self, representation: str) -> FrozenBytes:
         """Bytes of the weights that are not trained; all zero where every weight is trained. Raises InvalidPlan for a

@@ -16,6 +16,10 @@ class TensorSize:
     """The last dimension of a matrix."""
     row_elements: int = 0
     """Elements in a row of an embedding whose gradient holds only the rows of a batch's tokens. 0: gradients are whole."""
+    is_partial: bool = False
+    """Ranks that share each block have all of it, and each a part of its gradient."""
+    num_parts: int = 1
+    """Ranks that share each block have so many parts of it, one each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +75,8 @@ class BaseSize:
     """It has an adapter."""
     num_scales: int = 0
     """Numbers that scale it in int8, one for each output."""
+    num_parts: int = 1
+    """Ranks that share each block have so many parts of it, one each."""
 
 
 @dataclass(frozen=True, kw_only=True)

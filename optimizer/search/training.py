@@ -52,6 +52,7 @@ def training_problem(
         return add_memory(prediction, profile, plan=plan, workload=workload, machine=machine)
 
     layout = layout if layout.is_cut else layout.without_ranks
+    profile = profile.of_layout(layout)
     calibrated = calibrated_machine(machine, calibration)
     parts = find_stage_parts(workload, calibrated, layout) if layout.is_cut else (find_part(workload, calibrated, layout),)
     # The one whose host has the least room.
@@ -137,8 +138,9 @@ class _Relax:
         return least_compute_ms(self.profile, plan=plan, workload=part.workload, machine=part.machine)
 
     def exchange_ms(self, base: OuterPlan) -> tuple[float, float]:
-        # Gradients are as many whatever the batch, unless they hold the rows of its tokens alone.
-        size = base.micro_batch_size if self.profile.has_sparse_gradients else 1
+        # Gradients are as many whatever the batch, unless they hold the rows of its tokens alone; sums of hidden states are not.
+        is_by_size = self.profile.has_sparse_gradients or self.profile.sums is not None
+        size = base.micro_batch_size if is_by_size else 1
         key = ("exchange", replace(base, micro_batch_size=size, accumulation_steps=1, bits=32))
         if key not in self._known:
             plan, part = self._plan(base), self.part

@@ -18,14 +18,19 @@ _traced: dict[Any, Any] = {}
 
 
 def trace(
-    spec: ModelSpec, *, adapter: Adapter | None = None, is_padded: bool = False, extent: Extent = EVERYTHING
+    spec: ModelSpec,
+    *,
+    adapter: Adapter | None = None,
+    is_padded: bool = False,
+    extent: Extent = EVERYTHING,
+    num_sharing: int = 1,
 ) -> Profile:
     """``profile_model``, or what it returned for the same before."""
     from optimizer.profile.trace.trace import profile_model
 
-    key = (spec.fingerprint, adapter, is_padded, extent)
+    key = (spec.fingerprint, adapter, is_padded, extent, num_sharing)
     if key not in _traced:
-        _traced[key] = profile_model(spec, adapter=adapter, is_padded=is_padded, extent=extent)
+        _traced[key] = profile_model(spec, adapter=adapter, is_padded=is_padded, extent=extent, num_sharing=num_sharing)
     return _traced[key]
 
 

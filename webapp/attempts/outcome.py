@@ -417,6 +417,7 @@ def _fingerprint(job: Job) -> str:
         is_packed=bool(job.spec.get("packed")),
         objective=job.spec.get("objective", "next_token"),
         compiled=job.spec.get("compiled", ()),
+        sharing=job.spec.get("sharing", 1),
     )
 
 

@@ -92,7 +92,7 @@ def _places_for(user: Any, spec: JobSpec | GenerateSpec) -> list[tuple[Machine, 
         pins = spec.goal.pins.layout
         is_shared = pins.data not in (None, "replicated") or (pins.sync_every or 1) > 1
         num_stages = 2 if pins.schedule == "breadth_first" else len(pins.stage_blocks or ())
-        fewest = pins.num_devices or num_stages or (2 if is_shared else 1)
+        fewest = max(pins.num_devices or 0, pins.tensor or 0) or num_stages or (2 if is_shared else 1)
     machines = machines_visible_to(user).order_by("name")
     return [(machine, place_of(machine)) for machine in machines if count_devices(machine) >= fewest]
 

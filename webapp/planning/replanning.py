@@ -13,6 +13,7 @@ from typing import Any
 from optimizer.api.compiled_needs import compiled_representations
 from optimizer.api.replan import Failure, list_shortfalls, replan_profiled
 from optimizer.api.replan_uneven import replan_uneven
+from optimizer.api.shared_needs import shared_number
 from optimizer.base.errors import InvalidPlan, NoFeasiblePlan
 from optimizer.base.serialize import from_json
 from optimizer.base.units import format_bytes
@@ -60,7 +61,8 @@ def find_next_plan(job: Job) -> NextPlan | None:
     goal = from_json(Goal, job.spec["goal"], path="goal")
     ran = None if job.plan is None else Plan.from_json(job.plan)
     compiled = compiled_representations(workload, goal.pins, goal.may_use, ran=ran)
-    profile = ready_profile(ProfileNeed.of_training(job.model, workload, compiled=compiled))
+    sharing = shared_number(goal.pins, ran=ran)
+    profile = ready_profile(ProfileNeed.of_training(job.model, workload, compiled=compiled, sharing=sharing))
     last = job.attempts.select_related("machine").order_by("-number").first()
     machine = (last.machine if last is not None else None) or job.machine
     if profile is None or machine is None or job.plan is None or ran is None:

@@ -72,6 +72,7 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, devices: Sequence[
     if job.kind == Kind.PROFILE:
         traced = {"adapter": job.spec.get("adapter"), **{name: bool(job.spec.get(name)) for name in ("generates", "packed")}}
         traced |= {"objective": job.spec.get("objective", "next_token"), "compiled": job.spec.get("compiled", [])}
+        traced |= {"sharing": job.spec.get("sharing", 1)}
         return {**brief, **traced, "profile_file": str(folder / "profile.json")}
     brief |= {} if job.kind == Kind.SERVE else _common_part(attempt, home=home)
     if job.spec.get("mirrors"):

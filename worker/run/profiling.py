@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,14 @@ def profile_to_file(
     is_packed: bool = False,
     objective: TrainingObjective = "next_token",
     compiled: Sequence[str] = (),
+    sharing: int = 1,
 ) -> None:
     """Trace the model that ``config`` describes; the profile's JSON appears at ``file``, whole or not at all.
 
     adapter: a workload's; the profile is then of the model with these adapters. generates: of a model that
     generates instead. is_packed: for rows of samples that do not attend to each other. objective: of the training.
-    compiled: representations of the weights in which compiled blocks are traced too.
+    compiled: representations of the weights in which compiled blocks are traced too. sharing: devices that share each block, the
+    part of one of which is traced too.
     Raises BlockNotCompiled, whose words name the block, where a block cannot be compiled.
     """
     spec = read_model_spec(config)
@@ -40,6 +43,9 @@ def profile_to_file(
         profile: Profile | GenerationProfile = profile_generation(spec)
     else:
         profile = _profile_training(spec, read, is_packed=is_packed, objective=objective, compiled=compiled)
+        if sharing > 1:
+            part = profile_model(spec, adapter=read, is_packed=is_packed, objective=objective, num_sharing=sharing)
+            profile = replace(profile, narrower=(part,))
     document = profile.to_json()
     staged = file.with_name(f".{file.name}")
     staged.write_text(json.dumps(document))

@@ -177,6 +177,7 @@ def _trace(attempt: dict[str, Any]) -> None:
         is_packed=attempt.get("packed", False),
         objective=attempt.get("objective", "next_token"),
         compiled=attempt.get("compiled", ()),
+        sharing=attempt.get("sharing", 1),
     )
 
 

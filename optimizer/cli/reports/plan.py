@@ -94,6 +94,8 @@ def _layout_name(layout: DeviceLayout) -> str:
     how: str = layout.data
     if layout.is_cut:
         how = f"{len(layout.stages)} stages" if layout.num_rounds > 1 else f"cut {'+'.join(map(str, layout.stage_blocks))}"
+    if layout.shares_blocks:
+        how = "each block shared"
     if layout.steps_alone:
         how = f"{layout.sync_every} steps alone, {layout.sync_format}"
     return f"{kinds or f'{layout.num_devices} devices'}, {how}"

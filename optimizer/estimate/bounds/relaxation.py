@@ -23,6 +23,7 @@ from optimizer.estimate.bounds.relaxed_blocks import RelaxedBlocks, list_relaxed
 from optimizer.estimate.bounds.relaxed_outside import RelaxedOutside, list_relaxed_outside
 from optimizer.estimate.bounds.relaxed_time import MicroBatchTimes, Update, sums_on_cpu, sums_on_cuda
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
+from optimizer.estimate.categories.block_sums import SumCosts, estimate_sums
 from optimizer.estimate.categories.gradients import estimate_gradient_bytes
 from optimizer.estimate.categories.network import Network, dealt_ms
 from optimizer.estimate.categories.optimizer_state import estimate_state, estimate_update_ms
@@ -64,7 +65,7 @@ _COMPUTE, _HOST, _DISK = (LANES.index(lane) for lane in ("compute", "host", "dis
 _BLOCKS: Final[Table[tuple[PartPrices, tuple[Form, ...]], RelaxedBlocks]] = Table()
 _LEAST_MS: Final[Table[str, float]] = Table()
 """Least times of a micro-batch, by the device's rates."""
-_EXCHANGES: Final[Table[tuple[Plan, Network | None, str, bool], tuple[float, float]]] = Table()
+_EXCHANGES: Final[Table[tuple[Plan, int, Network | None, str, bool], tuple[float, float]]] = Table()
 """Least exchanges of a plan, by its network, its kind of device and whether all is trained."""
 _OUTSIDE: Final[Table[tuple[PartPrices, tuple[Form, ...], int], RelaxedOutside]] = Table()
 
@@ -106,6 +107,7 @@ def least_exchange_ms(
     compiled = compile_plan_shape(profile, plan, workload.sequence_length)
     once = replace(plan, gradients=GradientsPlan(), batch=replace(plan.batch, accumulation_steps=1))
     device_kind, trains_all = machine.device.kind, workload.adapter is None
+    sums = estimate_sums(profile, plan, network, sequence_length=workload.sequence_length)
 
     def sum_everywhere() -> tuple[float, float]:
         places: tuple[WeightsPlace, ...] = ("device", "host")
@@ -117,6 +119,8 @@ def least_exchange_ms(
                 network=network,
                 device_kind=device_kind,
                 trains_all=trains_all,
+                sums=sums,
+                num_micro_batches=plan.batch.accumulation_steps,
             )
             for place in places
         ]
@@ -124,7 +128,8 @@ def least_exchange_ms(
         waits_ms = [busy_ms - found.get("beside_ms", 0.0) for busy_ms, found in zip(lane_ms, everywhere, strict=True)]
         return min(waits_ms), min(lane_ms)
 
-    return _EXCHANGES.obtain(compiled, (once, network, device_kind, trains_all), sum_everywhere)
+    num_micro_batches = 1 if sums is None else plan.batch.accumulation_steps
+    return _EXCHANGES.obtain(compiled, (once, num_micro_batches, network, device_kind, trains_all), sum_everywhere)
 
 
 def _sum_exchanges(
@@ -135,6 +140,8 @@ def _sum_exchanges(
     network: Network | None,
     device_kind: str,
     trains_all: bool,
+    sums: SumCosts | None,
+    num_micro_batches: int,
 ) -> dict[str, float]:
     """Milliseconds of what ranks exchange in a step, as ``Update`` has them; nothing on one device."""
     # Those that take steps alone exchange nothing in most of them.
@@ -147,7 +154,7 @@ def _sum_exchanges(
     )
     times = plan.batch.accumulation_steps if found.in_each_micro_batch else 1
     return {
-        "held_up_ms": times * found.held_up_ms,
+        "held_up_ms": times * found.held_up_ms + (0.0 if sums is None else num_micro_batches * sums.least_ms),
         "beside_ms": found.beside_ms,
         "after_ms": after.agreement_ms + after.broadcast_ms,
     }
@@ -406,6 +413,8 @@ class _Relaxer:
                 network=self._network,
                 device_kind=self._machine.device.kind,
                 trains_all=workload.adapter is None,
+                sums=estimate_sums(self._profile, plan, self._network, sequence_length=workload.sequence_length),
+                num_micro_batches=plan.batch.accumulation_steps,
             ),
         )
 

@@ -194,10 +194,16 @@ def dealt_ms(network: Network, sizes: Iterable[Sequence[int]], owners: Iterable[
 
 
 def list_exchanges(
-    num_elements: Sequence[int], plan: Plan, *, are_sent: Sequence[bool] = (), dealt: Sequence[Exchange] = ()
+    num_elements: Sequence[int],
+    plan: Plan,
+    *,
+    are_summed: Sequence[bool] = (),
+    are_sent: Sequence[bool] = (),
+    dealt: Sequence[Exchange] = (),
 ) -> Iterator[Exchange]:
-    """A step's exchanges, those of one kind together. num_elements: of every trained tensor. are_sent: whether its new weights
-    are sent, where state is shared; all unless given. dealt: exchanges of weights that one rank keeps (``exchange_of_dealt``).
+    """A step's exchanges, those of one kind together. num_elements: of every trained tensor. are_summed: whether its gradient is
+    a sum over the ranks; are_sent: whether its new weights are sent, where state is shared; all unless given. dealt: exchanges of
+    weights that one rank keeps (``exchange_of_dealt``).
     """
     yield from dealt
     layout, size = plan.layout, plan.weights.bytes_per_element
@@ -205,10 +211,12 @@ def list_exchanges(
     times = num_steps if reduces_each_micro_batch(plan) else 1
     owners = assign_owners(num_elements, num_ranks=num_ranks) if layout.shares_state else [0] * len(num_elements)
     for index, (number, owner) in enumerate(zip(num_elements, owners, strict=True)):
-        yield Exchange(_call(gradient_collective(layout), size * number, size, owner), times)
+        if not are_summed or are_summed[index]:
+            yield Exchange(_call(gradient_collective(layout), size * number, size, owner), times)
         if layout.shares_state and (not are_sent or are_sent[index]):
             yield Exchange(_call("broadcast", size * number, size, owner), 1)
-    for table_bytes in _table_sizes(num_ranks, len(num_elements), num_steps):
+    num_counted = 0 if layout.sees_whole_batch else num_steps
+    for table_bytes in _table_sizes(num_ranks, len(num_elements), num_counted):
         yield Exchange(_call("all_reduce", table_bytes, _NUMBER_BYTES, 0), 1, is_on_host=True)
     if plan.gradients.choice == "consume":
         # Losses before each backward, which changes weights.
@@ -246,11 +254,18 @@ def estimate_staged_bytes(
 
 
 def estimate_sent_bytes(
-    network: Network, num_elements: Sequence[int], plan: Plan, *, are_sent: Sequence[bool] = (), dealt: Sequence[Exchange] = ()
+    network: Network,
+    num_elements: Sequence[int],
+    plan: Plan,
+    *,
+    are_summed: Sequence[bool] = (),
+    are_sent: Sequence[bool] = (),
+    dealt: Sequence[Exchange] = (),
 ) -> tuple[int, ...]:
     """Bytes that each rank gives to its connections in a step; see ``list_exchanges``."""
     sent = [0.0] * network.num_ranks
-    for call, times, is_on_host in list_exchanges(num_elements, plan, are_sent=are_sent, dealt=dealt):
+    listed = list_exchanges(num_elements, plan, are_summed=are_summed, are_sent=are_sent, dealt=dealt)
+    for call, times, is_on_host in listed:
         each = (network.between_hosts if is_on_host else network).sent_by_rank(call)
         sent = [total + times * num_bytes for total, num_bytes in zip(sent, each, strict=True)]
     return tuple(round(num_bytes) for num_bytes in sent)

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from optimizer.estimate.memo import Memo, Memos
@@ -42,6 +42,15 @@ class TensorList:
     @cached_property
     def num_in_blocks(self) -> int:
         return sum(0 <= block < self.num_blocks for block in self.blocks)
+
+    @cached_property
+    def whole(self) -> "TensorList":
+        """The same of whole tensors, where ranks have a part of each: what checkpoints hold."""
+        if all(size.num_parts == 1 for size in self.sizes):
+            return self
+        sizes = tuple(replace(size, num_elements=size.num_elements * size.num_parts) for size in self.sizes)
+        num_elements = tuple(size.num_elements for size in sizes)
+        return TensorList(sizes=sizes, blocks=self.blocks, num_elements=num_elements, num_blocks=self.num_blocks)
 
     def list_leaving(self, plan: OptimizerStatePlan) -> list[bool]:
         """Flags of the tensors: true where a tensor's state leaves the device."""

@@ -5,7 +5,7 @@ it has to be made: unpacked, or with its adapter added in fp32 (``runtime/job/ex
 compared a piece at a time.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from optimizer.estimate.categories.stores import STORE_LANES
@@ -17,7 +17,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import DTYPE_BYTES
 from optimizer.profile.profile import Profile
-from optimizer.profile.trained import BaseSize
+from optimizer.profile.trained import BaseSize, TensorSize
 from optimizer.workload import TrainingWorkload
 
 NUM_KEPT = 3
@@ -48,8 +48,9 @@ def estimate_save(tensors: TensorList, *, plan: Plan, workload: TrainingWorkload
     element_bytes = _FP32_BYTES if keeps_fp32 else plan.weights.bytes_per_element
     num_written = workload.num_steps // workload.checkpoint_every_steps if workload.checkpoint_every_steps else 0
     read_bytes = largest * _FP32_BYTES if plan.optimizer_state.place in STORE_LANES else 0
+    joined = (_joined(size.num_elements * element_bytes, size, piece_bytes=element_bytes) for size in tensors.sizes)
     return FilesHeld(
-        host_bytes=read_bytes + min(largest, PIECE_ELEMENTS) * element_bytes,
+        host_bytes=max(read_bytes + min(largest, PIECE_ELEMENTS) * element_bytes, *joined, 0),
         disk_bytes=checkpoint_bytes * min(max(num_written, 1), NUM_KEPT + 1),
     )
 
@@ -88,7 +89,7 @@ def estimate_export(
         return {}
     export, adapts = workload.export, workload.adapter is not None
     element_bytes = plan.weights.bytes_per_element if export.dtype == "same" else DTYPE_BYTES[export.dtype]
-    sizes = [size for _, size in base.in_order(profile.tensors.block_kinds)]
+    sizes = [_whole(size) for _, size in base.in_order(profile.tensors.block_kinds)]
     num_elements = sum(size.num_elements for size in sizes)
     # Of a GGUF file two pieces are there at once: the one that is converted and the one before.
     piece_bytes = 2 * _FP32_BYTES if export.gguf != "none" else element_bytes
@@ -124,7 +125,23 @@ def _held(size: BaseSize, plan: Plan, *, adapts: bool, piece_bytes: int, on_cuda
     kept = value if packs else source
     if adapts and size.adapts:
         made, kept = made + size.num_elements * _FP32_BYTES, size.num_elements * _FP32_BYTES
-    return max(made, kept + min(size.num_elements, PIECE_ELEMENTS) * piece_bytes)
+    joined = _joined(value, size, piece_bytes=piece_bytes) + (size.num_elements * _FP32_BYTES if adapts and size.adapts else 0)
+    return max(made, kept + min(size.num_elements, PIECE_ELEMENTS) * piece_bytes, joined if size.num_parts > 1 else 0)
+
+
+def _whole(size: BaseSize) -> BaseSize:
+    """The size of a tensor of which ranks have a part each."""
+    return replace(size, num_elements=size.num_elements * size.num_parts)
+
+
+def _joined(whole_bytes: int, size: BaseSize | TensorSize, *, piece_bytes: int) -> int:
+    """Host bytes while a tensor of which ranks have a part each is joined, beside the parts that came, and then written; 0 of one
+    that all have. size: of the whole.
+    """
+    if size.num_parts == 1:
+        return 0
+    came_bytes = whole_bytes - whole_bytes // size.num_parts
+    return whole_bytes + max(came_bytes, min(size.num_elements, PIECE_ELEMENTS) * piece_bytes)
 
 
 def _compared(size: BaseSize, plan: Plan, *, element_bytes: int) -> int:

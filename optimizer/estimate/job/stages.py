@@ -28,7 +28,7 @@ def list_stages(
     prediction: Prediction, profile: Profile, laid: LaidOut, *, plan: Plan, workload: TrainingWorkload, machine: Machine
 ) -> tuple[StagePeak, ...]:
     """laid: the plan's steps."""
-    resident, tensors = laid.resident, laid.tensors
+    resident, tensors, profile = laid.resident, laid.tensors.whole, profile.of_layout(plan.layout)
     kept_bytes = kept_checkpoint_bytes(tensors, plan=plan, workload=workload, num_steps=workload.num_steps)
     kept_before_bytes = kept_checkpoint_bytes(tensors, plan=plan, workload=workload, num_steps=workload.num_steps - 1)
     stages: list[StagePeak] = []

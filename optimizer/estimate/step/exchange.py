@@ -26,6 +26,7 @@ from optimizer.estimate.shape.completed import CompletedGradients, OthersGradien
 from optimizer.estimate.step.update import exchange_task
 from optimizer.estimate.tasks.tasks import NO_TIME, Task, add_legs, risen_bytes, single
 from optimizer.estimate.tasks.transfers import Legs, Transfer
+from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.plan import Plan
 
 _NAME: Final = "gradient exchange"
@@ -81,6 +82,7 @@ class GradientExchange:
                     network,
                     tensors.num_elements,
                     plan,
+                    are_summed=_are_summed(tensors, layout),
                     are_sent=list_sent(tensors, plan, trains_all=trains_all),
                     dealt=dealt,
                 ),
@@ -142,11 +144,12 @@ def _list_tasks(
     size, waits = plan.weights.bytes_per_element, not overlaps(plan, device_kind=device_kind)
     collective = gradient_collective(plan.layout)
     owners = tensors.owners(network.num_ranks)
+    are_summed = _are_summed(tensors, plan.layout)
 
     def make() -> dict[Place, Task]:
         found: dict[Place, Task] = {}
         for place, indices in CompletedGradients.find(compiled, tensors).by_place.items():
-            known = [index for index in indices if index >= 0]
+            known = [index for index in indices if index >= 0 and are_summed[index]]
             if known:
                 found[place] = exchange_task(
                     "backward",
@@ -162,3 +165,8 @@ def _list_tasks(
         return found
 
     return _TASKS.obtain(compiled, (network, plan.layout.shares_state, size, waits), make)
+
+
+def _are_summed(tensors: TensorList, layout: DeviceLayout) -> list[bool]:
+    """Flags of the tensors: true where ranks sum their gradients, which those that share each block do of a few."""
+    return [not layout.shares_blocks or size.is_partial for size in tensors.sizes]

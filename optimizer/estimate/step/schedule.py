@@ -15,6 +15,7 @@ from typing import Final
 
 from optimizer.base.categories import CATEGORIES, Category
 from optimizer.estimate.categories.batch import estimate_input_bytes, inputs_pile_up
+from optimizer.estimate.categories.block_sums import Phase, SumCosts
 from optimizer.estimate.categories.gradients import estimate_rows_bytes
 from optimizer.estimate.categories.network import dealt_ms
 from optimizer.estimate.categories.optimizer_state import StateCosts
@@ -36,7 +37,14 @@ from optimizer.estimate.step.part_prices import PartPrices
 from optimizer.estimate.step.reference import list_reference_tasks
 from optimizer.estimate.step.runs import Schedule, TaskRun
 from optimizer.estimate.step.streaming import make_weights_task
-from optimizer.estimate.step.update import UpdateExchange, UpdateInputs, list_update_tasks, update_inputs, update_key
+from optimizer.estimate.step.update import (
+    UpdateExchange,
+    UpdateInputs,
+    exchange_task,
+    list_update_tasks,
+    update_inputs,
+    update_key,
+)
 from optimizer.estimate.tasks.change import Move
 from optimizer.estimate.tasks.moments import moments_of
 from optimizer.estimate.tasks.tasks import Task, move_task, single
@@ -74,10 +82,12 @@ class StepLayout:
         exchange: GradientExchange | None = None,
         after: UpdateExchange | None = None,
         own: RankStages | None = None,
+        sums: SumCosts | None = None,
     ) -> None:
         """Prepare a plan's step. plan: of which the blocks' choices are not looked at. tensors: that this rank updates.
         is_first: whether updates inside backward make the moments, as in a first step that consumes gradients. exchange,
         after: what ranks exchange of gradients, and once a step; None on one device. own: of a model that is cut.
+        sums: of ranks that share each block.
         """
         self._compiled = compiled
         self._plan = plan
@@ -91,7 +101,8 @@ class StepLayout:
         self._has_reference = workload.objective == "dpo"
         self._blocks = BlockTasks.find(prices, compress=plan.activations.compress)
         self._outside = OutsideTasks.find(profile, prices, plan=plan)
-        self._exchange = exchange
+        self._exchange, self._sums = exchange, sums
+        self._sum_tasks: dict[tuple[Phase, float], Task] = {}
         if exchange is not None:
             self._sharing_blocks = BlockTasks.find(prices, compress=plan.activations.compress, others=exchange.others)
             self._sharing_outside = OutsideTasks.find(profile, prices, plan=plan, others=exchange.others)
@@ -195,6 +206,8 @@ class StepLayout:
         blocks = self._blocks.list_forward(choices, places.forward)
         if self.streamed:
             blocks = _in_turn(self.weights_tasks("forward"), blocks)
+        if self._sums is not None:
+            blocks = self._with_sums(self._sums, "forward", blocks, choices)
         tasks = [
             self._inputs_task,
             *self._reference_tasks,
@@ -228,18 +241,34 @@ class StepLayout:
         of_blocks, outside = (self._sharing_blocks, self._sharing_outside) if drops else (self._blocks, self._outside)
         blocks = of_blocks.list_backward(choices, places.backward, f"backward_{which}", is_first=is_first)
         blocks.reverse()
+        tasks_per_block = 1
         if self.streamed:
             blocks = _in_turn(self.weights_tasks("backward"), blocks)
+            tasks_per_block = 2
+        if self._sums is not None:
+            blocks = self._with_sums(self._sums, "backward", blocks, choices)
+            tasks_per_block += 1
         behind = [
             outside.task(f"head_backward_{which}", choices[-1], is_first=is_first),
             outside.task(f"norm_backward_{which}", choices[-1], is_first=is_first),
         ]
         tasks = [*behind, *blocks]
         if exchange is not None:
-            tasks = list(exchange.in_turn(behind, blocks, tasks_per_block=2 if self.streamed else 1))
+            tasks = list(exchange.in_turn(behind, blocks, tasks_per_block=tasks_per_block))
         if self.streamed:
             tasks += self._move("backward", END, (("weights", -self.streamed[0]),)).tasks
         return tasks
+
+    def _with_sums(self, sums: SumCosts, phase: Phase, tasks: list[Task], choices: Sequence[BlockChoice]) -> list[Task]:
+        """The blocks' tasks in their order, each with the sums that it waits for before it. tasks: as many for each block."""
+        times_ms = sums.list_ms(phase, choices)
+        in_order = times_ms if phase == "forward" else times_ms[::-1]
+        number, found = len(tasks) // len(choices), list[Task]()
+        for index, sum_ms in enumerate(in_order):
+            if (phase, sum_ms) not in self._sum_tasks:
+                self._sum_tasks[phase, sum_ms] = exchange_task(phase, "sums of hidden states", sum_ms)
+            found += [self._sum_tasks[phase, sum_ms], *tasks[number * index : number * (index + 1)]]
+        return found
 
     def weights_tasks(self, phase: str) -> list[Task]:
         """The weights' tasks in the order in which their blocks come; none where weights stay."""

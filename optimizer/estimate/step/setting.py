@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Final, NamedTuple
 
 from optimizer.estimate.categories.activations import estimate_packing_bytes, estimate_staging_bytes
+from optimizer.estimate.categories.block_sums import SumCosts, estimate_sums
 from optimizer.estimate.categories.gradients import estimate_gradient_bytes
 from optimizer.estimate.categories.network import (
     Network,
@@ -92,12 +93,22 @@ class PreparedStep:
     network: Network | None
     """The ranks' network; None on one device."""
     rank_sent_bytes: tuple[int, ...]
-    """Bytes that each rank sends in a step, on average; empty on one device."""
+    """Bytes that each rank sends in a step, on average, but for sums of hidden states; empty on one device."""
+    sums: SumCosts | None
+    """Sums of hidden states; None unless ranks share each block."""
     outer: OuterCosts | None
     """Costs of bringing ranks together that take steps alone; None where they share every step."""
     device_kind: str
     always: Resident
     """Bytes that are there between steps, whatever the blocks do."""
+
+    def sent_bytes(self, plan: Plan) -> tuple[float, ...]:
+        """Bytes that each rank sends in a step of this plan, sums of hidden states among them; empty on one device."""
+        if self.sums is None:
+            return self.rank_sent_bytes
+        times = plan.batch.accumulation_steps
+        summed = self.sums.sent_bytes(plan.activations.per_block)
+        return tuple(own + times * each for own, each in zip(self.rank_sent_bytes, summed, strict=True))
 
     @cached_property
     def bringing_together(self) -> TaskRun:
@@ -183,6 +194,7 @@ def _make_setting(
                 for num_bytes, owner in list_dealt(profile, plan, trains_all=trains_all)
             ],
         )
+    sums = estimate_sums(profile, plan, network, sequence_length=workload.sequence_length)
     after = UpdateExchange.of(trained, network=network, plan=plan, device_kind=device_kind, trains_all=trains_all)
     state = estimate_state(tensors, plan, workload=workload, device_kind=machine.device.kind)
     brought_bytes = find_brought(profile, plan, trains_all=trains_all, rank=rank, own=own).num_bytes
@@ -193,7 +205,7 @@ def _make_setting(
     device += single("optimizer_state", state.device_bytes)
     device += single("gradients", gradients.device)
     make_layout = StepLayout if own is None else partial(StagesLayout, own=own)
-    lay_out_plan = partial(make_layout, profile, compiled, plan=plan, workload=workload, machine=machine)
+    lay_out_plan = partial(make_layout, profile, compiled, plan=plan, workload=workload, machine=machine, sums=sums)
     lay_out_step = partial(lay_out_plan, tensors=tensors, state=state, exchange=exchange, after=after)
     first = lay_out_step(is_first=True).schedule if plan.gradients.choice == "consume" else None
     home_bytes = estimate_home_bytes(profile, plan, trains_all=trains_all, rank=rank, own=own)
@@ -216,6 +228,7 @@ def _make_setting(
         updated=tensors,
         network=part.network,
         rank_sent_bytes=_sent_bytes(profile, trained, exchange, plan=plan, part=part) if outer is None else outer.mean_sent_bytes,
+        sums=sums,
         outer=outer,
         device_kind=device_kind,
         always=Resident(
@@ -314,6 +327,7 @@ def lay_out_ranks(
         return tuple(sorted(stages, key=lambda laid: (-laid.highest.num_bytes, laid.rank)))
     if plan.layout.ranks:
         raise ValueError("ranks that differ are laid out one by one (list_cases)")
+    profile = profile.of_layout(plan.layout)
     check_plan(profile, plan, workload)
     part = find_part(workload, machine, plan.layout)
 

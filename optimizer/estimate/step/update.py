@@ -175,7 +175,7 @@ class UpdateExchange:
         is_awaited = overlaps(plan, device_kind=device_kind) and not is_cut
         are_at_home = plan.layout.shares_state and trains_all and plan.shares_homes(trains_all=True)
 
-        num_micro_batches = 0 if is_cut else plan.batch.accumulation_steps
+        num_micro_batches = 0 if plan.layout.sees_whole_batch else plan.batch.accumulation_steps
 
         def make() -> UpdateExchange:
             are_sent = list_sent(tensors, plan, trains_all=trains_all)

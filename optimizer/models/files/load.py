@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from optimizer.base.errors import InvalidModel
+from optimizer.formats.shared_blocks import Slice
 from optimizer.models.files.readers import TensorReader, tensor_readers
 
 _SAVED_BUFFERS = re.compile(r"(^|\.)(attn\.(bias|masked_bias)|rotary_emb\.inv_freq)$")
@@ -36,6 +37,8 @@ class WeightRead:
     """Dtype of what ``read`` returns, which is the file's."""
     read: Callable[[], torch.Tensor]
     """A new tensor on the CPU. Raises InvalidModel where a tied tensor is there twice and differs."""
+    read_slice: Callable[[Slice, int, int], torch.Tensor] | None = None
+    """The same of a rank's slice among so many, without the rest; None where the whole has to be read."""
 
 
 def load_weights(model: nn.Module, folder: str | Path) -> None:
@@ -137,12 +140,13 @@ def _join_tied(parameters: Mapping[str, nn.Parameter], parts: Mapping[str, Seque
         found = [name for name in tied if name in parts]
         first, others = found[0], [parts[name][0].reader for name in found[1:]]
         weight = _stack(parameters[first], parts[first]) if parts[first][0].expert is not None else _one(parts[first][0])
-        reads[tied[0]] = replace(weight, read=partial(_read_tied, weight, others)) if others else weight
+        reads[tied[0]] = replace(weight, read=partial(_read_tied, weight, others), read_slice=None) if others else weight
     return reads
 
 
 def _one(part: _Part) -> WeightRead:
-    return WeightRead(shape=part.shape, dtype=part.reader.dtype, read=part.reader.read)
+    reader = part.reader
+    return WeightRead(shape=part.shape, dtype=reader.dtype, read=reader.read, read_slice=reader.read_slice)
 
 
 def _stack(parameter: torch.Tensor, parts: Sequence[_Part]) -> WeightRead:

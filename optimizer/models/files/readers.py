@@ -11,8 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from optimizer.formats.shared_blocks import Slice
 from optimizer.models.files.check_weights import TensorFacts, check_weights
 from optimizer.models.files.packed.gguf_names import find_gguf
 from optimizer.models.files.packed.gguf_read import gguf_readers
@@ -44,6 +46,8 @@ class TensorReader:
     """``plain``, or the format that it is unpacked from, such as ``nf4``, ``gptq`` or ``Q8_0``."""
     read: Callable[[], torch.Tensor]
     """A new tensor on the CPU."""
+    read_slice: Callable[[Slice, int, int], torch.Tensor] | None = None
+    """A rank's slice of it among so many, without the rest; None where the whole has to be read."""
 
 
 def tensor_readers(folder: str | Path) -> list[TensorReader]:
@@ -71,7 +75,7 @@ def tensor_readers(folder: str | Path) -> list[TensorReader]:
     stored = {tensor.name: tensor for tensor in facts.tensors}
     read_stored = {name: partial(read_tensor, root / located[name], tensor) for name, tensor in stored.items()}
     grouped = group_tensors(stored, quantization=read_quantization(root), read_json=partial(_read_json, read_stored))
-    return [_reader(each, stored, located, read_stored) for each in grouped]
+    return [_reader(each, stored, located, read_stored, root=root) for each in grouped]
 
 
 def read_tensor(file: str | Path, facts: TensorFacts) -> torch.Tensor:
@@ -85,15 +89,34 @@ def read_tensor(file: str | Path, facts: TensorFacts) -> torch.Tensor:
     return data.view(_DTYPES[facts.dtype]).reshape(facts.shape)
 
 
+def read_tensor_slice(file: str | Path, facts: TensorFacts, slice_: Slice, rank: int, num_ranks: int) -> torch.Tensor:
+    """A rank's slice of a tensor of a safetensors file, of one or two dimensions, read into memory of its own."""
+    pieces, dtype = slice_.pieces_of(rank, num_ranks), _DTYPES[facts.dtype]
+    shape = list(facts.shape)
+    shape[slice_.dim] = sum(size for _, size in pieces)
+    data = torch.empty(shape, dtype=dtype)
+    stored = np.memmap(file, dtype=np.uint8, mode="r", offset=facts.offset_bytes, shape=(facts.num_bytes,))
+    rows = stored.reshape(*facts.shape[: slice_.dim], facts.shape[slice_.dim], -1)
+    place, start = data.view(torch.uint8).numpy().reshape(*shape[: slice_.dim], shape[slice_.dim], -1), 0
+    for first, size in pieces:
+        ahead = (slice(None),) * slice_.dim
+        place[(*ahead, slice(start, start + size))] = rows[(*ahead, slice(first, first + size))]
+        start += size
+    return data
+
+
 def _reader(
     tensor: PackedTensor,
     stored: Mapping[str, TensorFacts],
     located: Mapping[str, str],
     read_stored: Mapping[str, Callable[[], torch.Tensor]],
+    *,
+    root: Path,
 ) -> TensorReader:
     first = next(iter(tensor.parts.values()))
     parts = {role: read_stored[name] for role, name in tensor.parts.items()}
     is_plain = tensor.packing == "plain"
+    facts = stored[first]
     return TensorReader(
         name=tensor.name,
         shape=tensor.shape,
@@ -102,6 +125,7 @@ def _reader(
         num_bytes=sum(stored[name].num_bytes for name in tensor.parts.values()),
         packing=tensor.packing,
         read=read_stored[first] if is_plain else partial(unpack_tensor, tensor, parts),
+        read_slice=partial(read_tensor_slice, root / located[first], facts) if is_plain else None,
     )
 
 

@@ -121,6 +121,8 @@ def describe_generation_change(before: GenerationPlan, after: GenerationPlan) ->
 def _weights_place(plan: Plan) -> str:
     if plan.layout.is_cut:
         return f"cut into {describe_cut(plan.layout.stage_blocks, plan.layout.num_devices)}"
+    if plan.layout.shares_blocks:
+        return f"each block shared by {plan.layout.tensor}, {plan.weights.place}"
     return "devices" if plan.layout.shares_weights else plan.weights.place
 
 

@@ -208,6 +208,11 @@ def _layout_sentences(plan: Plan, prediction: Costs) -> Iterator[str]:
             cut = describe_cut(layout.stage_blocks, layout.num_devices)
             yield f"the model is cut into {cut}, which go around {layout.num_devices} devices"
         yield _ORDERS[layout.schedule]
+    elif layout.shares_blocks:
+        yield (
+            f"{layout.num_devices} devices share each block: every one has some of its heads and neurons, with all that belongs "
+            "to them, and works on every sequence; what they add to hidden states is summed, and so are the gradients of these"
+        )
     elif layout.steps_alone:
         yield (
             f"{layout.num_devices} devices take a part of the batch each and train alone for {layout.sync_every} steps; then "
@@ -305,6 +310,8 @@ def _weights_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
         copies = ""
         if plan.layout.is_cut:
             copies = ", to the device that has the block"
+        elif plan.layout.shares_blocks:
+            copies = ", to each device its part of it"
         elif plan.layout.num_devices > 1 and weights.place == "host":
             copies = _COPIES[plan.layout.shares_state]
         when = "once for all micro-batches of a pass" if plan.layout.keeps_streamed else "as they are needed"

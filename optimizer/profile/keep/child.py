@@ -71,7 +71,9 @@ def _trace() -> dict[str, Any]:
     extent = from_json(Extent, request["extent"])
     rows = {name: bool(request.get(name)) for name in ("is_padded", "is_packed")}
     objective = request.get("objective", "next_token")
-    return profile_model(spec, adapter=adapter, extent=extent, objective=objective, **rows).to_json()
+    num_sharing = request.get("num_sharing", 1)
+    traced = profile_model(spec, adapter=adapter, extent=extent, objective=objective, num_sharing=num_sharing, **rows)
+    return traced.to_json()
 
 
 if __name__ == "__main__":

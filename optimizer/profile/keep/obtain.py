@@ -42,15 +42,22 @@ def obtain_profile(
     is_packed: bool = False,
     objective: TrainingObjective = "next_token",
     folder: Path | None = None,
+    num_sharing: int = 1,
 ) -> Profile:
-    """A profile of at least what is asked for. is_padded, is_packed, objective: as ``profile_model`` takes them. folder: where
-    profiles are kept, instead of ``kept.profiles_folder()``.
+    """A profile of at least what is asked for. is_padded, is_packed, objective, num_sharing: as ``profile_model`` takes them.
+    folder: where profiles are kept, instead of ``kept.profiles_folder()``.
 
     Raises what ``profile_model`` raises, InvalidModel also where an operation cannot be traced at all, and ProfilingFailed
     where the process that traces ends without an answer.
     """
     with ProfileSource(
-        spec, adapter=adapter, is_padded=is_padded, is_packed=is_packed, objective=objective, folder=folder
+        spec,
+        adapter=adapter,
+        is_padded=is_padded,
+        is_packed=is_packed,
+        objective=objective,
+        folder=folder,
+        num_sharing=num_sharing,
     ) as source:
         return source.read(extent)
 
@@ -83,14 +90,16 @@ class ProfileSource:
         is_packed: bool = False,
         objective: TrainingObjective = "next_token",
         folder: Path | None = None,
+        num_sharing: int = 1,
     ) -> None:
-        self._spec = spec
+        self._spec, self._num_sharing = spec, num_sharing
         self._adapter = adapter
         self._is_padded = is_padded
         self._is_packed = is_packed
         self._objective = objective
         self._folder = folder
-        fingerprint = profile_fingerprint(spec.fingerprint, adapter, is_packed=is_packed, objective=objective)
+        part = spec.of_rank(num_sharing)
+        fingerprint = profile_fingerprint(part.fingerprint, adapter, is_packed=is_packed, objective=objective)
         self._kept = read_kept_profile(fingerprint, is_padded=is_padded, folder=folder)
         self._child = self._start() if self._kept is None else None
 
@@ -124,6 +133,7 @@ class ProfileSource:
             "is_packed": self._is_packed,
             "objective": self._objective,
             "extent": to_json(extent),
+            "num_sharing": self._num_sharing,
         }
         child, self._child = self._child or self._start(), None
         if any(name.endswith(COMPILED) for name in extent.representations or ()):

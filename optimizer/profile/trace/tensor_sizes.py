@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from optimizer.base.errors import InvalidModel
+from optimizer.formats.shared_blocks import is_partial, is_sliced
 from optimizer.models.adapters import list_sites
 from optimizer.models.anatomy import find_blocks
 from optimizer.profile.trained import BaseSize, BaseSizes, FrozenBytes, Tensors, TensorSize
@@ -34,11 +35,13 @@ def list_tensors(
     row_elements: Mapping[int, int],
     unused: Collection[int],
     whole: Callable[[], nn.Module],
+    num_sharing: int = 1,
 ) -> Tensors:
     """Trained tensors that several blocks share belong to none of them: they are listed ahead of the blocks.
 
     model: short; row_elements: of its tables with sparse gradients; unused: ids of those that never have a gradient; whole:
-    makes the model in its full depth, which alone has every shared tensor.
+    makes the model in its full depth, which alone has every shared tensor. num_sharing: ranks that
+    share each block, of one of which the model is.
     """
     blocks = find_blocks(model)
     owner = {id(parameter): index for index, block in enumerate(blocks) for parameter in block.parameters()}
@@ -47,13 +50,13 @@ def list_tensors(
     outside: dict[int, list[TensorSize]] = {}
     last_met = -1
     by_block: list[list[TensorSize]] = [[] for _ in blocks]
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         index = owner.get(id(parameter))
         last_met = max(last_met, -1 if index is None else index)
         if not parameter.requires_grad or id(parameter) in shared or id(parameter) in unused:
             continue
         if index is not None:
-            by_block[index].append(size_of(parameter))
+            by_block[index].append(_of_rank(name, size_of(parameter), num_sharing))
         else:
             size = replace(size_of(parameter), row_elements=row_elements.get(id(parameter), 0))
             (before if last_met < 0 else outside.setdefault(last_met, [])).append(size)
@@ -80,6 +83,13 @@ def _between_stacks(outside: Mapping[int, list[TensorSize]], instances: Sequence
     return {"between": tuple(sizes), "num_before_between": instances.index(before) + 1}
 
 
+def _of_rank(name: str, size: TensorSize, num_sharing: int) -> TensorSize:
+    """The size of a tensor of one of so many ranks that share each block."""
+    if num_sharing == 1:
+        return size
+    return replace(size, is_partial=is_partial(name), num_parts=num_sharing if is_sliced(name) else 1)
+
+
 def size_of(parameter: nn.Parameter) -> TensorSize:
     rows, columns = parameter.shape[-2:] if parameter.dim() >= 2 else (0, 0)
     return TensorSize(num_elements=parameter.numel(), is_matrix=parameter.dim() >= 2, rows=rows, columns=columns)
@@ -91,8 +101,10 @@ def find_shared(blocks: Sequence[nn.Module]) -> set[int]:
     return {key for key, count in counts.items() if count > 1}
 
 
-def list_base(model: nn.Module) -> BaseSizes:
-    """model: short, on ``meta``, with adapters where it has any and its matrices in int8."""
+def list_base(model: nn.Module, *, num_sharing: int = 1) -> BaseSizes:
+    """model: short, on ``meta``, with adapters where it has any and its matrices in int8; of one of so many ranks that share each
+    block.
+    """
     blocks = find_blocks(model)
     shared = find_shared(blocks)
     owner = {id(parameter): index for index, block in enumerate(blocks) for parameter in block.parameters()}
@@ -109,6 +121,7 @@ def list_base(model: nn.Module) -> BaseSizes:
             packs=base.form is not None,
             adapts=base.name in sites,
             num_scales=parameters[base.sources[1]].numel() if base.form is not None else 0,
+            num_parts=num_sharing if is_sliced(base.name) else 1,
         )
         index = None if id(first) in shared else owner.get(id(first))
         has_met_blocks |= index is not None

@@ -43,8 +43,17 @@ from optimizer.profile.assemble.tables import PartTables
 from optimizer.profile.extent import EVERYTHING, Extent, traced_representation
 from optimizer.profile.fingerprints import profile_fingerprint
 from optimizer.profile.meta_ops.meta_ops import Ops
-from optimizer.profile.profile import BLOCK_CHOICES, Profile, Regime, beyond_positions, not_in_blocks, not_profiled
+from optimizer.profile.profile import (
+    BLOCK_CHOICES,
+    BlockSums,
+    Profile,
+    Regime,
+    beyond_positions,
+    not_in_blocks,
+    not_profiled,
+)
 from optimizer.profile.trace.structure import sequence_limits, sequence_steps, shorten_model
+from optimizer.profile.trace.sums import count_sums
 from optimizer.profile.trace.tensor_sizes import list_base, list_tensors, mark_sparse, sum_frozen, sum_in_depth
 from optimizer.profile.trace.training_step import Subject, trace_evaluation, trace_step
 from optimizer.profile.trained import FrozenBytes, Tensors
@@ -64,6 +73,7 @@ def profile_model(
     is_packed: bool = False,
     objective: TrainingObjective = "next_token",
     extent: Extent = EVERYTHING,
+    num_sharing: int = 1,
 ) -> Profile:
     """Trace each distinct block once in each representation. Seconds, whatever the depth and width; no weights are allocated.
 
@@ -72,12 +82,13 @@ def profile_model(
     is_packed: every row holds samples that do not attend to each other. Raises InvalidModel for a model that cannot part them.
     objective: of the training, whose loss is traced.
     extent: how much is traced; with less than everything the profile says so (``Profile.is_partial``).
+    num_sharing: ranks that share each block, of which the model of one is traced; raises InvalidPlan where they cannot.
     Raises InvalidModel where an operation cannot be traced, or a size is no polynomial in micro-batch and sequence length,
     InvalidWorkload for adapters that the model cannot have, MissingExtra without peft.
     """
     if is_packed:
         check_packs(spec.model_type)
-    asked = _Asked(spec, adapter, is_padded, is_packed, objective, extent)
+    asked = _Asked(spec, adapter, is_padded, is_packed, objective, extent, num_sharing)
     try:
         return _trace_blocks(asked, _choose_ranges(spec, extent), is_partial=not extent.is_everything)
     except (ShapesDiffer, _FaultInModel):
@@ -102,6 +113,7 @@ class _Asked(NamedTuple):
     is_packed: bool
     objective: TrainingObjective
     extent: Extent
+    num_sharing: int
 
 
 def _trace_blocks(asked: _Asked, chosen: Sequence[ShapeRange], *, is_partial: bool) -> Profile:
@@ -117,14 +129,17 @@ def _trace_blocks(asked: _Asked, chosen: Sequence[ShapeRange], *, is_partial: bo
 def _trace_ranges(
     asked: _Asked, chosen: Sequence[ShapeRange], shortened: tuple[ModelSpec, list[int]], *, is_partial: bool
 ) -> Profile:
-    spec, adapter, is_padded, is_packed, objective, extent = asked
+    spec, adapter, is_padded, is_packed, objective, extent, num_sharing = asked
     short_spec, instances = shortened
+    # Shortened before: what the spec of a part says beside its own keys is not read again.
+    spec, short_spec = spec.of_rank(num_sharing), short_spec.of_rank(num_sharing)
     choices = [choice for choice in BLOCK_CHOICES if extent.choices is None or choice in ("keep", *extent.choices)]
     lengths = sorted({length for _, length in extent.shapes or ()})
     regimes: dict[str, tuple[Regime, ...]] = {}
     buffer_bytes: dict[str, int] = {}
     frozen: dict[str, FrozenBytes] = {}
     tensors: Tensors | None = None
+    sums: BlockSums | None = None
     tables, ops = PartTables(), Ops()
     workload = TrainingWorkload(adapter=adapter)
     for weights, kernels in _list_representations(adapter, extent):
@@ -149,7 +164,10 @@ def _trace_ranges(
             row_elements=row_elements,
             unused=subject.unused or (),
             whole=lambda: build_model(spec, device="meta"),
+            num_sharing=num_sharing,
         )
+        if num_sharing > 1 and sums is None:
+            sums = count_sums(subject, chosen[0].shape, choices, num_ranks=num_sharing, ops=ops)
         if adapter is not None:
             frozen[weights.representation] = sum_frozen(model)
     assert tensors is not None
@@ -174,12 +192,13 @@ def _trace_ranges(
         tensors=tensors,
         buffer_bytes=buffer_bytes,
         frozen=frozen,
-        base=list_base(plain),
+        base=list_base(plain, num_sharing=num_sharing),
         weights_dtype=str(spec.config.get("dtype") or ""),
         ops=tables.ops,
         changes=tables.changes,
         parts=tables.parts,
         regimes=regimes,
+        sums=sums,
     )
 
 

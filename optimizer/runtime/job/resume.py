@@ -4,9 +4,9 @@ The same tensors under the same names wherever the plan keeps them, so a run may
 weights and bits of state must stay. Frozen weights are not in it, only their hash: they are made again from where they came.
 
 Of several ranks rank 0 writes the state of all, as one device would, and the random state of each, so that a run may go on with
-another number of ranks or another layout; each rank reads what it owns. Of ranks that take steps alone a checkpoint is written
-when they have the same weights, and holds the momentum of the outer step and each rank's own optimizer state beside rank 0's: the
-same ranks go on to the same bits, and any other layout from these weights and rank 0's state.
+another number of ranks or another layout; each rank reads what it owns, or its parts of what ranks share. Of ranks that take
+steps alone a checkpoint is written when they have the same weights, and holds the momentum of the outer step and each rank's own
+optimizer state beside rank 0's: the same ranks go on to the same bits, any other layout from these weights and rank 0's state.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +18,8 @@ from optimizer.base.errors import CheckpointInvalid
 from optimizer.runtime.device.backends import backend_of
 from optimizer.runtime.job.checkpoint import Checkpoint, TensorGroups
 from optimizer.runtime.ranks.gathering import AnyTensor, gather_to_first
+from optimizer.runtime.ranks.group import Ranks
+from optimizer.runtime.ranks.tensor.slices import SlicedTensors, Slices
 from optimizer.runtime.step.host_update import MASTER
 from optimizer.runtime.step.step import Trainer
 
@@ -60,8 +62,10 @@ def import_trainer(trainer: Trainer, checkpoint: Checkpoint, *, frozen_sha256: s
         raise CheckpointInvalid(
             f"checkpoint {checkpoint.folder.name} holds {len(stored)} tensors; the model has {len(names)}, or of other names"
         )
-    trainer.set_weights(stored)
     tensors, scalars = _read_state(trainer, checkpoint)
+    if trainer.parts is not None:
+        stored, tensors = (SlicedTensors(each, trainer.parts.slices) for each in (stored, tensors))
+    trainer.set_weights(stored)
     trainer.optimizer.import_state(_Owned(tensors, trainer), dict(_Owned(scalars, trainer)))
     if trainer.outer is not None:
         trainer.outer.import_state(_load(checkpoint, _OUTER))
@@ -80,6 +84,8 @@ def export_together(
     ranks = trainer.ranks
     if ranks is None:
         return write(groups, dict(facts))
+    if trainer.parts is not None:
+        return _export_joined(trainer.parts.slices, ranks, groups, facts, write=write)
     # Weights that are not shared out are the same on all ranks, and so is state, but for ranks that take steps alone.
     given: dict[str, Mapping[str, AnyTensor]] = dict(groups)
     own = "" if trainer.outer is None else _suffix(trainer)
@@ -102,6 +108,23 @@ def export_together(
 
     marked = {f"{own}{_OF_RANK}{name}": value for name, value in scalars.items()} if own else scalars
     return gather_to_first(ranks, groups=given, facts=marked, use=write_all)
+
+
+def _export_joined(
+    slices: Slices,
+    ranks: Ranks,
+    groups: TensorGroups,
+    facts: Mapping[str, Any],
+    *,
+    write: Callable[[TensorGroups, dict[str, Any]], T],
+) -> T | None:
+    """The same of ranks that share each block: whole tensors, and numbers that all have."""
+    given = slices.give({name: groups[name] for name in ("model", "optimizer")})
+
+    def write_all(everything: dict[str, dict[str, AnyTensor]], found: dict[str, Any]) -> T:
+        return write({**slices.join(everything), "random": everything["random"]}, dict(facts))
+
+    return gather_to_first(ranks, groups={**given, "random": groups["random"]}, facts={}, use=write_all)
 
 
 def _read_state(trainer: Trainer, checkpoint: Checkpoint) -> tuple[Mapping[str, torch.Tensor], Mapping[str, Any]]:

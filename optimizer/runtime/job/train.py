@@ -177,6 +177,7 @@ class _Job:
                 weights_folder=run.weights_folder,
                 meter=self.meter,
                 layout=run.plan.layout,
+                rank=0 if self.ranks is None else self.ranks.rank,
             )
             trainer = Trainer(
                 model,
@@ -193,7 +194,7 @@ class _Job:
                 self.report({"type": "log", "message": text})
             self.stages.scratch_bytes = lambda: trainer.tiers.disk_peak_bytes
             # Empty where every weight is trained.
-            self.frozen_sha256 = hash_frozen(model, read=trainer.read_weight)
+            self.frozen_sha256 = hash_frozen(model, read=trainer.read_whole)
             return trainer
 
     @property

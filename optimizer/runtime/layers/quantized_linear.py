@@ -47,15 +47,17 @@ def freeze_base(model: nn.Module, form: FrozenFormat, *, device: torch.device | 
 def hash_frozen(model: nn.Module, *, read: Callable[[str], torch.Tensor] | None = None) -> str:
     """sha256 of every parameter that is not trained, packed ones as they are packed; empty where all are trained.
 
-    read: gives a parameter's numbers by its name where they stream; the parameter itself otherwise.
+    read: gives a parameter's numbers by its name where they stream, or where others have a part of them; the parameter itself
+    otherwise.
     """
     if not has_adapters(model):
         return ""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
-            digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)};".encode())
-            flat = (parameter if read is None else read(name)).detach().reshape(-1)
+            whole = parameter if read is None else read(name)
+            digest.update(f"{name} {parameter.dtype} {tuple(whole.shape)};".encode())
+            flat = whole.detach().reshape(-1)
             for piece in torch.split(flat, PIECE_ELEMENTS):
                 # A copy: a storage that numpy was shown can never be resized again, and weights that stream must be.
                 copied = piece.to(device="cpu", copy=True).contiguous()

@@ -44,6 +44,7 @@ from optimizer.runtime.ranks.pipeline.stage import PipelineStages
 from optimizer.runtime.ranks.reduction import GradientReducer
 from optimizer.runtime.ranks.shared_homes import SharedHomes
 from optimizer.runtime.ranks.shared_step import SharedStep
+from optimizer.runtime.ranks.tensor.blocks import SharedBlocks
 from optimizer.runtime.step.activations import apply_activations
 from optimizer.runtime.step.forward import HEAD_BACKWARD, Forward
 from optimizer.runtime.step.gradients import ConsumedGradients, Gradients, HostGradients
@@ -164,6 +165,8 @@ class Trainer:
                 shared_homes = SharedHomes(ranks, self.tiers)
         dealt: DealtWeights | StageWeights | None = None
         self._pipeline: PipelineStages | None = None
+        self.parts: SharedBlocks | None = None
+        """This rank's part of every block, where ranks share each; it then decides no step with others, but norms."""
         if ranks is not None and plan.layout.shares_weights:
             dealt = DealtWeights(ranks, layout=plan.layout, tiers=self.tiers)
         if ranks is not None and plan.layout.is_cut:
@@ -194,7 +197,11 @@ class Trainer:
             self.meter.assign_module(model)
             self._handles += self.meter.watch_gradients(named.values())
             self._handles += self.meter.watch_blocks(blocks)
-        if self.ranks is not None:
+        if self.ranks is not None and plan.layout.shares_blocks:
+            self.parts = SharedBlocks(self.ranks, model=model, blocks=blocks, plan=plan)
+            self._reducer = self.parts.reducer
+            self._handles += self.parts.watch()
+        elif self.ranks is not None:
             self._evaluated = SharedStep(
                 self.ranks,
                 named=named,
@@ -258,6 +265,8 @@ class Trainer:
 
     def _make_gradients(self, named: Mapping[str, nn.Parameter]) -> Gradients:
         all_norms = None if self._shared is None else self._shared.all_norms
+        if self.parts is not None:
+            all_norms = self.parts.all_norms
         if self.plan.gradients.choice == "keep":
             sparse = SparseGradients(self._sparse, meter=self.meter) if self._sparse else None
             return Gradients(list(named.values()), sparse=sparse, names=list(named), all_norms=all_norms)
@@ -270,7 +279,7 @@ class Trainer:
             self._worker.is_threaded
             and self.workload.max_grad_norm is None
             and not self.precision.scales_loss
-            and self._shared is None
+            and all_norms is None
         )
         return HostGradients(
             owned,
@@ -373,6 +382,16 @@ class Trainer:
         self.optimizer.require(name)
         home = self.weights.home_tensor(name)
         return home.load() if home is not None else self.model.get_parameter(name).detach()
+
+    def read_whole(self, name: str) -> torch.Tensor:
+        """The same of a tensor of which ranks have a part each, joined on the host; asked for by all of them together."""
+        held = self.read_weight(name)
+        return held if self.parts is None else self.parts.join(name, held, tiers=self.tiers)
+
+    def list_held(self) -> dict[str, torch.Tensor | HomeTensor]:
+        """Every parameter of this rank's model, trained or not, to be read one by one."""
+        self.join()
+        return {name: self.weights.home_tensor(name) or each.detach() for name, each in self.model.named_parameters()}
 
     @torch.no_grad()
     def set_weights(self, stored: Mapping[str, torch.Tensor]) -> None:
@@ -504,6 +523,8 @@ class Trainer:
 
     def _total_of(self, loss: torch.Tensor) -> float:
         """A step's loss, from what this rank's micro-batches add to it."""
+        if self.parts is not None:
+            return self.parts.of_all(float(loss))
         return float(loss) if self._shared is None else self._shared.total_of(loss)
 
     def _is_left_out(self, loss: float, grad_norm: float) -> bool:

@@ -46,15 +46,18 @@ def list_layouts(
     *,
     cuts: Sequence[DeviceLayout] = (),
     local: Sequence[DeviceLayout] = (),
+    shared: Sequence[DeviceLayout] = (),
 ) -> list[DeviceLayout]:
     """Layouts that the goal allows, one device first. workload: whose batch is dealt out evenly; None where that is open. cuts:
-    those that cut the model. local: those whose ranks take steps alone.
+    those that cut the model. local: those whose ranks take steps alone. shared: those whose ranks share each block.
 
     Raises InvalidPlan where pins and what is forbidden leave none.
     """
     pins = goal.pins.layout
     if pins.stage_blocks:
         return list(cuts) or _require_cut(pins.stage_blocks)
+    if (pins.tensor or 1) > 1:
+        return list(shared) or _require_shared(goal)
     found = list[DeviceLayout]()
     for num_devices in range(1, goal.num_devices + 1):
         if workload is not None and workload.global_batch_size % num_devices:
@@ -64,7 +67,7 @@ def list_layouts(
             is_pinned = pins.num_devices in (None, num_devices) and pins.data in (None, data) and pins.sync_every in (None, 1)
             if is_pinned and not any(technique in goal.forbid for technique in _techniques(layout)):
                 found.append(layout)
-    found = sorted([*found, *cuts, *local], key=lambda layout: layout.num_devices)
+    found = sorted([*found, *cuts, *local, *shared], key=lambda layout: layout.num_devices)
     if found:
         return found
     raise InvalidPlan(
@@ -94,6 +97,20 @@ def list_local(goal: Goal, workload: TrainingWorkload, *, is_even: bool = True) 
             layout = DeviceLayout(num_devices=num_devices, sync_every=every, sync_format=sync_format, sync_rule=rule)
             found.append(layout)
     return found
+
+
+def list_shared(goal: Goal, profile: Profile) -> list[DeviceLayout]:
+    """Layouts whose ranks share each block, of those that the goal allows and the profile has a part for."""
+    pins = goal.pins.layout
+    is_open = pins.data in (None, "replicated") and not pins.stage_blocks and pins.sync_every in (None, 1)
+    if not is_open or "share_blocks" in goal.forbid:
+        return []
+    numbers = [each.num_sharing for each in profile.narrower if each.num_sharing <= goal.num_devices]
+    return [
+        DeviceLayout(num_devices=number, tensor=number)
+        for number in numbers
+        if pins.tensor in (None, number) and pins.num_devices in (None, number)
+    ]
 
 
 def settle_local(
@@ -182,6 +199,21 @@ def _require_cut(cut: tuple[int, ...]) -> list[DeviceLayout]:
     )
 
 
+def _require_shared(goal: Goal) -> list[DeviceLayout]:
+    pinned = goal.pins.layout.tensor
+    allowed = (
+        f"like devices of one machine, up to goal.num_devices ({goal.num_devices}), for the fastest step, the cheapest run and "
+        "the longest sequence, beside no other way to share"
+    )
+    raise InvalidPlan(
+        f"goal.pins.layout.tensor is {pinned}; allowed: {allowed}",
+        field="goal.pins.layout.tensor",
+        value=pinned,
+        allowed=allowed,
+        hint="Leave out the pin, or pin and forbid nothing beside it that devices which share each block cannot have.",
+    )
+
+
 def _techniques(layout: DeviceLayout) -> list[str]:
     used = {
         "data_parallel": layout.num_devices > 1,
@@ -197,6 +229,8 @@ def describe_layout(layout: DeviceLayout) -> str:
     """Words for a layout: ``2 devices, optimizer state shared out (ZeRO-1)``."""
     if layout.is_cut:
         return f"{layout.num_devices} devices, the model cut into {describe_cut(layout.stage_blocks, layout.num_devices)}"
+    if layout.shares_blocks:
+        return f"{layout.num_devices} devices that share each block"
     if layout.steps_alone:
         every, form = layout.sync_every, layout.sync_format
         return f"{layout.num_devices} devices, each alone for {every} steps, differences sent in {form}"

@@ -28,6 +28,7 @@ from optimizer.search.questions.layout_list import (
     list_cuts,
     list_layouts,
     list_local,
+    list_shared,
     settle_local,
 )
 from optimizer.search.result import SearchResult
@@ -87,7 +88,7 @@ class _Searched:
 
 def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal: Goal) -> ObjectiveAnswer:
     cuts, local = list_cuts(goal, profile, workload), list_local(goal, workload)
-    layouts = list_layouts(goal, workload, cuts=cuts, local=local)
+    layouts = list_layouts(goal, workload, cuts=cuts, local=local, shared=list_shared(goal, profile))
     asked = [_ask(pose_on, layout, profile, workload) for layout in layouts]
     for each in sorted(asked, key=_in_turn):
         best = _best_of(asked)
@@ -176,7 +177,12 @@ def _best_of(asked: Sequence[_Searched]) -> _Searched | None:
     as_fast = (each for each, step_ms in found if step_ms <= fastest_ms * (1 + _WORTH))
     return min(
         as_fast,
-        key=lambda each: (each.layout.num_devices, each.layout.is_cut, DATA_PARALLEL.index(each.layout.data)),
+        key=lambda each: (
+            each.layout.num_devices,
+            each.layout.is_cut,
+            each.layout.shares_blocks,
+            DATA_PARALLEL.index(each.layout.data),
+        ),
         default=None,
     )
 
@@ -226,7 +232,8 @@ def _price_shared_baselines(asked: Sequence[_Searched]) -> dict[str, PricedPlan]
     most = max(each.layout.num_devices for each in asked)
     found: dict[str, PricedPlan] = {}
     for each in asked:
-        if each.layout.num_devices != most or most == 1 or each.layout.is_cut or each.layout.steps_alone:
+        is_other = each.layout.sees_whole_batch or each.layout.steps_alone
+        if each.layout.num_devices != most or most == 1 or is_other:
             continue
         for ending, baseline in (("", keep_all), ("_recompute", recompute_all)):
             label = _LABELS[each.layout.data] + ending
@@ -291,7 +298,9 @@ def _most(
     errors: list[NoFeasiblePlan | InvalidPlan] = []
     # Steps alone need no more memory than shared ones on the device, and fit no more.
     local = list_local(goal, workload) if goal.pins.layout.sync_every is not None else ()
-    for layout in list_layouts(goal, None if goal.objective == "largest_batch" else workload, local=local):
+    # Of larger batches each rank would have the whole, and of deeper models no part was traced.
+    shared = list_shared(goal, profile) if goal.objective == "longest_sequence" else ()
+    for layout in list_layouts(goal, None if goal.objective == "largest_batch" else workload, local=local, shared=shared):
         # So that the question itself can be posed; the batch is what is looked for.
         whole = replace(workload, global_batch_size=layout.num_devices) if goal.objective == "largest_batch" else workload
         try:

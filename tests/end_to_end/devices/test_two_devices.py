@@ -29,13 +29,13 @@ PLAN_ON_TWO: dict[str, Any] = {
 class GangJobs(TrainJobs):
     """Jobs of two devices, and their processes."""
 
-    def start_on_two(self, *, budget_bytes: int = ROOMY_BYTES) -> str:
+    def start_on_two(self, *, budget_bytes: int = ROOMY_BYTES, plan: dict[str, Any] = PLAN_ON_TWO) -> str:
         return self.stack.ask(
             "create_job",
             model=self.model,
             dataset=self.dataset,
             workload=SHORT,
-            plan=PLAN_ON_TWO,
+            plan=plan,
             budget_bytes=budget_bytes,
             kind="train",
         )
@@ -118,3 +118,15 @@ def test_a_rank_without_room_fails_the_job_by_name(jobs: GangJobs) -> None:
     assert (row["state"], row["reason"]) == ("failed", "out_of_device_memory")
     assert row["error"]["fields"]["num_ranks"] == 2
     assert row["error"]["message"].startswith(f"rank {row['error']['fields']['rank']} of 2, on cpu: ")
+
+
+def test_a_job_whose_devices_share_each_block_trains_as_one_does(jobs: GangJobs, undisturbed: Any) -> None:
+    batch = {"micro_batch_size": 2, "accumulation_steps": 2}
+    job = jobs.start_on_two(plan={**PLAN_ON_TWO, "batch": batch, "layout": {"num_devices": 2, "tensor": 2}})
+    row = jobs.wait_for_end(job)
+    assert row["state"] == "succeeded", f"{row}\n{jobs.log(job)}"
+    for key in ("loss", "validation_loss"):
+        assert row["summary"][key] == pytest.approx(undisturbed["summary"][key], rel=1e-4), key
+    (attempt,) = jobs.attempts(job)
+    first, second = attempt["measured"]["rank_peak_bytes"]
+    assert first == second

@@ -10,7 +10,7 @@ from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.layout import DeviceLayout, RankShare
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import is_idle
@@ -157,3 +157,48 @@ def test_steps_alone_go_through_json_and_older_plans_share_every_step() -> None:
     assert Plan.from_json(document).layout == DeviceLayout(num_devices=2)
     assert is_idle("layout.sync_format", PLAN)
     assert not is_idle("layout.sync_format", local)
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ({"tensor": 0}, "plan.layout.tensor is 0; plan.layout.num_devices is 2: use all, or 1"),
+        ({"tensor": 2, "num_devices": 4}, "plan.layout.tensor is 2; plan.layout.num_devices is 4: use all, or 1"),
+        ({"tensor": 2, "data": "zero1"}, "plan.layout.data is zero1; each block is shared, and its state with it"),
+        ({"tensor": 2, "stage_blocks": (1, 1)}, "plan.layout.stage_blocks is 1, 1; all devices run every block: leave it out"),
+        ({"tensor": 2, "sync_every": 8}, "plan.layout.sync_every is 8; devices that share each block share every step: use 1"),
+        ({"tensor": 2, "ranks": (RankShare(), RankShare())}, "plan.layout.ranks is 2; devices that share each block are alike"),
+    ],
+)
+def test_shared_blocks_that_cannot_be_are_refused_by_name(layout: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidPlan) as caught:
+        DeviceLayout(**{"num_devices": 2, **layout})
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "workload", "message"),
+    [
+        ({}, {"optimizer": "adafactor"}, "layout tensor is 2, which gives each device parts of matrices; Adafactor sums"),
+        ({}, {"objective": "dpo", "adapter": Adapter(), "packing": "off", "loss_on": "assistant"}, "layout tensor is 2"),
+        ({}, {"adapter": Adapter(dropout=0.1)}, "layout tensor is 2, which needs the same random numbers on all devices"),
+        ({"optimizer_state": OptimizerStatePlan(bits=8)}, {}, "optimizer state bits is 8, which has a scale"),
+        ({"weights": WeightsPlan(frozen="int8")}, {"adapter": Adapter()}, "weights frozen is int8, which has scales that a part"),
+    ],
+)
+def test_what_shared_blocks_do_not_go_with_is_refused(changes: dict[str, Any], workload: dict[str, Any], message: str) -> None:
+    plan = replace(PLAN, layout=DeviceLayout(num_devices=2, tensor=2), **changes)
+    conflict = plan.find_conflict(replace(WORKLOAD, **workload))
+    assert conflict is not None
+    assert str(conflict).startswith(message)
+
+
+def test_ranks_that_share_blocks_see_the_whole_batch_and_have_homes_of_their_own() -> None:
+    plan = replace(PLAN, layout=DeviceLayout(num_devices=2, tensor=2), **STREAMED)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert [plan.stretch_of(rank) for rank in (0, 1)] == [range(4)] * 2
+    assert "share_blocks" in plan.techniques
+    assert "data_parallel" not in plan.techniques
+    assert plan.is_lossless
+    assert not plan.shares_homes(trains_all=True)
+    assert not plan.shares_homes(trains_all=False)

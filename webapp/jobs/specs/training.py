@@ -11,6 +11,7 @@ from django.conf import settings
 from django.db.models import QuerySet
 
 from optimizer.api.compiled_needs import check_compiled_pin, compiled_representations
+from optimizer.api.shared_needs import check_shared_pin, shared_number
 from optimizer.base.errors import InvalidInput, InvalidModel, InvalidWorkload
 from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_value
@@ -71,18 +72,19 @@ class JobSpec:
 
     @property
     def profile_fingerprint(self) -> str:
-        """Fingerprint of the profile that prices it: the model's, or that of the model with the workload's adapters
-        or with compiled blocks."""
+        """Fingerprint of the profile that prices it: the model's, or that of the model with the workload's adapters,
+        with compiled blocks or with a part of shared ones."""
         return self.fingerprint_behind(None)
 
     def fingerprint_behind(self, plan: Plan | None) -> str:
-        """The same of the profile that prices this plan, whose blocks may be compiled though no pin says so."""
+        """The same of the profile that prices this plan, whose blocks may be compiled, or shared, though no pin says so."""
         return profile_fingerprint(
             self.model.fingerprint,
             self.workload.adapter,
             is_packed=self.workload.is_packed,
             objective=self.workload.objective,
             compiled=compiled_representations(self.workload, self.goal.pins, self.goal.may_use, ran=plan),
+            sharing=shared_number(self.goal.pins, ran=plan),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -125,6 +127,7 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     goal = read_goal(_over(for_goal, document.get("goal")))
     check_against_model(workload, model)
     check_compiled_pin(goal.pins)
+    check_shared_pin(model.config, goal)
     joining = read_joining(user, {name: document[name] for name in JOINING_FIELDS if name in document})
     if joining is not None:
         goal = _over_all(goal, document["goal"], num_devices=joining.num_devices)
@@ -171,11 +174,12 @@ def _find_parts(user: Any, document: dict[str, Any]) -> tuple[Model, Dataset]:
 def check_devices(workload: TrainingWorkload, goal: Goal, *, most: int) -> None:
     """Raise InvalidWorkload for more devices than any machine has, or a batch that no number of them can share.
 
+    Devices that share each block all work on the whole of it.
     most: devices of the machine that has most; 0 while none is known, and nothing is refused for it.
     """
     number = goal.num_devices
     check_enough_devices(number, most=most)
-    may_change = goal.objective == "largest_batch"
+    may_change = goal.objective == "largest_batch" or shared_number(goal.pins) > 1
     if number > 1 and not may_change and all(workload.global_batch_size % count for count in range(2, number + 1)):
         workload.of_rank(number)
 

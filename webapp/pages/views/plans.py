@@ -20,6 +20,7 @@ from django.utils.text import capfirst
 from django.views.decorators.http import require_GET
 
 from optimizer.api.compiled_needs import compiled_representations
+from optimizer.api.shared_needs import shared_number
 from optimizer.base.errors import HeadroomError, InvalidInput, NoFeasiblePlan
 from optimizer.hardware.devices import find_device, known_devices
 from webapp.catalog.models import Profile
@@ -253,7 +254,8 @@ def _waiting(request: HttpRequest, kind: FormKind, form: WorkForm) -> dict[str, 
         goal = None if spec["goal"] is None else read_goal(spec["goal"])
         workload = read_workload(spec["workload"])
         compiled = () if goal is None else compiled_representations(workload, goal.pins, goal.may_use)
-        need = ProfileNeed.of_training(model, workload, compiled=compiled)
+        sharing = 1 if goal is None else shared_number(goal.pins)
+        need = ProfileNeed.of_training(model, workload, compiled=compiled, sharing=sharing)
     since = Profile.objects.filter(fingerprint=need.fingerprint).values_list("created_at", flat=True).first()
     return {"waiting_since": since, "waiting_for": describe_compiled_trace(need.compiled)}
 

@@ -34,6 +34,8 @@ def layout_words(document: Mapping[str, Any]) -> str:
         return ""
     cut = layout.get("stage_blocks") or ()
     if "num_devices" in layout and not cut:
+        if int(layout.get("tensor", 1)) > 1:
+            return f"on {num_devices} devices that share each block"
         every = int(layout.get("sync_every", 1))
         rarely = f", synchronized every {every} steps" if every > 1 else ""
         return f"on {num_devices} devices{_SHARED_OUT[layout['data']]}{rarely}"

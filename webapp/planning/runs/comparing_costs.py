@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from optimizer.api.compiled_needs import compiled_representations
+from optimizer.api.shared_needs import shared_number
 from optimizer.base.errors import HeadroomError
 from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.estimate.training import estimate_training
@@ -134,7 +135,8 @@ def _estimator(first: Job, *, others: Sequence[AnyPlan | None]) -> Callable[[_Ca
     plan = None if first.plan is None else Plan.from_json(first.plan)
     goal, workload = read_goal(first.spec["goal"]), read_workload(first.spec["workload"])
     compiled = compiled_representations(workload, goal.pins, goal.may_use, ran=plan)
-    profile = known_profile_of(first.model, workload, compiled=compiled)
+    sharing = shared_number(goal.pins, ran=plan)
+    profile = known_profile_of(first.model, workload, compiled=compiled, sharing=sharing)
     theirs = [other for other in others if isinstance(other, Plan) and other.kernels.blocks == "compiled"]
     if plan is not None and theirs and not compiled:
         forms = compiled_representations(workload, goal.pins, goal.may_use, ran=replace(plan, kernels=theirs[0].kernels))

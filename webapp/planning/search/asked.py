@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from optimizer.api.compiled_needs import check_compiled_pin
+from optimizer.api.shared_needs import check_shared_pin
 from optimizer.base.errors import InvalidInput
 from optimizer.goal import Budgets, Goal
 from optimizer.hardware.devices import table_machine
@@ -65,6 +66,7 @@ def read_question(user: Any, asked: AskedOfModel, *, plans: Sequence[Plan] = ())
     place = read_place(user, machine=asked.machine, gpu=asked.gpu, goal=given)
     goal = given or Goal(device_budget_bytes=place.machine.most_memory_bytes)
     check_compiled_pin(goal.pins)
+    check_shared_pin(model.config, goal)
     question = question_at(AskedTraining(model=model, workload=workload, goal=goal), place)
     try:
         return None if question is None else question.that_prices(*plans)

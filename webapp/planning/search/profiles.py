@@ -28,18 +28,21 @@ class ProfileNeed:
     objective: TrainingObjective = "next_token"
     compiled: tuple[str, ...] = ()
     """Representations of the weights in which compiled blocks are traced too, at some seconds each."""
+    sharing: int = 1
+    """Devices that share each block, the part of one of which is traced too."""
 
     @classmethod
     def of_training(
-        cls, model: Model, workload: TrainingWorkload, *, compiled: tuple[str, ...] = ()
+        cls, model: Model, workload: TrainingWorkload, *, compiled: tuple[str, ...] = (), sharing: int = 1
     ) -> "ProfileNeed":
-        """compiled: as the field, by ``compiled_representations``."""
+        """compiled, sharing: as the fields, by ``compiled_representations`` and ``shared_number``."""
         return cls(
             model=model,
             adapter=workload.adapter,
             is_packed=workload.is_packed,
             objective=workload.objective,
             compiled=compiled,
+            sharing=sharing,
         )
 
     @property
@@ -51,6 +54,7 @@ class ProfileNeed:
             is_packed=self.is_packed,
             objective=self.objective,
             compiled=self.compiled,
+            sharing=self.sharing,
         )
 
     @property
@@ -73,6 +77,8 @@ class ProfileNeed:
             spec |= {"name": f"{spec['name']}, packed", "packed": True}
         if self.compiled:
             spec |= {"name": f"{spec['name']}, with compiled blocks", "compiled": list(self.compiled)}
+        if self.sharing > 1:
+            spec |= {"name": f"{spec['name']}, shared by {self.sharing}", "sharing": self.sharing}
         return spec
 
     def find_row(self) -> Profile | None:
@@ -82,10 +88,12 @@ class ProfileNeed:
 
 
 def known_profile_of(
-    model: Model, workload: TrainingWorkload, *, compiled: tuple[str, ...] = ()
+    model: Model, workload: TrainingWorkload, *, compiled: tuple[str, ...] = (), sharing: int = 1
 ) -> ModelProfile | None:
-    """The model's profile for such training; None unless it is there. Asks for nothing. compiled: as ``of_training`` has it."""
-    row = ProfileNeed.of_training(model, workload, compiled=compiled).find_row()
+    """The model's profile for such training; None unless it is there. Asks for nothing. compiled, sharing: as ``of_training``
+    has them.
+    """
+    row = ProfileNeed.of_training(model, workload, compiled=compiled, sharing=sharing).find_row()
     return None if row is None else read_profile(row.pk, row.document_sha256)
 
 

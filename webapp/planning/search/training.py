@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from optimizer.api.compiled_needs import compiled_representations
+from optimizer.api.shared_needs import shared_number
 from optimizer.api.try_compiled import try_compiled
 from optimizer.base.errors import HeadroomError, InvalidInput, NoFeasiblePlan
 from optimizer.base.recent import remembered
@@ -133,7 +134,8 @@ class AskedTraining:
     @property
     def need(self) -> ProfileNeed:
         compiled = compiled_representations(self.workload, self.goal.pins, self.goal.may_use)
-        return ProfileNeed.of_training(self.model, self.workload, compiled=compiled)
+        sharing = shared_number(self.goal.pins)
+        return ProfileNeed.of_training(self.model, self.workload, compiled=compiled, sharing=sharing)
 
     def complete(self, profile: Profile, places: Sequence[Place]) -> list[TrainingQuestion]:
         return [

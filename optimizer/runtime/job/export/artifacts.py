@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from optimizer.base.errors import DiskFull
 from optimizer.base.units import MIB, format_bytes
@@ -40,6 +41,8 @@ from optimizer.runtime.job.export.sample_text import generate_tokens
 from optimizer.runtime.job.export.verify_export import verify_adapter, verify_buildable, verify_model
 from optimizer.runtime.job.stage_watch import JobStage, StageWatch
 from optimizer.runtime.ranks.gathering import AnyTensor, gather_to_first, load_tensor
+from optimizer.runtime.ranks.group import Ranks
+from optimizer.runtime.ranks.tensor.blocks import SharedBlocks
 from optimizer.runtime.step.step import Trainer
 from optimizer.workload import Export
 
@@ -103,6 +106,8 @@ def leave_artifacts(
     """
     if trainer.ranks is None:
         return _leave_all(trainer, exported, batches=batches, enter_phase=enter_phase, stages=stages)
+    if trainer.parts is not None:
+        return _leave_joined(trainer, trainer.parts, trainer.ranks, exported, batches, enter_phase=enter_phase, stages=stages)
     trainer.join()
     state, _ = trainer.optimizer.export_state()
     left = gather_to_first(
@@ -125,6 +130,34 @@ def leave_artifacts(
     return left or ([], "")
 
 
+def _leave_joined(
+    trainer: Trainer,
+    parts: SharedBlocks,
+    ranks: Ranks,
+    exported: Exported,
+    batches: Batches | SampleRows,
+    *,
+    enter_phase: EnterPhase,
+    stages: StageWatch | None,
+) -> tuple[list[Artifact], str]:
+    """The same of ranks that share each block: the first writes whole tensors; all of them write the sample together."""
+    held = trainer.list_held()
+    state, _ = trainer.optimizer.export_state()
+
+    def leave(gathered: dict[str, dict[str, AnyTensor]], _: Any) -> list[Artifact]:
+        groups = parts.slices.join(gathered)
+        final = FinalWeights.of_parts(trainer, exported.spec, weights=groups["weights"], state=groups["optimizer"])
+        return leave_weights(final, exported, enter_phase=enter_phase, stages=stages)
+
+    left = gather_to_first(ranks, groups=parts.slices.give({"weights": held, "optimizer": state}), facts={}, use=leave)
+    artifacts = left or []
+    if trainer.workload.sample_tokens:
+        enter_phase("sampling", "writing a sample")
+        text = _sample_text(trainer, exported, batches=batches)
+        artifacts += [_leave_sample(text, exported)] if ranks.is_first else []
+    return artifacts, hash_weights(artifacts) if ranks.is_first else ""
+
+
 def _leave_all(
     trainer: Trainer,
     exported: Exported,
@@ -140,19 +173,22 @@ def _leave_all(
     artifacts = leave_weights(final, exported, enter_phase=enter_phase, stages=stages)
     if trainer.workload.sample_tokens:
         enter_phase("sampling", "writing a sample")
-        path = exported.folder / "sample.txt"
         with trainer.running_alone(lambda name: load_tensor((dealt or {})[name])):
-            path.write_text(_sample_text(trainer, exported, batches=batches))
-        artifacts.append(
-            Artifact(
-                kind="sample",
-                name=path.name,
-                file=f"{ARTIFACTS_FOLDER}/{path.name}",
-                num_bytes=path.stat().st_size,
-                sha256=hash_file(path),
-            )
-        )
+            text = _sample_text(trainer, exported, batches=batches)
+        artifacts.append(_leave_sample(text, exported))
     return artifacts, hash_weights(artifacts)
+
+
+def _leave_sample(text: str, exported: Exported) -> Artifact:
+    path = exported.folder / "sample.txt"
+    path.write_text(text)
+    return Artifact(
+        kind="sample",
+        name=path.name,
+        file=f"{ARTIFACTS_FOLDER}/{path.name}",
+        num_bytes=path.stat().st_size,
+        sha256=hash_file(path),
+    )
 
 
 def leave_weights(

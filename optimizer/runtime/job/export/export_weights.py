@@ -67,6 +67,20 @@ class FinalWeights:
         return cls(trainer.model, read)
 
     @classmethod
+    def of_parts(
+        cls, trainer: Trainer, spec: ModelSpec, *, weights: Mapping[str, AnyTensor], state: Mapping[str, AnyTensor]
+    ) -> Self:
+        """The same of ranks that share each block. spec: of the whole model. weights, state: whole tensors of all ranks."""
+        workload, plan = trainer.workload, trainer.plan.weights
+        model = build_unfilled(spec, dtype=torch_dtype(plan))
+        if workload.adapter is not None:
+            attach_adapters(model, workload.adapter, seed=workload.seed)
+            freeze_base(model, plan.frozen)
+        masters = {name.removesuffix(_MASTER_SUFFIX): held for name, held in state.items() if name.endswith(_MASTER_SUFFIX)}
+        known = {**weights, **masters}
+        return cls(model, lambda name: load_tensor(known[name]).cpu())
+
+    @classmethod
     def of_checkpoint(
         cls,
         checkpoint: Checkpoint,

@@ -89,6 +89,7 @@ class RankCase:
         words += [f"{plan.layout.schedule}-{'+'.join(map(str, plan.layout.stage_blocks))}"] if plan.layout.is_cut else []
         alone = f"every{plan.layout.sync_every}-{plan.layout.sync_format}-{plan.layout.sync_rule}"
         words += [alone] if plan.layout.steps_alone else []
+        words += ["tensor"] if plan.layout.shares_blocks else []
         batches = [each.batch for each in plan.of_ranks() if self._differ]
         words += [f"{batch.accumulation_steps}x{batch.micro_batch_size}" for batch in batches]
         return "-".join(words)
@@ -96,7 +97,7 @@ class RankCase:
     @property
     def has_two_terms(self) -> bool:
         """True if each sum over micro-batches is one of two numbers, which has no order."""
-        return len(self._sizes) == 2
+        return len(self._sizes) == 2 and not self.plan.layout.shares_blocks
 
     @property
     def on_one_device(self) -> "RankCase":
@@ -118,7 +119,7 @@ class RankCase:
     def from_json(cls, document: Any) -> "RankCase":
         return from_json(cls, document, path="case")
 
-    def make_model(self) -> nn.Module:
+    def make_model(self, *, rank: int = 0) -> nn.Module:
         spec = read_model_spec({**MODELS[self.model], "num_hidden_layers": len(self.plan.activations.per_block)})
         model = build_prepared(
             spec,
@@ -126,6 +127,7 @@ class RankCase:
             workload=self.workload,
             device=torch.device("cpu"),
             layout=self.plan.layout,
+            rank=rank,
         )
         for name, parameter in model.named_parameters():
             if not name.endswith(self.trains):
@@ -168,7 +170,7 @@ class RankCase:
         if self.has_uneven_labels:
             for index, (_, labels, *_) in enumerate(batches):
                 labels[:, : 1 + (5 * index + step) % 16] = IGNORED_LABEL
-        first = 0 if self.plan.layout.is_cut else rank * num_mine
+        first = 0 if self.plan.layout.sees_whole_batch else rank * num_mine
         return batches[first : first + num_mine]
 
 
@@ -189,18 +191,21 @@ def make_case(
     stage_blocks: Sequence[int] = (),
     schedule: str = "1f1b",
     num_rounds: int = 1,
+    shares_blocks: bool = False,
     sync_every: int = 1,
     sync_format: str = "fp32",
     sync_rule: str = "nesterov",
     **workload: Any,
 ) -> RankCase:
-    """shares: of ranks that differ. stage_blocks: of a model that is cut. num_rounds: stages on each rank."""
+    """shares: of ranks that differ. stage_blocks: of a model that is cut. num_rounds: stages on each rank.
+    shares_blocks: whether ranks share each block.
+    """
     batch = BatchPlan(micro_batch_size=2, accumulation_steps=accumulation_steps)
     values = {"sequence_length": 32, "num_steps": NUM_STEPS, "learning_rate": 1e-3, **workload}
     if gradients == "consume":
         values["max_grad_norm"] = None
     num_ranks = len(stage_blocks) // num_rounds or len(shares) or num_ranks
-    num_parts = 1 if stage_blocks else num_ranks
+    num_parts = 1 if stage_blocks or shares_blocks else num_ranks
     return RankCase(
         model=model,
         plan=Plan(
@@ -210,6 +215,7 @@ def make_case(
                 ranks=tuple(shares),
                 stage_blocks=tuple(stage_blocks),
                 schedule=schedule,
+                tensor=num_ranks if shares_blocks else 1,
                 sync_every=sync_every,
                 sync_format=sync_format,
                 sync_rule=sync_rule,

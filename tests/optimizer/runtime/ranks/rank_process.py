@@ -71,7 +71,7 @@ def carry_out_steps(
     gc.collect()
     torch.manual_seed(5)
     meter = Meter(device=CPU)
-    model = case.make_model()
+    model = case.make_model(rank=rank)
     trainer = Trainer(
         model, plan=case.plan, workload=case.workload, device=CPU, meter=meter, scratch=folder, ranks=ranks
     )
