@@ -29,9 +29,9 @@ from worker.mirroring import Mirrors
 from worker.relay import AskRelay
 from worker.run.brief import job_folder, write_brief
 from worker.run.child import Child, DeviceLock, StopOrder, isolated_command
-from worker.run.host_kills import HostKills
-from worker.run.lifeline import Beats
 from worker.run.pipe import PipeReader
+from worker.run.watch.host_kills import HostKills
+from worker.run.watch.lifeline import Beats
 from worker.telemetry import Progress, Records, SampleCopier, read_last_step
 
 logger = logging.getLogger(__name__)

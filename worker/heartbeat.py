@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from django.db import Error as DatabaseError
 from django.db import connections
 
-from worker.run.lifeline import boot_s
+from worker.run.watch.lifeline import boot_s
 
 logger = logging.getLogger(__name__)
 

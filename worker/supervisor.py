@@ -38,7 +38,7 @@ from worker.machine import (
 )
 from worker.members.serving import Members
 from worker.run.child import DeviceLock
-from worker.run.lifeline import boot_s
+from worker.run.watch.lifeline import boot_s
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ def main() -> None:
     from webapp.jobs.claiming import claim_job
     from worker.config import WorkerConfig
     from worker.heartbeat import Heartbeat
-    from worker.run.lifeline import boot_s
+    from worker.run.watch.lifeline import boot_s
 
     config = WorkerConfig.from_environment()
     machine, model, pauses = Machine.objects.get(), Model.objects.get(), random.Random(seed)

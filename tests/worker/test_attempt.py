@@ -21,7 +21,7 @@ from worker.attempt import EXIT_DRAINED, AttemptPlace, _AttemptRun, judge_end
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter
 from worker.run.child import DeviceLock, StopOrder
-from worker.run.lifeline import boot_s
+from worker.run.watch.lifeline import boot_s
 
 
 class RecordingChild:
@@ -35,6 +35,9 @@ class RecordingChild:
 
     def kill_group(self) -> None:
         self.done.append("kill")
+
+    def has_stood_still(self) -> bool:
+        return False
 
 
 def act(order: StopOrder, child: RecordingChild, asked: str = "", *, is_fenced_out: bool = False) -> list[str]:

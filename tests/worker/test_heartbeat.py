@@ -10,7 +10,7 @@ from django.db import OperationalError
 
 from tests.worker.processes import wait_for
 from worker.heartbeat import Heartbeat
-from worker.run.lifeline import boot_s
+from worker.run.watch.lifeline import boot_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from worker.config import WorkerConfig
 from worker.heartbeat import Heartbeat
 from worker.run.brief import job_folder, write_brief_of_member
 from worker.run.child import Child, DeviceLock, StopOrder, isolated_command
-from worker.run.lifeline import Beats
+from worker.run.watch.lifeline import Beats
 
 logger = logging.getLogger(__name__)
 

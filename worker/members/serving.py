@@ -18,7 +18,7 @@ from worker.config import WorkerConfig
 from worker.machine import device_lock_file, device_names, visible_cards
 from worker.members.member import MemberPlace, run_member
 from worker.run.child import DeviceLock
-from worker.run.lifeline import boot_s
+from worker.run.watch.lifeline import boot_s
 
 logger = logging.getLogger(__name__)
 

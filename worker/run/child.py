@@ -17,7 +17,7 @@ from pathlib import Path
 from optimizer.base.disk import FLOOR_VARIABLE
 from optimizer.base.heap import MALLOC_SETTINGS
 from optimizer.base.threads import WAIT_POLICY, wait_policy
-from worker.run.halted import HaltWatch
+from worker.run.watch.halted import HaltWatch
 
 BASE_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 """Those that any process beside a worker needs."""

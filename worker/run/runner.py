@@ -31,7 +31,6 @@ from optimizer.profile.keep.child import SAME_IN_FULL
 from optimizer.profile.meta_ops.stub_imports import import_lean
 from worker.run.exit_codes import EXIT_DONE, EXIT_DRAINED, EXIT_FAILED, EXIT_NO_ROOM, EXIT_USAGE
 from worker.run.exporting import export_attempt
-from worker.run.lifeline import die_with_supervisor, end_when_silent
 from worker.run.pipe import PipeWriter
 from worker.run.ranks.leader import lead_ranks
 from worker.run.ranks.rank import (
@@ -43,6 +42,7 @@ from worker.run.ranks.rank import (
 )
 from worker.run.reporter import Reporter, read_json
 from worker.run.tensorboard.leave import leave_event_file
+from worker.run.watch.lifeline import die_with_supervisor, end_when_silent
 
 REASONS = frozenset(
     {

@@ -66,7 +66,7 @@ def list_stages(
 
 def most_file_bytes(profile: Profile, plan: Plan, *, workload: TrainingWorkload, machine: Machine) -> int:
     """Most bytes in a job's own files, whatever its blocks do and wherever its parts are."""
-    tensors = list_tensors(profile)
+    tensors = list_tensors(profile).whole
     kept_bytes = kept_checkpoint_bytes(tensors, plan=plan, workload=workload, num_steps=workload.num_steps)
     exports = estimate_export(profile, tensors, plan=plan, workload=workload, machine=machine)
     save = estimate_save(tensors, plan=plan, workload=workload)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 REPORTER = """
 import json, os, subprocess, sys
-from worker.run.lifeline import die_with_supervisor
+from worker.run.watch.lifeline import die_with_supervisor
 die_with_supervisor(int(os.environ["HEADROOM_LIFELINE_FD"]))
 grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
 facts = {"pid": os.getpid(), "grandchild": grandchild.pid, "pgid": os.getpgrp(), "cwd": os.getcwd(),
@@ -151,7 +151,7 @@ def test_child_and_grandchild_die_with_a_killed_supervisor(tmp_path: Path) -> No
 
 
 def test_a_child_whose_supervisor_is_gone_before_it_looks_ends_at_once() -> None:
-    source = "import os, sys; from worker.run.lifeline import die_with_supervisor; die_with_supervisor(int(sys.argv[1]))"
+    source = "import os, sys; from worker.run.watch.lifeline import die_with_supervisor; die_with_supervisor(int(sys.argv[1]))"
     read_fd, write_fd = os.pipe()
     os.close(write_fd)
     ended = subprocess.run(

@@ -22,11 +22,11 @@ from typing import Any, Final
 from worker.gpu import visible_card
 from worker.run.child import child_environment, isolated_command
 from worker.run.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_OK
-from worker.run.halted import HaltWatch
 from worker.run.ranks.part import Part
 from worker.run.ranks.rank import LEADER_VARIABLE
 from worker.run.ranks.verdict import RankEnd, Verdict, is_own_fault, judge_ranks
 from worker.run.reporter import leave_result
+from worker.run.watch.halted import HaltWatch
 
 POLL_S: Final = 0.05
 LISTEN_S: Final = 0.5

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.run.lifeline import die_with_parent_thread
 from worker.run.pipe import PipeWriter
 from worker.run.reporter import Reporter
+from worker.run.watch.lifeline import die_with_parent_thread
 
 LEADER_VARIABLE = "HEADROOM_LEADER_PID"
 _FOLDER = "ranks"

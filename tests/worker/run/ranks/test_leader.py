@@ -23,7 +23,7 @@ from pathlib import Path
 from worker.run.child import isolated_command
 from worker.run.ranks.leader import lead_ranks
 from worker.run.runner import StopFlag
-from worker.run import halted
+from worker.run.watch import halted
 halted.HALTED_S = 0.3
 flag = StopFlag()
 flag.raise_on_term()

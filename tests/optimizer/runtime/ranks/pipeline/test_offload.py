@@ -20,7 +20,7 @@ from optimizer.workload import Adapter
 from tests.optimizer.estimate.step.pipeline.test_stages_measured import profile_of
 from tests.optimizer.runtime.ranks.cases import RankCase, make_case
 from tests.optimizer.runtime.ranks.conftest import CarryOut
-from tests.optimizer.runtime.ranks.test_pipeline import assert_bits_of_one_device
+from tests.optimizer.runtime.ranks.pipeline.test_steps import assert_bits_of_one_device
 
 OnOneDevice = Callable[[RankCase], tuple[dict[str, Any], Path]]
 WITHIN_BYTES = 64

@@ -20,7 +20,7 @@ from optimizer.search.training import training_problem
 from tests.optimizer.profiles import trace
 from tests.optimizer.runtime.ranks.cases import MODELS
 from tests.optimizer.runtime.ranks.conftest import answers_of
-from tests.optimizer.runtime.ranks.test_pipeline_jobs import TWO_STEPS, make_cut_plan
+from tests.optimizer.runtime.ranks.pipeline.test_jobs import TWO_STEPS, make_cut_plan
 from tests.optimizer.runtime.ranks.test_train import STREAMED, TUNED, make_rank_plan, run_job, weights_of
 from tests.optimizer.runtime.tiny import make_workload
 

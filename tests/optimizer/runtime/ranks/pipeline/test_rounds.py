@@ -15,9 +15,9 @@ from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter
 from tests.optimizer.runtime.ranks.cases import RankCase, make_case
 from tests.optimizer.runtime.ranks.conftest import CarryOut, answers_of
+from tests.optimizer.runtime.ranks.pipeline.test_jobs import TWO_STEPS, RunJob
 from tests.optimizer.runtime.ranks.pipeline.test_offload import assert_bytes_as_predicted
-from tests.optimizer.runtime.ranks.test_pipeline import assert_bits_of_one_device
-from tests.optimizer.runtime.ranks.test_pipeline_jobs import TWO_STEPS, RunJob
+from tests.optimizer.runtime.ranks.pipeline.test_steps import assert_bits_of_one_device
 from tests.optimizer.runtime.ranks.test_steps import OnOneDevice
 from tests.optimizer.runtime.ranks.test_train import make_rank_plan, run_job, weights_of
 

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from tests.worker.processes import is_alive, wait_for
-from worker.run.lifeline import Beats, boot_s
+from worker.run.watch.lifeline import Beats, boot_s
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 SUPERVISOR = textwrap.dedent("""
     import os, select, sys, time
     from pathlib import Path
     from worker.run.child import Child
-    from worker.run.lifeline import Beats, boot_s
+    from worker.run.watch.lifeline import Beats, boot_s
     lease_s = float(sys.argv[1])
     beats = Beats(lambda: boot_s() + lease_s, interval_s=lease_s / 30)
     child = Child(sys.argv[2:], folder=Path.cwd(), beat_fd=beats.child_fd)
@@ -36,7 +36,7 @@ SUPERVISOR = textwrap.dedent("""
 """)
 WORKER = textwrap.dedent("""
     import json, os, subprocess, sys, time
-    from worker.run.lifeline import die_with_supervisor, end_when_silent
+    from worker.run.watch.lifeline import die_with_supervisor, end_when_silent
     die_with_supervisor(int(os.environ["HEADROOM_LIFELINE_FD"]))
     end_when_silent(int(os.environ["HEADROOM_BEAT_FD"]))
     grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
@@ -117,7 +117,8 @@ def test_a_group_that_was_halted_itself_goes_on_with_the_beats_that_came_meanwhi
 def test_a_group_that_lost_its_job_ends_though_its_supervisor_lives(tmp_path: Path) -> None:
     until: Any = {"s": boot_s() + 600}
     beats = Beats(lambda: until["s"], interval_s=0.02)
-    source = "import sys, time; from worker.run import lifeline; lifeline.end_when_silent(int(sys.argv[1])); time.sleep(300)"
+    source = "import sys, time; from worker.run.watch.lifeline import end_when_silent; "
+    source += "end_when_silent(int(sys.argv[1])); time.sleep(300)"
     process = subprocess.Popen(
         [*command(source), str(beats.child_fd)],
         pass_fds=[beats.child_fd],
@@ -142,7 +143,7 @@ def test_a_group_that_lost_its_job_ends_though_its_supervisor_lives(tmp_path: Pa
 
 HALTED = textwrap.dedent("""
     import os, sys, threading, time
-    from worker.run import lifeline
+    from worker.run.watch import lifeline
     threading.Thread.start = lambda thread: None  # as if it were the last to get a turn after a halt
     check = lifeline.end_when_silent(int(sys.argv[1]))
     for line in sys.stdin:

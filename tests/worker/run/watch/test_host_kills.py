@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from worker.run.host_kills import HostKills, KillCount, known_counts
+from worker.run.watch.host_kills import HostKills, KillCount, known_counts
 
 
 def make_count(file: Path, text: str, *, of: str = "the group") -> KillCount:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.worker.processes import wait_for
-from worker.run import halted
 from worker.run.child import Child, StopOrder
-from worker.run.halted import HaltWatch
+from worker.run.watch import halted
+from worker.run.watch.halted import HaltWatch
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(300)"]
 
