@@ -27,7 +27,7 @@ def list_sharing(spec: ModelSpec, workload: TrainingWorkload, goal: Goal) -> tup
 
     Raises InvalidPlan in words for a pinned number that the goal or the model does not have.
     """
-    check_shared_pin(spec.config, goal)
+    check_shared_pin(spec.config, goal.pins, num_devices=goal.num_devices)
     if goal.pins.layout.tensor is not None:
         return (goal.pins.layout.tensor,) if goal.pins.layout.tensor > 1 else ()
     if workload.global_batch_size >= goal.num_devices or "share_blocks" in goal.forbid or not can_share(workload):
@@ -36,17 +36,17 @@ def list_sharing(spec: ModelSpec, workload: TrainingWorkload, goal: Goal) -> tup
     return next(((number,) for number in numbers if not find_obstacle(spec.config, number)), ())
 
 
-def check_shared_pin(config: Mapping[str, Any], goal: Goal) -> None:
+def check_shared_pin(config: Mapping[str, Any], pins: Pins, *, num_devices: int) -> None:
     """Raise InvalidPlan in words where devices that share each block are pinned, more than there may be, or of a model that
     cannot be shared so.
     """
-    pinned = shared_number(goal.pins)
-    if pinned > goal.num_devices:
+    pinned = shared_number(pins)
+    if pinned > num_devices:
         raise InvalidPlan(
-            f"goal.pins.layout.tensor is {pinned}; goal.num_devices is {goal.num_devices}",
+            f"goal.pins.layout.tensor is {pinned}; goal.num_devices is {num_devices}",
             field="goal.pins.layout.tensor",
             value=pinned,
-            allowed={"minimum": 1, "maximum": goal.num_devices},
+            allowed={"minimum": 1, "maximum": num_devices},
             hint="Permit as many devices, or leave out the pin.",
         )
     if pinned > 1:

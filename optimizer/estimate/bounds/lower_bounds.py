@@ -47,6 +47,12 @@ class Relaxation:
     """Milliseconds more, or less, where all of the state leaves; by sum."""
     host_bytes: int
     """Bytes on the host between steps, where all of the state leaves."""
+    state_host_bytes: int
+    """The part of them that is state which may stay."""
+    kind_host_bytes: Numbers
+    """Bytes that such a block has on the host when forward ends, as [kind, form]."""
+    last_host_bytes: Numbers
+    """The same of the last block, by form."""
     disk_bytes: int
     remote_bytes: int
     margin: float

@@ -30,6 +30,8 @@ class RelaxedBlocks:
     """Bytes that are left after backward."""
     gradients: Numbers
     """The part of ``left`` that is gradients."""
+    on_host: Numbers
+    """Bytes that are on the host from forward to backward."""
     forward_ms: Numbers
     first_ms: Numbers
     later_ms: Numbers
@@ -76,6 +78,7 @@ def _list_block(prices: PartPrices, template: int, form: Form) -> dict[str, floa
         "later_rise": again.rise,
         "left": forward.net_bytes + first.net_bytes,
         "gradients": int(first.net[_GRADIENTS]),
+        "on_host": 0 if trip is None else max(0, compiled.part_bytes(PartRequest(traced_part("forward"), trip=trip)).host_net),
         "forward_ms": lanes("forward"),
         "first_ms": lanes("backward_first"),
         "later_ms": lanes(later, is_first=False),

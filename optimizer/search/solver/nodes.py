@@ -15,7 +15,7 @@ from optimizer.estimate.bounds.lower_bounds import Form, Relaxation
 from optimizer.search.problem import OuterPlan, Relax
 from optimizer.search.solver.grid import all_homes, has_free_fraction, on_host, with_chunks
 from optimizer.search.solver.pricebook import PriceBook
-from optimizer.search.solver.relaxed import INFINITE_MS, bound_relaxed, bound_with_between, count_forms
+from optimizer.search.solver.relaxed import INFINITE_MS, bound_relaxed, bound_with_between, count_forms, with_host_limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +118,8 @@ def narrow(found: Relaxation, forms: list[int], chunks: int) -> Relaxation:
         kind_ms=found.kind_ms[:, :, forms],
         last_bytes=found.last_bytes[chunks : chunks + 1, forms],
         last_ms=found.last_ms[:, forms],
+        kind_host_bytes=found.kind_host_bytes[:, forms],
+        last_host_bytes=found.last_host_bytes[forms],
         end_bytes=found.end_bytes[chunks : chunks + 1],
         fixed_ms=found.fixed_ms[:, chunks : chunks + 1],
     )
@@ -195,6 +197,7 @@ def _homes_of(book: PriceBook, base: OuterPlan, relax: Relax) -> Iterator[NodeGr
         counts = tuple(chunked.num_chunks for chunked in with_chunks(book.problem, setting))
         is_free = has_free_fraction(book.problem, setting)
         found = relax.setting(setting, forms=problem.forms, chunk_counts=counts, state_is_free=is_free)
+        found = with_host_limit(found, host_budget_bytes=problem.host_budget_bytes)
         if problem.has_room(host_bytes=found.host_bytes, disk_bytes=found.disk_bytes, remote_bytes=found.remote_bytes):
             roomy.add(setting)
         elif not is_free:

@@ -15,7 +15,7 @@ from optimizer.estimate.bounds.lower_bounds import Relaxation
 
 Numbers = NDArray[np.float64]
 INFINITE_MS: Final = float("inf")
-_STEPS: Final = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+_STEPS: Final = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 0.96, 0.99)
 """Weights of two sums that are looked at."""
 _SLACK: Final = 1e-9
 """Share by which rounding may make a bound too high."""
@@ -27,6 +27,48 @@ def least_high_bytes(found: Relaxation, *, share: float = 1.0) -> Numbers:
     held_bytes = np.maximum(own_bytes, found.end_bytes) - share * found.state_bytes + found.fixed_bytes
     least: Numbers = held_bytes * (1 + found.margin) * (1 - _SLACK)
     return least
+
+
+def with_host_limit(found: Relaxation, *, host_budget_bytes: int) -> Relaxation:
+    """The relaxation of plans for which the host has room: with sums in which what blocks have on the host costs time, and the
+    room for it gives as much.
+
+    No plan that the host has room for is faster than such a sum, whatever a byte there costs. Looked at are the costs at which a
+    block's way to the host spares as much as the cheapest way to run its ops again.
+    """
+    room_bytes = host_budget_bytes - (found.host_bytes - found.state_host_bytes)
+    most_bytes = found.num_of_kind @ found.kind_host_bytes.max(axis=1) if len(found.num_of_kind) else 0.0
+    if room_bytes < 0 or most_bytes + found.last_host_bytes.max() + found.state_host_bytes <= room_bytes:
+        return found
+    longest = int((found.kind_ms[:, :, 0] @ found.num_of_kind + found.last_ms[:, 0] + found.fixed_ms[:, 0]).argmax())
+    costs = np.array(_list_host_costs(found, longest)).reshape(-1, 1, 1)
+    if not len(costs):
+        return found
+    by_byte, state_ms = costs[:, 0], found.state_ms[longest] + costs[:, 0, 0] * found.state_host_bytes
+    return replace(
+        found,
+        kind_ms=np.concatenate([found.kind_ms, found.kind_ms[longest] + costs * found.kind_host_bytes]),
+        last_ms=np.concatenate([found.last_ms, found.last_ms[longest] + by_byte * found.last_host_bytes]),
+        fixed_ms=np.concatenate([found.fixed_ms, found.fixed_ms[longest] - by_byte * room_bytes]),
+        state_ms=np.concatenate([found.state_ms, state_ms]),
+    )
+
+
+def _list_host_costs(found: Relaxation, longest: int) -> list[float]:
+    """Milliseconds a byte on the host, one for each form that moves bytes there, by the kind of most blocks. longest: the sum
+    that is looked at.
+    """
+    if not len(found.num_of_kind):
+        return []
+    kind = int(found.num_of_kind.argmax())
+    held, on_host = found.kind_bytes[kind], found.kind_host_bytes[kind]
+    saved_bytes, spent_ms = held.max() - held, found.kind_ms[longest, kind] - found.kind_ms[longest, kind].min()
+    rebuilt = (on_host == 0) & (saved_bytes > 0) & (spent_ms > 0)
+    moved = (on_host > 0) & (saved_bytes > 0)
+    if not rebuilt.any():
+        return []
+    again_ms = (spent_ms[rebuilt] / saved_bytes[rebuilt]).min()
+    return sorted({float(cost) for cost in again_ms * saved_bytes[moved] / on_host[moved]})
 
 
 def bound_with_between(found: Relaxation, *, budget_bytes: int) -> tuple[Numbers, Numbers]:
@@ -51,8 +93,15 @@ def bound_relaxed(found: Relaxation, *, budget_bytes: int) -> Numbers:
     vertices = np.eye(len(sums))
     bounds = _bounds(found, sums, vertices, room_bytes)
     if len(sums) > 1:
-        best = int(bounds.max(axis=1).argmax())
-        pairs = [step * vertices[best] + (1 - step) * other for other in np.delete(vertices, best, axis=0) for step in _STEPS]
+        # Two for each count: a sum that counts bytes on the host and the one it is made of are alike where a disk takes them.
+        num_best = 2 if found.kind_host_bytes.any() else 1
+        best = np.unique(np.argsort(-bounds[:, fits], axis=0, kind="stable")[:num_best])
+        pairs = [
+            step * vertices[one] + (1 - step) * other
+            for one in best
+            for other in np.delete(vertices, one, axis=0)
+            for step in _STEPS
+        ]
         bounds = np.concatenate([bounds, _bounds(found, sums, np.array(pairs), room_bytes)])
     return np.where(fits, bounds.max(axis=0) * (1 - _SLACK), INFINITE_MS)
 

@@ -127,7 +127,7 @@ def read_spec(user: Any, document: Any) -> JobSpec:
     goal = read_goal(_over(for_goal, document.get("goal")))
     check_against_model(workload, model)
     check_compiled_pin(goal.pins)
-    check_shared_pin(model.config, goal)
+    check_shared_pin(model.config, goal.pins, num_devices=goal.num_devices)
     joining = read_joining(user, {name: document[name] for name in JOINING_FIELDS if name in document})
     if joining is not None:
         goal = _over_all(goal, document["goal"], num_devices=joining.num_devices)

@@ -66,7 +66,7 @@ def read_question(user: Any, asked: AskedOfModel, *, plans: Sequence[Plan] = ())
     place = read_place(user, machine=asked.machine, gpu=asked.gpu, goal=given)
     goal = given or Goal(device_budget_bytes=place.machine.most_memory_bytes)
     check_compiled_pin(goal.pins)
-    check_shared_pin(model.config, goal)
+    check_shared_pin(model.config, goal.pins, num_devices=goal.num_devices)
     question = question_at(AskedTraining(model=model, workload=workload, goal=goal), place)
     try:
         return None if question is None else question.that_prices(*plans)

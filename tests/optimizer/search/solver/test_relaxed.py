@@ -14,7 +14,7 @@ from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
 from optimizer.search.problem import OuterPlan, SearchProblem
 from optimizer.search.solver.grid import MAX_PREFETCH, chunk_counts
-from optimizer.search.solver.relaxed import bound_relaxed
+from optimizer.search.solver.relaxed import bound_relaxed, with_host_limit
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
 
@@ -69,7 +69,7 @@ def test_no_plan_is_faster_than_its_settings_bound(name: str) -> None:
     draw = random.Random(f"relaxed {name}")
     profile = traced(name)
     problem = draw_problem(draw, profile, LENGTHS[name])
-    tightness = []
+    tightness, num_limited = [], 0
     for index in range(NUM_PLANS):
         if index % 8 == 0:
             problem = draw_problem(draw, profile, LENGTHS[name])
@@ -82,9 +82,14 @@ def test_no_plan_is_faster_than_its_settings_bound(name: str) -> None:
         counts = chunk_counts(setting, tokens=problem.workload.sequence_length)
         free = setting.state_place != "device" and setting.weights_place == "device" and draw.random() < 0.7
         found = problem.relax.setting(setting, forms=problem.forms, chunk_counts=counts, state_is_free=free)
+        limited = with_host_limit(found, host_budget_bytes=prediction.host_peak_bytes)
+        num_limited += len(limited.last_ms) - len(found.last_ms)
+        limited_ms = bound_relaxed(limited, budget_bytes=prediction.device_peak_high_bytes)[counts.index(setting.num_chunks)]
+        assert limited_ms <= prediction.step_ms, (setting, per_block)
         bounds = bound_relaxed(found, budget_bytes=prediction.device_peak_high_bytes)
         bound_ms = bounds[counts.index(setting.num_chunks)]
         assert bound_ms <= prediction.step_ms, (setting, per_block)
         assert problem.relax.base_ms(setting.base) <= prediction.step_ms
         tightness.append(bound_ms / prediction.step_ms)
     assert max(tightness) > 0.9
+    assert num_limited
