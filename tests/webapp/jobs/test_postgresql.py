@@ -1,7 +1,4 @@
-"""The same tests on a real PostgreSQL: what holds on SQLite must hold there, with row locks and skipped rows.
-
-Those of jobs, whose claims and leases rest on these, in every run; the others are shared out over several commits' runs.
-"""
+"""The same tests on a real PostgreSQL: what holds on SQLite must hold there, with row locks and skipped rows."""
 
 import os
 import subprocess
@@ -13,7 +10,7 @@ import pytest
 from tests import llama
 
 ROOT = Path(__file__).resolve().parents[3]
-OTHERS = (("live", "webhooks", "monitoring"), ("accounts",), ("catalog",), ("api",))
+HALVES = (("jobs", "live", "webhooks", "monitoring"), ("accounts", "catalog", "api"))
 NOT_REPEATED = (
     "accounts/test_permissions.py",
     "api/routes/test_bad_estimates.py",
@@ -28,26 +25,14 @@ NOT_REPEATED = (
 
 
 @pytest.mark.postgres
-def test_claims_leases_and_moves_of_jobs_pass_on_postgresql(
-    postgresql_url: str, short_folder: Path, llama_folder: Path
-) -> None:
-    run_on_postgresql(("jobs",), url=postgresql_url, folder=short_folder, llama_folder=llama_folder)
-
-
-@pytest.mark.breadth
-@pytest.mark.postgres
-@pytest.mark.parametrize("folders", OTHERS, ids=" ".join)
-def test_everything_else_that_touches_the_database_passes_on_postgresql(
+@pytest.mark.parametrize("folders", HALVES, ids=" ".join)
+def test_everything_that_touches_the_database_passes_on_postgresql(
     postgresql_url: str, short_folder: Path, llama_folder: Path, folders: tuple[str, ...]
 ) -> None:
-    run_on_postgresql(folders, url=postgresql_url, folder=short_folder, llama_folder=llama_folder)
-
-
-def run_on_postgresql(folders: tuple[str, ...], *, url: str, folder: Path, llama_folder: Path) -> None:
-    home = folder / "headroom-tests-postgresql"
+    home = short_folder / "headroom-tests-postgresql"
     home.mkdir()
     environment = os.environ | {
-        "DATABASE_URL": url,
+        "DATABASE_URL": postgresql_url,
         "HEADROOM_HOME": str(home),
         llama.FOLDER_VARIABLE: str(llama_folder),
     }
