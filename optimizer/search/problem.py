@@ -342,8 +342,8 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
         """Micro-batches and representations, from lossless to smallest, and in each the micro-batch from small to large.
 
         Those whose files the disk has no room for are left out, unless it has room for none. All else in them is as pinned or as
-        in plain training; ``solver/levers.py`` says what can be added. Where gradients, state
-        and weights are pinned to live is left to it too.
+        in plain training; ``solver/levers.py`` says what can be added. Where gradients, state and weights are pinned to live is
+        left to it too.
         """
         return self._settings
 

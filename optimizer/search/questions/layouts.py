@@ -143,7 +143,7 @@ def _settle(problem: SearchProblem, found: PricedPlan, goal: Goal, workload: Tra
 
 
 def _settled(problem: SearchProblem, result: SearchResult, goal: Goal, workload: TrainingWorkload) -> SearchResult:
-    """The result with that plan."""
+    """The result with its plan settled so, and explained."""
     settled = _settle(problem, result.chosen, goal, workload)
     if settled is result.chosen:
         return result
