@@ -33,6 +33,8 @@ from optimizer.search.solver.polish import polish
 from optimizer.search.solver.pricebook import PriceBook, remembering
 from optimizer.search.solver.solve import solve
 
+_NUM_LIKELY = 3
+"""Settings that were best under a larger budget and are looked at first under a smaller one."""
 _MAX_LEARNT = 3
 """Searches that count what kernels were seen to hold beside tensors, each of them knowing more."""
 
@@ -109,9 +111,11 @@ def search_budgets(problem: SearchProblem, budgets_bytes: Sequence[int]) -> dict
     return results
 
 
-def find_best(book: PriceBook, *, polishes: bool = True) -> bool:
-    """Report whether some permitted plan fits; the best found is ``book.best``. polishes: as ``solve`` has it."""
-    solve(book, polishes=polishes)
+def find_best(book: PriceBook, *, likely: Sequence[Plan] = (), polishes: bool = True) -> bool:
+    """Report whether some permitted plan fits; the best found is ``book.best``. likely: plans near which the best may be. polishes:
+    as ``solve`` has it.
+    """
+    solve(book, likely=likely, polishes=polishes)
     if book.best is None and not book.is_complete and not book.has_limit:
         # The solver passes over what looks hopeless; before it is said that nothing fits, the smallest plans are priced.
         polish(price_floor(book))
@@ -137,9 +141,14 @@ def first_on_the_card(book: PriceBook, *, most_ms: float = math.inf) -> tuple[Pr
         grows = True
         first = found(book, grows=grows)
 
+    books = [book]
+
     def within(budget_bytes: int) -> CardFit[PricedPlan, PriceBook] | None:
-        smaller = PriceBook(beside.added_to(problem).with_budget(budget_bytes))
-        return found(smaller, grows=grows) if find_best(smaller) else None
+        other = PriceBook(beside.added_to(problem).with_budget(budget_bytes))
+        if not find_best(other, likely=list_likely(books, budget_bytes=budget_bytes)):
+            return None
+        books.append(other)
+        return found(other, grows=grows)
 
     for _ in range(_MAX_LEARNT):
         if first.chosen.verdict in ACCEPTED or not beside.learn(problem, first.chosen):
@@ -164,6 +173,14 @@ def first_on_the_card(book: PriceBook, *, most_ms: float = math.inf) -> tuple[Pr
     if smallest.verdict in ACCEPTED:
         return smallest, book
     raise explain_infeasible(problem)
+
+
+def list_likely(books: Sequence[PriceBook], *, budget_bytes: int) -> list[Plan]:
+    """Plans near which the best under another budget may be: the best of each book with a peak of so many bytes, and the best of
+    some settings of the last book, whatever their peaks.
+    """
+    lighter = [plan for book in books if (plan := book.find_lighter(budget_bytes)) is not None]
+    return [*lighter, *books[-1].list_best(_NUM_LIKELY)]
 
 
 def _first_verified(book: PriceBook, *, grows: bool) -> PricedPlan:

@@ -137,6 +137,11 @@ class OuterPlan:
             layout=self.layout,
         )
 
+    @property
+    def home(self) -> "OuterPlan":
+        """The same with one count of chunks, and as little on the device as may be there."""
+        return replace(self, num_chunks=1, state_fraction=1.0, prefetch=1, compress="none", expandable_segments=False)
+
 
 class RankPrices(Protocol):
     """Prices of single ranks of a model that is cut (``rank_pricer.py``)."""

@@ -4,10 +4,11 @@ In a node the share of the state that leaves is the one at which the bound is le
 own bound is under the best plan found, and of mixtures those around the counts that are best in the sums a bound is made of.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from optimizer.estimate.bounds.lower_bounds import Form
+from optimizer.plan.plan import Plan
 from optimizer.search.problem import OuterPlan, Relax
 from optimizer.search.solver.grid import (
     PREFETCHES,
@@ -33,17 +34,22 @@ MIN_GAIN = 1e-3
 _KEEP: Form = ("keep", "none")
 
 
-def solve_guided(book: PriceBook, relax: Relax) -> Callable[[OuterPlan], bool]:
+def solve_guided(book: PriceBook, relax: Relax, *, likely: Sequence[Plan] = ()) -> Callable[[OuterPlan], bool]:
     """Price what is worth pricing; the answer is ``book.best``, what it can be behind is ``book.floor_ms``.
 
-    Returns whether a setting may still hold a faster plan, for whoever polishes the best.
+    likely: plans that are priced first, and in whose nodes others are looked for first. Returns whether a setting may still hold a faster plan, for whoever polishes the best.
     """
     nodes = Nodes(book, relax)
+    settings = {plan: OuterPlan.of(plan) for plan in likely if plan.layout == book.problem.layout}
+    for plan, setting in settings.items():
+        book.price(setting, plan.activations.per_block)
+    for node in nodes.holding(settings.values()):
+        if _is_worth(book, node.bound_ms):
+            _search_node(book, node)
     for node in nodes.in_order():
         if not _is_worth(book, node.bound_ms):
             break
-        for setting in _settings_of(book, node):
-            _search_setting(book, node, setting)
+        _search_node(book, node)
     book.floor_ms = nodes.floor_ms
     return lambda setting: _is_worth(book, nodes.least_ms(setting))
 
@@ -59,6 +65,11 @@ def bound_guided(book: PriceBook, relax: Relax) -> None:
 
 def _is_worth(book: PriceBook, bound_ms: float) -> bool:
     return bound_ms * (1 + MIN_GAIN) < book.best_step_ms and not book.is_full
+
+
+def _search_node(book: PriceBook, node: Node) -> None:
+    for setting in _settings_of(book, node):
+        _search_setting(book, node, setting)
 
 
 def _settings_of(book: PriceBook, node: Node) -> Iterator[OuterPlan]:

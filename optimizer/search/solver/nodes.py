@@ -5,7 +5,7 @@ may leave and any number of blocks may be fetched ahead. No plan of a node is pr
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
@@ -144,6 +144,7 @@ class Nodes:
         self._by_setting: dict[OuterPlan, NodeGroup] = {}
         self._waiting: list[tuple[float, str, OuterPlan | Node]] = []
         self._seen: set[tuple[int, bytes]] = set()
+        self._looked_into: set[OuterPlan] = set()
         for base in book.problem.settings():
             self._wait(relax.base_ms(base), base)
 
@@ -154,36 +155,61 @@ class Nodes:
         """
         while self._waiting:
             _, _, first = heappop(self._waiting)
-            if isinstance(first, Node):
-                key = (first.setting.num_chunks, first.home.fingerprint)
-                if key not in self._seen:
-                    self._seen.add(key)
-                    yield first
+            if not isinstance(first, Node):
+                self._look_into(first)
+            elif self._is_first(first):
+                yield first
+
+    def holding(self, settings: Iterable[OuterPlan]) -> Iterator[Node]:
+        """The nodes of settings, in their order, as far as something may fit there. ``in_order`` passes over them."""
+        bases = {base.base: base for base in self._book.problem.settings()}
+        for setting in settings:
+            base = bases.get(setting.base)
+            if base is None:
                 continue
-            for home in _homes_of(self._book, first, self._relax):
-                self._by_setting[_home_key(home.setting)] = home
-                for chunks, bound_ms in enumerate(home.bounds_ms):
-                    if isfinite(bound_ms):
-                        self._wait(bound_ms, Node(home=home, chunks=chunks))
+            self._look_into(base)
+            home = self._by_setting.get(setting.home)
+            if home is None:
+                continue
+            node = Node(home=home, chunks=bisect_right(home.chunk_counts, setting.num_chunks) - 1)
+            if isfinite(node.bound_ms) and self._is_first(node):
+                yield node
+
+    def _look_into(self, base: OuterPlan) -> None:
+        if base in self._looked_into:
+            return
+        self._looked_into.add(base)
+        for home in _homes_of(self._book, base, self._relax):
+            self._by_setting[home.setting.home] = home
+            for chunks, bound_ms in enumerate(home.bounds_ms):
+                if isfinite(bound_ms):
+                    self._wait(bound_ms, Node(home=home, chunks=chunks))
+
+    def _is_first(self, node: Node) -> bool:
+        """Report whether no node with the same bytes and times was yielded, and take this one for it."""
+        key = (node.setting.num_chunks, node.home.fingerprint)
+        is_first = key not in self._seen
+        self._seen.add(key)
+        return is_first
 
     @property
     def floor_ms(self) -> float:
         """No plan of any base is faster."""
-        bases = [bound_ms for bound_ms, _, waiting in self._waiting if isinstance(waiting, OuterPlan)]
+        bases = [
+            bound_ms
+            for bound_ms, _, waiting in self._waiting
+            if isinstance(waiting, OuterPlan) and waiting not in self._looked_into
+        ]
         return min([*bases, *(home.floor_ms for home in self._by_setting.values())], default=INFINITE_MS)
 
     def least_ms(self, setting: OuterPlan) -> float:
         """No plan with another share of the state or other blocks fetched ahead is faster either; 0 where nothing is known."""
-        home = self._by_setting.get(_home_key(setting))
+        home = self._by_setting.get(setting.home)
         return 0.0 if home is None else home.least_with(setting.num_chunks)
 
     def _wait(self, bound_ms: float, waiting: "OuterPlan | Node") -> None:
         setting = waiting if isinstance(waiting, OuterPlan) else waiting.setting
         heappush(self._waiting, (bound_ms, repr(setting) + type(waiting).__name__, waiting))
-
-
-def _home_key(setting: OuterPlan) -> OuterPlan:
-    return replace(setting, num_chunks=1, state_fraction=1.0, prefetch=1, compress="none")
 
 
 def _homes_of(book: PriceBook, base: OuterPlan, relax: Relax) -> Iterator[NodeGroup]:

@@ -105,6 +105,19 @@ class PriceBook:
         """Those that fit, best first."""
         return self._sorted(lambda plan, prediction: self.problem.fits(prediction) and self._permits(plan))
 
+    def find_lighter(self, peak_bytes: int) -> Plan | None:
+        """The best plan with a peak of so many bytes or less, by its upper end; None where none was priced."""
+        fitting = (plan for plan, prediction in self.feasible() if prediction.device_peak_high_bytes <= peak_bytes)
+        return next(fitting, None)
+
+    def list_best(self, number: int) -> list[Plan]:
+        """The best plans of so many settings, whatever the number of chunks and the share of the state that leaves."""
+        found: dict[OuterPlan, Plan] = {}
+        for plan, _ in self.feasible():
+            if len(found) < number:
+                found.setdefault(OuterPlan.of(plan).home, plan)
+        return list(found.values())
+
     def _sorted(self, wanted: Callable[[Plan, Prediction], bool]) -> list[tuple[Plan, Prediction]]:
         found = [pair for pair in self._priced.items() if wanted(*pair)]
         return sorted(found, key=lambda pair: self._key_of(*pair))

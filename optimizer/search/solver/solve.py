@@ -15,9 +15,10 @@ still fits (its own price says so) but may miss the optimum by a block. Blocks o
 the best setting is known (``search_by_kind``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from optimizer.plan.plan import Plan
 from optimizer.search.problem import OuterPlan
 from optimizer.search.solver.exhaustive import price_all
 from optimizer.search.solver.grid import has_free_fraction, with_chunks, with_prefetch
@@ -44,16 +45,16 @@ MAX_MIXED_SETTINGS = 6
 _NEVER = 2**62
 
 
-def solve(book: PriceBook, *, polishes: bool = True) -> None:
+def solve(book: PriceBook, *, likely: Sequence[Plan] = (), polishes: bool = True) -> None:
     """Price what is worth pricing; the answer is ``book.best``. Of small problems everything is.
 
-    polishes: False leaves a deep model's best plan as it was found, without changing it here and there.
+    likely: plans near which the best may be, of use for deep models. polishes: False leaves a deep model's best plan as it was found, without changing it here and there.
     """
     if price_all(book):
         return
     relax = None if book.problem.pinned_blocks is not None else book.problem.relax
     if relax is not None and book.problem.num_blocks > MAX_BLOCKS_FOR_ALL_LINES:
-        is_worth = solve_guided(book, relax)
+        is_worth = solve_guided(book, relax, likely=likely)
         if polishes:
             polish(book, is_worth=is_worth)
         return
