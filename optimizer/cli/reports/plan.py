@@ -102,7 +102,7 @@ def _setups_part(answer: ObjectiveAnswer) -> str:
             shown.setdefault(priced.plan, priced)
     rows = [
         (
-            priced.label.replace("_", " "),
+            priced.label,
             format_bytes(priced.prediction.device_peak_bytes),
             format_bytes(priced.prediction.device_peak_high_bytes),
             size_or_dash(priced.prediction.host_peak_bytes),

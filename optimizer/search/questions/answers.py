@@ -57,8 +57,15 @@ class SetupOption(WithJson):
     """The setup, whatever its blocks do: ``fsdp``."""
     label: str
     """Key of its plan in ``result.baselines``, which has none where it cannot be carried out."""
-    sentence: str
-    """A comparison with the plan that was chosen, or why it does not fit."""
+    words: str
+    """The setup in a few words."""
+    finding: str
+    """How it compares with the chosen plan, or why it does not fit or cannot be carried out."""
+
+    @property
+    def sentence(self) -> str:
+        """Both in one, without its end."""
+        return f"{self.words}: {self.finding}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -280,7 +280,11 @@ def _look(request: HttpRequest, work: Work, found: PlanAnswer, *, whole: bool) -
         edit = EditForm(typed, plan=plan, decisions=work.decisions, prefix=EDIT)
         edited = _edited(work, plan, edit, whole=whole, is_chosen=found.chosen is not None)
     points = plans.list_points(
-        found.chosen, baselines=found.baselines, frontier=found.frontier, yours=edited.priced if edited else None
+        found.chosen,
+        baselines=found.baselines,
+        frontier=found.frontier,
+        yours=edited.priced if edited else None,
+        findings=found.findings,
     )
     wanted = request.GET.getlist("with") or [point.key for point in points if point.sort == "baseline"][:1]
     return _Look(

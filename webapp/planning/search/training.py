@@ -77,7 +77,7 @@ class TrainingQuestion(Question[ModelProfile, TrainingWorkload, Goal]):
             profile_sha256=found.priced_by.profile_sha256,
         )
         return FoundPlans(
-            chosen=chosen, by_hand=_explained(self, found.plain.result.baselines), awaits_compiled=found.awaits_compiled
+            chosen=chosen, by_hand=_explained(self, _without_twins(found.plain)), awaits_compiled=found.awaits_compiled
         )
 
     def find_by_hand(self, *, taken: Plan | None) -> PricedPlan | None:
@@ -303,6 +303,16 @@ def _pose(
 @remembered(most=MAX_MEMORIES, key=lambda question: (question.profile_sha256, question.place.sha256))
 def _memory(question: TrainingQuestion) -> PriceMemory:
     return PriceMemory()
+
+
+def _without_twins(answer: ObjectiveAnswer) -> dict[str, PricedPlan]:
+    """The baselines, without setups of several devices that are the same plan as one before."""
+    setups, seen, found = {setup.label for setup in answer.setups}, set[Plan](), dict[str, PricedPlan]()
+    for label, priced in answer.result.baselines.items():
+        if label not in setups or priced.plan not in seen:
+            found[label] = priced
+        seen.add(priced.plan)
+    return found
 
 
 def _explained(question: TrainingQuestion, baselines: Mapping[str, PricedPlan]) -> list[FoundPlan]:

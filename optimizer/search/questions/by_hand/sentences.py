@@ -18,9 +18,9 @@ _FASTER: Final = 0.99
 
 
 def list_options(found: Sequence[PricedSetup], chosen: PricedPlan) -> tuple[SetupOption, ...]:
-    """Every setup with a sentence that compares it with the chosen plan."""
+    """Every setup, and how it compares with the chosen plan."""
     return tuple(
-        SetupOption(setup=each.setup.label, label=each.label, sentence=f"{each.words}: {_compare(each, chosen)}")
+        SetupOption(setup=each.setup.label, label=each.label, words=each.words, finding=_compare(each, chosen))
         for each in found
     )
 
