@@ -105,7 +105,7 @@ class PricedSetup:
 
     @property
     def label(self) -> str:
-        """``fsdp_recompute``."""
+        """Its name, such as ``fsdp_recompute``."""
         return self.setup.label + ("" if self.way is None else RECOMPUTES[self.way][0])
 
     @property
@@ -129,12 +129,14 @@ class PricedSetup:
 
 
 def price_setups(question: SetupQuestion, *, best_ms: float = math.inf) -> list[PricedSetup]:
-    """Every setup with each way to recompute; one that cannot be carried out once. best_ms: of the best plan that is known."""
+    """Every setup with each way to recompute; one that cannot be carried out once. best_ms: milliseconds of a step of the best
+    plan that is known.
+    """
     return [found for setup in SETUPS for found in price_setup(question, setup, best_ms=best_ms)]
 
 
 def price_setup(question: SetupQuestion, setup: Setup, *, best_ms: float = math.inf) -> list[PricedSetup]:
-    """The same of one setup."""
+    """The ways to recompute of one setup; itself once where it cannot be carried out. best_ms: as above."""
     try:
         team = question.team_of(setup)
         layout = setup.layout(num_devices=team.num_devices, num_blocks=question.num_blocks, ranks=team.ranks)
@@ -264,7 +266,10 @@ class _Tries:
             if lighter is not None and all(lighter != other for _, other in waiting):
                 heappush(waiting, (self._step_ms(lighter), lighter))
         last = _Choice(0, _FEWEST[way] if way != "some" else PARTS)
-        return self.whole.get(self.plan(last)) or self.problem.priced("", self.plan(last), self.price(last), in_detail=False)
+        plan, found = self.plan(last), self.price(last)
+        if plan not in self.whole and least_bytes == math.inf:
+            return self.problem.priced("", plan, found, in_detail=False)
+        return self.whole.setdefault(plan, self.whole.get(plan) or self.problem.priced("", plan, found))
 
     def is_open(self, priced: PricedPlan) -> bool:
         """Report whether nobody has looked at a plan's processes, whose tensors fit."""
