@@ -60,7 +60,7 @@ class SetupOption(WithJson):
     words: str
     """The setup in a few words."""
     finding: str
-    """How it compares with the chosen plan, or why it does not fit or cannot be carried out."""
+    """Compares it with the chosen plan, or says why it does not fit or cannot be carried out."""
 
     @property
     def sentence(self) -> str:

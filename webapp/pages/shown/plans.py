@@ -45,7 +45,7 @@ class Point:
     twins: tuple[str, ...] = ()
     """Labels of standard setups that are the same plan."""
     finding: str = ""
-    """How it compares with the chosen plan, or why it does not fit, where that was put in words."""
+    """Compares it with the chosen plan, or says why it does not fit, where that was put in words."""
 
     @property
     def name(self) -> str:
