@@ -43,7 +43,7 @@ _LONGEST_REST_S: Final = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Rest:
-    """How long a link is left alone, since this machine last listened for it."""
+    """A pause in which this machine does not listen for a link, since it last did."""
 
     since_s: float
     pause_s: float

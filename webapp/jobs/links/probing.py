@@ -19,7 +19,7 @@ from webapp.jobs.devices.room import live_holds
 
 AGAIN_AFTER_S: Final = 24 * 3600.0
 AGAIN_AFTER_FAILURE_S: Final = 30.0
-"""No job can run over a link that failed, and what kept the probe from it may be over soon. Who listens tries ever more seldom."""
+"""No job can run over a link that failed, and the cause may be over soon. Who listens tries ever more seldom."""
 OFFER_S: Final = 20.0
 """An offer nobody takes for so long is over."""
 _LEAST_LEFT_S: Final = 5.0
