@@ -120,6 +120,12 @@ def asked_by(name_person: Callable[[], int | None]) -> Iterator[None]:
         _asking.reset(token)
 
 
+def present_person() -> int | None:
+    """Id of who asks by the request that this thread works on; None for a stranger, and where it works on none."""
+    asking = _asking.get()
+    return None if asking is None else asking.name_person()
+
+
 def hurry() -> None:
     """Let the present request wait for its person's other questions no longer than a submission may."""
     if (asking := _asking.get()) is not None:
