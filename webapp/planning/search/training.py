@@ -33,6 +33,7 @@ from optimizer.search.questions.price_cache import PriceMemory, detailed_part, n
 from optimizer.search.questions.uneven.answer import answer_uneven, explain_ranks
 from optimizer.search.training import training_problem, with_shortfalls
 from optimizer.workload import TrainingWorkload
+from webapp.accounts.turns import take_turn
 from webapp.catalog.models import Model, Profile
 from webapp.jobs.specs.training import JobSpec
 from webapp.planning.search.compiled import BeingTraced, Traced, check_known_to_compile, compiled_profile
@@ -203,7 +204,10 @@ def find_offered(question: TrainingQuestion) -> Offered:
 
 
 def _answer(question: TrainingQuestion) -> ObjectiveAnswer:
-    found = _search(question)
+    found = _search.at_hand(question)
+    if found is None:
+        with take_turn():
+            found = _search(question)
     if isinstance(found, NothingFits):
         raise found.error()
     return found.for_run(question.workload)
