@@ -1,44 +1,98 @@
 """Stands in for NCCL, which needs cards: collectives beside compute, with another rank that has just what this one has.
 
-As NCCL's they begin after what compute has queued, run on a stream of their own, and compute that is to find their results waits
-for them. What the host exchanges is the real thing of one rank, twice.
+As NCCL's they begin after what compute has queued, run on streams of their own, one for each group, and compute that is to find
+their results waits for them. The other rank of a model that is cut sends numbers drawn by their order, and keeps a copy of what
+it is sent. What the host exchanges is the real thing of one rank, twice.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from optimizer.runtime.ranks.group import RankPlace, Ranks
 from tests.hostile_device.backend import HostileBackend
 from tests.hostile_device.streams import HostileEvent
 
 _DEADLINE_S = 5.0
+_SMALL = 0.01
+"""Size of what the other rank sends."""
 
 
 class TwinRanks(Ranks):
-    """Rank 0 of two."""
+    """One rank of two."""
 
     def __init__(
-        self, backend: HostileBackend, *, folder: Path, timeout_s: float = _DEADLINE_S, ends_broadcasts: bool = True
+        self,
+        backend: HostileBackend,
+        *,
+        folder: Path,
+        rank: int = 0,
+        timeout_s: float = _DEADLINE_S,
+        ends_broadcasts: bool = True,
+        fails: bool = False,
     ) -> None:
-        """ends_broadcasts: False has the other rank never take part in one to its end."""
+        """ends_broadcasts: False has the other rank never take part in one to its end. fails: True has collectives end in an
+        error, which is raised where they are waited for a second time.
+        """
         self.kept: dict[int, torch.Tensor] = {}
         """Bytes of tensors that the other rank keeps and never changes, by their storage."""
+        self.sent: list[torch.Tensor] = []
+        """Tensors as the other rank found them."""
+        self.numbers_on_their_way: list[Sequence[int]] = []
+        """Those that were sent, and that nobody has waited for."""
         super().__init__(RankPlace(rank=0, num_ranks=1, folder=folder, timeout_s=timeout_s), device=backend.device)
-        self.num_ranks = 2
-        self._device, self._is_cuda = _Collectives(backend, ends_broadcasts=ends_broadcasts, kept=self.kept), True
+        self.rank, self.num_ranks = rank, 2
+        self._make_group = lambda: _Collectives(
+            backend, ends_broadcasts=ends_broadcasts, fails=fails, kept=self.kept, sent=self.sent
+        )
+        self._device, self._is_cuda = self._make_group(), True
+        self._ways = [self._device]
+
+    def open_ways(self, number: int) -> None:
+        while len(self._ways) < number:
+            self._ways.append(self._make_group())
 
     def exchange(self, numbers: Sequence[float]) -> list[list[float]]:
         """The numbers of each."""
-        return 2 * super().exchange(numbers)[:1]
+        return 2 * [super().exchange(numbers)[self.rank]]
+
+    def begin_sending(self, integers: Sequence[int], *, to: int, tag: int) -> Any:
+        self.numbers_on_their_way.append(integers)
+        return _SentNumbers(self.numbers_on_their_way, integers)
+
+    def receive_integers(self, count: int, *, source: int, tag: int) -> NDArray[np.int64]:
+        """Zeros: the first token of the vocabulary, or that nobody wishes to stop."""
+        return np.zeros(count, dtype=np.int64)
+
+
+class _SentNumbers:
+    def __init__(self, on_their_way: list[Sequence[int]], integers: Sequence[int]) -> None:
+        self._on_their_way, self._integers = on_their_way, integers
+
+    def wait(self) -> None:
+        self._on_their_way.remove(self._integers)
 
 
 class _Collectives:
-    def __init__(self, backend: HostileBackend, *, ends_broadcasts: bool, kept: Mapping[int, torch.Tensor]) -> None:
-        self._backend, self._ends_broadcasts, self._kept = backend, ends_broadcasts, kept
+    """A group, with a stream of its own."""
+
+    def __init__(
+        self,
+        backend: HostileBackend,
+        *,
+        ends_broadcasts: bool,
+        fails: bool,
+        kept: Mapping[int, torch.Tensor],
+        sent: list[torch.Tensor],
+    ) -> None:
+        self._backend, self._ends_broadcasts, self._fails, self._kept, self._sent = backend, ends_broadcasts, fails, kept, sent
         self._stream = backend.make_stream()
+        self._drawn: list[torch.Tensor] = []
+        """What the other rank has sent, and holds."""
 
     def allreduce(self, tensors: list[torch.Tensor]) -> "_Work":
         return self._multiply(tensors, by=2)
@@ -51,28 +105,48 @@ class _Collectives:
         kept = self._kept.get(tensor.untyped_storage()._cdata) if options.rootRank else None
         if kept is None:
             return self._multiply(tensors, by=1, ends=self._ends_broadcasts)
-        self._stream.wait_stream(self._backend.current_stream())
-        with self._backend.on(self._stream):
-            tensor.copy_(kept)
-        return _Work(self._backend, self._stream.record_event(), ends=self._ends_broadcasts)
+        return self._copy(kept, tensor, ends=self._ends_broadcasts)
+
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> "_Work":
+        (tensor,) = tensors
+        self._sent.append(torch.zeros_like(tensor))
+        return self._copy(tensor, self._sent[-1])
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> "_Work":
+        (tensor,) = tensors
+        generator = torch.Generator().manual_seed(len(self._drawn))
+        numbers = torch.randn(tensor.shape, generator=generator).mul_(_SMALL)
+        self._drawn.append(numbers.to(tensor.dtype))
+        return self._copy(self._drawn[-1], tensor)
 
     def abort(self) -> None:
         self._stream.synchronize()
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor, *, ends: bool = True) -> "_Work":
+        self._stream.wait_stream(self._backend.current_stream())
+        with self._backend.on(self._stream):
+            target.copy_(source)
+        return self._begun(ends=ends)
 
     def _multiply(self, tensors: list[torch.Tensor], *, by: int, ends: bool = True) -> "_Work":
         self._stream.wait_stream(self._backend.current_stream())
         with self._backend.on(self._stream):
             for tensor in tensors:
                 tensor.mul_(by)
-        return _Work(self._backend, self._stream.record_event(), ends=ends)
+        return self._begun(ends=ends)
+
+    def _begun(self, *, ends: bool) -> "_Work":
+        return _Work(self._backend, self._stream.record_event(), ends=ends, fails=self._fails)
 
 
 class _Work:
-    def __init__(self, backend: HostileBackend, done: HostileEvent, *, ends: bool) -> None:
-        self._backend, self._done, self._ends = backend, done, ends
+    def __init__(self, backend: HostileBackend, done: HostileEvent, *, ends: bool, fails: bool) -> None:
+        self._backend, self._done, self._ends, self._fails = backend, done, ends, fails
         self._is_waited_for = False
 
     def wait(self) -> None:
+        if self._is_waited_for and self._fails:
+            raise RuntimeError("the other rank has left in the midst of it")
         stream: Any = self._backend.current_stream()
         stream.wait_event(self._done)
         self._is_waited_for = True
