@@ -1,4 +1,5 @@
-"""Stands in for NCCL, which needs cards: collectives beside compute, with another rank that has just what this one has.
+"""Stands in for NCCL, which needs a card for each rank: collectives beside compute, with another rank that has just what this
+one has. It works on streams of the hostile device, and on those of one card.
 
 As NCCL's they begin after what compute has queued, run on streams of their own, one for each group, and compute that is to find
 their results waits for them. The other rank of a model that is cut sends numbers drawn by their order, and keeps a copy of what
@@ -13,11 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from optimizer.runtime.device.backend import Backend
 from optimizer.runtime.ranks.group import RankPlace, Ranks
-from tests.hostile_device.backend import HostileBackend
-from tests.hostile_device.streams import HostileEvent
 
 _DEADLINE_S = 5.0
+_BUSY_CYCLES = 200_000
+"""Of a card's clock, a tenth of a millisecond."""
 _SMALL = 0.01
 """Size of what the other rank sends."""
 
@@ -27,16 +29,18 @@ class TwinRanks(Ranks):
 
     def __init__(
         self,
-        backend: HostileBackend,
+        backend: Backend,
         *,
         folder: Path,
         rank: int = 0,
         timeout_s: float = _DEADLINE_S,
         ends_broadcasts: bool = True,
         fails: bool = False,
+        are_at_once: bool = False,
     ) -> None:
         """ends_broadcasts: False has the other rank never take part in one to its end. fails: True has collectives end in an
-        error, which is raised where they are waited for a second time.
+        error, which is raised where they are waited for a second time. are_at_once: True has the host wait for each collective,
+        so that nothing runs beside it.
         """
         self.kept: dict[int, torch.Tensor] = {}
         """Bytes of tensors that the other rank keeps and never changes, by their storage."""
@@ -44,10 +48,10 @@ class TwinRanks(Ranks):
         """Tensors as the other rank found them."""
         self.numbers_on_their_way: list[Sequence[int]] = []
         """Those that were sent, and that nobody has waited for."""
-        super().__init__(RankPlace(rank=0, num_ranks=1, folder=folder, timeout_s=timeout_s), device=backend.device)
+        super().__init__(RankPlace(rank=0, num_ranks=1, folder=folder, timeout_s=timeout_s), device=torch.device("cpu"))
         self.rank, self.num_ranks = rank, 2
         self._make_group = lambda: _Collectives(
-            backend, ends_broadcasts=ends_broadcasts, fails=fails, kept=self.kept, sent=self.sent
+            backend, ends_broadcasts=ends_broadcasts, fails=fails, are_at_once=are_at_once, kept=self.kept, sent=self.sent
         )
         self._device, self._is_cuda = self._make_group(), True
         self._ways = [self._device]
@@ -82,14 +86,16 @@ class _Collectives:
 
     def __init__(
         self,
-        backend: HostileBackend,
+        backend: Backend,
         *,
         ends_broadcasts: bool,
         fails: bool,
+        are_at_once: bool,
         kept: Mapping[int, torch.Tensor],
         sent: list[torch.Tensor],
     ) -> None:
-        self._backend, self._ends_broadcasts, self._fails, self._kept, self._sent = backend, ends_broadcasts, fails, kept, sent
+        self._backend, self._kept, self._sent = backend, kept, sent
+        self._ends_broadcasts, self._fails, self._are_at_once = ends_broadcasts, fails, are_at_once
         self._stream = backend.make_stream()
         self._drawn: list[torch.Tensor] = []
         """What the other rank has sent, and holds."""
@@ -116,7 +122,7 @@ class _Collectives:
         (tensor,) = tensors
         generator = torch.Generator().manual_seed(len(self._drawn))
         numbers = torch.randn(tensor.shape, generator=generator).mul_(_SMALL)
-        self._drawn.append(numbers.to(tensor.dtype))
+        self._drawn.append(numbers.to(device=tensor.device, dtype=tensor.dtype))
         return self._copy(self._drawn[-1], tensor)
 
     def abort(self) -> None:
@@ -125,22 +131,33 @@ class _Collectives:
     def _copy(self, source: torch.Tensor, target: torch.Tensor, *, ends: bool = True) -> "_Work":
         self._stream.wait_stream(self._backend.current_stream())
         with self._backend.on(self._stream):
+            _be_late(target)
             target.copy_(source)
         return self._begun(ends=ends)
 
     def _multiply(self, tensors: list[torch.Tensor], *, by: int, ends: bool = True) -> "_Work":
         self._stream.wait_stream(self._backend.current_stream())
         with self._backend.on(self._stream):
+            _be_late(tensors[0])
             for tensor in tensors:
                 tensor.mul_(by)
         return self._begun(ends=ends)
 
     def _begun(self, *, ends: bool) -> "_Work":
-        return _Work(self._backend, self._stream.record_event(), ends=ends, fails=self._fails)
+        work = _Work(self._backend, self._stream.record_event(), ends=ends, fails=self._fails)
+        if self._are_at_once:
+            self._stream.synchronize()
+        return work
+
+
+def _be_late(tensor: torch.Tensor) -> None:
+    """On a card: keep the stream busy for a moment. The hostile device is late by itself."""
+    if tensor.is_cuda:
+        torch.cuda._sleep(_BUSY_CYCLES)
 
 
 class _Work:
-    def __init__(self, backend: HostileBackend, done: HostileEvent, *, ends: bool, fails: bool) -> None:
+    def __init__(self, backend: Backend, done: Any, *, ends: bool, fails: bool) -> None:
         self._backend, self._done, self._ends, self._fails = backend, done, ends, fails
         self._is_waited_for = False
 

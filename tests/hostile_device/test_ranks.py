@@ -13,13 +13,14 @@ import torch
 from optimizer.base.errors import RankLost
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
-from optimizer.models.spec import read_model_spec
+from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.generation_layout import GenerationLayout
 from optimizer.plan.layout import DataParallel, DeviceLayout
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.stages import list_stages
 from optimizer.plan.weights import WeightsPlan
+from optimizer.runtime.device.backend import Backend
 from optimizer.runtime.generation.generator import build_for_generation
 from optimizer.runtime.generation.stages.generator import StagedGenerator
 from optimizer.runtime.generation.stages.link import StageLink
@@ -52,16 +53,28 @@ def assert_like(late: Any, early: Any) -> None:
 
 
 def run_case(case: RankCase, folder: Path, *, rank: int, schedule: Schedule) -> Any:
-    """Losses and norms of two steps and an evaluation; weights and state; what the other rank was sent."""
+    """The same as ``run_beside_another`` on the hostile device."""
+    with hostile_device(schedule=schedule, seed=3) as backend:
+        return run_beside_another(case, folder / schedule, rank=rank, backend=backend)
+
+
+def run_beside_another(
+    case: RankCase, folder: Path, *, rank: int, backend: Backend, are_at_once: bool = False
+) -> tuple[list[Any], dict[str, torch.Tensor], list[torch.Tensor]]:
+    """Losses and norms of two steps, and an evaluation's loss; weights and state; what the other rank was sent.
+
+    are_at_once: as of ``TwinRanks``.
+    """
     torch.manual_seed(5)
-    with hostile_device(schedule=schedule, seed=3) as backend, TwinRanks(backend, folder=folder / schedule, rank=rank) as ranks:
+    device = backend.device
+    with TwinRanks(backend, folder=folder, rank=rank, are_at_once=are_at_once) as ranks:
         model = case.make_model(rank=rank)
+        if case.plan.weights.place == "device":
+            model.to(device)
         trainer = Trainer(
-            model, plan=case.plan, workload=case.workload, device=CPU, meter=Meter(device=CPU), scratch=folder, ranks=ranks
+            model, plan=case.plan, workload=case.workload, device=device, meter=Meter(device=device), scratch=folder, ranks=ranks
         )
-        results = [
-            trainer.step(case.make_batches(model, step=step, rank=rank), learning_rate=1e-3) for step in range(2)
-        ]
+        results = [trainer.step(case.make_batches(model, step=step, rank=rank), learning_rate=1e-3) for step in range(2)]
         assert not trainer.weights._present
         validation_loss = trainer.evaluate(case.make_batches(model, step=9, rank=rank))
         assert not trainer.weights._present
@@ -215,32 +228,39 @@ def test_sums_inside_of_blocks_that_ranks_share_are_waited_for(tmp_path: Path, c
     assert_like(late, early)
 
 
+def generate_beside_another(
+    spec: ModelSpec, plan: GenerationPlan, folder: Path, *, rank: int, backend: Backend, are_at_once: bool = False
+) -> tuple[Any, list[torch.Tensor]]:
+    """The tokens of one stage's pass, and what the other was sent. are_at_once: as of ``TwinRanks``."""
+    stage = list_stages(plan.layout.stage_blocks)[rank]
+    device = backend.device
+    with TwinRanks(backend, folder=folder, rank=rank, are_at_once=are_at_once) as ranks:
+        model = build_for_generation(spec, weights=plan.weights, device=device, seed=3, stage=stage)
+        staged = StagedGenerator(model, plan=plan, device=device, link=StageLink(ranks, stage), meter=Meter(device=device))
+        tokens = staged.generate(prompts_of(9, plan.sequences_per_pass), num_new_tokens=4).tolist()
+        assert not ranks.numbers_on_their_way
+        staged.close()
+        backend.synchronize()
+        return tokens, [each.clone() for each in ranks.sent]
+
+
+STAGED = GenerationPlan(batch_size=2, num_micro_batches=2, layout=GenerationLayout(stage_blocks=(1, 2)))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_a_stage_of_a_generation_waits_for_hidden_states_and_until_its_own_are_taken(
     tmp_path: Path, name: str, rank: int
 ) -> None:
-    plan = GenerationPlan(batch_size=2, num_micro_batches=2, layout=GenerationLayout(stage_blocks=(1, 2)))
-    stage = list_stages(plan.layout.stage_blocks)[rank]
     spec = read_model_spec(SMALL_CONFIGS[name])
 
-    def generate(schedule: Schedule) -> tuple[list[Any], list[torch.Tensor]]:
-        with (
-            hostile_device(schedule=schedule) as backend,
-            TwinRanks(backend, folder=tmp_path / schedule, rank=rank) as ranks,
-        ):
-            model = build_for_generation(spec, weights=plan.weights, device=CPU, seed=3, stage=stage)
-            meter = Meter(device=CPU)
-            staged = StagedGenerator(model, plan=plan, device=CPU, link=StageLink(ranks, stage), meter=meter)
-            tokens = staged.generate(prompts_of(9, plan.sequences_per_pass), num_new_tokens=4).tolist()
-            assert not ranks.numbers_on_their_way
-            staged.close()
-            backend.synchronize()
-            return tokens, [each.clone() for each in ranks.sent]
+    def generate(schedule: Schedule) -> tuple[Any, list[torch.Tensor]]:
+        with hostile_device(schedule=schedule) as backend:
+            return generate_beside_another(spec, STAGED, tmp_path / schedule, rank=rank, backend=backend)
 
     late, early = generate("late"), generate("early")
     assert late[0] == early[0]
-    assert len(late[1]) == len(early[1]) == (0 if stage.is_last else 8)
+    assert len(late[1]) == len(early[1]) == (0 if rank else 8)
     assert all(torch.equal(mine, other) for mine, other in zip(late[1], early[1], strict=True))
 
 
