@@ -20,7 +20,7 @@ from benchmarks.waits.seeds import find_difference
 
 TESTS = (
     "tests/hostile_device/test_waits.py",
-    "tests/hostile_device/test_ranks.py",
+    "tests/hostile_device/ranks/test_ranks.py",
     "tests/optimizer/runtime/ranks/test_late_ranks.py",
     "tests/optimizer/runtime/ranks/pipeline/test_link.py",
     "tests/optimizer/runtime/generation/test_stage_link.py",

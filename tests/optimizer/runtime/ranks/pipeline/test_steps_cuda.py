@@ -1,4 +1,4 @@
-"""Twins on a card of tests/hostile_device/test_ranks.py: one rank of two, whose other one is played by streams of the same card.
+"""Twins on a card of tests/hostile_device/ranks/test_ranks.py: one rank of two, whose other one streams of the same card play.
 
 Ranks of NCCL need a card each, so what is shown on one is that compute and memory wait for collectives beside them. A run in
 which the host waits for each collective has the right numbers.
@@ -11,7 +11,7 @@ import torch
 
 from optimizer.models.spec import read_model_spec
 from optimizer.runtime.device.backends import backend_of
-from tests.hostile_device.test_ranks import CUTS, STAGED, assert_like, generate_beside_another, run_beside_another
+from tests.hostile_device.ranks.cases import CUTS, STAGED, assert_like, generate_beside_another, run_beside_another
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
 from tests.optimizer.runtime.ranks.cases import RankCase
 

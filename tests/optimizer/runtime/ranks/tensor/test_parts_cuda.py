@@ -1,4 +1,4 @@
-"""Twins on a card of tests/hostile_device/test_ranks.py: one rank of two that share blocks, or that take steps alone.
+"""Twins on a card of tests/hostile_device/ranks/test_ranks.py: one rank of two that share blocks, or that take steps alone.
 
 The other rank is played by streams of the same card.
 """
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from optimizer.runtime.device.backends import backend_of
-from tests.hostile_device.test_ranks import ALONE, SHARED, assert_like, run_beside_another
+from tests.hostile_device.ranks.cases import ALONE, SHARED, assert_like, run_beside_another
 from tests.optimizer.runtime.ranks.cases import RankCase
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("prepared_card")]

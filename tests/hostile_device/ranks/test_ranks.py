@@ -13,14 +13,12 @@ import torch
 from optimizer.base.errors import RankLost
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
-from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.generation_layout import GenerationLayout
 from optimizer.plan.layout import DataParallel, DeviceLayout
-from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.stages import list_stages
 from optimizer.plan.weights import WeightsPlan
-from optimizer.runtime.device.backend import Backend
 from optimizer.runtime.generation.generator import build_for_generation
 from optimizer.runtime.generation.stages.generator import StagedGenerator
 from optimizer.runtime.generation.stages.link import StageLink
@@ -32,83 +30,32 @@ from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.tiers.copies import as_bytes
 from optimizer.workload import Adapter
 from tests.hostile_device.backend import hostile_device
-from tests.hostile_device.collectives import TwinRanks
+from tests.hostile_device.ranks.cases import (
+    ALONE,
+    CPU,
+    CUTS,
+    ON_HOST,
+    SHARED,
+    STAGED,
+    Ran,
+    assert_like,
+    cut,
+    generate_beside_another,
+    run_beside_another,
+)
+from tests.hostile_device.ranks.collectives import TwinRanks
 from tests.hostile_device.streams import Schedule
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
-from tests.optimizer.runtime.generation.test_kv_generation import prompts_of
-from tests.optimizer.runtime.ranks.cases import RankCase, make_case
+from tests.optimizer.runtime.ranks.cases import RankCase
 from tests.optimizer.runtime.states import read
 from tests.optimizer.runtime.step.test_step import PLACES
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload
 
-CPU = torch.device("cpu")
 
-
-def assert_like(late: Any, early: Any) -> None:
-    """Raise AssertionError where two runs have other numbers."""
-    assert late[0] == early[0]
-    assert late[1].keys() == early[1].keys()
-    assert [name for name in late[1] if not torch.equal(late[1][name], early[1][name])] == []
-    assert [index for index, pair in enumerate(zip(late[2], early[2], strict=True)) if not torch.equal(*pair)] == []
-
-
-def run_case(case: RankCase, folder: Path, *, rank: int, schedule: Schedule) -> Any:
+def run_case(case: RankCase, folder: Path, *, rank: int, schedule: Schedule) -> Ran:
     """The same as ``run_beside_another`` on the hostile device."""
     with hostile_device(schedule=schedule, seed=3) as backend:
         return run_beside_another(case, folder / schedule, rank=rank, backend=backend)
-
-
-def run_beside_another(
-    case: RankCase, folder: Path, *, rank: int, backend: Backend, are_at_once: bool = False
-) -> tuple[list[Any], dict[str, torch.Tensor], list[torch.Tensor]]:
-    """Losses and norms of two steps, and an evaluation's loss; weights and state; what the other rank was sent.
-
-    are_at_once: as of ``TwinRanks``.
-    """
-    torch.manual_seed(5)
-    device = backend.device
-    with TwinRanks(backend, folder=folder, rank=rank, are_at_once=are_at_once) as ranks:
-        model = case.make_model(rank=rank)
-        if case.plan.weights.place == "device":
-            model.to(device)
-        trainer = Trainer(
-            model, plan=case.plan, workload=case.workload, device=device, meter=Meter(device=device), scratch=folder, ranks=ranks
-        )
-        results = [trainer.step(case.make_batches(model, step=step, rank=rank), learning_rate=1e-3) for step in range(2)]
-        assert not trainer.weights._present
-        validation_loss = trainer.evaluate(case.make_batches(model, step=9, rank=rank))
-        assert not trainer.weights._present
-        held = trainer.held_weights() or trainer.named_weights()
-        tensors = {name: read(each) for name, each in [*held.items(), *trainer.optimizer.export_state()[0].items()]}
-        trainer.close(keep_weights=False)
-        backend.synchronize()
-        sent = [each.clone() for each in ranks.sent]
-    return [*((result.loss, result.grad_norm) for result in results), validation_loss], tensors, sent
-
-
-def cut(**changes: Any) -> RankCase:
-    return make_case(**{"model": "untied", "stage_blocks": (1, 2), "accumulation_steps": 3, **changes})
-
-
-ON_HOST = {
-    "gradients": "host",
-    "state": OptimizerStatePlan(place="host"),
-    "weights": WeightsPlan(place="host", prefetch=1),
-    "activations": ("offload", "recompute", "offload"),
-}
-CUTS = {
-    "1f1b": cut(),
-    "gpipe": cut(schedule="gpipe", activations=("offload", "keep", "recompute")),
-    "parts on the host": cut(**ON_HOST),
-    "frozen int4 that streams": cut(
-        adapter=Adapter(rank=4), weights=WeightsPlan(frozen="int4", place="host", prefetch=1), activations=("offload",) * 3
-    ),
-    "rounds": cut(stage_blocks=(1, 1, 1, 1), num_rounds=2, schedule="breadth_first", activations=("keep",) * 4),
-    "rounds on the host": cut(
-        **{**ON_HOST, "activations": ("offload", "recompute", "offload", "keep")},
-        stage_blocks=(1, 1, 1, 1), num_rounds=2, schedule="breadth_first",
-    ),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -179,15 +126,6 @@ def test_an_error_while_a_rank_runs_alone_leaves_no_weights_on_the_device(tmp_pa
         trainer.close(keep_weights=False)
 
 
-ALONE = {
-    "on the device": make_case(sync_every=2),
-    "on the host": make_case(sync_every=2, sync_format="int8", **ON_HOST),
-    "masters on the host": make_case(
-        sync_every=2, gradients="host", state=OptimizerStatePlan(place="host"), weights=WeightsPlan(dtype="bf16")
-    ),
-}
-
-
 @pytest.mark.parametrize("case", ALONE.values(), ids=ALONE)
 def test_weights_of_steps_alone_are_brought_together_as_updates_leave_them(tmp_path: Path, case: RankCase) -> None:
     def train(schedule: Schedule) -> Any:
@@ -207,44 +145,11 @@ def test_weights_of_steps_alone_are_brought_together_as_updates_leave_them(tmp_p
     assert_like(train("late"), train("early"))
 
 
-SHARED = {
-    "kept": make_case(shares_blocks=True, activations=("keep", "recompute", "selective"), accumulation_steps=2),
-    "on the host": make_case(shares_blocks=True, **ON_HOST),
-    "consumed": make_case(shares_blocks=True, gradients="consume", num_chunks=4),
-    "adapters, biases": make_case(
-        model="phi",
-        shares_blocks=True,
-        adapter=Adapter(rank=4),
-        weights=WeightsPlan(place="host"),
-        activations=("recompute",) * 3,
-    ),
-}
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("case", SHARED.values(), ids=SHARED)
 def test_sums_inside_of_blocks_that_ranks_share_are_waited_for(tmp_path: Path, case: RankCase, rank: int) -> None:
     late, early = (run_case(case, tmp_path, rank=rank, schedule=each) for each in ("late", "early"))
     assert_like(late, early)
-
-
-def generate_beside_another(
-    spec: ModelSpec, plan: GenerationPlan, folder: Path, *, rank: int, backend: Backend, are_at_once: bool = False
-) -> tuple[Any, list[torch.Tensor]]:
-    """The tokens of one stage's pass, and what the other was sent. are_at_once: as of ``TwinRanks``."""
-    stage = list_stages(plan.layout.stage_blocks)[rank]
-    device = backend.device
-    with TwinRanks(backend, folder=folder, rank=rank, are_at_once=are_at_once) as ranks:
-        model = build_for_generation(spec, weights=plan.weights, device=device, seed=3, stage=stage)
-        staged = StagedGenerator(model, plan=plan, device=device, link=StageLink(ranks, stage), meter=Meter(device=device))
-        tokens = staged.generate(prompts_of(9, plan.sequences_per_pass), num_new_tokens=4).tolist()
-        assert not ranks.numbers_on_their_way
-        staged.close()
-        backend.synchronize()
-        return tokens, [each.clone() for each in ranks.sent]
-
-
-STAGED = GenerationPlan(batch_size=2, num_micro_batches=2, layout=GenerationLayout(stage_blocks=(1, 2)))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

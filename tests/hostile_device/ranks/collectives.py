@@ -6,7 +6,7 @@ their results waits for them. The other rank of a model that is cut sends number
 it is sent. What the host exchanges is the real thing of one rank, twice.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,24 +126,23 @@ class _Collectives:
         return self._copy(self._drawn[-1], tensor)
 
     def abort(self) -> None:
-        self._stream.synchronize()
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def _copy(self, source: torch.Tensor, target: torch.Tensor, *, ends: bool = True) -> "_Work":
-        self._stream.wait_stream(self._backend.current_stream())
-        with self._backend.on(self._stream):
-            _be_late(target)
-            target.copy_(source)
-        return self._begun(ends=ends)
+        return self._do(lambda: target.copy_(source), beside=target, ends=ends)
 
     def _multiply(self, tensors: list[torch.Tensor], *, by: int, ends: bool = True) -> "_Work":
+        return self._do(lambda: [tensor.mul_(by) for tensor in tensors], beside=tensors[0], ends=ends)
+
+    def _do(self, do: Callable[[], object], *, beside: torch.Tensor, ends: bool) -> "_Work":
+        if self._stream is None:
+            do()
+            return _Work(self._backend, None, ends=ends, fails=self._fails)
         self._stream.wait_stream(self._backend.current_stream())
         with self._backend.on(self._stream):
-            _be_late(tensors[0])
-            for tensor in tensors:
-                tensor.mul_(by)
-        return self._begun(ends=ends)
-
-    def _begun(self, *, ends: bool) -> "_Work":
+            _be_late(beside)
+            do()
         work = _Work(self._backend, self._stream.record_event(), ends=ends, fails=self._fails)
         if self._are_at_once:
             self._stream.synchronize()
@@ -164,8 +163,8 @@ class _Work:
     def wait(self) -> None:
         if self._is_waited_for and self._fails:
             raise RuntimeError("the other rank has left in the midst of it")
-        stream: Any = self._backend.current_stream()
-        stream.wait_event(self._done)
+        if self._done is not None:
+            self._backend.current_stream().wait_event(self._done)
         self._is_waited_for = True
 
     def is_completed(self) -> bool:
