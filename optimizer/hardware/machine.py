@@ -114,7 +114,7 @@ class Host:
     peers: PeerLink | None = None
     """The link between its own devices; None on one device."""
     cards_per_switch: int = 1
-    """As of a machine alone."""
+    """Cards at most behind one PCIe switch, as a machine alone has it (``Machine.cards_per_switch``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
