@@ -43,8 +43,6 @@ eight that owners describe have links of their own, pairs and fours behind switc
 1530, nccl-tests' 269 and 307, nvbandwidth's 53)."""
 BESIDE_FACT = "beside the card"
 """Among a machine's facts, the host and the disk that a card of the table is taken to have, in words."""
-SWITCH_FACT = "between the cards and the host"
-"""Among the facts of a machine with several cards of the table, what of their way to the host they are taken to share."""
 _MAKERS = ("nvidia", "geforce", "tesla", "quadro")
 
 
@@ -137,9 +135,7 @@ def table_machine(
         host_memory_bytes=host_memory_bytes,
         disk_free_bytes=disk_bytes,
         rates=rates,
-        facts=_facts(spec, taken_bytes=taken_bytes)
-        | {BESIDE_FACT: _describe_beside(host_memory_bytes, disk_bytes)}
-        | ({SWITCH_FACT: _describe_switch(cards_per_switch)} if num_cards > 1 else {}),
+        facts=_facts(spec, taken_bytes=taken_bytes) | {BESIDE_FACT: _describe_beside(host_memory_bytes, disk_bytes)},
         num_devices=num_devices,
         cards_per_switch=cards_per_switch,
         peers=peers,
@@ -168,12 +164,6 @@ def _describe_beside(host_memory_bytes: int, disk_bytes: int) -> str:
     disk = f"{format_bytes(disk_bytes)} free on an NVMe disk" if disk_bytes else "no scratch disk"
     assumed = "assumed" if (host_memory_bytes, disk_bytes) == (ASSUMED_HOST_MEMORY_BYTES, ASSUMED_DISK_BYTES) else "as stated"
     return f"{format_bytes(host_memory_bytes)} of host memory, {disk}; {assumed} (--host-memory, --disk)"
-
-
-def _describe_switch(cards_per_switch: int) -> str:
-    if cards_per_switch == 1:
-        return "each card has a link of its own to the host (--cards-per-switch)"
-    return f"{cards_per_switch} cards share one PCIe link to the host (--cards-per-switch)"
 
 
 def products_efficiency(spec: DeviceSpec, dtype: str) -> float:
