@@ -10,7 +10,7 @@ bf16 with fp32 masters and 32-bit state: layout and memory alone differ.
   among all it knows, with micro-batches, shares, chunks of the loss and the blocks that are recomputed, of which none and all
   are two cases.
 - of one device: what the search chooses on the smallest device alone is fixed, and then the layout is chosen.
-- recipes: plans that people write by hand (``recipes``).
+- recipes: setups that people write by hand, as they stand beside the plan in its answer.
 """
 
 import statistics
@@ -22,7 +22,6 @@ from itertools import product
 from typing import Any, Final
 
 from benchmarks.common.record import GoalEntry, Row, failure, goal
-from benchmarks.parallel.recipes import Scene, price_recipes
 from optimizer.api.inputs import read_model
 from optimizer.api.needs import profile_for
 from optimizer.api.plan import plan_profiled
@@ -30,6 +29,7 @@ from optimizer.base.errors import InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.units import GIB
 from optimizer.goal import Goal
 from optimizer.hardware.joined import cards_of
+from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import ActivationsPins
 from optimizer.plan.gradients import GradientsPins
 from optimizer.plan.logits_and_loss import LogitsAndLossPins
@@ -37,7 +37,10 @@ from optimizer.plan.optimizer_state import OptimizerStatePins
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPins
+from optimizer.profile.profile import Profile
+from optimizer.search.check.card_fit import ACCEPTED
 from optimizer.search.problem import PricedPlan
+from optimizer.search.questions.answers import ObjectiveAnswer
 from optimizer.search.questions.layout_list import describe_layout
 from optimizer.workload import Adapter, TrainingWorkload
 
@@ -90,6 +93,18 @@ WORKS: Final = (
 _LARGE: Final = (Devices(cards="4x RTX 4090", host_gib=256, links={}), Work(model="llama-3-8b", sequence_length=2048))
 SCENARIOS: Final = (*product(DEVICES, WORKS), _LARGE)
 
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """The work and the devices that plans are compared on."""
+
+    profile: Profile
+    workload: TrainingWorkload
+    goal: Goal
+    machine: Machine
+
+
 _FORMATS: Final = Pins(
     weights=WeightsPins(dtype="bf16", master="fp32", autocast="off", frozen="same"), optimizer_state=OptimizerStatePins(bits=32)
 )
@@ -123,11 +138,12 @@ def _compare(devices: Devices, work: Work) -> Row:
     )
     profile = profile_for(read_model(work.model), workload=work.workload, goal=replace(goal_, num_devices=1), folder=None)
     scene = Scene(profile=profile, workload=work.workload, goal=goal_, machine=machine)
-    joint = _plan(scene, goal_)
+    answer = _answer(scene, goal_)
+    joint = None if answer is None else answer.result.chosen
     joint_s = time.process_time() - start_s
     policies = {home: _fixed(scene, home) for home in _HOMES}
     policies["of one device"] = _as_on_one(scene)
-    recipes = dict(price_recipes(scene))
+    recipes = {} if answer is None else _recipes_of(answer)
     return {
         "what": "joint",
         "work": work.words,
@@ -146,11 +162,22 @@ def _compare(devices: Devices, work: Work) -> Row:
     }
 
 
-def _plan(scene: Scene, goal_: Goal) -> PricedPlan | None:
+def _answer(scene: Scene, goal_: Goal) -> ObjectiveAnswer | None:
+    """None where nothing fits."""
     with suppress(NoFeasiblePlan, InvalidPlan, InvalidWorkload):
-        answer = plan_profiled(scene.profile, machine=scene.machine, workload=scene.workload, goal=goal_, with_ways_out=False)
-        return answer.result.chosen
+        return plan_profiled(scene.profile, machine=scene.machine, workload=scene.workload, goal=goal_, with_ways_out=False)
     return None
+
+
+def _plan(scene: Scene, goal_: Goal) -> PricedPlan | None:
+    answer = _answer(scene, goal_)
+    return None if answer is None else answer.result.chosen
+
+
+def _recipes_of(answer: ObjectiveAnswer) -> dict[str, PricedPlan | None]:
+    """By label; None for one that does not fit, or cannot be carried out."""
+    found = {setup.label: answer.result.baselines.get(setup.label) for setup in answer.setups}
+    return {label: each if each is not None and each.verdict in ACCEPTED else None for label, each in found.items()}
 
 
 def _fixed(scene: Scene, home: str) -> PricedPlan | None:

@@ -19,7 +19,7 @@ from benchmarks.common.record import Row, describe_machine
 from benchmarks.waits import reach, removed, seeds
 
 _ROOT = Path(__file__).resolve().parents[2]
-_CASES = ("backend", "cases", "footprint", "modes", "races", "streams", "trips")
+_CASES = ("backend", "cases", "footprint", "modes", "races", "ranks/cases", "ranks/collectives", "streams", "trips")
 _SOURCES = {
     "seeds": ["optimizer/runtime", *(f"tests/hostile_device/{module}.py" for module in _CASES)],
     "removed": ["optimizer/runtime", "tests/hostile_device", *(test.partition("::")[0] for test in reach.TESTS)],

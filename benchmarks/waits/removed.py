@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 HANG_S = 60.0
 """Seconds after which a case or a test, of which the slowest takes a few, counts as one that hangs."""
-_LOOK_S = 900.0
-"""The same of looking for who reaches what."""
+_LOOK_S = 300.0
+"""The same of looking for who reaches what, where the tracing of lines makes each many times as slow."""
 _GOAL_SHARE = 1.0
 _RESULT = Path(__file__).resolve().parents[1] / "results" / "waits.json"
 Say = Callable[[Any], None]
@@ -41,7 +41,8 @@ def take_out_each(journal: Journal, *, places: Sequence[str], sources: str) -> N
     wanted = [each for each in list_mutations() if not places or {each.place, each.place.partition(":")[0]} & set(places)]
     if all(journal.has(what="wait", sources=sources, wait=mutation.name) for mutation in wanted):
         return
-    expected, witnesses = _in_process(context, lambda say: say(find_witnesses()), silent_s=_LOOK_S)
+    lines = [_place_of(mutation) for mutation in wanted]
+    expected, witnesses = _in_process(context, lambda say: say(find_witnesses(say, wanted=lines)), silent_s=_LOOK_S)
     if isinstance(witnesses, str):
         raise RuntimeError(f"who reaches which wait was not found: {witnesses}")
     noticed = _read_who_noticed()
@@ -82,8 +83,7 @@ def summarize(rows: Sequence[Row]) -> Mapping[str, GoalEntry]:
 
 def _take_out(context: ForkContext, mutation: "Mutation", *, witnesses: Sequence[Witness], expected: Mapping[str, str]) -> Row:
     begin_s = time.monotonic()
-    module, _, line = mutation.place.rpartition(":")
-    reaching = [witness for witness in witnesses if (module, int(line)) in witness.lines]
+    reaching = [witness for witness in witnesses if _place_of(mutation) in witness.lines]
     by = how = ""
     if reaching:
         by, how = _in_process(context, lambda say: _ask(reaching, mutation, expected, say), silent_s=HANG_S)
@@ -94,6 +94,12 @@ def _take_out(context: ForkContext, mutation: "Mutation", *, witnesses: Sequence
         "num_reaching": len(reaching),
         "seconds": round(time.monotonic() - begin_s, 1),
     }
+
+
+def _place_of(mutation: "Mutation") -> tuple[str, int]:
+    """Module and line, as witnesses have them."""
+    module, _, line = mutation.place.rpartition(":")
+    return module, int(line)
 
 
 def _ask(reaching: Sequence[Witness], mutation: "Mutation", expected: Mapping[str, str], say: Say) -> None:

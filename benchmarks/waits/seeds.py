@@ -17,9 +17,10 @@ _NUM_NEW = 4
 def run_seeds(journal: Journal, *, num_seeds: int, sources: str) -> None:
     """Each case with the late and the early schedule, then with so many random ones; a row for each schedule and seed."""
     from tests.hostile_device.cases import list_all_cases
+    from tests.hostile_device.ranks.cases import list_rank_cases
 
     schedules: list[tuple[Any, int]] = [("late", 0), ("early", 0), *(("random", seed) for seed in range(num_seeds))]
-    cases = list_all_cases(num_steps=_NUM_STEPS, num_new=_NUM_NEW)
+    cases = [*list_rank_cases(), *list_all_cases(num_steps=_NUM_STEPS, num_new=_NUM_NEW)]
     for schedule, seed in schedules:
         journal.do(
             partial(_run_all, cases, schedule=schedule, seed=seed),

@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from optimizer.api.inputs import BEST, is_there, read_json
 from optimizer.base.errors import InvalidInput
@@ -72,6 +72,14 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+_OF_TABLE_ALONE: Final = {
+    "host_memory_bytes": ("host-memory", "Cap it with --host-budget, or name a card."),
+    "disk_bytes": ("disk", "Cap it with --disk-budget, or name a card."),
+    "cards_per_switch": ("cards-per-switch", "Leave it out, or name the cards."),
+}
+"""Options by what they say of the machine around a card, and what to do where that was measured."""
+
+
 def add_devices_options(parser: argparse.ArgumentParser) -> None:
     """Options of commands that plan for several devices."""
     parser.add_argument(
@@ -93,6 +101,13 @@ def add_devices_options(parser: argparse.ArgumentParser) -> None:
         metavar="LINK",
         help=f"between cards of one machine: {', '.join(PEER_KINDS)}, bytes per second, or a network's rate and delay "
         "such as 200Mbit,20ms; the best that such cards can have unless given",
+    )
+    parser.add_argument(
+        "--cards-per-switch",
+        metavar="NUMBER",
+        type=int,
+        help="of the table that share one PCIe link to the host behind a switch (nvidia-smi topo -m: PIX or PXB between them); "
+        "1 up to four cards and 2 for more unless given",
     )
 
 
@@ -171,12 +186,12 @@ def read_machine(options: argparse.Namespace) -> Machine:
             allowed="--link beside --devices with the cards of several machines",
         )
     for name in beside:
-        flag = "host-memory" if name == "host_memory_bytes" else "disk"
+        flag, hint = _OF_TABLE_ALONE[name]
         raise InvalidInput(
             f"--{flag} says what is beside a card of the table (--gpu, --gpus); a measured machine has its own",
             field=flag,
             value=getattr(options, flag.replace("-", "_")),
-            hint=f"Cap it with --{'host' if flag == 'host-memory' else 'disk'}-budget, or name a card.",
+            hint=hint,
         )
     if options.machine:
         return _with_devices(Machine.from_json(read_json(options.machine, field="machine")), options)
@@ -200,8 +215,11 @@ def _with_devices(machine: Machine, options: argparse.Namespace) -> Machine:
 
 
 def read_beside(options: argparse.Namespace) -> Beside:
-    """The host and the disk that a card of the table is given."""
+    """The host, the disk and the way to them that a card of the table is given."""
     found: Beside = {}
+    cards_per_switch = getattr(options, "cards_per_switch", None)
+    if cards_per_switch is not None:
+        found["cards_per_switch"] = cards_per_switch
     host_memory_bytes, disk_bytes = _parse_size("host-memory", options.host_memory), _parse_size("disk", options.disk)
     if host_memory_bytes is not None:
         found["host_memory_bytes"] = host_memory_bytes

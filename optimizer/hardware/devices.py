@@ -6,11 +6,12 @@ the rate without TF32, torch's default. ``table_machine`` turns peaks into attai
 published for few generations and assumed for the rest; a probe or a finished run on the card replaces them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypedDict
 
 from optimizer.base.errors import InvalidInput
+from optimizer.base.limits import MAX_DEVICES
 from optimizer.base.shown import shown_value
 from optimizer.base.units import GIB, MIB, format_bytes
 from optimizer.hardware.cuda_facts import bytes_beside_tensors
@@ -31,6 +32,15 @@ ASSUMED_DISK_BYTES = 256 * GIB
 """Free on its disk: a quarter of a terabyte drive. ``--disk`` says otherwise."""
 ASSUMED_DISK_READ_BYTES_PER_S, ASSUMED_DISK_WRITE_BYTES_PER_S = 3.0e9, 1.5e9
 """An NVMe drive on PCIe 3.0 x4 (3.9 GB/s at most), read in long runs, and written for longer than its quick cells last."""
+ASSUMED_UPDATES_PER_CHANNEL = 4e8
+"""Parameters that AdamW updates in a second for each channel of the host's memory. ZeRO-Offload (arXiv 2101.06840) prints 0.22 s
+for a billion on two sockets of six channels each at 2666 MT/s; at 3200, which desktops since 2019 have, a channel gives this."""
+ASSUMED_CHANNELS = ((2, 2), (4, 4), (MAX_DEVICES, 8))
+"""Channels of the host's memory, by the most cards: a desktop's for two, a workstation's for four, a server's for more."""
+ASSUMED_CARDS_PER_SWITCH = ((4, 1), (MAX_DEVICES, 2))
+"""Cards that share one PCIe link to the host, by the most cards: boards with slots for four have lanes for each. Machines of
+eight that owners describe have links of their own, pairs and fours behind switches, about as often each (NCCL's issues 1086 and
+1530, nccl-tests' 269 and 307, nvbandwidth's 53)."""
 BESIDE_FACT = "beside the card"
 """Among a machine's facts, the host and the disk that a card of the table is taken to have, in words."""
 _MAKERS = ("nvidia", "geforce", "tesla", "quadro")
@@ -41,6 +51,7 @@ class Beside(TypedDict, total=False):
 
     host_memory_bytes: int
     disk_bytes: int
+    cards_per_switch: int
 
 
 def known_devices() -> dict[str, DeviceSpec]:
@@ -76,15 +87,20 @@ def table_machine(
     *,
     host_memory_bytes: int = ASSUMED_HOST_MEMORY_BYTES,
     disk_bytes: int = ASSUMED_DISK_BYTES,
+    cards_per_switch: int | None = None,
     num_devices: int = 1,
+    num_others: int = 0,
     peer_link: str | None = None,
 ) -> Machine:
     """A machine with this card, rates from its data sheet, and an assumed host and disk. Raises InvalidInput for an unknown name.
 
     disk_bytes: free ones; 0 for a machine without a scratch disk. num_devices: so many of the card, which share host and disk.
+    num_others: cards of other kinds there. cards_per_switch: how many share one PCIe link to the host; None for what is assumed.
     peer_link: the link between them, as ``peers.read_peer_link`` has it; None for the best that such cards can have.
     """
     spec = find_device(name)
+    num_cards = num_devices + num_others
+    cards_per_switch = _read_cards_per_switch(cards_per_switch, num_cards)
     memory_bytes_per_s = spec.memory_bytes_per_s * spec.efficiency["memory"].value
     link_bytes_per_s = spec.link_bytes_per_s * spec.efficiency["link"].value
     peaks = _training_peaks(spec)
@@ -97,6 +113,7 @@ def table_machine(
         host_to_device_bytes_per_s=link_bytes_per_s,
         optimizer_elements_per_s={kind: memory_bytes_per_s / size for kind, size in ADAMW_BYTES_PER_ELEMENT.items()},
         source="table",
+        host_optimizer_elements_per_s=ASSUMED_UPDATES_PER_CHANNEL * _by_cards(ASSUMED_CHANNELS, num_cards),
         disk_read_bytes_per_s=ASSUMED_DISK_READ_BYTES_PER_S if disk_bytes else None,
         disk_write_bytes_per_s=ASSUMED_DISK_WRITE_BYTES_PER_S if disk_bytes else None,
     )
@@ -109,6 +126,9 @@ def table_machine(
         num_multiprocessors=spec.num_sms,
     )
     taken_bytes = bytes_beside_tensors(whole)
+    peers = None
+    if num_devices > 1:
+        peers = read_peer_link(spec, peer_link, num_cards=num_cards, cards_per_switch=cards_per_switch)
     return Machine(
         name=f"{spec.name} (from the table)",
         device=replace(whole, memory_bytes=spec.usable_bytes - taken_bytes),
@@ -117,8 +137,27 @@ def table_machine(
         rates=rates,
         facts=_facts(spec, taken_bytes=taken_bytes) | {BESIDE_FACT: _describe_beside(host_memory_bytes, disk_bytes)},
         num_devices=num_devices,
-        peers=read_peer_link(spec, peer_link) if num_devices > 1 else None,
+        cards_per_switch=cards_per_switch,
+        peers=peers,
     )
+
+
+def _read_cards_per_switch(stated: int | None, num_cards: int) -> int:
+    if stated is None:
+        return _by_cards(ASSUMED_CARDS_PER_SWITCH, num_cards)
+    if not 1 <= stated <= MAX_DEVICES:
+        raise InvalidInput(
+            f"{stated} cards for each PCIe switch are stated; allowed: 1 to {MAX_DEVICES}",
+            field="cards_per_switch",
+            value=stated,
+            allowed={"minimum": 1, "maximum": MAX_DEVICES},
+        )
+    return min(stated, num_cards)
+
+
+def _by_cards(numbers: Sequence[tuple[int, int]], num_cards: int) -> int:
+    """The number beside the least that is not below the number of cards; the last for more."""
+    return next((number for most_cards, number in numbers if num_cards <= most_cards), numbers[-1][1])
 
 
 def _describe_beside(host_memory_bytes: int, disk_bytes: int) -> str:

@@ -44,6 +44,7 @@ def join_machines(machines: Sequence[Machine], *, link: PeerLink) -> Machine:
             packs_bf16=machine.packs_bf16,
             packs_fp32=machine.packs_fp32,
             peers=machine.peers,
+            cards_per_switch=machine.cards_per_switch,
         )
         for machine in machines
     )

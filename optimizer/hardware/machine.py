@@ -113,6 +113,8 @@ class Host:
     packs_fp32: bool = False
     peers: PeerLink | None = None
     """The link between its own devices; None on one device."""
+    cards_per_switch: int = 1
+    """Cards at most behind one PCIe switch, as a machine alone has it (``Machine.cards_per_switch``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +132,8 @@ class Machine:
     the network. On the CPU device processes that play devices, which share its memory and cores."""
     peers: PeerLink | None = None
     """None on one device."""
+    cards_per_switch: int = 1
+    """Cards at most that share one PCIe link to the host, behind a switch; 1 where each has a link of its own."""
     disk_free_bytes: int = 0
     """Free bytes of the scratch folder's disk; 0 where there is no disk tier."""
     remote_free_bytes: int = 0
@@ -224,6 +228,7 @@ class Machine:
             num_threads=host.num_threads,
             packs_bf16=host.packs_bf16,
             packs_fp32=host.packs_fp32,
+            cards_per_switch=host.cards_per_switch,
             hosts=(),
             devices_per_host=host.num_devices,
         )
@@ -241,6 +246,7 @@ class Machine:
         """Raises InvalidInput that names the first field that is wrong, or that no machine has."""
         machine = from_json(cls, document, path="machine")
         _require("machine.num_devices", machine.num_devices, low=1, high=MAX_DEVICES)
+        _require("machine.cards_per_switch", machine.cards_per_switch, low=1, high=MAX_DEVICES)
         _check_bytes(machine)
         _check_rates(machine.rates, "machine.rates")
         _check_others(machine)

@@ -69,14 +69,16 @@ def mixed_machine(kinds: Sequence[SeveralDevices], *, peer_link: str | None = No
         )
     if len(kinds) == 1:
         return table_machine(kinds[0].name, num_devices=kinds[0].count, peer_link=peer_link, **beside)
-    machines = [table_machine(kind.name, **beside) for kind in kinds]
+    machines = [table_machine(kind.name, num_others=total - 1, **beside) for kind in kinds]
     first, *others = machines
     names = [f"{kind.count}x {kind.name}" if kind.count > 1 else kind.name for kind in kinds]
     return replace(
         first,
         name=f"{', '.join(names)} (from the table)",
         num_devices=kinds[0].count,
-        peers=read_unlike_link([find_device(kind.name) for kind in kinds], peer_link),
+        peers=read_unlike_link(
+            [find_device(kind.name) for kind in kinds], peer_link, num_cards=total, cards_per_switch=first.cards_per_switch
+        ),
         others=tuple(
             DeviceKind(device=machine.device, rates=machine.rates, num_devices=kind.count)
             for machine, kind in zip(others, kinds[1:], strict=True)

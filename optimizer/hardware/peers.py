@@ -3,7 +3,8 @@
 NVLink rates are of one direction, from data sheets: GA102 whitepaper (RTX 3090, RTX A6000, A40: 56.25 GB/s), Turing whitepaper
 (50 and 25), V100 (150), A100 (300), H100 (450), H100 NVL (300), B200 (900) data sheets. A bridge of two cards is taken to be
 there where a card can have one. Professional cards copy to each other over PCIe; GeForce cards do not (NVIDIA disabled it), so
-their copies go through the host's memory, in and out again. Torch-free.
+their copies go through the host's memory, in and out again. Behind a PCIe switch these share its one link to the host with all
+others there (an NVIDIA engineer in NCCL's issue 1309). Torch-free.
 """
 
 import math
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 from optimizer.base.errors import InvalidInput
+from optimizer.base.limits import MAX_DEVICES
 from optimizer.base.shown import shown_value
 from optimizer.hardware.device_spec import DeviceSpec
 from optimizer.hardware.machine import Machine, PeerLink
@@ -45,8 +47,9 @@ _NVLINK_EFFICIENCY: Final = 0.8
 _MOST_DELAY_S: Final = 10.0
 _LATENCIES_S: Final = {"nvlink": 10e-6, "pcie": 15e-6, "host": 30e-6, "loopback": 100e-6}
 """Assumed: a launch and a flag over the link; through the host two copies and their flags."""
-_HOST_SHARE: Final = 0.5
-"""Copies through the host cross the link twice and the host's memory, each at about half the link's rate."""
+_HOST_SHARES: Final = ((4, 0.65), (MAX_DEVICES, 0.5))
+"""Share of a card's link that exchanges of all cards through the host attain, by the most cards. Measured by others, each card
+with a link of its own: 18 of 25 GB/s on four RTX 4090 (NCCL's issue 1603), 35 and 28 of 55 on four and eight RTX 5090 (1639)."""
 ASSUMED_LOOPBACK_BYTES_PER_S: Final = 1.0e9
 """Assumed of processes on one machine that exchange over its loopback interface, one thread each."""
 LOOPBACK: Final = PeerLink(
@@ -64,18 +67,19 @@ _SECONDS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _GEFORCE: Final = ("GTX", "RTX 2", "RTX 3", "RTX 4", "RTX 5", "TITAN")
 
 
-def peer_link_of(spec: DeviceSpec) -> PeerLink:
-    """The fastest link that two cards of this kind can have in one machine."""
+def peer_link_of(spec: DeviceSpec, *, num_cards: int = 2, cards_per_switch: int = 1) -> PeerLink:
+    """The fastest link that cards of this kind can have in one machine with so many of them."""
     if spec.name in _NVLINK_GB_PER_S:
         return _link("nvlink", _NVLINK_GB_PER_S[spec.name] * 1e9 * _NVLINK_EFFICIENCY)
-    return link_of_kind(spec, "host" if spec.name.startswith(_GEFORCE) else "pcie")
+    kind: PeerKind = "host" if spec.name.startswith(_GEFORCE) else "pcie"
+    return link_of_kind(spec, kind, num_cards=num_cards, cards_per_switch=cards_per_switch)
 
 
-def link_of_kind(spec: DeviceSpec, kind: PeerKind) -> PeerLink:
-    """A link of this kind between two such cards. Raises InvalidInput for NVLink where the card has none."""
+def link_of_kind(spec: DeviceSpec, kind: PeerKind, *, num_cards: int = 2, cards_per_switch: int = 1) -> PeerLink:
+    """A link of this kind between such cards. Raises InvalidInput for NVLink where the card has none."""
     host_link_bytes_per_s = spec.link_bytes_per_s * spec.efficiency["link"].value
     if kind == "host":
-        return _link("host", host_link_bytes_per_s * _HOST_SHARE)
+        return _link("host", host_link_bytes_per_s * _host_share(num_cards, cards_per_switch))
     if kind == "pcie":
         return _link("pcie", host_link_bytes_per_s)
     found = peer_link_of(spec)
@@ -89,6 +93,12 @@ def link_of_kind(spec: DeviceSpec, kind: PeerKind) -> PeerLink:
     return found
 
 
+def _host_share(num_cards: int, cards_per_switch: int) -> float:
+    """Share of a card's link to the host that is left to exchanges through it, while all cards exchange."""
+    share = next((share for most_cards, share in _HOST_SHARES if num_cards <= most_cards), _HOST_SHARES[-1][1])
+    return min(share, 1 / min(cards_per_switch, num_cards))
+
+
 def assumed_link(machine: Machine) -> PeerLink:
     """The link between a machine's devices: as it says, or what is assumed where it says nothing."""
     if machine.peers is not None:
@@ -96,7 +106,7 @@ def assumed_link(machine: Machine) -> PeerLink:
     if machine.device.kind == "cpu":
         return LOOPBACK
     slowest = min(machine.rates.device_to_host_bytes_per_s, machine.rates.host_to_device_bytes_per_s)
-    return _link("host", slowest * _HOST_SHARE)
+    return _link("host", slowest * _host_share(machine.total_devices, machine.cards_per_switch))
 
 
 def network_link(*, bits_per_s: float, delay_s: float) -> PeerLink:
@@ -111,23 +121,24 @@ def network_link(*, bits_per_s: float, delay_s: float) -> PeerLink:
     )
 
 
-def read_peer_link(spec: DeviceSpec, text: str | None) -> PeerLink:
-    """A link between cards: a kind such as ``pcie``, bytes per second such as ``25e9``, or the rate and the delay of a network
-    between machines, ``200Mbit,20ms``; None for the best that they can have.
+def read_peer_link(spec: DeviceSpec, text: str | None, *, num_cards: int = 2, cards_per_switch: int = 1) -> PeerLink:
+    """A link between so many cards: a kind such as ``pcie``, bytes per second such as ``25e9``, or the rate and the delay of a
+    network between machines, ``200Mbit,20ms``; None for the best that they can have.
 
     Raises InvalidInput.
     """
     if text is None:
-        return peer_link_of(spec)
+        return peer_link_of(spec, num_cards=num_cards, cards_per_switch=cards_per_switch)
     for kind in PEER_KINDS:
         if text == kind:
-            return link_of_kind(spec, kind)
+            return link_of_kind(spec, kind, num_cards=num_cards, cards_per_switch=cards_per_switch)
     return _read_network(text) or replace(peer_link_of(spec), bytes_per_s=_read_rate(text))
 
 
-def read_unlike_link(specs: Sequence[DeviceSpec], text: str | None) -> PeerLink:
+def read_unlike_link(specs: Sequence[DeviceSpec], text: str | None, *, num_cards: int, cards_per_switch: int = 1) -> PeerLink:
     """The link between cards of several kinds, the slowest card's; None for the best that they can have: PCIe, or copies through
-    the host where any is a GeForce card. Raises InvalidInput, also for NVLink, which joins cards that are alike.
+    the host where any is a GeForce card. num_cards: of all kinds. Raises InvalidInput, also for NVLink, which joins cards that
+    are alike.
     """
     if text == "nvlink":
         raise InvalidInput(
@@ -138,7 +149,8 @@ def read_unlike_link(specs: Sequence[DeviceSpec], text: str | None) -> PeerLink:
         )
     is_geforce = any(spec.name.startswith(_GEFORCE) for spec in specs)
     known: PeerKind = "pcie" if text == "pcie" or not (text == "host" or is_geforce) else "host"
-    slowest = min((link_of_kind(spec, known) for spec in specs), key=lambda link: link.bytes_per_s)
+    links = (link_of_kind(spec, known, num_cards=num_cards, cards_per_switch=cards_per_switch) for spec in specs)
+    slowest = min(links, key=lambda link: link.bytes_per_s)
     if text in (None, "pcie", "host"):
         return slowest
     return _read_network(str(text)) or replace(slowest, bytes_per_s=_read_rate(str(text)))

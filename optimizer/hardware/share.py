@@ -28,15 +28,16 @@ def count_sharing(machine: Machine, *, num_ranks: int) -> int:
 def share_of(machine: Machine, *, num_ranks: int) -> Machine:
     """A machine with one device, which has its part of the host, the disk and the store to itself.
 
-    Each card keeps its own link to the host, as fast as the table or the probe says. On the CPU device ranks share memory and
-    cores too: threads are dealt out, and kernels take longer by as much. Ranks in several machines share with those of their own
-    machine alone, of which there are at most as many as it has devices.
-    Not modelled: cards behind one PCIe switch, and host memory that is slower than all links together.
+    Each card keeps its own link to the host, as fast as the table or the probe says, unless a switch stands before several:
+    ranks copy at the same moments, and are taken to be behind as few switches as have room for them. On the CPU device ranks
+    share memory and cores too: threads are dealt out, and kernels take longer by as much. Ranks in several machines share with
+    those of their own machine alone, of which there are at most as many as it has devices.
+    Not modelled: host memory that is slower than all links together.
     """
     num_ranks = count_sharing(machine, num_ranks=num_ranks)
     if num_ranks == 1:
         return replace(machine, num_devices=1)
-    rates = _share_rates(machine.rates, num_ranks)
+    rates = _share_rates(machine.rates, num_ranks, num_on_switch=min(machine.cards_per_switch, num_ranks))
     shared = replace(
         machine,
         num_devices=1,
@@ -61,9 +62,14 @@ def _part_of(machine: Machine, num_ranks: int) -> Device:
     return replace(machine.device, memory_bytes=machine.device.memory_bytes // num_ranks)
 
 
-def _share_rates(rates: Rates, num_ranks: int) -> Rates:
+def _share_rates(rates: Rates, num_ranks: int, *, num_on_switch: int) -> Rates:
     known = {name: getattr(rates, name) for name in _SHARED_RATES}
-    return replace(rates, **{name: rate / num_ranks for name, rate in known.items() if rate is not None})
+    return replace(
+        rates,
+        device_to_host_bytes_per_s=rates.device_to_host_bytes_per_s / num_on_switch,
+        host_to_device_bytes_per_s=rates.host_to_device_bytes_per_s / num_on_switch,
+        **{name: rate / num_ranks for name, rate in known.items() if rate is not None},
+    )
 
 
 def _others(rates: Rates) -> dict[TimeKind, float]:

@@ -54,6 +54,17 @@ def search_cut(problem: SearchProblem, *, most_ms: float = math.inf) -> SearchRe
     return _result(problem, *_find_fitting(problem, most_ms=most_ms))
 
 
+def describe_cut_plan(problem: SearchProblem, chosen: PricedPlan) -> SearchResult:
+    """The result with a plan that fits as the chosen one, and with what stands beside it. Raises VerificationFailed, a fault of
+    ours.
+    """
+    settings = list_cut_settings(problem)
+    wrong = verify_plan(problem, plan=chosen.plan, prediction=problem.price(chosen.plan))
+    if wrong:
+        raise VerificationFailed(wrong)
+    return _result(problem, [*(settings.near or settings.away)], chosen, [])
+
+
 def find_cut_plan(problem: SearchProblem, *, most_ms: float = math.inf) -> PricedPlan:
     """The plan that ``search_cut`` would choose, and nothing beside it. Raises as that does.
 

@@ -27,6 +27,10 @@ FLOOR_BYTES = 64 * MIB
 LEASE_S = 2
 NO_LIMIT = "1000000"
 _HALTS = 3
+_MEET_S = 3.0
+"""A worker with jobs writes several times in it."""
+_WRITE_LOCK_BYTE = 120
+"""From SQLite's wal.c: its locks begin at byte 120 of the shared memory, and the writer's is the first."""
 _LAST_WORDS = 3000
 """Characters of the log of a service that ended."""
 
@@ -126,6 +130,30 @@ class World(Stack):
                 return True
             self.wake(name)
             time.sleep(0.05)
+        return False
+
+    def try_to_halt_within_write(self, name: str) -> bool:
+        """SIGSTOP at a moment when it holds SQLite's write lock; False where none was met in a while."""
+        pid, until_s = self.pid(name), time.monotonic() + _MEET_S
+        while time.monotonic() < until_s:
+            if not self._writes(pid):
+                continue
+            os.kill(pid, signal.SIGSTOP)
+            if self._writes(pid):
+                return True
+            self.wake(name)
+        return False
+
+    def _writes(self, pid: int) -> bool:
+        """Report whether the process holds the byte of SQLite's shared memory that means a writer (WAL_WRITE_LOCK)."""
+        try:
+            inode = (self.home / "headroom.sqlite3-shm").stat().st_ino
+        except OSError:
+            return False
+        held = re.compile(rf"\d+: POSIX +\w+ +WRITE {pid} \w+:\w+:{inode} (\d+) (\w+)")
+        for found in map(held.match, Path("/proc/locks").read_text().splitlines()):
+            if found and int(found[1]) <= _WRITE_LOCK_BYTE and (found[2] == "EOF" or int(found[2]) >= _WRITE_LOCK_BYTE):
+                return True
         return False
 
     def children(self) -> dict[int, Path]:

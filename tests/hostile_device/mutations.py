@@ -1,6 +1,7 @@
 """Takes one wait out of the runtime at a time, to see whether the hostile device notices.
 
-wait     a call that has a stream, the host or a thread wait is left out; of a chain only the wait (``copy(...).finish()``)
+wait     a call that has a stream, the host, a thread or a rank wait is left out; what the same line begins is begun
+         (``copy(...).finish()``)
 event    an event is recorded as if it had been long before
 order    a copy is queued on the copy stream without waiting for compute
 keeping  what was begun is not noted for those who are to wait for it
@@ -21,12 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("tiers", "step", "generation", "meter", "ranks")
 _WAITS = {
     "wait", "wait_event", "wait_stream", "synchronize", "finish", "arrive", "arrive_first", "may_change", "settle", "join",
-    "require", "result", "exception", "release_all", "_synchronize", "_wait",
+    "require", "result", "exception", "release_all", "_synchronize", "_wait", "_finish", "barrier",
 }
-_WAIT_FUNCTIONS = {"_wait_for"}
+_WAIT_FUNCTIONS = {"_wait_for", "_settle", "_finish"}
 _KEEPERS = {"leaving", "_leaving", "coming", "_copies_out", "writes", "fetches", "sources", "_under_way"}
-_LEFT_OUT = ("optimizer.runtime.meter.device", "optimizer.runtime.ranks.group")
-"""The first asks a card how much memory its libraries take; the second waits for other processes, as do its tests."""
+_LEFT_OUT = ("optimizer.runtime.meter.device",)
+"""It asks a card how much memory its libraries take."""
 _STALE = "__stale_event__"
 
 
@@ -60,12 +61,18 @@ class _Changer(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> Any:
         call = node.value
         if isinstance(call, ast.Call) and _is_wait(call) and self._is_wanted(call, "wait"):
-            inner = call.func.value if isinstance(call.func, ast.Attribute) else None
-            return ast.Expr(inner) if isinstance(inner, ast.Call) else ast.Pass()
+            return _without_wait(call)
         if isinstance(call, ast.Call) and _is_wait_elsewhere(call) and self._is_wanted(call, "wait"):
             return ast.Pass()
         if isinstance(call, ast.Call) and _is_keeping(call) and self._is_wanted(call, "keeping"):
             return ast.Expr(call.args[0])
+        return self.generic_visit(node)
+
+    def visit_Lambda(self, node: ast.Lambda) -> Any:
+        call = node.body
+        if isinstance(call, ast.Call) and _is_wait(call) and self._is_wanted(call, "wait"):
+            node.body = ast.Constant(None)
+            return node
         return self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> Any:
@@ -93,6 +100,13 @@ class _Changer(ast.NodeTransformer):
             Mutation(self._module, len(self.found), node.lineno, kind, ast.unparse(node).replace("\n", " ")[:90])
         )
         return self._wanted == len(self.found) - 1
+
+
+def _without_wait(call: ast.Call) -> ast.stmt:
+    """Begin what the same line begins: ``copy(...)`` of ``copy(...).finish()``, or of ``_finish(copy(...))``."""
+    begun = [call.func.value] if isinstance(call.func, ast.Attribute) else []
+    calls = [each for each in (*begun, *call.args[:1]) if isinstance(each, ast.Call)]
+    return ast.Expr(calls[0]) if calls else ast.Pass()
 
 
 def _is_wait(call: ast.Call) -> bool:
@@ -124,8 +138,8 @@ def _is_keeping(call: ast.Call) -> bool:
 def list_mutations() -> Iterator[Mutation]:
     """All of the folders that queue copies, or wait for them."""
     for folder in FOLDERS:
-        for file in sorted((ROOT / "optimizer/runtime" / folder).glob("*.py")):
-            module = f"optimizer.runtime.{folder}.{file.stem}"
+        for file in sorted((ROOT / "optimizer/runtime" / folder).rglob("*.py")):
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
             if module in _LEFT_OUT:
                 continue
             changer = _Changer(module)

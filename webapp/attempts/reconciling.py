@@ -1,6 +1,7 @@
 """Finds what was lost, every few seconds, for the reconciler. Safe to run twice at once; each step is a guarded move."""
 
 import logging
+from collections.abc import Iterable
 
 from django.db import Error as DatabaseError
 from django.db.models import Exists, F, Q
@@ -22,6 +23,10 @@ HINT_AGAIN_S = 30
 OFFER_KEPT_S = 24 * 3600
 """A priced plan can be taken for this long; each edit of the form writes new ones."""
 _HINTS_PER_ROUND = 50
+_LOCK_NOT_AVAILABLE = "55P03"
+"""PostgreSQL's code of a lock that was not to be had in time."""
+_MOST_LOCKED = 3
+"""Rows that are found locked in a pass; each takes as long as a lock is waited for."""
 
 
 def expire_leases(*, grace_s: float = 0.0) -> list[str]:
@@ -30,18 +35,39 @@ def expire_leases(*, grace_s: float = 0.0) -> list[str]:
     attempts = Attempt.objects.filter(
         job__state__in=LIVE_STATES, job__lease_until__lt=from_now(-grace_s), fence=F("job__fence")
     )
-    return [attempt.job_id for attempt in attempts if _give_back(attempt, only_if=expired)]
+    return _give_back_all((attempt, expired, None) for attempt in attempts)
 
 
 def expire_members(*, grace_s: float = 0.0) -> list[str]:
     """Take jobs over several machines back whole where the lease of one machine's part ran out, taken or not; their ids."""
     is_over = Q(lease_until__lt=from_now(-grace_s), ended_at__isnull=True)
     lost = Member.objects.filter(is_over, attempt__fence=F("attempt__job__fence"), attempt__job__state__in=LIVE_STATES)
-    return [
-        member.attempt.job_id
+    return _give_back_all(
+        (member.attempt, Q(Exists(Member.objects.filter(is_over, pk=member.pk))), member)
         for member in lost.select_related("attempt")
-        if _give_back(member.attempt, only_if=Q(Exists(Member.objects.filter(is_over, pk=member.pk))), lost=member)
-    ]
+    )
+
+
+def _give_back_all(lost: Iterable[tuple[Attempt, Q, Member | None]]) -> list[str]:
+    """The ids of those that were given back.
+
+    One whose row is locked keeps no other waiting: a worker that was halted within a write holds it until PostgreSQL ends its
+    transaction. Raises the error where no row was to be had, since then all may be locked.
+    """
+    given: list[str] = []
+    locked: list[DatabaseError] = []
+    for attempt, only_if, member in lost:
+        try:
+            if _give_back(attempt, only_if=only_if, lost=member):
+                given.append(attempt.job_id)
+        except DatabaseError as error:
+            if getattr(error.__cause__, "sqlstate", None) != _LOCK_NOT_AVAILABLE or len(locked) == _MOST_LOCKED:
+                raise
+            logger.warning("%s waits, its row is locked: %s", attempt, error)
+            locked.append(error)
+    if locked and not given:
+        raise locked[-1]
+    return given
 
 
 def _give_back(attempt: Attempt, *, only_if: Q, lost: Member | None = None) -> bool:

@@ -1,14 +1,24 @@
 """Errors in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``."""
 
-from typing import Any
+from typing import Any, Final
 
 from django.http import HttpResponse, JsonResponse
 
 from optimizer.base.errors import DiskFull, HeadroomError, InvalidInput
-from webapp.accounts.errors import Forbidden, LimitReached
+from webapp.accounts.errors import Forbidden, LimitReached, SearchesBusy
 from webapp.catalog.errors import ChecksBusy
 from webapp.http.problems import StorageFailed
 from webapp.jobs.errors import JobConflict
+
+_STATUSES: Final = {
+    Forbidden: 403,
+    JobConflict: 409,
+    LimitReached: 429,
+    ChecksBusy: 503,
+    SearchesBusy: 503,
+    StorageFailed: 503,
+    DiskFull: 507,
+}
 
 
 class RequestRefused(HeadroomError):
@@ -38,8 +48,7 @@ def answer_of(error: HeadroomError) -> HttpResponse:
     message = f"{error.message}. {error.hint}".rstrip(". ") if error.hint else error.message
     if isinstance(error, InvalidInput):
         return error_answer(400, message, param=str(error.fields.get("field") or "") or None, code=error.code)
-    kinds = ((Forbidden, 403), (JobConflict, 409), (LimitReached, 429), (ChecksBusy, 503), (DiskFull, 507), (StorageFailed, 503))
-    status = next((status for kind, status in kinds if isinstance(error, kind)), 400)
+    status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 400)
     retry_after_s = error.fields.get("retry_after_s", getattr(error, "retry_after_s", None))
     headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
     return error_answer(status, message, code=error.code, headers=headers)

@@ -14,6 +14,8 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, get_resolver, resolve
 
+from webapp.accounts.turns import asked_by
+
 
 class Handler(ASGIHandler):
     """Use one for each process, after ``django.setup()``."""
@@ -36,7 +38,8 @@ class Handler(ASGIHandler):
             await sync_to_async(connections.close_all, thread_sensitive=True)()  # a stream goes on for hours without it
 
     def _answer(self, request: HttpRequest) -> HttpResponseBase:
-        response = self._in_thread.get_response(request)
+        with asked_by(lambda: request.user.pk):
+            response = self._in_thread.get_response(request)
         # Django takes any connection to SQLite for sound, and would keep for the next request what has met a broken disk
         if connection.errors_occurred:
             connection.close()

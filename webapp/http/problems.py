@@ -8,7 +8,7 @@ from typing import Any
 from django.http import HttpResponse
 
 from optimizer.base.errors import DiskFull, HeadroomError, InvalidInput, NoFeasiblePlan, PlanStale
-from webapp.accounts.errors import Forbidden, LimitReached
+from webapp.accounts.errors import Forbidden, LimitReached, SearchesBusy
 from webapp.catalog.errors import CatalogConflict, ChecksBusy
 from webapp.jobs.errors import JobConflict
 
@@ -75,7 +75,7 @@ def problem_of(error: HeadroomError) -> HttpResponse:
     if isinstance(error, JobConflict | CatalogConflict | PlanStale):
         headers = {"Retry-After": "2"} if error.code == "profile_pending" else None
         return problem(409, code=error.code, detail=error.message, hint=error.hint, extra=error.fields, headers=headers)
-    if isinstance(error, StorageFailed | ChecksBusy):
+    if isinstance(error, StorageFailed | ChecksBusy | SearchesBusy):
         headers = {"Retry-After": str(error.retry_after_s)}
         return problem(503, code=error.code, detail=error.message, hint=error.hint, headers=headers)
     if isinstance(error, LimitReached):

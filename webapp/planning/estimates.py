@@ -10,6 +10,7 @@ from optimizer.api.estimate import estimate_profiled
 from optimizer.api.estimate_generation import estimate_generation_profiled
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
+from webapp.accounts.turns import take_turn
 from webapp.planning.search.asked import AskedOfModel, read_generation, read_question
 
 
@@ -32,7 +33,8 @@ def estimate(user: Any, request: EstimateRequest) -> dict[str, Any] | None:
     asked = read_question(user, request, plans=[plan] if isinstance(plan, Plan) else ())
     if asked is None:
         return None
-    return estimate_profiled(asked.profile, plan=plan, with_knobs=request.with_knobs, **asked.here).to_json()
+    with take_turn():
+        return estimate_profiled(asked.profile, plan=plan, with_knobs=request.with_knobs, **asked.here).to_json()
 
 
 def _estimate_generation(user: Any, request: EstimateRequest) -> dict[str, Any] | None:
@@ -40,4 +42,5 @@ def _estimate_generation(user: Any, request: EstimateRequest) -> dict[str, Any] 
     asked = read_generation(user, request)
     if asked is None:
         return None
-    return {"kind": "generation", **estimate_generation_profiled(asked.profile, plan=plan, **asked.here).to_json()}
+    with take_turn():
+        return {"kind": "generation", **estimate_generation_profiled(asked.profile, plan=plan, **asked.here).to_json()}

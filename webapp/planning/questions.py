@@ -24,6 +24,7 @@ from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.search.answer.compare import change_plan
 from optimizer.search.questions.cards import read_cards
+from webapp.accounts.turns import take_turn
 from webapp.jobs.specs.training import read_goal
 from webapp.planning.search.asked import AskedOfModel, read_generation, read_question, read_work
 from webapp.planning.search.generation import find_generation
@@ -75,7 +76,8 @@ def compare(user: Any, question: AskedOfModel, plans: dict[str, Any]) -> dict[st
     asked = read_question(user, question, plans=[plan for plan in read.values() if isinstance(plan, Plan)])
     if asked is None:
         return None
-    return {"profile": "ready", **compare_profiled(asked.profile, read, **asked.here).to_json()}
+    with take_turn():
+        return {"profile": "ready", **compare_profiled(asked.profile, read, **asked.here).to_json()}
 
 
 def _compare_generations(user: Any, question: AskedOfModel, plans: dict[str, Any]) -> dict[str, Any] | None:
@@ -83,7 +85,8 @@ def _compare_generations(user: Any, question: AskedOfModel, plans: dict[str, Any
     asked = read_generation(user, question)
     if asked is None:
         return None
-    return {"kind": "generation", **compare_generations_profiled(asked.profile, read, **asked.here).to_json()}
+    with take_turn():
+        return {"kind": "generation", **compare_generations_profiled(asked.profile, read, **asked.here).to_json()}
 
 
 def rank_cards(user: Any, question: AskedOfModel, cards: list[str], *, by_money: bool) -> dict[str, Any] | None:
@@ -100,7 +103,8 @@ def rank_cards(user: Any, question: AskedOfModel, cards: list[str], *, by_money:
         return None
     profile = read_profile(row.pk, row.document_sha256)
     order: Literal["speed", "money"] = "money" if by_money or goal.objective == "cheapest_run" else "speed"
-    found = rank_cards_profiled(profile, cards, workload=workload, goal=goal, order=order)
+    with take_turn():
+        found = rank_cards_profiled(profile, cards, workload=workload, goal=goal, order=order)
     return {"profile": "ready", "order": order, "cards": to_json(found)}
 
 
@@ -113,7 +117,8 @@ def _rank_cards_to_generate(
         return None
     goal = asked.goal if question.goal is not None else replace(asked.goal, device_budget_bytes=UNLIMITED_BYTES)
     order: Literal["speed", "money"] = "money" if by_money else "speed"
-    found = rank_cards_to_generate(asked.profile, cards, workload=asked.workload, goal=goal, order=order)
+    with take_turn():
+        found = rank_cards_to_generate(asked.profile, cards, workload=asked.workload, goal=goal, order=order)
     return {"profile": "ready", "order": order, "cards": to_json(found)}
 
 
@@ -125,7 +130,8 @@ def price_change(user: Any, question: AskedOfModel, plan: dict[str, Any], change
     asked = read_question(user, question, plans=[read, change_plan(read, pins)])
     if asked is None:
         return None
-    return {"profile": "ready", **reprice_profiled(asked.profile, read, change=pins, **asked.here).to_json()}
+    with take_turn():
+        return {"profile": "ready", **reprice_profiled(asked.profile, read, change=pins, **asked.here).to_json()}
 
 
 def _price_changed_generation(
@@ -136,4 +142,6 @@ def _price_changed_generation(
     asked = read_generation(user, question)
     if asked is None:
         return None
-    return {"kind": "generation", **reprice_generation_profiled(asked.profile, read, change=change, **asked.here).to_json()}
+    with take_turn():
+        found = reprice_generation_profiled(asked.profile, read, change=change, **asked.here)
+    return {"kind": "generation", **found.to_json()}

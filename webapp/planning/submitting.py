@@ -10,6 +10,7 @@ from optimizer.base.units import format_bytes
 from webapp.accounts.access import project_of_job
 from webapp.accounts.limits import check_queue_room
 from webapp.accounts.models import Project
+from webapp.accounts.turns import hurry
 from webapp.catalog.files.room import require_floor
 from webapp.jobs.actions import create_job
 from webapp.jobs.checkpoints import keep_for_branch
@@ -108,6 +109,7 @@ def _check_room(user: Any, project: Project | None) -> None:
 
 def _fresh_offer(user: Any, spec: JobSpec | GenerateSpec, *, override: bool, may_wait: bool) -> PlanOffer:
     """may_wait: for compiled blocks that are being traced, rather than take the plan without."""
+    hurry()
     try:
         answer = price_job_spec(user, spec)
     except NoFeasiblePlan as error:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Final
 
 from django.db import Error as DatabaseError
@@ -36,6 +37,16 @@ logger = logging.getLogger(__name__)
 
 _NOT_TAKEN_S: Final = 30.0
 """Pause after an offer that nobody took: the other worker may be busy with another link, or of an older version."""
+_LONGEST_REST_S: Final = 600.0
+"""Between two probes of a link that fails again and again, unless somebody asks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rest:
+    """A pause in which this machine does not listen for a link, since it last did."""
+
+    since_s: float
+    pause_s: float
 
 
 class Links:
@@ -45,7 +56,7 @@ class Links:
         self._config = config
         self._draining = draining
         self._asked_for = ""
-        self._not_before_s: dict[int, float] = {}
+        self._rests: dict[int, _Rest] = {}
 
     def serve(self, machine: Callable[[], Machine | None]) -> None:
         """Until the worker drains. machine: this one, while it is registered."""
@@ -71,27 +82,42 @@ class Links:
             self._asked_for = machine.pk
         if (offered := find_offer(machine)) is not None:
             self._connect(offered)
-        now_s = time.monotonic()
-        due = (link for link in find_due(machine) if self._not_before_s.get(link.pk, now_s) <= now_s)
-        if (link := next(due, None)) is not None:
-            self._listen(link)
+        if (link := next((link for link in find_due(machine) if not self._is_resting(link)), None)) is not None:
+            was_taken = self._listen(link)
+            if link.failure or not was_taken:
+                self._rest(link)
 
-    def _listen(self, link: Link) -> None:
+    def _is_resting(self, link: Link) -> bool:
+        rest = self._rests.get(link.pk)
+        if rest is None:
+            return False
+        pause_s = rest.pause_s if link.asked_at is None else _NOT_TAKEN_S
+        return time.monotonic() < rest.since_s + pause_s
+
+    def _rest(self, link: Link) -> None:
+        """Twice as long each time where it had failed before."""
+        before = self._rests.get(link.pk)
+        fails_again = bool(link.failure) and link.asked_at is None
+        pause_s = min(_LONGEST_REST_S, 2 * before.pause_s) if fails_again and before is not None else _NOT_TAKEN_S
+        self._rests[link.pk] = _Rest(since_s=time.monotonic(), pause_s=pause_s)
+
+    def _listen(self, link: Link) -> bool:
+        """False where nothing was asked of this machine."""
         try:
             interface = find_interface()
             listener = open_listener(address_of(interface))
         except InvalidInput as error:
             record_failure(link, f"{self._config.host} cannot be reached: {error.message}; correct {INTERFACE_VARIABLE}")
-            return
+            return False
         with closing(listener):
             address, port = listener.getsockname()[:2]
             offer = open_offer(link, address=address, port=port, interface=interface, computer=read_boot_id())
             if offer is None:
-                return
+                return True  # somebody else listens
             was_taken = answer(listener, offer["token"], limit_s=OFFER_S, should_stop=self._draining.is_set)
         if not was_taken:
             close_offer(link)
-            self._not_before_s[link.pk] = time.monotonic() + _NOT_TAKEN_S
+        return was_taken
 
     def _connect(self, link: Link) -> None:
         offer: Offer | None = link.offer

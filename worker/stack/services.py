@@ -1,5 +1,8 @@
 """Keeps a handful of child processes running: starts them, restarts what dies, ends them in order.
 
+A child that something has halted (SIGSTOP) and left so is ended, and started again like one that died: on SQLite it may hold the
+lock that every other process waits for.
+
 Nothing that the disk refuses ends it: a service whose log cannot be opened runs without one, a program that cannot be started is
 tried again like one that died, and what cannot be noted is noted later.
 
@@ -14,11 +17,14 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Literal
+
+from worker.run.watch.halted import HaltWatch
 
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 10.0
@@ -61,6 +67,8 @@ class RunningService:
     num_young_deaths: int = 0
     backoff_s: float = FIRST_BACKOFF_S
     start_again_at: float = field(default=0.0)
+    halts: HaltWatch | None = None
+    """Watches the process."""
 
     def tend(self, now: float) -> Literal["started", "died", ""]:
         """Start it when it is due, notice when it has died. Returns what happened."""
@@ -74,6 +82,7 @@ class RunningService:
             return "started"
         if self.process.poll() is None:
             _set_aside(self.log_file)
+            self._end_if_halted()
             return ""
         if now - self.started_at >= STEADY_AFTER_S:
             self.backoff_s = FIRST_BACKOFF_S
@@ -84,6 +93,7 @@ class RunningService:
     def ask_to_stop(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
+            self.process.send_signal(signal.SIGCONT)  # one that was halted could not obey
 
     def wait_stopped(self, deadline: float) -> None:
         """Until it is gone; killed with all of its group at the deadline."""
@@ -94,6 +104,13 @@ class RunningService:
         except subprocess.TimeoutExpired:
             self._kill_group(self.process.pid)
             self.process.wait()
+
+    def _end_if_halted(self) -> None:
+        """Its death is noticed at the next turn."""
+        if self.process is not None and self.halts is not None and self.halts.has_stood_still():
+            with contextlib.suppress(OSError):  # not print: it would keep what it could not write, and fail again at the exit
+                os.write(sys.stdout.fileno(), f"{self.service.name} ({self.process.pid}) was halted, and is ended\n".encode())
+            self.process.kill()
 
     def _count_young_death(self, lived_s: float) -> None:
         self.num_young_deaths = self.num_young_deaths + 1 if lived_s < YOUNG_S else 0
@@ -121,6 +138,7 @@ class RunningService:
                 start_new_session=True,
                 preexec_fn=_die_with_parent(os.getpid()),
             )
+        self.halts = HaltWatch(self.process.pid)
         self.started_at = now
 
     def _kill_group(self, group: int) -> None:

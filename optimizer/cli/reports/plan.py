@@ -21,8 +21,11 @@ from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.machine import Machine
 from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.plan import Plan
 from optimizer.search.answer.compare import Comparison
 from optimizer.search.answer.frontier import plan_label
+from optimizer.search.check.card_fit import ACCEPTED
+from optimizer.search.problem import PricedPlan
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer
 from optimizer.search.questions.cards import CardAnswer
 from optimizer.search.result import SearchResult
@@ -40,15 +43,16 @@ _ASPECTS = {"lifetime": "", "place": " in", "representation": " as"}
 
 def report_answer(answer: ObjectiveAnswer, *, machine: Machine) -> str:
     """The question, the limit, the baselines with the chosen plan below them, its bytes, the frontier, the reasons."""
-    result = answer.result
+    result, by_hand = answer.result, {setup.label for setup in answer.setups}
     parts = [_header(answer, machine)]
     if answer.limit is not None:
         parts.append(f"Answer\n{format_bullets([answer.limit.reason])}")
     return "\n\n".join(
         [
             *parts,
-            plans_table([*result.baselines.values(), result.chosen]),
+            plans_table([*(each for label, each in result.baselines.items() if label not in by_hand), result.chosen]),
             *([_layouts_part(answer)] if answer.layouts else []),
+            *([_setups_part(answer)] if answer.setups else []),
             categories_table(result.chosen.prediction),
             "Frontier (smallest budget for each speed)\n" + _frontier_table(result),
             "Chosen plan\n" + format_bullets([*result.explanation, *_bound_sentences(result), _time_sentence(answer)]),
@@ -83,6 +87,33 @@ def _layouts_part(answer: ObjectiveAnswer) -> str:
             rarely = f", on average: {together}, nothing in the others"
         notes.append(f"each sends {format_bytes(prediction.network_bytes)} a step, {format_ms(busy_ms)} on the network{rarely}")
     return "Layouts of devices\n" + "\n".join([*lines, format_bullets(notes)])
+
+
+def _setups_part(answer: ObjectiveAnswer) -> str:
+    """Each setup that people write by hand, but for ways to recompute that come to the same plan; and why some cannot be had."""
+    header = ("setup", "peak, fullest device", "at most", "host, each", "step", "tokens/s", "verdict")
+    shown: dict[Plan, PricedPlan] = {}
+    notes = list[str]()
+    for setup in answer.setups:
+        priced = answer.result.baselines.get(setup.label)
+        if priced is None or (priced.verdict not in ACCEPTED and priced.plan not in shown):
+            notes.append(setup.sentence)
+        if priced is not None:
+            shown.setdefault(priced.plan, priced)
+    rows = [
+        (
+            priced.label,
+            format_bytes(priced.prediction.device_peak_bytes),
+            format_bytes(priced.prediction.device_peak_high_bytes),
+            size_or_dash(priced.prediction.host_peak_bytes),
+            format_ms(priced.prediction.step_ms),
+            f"{priced.prediction.tokens_per_s:,.0f}",
+            VERDICTS[priced.verdict] + " (tensors)" * (priced.verdict in ACCEPTED and priced.prediction.memory is None),
+        )
+        for priced in shown.values()
+    ]
+    parts = [format_table(header, rows)] * bool(rows) + [format_bullets(notes)] * bool(notes)
+    return "Setups that people write by hand\n" + "\n".join(parts)
 
 
 def _layout_name(layout: DeviceLayout) -> str:

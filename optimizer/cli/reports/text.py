@@ -108,6 +108,7 @@ def format_header(model: str, *, workload: TrainingWorkload, machine: Machine, b
             ("workload", f"{workload.global_batch_size} sequences of {workload.sequence_length:,} tokens a step"),
             ("machine", f"{machine.name}, {machine.device.name}; {source}"),
             *([("devices", _describe_devices(machine))] if machine.total_devices > 1 else []),
+            *([("to the host", _describe_way(machine))] if machine.total_devices > 1 and machine.device.kind == "cuda" else []),
             *([("beside each" if machine.hosts else "beside it", found)] if (found := machine.facts.get(BESIDE_FACT)) else []),
             ("budget", ", ".join(budgets)),
         ]
@@ -122,6 +123,18 @@ def _describe_devices(machine: Machine) -> str:
     inside = [f"in {host.name} by {_describe_link(host.peers)}" for host in machine.hosts if host.peers is not None]
     assumed = "measured" if machine.peers.source == "measured" else "from data sheets or assumed"
     return ", ".join([f"{count}, linked by {_describe_link(machine.peers)}", *inside]) + f"; {assumed}"
+
+
+def _describe_way(machine: Machine) -> str:
+    """The way of several cards to the host, and how it can be stated where it is assumed."""
+    if machine.hosts:
+        return ", ".join(f"in {host.name} {_count_on_switch(host.cards_per_switch)}" for host in machine.hosts)
+    stated = " (--cards-per-switch)" if machine.rates.source == "table" else ""
+    return _count_on_switch(machine.cards_per_switch) + stated
+
+
+def _count_on_switch(cards_per_switch: int) -> str:
+    return "a PCIe link for each card" if cards_per_switch == 1 else f"{cards_per_switch} cards on each PCIe link"
 
 
 def _describe_link(link: PeerLink) -> str:

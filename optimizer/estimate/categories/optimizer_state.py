@@ -18,6 +18,7 @@ from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.categories.weights import is_streamed
 from optimizer.estimate.memo import Table
 from optimizer.estimate.tasks.moments import TABLES_BYTES, Moments, TensorUpdate, moments_of, tensor_update
+from optimizer.hardware.devices import ASSUMED_CHANNELS, ASSUMED_UPDATES_PER_CHANNEL
 from optimizer.hardware.rates import Rates
 from optimizer.optimizers import ADAMW, KeptState, UpdateRate
 from optimizer.plan.gradients import GradientsPlan
@@ -27,8 +28,8 @@ from optimizer.plan.weights import WeightsPlan, rounding_scratch_bytes
 from optimizer.profile.trained import TensorSize
 from optimizer.workload import TrainingWorkload
 
-ASSUMED_HOST_ELEMENTS_PER_S = 2e8
-"""AdamW on a host whose rate was not measured: a desktop's memory, read and written at 28 bytes an element."""
+ASSUMED_HOST_ELEMENTS_PER_S = ASSUMED_CHANNELS[0][1] * ASSUMED_UPDATES_PER_CHANNEL
+"""AdamW on a host whose rate was not measured: a desktop's."""
 _PIECE_ELEMENTS = 1 << 20
 """Elements that an update on the host works on at once (``runtime/tiers/homes.py``)."""
 _NUM_SLOTS = 2

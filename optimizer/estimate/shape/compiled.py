@@ -452,8 +452,9 @@ def compile_shape(profile: Traced, weights: WeightsPlan, shape: Shape, *, repres
     compiled = kept.get(key)
     if compiled is None:
         compiled = CompiledShape(profile, weights=weights, shape=shape, representation=name)
-        if len(kept) >= most:
-            del kept[next(iter(kept))]
+        # other threads search, too: a list is made at once, and what it names may be gone by now
+        for oldest in list(kept)[: len(kept) + 1 - most]:
+            kept.pop(oldest, None)
         kept[key] = compiled
         weakref.finalize(profile, kept.pop, key, None)
     return compiled

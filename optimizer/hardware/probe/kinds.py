@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from optimizer.hardware.machine import DeviceKind, Machine
-from optimizer.hardware.probe.rates.peers import probe_peers
+from optimizer.hardware.probe.rates.peers import count_on_one_switch, probe_peers
 
 PROBE_PEERS_S = 1.0
 
@@ -27,6 +27,7 @@ def probe_kinds(kinds: Sequence[Sequence[int]], *, probe: Callable[[str], Machin
     """A machine with all kinds of cards, the first kind first. probe: measures the machine by one card: ``cuda:2``."""
     machines = [probe(f"cuda:{indices[0]}") for indices in kinds]
     machine = with_kinds(machines, kinds)
+    machine = replace(machine, cards_per_switch=count_on_one_switch(machine))
     return replace(machine, peers=probe_peers(machine, max_s=PROBE_PEERS_S))
 
 

@@ -45,7 +45,7 @@ from optimizer.hardware.probe.rates.host_attention import probe_host_attention
 from optimizer.hardware.probe.rates.links import probe_fresh_memory, probe_links, rate_in_step
 from optimizer.hardware.probe.rates.matmuls import probe_attention, probe_library_call_s, probe_matmuls
 from optimizer.hardware.probe.rates.ops import probe_ops
-from optimizer.hardware.probe.rates.peers import count_like_cards, probe_peers
+from optimizer.hardware.probe.rates.peers import count_like_cards, count_on_one_switch, probe_peers
 from optimizer.hardware.probe.rates.stores import Stored, faults_of, probe_disk, probe_remote
 from optimizer.hardware.probe.rates.updates import probe_8bit_tensor_s, probe_host_update, probe_updates
 from optimizer.hardware.probe.steps import probe_steps
@@ -120,6 +120,7 @@ def probe_machine(
         | faults_of(disk=disk, remote=remote)
         | _remarks_on(disturbance),
     )
+    machine = replace(machine, cards_per_switch=count_on_one_switch(machine))
     return replace(machine, peers=probe_peers(machine, max_s=share_s["peers"]))
 
 

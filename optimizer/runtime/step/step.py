@@ -417,11 +417,9 @@ class Trainer:
         if self.outer is not None and not self.is_in_step:
             with self.metered():
                 self._synchronize(self.outer)
-            backend_of(self.device).synchronize()
 
     def _synchronize(self, outer: OuterStep) -> None:
         mark_phase(self.meter, "synchronization")
-        self.join()
         outer.synchronize()
 
     def _read_updated(self) -> dict[str, torch.Tensor | HomeTensor]:

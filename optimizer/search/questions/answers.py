@@ -50,6 +50,25 @@ class LayoutOption(WithJson):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SetupOption(WithJson):
+    """A setup of several devices that people write by hand."""
+
+    setup: str
+    """The setup, whatever its blocks do: ``fsdp``."""
+    label: str
+    """Key of its plan in ``result.baselines``, which has none where it cannot be carried out."""
+    words: str
+    """The setup in a few words."""
+    finding: str
+    """Compares it with the chosen plan, or says why it does not fit or cannot be carried out."""
+
+    @property
+    def sentence(self) -> str:
+        """Both in one, without its end."""
+        return f"{self.words}: {self.finding}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ObjectiveAnswer:
     """The answer to a goal's objective."""
 
@@ -65,6 +84,9 @@ class ObjectiveAnswer:
     """None where the work is as it was asked for."""
     layouts: tuple[LayoutOption, ...] = ()
     """The best of each layout of devices, one device first; empty where the goal is one device."""
+    setups: tuple[SetupOption, ...] = ()
+    """Setups of several devices that people write by hand, for the fastest step and the cheapest run; empty where the goal is one
+    device."""
 
     def for_run(self, workload: TrainingWorkload) -> "ObjectiveAnswer":
         """The same for a workload that is priced alike (``detailed_part``): its plans are the same, a run may be longer."""

@@ -5,8 +5,7 @@ whose bound is no better than a plan that is known is not searched, and the answ
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,12 +14,13 @@ from optimizer.base.units import format_bytes, format_slowdown
 from optimizer.goal import Goal
 from optimizer.plan.layout import DATA_PARALLEL, DeviceLayout
 from optimizer.profile.profile import Profile
-from optimizer.search.answer.baselines import keep_all, recompute_all
 from optimizer.search.check.card_fit import ACCEPTED, Outpaced
 from optimizer.search.core import explain_choice, find_chosen, search
-from optimizer.search.cut_model import least_cut_ms
-from optimizer.search.problem import PricedPlan, SearchProblem
+from optimizer.search.cut_model import describe_cut_plan, least_cut_ms
+from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, Pose, answer_with
+from optimizer.search.questions.by_hand.pricing import PricedSetup, SetupQuestion, Team, price_setups
+from optimizer.search.questions.by_hand.sentences import explain_sharing, list_options
 from optimizer.search.questions.layout_list import (
     SHOWN_MS,
     WORTH_LOCAL,
@@ -39,7 +39,6 @@ PoseOn = Callable[[DeviceLayout], Pose]
 """The question on a layout."""
 AnswerOne = Callable[[Pose, Profile, TrainingWorkload], ObjectiveAnswer]
 """Answers the question on one layout: ``objectives.answer_goal``."""
-_LABELS: Final[Mapping[str, str]] = {"replicated": "ddp", "zero1": "zero1", "zero2": "zero2", "zero3": "zero3"}
 _SHOWN: Final = 0.25
 """Share by which a layout's best plan may be slower than the best of all, and still be looked for to be shown beside it."""
 _SAME: Final = 1e-6
@@ -102,17 +101,41 @@ def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal
         except (NoFeasiblePlan, InvalidPlan) as error:
             each.error = error
     best = _best_of(asked)
+    setups = _price_setups(
+        pose_on, profile, workload, goal, problems=[each.problem for each in asked], best=None if best is None else best.best
+    )
+    for each in asked:
+        _take_setup(each, setups)
+    best = _best_of(asked)
     if best is None or best.best is None:
         raise _least_wrong([each.error for each in asked if each.error is not None])
-    result = best.result or search(best.problem, known=[best.best.plan])
-    result = _settled(best.problem, result, goal, workload)
+    result = _settled(best.problem, _result_of(best, best.best), goal, workload)
     best.best = result.chosen
-    result = replace(result, baselines={**result.baselines, **_price_shared_baselines(asked)})
+    result = replace(
+        result,
+        baselines=result.baselines | {each.label: each.priced for each in setups if each.priced is not None},
+        explanation=(*result.explanation, *explain_sharing(setups, result.chosen)),
+    )
     options = tuple(
         LayoutOption(layout=each.layout, best=each.best, least_step_ms=each.least_ms, sentence=_describe(each, best))
         for each in asked
     )
-    return replace(answer_with(best.problem, profile, result), layouts=options)
+    answer = answer_with(best.problem, profile, result)
+    return replace(answer, layouts=options, setups=list_options(setups, result.chosen))
+
+
+def _result_of(found: _Searched, best: PricedPlan) -> SearchResult:
+    """The best plan of a layout, with all that is shown beside it."""
+    if found.result is not None:
+        return found.result
+    if found.layout.is_cut:
+        return describe_cut_plan(found.problem, best)
+    result = search(found.problem, known=[best.plan])
+    if result.chosen.prediction.step_ms <= best.prediction.step_ms:
+        return result
+    # By its tensors another was better, for whose processes there is no room.
+    sentences = explain_choice(found.problem, best, result.baselines["keep_all"], result.left_out)
+    return replace(result, chosen=replace(best, label="chosen"), explanation=tuple(sentences))
 
 
 def _search(each: _Searched, *, most_ms: float, goal: Goal, workload: TrainingWorkload) -> None:
@@ -227,22 +250,69 @@ def _least_wrong(errors: Sequence[NoFeasiblePlan | InvalidPlan]) -> NoFeasiblePl
     return min(short, key=lambda error: int(error.fields["smallest_feasible_bytes"])) if short else errors[0]
 
 
-def _price_shared_baselines(asked: Sequence[_Searched]) -> dict[str, PricedPlan]:
-    """Plain data parallel training and ZeRO on the most devices, with all kept and all recomputed, by label."""
-    most = max(each.layout.num_devices for each in asked)
-    found: dict[str, PricedPlan] = {}
-    for each in asked:
-        is_other = each.layout.sees_whole_batch or each.layout.steps_alone
-        if each.layout.num_devices != most or most == 1 or is_other:
-            continue
-        for ending, baseline in (("", keep_all), ("_recompute", recompute_all)):
-            label = _LABELS[each.layout.data] + ending
-            setting, per_block = baseline(each.problem)
-            with suppress(InvalidPlan):
-                prediction = each.problem.price(setting.plan(per_block))
-                may_fit = each.problem.verdict(prediction) != "does_not_fit"
-                found[label] = each.problem.priced(label, setting.plan(per_block), prediction, in_detail=may_fit)
-    return found
+def _price_setups(
+    pose_on: PoseOn,
+    profile: Profile,
+    workload: TrainingWorkload,
+    goal: Goal,
+    *,
+    problems: Sequence[SearchProblem],
+    best: PricedPlan | None,
+) -> list[PricedSetup]:
+    """The setups that people write by hand, on all devices, or as many as can have equal shares, with the number formats of the
+    best plan, or else the smallest that are allowed. problems: of the layouts that were searched, whose prices are known.
+    """
+    if goal.num_devices == 1:
+        return []
+    known = {problem.layout: problem for problem in problems}
+    formats = next((problem.settings()[-1] for problem in problems if problem.settings()), None)
+    if best is not None:
+        formats = OuterPlan.of(best.plan)
+    if formats is None:
+        return []
+
+    def pose(layout: DeviceLayout) -> SearchProblem:
+        if layout.shares_blocks and layout.tensor not in {each.num_sharing for each in profile.narrower}:
+            raise InvalidPlan(
+                f"a device's part of each block was not traced; where layout.tensor is pinned to {layout.tensor} it is",
+                field="plan.layout.tensor",
+                value=layout.tensor,
+                allowed="a number of devices whose parts were traced",
+            )
+        return known.get(layout) or remembering(pose_on(layout)(profile, workload))
+
+    total = workload.global_batch_size
+    dealing = max((number for number in range(1, goal.num_devices + 1) if total % number == 0), default=1)
+    words = "" if dealing == goal.num_devices else f", on {dealing} devices"
+    question = SetupQuestion(
+        num_blocks=profile.num_blocks,
+        whole=Team(num_devices=goal.num_devices),
+        dealing=Team(num_devices=dealing, words=words) if dealing > 1 else None,
+        formats=formats,
+        pose=pose,
+        num_sequences=total,
+        known={} if best is None else {best.plan: best},
+    )
+    return price_setups(question, best_ms=math.inf if best is None else best.prediction.step_ms)
+
+
+def _take_setup(each: _Searched, setups: Sequence[PricedSetup]) -> None:
+    """Make the fastest setup that may be chosen a layout's best plan, where it is faster than what was found."""
+    of_layout = [
+        one.priced for one in setups if one.priced is not None and one.may_be_chosen and _is_alike(one.priced.plan.layout, each)
+    ]
+    fastest = min(of_layout, key=lambda priced: priced.prediction.step_ms, default=None)
+    known_ms = math.inf if each.best is None else each.best.prediction.step_ms
+    if fastest is not None and fastest.prediction.step_ms < known_ms:
+        each.best, each.result = replace(fastest, label="chosen"), None
+
+
+def _is_alike(layout: DeviceLayout, each: _Searched) -> bool:
+    """Report whether a layout is one of those that a search looks at, wherever it cuts the model."""
+    other = each.problem.layout
+    if len(layout.stage_blocks) != len(other.stage_blocks):
+        return False
+    return replace(layout, stage_blocks=()) == replace(other, stage_blocks=())
 
 
 def _describe(each: _Searched, best: _Searched) -> str:

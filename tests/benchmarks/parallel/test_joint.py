@@ -1,10 +1,8 @@
-"""Scenarios of joint plans, and the recipes that they are held against."""
+"""Scenarios of joint plans, and what they are held against."""
 
 from benchmarks.parallel.joint import SCENARIOS, summarize
-from benchmarks.parallel.recipes import recomputing
 from optimizer.base.units import GIB
 from optimizer.hardware.joined import cards_of
-from optimizer.plan.layout import DeviceLayout
 
 ROW = {
     "what": "joint",
@@ -22,13 +20,6 @@ def test_every_scenario_can_be_shared_evenly() -> None:
     for devices, work in SCENARIOS:
         machine = cards_of(devices.cards, links=devices.links, host_memory_bytes=devices.host_gib * GIB)
         assert work.workload.global_batch_size % machine.total_devices == 0
-
-
-def test_as_many_blocks_of_every_stage_are_recomputed() -> None:
-    assert recomputing(DeviceLayout(), 4, 0) == ("keep",) * 4
-    assert recomputing(DeviceLayout(), 4, 3) == ("recompute", "recompute", "keep", "keep")
-    layout = DeviceLayout(num_devices=2, stage_blocks=(2, 3))
-    assert recomputing(layout, 5, 4) == ("recompute", "keep", "recompute", "recompute", "keep")
 
 
 def test_a_joint_plan_that_is_slower_than_another_is_named() -> None:

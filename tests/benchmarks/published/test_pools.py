@@ -47,13 +47,22 @@ def test_rank_correlation_is_one_for_the_same_order_and_minus_one_for_the_other(
     assert rank_correlation([1.0], [1.0]) is None
 
 
+def _found(*, published: float, estimated: float, of_fours: float) -> dict[str, float]:
+    return {
+        "published_tokens_per_s": published,
+        "estimated_tokens_per_s": estimated,
+        "estimated_tokens_per_s_of_fours": of_fours,
+    }
+
+
 def test_goals_are_judged_by_fit_order_and_length() -> None:
     row = {"pool": "fsdp", "model": "A", "published_fits": True, "estimated_fits": True, "published_longest": 1000}
     rows = [
-        row | {"published_tokens_per_s": 10.0, "estimated_tokens_per_s": 20.0, "estimated_longest": 900},
-        row | {"pool": "zero2", "published_tokens_per_s": 5.0, "estimated_tokens_per_s": 30.0, "estimated_longest": 1500},
+        row | _found(published=10.0, estimated=20.0, of_fours=7.0) | {"estimated_longest": 900},
+        row | _found(published=5.0, estimated=30.0, of_fours=6.0) | {"pool": "zero2", "estimated_longest": 1500},
     ]
     found = summarize_pools([*rows, {"pool": "zero2", "model": "B", "failed": "unknown"}])
     assert found["pools: share of cells whose fit is right"]["met"]
     assert found["pools: rank correlation of throughput"]["value"] == -1
+    assert found["pools: rank correlation if four cards share a link to the host"]["value"] == 1
     assert found["pools: median error of the longest sequence"]["value"] == 0.3

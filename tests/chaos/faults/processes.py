@@ -104,6 +104,16 @@ def halt_both(world: World, chance: random.Random) -> Iterator[None]:
         os.kill(child, signal.SIGCONT)
 
 
+@fault("halt a worker within a write, until it is ended", place="workers", lasts_s=(1.0, 4.0), on=frozenset({"sqlite"}))
+def halt_writer(world: World, chance: random.Random) -> Iterator[None]:
+    """Nobody else can write meanwhile. The stack's supervisor ends such a worker after 10 s; here the lease is but 2."""
+    worker = _worker_at_work(world)
+    require(world.try_to_halt_within_write(worker), "it was met within no write")
+    yield
+    if world.is_running(worker):
+        world.kill(worker)
+
+
 @fault("halt a job's process", place="job", lasts_s=(1.0, 3.0))
 def halt_child(world: World, chance: random.Random) -> Iterator[None]:
     child = _child(world, chance)

@@ -389,7 +389,12 @@ def test_plan_on_two_cards_prints_each_layout_and_what_devices_send(files: Path,
     assert "2 devices, replicated" in printed
     assert "2 devices, zero1" in printed
     assert "peaks of the devices: " in printed
-    assert "ddp_recompute" in printed
+    assert "Setups that people write by hand" in printed
+    rows = {line.split()[0]: line for line in printed.splitlines() if line.strip()}
+    assert rows["ddp"].rstrip().endswith(("fits", "fits (tensors)"))
+    assert rows["fsdp_recompute"].split()[1:3] != rows["ddp"].split()[1:3]
+    assert "a device's part of each block was not traced" in " ".join(printed.split())
+    assert max(map(len, printed.splitlines())) <= 120
 
 
 def test_plan_on_unequal_cards_prints_who_takes_how_much(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

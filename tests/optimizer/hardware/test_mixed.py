@@ -34,7 +34,7 @@ def test_each_kind_is_as_the_table_has_it_and_all_share_one_host() -> None:
     machine = read("2x RTX 3060, RTX 4090")
     assert (machine.num_devices, machine.total_devices) == (2, 3)
     for name in ("RTX 3060 12GB", "RTX 4090"):
-        alone = table_machine(name)
+        alone = table_machine(name, num_others=2)
         found = machine.with_kind(name)
         assert (found.device, found.rates, found.others) == (alone.device, alone.rates, ())
         assert found.host_memory_bytes == machine.host_memory_bytes

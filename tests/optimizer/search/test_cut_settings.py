@@ -137,6 +137,8 @@ def test_a_model_with_room_for_everything_is_not_searched_with_something_on_the_
 
 def test_a_card_copies_beside_compute_and_the_hosts_update_of_a_stage_ends_in_its_next_step() -> None:
     machine = replace(table_machine("RTX 4090"), num_devices=2, peers=peer_link_of(find_device("RTX 4090")))
+    # A host that is slow enough for its updates to be what a step waits for.
+    machine = replace(machine, rates=replace(machine.rates, host_optimizer_elements_per_s=2e8))
     roomy = search(machine, pins=()).chosen.plan
     moved = replace(OuterPlan.of(roomy), gradients="host", state_place="host").plan(("offload",) * 6)
     found = estimate_training(profile_of(), plan=moved, workload=WORKLOAD, machine=machine)

@@ -1,9 +1,11 @@
 """A lost worker, and whose doing it is."""
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from django.db import OperationalError, connection, transaction
 from django.utils import timezone
 from pytest_django import Settings
 
@@ -175,3 +177,36 @@ def test_a_job_that_ended_stays_ended(make_job: Callable[..., Job], machine: Mac
     job = make_job()
     assert finish_attempt(begin(job, machine, boots()), result=DONE, exit_code=0) == "succeeded"
     assert expire_leases() == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_job_whose_row_is_locked_keeps_no_other_from_being_given_back(
+    make_job: Callable[..., Job], machine: Machine, boots: Callable[[], str]
+) -> None:
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite locks no rows")
+    jobs = [make_job() for _ in range(3)]
+    for job in jobs:
+        begin(job, machine, boots())
+    locked = jobs[0]
+    is_locked, may_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        """As a worker does that was halted within a write."""
+        with transaction.atomic():
+            Job.objects.select_for_update().get(pk=locked.pk)
+            is_locked.set()
+            may_go.wait(30)
+        connection.close()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        assert is_locked.wait(10)
+        assert sorted(expire_leases()) == sorted(job.pk for job in jobs[1:])
+        with pytest.raises(OperationalError):  # none was to be had, and perhaps no live worker renews its lease either
+            expire_leases()
+    finally:
+        may_go.set()
+        holder.join()
+    assert expire_leases() == [locked.pk]

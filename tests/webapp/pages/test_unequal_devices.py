@@ -59,6 +59,19 @@ def test_the_plans_page_names_the_devices_of_the_plan_and_says_why_no_single_cha
     assert "Single changes are not priced on devices of several kinds" in words(knobs)
 
 
+def test_the_plans_page_shows_what_setups_that_people_write_by_hand_take(
+    browser: Client, pair: Machine, profiled_llama: Model
+) -> None:
+    asked = {"model": profiled_llama.pk, "sequence_length": "128", "global_batch_size": "8", "device_budget": "1 GiB"}
+    shown = words(browser.get(reverse("plans"), {**asked, "num_devices": "2", "on": pair.pk}))
+    assert "FSDP (ZeRO-3): weights, gradients and state shared out; every block recomputed" in shown
+    assert "Setups of several devices that cannot be had here" in shown
+    assert "a device's part of each block was not traced" in shown
+    alone = words(browser.get(reverse("plans"), {**asked, "num_devices": "1", "on": pair.pk}))
+    assert "FSDP" not in alone
+    assert "Setups of several devices" not in alone
+
+
 def test_the_job_page_draws_each_rank_against_its_own_device(
     browser: Client, ada: User, uneven: Machine, profiled_llama: Model, dataset: Dataset
 ) -> None:

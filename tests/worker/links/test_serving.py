@@ -1,14 +1,18 @@
 """A worker connects where another listens, and writes what came of it: figures, or a sentence that says what to do."""
 
 import threading
+from datetime import timedelta
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from optimizer.runtime.ranks.interface import address_of, read_boot_id
 from tests.webapp.conftest import make_bench
 from webapp.catalog.models import Link
-from webapp.jobs.links.probing import open_offer
+from webapp.jobs.links.probing import ask_for_links, open_offer, record_failure
 from worker.config import WorkerConfig
 from worker.links import serving
 from worker.links.exchange import LinkBroke, answer, open_listener
@@ -99,6 +103,29 @@ def test_nobody_listens_longer_than_an_offer_and_the_same_link_waits_a_while(
     assert (link.offer, link.offer_ends_at, link.checked_at) == (None, None, None)
     monkeypatch.setattr(serving, "open_listener", None)
     links.turn(link.listener)  # would fail if it listened again
+
+
+def test_a_link_that_fails_is_tried_again_soon_and_then_ever_more_seldom(
+    link: Link, links: Links, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock_s, listened_s = 0.0, []
+    monkeypatch.setattr(serving, "time", SimpleNamespace(monotonic=lambda: clock_s))
+
+    def answer_nobody(*_: Any, **__: Any) -> bool:
+        listened_s.append(clock_s)
+        record_failure(link, "office cannot reach home")
+        Link.objects.update(checked_at=timezone.now() - timedelta(days=2))  # due by the row: what decides is here
+        return False
+
+    monkeypatch.setattr(serving, "answer", answer_nobody)
+    while clock_s < 3600:
+        links.turn(link.listener)
+        clock_s += 30
+    pauses_s = [later - earlier for earlier, later in pairwise(listened_s)]
+    assert pauses_s == [30, 60, 120, 240, 480, 600, 600, 600, 600]
+    ask_for_links(link.connector)
+    links.turn(link.listener)
+    assert listened_s[-1] == 3600
 
 
 def test_what_was_measured_beside_a_job_is_thrown_away(link: Link, links: Links, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.worker.processes import is_alive, wait_for
+from worker.run.watch import halted
 from worker.stack import services
 from worker.stack.services import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, RunningService, Service, stop_services
 
@@ -65,6 +66,36 @@ def test_a_log_that_grows_long_is_set_aside_while_its_service_runs(
     assert old.read_text().startswith("x" * 2000)
     wait_for(lambda: running.log_file.read_text().startswith("and on"), what="the service to write on")
     assert running.log_file.stat().st_size < 1000
+
+
+def test_a_service_that_was_halted_is_ended_and_started_again(
+    make_service: Callable[..., RunningService], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(halted, "HALTED_S", 0.2)
+    monkeypatch.setattr(halted, "_LOOK_S", 0.05)
+    running = make_service("import time; time.sleep(300)")
+    running.tend(0.0)
+    first = running.process.pid
+    os.kill(first, signal.SIGSTOP)
+    wait_for(lambda: running.tend(100.0) == "died", what="the end of the halted service")
+    assert running.tend(100.0 + FIRST_BACKOFF_S) == "started"
+    assert running.process.pid != first
+    assert f"child ({first}) was halted, and is ended" in capfd.readouterr().out
+
+
+def test_a_service_that_was_halted_hears_that_it_is_to_stop(make_service: Callable[..., RunningService]) -> None:
+    code = """
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+        print("listens", flush=True)
+        time.sleep(300)
+        """
+    running = make_service(code, stop_s=60.0)
+    running.tend(0.0)
+    wait_for(lambda: running.log_file.read_text() == "listens\n", what="the service to listen")
+    os.kill(running.process.pid, signal.SIGSTOP)
+    stop_services([running])
+    assert running.process.returncode == 7
 
 
 def test_a_dead_service_is_started_again_after_its_back_off(make_service: Callable[..., RunningService]) -> None:

@@ -91,6 +91,23 @@ class LeftOut(Schema):
     step_change_ms: float
 
 
+class LayoutOption(Schema):
+    """One layout of several devices, beside the one that was chosen."""
+
+    layout: dict[str, Any]
+    least_step_ms: float = Field(description="no plan of it is faster")
+    sentence: str = Field(description="how it compares with the layout that was chosen")
+
+
+class SetupOption(Schema):
+    """A setup of several devices that people write by hand, such as FSDP with every block recomputed."""
+
+    setup: str = Field(description="the setup, whatever its blocks do")
+    label: str = Field(description="key of its plan in `baselines`, which has none where it cannot be carried out")
+    words: str
+    finding: str = Field(description="how it compares with the chosen plan, or why it does not fit or cannot be carried out")
+
+
 class BestAnswer(Schema):
     """The answer for training: the chosen plan, its baselines, and the limit."""
 
@@ -112,6 +129,10 @@ class BestAnswer(Schema):
     explanation: list[str]
     left_out: list[LeftOut]
     limit: Limit | None
+    layouts: list[LayoutOption]
+    """One device first; empty where the goal is one device."""
+    setups: list[SetupOption]
+    """The same."""
     compiled_blocks: Literal["pending"] | None = None
     """``pending`` while a worker traces compiled blocks, which may make a better plan: ask again."""
 

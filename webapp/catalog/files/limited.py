@@ -14,6 +14,7 @@ from typing import Any
 
 from optimizer.base.errors import InvalidInput
 from optimizer.base.units import GIB
+from webapp.accounts.turns import present_person
 from webapp.catalog.files.places import take_place
 
 _PROGRAM_ROOT = Path(__file__).resolve().parents[3]
@@ -39,10 +40,11 @@ def run_limited(
 ) -> dict[str, Any]:
     """``python -m module arguments``; its one JSON object on stdout.
 
-    owner_id: whose file it is; a person has one check at a time (``places.py``).
+    owner_id: whose file it is. A person has one check at a time (``places.py``): who asks for it, or its owner where nobody does.
     ``{"error": HeadroomError.to_json()}``, a timeout or a crash is raised as ``error``. Raises ChecksBusy without a place for it.
     """
-    with take_place(owner_id) as locks:
+    asks = present_person()
+    with take_place(owner_id if asks is None else asks) as locks:
         output, exit_code = _run(
             module, arguments, locks, field=field, error=error, timeout_s=timeout_s, memory_bytes=memory_bytes
         )

@@ -1,7 +1,7 @@
 """Probes of links as rows: one side offers to listen, the other takes the offer, and what came of it is recorded.
 
 Of two machines the one with the smaller id listens. A probe is due when one of their workers has started, when a person asks, and
-a day after the last one, or some minutes after one that failed; it is offered only while no job is on either machine, since each
+a day after the last one, or half a minute after one that failed; it is offered only while no job is on either machine, since each
 would disturb the other. The token is the row's own and goes with it.
 """
 
@@ -18,7 +18,8 @@ from webapp.jobs.devices.joined import THERE_WITHIN_S
 from webapp.jobs.devices.room import live_holds
 
 AGAIN_AFTER_S: Final = 24 * 3600.0
-AGAIN_AFTER_FAILURE_S: Final = 600.0
+AGAIN_AFTER_FAILURE_S: Final = 30.0
+"""No job can run over a link that failed, and the cause may be over soon. Who listens tries ever more seldom."""
 OFFER_S: Final = 20.0
 """An offer nobody takes for so long is over."""
 _LEAST_LEFT_S: Final = 5.0

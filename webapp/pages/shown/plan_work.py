@@ -48,6 +48,10 @@ class PlanAnswer:
     """None while it is looked for, and where nothing fits."""
     baselines: Mapping[str, AnyPriced] = field(default_factory=dict)
     frontier: Sequence[AnyPriced] = ()
+    findings: Mapping[str, str] = field(default_factory=dict)
+    """By a baseline's label, how it compares with the chosen plan or why it does not fit; of setups of several devices."""
+    refused: tuple[str, ...] = ()
+    """Setups of several devices that cannot be carried out here, each with why."""
     explanation: tuple[str, ...] = ()
     bound: str = ""
     """The chosen plan's distance from the best, in words; empty where that is not known."""
@@ -130,6 +134,8 @@ class TrainingWork:
             chosen=found.chosen,
             baselines=found.baselines,
             frontier=found.frontier,
+            findings={setup.label: setup.finding for setup in answer.setups if setup.label in found.baselines},
+            refused=tuple(setup.sentence for setup in answer.setups if setup.label not in found.baselines),
             explanation=(*found.explanation, *(option.sentence for option in answer.layouts)),
             bound="" if found.gap is None else f"No allowed plan that fits is faster{bound}",
             awaits_compiled=offered.awaits_compiled,

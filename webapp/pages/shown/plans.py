@@ -26,6 +26,7 @@ CHOSEN = "chosen"
 YOURS = "yours"
 AnyPriced: TypeAlias = "PricedPlan | PricedGenerationPlan"
 MAX_COMPARED = 6
+EMPTY: Final[Mapping[str, str]] = {}
 LETTERS = "ABCDEF"
 Sort = Literal["chosen", "baseline", "frontier", "yours"]
 
@@ -43,6 +44,8 @@ class Point:
     letter: str = ""
     twins: tuple[str, ...] = ()
     """Labels of standard setups that are the same plan."""
+    finding: str = ""
+    """Compares it with the chosen plan, or says why it does not fit, where that was put in words."""
 
     @property
     def name(self) -> str:
@@ -79,9 +82,17 @@ class Point:
 
 
 def list_points(
-    chosen: "AnyPriced | None", *, baselines: Mapping[str, AnyPriced], frontier: Iterable[AnyPriced], yours: "AnyPriced | None"
+    chosen: "AnyPriced | None",
+    *,
+    baselines: Mapping[str, AnyPriced],
+    frontier: Iterable[AnyPriced],
+    yours: "AnyPriced | None",
+    findings: Mapping[str, str] = EMPTY,
 ) -> tuple[Point, ...]:
-    """Each plan once: the chosen one, one's own, then from small to fast. Baselines that are the same plan share a point."""
+    """Each plan once: the chosen one, one's own, then from small to fast. Baselines that are the same plan share a point.
+
+    findings: by a baseline's label, how it compares with the chosen plan or why it does not fit.
+    """
     found: dict[object, Point] = {}
     if yours is not None:
         found[yours.plan] = Point(key=YOURS, label="your edit", sort="yours", priced=yours)
@@ -91,7 +102,7 @@ def list_points(
         known = found.get(priced.plan)
         words = label.replace("_", " ")
         if known is None:
-            found[priced.plan] = Point(key=label, label=words, sort="baseline", priced=priced)
+            found[priced.plan] = Point(key=label, label=words, sort="baseline", priced=priced, finding=findings.get(label, ""))
         else:
             found[priced.plan] = replace(known, twins=(*known.twins, label))
     for priced in frontier:

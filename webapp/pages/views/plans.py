@@ -23,6 +23,7 @@ from optimizer.api.compiled_needs import compiled_representations
 from optimizer.api.shared_needs import shared_number
 from optimizer.base.errors import HeadroomError, InvalidInput, NoFeasiblePlan
 from optimizer.hardware.devices import find_device, known_devices
+from webapp.accounts.turns import take_turn
 from webapp.catalog.models import Profile
 from webapp.catalog.queries import machines_visible_to
 from webapp.jobs.models import Kind
@@ -36,7 +37,7 @@ from webapp.pages.pictures.plans import frontier_picture
 from webapp.pages.presentation import largest_part
 from webapp.pages.shown import plans
 from webapp.pages.shown.limits import limits_of
-from webapp.pages.shown.plan_work import Edited, GenerationWork, PlanAnswer, TrainingWork, Work
+from webapp.pages.shown.plan_work import Edited, GenerationWork, Neighbour, PlanAnswer, TrainingWork, Work
 from webapp.pages.shown.price_view import describe_compiled_trace, ways_out
 from webapp.planning.cards import rank_some_cards
 from webapp.planning.search.asked import AskedOfModel, question_at, read_place, read_question
@@ -130,6 +131,12 @@ def plans_knobs(request: HttpRequest) -> HttpResponse:
     found = _found_or_404(lambda: work.find(whole=True))
     if found.chosen is None:
         raise Http404("nothing fits, so there is no plan to change")
+    plan = found.chosen.plan
+
+    def change_each() -> list[Neighbour]:
+        with take_turn():
+            return list(work.neighbours(plan))
+
     address = reverse("plans")
     rows = [
         {
@@ -137,7 +144,7 @@ def plans_knobs(request: HttpRequest) -> HttpResponse:
             "try": f"{address}?{_with(request, drop=(f'{EDIT}-',), **_prefixed(knob.tried))}",
             "hold": knob.held and f"{address}?{_with(request, drop=(f'{EDIT}-',), **knob.held)}",
         }
-        for knob in work.neighbours(found.chosen.plan)
+        for knob in _found_or_404(change_each)
     ]
     context = {"rows": rows, "kind": _kind_of(request).kind, **_frame(request)}
     return render(request, "plans/knobs.html", context)
@@ -280,7 +287,11 @@ def _look(request: HttpRequest, work: Work, found: PlanAnswer, *, whole: bool) -
         edit = EditForm(typed, plan=plan, decisions=work.decisions, prefix=EDIT)
         edited = _edited(work, plan, edit, whole=whole, is_chosen=found.chosen is not None)
     points = plans.list_points(
-        found.chosen, baselines=found.baselines, frontier=found.frontier, yours=edited.priced if edited else None
+        found.chosen,
+        baselines=found.baselines,
+        frontier=found.frontier,
+        yours=edited.priced if edited else None,
+        findings=found.findings,
     )
     wanted = request.GET.getlist("with") or [point.key for point in points if point.sort == "baseline"][:1]
     return _Look(

@@ -22,6 +22,7 @@ from optimizer.search.generation.problem import GenerationProblem, PricedGenerat
 from optimizer.search.generation.search import search_generation_plans
 from optimizer.search.generation.solve import Book
 from optimizer.workload import GenerationWorkload
+from webapp.accounts.turns import take_turn
 from webapp.catalog.models import Model, Profile
 from webapp.jobs.specs.generation import GenerateSpec, generation_workload
 from webapp.planning.search.profiles import ProfileNeed, read_generation_profile
@@ -129,9 +130,17 @@ def _by_question(question: GenerationQuestion) -> Hashable:
     return question.key
 
 
-@remembered(most=MAX_ANSWERS, key=_by_question)
 def find_generation(question: GenerationQuestion) -> GenerationAnswer:
     """The best plan, or baselines and the error where nothing fits."""
+    found = answer_at_hand(question)
+    if found is None:
+        with take_turn():
+            found = _search(question)
+    return found
+
+
+@remembered(most=MAX_ANSWERS, key=_by_question)
+def _search(question: GenerationQuestion) -> GenerationAnswer:
     exact, bound = problem_of_generation(question), _as_if_equal(question)
 
     def shown(found: PricedGenerationPlan, *, in_detail: bool = True) -> PricedGenerationPlan:
@@ -166,7 +175,7 @@ def find_generation(question: GenerationQuestion) -> GenerationAnswer:
 
 def answer_at_hand(question: GenerationQuestion) -> GenerationAnswer | None:
     """The answer that ``find_generation`` found before; None where it would have to search, which takes seconds."""
-    return find_generation.at_hand(question)
+    return _search.at_hand(question)
 
 
 @remembered(most=MAX_ANSWERS, key=_by_question)

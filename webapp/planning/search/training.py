@@ -33,6 +33,7 @@ from optimizer.search.questions.price_cache import PriceMemory, detailed_part, n
 from optimizer.search.questions.uneven.answer import answer_uneven, explain_ranks
 from optimizer.search.training import training_problem, with_shortfalls
 from optimizer.workload import TrainingWorkload
+from webapp.accounts.turns import take_turn
 from webapp.catalog.models import Model, Profile
 from webapp.jobs.specs.training import JobSpec
 from webapp.planning.search.compiled import BeingTraced, Traced, check_known_to_compile, compiled_profile
@@ -77,7 +78,7 @@ class TrainingQuestion(Question[ModelProfile, TrainingWorkload, Goal]):
             profile_sha256=found.priced_by.profile_sha256,
         )
         return FoundPlans(
-            chosen=chosen, by_hand=_explained(self, found.plain.result.baselines), awaits_compiled=found.awaits_compiled
+            chosen=chosen, by_hand=_explained(self, _without_twins(found.plain)), awaits_compiled=found.awaits_compiled
         )
 
     def find_by_hand(self, *, taken: Plan | None) -> PricedPlan | None:
@@ -203,7 +204,10 @@ def find_offered(question: TrainingQuestion) -> Offered:
 
 
 def _answer(question: TrainingQuestion) -> ObjectiveAnswer:
-    found = _search(question)
+    found = _search.at_hand(question)
+    if found is None:
+        with take_turn():
+            found = _search(question)
     if isinstance(found, NothingFits):
         raise found.error()
     return found.for_run(question.workload)
@@ -303,6 +307,16 @@ def _pose(
 @remembered(most=MAX_MEMORIES, key=lambda question: (question.profile_sha256, question.place.sha256))
 def _memory(question: TrainingQuestion) -> PriceMemory:
     return PriceMemory()
+
+
+def _without_twins(answer: ObjectiveAnswer) -> dict[str, PricedPlan]:
+    """The baselines, without setups of several devices that are the same plan as one before."""
+    setups, seen, found = {setup.label for setup in answer.setups}, set[Plan](), dict[str, PricedPlan]()
+    for label, priced in answer.result.baselines.items():
+        if label not in setups or priced.plan not in seen:
+            found[label] = priced
+        seen.add(priced.plan)
+    return found
 
 
 def _explained(question: TrainingQuestion, baselines: Mapping[str, PricedPlan]) -> list[FoundPlan]:

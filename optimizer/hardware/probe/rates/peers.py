@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -107,8 +107,35 @@ def _link_of_cards(machine: Machine) -> PeerLink:
         with contextlib.suppress(InvalidInput):  # of a card that is not in the table, and so without a rate
             spec = find_device(machine.device.name)
             has_nvlink = not machine.others and _has_nvlink(index)
-            return peer_link_of(spec) if has_nvlink else link_of_kind(spec, "pcie")
+            return peer_link_of(spec) if has_nvlink else link_of_kind(spec, "pcie", num_cards=len(places))
     return assumed_link(replace(machine, peers=None))
+
+
+def count_on_one_switch(machine: Machine) -> int:
+    """The most cards of the machine that share one PCIe link to the host, as the vendor's library says; 1 where it does not
+    answer.
+    """
+    import pynvml
+
+    places = _card_indices(machine) if machine.device.kind == "cuda" else []
+    with contextlib.suppress(pynvml.NVMLError):
+        cards = [_handle_of(index) for index in places]
+        return max((sum(_share_a_switch(card, other) for other in cards if other is not card) + 1 for card in cards), default=1)
+    return 1
+
+
+def _share_a_switch(card: Any, other: Any) -> bool:
+    import pynvml
+
+    return bool(pynvml.nvmlDeviceGetTopologyCommonAncestor(card, other) <= pynvml.NVML_TOPOLOGY_MULTIPLE)
+
+
+def _handle_of(index: int) -> Any:
+    """The vendor library's card behind torch's index. Raises NVMLError."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
 
 
 def _card_indices(machine: Machine) -> list[int]:
@@ -125,9 +152,7 @@ def _has_nvlink(index: int) -> bool:
     import pynvml
 
     with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
-        return bool(pynvml.nvmlDeviceGetNvLinkState(handle, 0))
+        return bool(pynvml.nvmlDeviceGetNvLinkState(_handle_of(index), 0))
     return False
 
 

@@ -33,6 +33,8 @@ from optimizer.search.check.card_fit import ACCEPTED, Outpaced
 from optimizer.search.core import find_best, find_chosen, search
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, answer_with
+from optimizer.search.questions.by_hand.pricing import PricedSetup
+from optimizer.search.questions.by_hand.sentences import explain_sharing, list_options
 from optimizer.search.questions.layout_list import (
     SHOWN_MS,
     WORTH_LOCAL,
@@ -47,6 +49,7 @@ from optimizer.search.questions.uneven.cuts import find_cut, pose_orders
 from optimizer.search.questions.uneven.options import Found, Known, Option
 from optimizer.search.questions.uneven.parts import find_shared
 from optimizer.search.questions.uneven.question import UnevenQuestion, not_searched, speed_of
+from optimizer.search.questions.uneven.setups import option_of, price_uneven_setups
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.floors import is_over_floor
 from optimizer.search.solver.guided import MIN_GAIN
@@ -131,9 +134,11 @@ def answer_uneven(
         ]
     )
     best = _best_of(options)
-    if best is None or best.best is None:
+    setups = price_uneven_setups(question, best=None if best is None else best.best)
+    taken = _best_of([*options, *(option_of(setup) for setup in setups if setup.may_be_chosen)])
+    if taken is None or taken.best is None:
         raise _nothing_fits(question, kinds, options)
-    return _answer(question, options, best)
+    return _answer(question, options if taken in options else [*options, taken], taken, setups=setups)
 
 
 def _search_each(options: Sequence[Option]) -> list[Option]:
@@ -352,25 +357,29 @@ def _nothing_fits(
     return InvalidPlan(f"no devices can do the work: {said}", field="goal.pins.layout", value=None, allowed="other pins")
 
 
-def _answer(question: UnevenQuestion, options: Sequence[Option], best: Option) -> ObjectiveAnswer:
+def _answer(
+    question: UnevenQuestion, options: Sequence[Option], best: Option, *, setups: Sequence[PricedSetup]
+) -> ObjectiveAnswer:
     assert best.best is not None
     chosen = replace(best.best, label="chosen")
     name = chosen.plan.layout.ranks[0].device
     kind = next(kind for kind in question.machine.kinds if kind.device.name == name)
     problem = question.pose(kind, DeviceLayout(), num_sequences=question.workload.global_batch_size)
     baselines = {option.label: replace(option.best, label=option.label) for option in options if option.best is not None}
+    by_hand = {setup.label: setup.priced for setup in setups if setup.priced is not None}
     unlimited = chosen.plan
     with suppress(InvalidPlan):
         unlimited = _keeping_all(chosen.plan)
     result = SearchResult(
         chosen=chosen,
-        baselines=baselines,
+        baselines=baselines | by_hand,
         frontier=_frontier([*baselines.values()]),
         bound_step_ms=None,
         unlimited_step_ms=min(chosen.prediction.step_ms, question.priced("unlimited", unlimited).prediction.step_ms),
         explanation=(
             *explain_ranks(chosen.plan, chosen.prediction),
             *explain_common(chosen.plan, prediction=chosen.prediction),
+            *explain_sharing(setups, chosen),
         ),
     )
     listed = tuple(
@@ -383,7 +392,7 @@ def _answer(question: UnevenQuestion, options: Sequence[Option], best: Option) -
         for option in options
     )
     answer = answer_with(problem, question.profile, result)
-    return replace(answer, workload=question.workload, layouts=listed)
+    return replace(answer, workload=question.workload, layouts=listed, setups=list_options(setups, chosen))
 
 
 def _keeping_all(plan: Plan) -> Plan:

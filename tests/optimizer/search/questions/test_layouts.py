@@ -18,6 +18,7 @@ from optimizer.plan.pins.training import Pins, read_pins
 from optimizer.profile.profile import Profile
 from optimizer.search.problem import PricedPlan
 from optimizer.search.questions.answers import ObjectiveAnswer
+from optimizer.search.questions.by_hand.setups import SETUPS
 from optimizer.search.questions.layout_list import list_layouts
 from optimizer.workload import TrainingWorkload
 
@@ -90,8 +91,9 @@ def test_two_devices_with_a_fast_link_are_chosen_and_count_all_tokens(llama_prof
     assert chosen.prediction.tokens_per_s == pytest.approx(WORKLOAD.tokens_per_step / chosen.prediction.step_ms * 1000)
     assert found.workload == WORKLOAD
     assert alone.layouts == ()
-    shared = ("ddp", "zero1", "zero2", "zero3")
+    shared = ("ddp", "zero1", "zero2", "fsdp")
     assert {*shared, *(f"{label}_recompute" for label in shared)} <= set(found.result.baselines)
+    assert {setup.setup for setup in found.setups} == {setup.label for setup in SETUPS}
     assert [option.layout.num_devices for option in found.layouts] == [1, 2, 2, 2, 2, 2]
     assert [option.layout.is_cut for option in found.layouts] == [False] * 5 + [True]
     assert len(set(chosen.prediction.rank_peak_bytes)) == 1

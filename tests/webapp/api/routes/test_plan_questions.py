@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from webapp.accounts import turns
+from webapp.accounts.turns import asked_by
 from webapp.catalog.actions import keep_profile
 from webapp.catalog.models import Model
 from webapp.jobs.models import Job, PlanOffer
@@ -114,3 +116,32 @@ def test_the_adapters_way_out_needs_their_profile(
     refused = ask("best", gpu="T4", goal={"device_budget_bytes": 100_000}).json()
     assert "adapters" not in {way["kind"] for way in refused["extra"]["ways_out"]}
     assert not Job.objects.filter(kind="profile").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("plans/best", {"gpu": "T4"}),
+        ("plans/compare", {"gpu": "T4", "plans": {"one": "keep_all", "two": "recompute_all"}}),
+        ("plans/cards", {"cards": ["T4"]}),
+        ("estimates", {"gpu": "T4"}),
+    ],
+)
+def test_a_question_that_finds_no_turn_is_503_and_says_when_to_ask_again(
+    as_ada: Client, profiled_llama: Model, monkeypatch: pytest.MonkeyPatch, path: str, more: dict[str, Any]
+) -> None:
+    own = turns.Turns()
+    monkeypatch.setattr(turns, "_turns", own)
+    monkeypatch.setattr(turns, "WAIT_S", 0.1)
+    goal = {"device_budget_bytes": "1 GiB", **QUICK}
+    body = {"model": profiled_llama.pk, "workload": WORKLOAD, "goal": goal, **more}
+
+    def ask() -> Any:
+        return as_ada.post(f"/api/v1/{path}", data=json.dumps(body), content_type="application/json")
+
+    with asked_by(lambda: 3):
+        with own.take(1), own.take(2):
+            answer = ask()
+        assert answer.status_code == 503, answer.content
+        assert (answer["Retry-After"], answer.json()["code"]) == ("5", "searches_busy")
+        assert ask().status_code == 200

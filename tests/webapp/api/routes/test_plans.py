@@ -81,6 +81,22 @@ def test_offers_show_what_the_contract_lists(as_ada: Client, machine: Machine, s
     assert document["offers"][0]["machine"] == {"id": machine.pk, "name": "bench", "device": "test processor"}
 
 
+def test_the_best_plan_of_several_devices_stands_beside_setups_that_people_write_by_hand(
+    as_ada: Client, pair: Machine, profiled_llama: Model
+) -> None:
+    goal = {"device_budget_bytes": "1 GiB", "num_devices": 2}
+    asked = {"model": profiled_llama.pk, "workload": WORKLOAD, "goal": goal, "machine": pair.pk}
+    found = post(as_ada, "plans/best", asked).json()
+    said = {setup["label"]: setup for setup in found["setups"]}
+    assert said["fsdp_recompute"]["setup"] == "fsdp"
+    assert found["baselines"]["fsdp_recompute"]["plan"]["layout"]["data"] == "zero3"
+    assert "was not traced" in said["tensor"]["finding"]
+    assert "tensor" not in found["baselines"]
+    assert [bool(option["sentence"]) for option in found["layouts"]] == [True] * len(found["layouts"])
+    alone = post(as_ada, "plans/best", {**asked, "goal": {"device_budget_bytes": "1 GiB"}}).json()
+    assert (alone["setups"], alone["layouts"]) == ([], [])
+
+
 def test_when_nothing_fits_the_answer_names_the_smallest_budget_and_offers_the_baselines(
     as_ada: Client, machine: Machine, small: dict[str, Any]
 ) -> None:

@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from optimizer.base.errors import InvalidDataset
 from optimizer.base.units import GIB
+from webapp.accounts.turns import asked_by
 from webapp.catalog.actions import create_dataset
 from webapp.catalog.errors import ChecksBusy
 from webapp.catalog.files import limited
@@ -130,3 +131,14 @@ def test_a_page_says_that_a_file_cannot_be_checked_just_now(client: Client, ada:
         answer = client.post("/datasets/", sent)
     assert answer.status_code < 500
     assert "another file of the same person is being checked" in answer.content.decode().lower()
+
+
+def test_a_check_counts_for_who_asks_and_not_for_whose_file_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else somebody who looks at another's dataset again and again, or at one that ships with the program, keeps others out."""
+    monkeypatch.setattr(limited, "_run", lambda *_, **__: (b"{}", 0))
+    for owner_id in (1, None):
+        with asked_by(lambda: 2):
+            with take_place(1):
+                assert run_limited("check", [], field="file", error=InvalidDataset, owner_id=owner_id) == {}
+            with take_place(2), pytest.raises(ChecksBusy, match="another file of the same person"):
+                run_limited("check", [], field="file", error=InvalidDataset, owner_id=owner_id)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def nothing_at_hand() -> None:
     """Forget the answers that other tests have asked for."""
-    for name in ("find_generation", "problem_of_generation", "_equal_problem", "detail_generation", "knobs_of_generation"):
+    for name in ("_search", "problem_of_generation", "_equal_problem", "detail_generation", "knobs_of_generation"):
         getattr(generation, name).forget()
 
 
