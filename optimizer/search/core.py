@@ -112,9 +112,7 @@ def search_budgets(problem: SearchProblem, budgets_bytes: Sequence[int]) -> dict
 
 
 def find_best(book: PriceBook, *, likely: Sequence[Plan] = (), polishes: bool = True) -> bool:
-    """Report whether some permitted plan fits; the best found is ``book.best``. likely: plans near which the best may be. polishes:
-    as ``solve`` has it.
-    """
+    """Report whether some permitted plan fits; the best found is ``book.best``. likely, polishes: as ``solve`` has them."""
     solve(book, likely=likely, polishes=polishes)
     if book.best is None and not book.is_complete and not book.has_limit:
         # The solver passes over what looks hopeless; before it is said that nothing fits, the smallest plans are priced.

@@ -37,7 +37,8 @@ _KEEP: Form = ("keep", "none")
 def solve_guided(book: PriceBook, relax: Relax, *, likely: Sequence[Plan] = ()) -> Callable[[OuterPlan], bool]:
     """Price what is worth pricing; the answer is ``book.best``, what it can be behind is ``book.floor_ms``.
 
-    likely: plans that are priced first, and in whose nodes others are looked for first. Returns whether a setting may still hold a faster plan, for whoever polishes the best.
+    likely: plans that are priced first, and in whose nodes others are looked for first. Returns whether a setting may still hold
+    a faster plan, for whoever polishes the best.
     """
     nodes = Nodes(book, relax)
     settings = {plan: OuterPlan.of(plan) for plan in likely if plan.layout == book.problem.layout}

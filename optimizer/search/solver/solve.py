@@ -48,7 +48,8 @@ _NEVER = 2**62
 def solve(book: PriceBook, *, likely: Sequence[Plan] = (), polishes: bool = True) -> None:
     """Price what is worth pricing; the answer is ``book.best``. Of small problems everything is.
 
-    likely: plans near which the best may be, of use for deep models. polishes: False leaves a deep model's best plan as it was found, without changing it here and there.
+    likely: plans near which the best may be, of use for deep models. polishes: False leaves a deep model's best plan as it was
+    found, without changing it here and there.
     """
     if price_all(book):
         return

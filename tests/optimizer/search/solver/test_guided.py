@@ -10,11 +10,15 @@ from benchmarks.search.profiles import TINY
 from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
+from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import Technique
 from optimizer.profile.extent import Extent
 from optimizer.profile.profile import Profile
 from optimizer.profile.trace.trace import profile_model
+from optimizer.search.core import list_likely
+from optimizer.search.problem import OuterPlan, SearchProblem
 from optimizer.search.solver.guided import solve_guided
+from optimizer.search.solver.nodes import Nodes
 from optimizer.search.solver.pricebook import PriceBook
 from optimizer.search.training import training_problem
 from optimizer.workload import TrainingWorkload
@@ -60,3 +64,63 @@ def test_the_bound_holds_for_blocks_of_two_kinds_and_the_answer_is_near_the_best
         book = PriceBook(budgeted)
         solve_guided(book, problem.relax)
         assert book.floor_ms <= best_ms <= book.best_step_ms <= 1.001 * best_ms
+
+
+@cache
+def _free_problem() -> SearchProblem:
+    """With homes and chunks to choose among, and much less memory than plain training takes."""
+    machine = table_machine("RTX 3060 12GB")
+    goal = Goal(device_budget_bytes=1, forbid=("accumulate",))
+    problem = training_problem(_profile(), workload=WORKLOAD, goal=goal, machine=machine)
+    problem = replace(problem, price=cache(problem.price))
+    book = PriceBook(problem.with_budget(2**40))
+    solve_guided(book, problem.relax)
+    _, prediction = book.feasible()[0]
+    return problem.with_budget(prediction.device_peak_high_bytes // 2)
+
+
+def _solved(problem: SearchProblem, *, likely: list[Plan] | None = None, most_prices: int = 480) -> PriceBook:
+    book = PriceBook(problem, most_prices=most_prices)
+    solve_guided(book, problem.relax, likely=likely or [])
+    return book
+
+
+def test_nodes_of_likely_settings_come_first_and_once() -> None:
+    problem = _free_problem()
+    best = [OuterPlan.of(plan) for plan, _ in _solved(problem).feasible()[:40]]
+    plain = Nodes(PriceBook(problem), problem.relax)
+    all_nodes = [(node.setting, node.bound_ms) for node in plain.in_order()]
+    nodes = Nodes(PriceBook(problem), problem.relax)
+    first = [(node.setting, node.bound_ms) for node in nodes.holding(best)]
+    rest = [(node.setting, node.bound_ms) for node in nodes.in_order()]
+    assert first
+    assert {setting.home for setting, _ in first} <= {setting.home for setting in best}
+    assert len({*first}) == len(first)
+    assert not {*first} & {*rest}
+    assert sorted(bound for _, bound in [*first, *rest]) == sorted(bound for _, bound in all_nodes)
+    assert nodes.floor_ms == plain.floor_ms
+
+
+def test_a_search_that_knows_a_plan_is_never_worse_than_it_however_few_prices_it_has() -> None:
+    problem = _free_problem()
+    whole = _solved(problem)
+    assert whole.best is not None
+    plan, prediction = whole.best
+    knowing = _solved(problem, likely=[plan], most_prices=5)
+    assert knowing.best_step_ms <= prediction.step_ms
+    assert knowing.floor_ms is not None
+    assert knowing.floor_ms <= knowing.best_step_ms
+
+
+def test_likely_are_what_each_search_found_that_is_light_enough_and_the_best_settings_of_the_last() -> None:
+    problem = _free_problem()
+    roomy = _solved(problem.with_budget(2 * problem.goal.device_budget_bytes))
+    tight = _solved(problem)
+    budget_bytes = problem.goal.device_budget_bytes
+    likely = list_likely([roomy, tight], budget_bytes=budget_bytes)
+    lighter = likely[0]
+    assert roomy.problem.price(lighter).device_peak_high_bytes <= budget_bytes
+    assert tight.best is not None
+    assert tight.best[0] in likely
+    assert likely[2:] == tight.list_best(3)
+    assert len({OuterPlan.of(plan).home for plan in likely[2:]}) == len(likely[2:])
