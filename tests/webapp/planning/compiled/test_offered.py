@@ -134,7 +134,7 @@ def test_what_was_traced_is_offered_where_it_is_faster_and_a_job_is_made_of_it(
     chosen = by_label["chosen"]
     assert chosen.row.plan["kernels"] == COMPILED
     assert chosen.row.prediction["once_s"] == 20.0
-    assert chosen.explanation[-1] == "op by op the run would take 1311 s instead of 1142 s with compiling"
+    assert chosen.explanation[-1] == "op by op the run would take 1125 s instead of 956 s with compiling"
     assert not chosen.is_lossless
     assert by_label["keep_all"].row.plan["kernels"] == {"blocks": "memory_saving"}
     submit_job(ada, spec=traced, plan_id=by_label["keep_all"].row.pk, actor="test").delete()
