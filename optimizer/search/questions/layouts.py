@@ -17,9 +17,10 @@ from optimizer.profile.profile import Profile
 from optimizer.search.check.card_fit import ACCEPTED, Outpaced
 from optimizer.search.core import explain_choice, find_chosen, search
 from optimizer.search.cut_model import describe_cut_plan, least_cut_ms
-from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
+from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.questions.answers import LayoutOption, ObjectiveAnswer, Pose, answer_with
-from optimizer.search.questions.by_hand.pricing import PricedSetup, SetupQuestion, Team, price_setups
+from optimizer.search.questions.by_hand.like_devices import price_like_setups
+from optimizer.search.questions.by_hand.pricing import PricedSetup
 from optimizer.search.questions.by_hand.sentences import explain_sharing, list_options
 from optimizer.search.questions.layout_list import (
     SHOWN_MS,
@@ -101,8 +102,13 @@ def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal
         except (NoFeasiblePlan, InvalidPlan) as error:
             each.error = error
     best = _best_of(asked)
-    setups = _price_setups(
-        pose_on, profile, workload, goal, problems=[each.problem for each in asked], best=None if best is None else best.best
+    setups = price_like_setups(
+        profile,
+        workload,
+        goal,
+        pose=lambda layout: remembering(pose_on(layout)(profile, workload)),
+        problems=[each.problem for each in asked],
+        best=None if best is None else best.best,
     )
     for each in asked:
         _take_setup(each, setups)
@@ -248,52 +254,6 @@ def _least_wrong(errors: Sequence[NoFeasiblePlan | InvalidPlan]) -> NoFeasiblePl
     """The error of the layout that comes closest to fitting."""
     short = [error for error in errors if isinstance(error, NoFeasiblePlan)]
     return min(short, key=lambda error: int(error.fields["smallest_feasible_bytes"])) if short else errors[0]
-
-
-def _price_setups(
-    pose_on: PoseOn,
-    profile: Profile,
-    workload: TrainingWorkload,
-    goal: Goal,
-    *,
-    problems: Sequence[SearchProblem],
-    best: PricedPlan | None,
-) -> list[PricedSetup]:
-    """The setups that people write by hand, on all devices, or as many as can have equal shares, with the number formats of the
-    best plan, or else the smallest that are allowed. problems: of the layouts that were searched, whose prices are known.
-    """
-    if goal.num_devices == 1:
-        return []
-    known = {problem.layout: problem for problem in problems}
-    formats = next((problem.settings()[-1] for problem in problems if problem.settings()), None)
-    if best is not None:
-        formats = OuterPlan.of(best.plan)
-    if formats is None:
-        return []
-
-    def pose(layout: DeviceLayout) -> SearchProblem:
-        if layout.shares_blocks and layout.tensor not in {each.num_sharing for each in profile.narrower}:
-            raise InvalidPlan(
-                f"a device's part of each block was not traced; where layout.tensor is pinned to {layout.tensor} it is",
-                field="plan.layout.tensor",
-                value=layout.tensor,
-                allowed="a number of devices whose parts were traced",
-            )
-        return known.get(layout) or remembering(pose_on(layout)(profile, workload))
-
-    total = workload.global_batch_size
-    dealing = max((number for number in range(1, goal.num_devices + 1) if total % number == 0), default=1)
-    words = "" if dealing == goal.num_devices else f", on {dealing} devices"
-    question = SetupQuestion(
-        num_blocks=profile.num_blocks,
-        whole=Team(num_devices=goal.num_devices),
-        dealing=Team(num_devices=dealing, words=words) if dealing > 1 else None,
-        formats=formats,
-        pose=pose,
-        num_sequences=total,
-        known={} if best is None else {best.plan: best},
-    )
-    return price_setups(question, best_ms=math.inf if best is None else best.prediction.step_ms)
 
 
 def _take_setup(each: _Searched, setups: Sequence[PricedSetup]) -> None:

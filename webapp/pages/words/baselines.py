@@ -2,24 +2,8 @@
 
 from typing import Final
 
-_SETUPS: Final = {
-    "ddp": "DDP: everything on each device",
-    "zero1": "ZeRO-1: optimizer state shared out",
-    "zero2": "ZeRO-2: optimizer state and gradients shared out",
-    "fsdp": "FSDP (ZeRO-3): weights, gradients and state shared out",
-    "zero_offload": "ZeRO-Offload: gradients and state shared out, on the host",
-    "fsdp_offload": "FSDP with CPU offload: weights, gradients and state on the host",
-    "tensor": "tensor parallel: a part of each block on each device",
-    "1f1b": "pipeline of an even cut (1F1B)",
-    "pooled": "pooled: the host has all, each device works on two blocks in turn",
-}
-"""Setups of several devices."""
-_RECOMPUTING: Final = {
-    "": "no block recomputed",
-    "_recompute": "every block recomputed",
-    "_some_recompute": "as few blocks recomputed as have to be",
-}
-"""Their ways to recompute, by the end of a label."""
+from optimizer.search.questions.by_hand.setups import list_labels
+
 BASELINE_WORDS: Final = {
     "keep_all": "plain training, no memory saved",
     "recompute_all": "every block is recomputed (gradient checkpointing)",
@@ -43,7 +27,7 @@ BASELINE_WORDS: Final = {
     "equal_shares_zero1": "equal shares of the batch, optimizer state shared",
     "equal_shares_zero2": "equal shares of the batch, optimizer state and gradients shared",
     "equal_shares_local": "equal shares of the batch, devices synchronized every few steps",
-    **{f"{setup}{end}": f"{words}; {way}" for setup, words in _SETUPS.items() for end, way in _RECOMPUTING.items()},
+    **dict(list_labels()),
     # of a generation
     "resident": "all weights on the device, as many sequences as fit",
     "one_at_a_time": "all weights on the device, one sequence at a time",
