@@ -19,7 +19,7 @@ from optimizer.runtime.ranks.group import RankPlace, Ranks
 
 _DEADLINE_S = 5.0
 _BUSY_CYCLES = 200_000
-"""Of a card's clock, a tenth of a millisecond."""
+"""A tenth of a millisecond by a card's clock."""
 _SMALL = 0.01
 """Size of what the other rank sends."""
 
@@ -98,7 +98,7 @@ class _Collectives:
         self._ends_broadcasts, self._fails, self._are_at_once = ends_broadcasts, fails, are_at_once
         self._stream = backend.make_stream()
         self._drawn: list[torch.Tensor] = []
-        """What the other rank has sent, and holds."""
+        """Tensors that the other rank has sent, which it holds."""
 
     def allreduce(self, tensors: list[torch.Tensor]) -> "_Work":
         return self._multiply(tensors, by=2)

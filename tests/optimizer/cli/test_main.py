@@ -360,9 +360,23 @@ def test_a_card_of_the_table_gets_the_host_and_the_disk_that_are_given(
     assert machine["rates"]["disk_read_bytes_per_s"] is None
 
 
-def test_a_measured_machine_has_its_own_host(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = fail(capsys, "plan", *plan_options(files, "--host-memory", "64GiB"))
-    assert "a measured machine has its own" in lines[0]
+@pytest.mark.parametrize("option", [("--host-memory", "64GiB"), ("--cards-per-switch", "2")])
+def test_a_measured_machine_has_its_own_host(
+    files: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, str]
+) -> None:
+    lines = fail(capsys, "plan", *plan_options(files, *option))
+    assert f"{option[0]} says what is beside a card of the table" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"), [((), "a PCIe link for each card"), (("--cards-per-switch", "2"), "2 cards on each PCIe link")]
+)
+def test_cards_of_the_table_share_what_they_are_said_to(
+    files: Path, capsys: pytest.CaptureFixture[str], stated: tuple[str, ...], words: str
+) -> None:
+    options = ("--profile", str(files / "profile.json"), *WORK, "--devices", "2x T4", *stated)
+    assert main(["plan", *options]) == 0
+    assert f"{words} (--cards-per-switch)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What one of several ranks has of a machine: its part of the host, and of the way there."""
+"""The part of a machine that one of several ranks has: of the host, and of the way there."""
 
 import pytest
 

@@ -192,7 +192,7 @@ def test_a_job_whose_row_is_locked_keeps_no_other_from_being_given_back(
     is_locked, may_go = threading.Event(), threading.Event()
 
     def hold() -> None:
-        """As a worker does that was halted within a write."""
+        """Hold the row's lock, like a worker that was halted within a write."""
         with transaction.atomic():
             Job.objects.select_for_update().get(pk=locked.pk)
             is_locked.set()

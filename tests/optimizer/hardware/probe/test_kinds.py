@@ -1,13 +1,17 @@
 """A machine whose cards are of several kinds, put together from what one card of each kind measured."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import pynvml
 import pytest
+import torch
 
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe import kinds
 from optimizer.hardware.probe.kinds import probe_kinds, with_kinds
+from optimizer.hardware.probe.rates.peers import count_on_one_switch
 
 
 def measured(name: str, *, total_bytes: int | None = None) -> Machine:
@@ -47,3 +51,34 @@ def test_each_kind_is_measured_by_its_first_card_and_the_link_by_all(monkeypatch
     machine = probe_kinds([[0, 2], [1]], probe=probe)
     assert asked == ["cuda:0", "cuda:1"]
     assert exchanged == [machine.total_devices] == [3]
+
+
+SINGLE, BRIDGES, HOST = pynvml.NVML_TOPOLOGY_SINGLE, pynvml.NVML_TOPOLOGY_MULTIPLE, pynvml.NVML_TOPOLOGY_HOSTBRIDGE
+
+
+@pytest.mark.parametrize(
+    ("between", "most"),
+    [
+        ({}, 1),
+        ({(0, 1): SINGLE}, 2),
+        ({(0, 1): SINGLE, (2, 3): BRIDGES}, 2),
+        ({(0, 2): BRIDGES, (0, 3): BRIDGES, (2, 3): SINGLE}, 3),
+    ],
+)
+def test_cards_with_switches_alone_between_them_share_a_link(
+    monkeypatch: pytest.MonkeyPatch, between: dict[tuple[int, int], int], most: int
+) -> None:
+    """The vendor's library is answered for: no test machine has four cards."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=index))
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: SimpleNamespace(place=int(uuid.removeprefix("GPU-"))))
+    monkeypatch.setattr(
+        pynvml,
+        "nvmlDeviceGetTopologyCommonAncestor",
+        lambda one, other: between.get((min(one.place, other.place), max(one.place, other.place)), HOST),
+    )
+    assert count_on_one_switch(with_kinds([measured("RTX 3060"), measured("RTX 4090")], [[0, 2], [1, 3]])) == most
+
+
+def test_without_an_answer_of_the_driver_each_card_has_a_link_of_its_own() -> None:
+    assert count_on_one_switch(with_kinds([measured("RTX 3060"), measured("RTX 4090")], [[0], [1]])) == 1

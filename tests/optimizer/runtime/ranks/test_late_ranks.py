@@ -80,7 +80,7 @@ TAKING: dict[str, tuple[Callable[[Ranks, torch.Tensor], None], float]] = {
     "another's that was asked for": (_begin_and_wait, 2.0),
     "another's on the host": (lambda ranks, tensor: ranks.broadcast_on_host_(tensor, owner=1), 2.0),
 }
-"""What both ranks call, and what rank 0 then has, of its ones and the other's twos."""
+"""By name, a call of both ranks, and the number that rank 0 then has where it gave ones and the other twos."""
 
 
 @pytest.mark.parametrize(("call", "expected"), TAKING.values(), ids=TAKING)
