@@ -434,7 +434,7 @@ def test_plan_on_joined_machines_prints_each_devices_machine_and_both_links(
     assert main(["plan", *profile, *joined]) == 0
     printed = capsys.readouterr().out
     assert "2x RTX 4090@here, 1x RTX 3060 12GB@office, linked by a network with 20.1 ms of delay, 12.0 MB/s each way" in printed
-    assert "in here by the host's memory, 12.6 GB/s each way" in printed
+    assert "in here by the host's memory, 16.4 GB/s each way" in printed
     assert "beside each" in printed
     assert "2x RTX 4090@here and 1x RTX 3060 12GB@office, shares by speed: not searched" in " ".join(printed.split())
     assert re.search(r"RTX 4090@here alone: chosen; .* would wait for each other", " ".join(printed.split()))

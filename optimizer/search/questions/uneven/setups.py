@@ -36,7 +36,7 @@ def price_uneven_setups(question: UnevenQuestion, *, best: PricedPlan | None) ->
 
 
 def option_of(found: PricedSetup) -> Option:
-    """A setup as one of the options, once it has a price."""
+    """A setup as one of the options, once it has a price. It is one plan, so nothing of it is faster."""
     assert found.priced is not None
     layout = found.priced.plan.layout
     return Option(
@@ -44,7 +44,7 @@ def option_of(found: PricedSetup) -> Option:
         words=found.words,
         num_devices=layout.num_devices,
         layout=layout,
-        least=LeastTime(0.0),
+        least=LeastTime(found.priced.prediction.step_ms),
         search=lambda _: Found(found.priced),
         team=(),
         likeness=("setup", found.label),
