@@ -4,7 +4,7 @@ The core knows no model and no machine, only ``price``; ``search.py`` binds it t
 tested against any function, and what it optimizes is by construction what the estimator predicts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -332,7 +332,7 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     def with_budget(self, device_budget_bytes: int) -> Self:
         """The same problem under another budget of the device, which permits the same plans."""
         other = super().with_budget(device_budget_bytes)
-        other.__dict__["_permitted"] = self._permitted
+        other.__dict__["_permitted"], other.__dict__["_file_bytes"] = self._permitted, self._file_bytes
         return other
 
     def _finds_permitted(self, setting: OuterPlan) -> bool:
@@ -381,8 +381,16 @@ class SearchProblem(Budgeted[Plan, Prediction, Goal]):
     def _has_disk_for(self, setting: OuterPlan) -> bool:
         if self.file_bytes is None or not self.disk_budget_bytes:
             return True
-        needed_bytes = self.file_bytes(setting.plan(keep_everything(self.num_blocks)))
+        formats = (setting.dtype, setting.master, setting.frozen, setting.bits)
+        needed_bytes = self._file_bytes.get(formats)
+        if needed_bytes is None:
+            needed_bytes = self._file_bytes[formats] = self.file_bytes(setting.plan(keep_everything(self.num_blocks)))
         return needed_bytes <= self.disk_budget_bytes * self.num_sharing
+
+    @cached_property
+    def _file_bytes(self) -> dict[Hashable, int]:
+        """Most bytes in the job's own files, by number formats."""
+        return {}
 
     def _is_known(self, setting: OuterPlan) -> bool:
         weights = WeightsPlan(dtype=setting.dtype, autocast=setting.autocast, frozen=setting.frozen)

@@ -180,7 +180,7 @@ function takeState(next) {
   const moved = ["state", "phase", "paused", "cancel_requested", "attempt", "message"].some((key) => before[key] !== job[key]);
   if (!moved) return;
   if (before.state !== job.state || before.phase !== job.phase) announce();
-  refresh("job-head", page.dataset.headUrl);
+  refreshHead();
   if (before.state !== job.state) refreshTab(["plan", "checkpoints", "samples", "events", "files"]);
   else refreshTab(["events"]);
 }
@@ -206,7 +206,7 @@ const takers = {
   reset() { catchUp(); },
   done() {
     stream.close();
-    refresh("job-head", page.dataset.headUrl);
+    refreshHead();
     refreshTab(["plan", "checkpoints", "samples", "events", "files"]);
     catchUp();
   },
@@ -218,20 +218,29 @@ async function catchUp() {
 
 // parts that the server renders
 
-const waiting = new Map();
+const WAIT_MS = 300;
+let headTimer = 0;
+let tabTimer = 0;
+const tabsMoved = new Set();
 
-function refresh(id, url) {
-  if (waiting.has(id)) return;
-  // several moves often come together; one request shows them all
-  waiting.set(id, setTimeout(() => {
-    waiting.delete(id);
-    htmx.ajax("GET", url, { target: `#${id}`, swap: "outerHTML" });
-  }, 300));
+// several moves often come together; one request shows them all
+function refreshHead() {
+  headTimer ||= setTimeout(() => {
+    headTimer = 0;
+    htmx.ajax("GET", page.dataset.headUrl, { target: "#job-head", swap: "outerHTML" });
+  }, WAIT_MS);
 }
 
+// Asked for once no tab is being opened, and then of whichever is open: nobody's tab is taken away.
 function refreshTab(names) {
-  const panel = document.getElementById("tab-panel");
-  if (names.includes(panel.dataset.tab)) refresh("tab-panel", panel.dataset.url);
+  for (const name of names) tabsMoved.add(name);
+  tabTimer ||= setTimeout(() => {
+    tabTimer = 0;
+    const panel = document.getElementById("tab-panel");
+    if (panel.querySelector("nav .htmx-request")) return refreshTab([]);
+    if (tabsMoved.has(panel.dataset.tab)) htmx.trigger(panel, "refresh");
+    tabsMoved.clear();
+  }, WAIT_MS);
 }
 
 function announce() {

@@ -169,6 +169,31 @@ def test_the_end_of_a_job_arrives_by_itself(site: Site, open_tab: Callable[..., 
     tab.check()
 
 
+@pytest.mark.parametrize("slow", ["plan", "checkpoints"])
+def test_a_tab_that_is_opened_as_the_job_ends_stays(
+    site: Site, open_tab: Callable[..., Watched], running_job: str, slow: str
+) -> None:
+    """The plan's tab, which the job's end asked for again, came later and took its place."""
+    tab, held = open_tab(f"/jobs/{running_job}/"), list[Route]()
+    wait_for_points(tab, 30)
+    tab.page.route(f"**/tabs/{slow}/", lambda route: held.append(route))
+    site.ask("keep_checkpoint", job_id=running_job, step=20)
+    if slow == "checkpoints":
+        tab.page.get_by_role("link", name="Checkpoints").click()
+    assert site.ask("succeed", job_id=running_job) == "succeeded"
+    expect(tab.page.locator("#job-head .state")).to_have_text("succeeded")
+    tab.page.wait_for_timeout(1000)  # the page gathers what moved for less than a second
+    assert len(held) == 1
+    if slow == "plan":
+        tab.page.get_by_role("link", name="Checkpoints").click()
+    held[0].continue_()
+    expect(tab.page.get_by_role("row", name="20")).to_be_visible()
+    tab.page.wait_for_timeout(1000)
+    expect(tab.page.get_by_role("row", name="20")).to_be_visible()
+    expect(tab.page.get_by_role("link", name="Checkpoints")).to_have_attribute("aria-current", "true")
+    tab.check()
+
+
 def test_a_finished_run_becomes_a_model_by_the_keyboard_on_a_phone(
     site: Site, open_tab: Callable[..., Watched], running_job: str
 ) -> None:

@@ -441,7 +441,7 @@ def _parquets() -> Table:
         "Parquet of many row groups": (file(parquet_file({"text": ["x"] * 10_001}, row_group_size=1)), "10,001 row groups"),
         "Parquet that unpacks to much": (
             file(parquet_file({"text": long}, compression="zstd", use_dictionary=False)),
-            "unpacks to",
+            "unpack to",
         ),
         "Parquet that repeats a long text": (file(parquet_file({"text": long}, compression="zstd")), "5,000,000 characters"),
         "Parquet with a column twice": (

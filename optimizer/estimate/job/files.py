@@ -5,19 +5,22 @@ it has to be made: unpacked, or with its adapter added in fp32 (``runtime/job/ex
 compared a piece at a time.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from optimizer.estimate.categories.stores import STORE_LANES
-from optimizer.estimate.categories.tensors import TensorList
+from optimizer.estimate.categories.tensors import TensorList, list_tensors
 from optimizer.estimate.categories.weights import packed_bytes
+from optimizer.estimate.memo import Table
 from optimizer.estimate.tasks.moments import moments_of
 from optimizer.formats.transfer_sizes import PIECE_ELEMENTS
 from optimizer.hardware.machine import Machine
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import DTYPE_BYTES
 from optimizer.profile.profile import Profile
-from optimizer.profile.trained import BaseSize, TensorSize
+from optimizer.profile.trained import BaseSize, BaseSizes, TensorSize
 from optimizer.workload import TrainingWorkload
 
 NUM_KEPT = 3
@@ -28,6 +31,8 @@ _ENTRY_BYTES = 140
 _RANDOM_BYTES = 6 * 1024
 """The random state, facts and the manifest."""
 _Q8_BYTES_PER_BLOCK, _Q8_BLOCK_ELEMENTS = 34, 32
+_WHOLE: Final[Table[None, tuple[int, tuple[BaseSize, ...]]]] = Table()
+"""A model's elements, and the distinct sizes of its tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +94,13 @@ def estimate_export(
         return {}
     export, adapts = workload.export, workload.adapter is not None
     element_bytes = plan.weights.bytes_per_element if export.dtype == "same" else DTYPE_BYTES[export.dtype]
-    sizes = [_whole(size) for _, size in base.in_order(profile.tensors.block_kinds)]
-    num_elements = sum(size.num_elements for size in sizes)
+    num_elements, sizes = _WHOLE.obtain(list_tensors(profile), None, lambda: _whole_sizes(base, profile.tensors.block_kinds))
     # Of a GGUF file two pieces are there at once: the one that is converted and the one before.
     piece_bytes = 2 * _FP32_BYTES if export.gguf != "none" else element_bytes
     held = partial(_held, plan=plan, adapts=adapts, piece_bytes=piece_bytes, on_cuda=machine.device.kind == "cuda")
-    made_bytes = max(held(size) for size in set(sizes))
+    made_bytes = max(map(held, sizes))
     whole_bytes = num_elements * element_bytes
-    gguf_bytes = _gguf_bytes(sizes, export.gguf)
+    gguf_bytes = _gguf_bytes(num_elements, export.gguf)
     if not adapts:
         return {"export": FilesHeld(host_bytes=made_bytes, disk_bytes=whole_bytes + gguf_bytes)}
     merges = export.adapter in ("merged", "both")
@@ -106,7 +110,7 @@ def estimate_export(
     if merged_bytes:
         stages["merge"] = FilesHeld(host_bytes=made_bytes, disk_bytes=merged_bytes + alone_bytes)
     if alone_bytes:
-        compared = [size for size in set(sizes) if merges and size.adapts]
+        compared = [size for size in sizes if merges and size.adapts]
         alone_held = max((_compared(size, plan, element_bytes=element_bytes) for size in compared), default=0)
         alone_held = max(alone_held, min(max(tensors.num_elements), PIECE_ELEMENTS) * element_bytes)
         stages["export"] = FilesHeld(host_bytes=alone_held, disk_bytes=alone_bytes + (whole_bytes if merges else 0))
@@ -129,9 +133,11 @@ def _held(size: BaseSize, plan: Plan, *, adapts: bool, piece_bytes: int, on_cuda
     return max(made, kept + min(size.num_elements, PIECE_ELEMENTS) * piece_bytes, joined if size.num_parts > 1 else 0)
 
 
-def _whole(size: BaseSize) -> BaseSize:
-    """The size of a tensor of which ranks have a part each."""
-    return replace(size, num_elements=size.num_elements * size.num_parts)
+def _whole_sizes(base: BaseSizes, block_kinds: tuple[int, ...]) -> tuple[int, tuple[BaseSize, ...]]:
+    """Elements of the model's tensors, of which ranks may have a part each, and the distinct sizes of whole tensors."""
+    counts = Counter(size for _, size in base.in_order(block_kinds))
+    whole = {replace(size, num_elements=size.num_elements * size.num_parts): count for size, count in counts.items()}
+    return sum(size.num_elements * count for size, count in whole.items()), tuple(whole)
 
 
 def _joined(whole_bytes: int, size: BaseSize | TensorSize, *, piece_bytes: int) -> int:
@@ -151,10 +157,9 @@ def _compared(size: BaseSize, plan: Plan, *, element_bytes: int) -> int:
     return size.num_elements * (_FP32_BYTES + beside)
 
 
-def _gguf_bytes(sizes: list[BaseSize], packing: str) -> int:
+def _gguf_bytes(num_elements: int, packing: str) -> int:
     if packing == "none":
         return 0
-    num_elements = sum(size.num_elements for size in sizes)
     if packing == "f16":
         return 2 * num_elements
     return num_elements // _Q8_BLOCK_ELEMENTS * _Q8_BYTES_PER_BLOCK

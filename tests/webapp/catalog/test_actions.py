@@ -209,6 +209,13 @@ def test_a_check_that_takes_too_long_is_killed_and_refused(tmp_path: Path) -> No
         )
 
 
+def test_a_check_that_crashes_is_refused() -> None:
+    with pytest.raises(InvalidModel, match="limits of memory and time, or it is damaged and reading it crashed"):
+        run_limited(
+            "timeit", ["-n", "1", "-r", "1", "import os; os.abort()"], field="weights", error=InvalidModel, owner_id=None
+        )
+
+
 def test_a_check_that_takes_too_much_memory_is_refused() -> None:
     with pytest.raises(InvalidModel, match="could not be checked within the limits of memory and time"):
         run_limited(

@@ -6,6 +6,7 @@ A hostile file can then cost a few seconds and a refusal, never the web process.
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,9 @@ _BOOTSTRAP = (
 MEMORY_BYTES = GIB
 """Address space of a check; reading a text or the largest tokenizer takes half of it."""
 _MAX_OUTPUT_BYTES = 1024 * 1024
+_OVER_LIMITS = "it could not be checked within the limits of memory and time"
+_CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
+"""Signals by which a library ends its process."""
 
 
 def run_limited(
@@ -106,8 +110,10 @@ def _read(output: bytes, *, exit_code: int, field: str, error: type[InvalidInput
         document = None
     if isinstance(document, dict) and isinstance(document.get("error"), dict):
         raise _as_sent(document["error"], field=field, error=error)
+    if -exit_code in _CRASHES:
+        raise _refusal(error, field, f"{_OVER_LIMITS}, or it is damaged and reading it crashed")
     if exit_code != 0 or not isinstance(document, dict):
-        raise _refusal(error, field, "it could not be checked within the limits of memory and time")
+        raise _refusal(error, field, _OVER_LIMITS)
     return document
 
 

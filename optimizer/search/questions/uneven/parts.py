@@ -17,6 +17,7 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.estimate.prediction import Prediction, RankPrediction
 from optimizer.hardware.machine import DeviceKind
 from optimizer.plan.allocator import AllocatorPlan
+from optimizer.plan.batch import BatchPlan
 from optimizer.plan.layout import DeviceLayout, RankShare
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
@@ -29,6 +30,8 @@ from optimizer.search.solver.pricebook import PriceBook, remembering
 
 _TRIES: Final = 4
 """Times that shares are dealt out again where a process has no room on its card."""
+_NUM_LIKELY: Final = 3
+"""Plans of a kind of device near which another is looked for."""
 _POLISHED: Final = 0.05
 """Share by which a plan that was found in half of the time may still become faster."""
 
@@ -49,7 +52,7 @@ def _common_decisions(question: UnevenQuestion, team: Sequence[DeviceKind], layo
     for kind in {question.likeness(kind, team): kind for kind in team[::-1]}.values():
         sequences = max(1, round(question.workload.global_batch_size * speed_of(kind) / whole))
         problem = question.pose(kind, layout, num_sequences=sequences, team=team)
-        best = _best_plan(question, problem, polishes=False)
+        best = _best_plan(question, kind, problem, polishes=False)
         pins = None if best is None else _pins_of(question.goal.pins, best[0])
         if pins is not None and pins not in found:
             found.append(pins)
@@ -71,14 +74,30 @@ def _pins_of(pins: Pins, plan: Plan) -> Pins:
 
 
 def _best_plan(
-    question: UnevenQuestion, problem: SearchProblem, *, polishes: bool
+    question: UnevenQuestion, kind: DeviceKind, problem: SearchProblem, *, polishes: bool
 ) -> tuple[Plan, Prediction] | None:
-    """The best plan by its tensors' bytes; None where nothing fits. polishes: False for nearly the best, in half of the time."""
+    """The best plan by its tensors' bytes; None where nothing fits. It is looked for first near the latest that were found for
+    the same kind. polishes: False for nearly the best, in half of the time.
+    """
     book = PriceBook(remembering(problem))
+    found = question.latest.setdefault(question.likeness(kind), [])
     with suppress(InvalidPlan, NoFeasiblePlan):
-        if book.problem.settings() and not is_over_floor(book.problem) and question.find_best(book, polishes=polishes):
+        if not book.problem.settings() or is_over_floor(book.problem):
+            return None
+        likely = [moved for plan in found[-_NUM_LIKELY:] if (moved := _moved(plan, problem)) is not None]
+        if question.find_best(book, likely=[*dict.fromkeys(likely[::-1])], polishes=polishes) and book.best is not None:
+            found.append(book.best[0])
             return book.best
     return None
+
+
+def _moved(plan: Plan, problem: SearchProblem) -> Plan | None:
+    """The plan for another number of sequences and among other ranks; None where it is not permitted there."""
+    sequences = problem.workload.global_batch_size
+    size = math.gcd(plan.batch.micro_batch_size, sequences)
+    batch = BatchPlan(micro_batch_size=size, accumulation_steps=sequences // size)
+    moved = replace(plan, layout=problem.layout, batch=batch)
+    return moved if problem.permits(moved) else None
 
 
 def find_shared(
@@ -233,5 +252,5 @@ class _Parts:
         key = (self._likenesses[kind], self.question.budgets.get(name), size, self.layout, self.pins, polishes)
         if key not in known:
             problem = self.question.pose(self.team[kind], self.layout, num_sequences=size, pins=self.pins, team=self.team)
-            known[key] = _best_plan(self.question, problem, polishes=polishes)
+            known[key] = _best_plan(self.question, self.team[kind], problem, polishes=polishes)
         return known[key]

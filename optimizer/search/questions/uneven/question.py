@@ -55,6 +55,8 @@ class UnevenQuestion:
     """By likeness of a kind and layout, the least time of a step on its devices alone."""
     decisions: dict[Hashable, list[Pins]] = field(default_factory=dict)
     """By likeness of kinds and layout, what ranks can do alike (``parts.py``)."""
+    latest: dict[Hashable, list[Plan]] = field(default_factory=dict)
+    """By likeness of a kind, the best plans that were found for it, whatever its share and whoever it exchanges with."""
     known: dict[Hashable, tuple[Plan, Prediction] | None] = field(default_factory=dict)
     """The best plan of a kind for a number of sequences, by all that it depends on."""
 

@@ -186,6 +186,15 @@ def test_what_is_no_parquet_at_all_is_refused(write: Write) -> None:
     assert "not readable as parquet" in str(_refusal(write(b"PAR1 and nothing else"), "parquet"))
 
 
+def test_a_column_that_contradicts_its_statistics_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "dataset.parquet"
+    parquet.write_table(pa.table({"text": [f"text {row}" for row in range(50)]}), path)
+    content, (texts, numbers) = path.read_bytes(), (b"\x15\x0c%\x02\x18\x04text", b"\x15\x02%\x02\x18\x04text")
+    assert content.count(texts) == 1  # the schema says what the column is
+    path.write_bytes(content.replace(texts, numbers))
+    assert "not readable as parquet" in str(_refusal(path, "parquet"))
+
+
 @settings(deadline=None, max_examples=60)
 @given(position=st.integers(0, 100_000), value=st.integers(0, 255))
 def test_a_broken_parquet_is_read_or_refused_but_never_crashes(position: int, value: int) -> None:

@@ -40,7 +40,7 @@ def test_a_small_parquet_file_that_unpacks_to_a_gigabyte_is_refused_in_little_me
     assert path.stat().st_size < 40_000
     peaks, limit = Peaks(), limited._limit
     monkeypatch.setattr(limited, "_limit", lambda pid, **limits: (limit(pid, **limits), peaks.watch(pid)))
-    with pytest.raises(InvalidDataset, match="more memory is needed|column text unpacks to 1,000,000,113 bytes for 20 rows"):
+    with pytest.raises(InvalidDataset, match="more memory is needed|columns text unpack to 1,000,000,113 bytes for 20 rows"):
         create_dataset(owner=ada, name="bomb", file=SimpleUploadedFile("bomb.parquet", path.read_bytes()))
     assert 0 < peaks.largest_bytes() <= GIB
 
