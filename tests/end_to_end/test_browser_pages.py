@@ -190,6 +190,7 @@ def assert_large_enough_to_hit(tab: Watched) -> None:
     assert_accessible(tab, runOnly=["target-size"])
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_accessible_as_wide_as_its_window_and_readable_in_the_dark(
     open_page: Callable[..., Watched], name: str

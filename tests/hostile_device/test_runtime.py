@@ -43,6 +43,7 @@ def test_training_gives_the_bits_of_the_plain_device(index: int, case: Case) -> 
     assert case.on_hostile_device(schedule=SCHEDULES[index % len(SCHEDULES)], seed=index) == case.expected
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(("index", "case"), _numbered(GENERATION))
 def test_generation_gives_the_tokens_of_the_plain_device(index: int, case: Case) -> None:
     assert case.on_hostile_device(schedule=SCHEDULES[index % len(SCHEDULES)], seed=index) == case.expected

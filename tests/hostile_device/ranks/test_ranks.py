@@ -58,6 +58,7 @@ def run_case(case: RankCase, folder: Path, *, rank: int, schedule: Schedule) -> 
         return run_beside_another(case, folder / schedule, rank=rank, backend=backend)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("case", CUTS.values(), ids=CUTS)
 def test_hidden_states_and_gradients_of_other_stages_are_waited_for_and_kept_until_they_are_taken(
@@ -145,6 +146,7 @@ def test_weights_of_steps_alone_are_brought_together_as_updates_leave_them(tmp_p
     assert_like(train("late"), train("early"))
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("case", SHARED.values(), ids=SHARED)
 def test_sums_inside_of_blocks_that_ranks_share_are_waited_for(tmp_path: Path, case: RankCase, rank: int) -> None:
@@ -205,6 +207,7 @@ def test_sums_and_weights_of_other_ranks_are_waited_for(tmp_path: Path, data: Da
     assert all(torch.equal(late_weights[name], early_weights[name]) for name in early_weights)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("places", ["all on the device", "gradients consumed", "state on the host", "int4 under adapters"])
 def test_weights_that_another_rank_keeps_are_there_before_they_are_used(tmp_path: Path, places: str, prefetch: int) -> None:

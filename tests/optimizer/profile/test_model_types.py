@@ -46,6 +46,7 @@ def make_extent(*choices: BlockChoice) -> Extent:
     return Extent(representations=("fp32",), choices=choices, shapes=((BATCH_SIZE, LENGTH),))
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("model_type", TRAITS)
 def test_the_prediction_equals_the_meter(model_type: str) -> None:
     spec = read_tiny(model_type)

@@ -74,6 +74,7 @@ def _sized(num_blocks: int, way: tuple[str, float]) -> tuple[PlanLine, float]:
     return PlanLine(num_blocks=num_blocks, steps=("recompute", "keep")), way[1]
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("share", [0.8, 0.6, 0.45, 0.3])
 def test_no_cut_with_something_on_the_host_is_faster_than_the_one_that_is_found(share: float) -> None:
     machine = two_devices()

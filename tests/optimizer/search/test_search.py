@@ -27,6 +27,7 @@ CPU = replace(MACHINE, device=replace(MACHINE.device, kind="cpu"))
 OUTSIDE_BLOCKS = ("chunked_loss", "consume_gradients", "offload_gradients", "offload_optimizer", "stream_weights")
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("machine", [MACHINE, HEAVY_OPS, CPU], ids=["slow link", "fast link", "cpu"])
 @pytest.mark.parametrize("forbid", [OUTSIDE_BLOCKS, ("offload", "accumulate")], ids=["blocks", "levers"])
 def test_the_answer_is_that_of_pricing_every_plan_at_nine_budgets(
@@ -51,6 +52,7 @@ def test_the_answer_is_that_of_pricing_every_plan_at_nine_budgets(
         before_ms = chosen_ms
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.75, 1.0])
 @pytest.mark.parametrize("machine", [MACHINE, CPU], ids=["cuda", "cpu"])
 def test_the_chosen_plan_is_never_slower_than_a_baseline_that_fits(

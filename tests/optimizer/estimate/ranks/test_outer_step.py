@@ -51,6 +51,7 @@ def predict(case: RankCase, machine: Machine) -> tuple[Prediction, LaidOut]:
     return estimate_training(profile, **here), lay_out(profile, **here)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_bytes_on_device_host_and_link_are_those_that_are_counted(case: RankCase, pool: RankPool, tmp_path: Path) -> None:
     predicted, laid = predict(case, machine_of(case))

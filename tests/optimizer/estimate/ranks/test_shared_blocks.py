@@ -55,6 +55,7 @@ def predict(case: RankCase, *, link: PeerLink | None = None) -> tuple[Prediction
     return estimate_training(profile, **here), lay_out(profile, **here)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_bytes_on_device_host_and_link_are_those_that_are_counted(case: RankCase, ranks: RankPool, tmp_path: Path) -> None:
     predicted, laid = predict(case)

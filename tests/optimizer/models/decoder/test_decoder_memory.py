@@ -87,6 +87,7 @@ def test_the_peak_of_every_option_is_what_the_meter_counts(name: str) -> None:
     compare(name, "offload", accumulation_steps=2, sequence_length=72)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", ["mixture", "shared by two", "shared unevenly", "both", "every kind, apart"])
 def test_the_peak_of_blocks_that_differ_in_choice_is_what_the_meter_counts(name: str) -> None:
     compare(name, "offload", "keep", "recompute", "selective")

@@ -133,6 +133,7 @@ def logits_of(model: Any, prompts: torch.Tensor, tokens: torch.Tensor, cache: Kv
     return torch.stack(found)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("name", ["gemma2", "gpt2", "llama", "mistral", "opt", "qwen3"])
 @pytest.mark.parametrize(("dtype", "bound"), [("int8", 0.02), ("int4", 0.3)])
 def test_packed_caches_change_logits_by_no_more_than_stated(name: str, dtype: str, bound: float) -> None:

@@ -131,6 +131,7 @@ def test_attention_is_off_by_no_more_than_scores_and_values_are(tiers: Tiers, dt
 # Records that were packed once.
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize("place", ["device", "host", "disk", "remote"])
 def test_over_2000_tokens_the_prompts_records_stay_byte_for_byte(tiers: Tiers, dtype: str, place: str) -> None:

@@ -48,6 +48,7 @@ def assert_same(one: nn.Module, other: nn.Module) -> None:
         assert torch.equal(buffer, other_buffer), name
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("model_type", sorted(PUBLISHED_TYPES))
 def test_read_to_its_place_a_model_is_the_one_that_was_filled_whole(model_type: str, tmp_path: Path) -> None:
     spec = read_model_spec(SMALL_CONFIGS[model_type])

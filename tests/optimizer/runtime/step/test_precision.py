@@ -71,6 +71,7 @@ def _losses(weights: WeightsPlan) -> list[float]:
     return [trainer.step(batches, learning_rate=3e-3).loss for _ in range(12)]
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("representation", REPRESENTATIONS)
 @pytest.mark.parametrize("choice", ["recompute", "selective", "offload"])
 def test_the_bits_are_those_of_keeping_in_every_representation(representation: str, choice: str) -> None:

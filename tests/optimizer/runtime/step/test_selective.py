@@ -60,6 +60,7 @@ def run_step(
     return loss, gradients, counting.counts, torch.get_rng_state()
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
 def test_the_bits_are_those_of_keeping(name: str, dtype: str) -> None:

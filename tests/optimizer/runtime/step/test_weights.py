@@ -148,6 +148,7 @@ def test_a_tied_head_stays_on_the_device() -> None:
     plain.close()
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("frozen", ["same", "int8", "int4", "nf4"])
 @pytest.mark.parametrize("place", PLACES)
 def test_frozen_weights_stream_under_adapters_and_adapters_stay(

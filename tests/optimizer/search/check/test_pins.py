@@ -47,6 +47,7 @@ def test_every_plan_that_is_shown_keeps_what_is_pinned(pins: list[str]) -> None:
     assert kept == [None] * len(kept)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "pins",
     [

@@ -62,6 +62,7 @@ def smallest(profile: GenerationProfile, disk_machine: Machine) -> int:
     return caught.value.fields["smallest_feasible_bytes"]
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("more_bytes", "goal", "place"),
     [

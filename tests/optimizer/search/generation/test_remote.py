@@ -168,6 +168,7 @@ def test_a_few_words_say_where_keys_and_values_are(choices: dict[str, Any], word
 WORKLOADS = (WORKLOAD, GenerationWorkload.of_prompts((12, 9, 11, 12, 7), num_new_tokens=(20, 2, 9, 1, 5)))
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("workload", WORKLOADS, ids=["even", "uneven"])
 @pytest.mark.parametrize("gpu", [None, "RTX 4090"])
 def test_no_plan_takes_less_than_its_floor(

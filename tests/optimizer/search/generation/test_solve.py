@@ -28,6 +28,7 @@ def best_of_all(problem: GenerationProblem) -> float | None:
     return min((value_of(problem, plan, problem.price(plan))[0] for plan in fitting), default=None)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("start", range(0, NUM_PROBLEMS, 50))
 def test_it_is_as_good_as_enumeration(start: int) -> None:
     seen = set()

@@ -25,6 +25,7 @@ from optimizer.workload import TrainingWorkload
 WORKLOAD = TrainingWorkload(sequence_length=64, global_batch_size=4)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("family_index", range(4))
 def test_small_problems_drawn_by_chance_are_answered_as_by_trying_every_plan(
     family_index: int, monkeypatch: pytest.MonkeyPatch

@@ -39,6 +39,7 @@ def make_problem(draw: random.Random, profile: Profile, data: DataParallel, *, f
     return training_problem(profile, workload=workload, goal=goal, machine=draw_pair(draw), layout=layout)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("data", DATA_PARALLEL)
 def test_two_devices_are_answered_as_by_trying_every_plan(llama_profile: Profile, data: DataParallel) -> None:
     draw = random.Random(f"two devices {data}")

@@ -32,6 +32,7 @@ def best_at_budgets(
         yield budgeted, min(prediction.step_ms for prediction in predictions if budgeted.fits(prediction))
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("copy_ms_per_mib", [0.1, 0.5, 2.0])
 @pytest.mark.parametrize(("num_blocks", "global_batch_size"), [(3, 2), (4, 1)])
 def test_small_problems_are_solved_as_well_as_by_trying_every_plan(
@@ -47,6 +48,7 @@ def test_small_problems_are_solved_as_well_as_by_trying_every_plan(
         assert search(budgeted).chosen.prediction.step_ms <= best_ms * 1.005
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("allow_lossy", [False, True])
 @pytest.mark.parametrize(
     ("num_blocks", "sizes"),
@@ -144,6 +146,7 @@ def test_the_same_problem_gives_the_same_result() -> None:
     assert search(problem).to_json() == search(problem).to_json()
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("forbidden", [name for name in get_args(Technique) if name != "quantize_frozen"])
 def test_a_forbidden_technique_is_not_used(forbidden: str) -> None:
     problem = synthetic_problem(

@@ -92,6 +92,7 @@ def test_bytes_and_copies_of_attention_on_the_host_are_predicted_exactly(
             check(spec, profile, machine, tmp_path, plan=plan, workload=workload_of(prompt_length, num_new))
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("dtype", "place", "attention"),
     [

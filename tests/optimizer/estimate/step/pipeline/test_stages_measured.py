@@ -74,6 +74,7 @@ UNEQUAL = play_devices(make_cpu_machine(), [GIB, 2 * GIB])
 SHARES = tuple(RankShare(device=kind.device.name) for kind in UNEQUAL.kinds)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "case",
     [

@@ -67,6 +67,7 @@ def write(folder: Path, spec: ModelSpec, *, packing: Any = "f16", chat: ChatFact
     return file, entries
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("packing", ["f16", "q8_0"])
 @pytest.mark.parametrize("model_type", sorted(ARCHITECTURES))
 def test_every_kind_is_written_within_its_packings_bound(model_type: str, packing: str, tmp_path: Path) -> None:

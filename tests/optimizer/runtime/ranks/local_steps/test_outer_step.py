@@ -160,6 +160,7 @@ def assert_same_weights(found: dict[str, Any], expected: dict[str, torch.Tensor]
         torch.testing.assert_close(found[name], weight, rtol=0, atol=tolerance)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("sync_format", "rule"), [("fp32", "nesterov"), ("fp32", "average"), ("bf16", "nesterov"), ("int8", "nesterov")]
 )

@@ -74,6 +74,7 @@ def test_parts_of_other_architectures_train_as_one_device_does(
     assert_like_one_device(case, carry_out, on_one_device)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     "case",
     [

@@ -13,6 +13,7 @@ SHARING = frozenset(FORBID) - {"shard_state", "shard_gradients"}
 GIGABIT, SLOW_LINK = {"bytes_per_s": 125e6, "latency_s": 1e-3}, {"bytes_per_s": 1e6, "latency_s": 1e-3}
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("link", [{}, GIGABIT, SLOW_LINK], ids=["in-the-box", "gigabit", "slow"])
 @pytest.mark.parametrize("data", ["replicated", "zero1", "zero2"])
 def test_no_shares_are_faster_than_their_bound(llama_profile: Profile, link: dict[str, float], data: str) -> None:
