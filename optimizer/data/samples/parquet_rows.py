@@ -12,8 +12,8 @@ _BATCH_ROWS = 64
 _BATCH_BYTES = 64 * MIB
 """Bytes of the rows that are read at once; fewer rows where they are long."""
 _BUFFER_BYTES = MIB
-MAX_CELL_BYTES = 4 * MAX_LINE_BYTES
-"""Bytes of the longest text that a row may hold, in UTF-8; what columns have for a row on average is no more of each."""
+MAX_ROW_BYTES = 4 * MAX_LINE_BYTES
+"""Bytes of the longest text that a row may hold, in UTF-8; what rows have on average is no more, all columns together."""
 
 
 def read_parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -65,16 +65,13 @@ def _check_sizes(file: Any) -> int:
     process's limit of memory stays necessary. What single columns say is not asked: pyarrow ends the process where it is wrong.
     """
     facts, row_bytes = file.metadata, 0
-    columns = [file.schema.column(index) for index in range(facts.num_columns)]
-    most_bytes = MAX_CELL_BYTES * len(columns)
-    is_flat = all(column.max_repetition_level == 0 for column in columns)
     for group in map(facts.row_group, range(facts.num_row_groups)):
         num_rows, group_bytes = max(1, group.num_rows), max(0, group.total_byte_size)
-        if is_flat and group_bytes > most_bytes * num_rows:
-            names = ", ".join(str(column.path) for column in columns)[:80]
+        if group_bytes > MAX_ROW_BYTES * num_rows:
+            names = ", ".join(file.schema.names)[:80]
             raise _invalid(
                 f"columns {names} unpack to {group_bytes:,} bytes for {num_rows:,} rows",
-                allowed=f"at most {most_bytes:,} bytes a row",
+                allowed=f"at most {MAX_ROW_BYTES:,} bytes a row",
             )
         row_bytes = max(row_bytes, group_bytes // num_rows)
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))

@@ -5,6 +5,7 @@ budget is lowered by what was too much.
 """
 
 import math
+from collections import deque
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -80,24 +81,24 @@ def _best_plan(
     the same kind. polishes: False for nearly the best, in half of the time.
     """
     book = PriceBook(remembering(problem))
-    found = question.latest.setdefault(question.likeness(kind), [])
+    latest = question.latest.setdefault(question.likeness(kind), deque(maxlen=_NUM_LIKELY))
     with suppress(InvalidPlan, NoFeasiblePlan):
         if not book.problem.settings() or is_over_floor(book.problem):
             return None
-        likely = [moved for plan in found[-_NUM_LIKELY:] if (moved := _moved(plan, problem)) is not None]
-        if question.find_best(book, likely=[*dict.fromkeys(likely[::-1])], polishes=polishes) and book.best is not None:
-            found.append(book.best[0])
+        likely = [carried for plan in latest if (carried := carry_over(plan, problem)) is not None]
+        if question.find_best(book, likely=likely, polishes=polishes) and book.best is not None:
+            latest.appendleft(book.best[0])
             return book.best
     return None
 
 
-def _moved(plan: Plan, problem: SearchProblem) -> Plan | None:
+def carry_over(plan: Plan, problem: SearchProblem) -> Plan | None:
     """The plan for another number of sequences and among other ranks; None where it is not permitted there."""
     sequences = problem.workload.global_batch_size
     size = math.gcd(plan.batch.micro_batch_size, sequences)
     batch = BatchPlan(micro_batch_size=size, accumulation_steps=sequences // size)
-    moved = replace(plan, layout=problem.layout, batch=batch)
-    return moved if problem.permits(moved) else None
+    carried = replace(plan, layout=problem.layout, batch=batch)
+    return carried if problem.permits(carried) else None
 
 
 def find_shared(

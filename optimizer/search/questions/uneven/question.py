@@ -1,5 +1,6 @@
 """The question that is asked of devices of several kinds, and what is found out about it on the way."""
 
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
@@ -55,8 +56,8 @@ class UnevenQuestion:
     """By likeness of a kind and layout, the least time of a step on its devices alone."""
     decisions: dict[Hashable, list[Pins]] = field(default_factory=dict)
     """By likeness of kinds and layout, what ranks can do alike (``parts.py``)."""
-    latest: dict[Hashable, list[Plan]] = field(default_factory=dict)
-    """By likeness of a kind, the best plans that were found for it, whatever its share and whoever it exchanges with."""
+    latest: dict[Hashable, deque[Plan]] = field(default_factory=dict)
+    """By likeness of a kind, the latest plans that were found for it, newest first, whatever its share and its team."""
     known: dict[Hashable, tuple[Plan, Prediction] | None] = field(default_factory=dict)
     """The best plan of a kind for a number of sequences, by all that it depends on."""
 

@@ -176,6 +176,19 @@ def test_bad_parquet_is_refused_by_row_or_column(columns: dict[str, Any], where:
     assert found in str(error)
 
 
+@pytest.mark.parametrize(
+    "columns",
+    [{"text": ["x" * 500_000] * 2, "note": ["y" * 4_000_000] * 2}, {"text": ["x"] * 2, "more": [["y" * 500_000] * 10] * 2}],
+    ids=["flat", "beside a list"],
+)
+def test_rows_that_unpack_to_much_are_refused_whichever_column_it_is(columns: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "dataset.parquet"
+    parquet.write_table(pa.table(columns), path, compression="zstd", use_dictionary=False)
+    found = str(_refusal(path, "parquet"))
+    assert "unpack to" in found
+    assert "allowed: at most 4,000,000 bytes a row" in found
+
+
 def test_too_many_row_groups_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "dataset.parquet"
     parquet.write_table(pa.table({"text": ["x"] * 10_001}), path, row_group_size=1)
