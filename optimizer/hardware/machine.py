@@ -132,6 +132,8 @@ class Machine:
     the network. On the CPU device processes that play devices, which share its memory and cores."""
     peers: PeerLink | None = None
     """None on one device."""
+    peers_within: PeerLink | None = None
+    """The link between devices of one machine, where ``peers`` is the network of several; None where it is not."""
     cards_per_switch: int = 1
     """Cards at most that share one PCIe link to the host, behind a switch; 1 where each has a link of its own."""
     disk_free_bytes: int = 0
@@ -196,8 +198,9 @@ class Machine:
         if host is None:
             return self
         first, *others = (kind for kind in self.kinds if host_name(kind.device.name) == host.name)
-        inside = replace(self._at_host(host), name=host.name, devices_per_host=0, peers=host.peers, others=tuple(others))
-        return replace(inside, device=first.device, rates=first.rates, num_devices=first.num_devices)
+        inside = replace(self._at_host(host), name=host.name, devices_per_host=0, peers=host.peers, peers_within=None)
+        kinds: dict[str, Any] = {"device": first.device, "rates": first.rates, "num_devices": first.num_devices}
+        return replace(inside, others=tuple(others), **kinds)
 
     def with_kind(self, name: str, *, num_devices: int | None = None) -> "Machine":
         """The machine with the devices of one kind alone, or with so many of them. name: of its device; empty for the first kind.
@@ -229,6 +232,7 @@ class Machine:
             packs_bf16=host.packs_bf16,
             packs_fp32=host.packs_fp32,
             cards_per_switch=host.cards_per_switch,
+            peers_within=host.peers,
             hosts=(),
             devices_per_host=host.num_devices,
         )
