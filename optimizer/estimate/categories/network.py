@@ -54,7 +54,7 @@ class Network:
     slowdown: float = 1.0
     """Factor by which finished runs correct the network's time."""
     replicas: int = 1
-    """As of the layout."""
+    """Replicas of what the ranks share (``DeviceLayout.replicas``)."""
     link_within: PeerLink | None = None
     """The link between the ranks of a replica, where that is another."""
 
@@ -208,7 +208,7 @@ class Exchange(NamedTuple):
     """That place."""
 
     def by_rank(self, network: Network, count: Callable[[Network], tuple[float, ...]]) -> list[float]:
-        """What each rank of the network sends. count: what those send that take part, as a network of their own."""
+        """Bytes that each rank of the network sends. count: those that ranks send who take part, as a network of their own."""
         if network.replicas == 1 or self.among == "all":
             return list(count(network))
         size = network.within.num_ranks

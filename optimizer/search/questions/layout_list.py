@@ -88,8 +88,8 @@ def makes_replicas(num_devices: int, replicas: int, *, data: DataParallel) -> bo
 
 
 def list_hybrid_modes(goal: Goal) -> tuple[DataParallel, ...]:
-    """What may be shared out within each of several replicas. Of state alone, and state and gradients, that which takes less
-    memory, as it crosses a network as seldom.
+    """Ways to share things out within each of several replicas. State alone is left out beside state with gradients, which takes
+    less memory and crosses a network as seldom.
     """
     pins = goal.pins.layout
     if pins.replicas == 1 or pins.sync_every not in (None, 1):

@@ -93,7 +93,7 @@ def test_two_devices_with_a_fast_link_are_chosen_and_count_all_tokens(llama_prof
     assert alone.layouts == ()
     shared = ("ddp", "zero1", "zero2", "fsdp")
     assert {*shared, *(f"{label}_recompute" for label in shared)} <= set(found.result.baselines)
-    assert {setup.setup for setup in found.setups} == {setup.label for setup in SETUPS}
+    assert {setup.setup for setup in found.setups} == {setup.label for setup in SETUPS if not setup.is_hybrid}
     assert [option.layout.num_devices for option in found.layouts] == [1, 2, 2, 2, 2, 2]
     assert [option.layout.is_cut for option in found.layouts] == [False] * 5 + [True]
     assert len(set(chosen.prediction.rank_peak_bytes)) == 1

@@ -1,4 +1,4 @@
-"""Several replicas of what ranks share out: the numbers of one device, each part there once in every replica, and little between."""
+"""Several replicas of what ranks share out: the numbers of one device, and each part there once in every replica."""
 
 from dataclasses import replace
 from typing import Any
@@ -98,16 +98,17 @@ def test_ranks_that_name_their_devices_may_share_weights_out_where_a_replica_is_
     assert_like_one_device(case, carry_out, on_one_device)
     apart = replace(case.plan.layout, ranks=(first, second, first, second))
     conflict = replace(case.plan, layout=apart).find_conflict(workload=case.workload)
-    assert conflict is not None and "a replica's devices" in conflict.message
+    assert conflict is not None
+    assert "a replica's devices" in conflict.message
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_devices": 4, "data": "zero1", "replicas": 3}, "plan.layout.replicas is 3; plan.layout.num_devices is 4, dealt out"),
-        ({"num_devices": 2, "data": "zero3", "replicas": 2}, "plan.layout.replicas is 2; plan.layout.num_devices is 2, dealt out"),
+        ({"num_devices": 4, "data": "zero1", "replicas": 3}, "layout.replicas is 3; plan.layout.num_devices is 4, dealt out"),
+        ({"num_devices": 2, "data": "zero3", "replicas": 2}, "layout.replicas is 2; plan.layout.num_devices is 2, dealt out"),
         ({"num_devices": 4, "replicas": 0}, "plan.layout.replicas is 0"),
-        ({"num_devices": 2, "stage_blocks": (1, 1), "replicas": 2}, "plan.layout.stage_blocks is 1, 1; plan.layout.replicas is 2"),
+        ({"num_devices": 2, "stage_blocks": (1, 1), "replicas": 2}, "layout.stage_blocks is 1, 1; plan.layout.replicas is 2"),
         ({"num_devices": 2, "tensor": 2, "replicas": 2}, "plan.layout.tensor is 2; plan.layout.replicas is 2"),
     ],
 )
