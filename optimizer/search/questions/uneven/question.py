@@ -77,8 +77,8 @@ class UnevenQuestion:
         which decides over what link; this one alone unless given.
         """
         name, goal, inside = kind.device.name, self.goal, self.joining([kind, *team])
-        if inside.hosts and layout.replicas == 1:
-            # No memory of the host is in two machines.
+        if inside.hosts and layout.replicas == 1 and (layout.shares_state or self.workload.adapter is not None):
+            # The ranks would have one home for each weight, and no memory of the host is in two machines.
             goal = replace(goal, forbid=(*goal.forbid, "stream_weights"))
         budget_bytes = self.budgets.get(name, self.allowed_bytes(name, kind.device.memory_bytes))
         return self.make_problem(
