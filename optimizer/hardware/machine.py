@@ -133,7 +133,10 @@ class Machine:
     peers: PeerLink | None = None
     """None on one device."""
     peers_within: PeerLink | None = None
-    """The link between devices of one machine, where ``peers`` is the network of several; None where it is not."""
+    """The link between neighbouring devices where it is faster than ``peers``: of one machine where a network joins several, of
+    pairs of cards that a bridge joins. None where it is not."""
+    num_within: int = 1
+    """Devices at most that exchange over it."""
     cards_per_switch: int = 1
     """Cards at most that share one PCIe link to the host, behind a switch; 1 where each has a link of its own."""
     disk_free_bytes: int = 0
@@ -198,7 +201,8 @@ class Machine:
         if host is None:
             return self
         first, *others = (kind for kind in self.kinds if host_name(kind.device.name) == host.name)
-        inside = replace(self._at_host(host), name=host.name, devices_per_host=0, peers=host.peers, peers_within=None)
+        inside = replace(self._at_host(host), name=host.name, devices_per_host=0, peers=host.peers)
+        inside = replace(inside, peers_within=None, num_within=1)
         kinds: dict[str, Any] = {"device": first.device, "rates": first.rates, "num_devices": first.num_devices}
         return replace(inside, others=tuple(others), **kinds)
 
@@ -233,6 +237,7 @@ class Machine:
             packs_fp32=host.packs_fp32,
             cards_per_switch=host.cards_per_switch,
             peers_within=host.peers,
+            num_within=host.num_devices,
             hosts=(),
             devices_per_host=host.num_devices,
         )

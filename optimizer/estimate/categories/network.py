@@ -63,13 +63,16 @@ class Network:
         """The network of a layout on a whole machine; None on one device."""
         if layout.num_devices == 1:
             return None
+        link, within = assumed_link(machine), machine.peers_within
+        if within is not None and link.kind != "network" and layout.num_devices <= machine.num_within:
+            link = within
         return cls(
             num_ranks=layout.num_devices,
             backend="gloo" if machine.device.kind == "cpu" else "nccl",
-            link=assumed_link(machine),
+            link=link,
             slowdown=machine.rates.time_factor("network"),
             replicas=layout.replicas,
-            link_within=machine.peers_within if layout.replicas > 1 else None,
+            link_within=within if layout.replicas > 1 and layout.num_sharing <= machine.num_within else None,
         )
 
     @property

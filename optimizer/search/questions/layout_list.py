@@ -47,9 +47,11 @@ def list_layouts(
     cuts: Sequence[DeviceLayout] = (),
     local: Sequence[DeviceLayout] = (),
     shared: Sequence[DeviceLayout] = (),
+    num_within: int = 1,
 ) -> list[DeviceLayout]:
     """Layouts that the goal allows, one device first. workload: whose batch is dealt out evenly; None where that is open. cuts:
-    those that cut the model. local: those whose ranks take steps alone. shared: those whose ranks share each block.
+    those that cut the model. local: those whose ranks take steps alone. shared: those whose ranks share each block. num_within:
+    devices that a faster link joins, which are replicas then.
 
     Raises InvalidPlan where pins and what is forbidden leave none.
     """
@@ -70,6 +72,12 @@ def list_layouts(
             is_pinned = pins.num_devices in (None, num_devices) and pins.data in (None, data) and pins.sync_every in (None, 1)
             if is_pinned and not any(technique in goal.forbid for technique in _techniques(layout)):
                 found.append(layout)
+        is_open = pins.num_devices in (None, num_devices) and pins.replicas is None
+        if num_within > 1 and is_open and num_devices > num_within and num_devices % num_within == 0:
+            replicas = num_devices // num_within
+            found += [
+                DeviceLayout(num_devices=num_devices, data=data, replicas=replicas) for data in list_hybrid_modes(goal)
+            ]
     found = sorted([*found, *cuts, *local, *shared], key=lambda layout: layout.num_devices)
     if found:
         return found
