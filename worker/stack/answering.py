@@ -16,7 +16,7 @@ ASK_EVERY_S: Final = 10.0
 _PATIENCE_S: Final = 30.0
 """After this a question is given up, and asked anew."""
 _LONGEST_TURN_S: Final = 2.0
-"""Of the time between two looks so much counts at most: a supervisor that was halted itself has heard nothing either."""
+"""Most that counts of the time between two looks: a supervisor that was halted itself has heard nothing either."""
 
 
 @dataclass(kw_only=True)

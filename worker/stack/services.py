@@ -257,7 +257,7 @@ def _die_with_parent(parent_pid: int) -> Callable[[], None]:
 
 
 def _say(line: str) -> None:
-    """Not print: it would keep what it could not write, and fail again at the exit."""
+    """Write a line to the output, without ``print``, which would keep what it could not write and fail again at the exit."""
     with contextlib.suppress(OSError):
         os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
