@@ -56,7 +56,7 @@ def test_a_batch_that_the_devices_cannot_share_is_refused(ada: User, pair: Machi
 
 def test_a_job_of_two_devices_needs_two_and_each_ranks_bytes(on_two: Job) -> None:
     alone = {"sync_every": 1, "sync_format": "fp32", "sync_rule": "average"}
-    whole = {"ranks": [], "stage_blocks": [], "schedule": "1f1b", "tensor": 1, **alone}
+    whole = {"ranks": [], "replicas": 1, "stage_blocks": [], "schedule": "1f1b", "tensor": 1, **alone}
     assert on_two.plan["layout"] == {"num_devices": 2, "data": "zero1", **whole}
     assert on_two.need_devices == 2
     assert len(on_two.prediction["rank_peak_bytes"]) == 2
