@@ -21,7 +21,7 @@ from optimizer.estimate.training import estimate_training, simulate_step
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.profile import Profile
 from tests.optimizer.profiles import extent_of, trace
-from tests.optimizer.runtime.ranks.cases import MODELS, RankCase, draw_cases, draw_cuts
+from tests.optimizer.runtime.ranks.cases import MODELS, RankCase, draw_cases, draw_cuts, draw_replicas
 from tests.optimizer.runtime.ranks.pool import RankPool
 from tests.optimizer.runtime.ranks.rank_process import carry_out_steps
 
@@ -35,8 +35,9 @@ def compare_all(count: int, *, seed: int) -> Iterator[Row]:
     """One row for each case. Each set of ranks is one set of processes, which stay."""
     torch.set_num_threads(1)
     with TemporaryDirectory() as name, contextlib.closing(RankPool(Path(name), num_ranks=2)) as pool:
-        cuts = draw_cuts(max(2, count // 5), seed=seed, num_ranks=NUM_RANKS)
-        for number, case in enumerate([*draw_cases(count, seed=seed, num_ranks=NUM_RANKS), *cuts]):
+        share = max(2, count // 5)
+        others = [*draw_cuts(share, seed=seed, num_ranks=NUM_RANKS), *draw_replicas(share, seed=seed)]
+        for number, case in enumerate([*draw_cases(count, seed=seed, num_ranks=NUM_RANKS), *others]):
             folder = Path(name) / str(number)
             try:
                 yield compare(case, pool, folder) | {"number": number}
@@ -60,6 +61,7 @@ def compare(case: RankCase, pool: RankPool, folder: Path) -> Row:
         "name": case.name,
         "num_ranks": case.num_ranks,
         "layout": "cut" if case.plan.layout.is_cut else case.plan.layout.data,
+        "num_replicas": case.plan.layout.replicas,
         "dtype": case.plan.weights.dtype,
         "is_fp32": case.plan.weights.dtype == "fp32" and case.plan.weights.autocast == "off",
         "optimizer": case.workload.optimizer,
@@ -97,7 +99,8 @@ def predict_peaks(case: RankCase) -> tuple[list[int], list[int]]:
         on_host = simulate_step(laid[0]).host_peak_bytes
         return list(found.rank_peak_bytes), [on_host - _less_bytes(case, profile, rank) for rank in range(case.num_ranks)]
     in_order = sorted(laid, key=lambda each: each.rank)
-    return list(found.rank_peak_bytes), [simulate_step(each).host_peak_bytes for each in in_order]
+    of_replica = [simulate_step(each).host_peak_bytes for each in in_order]
+    return list(found.rank_peak_bytes), of_replica * case.plan.layout.replicas
 
 
 def _less_bytes(case: RankCase, profile: Profile, rank: int) -> int:
@@ -131,7 +134,7 @@ def summarize(rows: Sequence[Row], *, num_cases: int) -> dict[str, GoalEntry]:
             row["is_host_exact"] for row in cases if row["is_host_exact"] is not None
         ),
         "one home in memory where ranks share it, none elsewhere": all_of(
-            row["num_shared_memories"] == row["shares_homes"] for row in cases
+            row["num_shared_memories"] == row["shares_homes"] * row["num_replicas"] for row in cases
         ),
         "cases whose ranks share homes": goal(
             sum(row["shares_homes"] for row in cases) or None, "reported", met=any(row["shares_homes"] for row in cases)

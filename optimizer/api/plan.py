@@ -97,7 +97,12 @@ def plan_profiled(
         check_goal_devices(goal, machine)
         on_layout = partial(_pose, goal=goal, machine=machine, calibration=calibration)
         return answer_layouts(
-            lambda layout: partial(on_layout, layout=layout), profile, workload, goal, answer_one=answer_goal
+            lambda layout: partial(on_layout, layout=layout),
+            profile,
+            workload,
+            goal,
+            answer_one=answer_goal,
+            num_within=machine.num_within,
         )
 
     def pose(profile: Profile, workload: TrainingWorkload, goal: Goal = goal, machine: Machine = machine) -> SearchProblem:

@@ -113,7 +113,9 @@ def _estimate_uneven(
         workload=workload,
         cases=cases,
         found=[prediction for prediction, _ in found],
-        simulations=[steps.get(case.rank, steps[min(steps)]) for case, (_, steps) in zip(cases, found, strict=True)],
+        simulations=[
+            steps.get(plan.layout.place_of(case.rank), steps[min(steps)]) for case, (_, steps) in zip(cases, found, strict=True)
+        ],
         rounds=[each for case in cases if (each := rounds[plan.layout.share_of(case.rank)]) is not None],
     )
 
@@ -270,9 +272,8 @@ def _rank_peaks(ranks: Sequence[LaidOut], num_devices: int) -> tuple[int, ...]:
     """The peak of each rank in order; empty on one device."""
     if num_devices == 1:
         return ()
-    if len(ranks) == 1:
-        return (ranks[0].highest.num_bytes,) * num_devices
-    return tuple(laid.highest.num_bytes for laid in sorted(ranks, key=lambda laid: laid.rank))
+    found = tuple(laid.highest.num_bytes for laid in sorted(ranks, key=lambda laid: laid.rank))
+    return found * (num_devices // len(found))
 
 
 def _details(

@@ -14,12 +14,13 @@ the machine's first.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.categories.network import overlaps
 from optimizer.estimate.outer_rounds import Round, take_time
 from optimizer.estimate.prediction import Prediction, RankPrediction
 from optimizer.estimate.step.ranks import list_machines
 from optimizer.estimate.step.simulate import Simulation
-from optimizer.hardware.machine import Machine
+from optimizer.hardware.machine import Machine, host_name
 from optimizer.plan.plan import Plan
 from optimizer.workload import TrainingWorkload
 
@@ -39,6 +40,7 @@ def list_cases(plan: Plan, workload: TrainingWorkload, machine: Machine) -> tupl
     InvalidPlan for devices that the machine does not have, or not as many.
     """
     layout, cases = plan.layout, []
+    _check_replicas(plan, workload, machine)
     for rank, (own, whole) in enumerate(zip(plan.of_ranks(), list_machines(machine, layout), strict=True)):
         size = own.batch.global_batch_size * layout.num_parts
         cases.append(
@@ -50,6 +52,26 @@ def list_cases(plan: Plan, workload: TrainingWorkload, machine: Machine) -> tupl
             )
         )
     return tuple(cases)
+
+
+def _check_replicas(plan: Plan, workload: TrainingWorkload, machine: Machine) -> None:
+    """Raise InvalidPlan where ranks of several machines would share a home on the host, or what is to be in each machine."""
+    layout = plan.layout
+    places = [host_name(share.device or machine.device.name) for share in layout.ranks]
+    starts = range(0, len(places), layout.num_sharing)
+    spread = [start for start in starts if len(set(places[start : start + layout.num_sharing])) > 1]
+    has_homes = plan.shares_homes(trains_all=workload.adapter is None)
+    if spread and (layout.replicas > 1 or has_homes):
+        first = spread[0]
+        where = ", ".join(dict.fromkeys(places[first : first + layout.num_sharing]))
+        raise InvalidPlan(
+            f"plan.layout.replicas is {layout.replicas}; ranks {first} to {first + layout.num_sharing - 1} are in {where}, and "
+            "those of a replica must be in one machine" + ", which has the weights that stream once for them" * has_homes,
+            field="plan.layout.replicas",
+            value=layout.replicas,
+            allowed="replicas whose ranks are in one machine",
+            hint="Take as many replicas as there are machines with as many devices each, and name a machine's devices together.",
+        )
 
 
 def combine_ranks(

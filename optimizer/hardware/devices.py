@@ -18,7 +18,7 @@ from optimizer.hardware.cuda_facts import bytes_beside_tensors
 from optimizer.hardware.device_spec import DeviceSpec
 from optimizer.hardware.device_table import read_devices
 from optimizer.hardware.machine import Device, Machine
-from optimizer.hardware.peers import read_peer_link
+from optimizer.hardware.peers import CARDS_PER_BRIDGE, has_bridges, peer_link_of, read_peer_link
 from optimizer.hardware.rates import Rates
 from optimizer.optimizers import UpdateRate
 
@@ -129,6 +129,7 @@ def table_machine(
     peers = None
     if num_devices > 1:
         peers = read_peer_link(spec, peer_link, num_cards=num_cards, cards_per_switch=cards_per_switch)
+    has_pairs = peer_link is None and num_devices > 1 and has_bridges(spec, num_cards=num_cards)
     return Machine(
         name=f"{spec.name} (from the table)",
         device=replace(whole, memory_bytes=spec.usable_bytes - taken_bytes),
@@ -139,6 +140,8 @@ def table_machine(
         num_devices=num_devices,
         cards_per_switch=cards_per_switch,
         peers=peers,
+        peers_within=peer_link_of(spec) if has_pairs else None,
+        num_within=CARDS_PER_BRIDGE if has_pairs else 1,
     )
 
 

@@ -132,6 +132,11 @@ class Machine:
     the network. On the CPU device processes that play devices, which share its memory and cores."""
     peers: PeerLink | None = None
     """None on one device."""
+    peers_within: PeerLink | None = None
+    """The link between neighbouring devices where it is faster than ``peers``: of one machine where a network joins several, of
+    pairs of cards that a bridge joins. None where it is not."""
+    num_within: int = 1
+    """Devices at most that exchange over it."""
     cards_per_switch: int = 1
     """Cards at most that share one PCIe link to the host, behind a switch; 1 where each has a link of its own."""
     disk_free_bytes: int = 0
@@ -196,8 +201,10 @@ class Machine:
         if host is None:
             return self
         first, *others = (kind for kind in self.kinds if host_name(kind.device.name) == host.name)
-        inside = replace(self._at_host(host), name=host.name, devices_per_host=0, peers=host.peers, others=tuple(others))
-        return replace(inside, device=first.device, rates=first.rates, num_devices=first.num_devices)
+        inside = replace(self._at_host(host), name=host.name, devices_per_host=0, peers=host.peers)
+        inside = replace(inside, peers_within=None, num_within=1)
+        kinds: dict[str, Any] = {"device": first.device, "rates": first.rates, "num_devices": first.num_devices}
+        return replace(inside, others=tuple(others), **kinds)
 
     def with_kind(self, name: str, *, num_devices: int | None = None) -> "Machine":
         """The machine with the devices of one kind alone, or with so many of them. name: of its device; empty for the first kind.
@@ -229,6 +236,8 @@ class Machine:
             packs_bf16=host.packs_bf16,
             packs_fp32=host.packs_fp32,
             cards_per_switch=host.cards_per_switch,
+            peers_within=host.peers,
+            num_within=host.num_devices,
             hosts=(),
             devices_per_host=host.num_devices,
         )

@@ -1,8 +1,9 @@
 """Links between the devices of one machine: what a card of the table has, and what is assumed where nothing was measured.
 
 NVLink rates are of one direction, from data sheets: GA102 whitepaper (RTX 3090, RTX A6000, A40: 56.25 GB/s), Turing whitepaper
-(50 and 25), V100 (150), A100 (300), H100 (450), H100 NVL (300), B200 (900) data sheets. A bridge of two cards is taken to be
-there where a card can have one. Professional cards copy to each other over PCIe; GeForce cards do not (NVIDIA disabled it), so
+(50 and 25), V100 (150), A100 (300), H100 (450), H100 NVL (300), B200 (900) data sheets. A bridge is taken to be there where a
+card can have one. It joins two cards, so three and more are pairs, and what all of them exchange crosses PCIe as well; modules
+(SXM) are joined to all others. Professional cards copy to each other over PCIe; GeForce cards do not (NVIDIA disabled it), so
 their copies go through the host's memory, in and out again. Behind a PCIe switch these share its one link to the host with all
 others there (an NVIDIA engineer in NCCL's issue 1309). Torch-free.
 """
@@ -42,6 +43,23 @@ _NVLINK_GB_PER_S: Final = {
     "B200 SXM": 900.0,
 }
 """Gigabytes per second of one direction to the other card, or through the switch to all others together."""
+_BRIDGED: Final = frozenset(
+    {
+        "RTX 2080 Ti",
+        "TITAN RTX",
+        "RTX 3090",
+        "RTX 3090 Ti",
+        "RTX A5000",
+        "RTX A6000",
+        "A40",
+        "A30",
+        "A100 PCIe 80GB",
+        "H100 PCIe",
+        "H100 NVL",
+    }
+)
+"""Cards whose NVLink is a bridge of two."""
+CARDS_PER_BRIDGE: Final = 2
 _NVLINK_EFFICIENCY: Final = 0.8
 """Assumed share of NVLink's rate that rings attain on large messages."""
 _MOST_DELAY_S: Final = 10.0
@@ -68,11 +86,16 @@ _GEFORCE: Final = ("GTX", "RTX 2", "RTX 3", "RTX 4", "RTX 5", "TITAN")
 
 
 def peer_link_of(spec: DeviceSpec, *, num_cards: int = 2, cards_per_switch: int = 1) -> PeerLink:
-    """The fastest link that cards of this kind can have in one machine with so many of them."""
-    if spec.name in _NVLINK_GB_PER_S:
+    """The fastest link that all cards of this kind can have to each other in one machine with so many of them."""
+    if spec.name in _NVLINK_GB_PER_S and not has_bridges(spec, num_cards=num_cards):
         return _link("nvlink", _NVLINK_GB_PER_S[spec.name] * 1e9 * _NVLINK_EFFICIENCY)
     kind: PeerKind = "host" if spec.name.startswith(_GEFORCE) else "pcie"
     return link_of_kind(spec, kind, num_cards=num_cards, cards_per_switch=cards_per_switch)
+
+
+def has_bridges(spec: DeviceSpec, *, num_cards: int) -> bool:
+    """Report whether NVLink joins pairs of so many cards alone: each then has ``peer_link_of`` two cards to its neighbour."""
+    return spec.name in _BRIDGED and num_cards > CARDS_PER_BRIDGE
 
 
 def link_of_kind(spec: DeviceSpec, kind: PeerKind, *, num_cards: int = 2, cards_per_switch: int = 1) -> PeerLink:

@@ -10,6 +10,11 @@ of state works as on one device). With ``zero3`` the tensors of blocks are on th
 that are not trained too. Weights that stream from the host are there once for all ranks (``Plan.shares_homes``), so an owner
 has nobody to send them to; where every rank updates them, each has its own.
 
+With several ``replicas`` all of that is there several times, each time among neighbouring ranks, such as those of one machine
+(hybrid sharding: Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, 2023, section 3.2.2). An owner's
+gradient is then summed with those of the owners of the same tensor in other replicas, once a step where gradients stay on the
+device; a slow link between machines carries nothing else of weights and gradients.
+
 Or the model is cut (``stages.py``): each rank has some neighbouring blocks and all that belongs to them, and a step's
 micro-batches go through all ranks, one after the other. Then every rank sees the whole batch, and on unequal devices ``ranks``
 says on which kind each rank's stages run; what its blocks do with activations is what the plan says of these blocks. With more
@@ -99,6 +104,9 @@ class DeviceLayout:
     otherwise."""
     data: DataParallel = "replicated"
     """``replicated`` on one device."""
+    replicas: int = 1
+    """Times that what ranks share is there, each time among as many neighbouring ranks: what ``data`` shares out, and homes of
+    weights that stream. 1, or a divisor of ``num_devices``."""
     ranks: tuple[RankShare, ...] = ()
     """One for each rank, in order; empty where all do the same on the machine's first kind of device. Where the model is cut they
     say the device alone."""
@@ -146,8 +154,24 @@ class DeviceLayout:
             share.check(rank)
         if self.stage_blocks:
             self._check_cut()
+        self._check_replicas()
         self._check_tensor()
         self._check_local_steps()
+
+    def _check_replicas(self) -> None:
+        if self.replicas == 1:
+            return
+        least = 2 if self.shares_state else 1
+        is_whole = self.replicas >= 1 and self.num_devices % self.replicas == 0 and self.num_sharing >= least
+        shown, several = f"plan.layout.num_devices is {self.num_devices}", f"plan.layout.replicas is {self.replicas}"
+        for name, is_broken, value, why in (
+            ("replicas", not is_whole, self.replicas, f"{shown}, dealt out evenly with {least} or more for each"),
+            ("tensor", self.shares_blocks, self.tensor, f"{several}: use 1 of one of them"),
+            ("stage_blocks", self.is_cut, ", ".join(map(str, self.stage_blocks)), f"{several}, of a whole model: leave it out"),
+        ):
+            if is_broken:
+                field = f"plan.layout.{name}"
+                raise InvalidPlan(f"{field} is {value}; {why}", field=field, value=value, allowed=why)
 
     def _check_tensor(self) -> None:
         if self.tensor == 1:
@@ -289,6 +313,21 @@ class DeviceLayout:
         return self.data == "zero3"
 
     @property
+    def num_sharing(self) -> int:
+        """The ranks that share one replica."""
+        return self.num_devices // self.replicas
+
+    def place_of(self, rank: int) -> int:
+        """A rank's place in its replica, from 0; ranks at the same place own the same."""
+        return rank % self.num_sharing
+
+    @property
+    def has_like_replicas(self) -> bool:
+        """True if the ranks of each replica are on like devices and decide alike."""
+        starts = range(0, len(self.ranks), self.num_sharing)
+        return all(len(set(self.ranks[start : start + self.num_sharing])) == 1 for start in starts)
+
+    @property
     def steps_alone(self) -> bool:
         """True if ranks take several steps without each other between synchronizations."""
         return self.sync_every > 1
@@ -300,6 +339,7 @@ class LayoutPins:
 
     num_devices: int | None = None
     data: DataParallel | None = None
+    replicas: int | None = None
     stage_blocks: tuple[int, ...] | None = None
     schedule: PipelineSchedule | None = None
     tensor: int | None = None
@@ -359,6 +399,14 @@ TECHNIQUES: Final = (
         num_devices=2,
     ),
     TechniqueDeclaration(
+        name="hybrid_shard",
+        label="shared out within each machine (hybrid sharding)",
+        sentence="Shares state, gradients or weights out among the devices of each machine alone; between machines each gradient "
+        "is summed once, and no weights cross.",
+        group=_GROUP,
+        num_devices=4,
+    ),
+    TechniqueDeclaration(
         name="cut_model",
         label="cut the model over devices",
         sentence="Holds some of the blocks on each device, with all that belongs to them; hidden states go from one to the next, "
@@ -391,6 +439,7 @@ _IS_WHOLE: Final = (
     Condition(path="layout.stage_blocks", holds=equals(())),
     Condition(path="layout.tensor", holds=equals(1)),
 )
+_SHARES_STATE: Final = Condition(path="layout.data", holds=differs("replicated"))
 KNOBS: Final = (
     Knob(
         path="layout.num_devices",
@@ -415,6 +464,13 @@ KNOBS: Final = (
         ),
         num_devices=2,
         training=Face(label="State on several devices"),
+    ),
+    Knob(
+        path="layout.replicas",
+        plain=1,
+        uses=(Use(technique="hybrid_shard", asks=exceeds(1), where=(_SHARES_STATE,)),),
+        num_devices=2,
+        training=Face(label="Replicas of what is shared", help="each among neighbouring devices, as those of one machine"),
     ),
     Knob(
         path="layout.stage_blocks",

@@ -279,10 +279,10 @@ class Plan:
                 f"has each weight on one device; those on the {self.weights.place} are there already: use device, or zero2",
             ),
             (
-                self.layout.shares_weights and bool(self.layout.ranks),
+                self.layout.shares_weights and not self.layout.has_like_replicas,
                 "layout.data",
                 self.layout.data,
-                "sends blocks to all devices at once, but devices that decide for themselves may be elsewhere: use zero2",
+                "has a replica's devices run the same blocks at once, so they must be alike and do the same: use zero2",
             ),
             *(self._cut_rules(workload) if self.layout.is_cut else ()),
             *(self._tensor_rules(workload) if self.layout.shares_blocks else ()),

@@ -1,7 +1,8 @@
 """Keeps a handful of child processes running: starts them, restarts what dies, ends them in order.
 
 A child that something has halted (SIGSTOP) and left so is ended, and started again like one that died: on SQLite it may hold the
-lock that every other process waits for.
+lock that every other process waits for. So is a web server that runs and answers nobody; Python says first in its log what each
+of its threads was doing.
 
 Nothing that the disk refuses ends it: a service whose log cannot be opened runs without one, a program that cannot be started is
 tried again like one that died, and what cannot be noted is noted later.
@@ -25,6 +26,8 @@ from pathlib import Path
 from typing import IO, Literal
 
 from worker.run.watch.halted import HaltWatch
+from worker.stack import answering
+from worker.stack.answering import AnswerWatch
 
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 10.0
@@ -34,6 +37,8 @@ YOUNG_S = 5.0
 """A child that has died sooner may have been unable to live with what it finds on the disk."""
 NUM_YOUNG_DEATHS = 3
 """In succession; then what it keeps is set aside."""
+_LAST_WORDS_S = 5.0
+"""From ABRT to KILL."""
 LARGEST_LOG_BYTES = 20 * 1024 * 1024
 """A log that is longer is set aside, one old copy is kept."""
 
@@ -51,6 +56,8 @@ class Service:
     """From TERM to KILL."""
     set_aside: Callable[[], None] | None = None
     """Sets aside what it keeps on the disk, called where it dies young again and again; None where that cannot be spared."""
+    address: tuple[str, int] | None = None
+    """Host and port of a web server, which is to answer; None for other services."""
 
 
 @dataclass(kw_only=True)
@@ -69,6 +76,10 @@ class RunningService:
     start_again_at: float = field(default=0.0)
     halts: HaltWatch | None = None
     """Watches the process."""
+    answers: AnswerWatch | None = None
+    """Asks it, where it is a web server."""
+    kill_at: float | None = None
+    """When a process that was asked to say what it does and end is killed."""
 
     def tend(self, now: float) -> Literal["started", "died", ""]:
         """Start it when it is due, notice when it has died. Returns what happened."""
@@ -83,11 +94,14 @@ class RunningService:
         if self.process.poll() is None:
             _set_aside(self.log_file)
             self._end_if_halted()
+            self._end_if_silent(now)
             return ""
         if now - self.started_at >= STEADY_AFTER_S:
             self.backoff_s = FIRST_BACKOFF_S
         self._count_young_death(now - self.started_at)
-        self.process = None
+        self.process = self.kill_at = None
+        if self.answers is not None:
+            self.answers.close()
         return self._wait_for_next_start(now)
 
     def ask_to_stop(self) -> None:
@@ -108,9 +122,20 @@ class RunningService:
     def _end_if_halted(self) -> None:
         """Its death is noticed at the next turn."""
         if self.process is not None and self.halts is not None and self.halts.has_stood_still():
-            with contextlib.suppress(OSError):  # not print: it would keep what it could not write, and fail again at the exit
-                os.write(sys.stdout.fileno(), f"{self.service.name} ({self.process.pid}) was halted, and is ended\n".encode())
+            _say(f"{self.service.name} ({self.process.pid}) was halted, and is ended")
             self.process.kill()
+
+    def _end_if_silent(self, now: float) -> None:
+        """With ABRT, on which Python's faulthandler writes what each thread does, whatever keeps them."""
+        if self.process is None or self.answers is None:
+            return
+        if self.kill_at is not None and now >= self.kill_at:
+            self.process.kill()
+        elif self.kill_at is None and self.answers.is_silent(now):
+            pid, silent_s = self.process.pid, answering.SILENT_S
+            _say(f"{self.service.name} ({pid}) has answered nobody for {silent_s:.0f} s, and is ended; its log says what it did")
+            self.process.send_signal(signal.SIGABRT)
+            self.kill_at = now + _LAST_WORDS_S
 
     def _count_young_death(self, lived_s: float) -> None:
         self.num_young_deaths = self.num_young_deaths + 1 if lived_s < YOUNG_S else 0
@@ -139,6 +164,9 @@ class RunningService:
                 preexec_fn=_die_with_parent(os.getpid()),
             )
         self.halts = HaltWatch(self.process.pid)
+        if self.service.address is not None:
+            host, port = self.service.address
+            self.answers = AnswerWatch(host=host, port=port)
         self.started_at = now
 
     def _kill_group(self, group: int) -> None:
@@ -226,6 +254,12 @@ def _die_with_parent(parent_pid: int) -> Callable[[], None]:
             os._exit(1)
 
     return in_child
+
+
+def _say(line: str) -> None:
+    """Write a line to the output, without ``print``, which would keep what it could not write and fail again at the exit."""
+    with contextlib.suppress(OSError):
+        os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 
 def _open_log(log_file: Path) -> IO[bytes]:

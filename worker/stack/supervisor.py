@@ -59,7 +59,7 @@ def services_of(stack: Stack) -> list[Service]:
     celery = "-m celery --quiet -A worker.app worker -P threads -c 1 --without-gossip --without-mingle --without-heartbeat"
     return [
         *services,
-        Service(name="web", command=[python, *web.split()], stop_s=15),
+        Service(name="web", command=[python, "-X", "faulthandler", *web.split()], stop_s=15, address=(HOST, stack.port)),
         Service(name="reconciler", command=[python, "-m", "worker.reconciler"], stop_s=10),
         Service(
             name="worker", command=[python, *celery.split(), "--loglevel", "WARNING"], stop_s=grace_s + WORKER_SAVE_S

@@ -121,6 +121,8 @@ def _describe_devices(machine: Machine) -> str:
     if machine.peers is None:
         return count
     inside = [f"in {host.name} by {_describe_link(host.peers)}" for host in machine.hosts if host.peers is not None]
+    if machine.peers_within is not None:
+        inside.append(f"each {machine.num_within} neighbours by {_describe_link(machine.peers_within)}")
     assumed = "measured" if machine.peers.source == "measured" else "from data sheets or assumed"
     return ", ".join([f"{count}, linked by {_describe_link(machine.peers)}", *inside]) + f"; {assumed}"
 

@@ -211,7 +211,7 @@ class _Relaxer:
         self._profile, self._plan, self._workload, self._machine = profile, plan, workload, machine
         self._compiled = compile_plan_shape(profile, plan, workload.sequence_length)
         self._network, self._trained, layout = network, list_tensors(profile), plan.layout
-        rank = self._rank = self._trained.fullest_rank(layout.num_devices) if layout.shares_state else 0
+        rank = self._rank = self._trained.fullest_rank(layout.num_sharing) if layout.shares_state else 0
         self._tensors = self._trained.updated_by(rank, layout)
         self._drops = layout.shares_state
         """Others' gradients go as soon as they are complete; below all do, and what stays or leaves of this rank's is added."""

@@ -8,8 +8,10 @@ reduce       S through a chain, N-1 messages
 broadcast    S through a chain, N-1 messages
 
 All-reduce is Patarasuk and Yuan's ring (Bandwidth Optimal All-reduce Algorithms, 2009). Sent by all ranks together: an all-reduce
-2 (N-1) S; NCCL's reduce and the broadcasts (N-1) S. gloo's are run by the clock, and their messages counted
-(``estimate/collectives``): its reduce ends with a gathering and, from 2 MiB for each rank on, sends more than it needs.
+2 (N-1) S; NCCL's reduce and the broadcasts (N-1) S. With several replicas of what ranks share out, reduce and broadcasts are of
+one replica's ranks, over their own link, and an all-reduce of a tensor's owners follows, one in each replica. gloo's collectives
+are run by the clock, and their messages counted (``estimate/collectives``): its reduce ends with a gathering and, from 2 MiB for
+each rank on, sends more than it needs.
 
 Bytes are those that ranks give to their connections. Beside them a link carries TCP's, IP's and Ethernet's headers:
 ``estimate_framed_bytes``
@@ -19,8 +21,9 @@ Not modelled: NCCL's trees for small messages, and exchanges of ranks that are n
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 from optimizer.estimate.collectives.framing import ETHERNET, Frame, count_framed_bytes
@@ -35,6 +38,7 @@ from optimizer.plan.stages import RankStages
 
 Collective = Literal["all_reduce", "reduce", "broadcast"]
 Backend = Literal["nccl", "gloo"]
+Among = Literal["all", "replica", "owners"]
 _FIRST_WINDOW_BYTES: Final = 10 * 1460
 _NUMBER_BYTES: Final = 8
 """Numbers on which ranks agree are float64; each rank sends a table with a row for every rank."""
@@ -49,18 +53,40 @@ class Network:
     link: PeerLink
     slowdown: float = 1.0
     """Factor by which finished runs correct the network's time."""
+    replicas: int = 1
+    """Replicas of what the ranks share (``DeviceLayout.replicas``)."""
+    link_within: PeerLink | None = None
+    """The link between the ranks of a replica, where that is another."""
 
     @classmethod
     def of(cls, machine: Machine, layout: DeviceLayout) -> "Network | None":
         """The network of a layout on a whole machine; None on one device."""
         if layout.num_devices == 1:
             return None
+        link, within = assumed_link(machine), machine.peers_within
+        if within is not None and link.kind != "network" and layout.num_devices <= machine.num_within:
+            link = within
         return cls(
             num_ranks=layout.num_devices,
             backend="gloo" if machine.device.kind == "cpu" else "nccl",
-            link=assumed_link(machine),
+            link=link,
             slowdown=machine.rates.time_factor("network"),
+            replicas=layout.replicas,
+            link_within=within if layout.replicas > 1 and layout.num_sharing <= machine.num_within else None,
         )
+
+    @property
+    def within(self) -> "Network":
+        """The ranks of one replica, over their own link."""
+        if self.replicas == 1:
+            return self
+        link = self.link_within or self.link
+        return replace(self, num_ranks=self.num_ranks // self.replicas, replicas=1, link=link, link_within=None)
+
+    @property
+    def across(self) -> "Network":
+        """The ranks that own the same tensor, one in each replica."""
+        return replace(self, num_ranks=self.replicas, replicas=1, link_within=None)
 
     @property
     def between_hosts(self) -> "Network":
@@ -179,17 +205,32 @@ class Exchange(NamedTuple):
     """Number of times that it comes in a step."""
     is_on_host: bool = False
     """True where ranks agree on numbers, which crosses between their hosts on cards, too."""
+    among: Among = "all"
+    """The ranks that take part: all, those of each replica, or those at one place in all replicas."""
+    place: int = 0
+    """That place."""
+
+    def by_rank(self, network: Network, count: Callable[[Network], tuple[float, ...]]) -> list[float]:
+        """Bytes that each rank of the network sends. count: those that ranks send who take part, as a network of their own."""
+        if network.replicas == 1 or self.among == "all":
+            return list(count(network))
+        size = network.within.num_ranks
+        if self.among == "replica":
+            return [*count(network.within)] * network.replicas
+        sent = count(network.across)
+        return [sent[rank // size] if rank % size == self.place else 0.0 for rank in range(network.num_ranks)]
 
 
 def exchange_of_dealt(num_bytes: int, *, owner: int, times: int) -> Exchange:
     """The exchanges of a step by which the others get a tensor that one rank keeps, as bytes."""
-    return Exchange(_call("broadcast", num_bytes, 1, owner), times)
+    return Exchange(_call("broadcast", num_bytes, 1, owner), times, among="replica")
 
 
 def dealt_ms(network: Network, sizes: Iterable[Sequence[int]], owners: Iterable[Sequence[int]]) -> tuple[float, ...]:
     """Milliseconds in which the others get the tensors of each block, one after the other. sizes: bytes of each, by block."""
     return tuple(
-        network.sum_ms("broadcast", block, element_bytes=1, owners=keepers) for block, keepers in zip(sizes, owners, strict=True)
+        network.within.sum_ms("broadcast", block, element_bytes=1, owners=keepers)
+        for block, keepers in zip(sizes, owners, strict=True)
     )
 
 
@@ -209,12 +250,16 @@ def list_exchanges(
     layout, size = plan.layout, plan.weights.bytes_per_element
     num_ranks, num_steps = layout.num_devices, plan.batch.accumulation_steps
     times = num_steps if reduces_each_micro_batch(plan) else 1
-    owners = assign_owners(num_elements, num_ranks=num_ranks) if layout.shares_state else [0] * len(num_elements)
+    owners = assign_owners(num_elements, num_ranks=layout.num_sharing) if layout.shares_state else [0] * len(num_elements)
+    among: Among = "replica" if layout.shares_state else "all"
     for index, (number, owner) in enumerate(zip(num_elements, owners, strict=True)):
         if not are_summed or are_summed[index]:
-            yield Exchange(_call(gradient_collective(layout), size * number, size, owner), times)
+            yield Exchange(_call(gradient_collective(layout), size * number, size, owner), times, among=among)
+            if layout.shares_state and layout.replicas > 1:
+                crossings = times if plan.gradients.choice != "keep" else 1
+                yield Exchange(_call("all_reduce", size * number, size, 0), crossings, among="owners", place=owner)
         if layout.shares_state and (not are_sent or are_sent[index]):
-            yield Exchange(_call("broadcast", size * number, size, owner), 1)
+            yield Exchange(_call("broadcast", size * number, size, owner), 1, among="replica")
     num_counted = 0 if layout.sees_whole_batch else num_steps
     for table_bytes in _table_sizes(num_ranks, len(num_elements), num_counted):
         yield Exchange(_call("all_reduce", table_bytes, _NUMBER_BYTES, 0), 1, is_on_host=True)
@@ -264,10 +309,10 @@ def estimate_sent_bytes(
 ) -> tuple[int, ...]:
     """Bytes that each rank gives to its connections in a step; see ``list_exchanges``."""
     sent = [0.0] * network.num_ranks
-    listed = list_exchanges(num_elements, plan, are_summed=are_summed, are_sent=are_sent, dealt=dealt)
-    for call, times, is_on_host in listed:
-        each = (network.between_hosts if is_on_host else network).sent_by_rank(call)
-        sent = [total + times * num_bytes for total, num_bytes in zip(sent, each, strict=True)]
+    for exchange in list_exchanges(num_elements, plan, are_summed=are_summed, are_sent=are_sent, dealt=dealt):
+        among = network.between_hosts if exchange.is_on_host else network
+        each = exchange.by_rank(among, partial(Network.sent_by_rank, call=exchange.call))
+        sent = [total + exchange.times * num_bytes for total, num_bytes in zip(sent, each, strict=True)]
     return tuple(round(num_bytes) for num_bytes in sent)
 
 
@@ -282,7 +327,11 @@ def estimate_framed_bytes(
 ) -> tuple[int, ...]:
     """Bytes that leave each rank's interface in a step, headers and acknowledgements among them, over gloo."""
     sent = [0] * network.num_ranks
-    for call, times, _ in list_exchanges(num_elements, plan, are_sent=are_sent, dealt=dealt):
-        for rank, num_bytes in enumerate(count_framed_bytes(call, network.num_ranks, frame)):
-            sent[rank] += times * num_bytes
+    for exchange in list_exchanges(num_elements, plan, are_sent=are_sent, dealt=dealt):
+        each = exchange.by_rank(network, partial(_count_framed, exchange.call, frame))
+        sent = [total + exchange.times * round(num_bytes) for total, num_bytes in zip(sent, each, strict=True)]
     return tuple(sent)
+
+
+def _count_framed(call: Call, frame: Frame, network: Network) -> tuple[float, ...]:
+    return count_framed_bytes(call, network.num_ranks, frame)

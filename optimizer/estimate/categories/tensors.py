@@ -71,7 +71,8 @@ class TensorList:
         """The tensors that a rank updates: those that it owns, or all where every rank updates every tensor."""
         if not layout.shares_state:
             return self
-        return self._owned.obtain((rank, layout.num_devices), lambda: self._pick(rank, layout.num_devices))
+        place, number = layout.place_of(rank), layout.num_sharing
+        return self._owned.obtain((place, number), lambda: self._pick(place, number))
 
     def _pick(self, rank: int, num_ranks: int) -> "TensorList":
         return self._take([index for index, owner in enumerate(self.owners(num_ranks)) if owner == rank])

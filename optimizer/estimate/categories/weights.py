@@ -2,8 +2,9 @@
 
 Where blocks keep their weights elsewhere (``runtime/step/weights.py``), the device holds them only while their blocks
 are in use, and their home holds them always. Parameters that several blocks share do not stream: a profile lists them
-ahead of the blocks. A home that ranks share (``Plan.shares_homes``) counts in equal parts with all of them, so that their sum is
-the machine's. Where ranks share weights out, what a rank's device has of a block only while it runs is what others keep of it.
+ahead of the blocks. A home that ranks share (``Plan.shares_homes``) counts in equal parts with those of a
+replica, so that their sum is one home. Where ranks share weights out, what a rank's device has of a block only while it runs is
+what others keep of it.
 """
 
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ class Brought:
     """Bytes of each tensor that ranks send each other, by block: those that this rank keeps, too. Empty where weights come from
     elsewhere than a device."""
     owners: tuple[tuple[int, ...], ...] = ()
-    """The rank that keeps each of these."""
+    """The place in its replica of the rank that keeps each of these."""
     blocks: tuple[int, ...] = ()
     """Numbers of the blocks where they are not all, as of a rank of a model that is cut."""
 
@@ -63,8 +64,9 @@ def find_brought(
             return Brought(by_block=by_block, tensors=tensors)
         return Brought(by_block=own.pick(by_block), tensors=own.pick(tensors), blocks=own.blocks)
     sizes, owners = _deal(profile, plan, trains_all=trains_all)
+    place = plan.layout.place_of(rank)
     others = tuple(
-        tuple(size for size, owner in zip(*block, strict=True) if owner != rank) for block in zip(sizes, owners, strict=True)
+        tuple(size for size, owner in zip(*block, strict=True) if owner != place) for block in zip(sizes, owners, strict=True)
     )
     return Brought(
         by_block=tuple(map(sum, others)),
@@ -84,7 +86,7 @@ def list_dealt(profile: Profile, plan: Plan, *, trains_all: bool) -> list[tuple[
 def list_kept(profile: Profile, plan: Plan, *, trains_all: bool, rank: int) -> list[bool]:
     """Flags of the tensors of all blocks, in the model's order: true where a rank keeps one that ranks share out."""
     _, owners = _deal(profile, plan, trains_all=trains_all)
-    return [owner == rank for block in owners for owner in block]
+    return [owner == plan.layout.place_of(rank) for block in owners for owner in block]
 
 
 def times_brought(plan: Plan, workload: TrainingWorkload) -> int:
@@ -96,7 +98,7 @@ def times_brought(plan: Plan, workload: TrainingWorkload) -> int:
 
 def _deal(profile: Profile, plan: Plan, *, trains_all: bool) -> tuple[list[list[int]], list[list[int]]]:
     """Bytes of each tensor of each block, and the rank that keeps it (``runtime/ranks/dealt_weights.py``)."""
-    num_ranks = plan.layout.num_devices
+    num_ranks = plan.layout.num_sharing
     if not trains_all:
         sizes = _list_frozen(profile, plan.weights)
         return sizes, deal_frozen(sizes, num_ranks=num_ranks)
@@ -170,7 +172,7 @@ def estimate_home_bytes(
     by_block = list_streamed_bytes(profile, plan.weights, trains_all=trains_all)
     num_bytes = sum(by_block if own is None or not by_block else own.pick(by_block))
     if plan.shares_homes(trains_all=trains_all):
-        num_bytes = part_of_bytes(num_bytes, rank=rank, num_ranks=plan.layout.num_devices)
+        num_bytes = part_of_bytes(num_bytes, rank=plan.layout.place_of(rank), num_ranks=plan.layout.num_sharing)
     return {"host": 0, "disk": 0, "remote": 0, plan.weights.place: num_bytes}
 
 

@@ -7,6 +7,7 @@ the update.
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from optimizer.estimate.categories.network import (
@@ -31,7 +32,7 @@ from optimizer.plan.plan import Plan
 
 _NAME: Final = "gradient exchange"
 _SENT: Final[Table[Hashable, tuple[int, ...]]] = Table()
-_TASKS: Final[Table[tuple[Network, bool, int, bool], dict[Place, Task]]] = Table()
+_TASKS: Final[Table[tuple[Network, bool, int, bool, bool], dict[Place, Task]]] = Table()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,6 +47,8 @@ class GradientExchange:
     """True after each micro-batch, False after the last alone."""
     tasks: dict[Place, Task]
     """The exchanges of each place, where any gradient is complete."""
+    last_tasks: dict[Place, Task]
+    """The same after the last micro-batch, when owners in several replicas sum theirs; else as ``tasks``."""
     rank_sent_bytes: tuple[int, ...]
     """Bytes that each rank sends in a step, norms and weights among them."""
 
@@ -68,13 +71,17 @@ class GradientExchange:
         layout = plan.layout
         others = None
         if layout.shares_state:
-            others = OthersGradients.find(compiled, tensors, rank=rank, num_ranks=layout.num_devices)
+            others = OthersGradients.find(
+                compiled, tensors, rank=layout.place_of(rank), num_ranks=layout.num_sharing
+            )
+        list_tasks = partial(_list_tasks, compiled, tensors, plan=plan, network=network, device_kind=device_kind)
         return cls(
             network=network,
             rank=rank,
             others=others,
             in_each_micro_batch=reduces_each_micro_batch(plan),
-            tasks=_list_tasks(compiled, tensors, plan=plan, network=network, device_kind=device_kind),
+            tasks=list_tasks(crosses=plan.gradients.choice != "keep"),
+            last_tasks=list_tasks(crosses=True),
             rank_sent_bytes=_SENT.obtain(
                 tensors,
                 (network, layout, tuple(dealt), trains_all, *_decisions_of(plan)),
@@ -92,23 +99,31 @@ class GradientExchange:
     @property
     def held_up_ms(self) -> float:
         """Milliseconds for which compute waits in each micro-batch that exchanges."""
-        return sum(task.time.network_ms for task in self.tasks.values() if task.arrives)
+        return sum(task.time.network_ms for task in self.last_tasks.values() if task.arrives)
 
     @property
     def beside_ms(self) -> float:
         """Milliseconds on the network beside backward."""
-        return sum(task.time.network_ms for task in self.tasks.values() if task.leaves)
+        return sum(task.time.network_ms for task in self.last_tasks.values() if task.leaves)
 
-    def in_turn(self, behind: Sequence[Task], blocks: Sequence[Task], *, tasks_per_block: int) -> Iterator[Task]:
+    @property
+    def is_last_alike(self) -> bool:
+        """True if the last micro-batch exchanges what every other one does."""
+        return self.in_each_micro_batch and self.last_tasks is self.tasks
+
+    def in_turn(
+        self, behind: Sequence[Task], blocks: Sequence[Task], *, tasks_per_block: int, is_last: bool
+    ) -> Iterator[Task]:
         """Backward with the exchanges. behind: of the head and of what is before it; blocks: last to first."""
+        tasks = self.last_tasks if is_last else self.tasks
         for place, task in zip(("head", "norm"), behind, strict=True):
             yield task
-            if place in self.tasks:
-                yield self.tasks[place]
+            if place in tasks:
+                yield tasks[place]
         for number, task in enumerate(blocks, start=1):
             yield task
-            if number % tasks_per_block == 0 and task.block in self.tasks:
-                yield self.tasks[task.block]
+            if number % tasks_per_block == 0 and task.block in tasks:
+                yield tasks[task.block]
 
 
 def list_outer_tasks(costs: OuterCosts) -> tuple[Task, ...]:
@@ -139,11 +154,14 @@ def _decisions_of(plan: Plan) -> tuple[Hashable, ...]:
 
 
 def _list_tasks(
-    compiled: CompiledShape, tensors: TensorList, *, plan: Plan, network: Network, device_kind: str
+    compiled: CompiledShape, tensors: TensorList, *, plan: Plan, network: Network, device_kind: str, crosses: bool
 ) -> dict[Place, Task]:
+    """crosses: whether owners in several replicas sum what is summed within each."""
+    crosses = crosses and network.replicas > 1 and plan.layout.shares_state
     size, waits = plan.weights.bytes_per_element, not overlaps(plan, device_kind=device_kind)
     collective = gradient_collective(plan.layout)
-    owners = tensors.owners(network.num_ranks)
+    within = network.within if plan.layout.shares_state else network
+    owners = tensors.owners(within.num_ranks)
     are_summed = _are_summed(tensors, plan.layout)
 
     def make() -> dict[Place, Task]:
@@ -151,20 +169,15 @@ def _list_tasks(
         for place, indices in CompletedGradients.find(compiled, tensors).by_place.items():
             known = [index for index in indices if index >= 0 and are_summed[index]]
             if known:
-                found[place] = exchange_task(
-                    "backward",
-                    _NAME,
-                    network.sum_ms(
-                        collective,
-                        [size * tensors.num_elements[index] for index in known],
-                        element_bytes=size,
-                        owners=[owners[index] for index in known],
-                    ),
-                    waits=waits,
-                )
+                sizes = [size * tensors.num_elements[index] for index in known]
+                own = [owners[index] for index in known]
+                exchange_ms = within.sum_ms(collective, sizes, element_bytes=size, owners=own)
+                # One after the other: ranks of a replica sum the next tensor together.
+                exchange_ms += network.across.sum_ms("all_reduce", sizes, element_bytes=size) if crosses else 0.0
+                found[place] = exchange_task("backward", _NAME, exchange_ms, waits=waits)
         return found
 
-    return _TASKS.obtain(compiled, (network, plan.layout.shares_state, size, waits), make)
+    return _TASKS.obtain(compiled, (network, plan.layout.shares_state, size, waits, crosses), make)
 
 
 def _are_summed(tensors: TensorList, layout: DeviceLayout) -> list[bool]:

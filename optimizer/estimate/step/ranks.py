@@ -23,7 +23,7 @@ class RankPart:
     """None on one device."""
 
 
-_shared: Final[dict[tuple[int, int], tuple[Machine, Network | None]]] = {}
+_shared: Final[dict[tuple[int, int, int], tuple[Machine, Network | None]]] = {}
 
 
 def find_part(workload: TrainingWorkload, machine: Machine, layout: DeviceLayout) -> RankPart:
@@ -33,7 +33,7 @@ def find_part(workload: TrainingWorkload, machine: Machine, layout: DeviceLayout
     if layout.num_devices == 1:
         return RankPart(workload=workload, machine=machine, network=None)
     check_devices(machine, layout)
-    key = (id(machine), layout.num_devices)
+    key = (id(machine), layout.num_devices, layout.replicas)
     if key not in _shared:
         _shared[key] = share_of(machine, num_ranks=layout.num_devices), Network.of(machine, layout)
         weakref.finalize(machine, _shared.pop, key, None)

@@ -157,16 +157,15 @@ class StepLayout:
     ) -> Schedule:
         """The same of one of several ranks, with what they exchange. No model of theirs has sparse gradients."""
 
-        def micro_batch(*, is_first: bool, exchanges: bool) -> TaskRun:
-            return self._micro_batch(
-                forward, choices, places, is_first=is_first, exchange=exchange if exchanges else None
-            )
+        def micro_batch(*, is_first: bool, is_last: bool) -> TaskRun:
+            exchanges = exchange if is_last or exchange.in_each_micro_batch else None
+            return self._micro_batch(forward, choices, places, is_first=is_first, is_last=is_last, exchange=exchanges)
 
-        always = exchange.in_each_micro_batch
-        first = micro_batch(is_first=True, exchanges=always or not self.num_later)
-        num_alike = self.num_later if always else max(0, self.num_later - 1)
-        later = micro_batch(is_first=False, exchanges=always) if num_alike else TaskRun(())
-        last = None if always or not self.num_later else micro_batch(is_first=False, exchanges=True)
+        first = micro_batch(is_first=True, is_last=not self.num_later)
+        has_own_last = self.num_later > 0 and not exchange.is_last_alike
+        num_alike = self.num_later - has_own_last
+        later = micro_batch(is_first=False, is_last=False) if num_alike else TaskRun(())
+        last = micro_batch(is_first=False, is_last=True) if has_own_last else None
         update = self.update if last is None else last + self.update
         return Schedule(first=first, later=later, num_later=num_alike, update=update, carried=self._carried, last=last)
 
@@ -177,9 +176,10 @@ class StepLayout:
         places: SharedPlaces,
         *,
         is_first: bool,
+        is_last: bool = False,
         exchange: GradientExchange | None = None,
     ) -> TaskRun:
-        backward = TaskRun(self._list_backward(choices, places, is_first=is_first, exchange=exchange))
+        backward = TaskRun(self._list_backward(choices, places, is_first=is_first, is_last=is_last, exchange=exchange))
         return forward + self._ended(forward, backward, is_first=is_first)
 
     def _ended(self, forward: TaskRun, backward: TaskRun, *, is_first: bool, has_loss: bool = True) -> TaskRun:
@@ -232,7 +232,13 @@ class StepLayout:
         )
 
     def _list_backward(
-        self, choices: Sequence[BlockChoice], places: SharedPlaces, *, is_first: bool, exchange: GradientExchange | None
+        self,
+        choices: Sequence[BlockChoice],
+        places: SharedPlaces,
+        *,
+        is_first: bool,
+        is_last: bool = False,
+        exchange: GradientExchange | None,
     ) -> list[Task]:
         # A gradient that does not stay is new in every micro-batch.
         which = "first" if is_first or self._makes_anew else "accumulate"
@@ -254,7 +260,7 @@ class StepLayout:
         ]
         tasks = [*behind, *blocks]
         if exchange is not None:
-            tasks = list(exchange.in_turn(behind, blocks, tasks_per_block=tasks_per_block))
+            tasks = list(exchange.in_turn(behind, blocks, tasks_per_block=tasks_per_block, is_last=is_last))
         if self.streamed:
             tasks += self._move("backward", END, (("weights", -self.streamed[0]),)).tasks
         return tasks

@@ -318,7 +318,8 @@ def check_plan(profile: Profile, plan: Plan, workload: TrainingWorkload) -> None
 def lay_out_ranks(
     profile: Profile, *, plan: Plan, workload: TrainingWorkload, machine: Machine
 ) -> tuple[LaidOut, ...]:
-    """The steps of all ranks, the fullest first; one of them where all are alike. Raises as ``estimate_training`` does.
+    """The steps of all ranks of a replica, the fullest first; one of them where all are alike. Raises as ``estimate_training``
+    does.
 
     Ranks of a whole model that differ in more than what they own are laid out one by one, as ``estimate/uneven.py`` has them.
     """
@@ -346,8 +347,10 @@ def lay_out_ranks(
 
     if not plan.layout.shares_state:
         return (lay_out_rank(0),)
-    fullest = list_tensors(profile).fullest_rank(plan.layout.num_devices)
-    others = (rank for rank in range(plan.layout.num_devices) if rank != fullest)
+    # Those of other replicas do the same.
+    num_sharing = plan.layout.num_sharing
+    fullest = list_tensors(profile).fullest_rank(num_sharing)
+    others = (rank for rank in range(num_sharing) if rank != fullest)
     return lay_out_rank(fullest), *map(lay_out_rank, others)
 
 

@@ -179,8 +179,9 @@ class UpdateExchange:
 
         def make() -> UpdateExchange:
             are_sent = list_sent(tensors, plan, trains_all=trains_all)
-            owners = tensors.owners(network.num_ranks)
-            broadcast_ms = network.sum_ms(
+            within = network.within
+            owners = tensors.owners(within.num_ranks)
+            broadcast_ms = within.sum_ms(
                 "broadcast",
                 [size * number for number in compress(tensors.num_elements, are_sent)],
                 element_bytes=size,

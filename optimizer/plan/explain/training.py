@@ -225,6 +225,12 @@ def _layout_sentences(plan: Plan, prediction: Costs) -> Iterator[str]:
         )
     elif layout.num_devices > 1:
         yield f"{layout.num_devices} devices take a part of the batch each; {_SHARED_OUT[layout.data]}"
+        if layout.replicas > 1 and layout.shares_state:
+            when = "once a step" if plan.gradients.choice == "keep" else "in each micro-batch"
+            yield (
+                f"that is so among each {layout.num_sharing} neighbouring devices (hybrid sharding): between these replicas each "
+                f"gradient is summed {when}, and no weights cross"
+            )
     if layout.num_devices > 1:
         sent, waits_ms = format_bytes(prediction.network_bytes), prediction.exposed_ms.get("network", 0.0)
         waits = f"compute waits {waits_ms:.1f} ms for it" if waits_ms >= _HIDDEN_MS else "it hides behind compute"
@@ -295,8 +301,8 @@ def _state_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
 
 
 _COPIES: Final = {
-    True: ", to all devices from one copy",
-    False: ", to all devices from one copy of those that are not trained",
+    True: ", to all devices{} from one copy",
+    False: ", to all devices{} from one copy of those that are not trained",
 }
 """By whether one rank alone updates each trained tensor."""
 
@@ -313,7 +319,7 @@ def _weights_sentences(plan: Plan, worth: _Worth) -> Iterator[str]:
         elif plan.layout.shares_blocks:
             copies = ", to each device its part of it"
         elif plan.layout.num_devices > 1 and weights.place == "host":
-            copies = _COPIES[plan.layout.shares_state]
+            copies = _COPIES[plan.layout.shares_state].format(" of a replica" * (plan.layout.replicas > 1))
         when = "once for all micro-batches of a pass" if plan.layout.keeps_streamed else "as they are needed"
         words = f"each block's weights come from {source} {when}, {ahead}{copies}"
         yield f"{words}{worth.clause('shard_weights' if plan.layout.shares_weights else 'stream_weights')}"

@@ -89,13 +89,14 @@ def export_together(
     # Weights that are not shared out are the same on all ranks, and so is state, but for ranks that take steps alone.
     given: dict[str, Mapping[str, AnyTensor]] = dict(groups)
     own = "" if trainer.outer is None else _suffix(trainer)
+    has_own_state = trainer.shares_state and trainer.is_in_first_replica
     if not ranks.is_first:
-        given = {name: groups[name] for name in ("random", "optimizer") if name == "random" or trainer.shares_state}
+        given = {name: groups[name] for name in ("random", "optimizer") if name == "random" or has_own_state}
         if own:
             given[f"optimizer{own}"] = {name: held for name, held in groups["optimizer"].items() if not _is_common(name)}
-        dealt = trainer.weights.dealt_names
+        dealt = trainer.weights.dealt_names if trainer.is_in_first_replica else ()
         given["model"] = {name: tensor for name, tensor in groups["model"].items() if name in dealt}
-    scalars = facts[_SCALARS] if ranks.is_first or trainer.shares_state or own else {}
+    scalars = facts[_SCALARS] if ranks.is_first or has_own_state or own else {}
     names = trainer.named_weights().keys()
 
     def write_all(everything: dict[str, dict[str, AnyTensor]], found: dict[str, Any]) -> T:

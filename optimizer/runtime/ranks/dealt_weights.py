@@ -70,6 +70,7 @@ class DealtWeights:
     """Deals out the weights of one model's blocks."""
 
     def __init__(self, ranks: Ranks, *, layout: DeviceLayout, tiers: Tiers) -> None:
+        """ranks: of one replica."""
         self._ranks, self._layout, self._tiers = ranks, layout, tiers
 
     def deal(self, model: nn.Module, by_block: Sequence[Mapping[str, nn.Parameter]]) -> list[dict[str, DealtHome]]:
@@ -79,7 +80,7 @@ class DealtWeights:
         owners = {name: ownership.owner_of(name) for name in trained}
         units = _list_frozen(model, by_block)
         sizes = [[sum(_num_bytes(named[name]) for name in unit) for unit in listed] for named, listed in units]
-        for (_, listed), dealt in zip(units, deal_frozen(sizes, num_ranks=self._layout.num_devices), strict=True):
+        for (_, listed), dealt in zip(units, deal_frozen(sizes, num_ranks=self._layout.num_sharing), strict=True):
             owners |= {name: owner for unit, owner in zip(listed, dealt, strict=True) for name in unit}
         return [
             {

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Self
@@ -81,32 +81,33 @@ class Arriving:
 class Ranks:
     """The ranks of one run, as one of them sees them. A context manager; waits for all others when it is made."""
 
-    def __init__(self, place: RankPlace, *, device: torch.device) -> None:
-        """Raises RankLost where the others do not come in time, InvalidInput where there is no such interface, or where it
+    def __init__(
+        self, place: RankPlace, *, device: torch.device, whole: "Ranks | None" = None, members: Sequence[int] = ()
+    ) -> None:
+        """whole, members: of some of the ranks of a run, all of them and the numbers of these there (``among``).
+
+        Raises RankLost where the others do not come in time, InvalidInput where there is no such interface, or where it
         reaches this computer alone and others are elsewhere.
         """
         self.rank = place.rank
         self.num_ranks = place.num_ranks
         self.timeout_s = place.timeout_s
         self.interface = find_interface(place.interface)
+        self._place, self._torch_device, self._whole = place, device, whole
+        self._some: dict[tuple[int, ...], Ranks] = {}
         self.lanes = LaneClock()
         """Counts the time of waits as the network's; a trainer has its own put here."""
-        self.num_bytes = 0
-        """Bytes of the tensors that were given to collectives since the start."""
+        self._num_bytes = 0
         self._is_cuda = device.type == "cuda"
         self._under_way: deque[Any] = deque()
         """NCCL's collectives that the compute stream was not yet made to wait for."""
         self._last: Any = None
-        place.folder.mkdir(parents=True, exist_ok=True)
         with self._naming_loss("the others to start"):
-            store = _dist.FileStore(str(place.folder / _STORE_FILE), place.num_ranks)
-            store.set_timeout(timedelta(seconds=place.timeout_s))
-            self._check_reach(store)
-            self._host = self._make_gloo(store)
-            self._device: Any = self._make_nccl(store, device, name="device") if self._is_cuda else self._host
+            self._store: Any = self._find_others() if whole is None else _dist.PrefixStore(f"of {list(members)}", whole._store)
+            self._host = self._make_gloo(self._store)
+            self._device: Any = self._make_nccl(self._store, device, name="device") if self._is_cuda else self._host
         self._ways: list[Any] = [self._device]
         """Groups for tensors between two ranks, which on CUDA wait for each other within a group."""
-        self._store, self._torch_device = store, device
 
     def __enter__(self) -> Self:
         return self
@@ -118,8 +119,28 @@ class Ranks:
     def is_first(self) -> bool:
         return self.rank == _FIRST_RANK
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors that were given to collectives since the start, also among some of the ranks."""
+        return self._num_bytes + sum(some.num_bytes for some in self._some.values())
+
+    def among(self, members: Sequence[int]) -> "Ranks":
+        """Some of the ranks, of whom this is one, as a run of their own: they have numbers by their order in ``members``. Asked
+        for by all of these, and made once; on CUDA with NCCL's memory for another group. They end with all.
+        """
+        key = tuple(members)
+        if key == tuple(range(self.num_ranks)):
+            return self
+        if key not in self._some:
+            place = replace(self._place, rank=key.index(self.rank), num_ranks=len(key))
+            self._some[key] = Ranks(place, device=self._torch_device, whole=self, members=key)
+        self._some[key].lanes = self.lanes
+        return self._some[key]
+
     def close(self) -> None:
         """Leave; ranks that still wait for this one raise RankLost. Of no effect the second time."""
+        for some in self._some.values():
+            some.close()
         device, others, host = self._device, self._ways[1:], self._host
         self._device = self._host = self._last = None
         self._ways = []
@@ -196,6 +217,8 @@ class Ranks:
 
     def settle(self) -> None:
         """On CUDA: make the compute stream wait for all that was asked for, and wait until it is there. Raises RankLost."""
+        for some in self._some.values():
+            some.settle()
         while self._under_way:
             self._finish(self._under_way.popleft(), "the sum of a tensor")
         work, self._last = self._last, None
@@ -253,7 +276,7 @@ class Ranks:
         options.reduceOp = _dist.ReduceOp.MAX if largest else _dist.ReduceOp.SUM
         options.timeout = timedelta(seconds=self.timeout_s * num_steps)
         if tensor.numel():
-            self.num_bytes += tensor.nbytes
+            self._num_bytes += tensor.nbytes
             work = self._host.allreduce([_lend(tensor.detach())], options)
             self._wait(work, "the others to synchronize", timeout_s=self.timeout_s * num_steps)
 
@@ -288,6 +311,15 @@ class Ranks:
 
     # Helpers.
 
+    def _find_others(self) -> Any:
+        """The store by which all ranks of a run find each other."""
+        place = self._place
+        place.folder.mkdir(parents=True, exist_ok=True)
+        store = _dist.FileStore(str(place.folder / _STORE_FILE), place.num_ranks)
+        store.set_timeout(timedelta(seconds=place.timeout_s))
+        self._check_reach(store)
+        return store
+
     def _check_reach(self, store: Any) -> None:
         """Refuse the loopback where others are on other computers; else they would be waited for in vain."""
         here = read_boot_id()
@@ -321,7 +353,7 @@ class Ranks:
         return group
 
     def _given(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.num_bytes += tensor.nbytes
+        self._num_bytes += tensor.nbytes
         given = tensor.detach()
         if not given.is_contiguous():
             # Of a tensor that is stored in another order of dimensions the storage's order will do: it is the same on each rank.
@@ -361,9 +393,10 @@ class Ranks:
         try:
             yield
         except (RuntimeError, TimeoutError) as error:
+            whole = self._whole or self
             raise RankLost(
-                rank=self.rank,
-                num_ranks=self.num_ranks,
+                rank=whole.rank,
+                num_ranks=whole.num_ranks,
                 waiting_for=waiting_for,
                 waited_s=time.monotonic() - start_s,
                 cause=_in_short(error),

@@ -7,6 +7,9 @@ gradients kept, zero1        summed on the owner in the last micro-batch; the ot
 gradients kept, zero2        the same in each micro-batch: the owner's sum so far and the others' latest are the sum of all.
 moved to the host, consumed  as zero2 in each micro-batch; replicated: on every rank.
 
+With several replicas (``replicas.py``) that is the sum of one of them, on its owner there. Owners of the same tensor sum theirs
+at once: in the last micro-batch where gradients are kept, else in each.
+
 A gradient is dropped before its hook returns, so a rank that owns nothing of a block holds one gradient of it at a time.
 What is allocated: nothing.
 
@@ -27,6 +30,7 @@ from optimizer.base.errors import RanksDiffer
 from optimizer.plan.plan import Plan
 from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.ranks.ownership import Ownership
+from optimizer.runtime.ranks.replicas import Replica
 
 _END: Final = -1
 """Sent in place of a tensor's index once backward is through."""
@@ -35,19 +39,22 @@ _END: Final = -1
 class GradientReducer:
     """The sums of one rank's gradients with the others'."""
 
-    def __init__(self, named: Mapping[str, nn.Parameter], *, ranks: Ranks, ownership: Ownership, plan: Plan) -> None:
+    def __init__(
+        self, named: Mapping[str, nn.Parameter], *, ranks: Ranks, replica: Replica, ownership: Ownership, plan: Plan
+    ) -> None:
         """named: the trained tensors, in the model's order."""
         self._named = named
         self._names = list(named)
-        self._ranks = ranks
+        self._ranks, self._replica = ranks, replica
         self._ownership = ownership
-        self._in_each = plan.gradients.choice != "keep" or plan.layout.reduces_each_micro_batch
+        self._leaves_in_each = plan.gradients.choice != "keep"
+        self._in_each = self._leaves_in_each or plan.layout.reduces_each_micro_batch
         self._is_beside_backward = plan.gradients.choice == "keep" and not ownership.is_shared
         self._order: list[int] = []
         """Indices of the tensors, as they were summed the first time."""
         self._is_known = False
         self._position = 0
-        self._is_summed = False
+        self._is_summed = self._is_last = False
 
     def watch(self) -> list[RemovableHandle]:
         """Hook in; call before ``Gradients.watch``."""
@@ -58,7 +65,7 @@ class GradientReducer:
 
     def begin_micro_batch(self, *, is_last: bool) -> None:
         """Before each backward."""
-        self._is_summed = is_last or self._in_each
+        self._is_summed, self._is_last = is_last or self._in_each, is_last
         self._position = 0
 
     def end_micro_batch(self) -> None:
@@ -90,9 +97,11 @@ class GradientReducer:
                 self._ranks.all_reduce_(gradient, waits=not self._is_beside_backward)
                 return
             name = self._names[index]
-            self._ranks.reduce_(gradient, owner=self._ownership.owner_of(name))
+            self._replica.ranks.reduce_(gradient, owner=self._ownership.owner_of(name))
             if not self._ownership.owns(name):
                 parameter.grad = None
+            elif self._replica.twins is not None and (self._is_last or self._leaves_in_each):
+                self._replica.twins.all_reduce_(gradient)
 
     def _check(self, index: int) -> None:
         if not self._is_known:

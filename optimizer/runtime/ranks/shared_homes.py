@@ -1,4 +1,4 @@
-"""One copy on the host, for all ranks of a machine, of the weights that stream (``step/weights.py``).
+"""One copy on the host, for all ranks of a replica (``replicas.py``), of the weights that stream (``step/weights.py``).
 
 Rank 0 makes the memory and fills it; the others map it and wait. From then on
 

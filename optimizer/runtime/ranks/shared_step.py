@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from optimizer.plan.plan import Plan
 from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.ranks.ownership import Ownership
+from optimizer.runtime.ranks.replicas import Replica
 
 _NONE = -1.0
 """Stands for the norm of a tensor without a gradient, and for labels that were not counted."""
@@ -32,6 +33,7 @@ class SharedStep:
         self,
         ranks: Ranks,
         *,
+        replica: Replica,
         named: Mapping[str, nn.Parameter],
         plan: Plan,
         at_home: Collection[str] = (),
@@ -41,7 +43,7 @@ class SharedStep:
         """named: the trained tensors, in the model's order. at_home: those whose one home all ranks read. dealt: those that ranks
         get from their owners when they need them, or not at all. owners: as ``Ownership`` has them.
         """
-        self.ranks = ranks
+        self.ranks, self._replica = ranks, replica
         self.num_ranks = ranks.num_ranks
         self.ownership = Ownership(named, layout=plan.layout, rank=ranks.rank, owners=owners)
         self._batches = [each.batch for each in plan.of_ranks()]
@@ -108,7 +110,8 @@ class SharedStep:
     def all_norms(self, norms: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
         """The norms of all tensors that have a gradient, in the model's order, from those that this rank has.
 
-        A tensor's norm is its owner's; without shared state rank 0's, so that no difference between ranks can grow.
+        A tensor's norm is that of its owner in the first replica; without shared state rank 0's, so that no difference between
+        ranks can grow.
         """
         known = dict(zip(names, norms.tolist(), strict=True))
         rows = self.ranks.exchange([known.get(name, _NONE) for name in self._names])
@@ -126,14 +129,14 @@ class SharedStep:
 
     @torch.no_grad()
     def bring_weights(self) -> None:
-        """After the update, once this rank's own tensors have theirs: every owner sends new weights to the others; those that all
-        ranks read at home are there when this returns; those that are dealt out come when their block runs.
+        """After the update, once this rank's own tensors have theirs: every owner sends new weights to the others in its
+        replica; those that ranks read at home are there when this returns; those that are dealt out come when their block runs.
         """
         if not self.ownership.is_shared:
             return
         for name, parameter in self._named.items():
             if name not in self._at_home and name not in self._dealt:
-                self.ranks.broadcast_(parameter, owner=self.ownership.owner_of(name))
+                self._replica.ranks.broadcast_(parameter, owner=self.ownership.owner_of(name))
         self.ranks.settle()
         if self._at_home:
             self.ranks.barrier(timeout_s=self.ranks.timeout_s)

@@ -42,6 +42,7 @@ from optimizer.runtime.ranks.outer_step import OuterStep
 from optimizer.runtime.ranks.pipeline.keepers import StageWeights
 from optimizer.runtime.ranks.pipeline.stage import PipelineStages
 from optimizer.runtime.ranks.reduction import GradientReducer
+from optimizer.runtime.ranks.replicas import find_replica
 from optimizer.runtime.ranks.shared_homes import SharedHomes
 from optimizer.runtime.ranks.shared_step import SharedStep
 from optimizer.runtime.ranks.tensor.blocks import SharedBlocks
@@ -161,14 +162,15 @@ class Trainer:
             shared_homes = self.base_homes
         else:
             ranks.lanes = self.tiers.lanes
+            self._replica = find_replica(ranks, plan.layout)
             if plan.shares_homes(trains_all=workload.adapter is None):
-                shared_homes = SharedHomes(ranks, self.tiers)
+                shared_homes = SharedHomes(self._replica.ranks, self.tiers)
         dealt: DealtWeights | StageWeights | None = None
         self._pipeline: PipelineStages | None = None
         self.parts: SharedBlocks | None = None
         """This rank's part of every block, where ranks share each; it then decides no step with others, but norms."""
         if ranks is not None and plan.layout.shares_weights:
-            dealt = DealtWeights(ranks, layout=plan.layout, tiers=self.tiers)
+            dealt = DealtWeights(self._replica.ranks, layout=plan.layout, tiers=self.tiers)
         if ranks is not None and plan.layout.is_cut:
             dealt = StageWeights(ranks, layout=plan.layout, tiers=self.tiers)
             self._pipeline = PipelineStages(
@@ -204,6 +206,7 @@ class Trainer:
         elif self.ranks is not None:
             self._evaluated = SharedStep(
                 self.ranks,
+                replica=self._replica,
                 named=named,
                 plan=plan,
                 at_home=self.weights.shared_names,
@@ -212,7 +215,9 @@ class Trainer:
             )
             self._shared = None if plan.layout.steps_alone else self._evaluated
         if self.ranks is not None and self._shared is not None and self._pipeline is None:
-            self._reducer = GradientReducer(named, ranks=self.ranks, ownership=self._shared.ownership, plan=plan)
+            self._reducer = GradientReducer(
+                named, ranks=self.ranks, replica=self._replica, ownership=self._shared.ownership, plan=plan
+            )
             self._handles += self._reducer.watch()
         with self.metered():
             self.optimizer = Optimizer(
@@ -307,6 +312,11 @@ class Trainer:
     def shares_state(self) -> bool:
         """True if optimizer state of some tensors is on other ranks alone."""
         return self._shared is not None and self._shared.ownership.is_shared
+
+    @property
+    def is_in_first_replica(self) -> bool:
+        """False on ranks that keep what a rank before them keeps, too (``ranks/replicas.py``)."""
+        return self.rank < self.plan.layout.num_sharing
 
     def owns(self, name: str) -> bool:
         """Report whether a trained tensor's state is here: always, but on a rank that shares state with others."""

@@ -66,7 +66,7 @@ def audit_plan(
     wrong = list(_list_impossible_times(plan, prediction, device_kind=machine.device.kind))
     if workload.kept_state.declared.is_factored or not follows(profile, plan):
         return tuple(wrong)
-    ranks = range(plan.layout.num_devices if plan.layout.shares_state else 1)
+    ranks = range(plan.layout.num_sharing if plan.layout.shares_state else 1)
     ledgers = [replay_plan(profile, plan=plan, workload=workload, machine=machine, rank=rank) for rank in ranks]
     ledger = max(ledgers, key=lambda found: found.peak_bytes)
     predicted = {name: num_bytes for name, num_bytes in prediction.device_bytes_by_category.items() if num_bytes}
@@ -109,7 +109,7 @@ def replay_plan(
     element_bytes = _FP32_BYTES if plan.weights.dtype == "fp32" else 2
     owners = [rank] * len(trained)
     if plan.layout.shares_state:
-        owners = assign_owners([size.num_elements for size in trained], num_ranks=plan.layout.num_devices)
+        owners = assign_owners([size.num_elements for size in trained], num_ranks=plan.layout.num_sharing)
     is_own = [owner == rank for owner in owners]
     by_bytes: dict[int, list[bool]] = {}
     for size, own in zip(trained, is_own, strict=True):
@@ -151,7 +151,7 @@ def _list_others(profile: Profile, plan: Plan, owners: list[int], *, rank: int, 
             if 0 <= block < profile.num_blocks and owner != rank:
                 found[block] += size * tensor.num_elements
         return found
-    held = [0] * plan.layout.num_devices
+    held = [0] * plan.layout.num_sharing
     kinds = () if profile.base is None else profile.base.by_block
     for block, kind in enumerate(profile.tensors.block_kinds):
         for num_bytes in sorted((_frozen_bytes(size, plan) for size in kinds[kind]), reverse=True):

@@ -13,7 +13,7 @@ from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.step.pipeline.stage_costs import check_cut, find_obstacle
 from optimizer.goal import Goal
-from optimizer.plan.layout import DATA_PARALLEL, MAX_INT8_RANKS, DeviceLayout, SyncFormat, check_depth
+from optimizer.plan.layout import DATA_PARALLEL, MAX_INT8_RANKS, DataParallel, DeviceLayout, SyncFormat, check_depth
 from optimizer.plan.plan import Plan
 from optimizer.plan.stages import PipelineSchedule, describe_cut
 from optimizer.profile.profile import Profile
@@ -47,9 +47,11 @@ def list_layouts(
     cuts: Sequence[DeviceLayout] = (),
     local: Sequence[DeviceLayout] = (),
     shared: Sequence[DeviceLayout] = (),
+    num_within: int = 1,
 ) -> list[DeviceLayout]:
     """Layouts that the goal allows, one device first. workload: whose batch is dealt out evenly; None where that is open. cuts:
-    those that cut the model. local: those whose ranks take steps alone. shared: those whose ranks share each block.
+    those that cut the model. local: those whose ranks take steps alone. shared: those whose ranks share each block. num_within:
+    devices that a faster link joins, which are replicas then.
 
     Raises InvalidPlan where pins and what is forbidden leave none.
     """
@@ -63,20 +65,48 @@ def list_layouts(
         if workload is not None and workload.global_batch_size % num_devices:
             continue
         for data in DATA_PARALLEL[: 1 if num_devices == 1 else None]:
-            layout = DeviceLayout(num_devices=num_devices, data=data)
+            replicas = pins.replicas or 1
+            if replicas > 1 and not makes_replicas(num_devices, replicas, data=data):
+                continue
+            layout = DeviceLayout(num_devices=num_devices, data=data, replicas=replicas)
             is_pinned = pins.num_devices in (None, num_devices) and pins.data in (None, data) and pins.sync_every in (None, 1)
             if is_pinned and not any(technique in goal.forbid for technique in _techniques(layout)):
                 found.append(layout)
+        is_open = pins.num_devices in (None, num_devices) and pins.replicas is None
+        if num_within > 1 and is_open and num_devices > num_within and num_devices % num_within == 0:
+            replicas = num_devices // num_within
+            found += [
+                DeviceLayout(num_devices=num_devices, data=data, replicas=replicas) for data in list_hybrid_modes(goal)
+            ]
     found = sorted([*found, *cuts, *local, *shared], key=lambda layout: layout.num_devices)
     if found:
         return found
     raise InvalidPlan(
         f"no layout of up to {goal.num_devices} devices keeps the pins and what is forbidden, and deals the batch out evenly",
         field="goal.pins.layout",
-        value=[pins.num_devices, pins.data, pins.sync_every],
-        allowed=f"1 to {goal.num_devices} devices; replicated on one",
+        value=[pins.num_devices, pins.data, pins.replicas, pins.sync_every],
+        allowed=f"1 to {goal.num_devices} devices; replicated on one; replicas of 2 devices or more",
         hint="Leave out the pin, permit more, or take a batch that the devices can share.",
     )
+
+
+def makes_replicas(num_devices: int, replicas: int, *, data: DataParallel) -> bool:
+    """Report whether so many devices make so many replicas, of two devices and more where they share something out."""
+    return num_devices % replicas == 0 and num_devices // replicas >= (1 if data == "replicated" else 2)
+
+
+def list_hybrid_modes(goal: Goal) -> tuple[DataParallel, ...]:
+    """Ways to share things out within each of several replicas. State alone is left out beside state with gradients, which takes
+    less memory and crosses a network as seldom.
+    """
+    pins = goal.pins.layout
+    if pins.replicas == 1 or pins.sync_every not in (None, 1):
+        return ()
+    hybrids = [DeviceLayout(num_devices=4, data=data, replicas=2) for data in DATA_PARALLEL[1:]]
+    found = [each.data for each in hybrids if not any(technique in goal.forbid for technique in _techniques(each))]
+    if pins.data is not None:
+        return (pins.data,) if pins.data in found else ()
+    return tuple(data for data in found if data != "zero1" or "zero2" not in found)
 
 
 def list_local(goal: Goal, workload: TrainingWorkload, *, is_even: bool = True) -> list[DeviceLayout]:
@@ -93,16 +123,18 @@ def list_local(goal: Goal, workload: TrainingWorkload, *, is_even: bool = True) 
         ways = list(_list_ways(goal, workload, num_devices))
         if ways and pins.num_devices in (None, num_devices) and not (is_even and workload.global_batch_size % num_devices):
             every, sync_format = ways[-1]
-            rule = pins.sync_rule or "average"
-            layout = DeviceLayout(num_devices=num_devices, sync_every=every, sync_format=sync_format, sync_rule=rule)
-            found.append(layout)
+            replicas = pins.replicas or 1
+            if makes_replicas(num_devices, replicas, data="replicated"):
+                layout = DeviceLayout(num_devices=num_devices, replicas=replicas, sync_every=every, sync_format=sync_format)
+                found.append(replace(layout, sync_rule=pins.sync_rule or "average"))
     return found
 
 
 def list_shared(goal: Goal, profile: Profile) -> list[DeviceLayout]:
     """Layouts whose ranks share each block, of those that the goal allows and the profile has a part for."""
     pins = goal.pins.layout
-    is_open = pins.data in (None, "replicated") and not pins.stage_blocks and pins.sync_every in (None, 1)
+    is_open = pins.data in (None, "replicated") and not pins.stage_blocks
+    is_open = is_open and pins.sync_every in (None, 1) and pins.replicas in (None, 1)
     if not is_open or "share_blocks" in goal.forbid:
         return []
     numbers = [each.num_sharing for each in profile.narrower if each.num_sharing <= goal.num_devices]
@@ -145,6 +177,8 @@ def list_cuts(goal: Goal, profile: Profile, workload: TrainingWorkload) -> list[
     """
     pins, obstacle = goal.pins.layout, find_obstacle(profile)
     if pins.stage_blocks is None and (obstacle or "cut_model" in goal.forbid or pins.data is not None):
+        return []
+    if not pins.stage_blocks and pins.replicas not in (None, 1):
         return []
     if pins.stage_blocks == () or (workload.objective != "next_token" and not pins.stage_blocks):
         return []
@@ -220,6 +254,7 @@ def _techniques(layout: DeviceLayout) -> list[str]:
         "shard_state": layout.shares_state,
         "shard_gradients": layout.reduces_each_micro_batch,
         "shard_weights": layout.shares_weights,
+        "hybrid_shard": layout.replicas > 1 and layout.shares_state,
         "local_steps": layout.steps_alone,
     }
     return [name for name, is_used in used.items() if is_used]
@@ -234,4 +269,5 @@ def describe_layout(layout: DeviceLayout) -> str:
     if layout.steps_alone:
         every, form = layout.sync_every, layout.sync_format
         return f"{layout.num_devices} devices, each alone for {every} steps, differences sent in {form}"
-    return "one device" if layout.num_devices == 1 else f"{layout.num_devices} devices, {_WORDS[layout.data]}"
+    within = f", within each of {layout.replicas} replicas" * (layout.replicas > 1 and layout.shares_state)
+    return "one device" if layout.num_devices == 1 else f"{layout.num_devices} devices, {_WORDS[layout.data]}{within}"

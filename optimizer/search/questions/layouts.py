@@ -51,14 +51,20 @@ _WORTH: Final = 0.005
 
 
 def answer_layouts(
-    pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal: Goal, *, answer_one: AnswerOne
+    pose_on: PoseOn,
+    profile: Profile,
+    workload: TrainingWorkload,
+    goal: Goal,
+    *,
+    answer_one: AnswerOne,
+    num_within: int = 1,
 ) -> ObjectiveAnswer:
-    """The best plan on at most ``goal.num_devices`` devices, with what each layout comes to.
+    """The best plan on at most ``goal.num_devices`` devices, with what each layout comes to. num_within: as of the machine.
 
     Raises as ``answer_goal`` does, and InvalidPlan where no layout is allowed.
     """
     if goal.objective in ("fastest_step", "cheapest_run"):
-        return _fastest(pose_on, profile, workload, goal)
+        return _fastest(pose_on, profile, workload, goal, num_within=num_within)
     return _most(pose_on, profile, workload, goal, answer_one)
 
 
@@ -86,9 +92,13 @@ class _Searched:
         return self.problem.layout if self.best is None else self.best.plan.layout
 
 
-def _fastest(pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal: Goal) -> ObjectiveAnswer:
+def _fastest(
+    pose_on: PoseOn, profile: Profile, workload: TrainingWorkload, goal: Goal, *, num_within: int
+) -> ObjectiveAnswer:
     cuts, local = list_cuts(goal, profile, workload), list_local(goal, workload)
-    layouts = list_layouts(goal, workload, cuts=cuts, local=local, shared=list_shared(goal, profile))
+    layouts = list_layouts(
+        goal, workload, cuts=cuts, local=local, shared=list_shared(goal, profile), num_within=num_within
+    )
     asked = [_ask(pose_on, layout, profile, workload) for layout in layouts]
     for each in sorted(asked, key=_in_turn):
         best = _best_of(asked)

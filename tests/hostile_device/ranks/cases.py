@@ -1,4 +1,4 @@
-"""One rank of two, with a stage of a model, a part of its blocks, or steps alone: what it comes to and sends beside another rank.
+"""One rank of several, with a stage of a model, a part of its blocks, a replica or steps alone: what it comes to and sends.
 
 The numbers are the same on the plain CPU device, on the hostile one and, but for their rounding, on a card.
 """
@@ -50,7 +50,7 @@ def run_beside_another(
     """Two steps and an evaluation. are_at_once: as of ``TwinRanks``."""
     torch.manual_seed(5)
     device = backend.device
-    with TwinRanks(backend, folder=folder, rank=rank, are_at_once=are_at_once) as ranks:
+    with TwinRanks(backend, folder=folder, rank=rank, are_at_once=are_at_once, num_ranks=case.num_ranks) as ranks:
         model = case.make_model(rank=rank)
         if case.plan.weights.place == "device":
             model.to(device)
@@ -134,6 +134,14 @@ ALONE = {
 }
 
 
+REPLICAS = {
+    "on the device": make_case(data="zero2", num_ranks=4, replicas=2, accumulation_steps=2),
+    "on the host": make_case(
+        data="zero1", num_ranks=4, replicas=2, gradients="host", state=OptimizerStatePlan(place="host"), accumulation_steps=2
+    ),
+}
+
+
 def list_rank_cases() -> list[Case]:
     """All of them on either rank, and stages of a generation."""
     named = {f"{kind}, {name}": case for kind, cases in _KINDS.items() for name, case in cases.items()}
@@ -141,7 +149,7 @@ def list_rank_cases() -> list[Case]:
     return [*cases, *(Case(f"stage of a generation, rank {rank}", partial(_generate, rank)) for rank in range(2))]
 
 
-_KINDS = {"cut": CUTS, "shared": SHARED, "alone": ALONE}
+_KINDS = {"cut": CUTS, "shared": SHARED, "alone": ALONE, "replicas": REPLICAS}
 
 
 def _train(case: RankCase, rank: int, scratch: Path) -> Any:

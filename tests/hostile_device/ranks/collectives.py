@@ -25,7 +25,7 @@ _SMALL = 0.01
 
 
 class TwinRanks(Ranks):
-    """One rank of two."""
+    """One rank of two, or of more that have just what this one has."""
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class TwinRanks(Ranks):
         ends_broadcasts: bool = True,
         fails: bool = False,
         are_at_once: bool = False,
+        num_ranks: int = 2,
     ) -> None:
         """ends_broadcasts: False has the other rank never take part in one to its end. fails: True has collectives end in an
         error, which is raised where they are waited for a second time. are_at_once: True has the host wait for each collective,
@@ -49,9 +50,25 @@ class TwinRanks(Ranks):
         self.numbers_on_their_way: list[Sequence[int]] = []
         """Those that were sent, and that nobody has waited for."""
         super().__init__(RankPlace(rank=0, num_ranks=1, folder=folder, timeout_s=timeout_s), device=torch.device("cpu"))
-        self.rank, self.num_ranks = rank, 2
+        self.rank, self.num_ranks = rank, num_ranks
         self._make_group = lambda: _Collectives(
-            backend, ends_broadcasts=ends_broadcasts, fails=fails, are_at_once=are_at_once, kept=self.kept, sent=self.sent
+            backend,
+            num_ranks=num_ranks,
+            ends_broadcasts=ends_broadcasts,
+            fails=fails,
+            are_at_once=are_at_once,
+            kept=self.kept,
+            sent=self.sent,
+        )
+        self._make_some = lambda members: TwinRanks(
+            backend,
+            folder=folder / "-".join(map(str, members)),
+            rank=list(members).index(rank),
+            timeout_s=timeout_s,
+            ends_broadcasts=ends_broadcasts,
+            fails=fails,
+            are_at_once=are_at_once,
+            num_ranks=len(members),
         )
         self._device, self._is_cuda = self._make_group(), True
         self._ways = [self._device]
@@ -60,9 +77,15 @@ class TwinRanks(Ranks):
         while len(self._ways) < number:
             self._ways.append(self._make_group())
 
+    def among(self, members: Sequence[int]) -> Ranks:
+        key = tuple(members)
+        if key not in self._some:
+            self._some[key] = self._make_some(members)
+        return self._some[key]
+
     def exchange(self, numbers: Sequence[float]) -> list[list[float]]:
         """The numbers of each."""
-        return 2 * [super().exchange(numbers)[self.rank]]
+        return self.num_ranks * [super().exchange(numbers)[self.rank]]
 
     def begin_sending(self, integers: Sequence[int], *, to: int, tag: int) -> Any:
         self.numbers_on_their_way.append(integers)
@@ -88,23 +111,24 @@ class _Collectives:
         self,
         backend: Backend,
         *,
+        num_ranks: int,
         ends_broadcasts: bool,
         fails: bool,
         are_at_once: bool,
         kept: Mapping[int, torch.Tensor],
         sent: list[torch.Tensor],
     ) -> None:
-        self._backend, self._kept, self._sent = backend, kept, sent
+        self._backend, self._kept, self._sent, self._num_ranks = backend, kept, sent, num_ranks
         self._ends_broadcasts, self._fails, self._are_at_once = ends_broadcasts, fails, are_at_once
         self._stream = backend.make_stream()
         self._drawn: list[torch.Tensor] = []
         """Tensors that the other rank has sent, which it holds."""
 
     def allreduce(self, tensors: list[torch.Tensor]) -> "_Work":
-        return self._multiply(tensors, by=2)
+        return self._multiply(tensors, by=self._num_ranks)
 
     def reduce(self, tensors: list[torch.Tensor], options: object) -> "_Work":
-        return self._multiply(tensors, by=2)
+        return self._multiply(tensors, by=self._num_ranks)
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> "_Work":
         (tensor,) = tensors

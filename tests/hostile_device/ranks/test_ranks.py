@@ -185,16 +185,25 @@ def test_a_pass_that_is_stopped_ends_when_its_numbers_are_taken(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("data", "places"),
-    [("replicated", "all on the device"), ("zero1", "state on the host"), ("zero2", "all on the device")],
+    ("data", "places", "replicas"),
+    [
+        ("replicated", "all on the device", 1),
+        ("zero1", "state on the host", 1),
+        ("zero2", "all on the device", 1),
+        ("zero2", "all on the device", 2),
+        ("zero1", "state on the host", 2),
+    ],
 )
-def test_sums_and_weights_of_other_ranks_are_waited_for(tmp_path: Path, data: DataParallel, places: str) -> None:
-    plan = replace(make_plan(**PLACES.get(places, {})), layout=DeviceLayout(num_devices=2, data=data))
+def test_sums_and_weights_of_other_ranks_are_waited_for(
+    tmp_path: Path, data: DataParallel, places: str, replicas: int
+) -> None:
+    layout = DeviceLayout(num_devices=2 * replicas, data=data, replicas=replicas)
+    plan, num_ranks = replace(make_plan(**PLACES.get(places, {})), layout=layout), layout.num_devices
 
     def train(folder: Path, schedule: Schedule) -> tuple[list[tuple[float, float]], dict[str, torch.Tensor]]:
         model = build_model(make_spec(), seed=3)
-        workload = make_workload(global_batch_size=2 * plan.batch.global_batch_size)
-        with hostile_device(schedule=schedule) as backend, TwinRanks(backend, folder=folder) as ranks:
+        workload = make_workload(global_batch_size=num_ranks * plan.batch.global_batch_size)
+        with hostile_device(schedule=schedule) as backend, TwinRanks(backend, folder=folder, num_ranks=num_ranks) as ranks:
             trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=Meter(device=CPU), ranks=ranks)
             batches = make_synthetic_batches(model, plan=plan, workload=workload)
             results = [trainer.step(batches, learning_rate=1e-2) for _ in range(2)]
@@ -248,12 +257,14 @@ def test_weights_that_another_rank_keeps_are_there_before_they_are_used(tmp_path
     assert all(torch.equal(late_weights[name], early_weights[name]) for name in early_weights)
 
 
-def test_a_rank_that_is_lost_while_weights_are_sent_is_named_in_that_step(tmp_path: Path) -> None:
-    plan = replace(make_plan(), layout=DeviceLayout(num_devices=2, data="zero1"))
-    model, workload = build_model(make_spec(), seed=3), make_workload(global_batch_size=2 * plan.batch.global_batch_size)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_rank_that_is_lost_while_weights_are_sent_is_named_in_that_step(tmp_path: Path, replicas: int) -> None:
+    layout = DeviceLayout(num_devices=2 * replicas, data="zero1", replicas=replicas)
+    plan, num_ranks = replace(make_plan(), layout=layout), layout.num_devices
+    model, workload = build_model(make_spec(), seed=3), make_workload(global_batch_size=num_ranks * plan.batch.global_batch_size)
     with (
         hostile_device() as backend,
-        TwinRanks(backend, folder=tmp_path, timeout_s=0.1, ends_broadcasts=False) as ranks,
+        TwinRanks(backend, folder=tmp_path, timeout_s=0.1, ends_broadcasts=False, num_ranks=num_ranks) as ranks,
     ):
         trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=None, ranks=ranks)
         batches = make_synthetic_batches(model, plan=plan, workload=workload)

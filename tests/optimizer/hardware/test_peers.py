@@ -39,6 +39,27 @@ def test_a_card_has_the_best_link_that_it_can_have(card: str, kind: str) -> None
     assert peer_link_of(find_device(card)).kind == kind
 
 
+@pytest.mark.parametrize(
+    ("card", "num_cards", "link", "kind", "within"),
+    [
+        ("RTX 3090", 2, None, "nvlink", None),
+        ("RTX 3090", 4, None, "host", "nvlink"),
+        ("RTX A6000", 3, None, "pcie", "nvlink"),
+        ("RTX 3090", 4, "pcie", "pcie", None),
+        ("RTX 4090", 4, None, "host", None),
+        ("H100 SXM", 8, None, "nvlink", None),
+    ],
+)
+def test_a_bridge_joins_two_cards_and_all_of_more_exchange_beside_it(
+    card: str, num_cards: int, link: str | None, kind: str, within: str | None
+) -> None:
+    machine = table_machine(card, num_devices=num_cards, peer_link=link)
+    assert machine.peers is not None
+    assert machine.peers.kind == kind
+    assert (None if machine.peers_within is None else machine.peers_within.kind) == within
+    assert machine.num_within == (2 if within else 1)
+
+
 def test_every_card_of_the_table_has_a_link_and_none_is_faster_than_nvlinks_peak() -> None:
     for spec in known_devices().values():
         link = peer_link_of(spec)

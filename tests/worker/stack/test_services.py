@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,8 @@ import pytest
 
 from tests.worker.processes import is_alive, wait_for
 from worker.run.watch import halted
-from worker.stack import services
+from worker.stack import answering, services
+from worker.stack.answering import AnswerWatch
 from worker.stack.services import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, RunningService, Service, stop_services
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -81,6 +83,72 @@ def test_a_service_that_was_halted_is_ended_and_started_again(
     assert running.tend(100.0 + FIRST_BACKOFF_S) == "started"
     assert running.process.pid != first
     assert f"child ({first}) was halted, and is ended" in capfd.readouterr().out
+
+
+STUCK_SERVER = """
+    import signal, sys, time
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(400)
+            self.end_headers()
+
+    def get_stuck(*_):
+        time.sleep(300)
+
+    signal.signal(signal.SIGUSR1, get_stuck)
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    print(server.server_port, flush=True)
+    server.serve_forever()
+    """
+
+
+def test_a_web_server_that_answers_nobody_is_ended_with_its_last_words_and_started_again(
+    make_service: Callable[..., RunningService], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(answering, "ASK_EVERY_S", 1.0)
+    running = make_service(STUCK_SERVER)
+    running.service = replace(
+        running.service, command=[sys.executable, "-X", "faulthandler", *running.service.command[1:]]
+    )
+    running.tend(0.0)
+    port = int(wait_for(lambda: running.log_file.read_text(), what="its port"))
+    running.answers = AnswerWatch(host="127.0.0.1", port=port)
+    now = 0.0
+
+    def tend() -> str:
+        nonlocal now
+        now += 1.0
+        return running.tend(now)
+
+    def has_answered() -> bool:
+        assert tend() == ""
+        return running.answers._silent_s == 0.0
+
+    wait_for(has_answered, what="an answer")
+    # Far longer than it may be silent, while it answers.
+    for _ in range(3):
+        running.answers._silent_s = 0.9 * answering.SILENT_S
+        wait_for(has_answered, what="another answer")
+    first = running.process.pid
+    os.kill(first, signal.SIGUSR1)
+    wait_for(lambda: tend() == "died", what="the end of the server")
+    assert f"child ({first}) has answered nobody for 120 s, and is ended" in capfd.readouterr().out
+    assert "get_stuck" in running.log_file.read_text()
+    now += FIRST_BACKOFF_S
+    assert tend() == "started"
+
+
+def test_a_server_that_has_yet_to_begin_and_a_supervisor_that_was_halted_are_no_silence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        watch = AnswerWatch(host="127.0.0.1", port=listening.getsockname()[1])
+        assert not any(watch.is_silent(float(now)) for now in range(1000))
+        watch._silent_s = 0.0
+        assert not watch.is_silent(5000.0)
+        assert not watch.is_silent(5000.0 + 100 * answering.SILENT_S)
+        assert any(watch.is_silent(20_000.0 + now) for now in range(200))
+        watch.close()
 
 
 def test_a_service_that_was_halted_hears_that_it_is_to_stop(make_service: Callable[..., RunningService]) -> None:

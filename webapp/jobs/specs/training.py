@@ -152,11 +152,8 @@ def read_spec(user: Any, document: Any) -> JobSpec:
 
 
 def _over_all(goal: Goal, given: dict[str, Any], *, num_devices: int) -> Goal:
-    """The goal for so many devices of several machines, unless it says how many, and without weights that stream from the host:
-    those are in one memory for all ranks. given: the goal as it was sent.
-    """
-    forbid = goal.forbid if "stream_weights" in goal.forbid else (*goal.forbid, "stream_weights")
-    return replace(goal, forbid=forbid, num_devices=goal.num_devices if "num_devices" in given else num_devices)
+    """The goal for so many devices of several machines, unless it says how many. given: the goal as it was sent."""
+    return replace(goal, num_devices=goal.num_devices if "num_devices" in given else num_devices)
 
 
 def _find_parts(user: Any, document: dict[str, Any]) -> tuple[Model, Dataset]:

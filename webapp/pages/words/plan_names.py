@@ -38,7 +38,9 @@ def layout_words(document: Mapping[str, Any]) -> str:
             return f"on {num_devices} devices that share each block"
         every = int(layout.get("sync_every", 1))
         rarely = f", synchronized every {every} steps" if every > 1 else ""
-        return f"on {num_devices} devices{_SHARED_OUT[layout['data']]}{rarely}"
+        replicas = int(layout.get("replicas", 1))
+        within = f" in each of {replicas} replicas" * (replicas > 1 and layout["data"] != "replicated")
+        return f"on {num_devices} devices{_SHARED_OUT[layout['data']]}{within}{rarely}"
     how = f"cut into {describe_cut(cut, num_devices)}" if cut else "a copy of the model on each"
     return f"on {num_devices} devices, {how}"
 

@@ -261,6 +261,7 @@ def _search(question: TrainingQuestion) -> ObjectiveAnswer | NothingFits:
                 question.workload,
                 question.goal,
                 answer_one=answer_goal,
+                num_within=question.place.machine.num_within,
             )
         return answer_goal(pose, question.profile, question.workload)
     except NoFeasiblePlan as error:

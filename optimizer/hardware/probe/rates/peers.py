@@ -107,7 +107,7 @@ def _link_of_cards(machine: Machine) -> PeerLink:
         with contextlib.suppress(InvalidInput):  # of a card that is not in the table, and so without a rate
             spec = find_device(machine.device.name)
             has_nvlink = not machine.others and _has_nvlink(index)
-            return peer_link_of(spec) if has_nvlink else link_of_kind(spec, "pcie")
+            return peer_link_of(spec, num_cards=len(places)) if has_nvlink else link_of_kind(spec, "pcie")
     return assumed_link(replace(machine, peers=None))
 
 

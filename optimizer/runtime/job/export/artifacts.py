@@ -113,8 +113,8 @@ def leave_artifacts(
     left = gather_to_first(
         trainer.ranks,
         groups={
-            "optimizer": state if trainer.ranks.is_first or trainer.shares_state else {},
-            "weights": trainer.dealt_weights(),
+            "optimizer": state if trainer.ranks.is_first or (trainer.shares_state and trainer.is_in_first_replica) else {},
+            "weights": trainer.dealt_weights() if trainer.is_in_first_replica else {},
         },
         facts={},
         use=lambda groups, _: _leave_all(

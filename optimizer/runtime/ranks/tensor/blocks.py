@@ -33,6 +33,7 @@ from optimizer.plan.plan import Plan
 from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.ranks.ownership import Ownership
 from optimizer.runtime.ranks.reduction import GradientReducer
+from optimizer.runtime.ranks.replicas import Replica
 from optimizer.runtime.ranks.tensor.slices import Slices, join_slices
 from optimizer.runtime.tiers.homes import on_host
 from optimizer.runtime.tiers.tiers import Tiers
@@ -52,7 +53,9 @@ class SharedBlocks:
         self.reducer: GradientReducer | None = None
         if partly:
             ownership = Ownership(partly, layout=plan.layout, rank=ranks.rank)
-            self.reducer = GradientReducer(partly, ranks=ranks, ownership=ownership, plan=plan)
+            self.reducer = GradientReducer(
+                partly, ranks=ranks, replica=Replica(ranks=ranks, twins=None), ownership=ownership, plan=plan
+            )
         self._summed = SummedResults()
 
     def watch(self) -> list[RemovableHandle]:

@@ -45,6 +45,13 @@ class Team:
     """Their kinds; empty where all are alike."""
     words: str = ""
     """Names the devices, after a comma; empty for all that there are."""
+    replicas: int = 1
+    """Replicas of what they share that fit inside a machine each, of the fewest that do."""
+
+    @property
+    def is_hybrid(self) -> bool:
+        """True if several machines have two devices and more each."""
+        return 1 < self.replicas < self.num_devices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,14 +139,21 @@ def price_setups(question: SetupQuestion, *, best_ms: float = math.inf) -> list[
     """Every setup with each way to recompute; one that cannot be carried out once. best_ms: milliseconds of a step of the best
     plan that is known.
     """
-    return [found for setup in SETUPS for found in price_setup(question, setup, best_ms=best_ms)]
+    return [
+        found
+        for setup in SETUPS
+        if not setup.is_hybrid or (question.dealing is not None and question.dealing.is_hybrid)
+        for found in price_setup(question, setup, best_ms=best_ms)
+    ]
 
 
 def price_setup(question: SetupQuestion, setup: Setup, *, best_ms: float = math.inf) -> list[PricedSetup]:
     """The ways to recompute of one setup; itself once where it cannot be carried out. best_ms: as above."""
     try:
         team = question.team_of(setup)
-        layout = setup.layout(num_devices=team.num_devices, num_blocks=question.num_blocks, ranks=team.ranks)
+        layout = setup.layout(
+            num_devices=team.num_devices, num_blocks=question.num_blocks, ranks=team.ranks, replicas=team.replicas
+        )
         tries = _Tries(setup=setup, layout=layout, problem=question.pose(layout), question=question)
         ways = {way: tries.list_choices(way) for way in RECOMPUTES}
     except (InvalidPlan, InvalidWorkload) as error:

@@ -28,7 +28,7 @@ def list_options(found: Sequence[PricedSetup], chosen: PricedPlan) -> tuple[Setu
 def explain_sharing(found: Sequence[PricedSetup], chosen: PricedPlan) -> Iterator[str]:
     """Sentences on why the chosen plan shares no more out, or why less would not do. Of setups their fastest way that fits."""
     layout, ddp = chosen.plan.layout, _fastest(found, "ddp")
-    sharded = _fastest(found, "fsdp") or _fastest(found, "zero1", "zero2")
+    sharded = _fastest(found, "fsdp", "hsdp") or _fastest(found, "zero1", "zero2")
     if layout.num_devices == 1 and ddp is not None:
         yield f"do not share it among devices: one is enough, and {_name(ddp)} {_would(ddp, chosen)}"
     elif layout.num_devices > 1 and _keeps_everything(layout) and sharded is not None:

@@ -42,15 +42,19 @@ class Setup:
     """Gradients and optimizer state are there."""
     streams: bool = False
     """Weights are there too."""
+    is_hybrid: bool = False
+    """Each machine has all that is shared out, where a network joins several."""
 
     @property
     def deals_out(self) -> bool:
         """True if each device has sequences of its own."""
         return self.sharing not in ("blocks", "cut", "pool")
 
-    def layout(self, *, num_devices: int, num_blocks: int, ranks: tuple[RankShare, ...] = ()) -> DeviceLayout:
-        """The layout on so many devices, 2 or more. ranks: where they are of several kinds. Raises InvalidPlan where the model
-        has too few blocks.
+    def layout(
+        self, *, num_devices: int, num_blocks: int, ranks: tuple[RankShare, ...] = (), replicas: int = 1
+    ) -> DeviceLayout:
+        """The layout on so many devices, 2 or more. ranks: where they are of several kinds. replicas: that fit inside a machine
+        each. Raises InvalidPlan where the model has too few blocks.
         """
         if self.sharing == "blocks":
             return DeviceLayout(num_devices=num_devices, tensor=num_devices, ranks=ranks)
@@ -62,7 +66,9 @@ class Setup:
                 schedule="breadth_first" if self.sharing == "pool" else "1f1b",
                 ranks=ranks,
             )
-        return DeviceLayout(num_devices=num_devices, data=self.sharing, ranks=ranks)
+        # No memory of the host is in two machines.
+        has_replicas = (self.is_hybrid or self.streams) and replicas < num_devices
+        return DeviceLayout(num_devices=num_devices, data=self.sharing, ranks=ranks, replicas=replicas if has_replicas else 1)
 
     def setting(self, formats: OuterPlan, layout: DeviceLayout, *, size: int, count: int, num_chunks: int) -> OuterPlan:
         """All that is decided outside the blocks. formats: whose number formats and kernels it has, but for 8-bit state, which
@@ -86,6 +92,12 @@ SETUPS: Final = (
     Setup(label="zero1", words="ZeRO-1: optimizer state shared out", sharing="zero1"),
     Setup(label="zero2", words="ZeRO-2: optimizer state and gradients shared out", sharing="zero2"),
     Setup(label="fsdp", words="FSDP (ZeRO-3): weights, gradients and state shared out", sharing="zero3"),
+    Setup(
+        label="hsdp",
+        words="HSDP (hybrid ZeRO-3): weights, gradients and state shared out within each machine",
+        sharing="zero3",
+        is_hybrid=True,
+    ),
     Setup(
         label="zero_offload",
         words="ZeRO-Offload: gradients and state shared out, on the host",

@@ -24,7 +24,7 @@ from optimizer.goal import Goal
 from optimizer.hardware.machine import DeviceKind, Machine, host_name
 from optimizer.plan.activations import BlockChoice
 from optimizer.plan.explain.training import explain_common
-from optimizer.plan.layout import DataParallel, DeviceLayout, RankShare
+from optimizer.plan.layout import DeviceLayout, RankShare
 from optimizer.plan.plan import Plan
 from optimizer.plan.stages import describe_cut
 from optimizer.profile.profile import Profile
@@ -40,6 +40,7 @@ from optimizer.search.questions.layout_list import (
     WORTH_LOCAL,
     describe_layout,
     list_cuts,
+    list_hybrid_modes,
     list_layouts,
     list_local,
     settle_local,
@@ -49,6 +50,7 @@ from optimizer.search.questions.uneven.cuts import find_cut, pose_orders
 from optimizer.search.questions.uneven.options import Found, Known, Option
 from optimizer.search.questions.uneven.parts import find_shared
 from optimizer.search.questions.uneven.question import UnevenQuestion, not_searched, speed_of
+from optimizer.search.questions.uneven.replicas import list_together
 from optimizer.search.questions.uneven.setups import option_of, price_uneven_setups
 from optimizer.search.result import SearchResult
 from optimizer.search.solver.floors import is_over_floor
@@ -62,8 +64,8 @@ _ROUNDING: Final = 1 + 2 * MIN_GAIN
 """Factor of a limit within which searches pass over gains that they do not look for."""
 _OUTPACED: Final = "not searched to the end, since others are faster"
 UNEVEN_BASELINES: Final[Mapping[str, bool]] = {"shares_by_speed": False, "equal_shares": True}
-"""By label, whether all devices take the same share; with shared state or gradients ``_zero1`` or ``_zero2`` follows, with steps
-between synchronizations ``_local``."""
+"""By label, whether all devices take the same share; with shared state or gradients ``_zero1`` or ``_zero2`` follows, within
+replicas ``_hybrid_zero2`` and its like, with steps between synchronizations ``_local``."""
 
 
 def answer_uneven(
@@ -116,8 +118,11 @@ def answer_uneven(
         find_best=find_best,
         spared_bytes=spared_bytes or {},
         data_modes=tuple(
-            dict.fromkeys(layout.data for layout in shared if layout.num_devices > 1 and not layout.shares_weights)
+            dict.fromkeys(
+                layout.data for layout in shared if layout.num_devices > 1 and layout.replicas == 1 and not layout.shares_weights
+            )
         ),
+        hybrid_modes=list_hybrid_modes(goal),
     )
     kinds = sorted(machine.kinds, key=lambda kind: -speed_of(kind))
     allowed = {layout.num_devices for layout in layouts}
@@ -126,7 +131,7 @@ def answer_uneven(
     options = _search_each(
         [
             *(option for team in _teams(machine, kinds, allowed) for option in _together(question, team, local)),
-            *(option for kind in kinds for option in _alone(question, kind, {layout.num_devices for layout in shared})),
+            *(option for kind in kinds for option in _alone(question, kind, shared)),
             *(
                 _cut(question, team, cuts[sum(kind.num_devices for kind in team)])
                 for team in (*several, *_teams(machine, kinds, set(cuts)))
@@ -193,13 +198,14 @@ def _teams(machine: Machine, kinds: Sequence[DeviceKind], allowed: set[int]) -> 
 # Devices of one kind.
 
 
-def _alone(question: UnevenQuestion, kind: DeviceKind, allowed: set[int]) -> Iterator[Option]:
-    """One device of a kind, and all of them."""
-    for num_devices in sorted({1, kind.num_devices} & allowed):
-        modes: tuple[DataParallel, ...] = ("replicated",) if num_devices == 1 else question.data_modes
-        for data in modes:
-            layout = DeviceLayout(num_devices=num_devices, data=data)
-            ending = "" if data == "replicated" else f" ({data})"
+def _alone(question: UnevenQuestion, kind: DeviceKind, shared: Sequence[DeviceLayout]) -> Iterator[Option]:
+    """One device of a kind, and all of them. shared: layouts of ranks that share every step."""
+    for num_devices in sorted({1, kind.num_devices}):
+        for layout in shared:
+            is_tried = num_devices == 1 or layout.shares_weights or layout.data in question.data_modes
+            if layout.num_devices != num_devices or not is_tried:
+                continue
+            ending = _ending(layout)
             name = kind.device.name if num_devices == 1 else f"{num_devices}x {kind.device.name}"
             yield Option(
                 label=f"{num_devices}x {kind.device.name}{ending}",
@@ -250,10 +256,9 @@ def _find_alone(question: UnevenQuestion, kind: DeviceKind, layout: DeviceLayout
 def _together(question: UnevenQuestion, team: list[DeviceKind], local: Sequence[DeviceLayout]) -> Iterator[Option]:
     """Shares by speed, and equal ones. local: layouts whose ranks take steps alone."""
     names = " and ".join(f"{kind.num_devices}x {kind.device.name}" for kind in team)
-    num_devices = sum(kind.num_devices for kind in team)
-    layouts = [DeviceLayout(num_devices=num_devices, data=data) for data in question.data_modes]
-    for layout in (*layouts, *(each for each in local if each.num_devices == num_devices)):
+    for layout in list_together(question, team, local):
         suffix = "_local" if layout.steps_alone else "" if layout.data == "replicated" else f"_{layout.data}"
+        suffix = f"_hybrid{suffix}" if layout.replicas > 1 and layout.shares_state else suffix
         for label, is_equal in UNEVEN_BASELINES.items():
             if is_equal and len({question.likeness(kind, team) for kind in team}) == 1:
                 continue  # Those by speed are equal.
@@ -275,7 +280,8 @@ def _ending(layout: DeviceLayout) -> str:
     """Words in which layouts of the same devices differ."""
     if layout.steps_alone:
         return f", each alone for {layout.sync_every} steps, differences sent in {layout.sync_format}"
-    return "" if layout.data == "replicated" else f" ({layout.data})"
+    within = f" in each of {layout.replicas} replicas" * (layout.replicas > 1)
+    return "" if layout.data == "replicated" else f" ({layout.data}{within})"
 
 
 def _shared_names(words: str, found: Found) -> dict[str, Any]:

@@ -183,22 +183,25 @@ class _Parts:
         return [[self._total // self.layout.num_devices] * count for count in self.counts]
 
     def share_out(self) -> list[list[int]] | None:
-        """In steps of as many sequences as all ranks have micro-batches, where those are as many on each."""
-        unit = self._unit
-        if self._total % unit:
+        """In steps of as many sequences as all ranks have micro-batches, where those are as many on each; to all ranks of a
+        replica alike, where they run the same blocks at once.
+        """
+        unit, number = self._unit, self._num_alike
+        if self._total % (unit * number):
             return None
         shares = share_out(
-            self._total // unit, counts=self.counts, time_of=self._units_ms, least_of=self._least_units_ms
+            self._total // (unit * number), counts=self._dealt_counts, time_of=self._units_ms, least_of=self._least_units_ms
         )
-        return None if shares is None else [[unit * size for size in sizes] for sizes in shares]
+        return None if shares is None else [[unit * size for size in sizes for _ in range(number)] for sizes in shares]
 
     def first_ms(self, *, is_equal: bool) -> float:
         """Milliseconds of a step of the first shares; infinite where none fit."""
         if is_equal:
             return max(self._time_ms(kind, sizes[0]) for kind, sizes in enumerate(self.equal_shares))
-        if self._total % self._unit:
+        together = self._unit * self._num_alike
+        if self._total % together:
             return math.inf
-        return first_ms(self._total // self._unit, counts=self.counts, time_of=self._units_ms)
+        return first_ms(self._total // together, counts=self._dealt_counts, time_of=self._units_ms)
 
     def slowest_ms(self, shares: Sequence[Sequence[int]]) -> float:
         """Milliseconds of the slowest rank's step; infinite where a share does not fit its device."""
@@ -237,6 +240,15 @@ class _Parts:
     @property
     def _unit(self) -> int:
         return self.pins.batch.accumulation_steps or 1
+
+    @property
+    def _num_alike(self) -> int:
+        """Neighbouring ranks that all take as many sequences."""
+        return self.layout.num_sharing if self.layout.shares_weights else 1
+
+    @property
+    def _dealt_counts(self) -> list[int]:
+        return [count // self._num_alike for count in self.counts]
 
     def _units_ms(self, kind: int, size: int) -> float:
         return self._time_ms(kind, self._unit * size)

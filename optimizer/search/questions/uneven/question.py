@@ -34,6 +34,9 @@ class UnevenQuestion:
     machine: Machine
     calibration: Mapping[str, Any] | None
     data_modes: tuple[DataParallel, ...]
+    """Ways to share state and gradients among all ranks."""
+    hybrid_modes: tuple[DataParallel, ...]
+    """Ways to share them, or weights too, within each of several replicas."""
     make_problem: Callable[..., SearchProblem]
     """``training_problem`` of ``search/training.py``, with the estimator bound."""
     price: Callable[[Plan], Prediction]
@@ -73,13 +76,16 @@ class UnevenQuestion:
         """The problem of ranks that are all on this kind of device, each with so many sequences. team: the kinds that exchange,
         which decides over what link; this one alone unless given.
         """
-        name = kind.device.name
+        name, goal, inside = kind.device.name, self.goal, self.joining([kind, *team])
+        if inside.hosts and layout.replicas == 1 and (layout.shares_state or self.workload.adapter is not None):
+            # The ranks would have one home for each weight, and no memory of the host is in two machines.
+            goal = replace(goal, forbid=(*goal.forbid, "stream_weights"))
         budget_bytes = self.budgets.get(name, self.allowed_bytes(name, kind.device.memory_bytes))
         return self.make_problem(
             self.profile,
             workload=replace(self.workload, global_batch_size=layout.num_devices * num_sequences),
-            goal=replace(self.goal, device_budget_bytes=budget_bytes, pins=pins or self.goal.pins),
-            machine=self.joining([kind, *team]).with_kind(name, num_devices=layout.num_devices),
+            goal=replace(goal, device_budget_bytes=budget_bytes, pins=pins or goal.pins),
+            machine=inside.with_kind(name, num_devices=layout.num_devices),
             # Finished runs have taught what the first kind's times are.
             calibration=self.calibration if kind.device.name == self.machine.device.name else None,
             layout=layout,
@@ -145,6 +151,7 @@ class UnevenQuestion:
         smallest = min(kind.device.memory_bytes for kind in self.machine.kinds)
         if "replicated" in self.data_modes and num_bytes < _LITTLE_SHARE * smallest:
             self.data_modes = ("replicated",)
+            self.hybrid_modes = tuple(data for data in self.hybrid_modes if data == "zero3")
 
     def priced(self, label: str, plan: Plan) -> PricedPlan:
         """A plan on its devices, in detail."""

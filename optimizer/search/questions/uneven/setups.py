@@ -12,6 +12,7 @@ from optimizer.search.questions.by_hand.pricing import PricedSetup, SetupQuestio
 from optimizer.search.questions.uneven.bounds import LeastTime
 from optimizer.search.questions.uneven.options import Found, Option
 from optimizer.search.questions.uneven.question import UnevenQuestion, speed_of
+from optimizer.search.questions.uneven.replicas import count_replicas
 
 
 def price_uneven_setups(question: UnevenQuestion, *, best: PricedPlan | None) -> list[PricedSetup]:
@@ -65,7 +66,7 @@ def _kinds_of(question: UnevenQuestion) -> list[DeviceKind]:
 
 def _team_of(kinds: Sequence[DeviceKind], *, words: str = "") -> Team:
     ranks = tuple(RankShare(device=kind.device.name) for kind in kinds for _ in range(kind.num_devices))
-    return Team(num_devices=len(ranks), ranks=ranks, words=words)
+    return Team(num_devices=len(ranks), ranks=ranks, words=words, replicas=count_replicas(kinds, are_alike=False))
 
 
 def _dealing(question: UnevenQuestion, kinds: Sequence[DeviceKind], whole: Team) -> Team | None:

@@ -1,6 +1,7 @@
 """Volumes and times of what ranks exchange, by formula."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -112,3 +113,22 @@ def test_one_device_has_no_network_and_cards_use_nccl() -> None:
     found = Network.of(pair, DeviceLayout(num_devices=2))
     assert found is not None
     assert (found.backend, found.link) == ("nccl", pair.peers)
+
+
+def test_a_pair_that_a_bridge_joins_exchanges_over_it_alone_or_as_a_replica() -> None:
+    machine = table_machine("RTX 3090", num_devices=4)
+
+    def network(**layout: Any) -> Network:
+        found = Network.of(machine, DeviceLayout(**layout))
+        assert found is not None
+        return found
+
+    assert network(num_devices=2).link == machine.peers_within
+    assert network(num_devices=4, data="zero2").link == machine.peers
+    pairs = network(num_devices=4, data="zero2", replicas=2)
+    assert (pairs.within.link, pairs.across.link) == (machine.peers_within, machine.peers)
+    assert (pairs.within.num_ranks, pairs.across.num_ranks) == (2, 2)
+    # No bridge joins three.
+    six = Network.of(replace(machine, num_devices=6), DeviceLayout(num_devices=6, data="zero2", replicas=2))
+    assert six is not None
+    assert six.within.link == machine.peers

@@ -71,8 +71,25 @@ def dealt_cases() -> list[RankCase]:
     return [*trained, *frozen]
 
 
+def replica_cases() -> list[RankCase]:
+    """Four ranks with two replicas of what they share out, on the device and on the host."""
+    shared: dict[str, Any] = {"num_ranks": 4, "replicas": 2}
+    on_host: dict[str, Any] = {"gradients": "host", "state": OptimizerStatePlan(place="host")}
+    trained = [
+        make_case(data="zero1", accumulation_steps=3, sequence_length=8, optimizer="sgd", momentum=0.0, **shared),
+        make_case(data="zero2", accumulation_steps=2, **shared),
+        make_case(data="zero2", weights=WeightsPlan(place="host"), **on_host, **shared),
+        make_case(data="zero3", weights=WeightsPlan(prefetch=2), gradients="consume", **shared),
+    ]
+    frozen = [
+        make_case(data="zero3", weights=WeightsPlan(frozen="int4"), adapter=Adapter(rank=4), **shared),
+        make_case(data="replicated", weights=WeightsPlan(place="host"), adapter=Adapter(rank=4), **shared),
+    ]
+    return [*trained, *frozen]
+
+
 def check_cases(cases: list[RankCase], pool: RankPool, folder: Path) -> None:
-    machine = replace(make_cpu_machine(), num_threads=2)
+    machine = replace(make_cpu_machine(), num_threads=max(case.num_ranks for case in cases))
     for case in cases:
         alike = [(each.plan, each.workload) for each in cases if (each.model, each.workload.adapter) == _kind(case)]
         profile = trace(read_model_spec(MODELS[case.model]), extent=extent_of(alike), adapter=case.workload.adapter)
@@ -82,7 +99,9 @@ def check_cases(cases: list[RankCase], pool: RankPool, folder: Path) -> None:
         assert on_device == predicted.rank_peak_bytes, case.name
         laid = lay_out_ranks(profile, plan=case.plan, workload=case.workload, machine=machine)
         hosts = [simulate_step(each).host_peak_bytes for each in sorted(laid, key=lambda each: each.rank)]
+        # Ranks of other replicas hold what those of the first do.
         assert list(on_host[: len(hosts)]) == hosts, case.name
+        assert on_host[case.num_ranks // 2 :] == on_host[: case.num_ranks // 2] or case.plan.layout.replicas == 1
         assert max(on_host) == predicted.host_peak_bytes, case.name
 
 
@@ -92,7 +111,7 @@ def _kind(case: RankCase) -> tuple[str, Adapter | None]:
 
 def measure(case: RankCase, pool: RankPool, folder: Path) -> tuple[tuple[int, ...], ...]:
     """The peaks of each rank over its steady steps, on the device and on the host."""
-    replies = pool.run({"kind": "steps", "case": case.to_json(), "folder": str(folder)}, num_ranks=2)
+    replies = pool.run({"kind": "steps", "case": case.to_json(), "folder": str(folder)}, num_ranks=case.num_ranks)
     return tuple(tuple(max(reply["answer"][name][1:]) for reply in replies) for name in ("peaks", "host_peaks"))
 
 
@@ -108,6 +127,10 @@ def test_weights_that_stream_are_predicted_to_the_byte_on_each_rank_and_its_host
 
 def test_weights_that_are_dealt_out_are_predicted_to_the_byte_on_each_rank(pool: RankPool, tmp_path: Path) -> None:
     check_cases(dealt_cases(), pool, tmp_path)
+
+
+def test_replicas_of_what_is_shared_are_predicted_to_the_byte_on_each_rank_and_its_host(pool: RankPool, tmp_path: Path) -> None:
+    check_cases(replica_cases(), pool, tmp_path)
 
 
 def test_gradients_that_come_and_go_in_backward_are_predicted_to_the_byte(pool: RankPool, tmp_path: Path) -> None:

@@ -27,6 +27,10 @@ CASES = (
     make_case(data="zero1", gradients="host", state=OptimizerStatePlan(place="host"), weights=WeightsPlan(place="host")),
     make_case(data="replicated", gradients="consume"),
     make_case(data="zero1", adapter=Adapter(rank=4)),
+    make_case(data="zero1", num_ranks=4, replicas=2),
+    make_case(data="zero2", num_ranks=4, replicas=2, accumulation_steps=2),
+    make_case(data="zero2", num_ranks=4, replicas=2, accumulation_steps=2, gradients="host"),
+    make_case(data="zero3", num_ranks=4, replicas=2, adapter=Adapter(rank=4)),
 )
 
 
@@ -46,5 +50,5 @@ def test_the_kernel_counts_what_was_predicted(case: RankCase, pool: RankPool, tm
     assert second == [answer["sent_bytes"][2] for answer in answers]
     network = Network.of(machine, case.plan.layout)
     assert network is not None
-    if not case.plan.shares_homes(trains_all=case.workload.adapter is None):
+    if not (case.plan.shares_homes(trains_all=case.workload.adapter is None) or case.plan.layout.shares_weights):
         assert list(estimate_sent_bytes(network, list_tensors(profile).num_elements, case.plan)) == second

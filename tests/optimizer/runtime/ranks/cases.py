@@ -89,6 +89,7 @@ class RankCase:
         words += [f"{plan.layout.schedule}-{'+'.join(map(str, plan.layout.stage_blocks))}"] if plan.layout.is_cut else []
         alone = f"every{plan.layout.sync_every}-{plan.layout.sync_format}-{plan.layout.sync_rule}"
         words += [alone] if plan.layout.steps_alone else []
+        words += [f"{plan.layout.replicas}-replicas"] if plan.layout.replicas > 1 else []
         words += ["tensor"] if plan.layout.shares_blocks else []
         batches = [each.batch for each in plan.of_ranks() if self._differ]
         words += [f"{batch.accumulation_steps}x{batch.micro_batch_size}" for batch in batches]
@@ -179,6 +180,7 @@ def make_case(
     model: str = "decoder",
     num_ranks: int = 2,
     data: str = "replicated",
+    replicas: int = 1,
     accumulation_steps: int = 1,
     gradients: str = "keep",
     activations: Sequence[str] = ("keep", "keep", "keep"),
@@ -212,6 +214,7 @@ def make_case(
             layout=DeviceLayout(
                 num_devices=num_ranks,
                 data=data,
+                replicas=replicas,
                 ranks=tuple(shares),
                 stage_blocks=tuple(stage_blocks),
                 schedule=schedule,
@@ -257,6 +260,19 @@ def draw_cases(
         if case is not None and (has_adapters or case.workload.adapter is None):
             cases.append(case)
     return cases
+
+
+def draw_replicas(count: int, *, seed: int = SEED, has_adapters: bool = True) -> list[RankCase]:
+    """Cases of four ranks with two replicas of what they share, each drawn as ``draw_cases`` does."""
+    cases = draw_cases(8 * count, seed=seed + 1, num_ranks=(4,), has_adapters=has_adapters)
+    sharing = [
+        case
+        for case in cases
+        if case.plan.layout.shares_state or case.plan.shares_homes(trains_all=case.workload.adapter is None)
+    ]
+    layouts = [replace(case.plan.layout, replicas=2) for case in sharing]
+    found = [replace(case, plan=replace(case.plan, layout=layout)) for case, layout in zip(sharing, layouts, strict=True)]
+    return found[:count]
 
 
 def draw_cuts(count: int, *, seed: int = SEED, num_ranks: Sequence[int] = (2, 4)) -> list[RankCase]:

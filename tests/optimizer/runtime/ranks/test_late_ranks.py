@@ -19,6 +19,7 @@ from optimizer.plan.generation_layout import GenerationLayout
 from optimizer.plan.layout import DeviceLayout
 from optimizer.runtime.generation.run_requests import open_generator
 from optimizer.runtime.ranks.group import RankPlace, Ranks
+from optimizer.runtime.ranks.replicas import find_replica
 from optimizer.runtime.ranks.shared_homes import SharedHomes
 from optimizer.runtime.ranks.shared_step import SharedStep
 from optimizer.runtime.tiers.tiers import Tiers
@@ -183,7 +184,10 @@ def test_ranks_have_patience_for_each_other_until_homes_are_made_and_filled(tmp_
 def test_weights_at_home_are_written_by_a_late_owner_when_a_step_ends(two: TwoRanks) -> None:
     plan = replace(make_plan(gradients="host", state_place="host"), layout=DeviceLayout(num_devices=2, data="zero1"))
     named = {"weight": torch.nn.Parameter(torch.zeros(4))}
-    steps = [SharedStep(ranks, named=named, plan=plan, at_home=["weight"]) for ranks in (two.first, two.second)]
+    steps = [
+        SharedStep(ranks, replica=find_replica(ranks, plan.layout), named=named, plan=plan, at_home=["weight"])
+        for ranks in (two.first, two.second)
+    ]
     late = two.late(steps[1].bring_weights)
     steps[0].bring_weights()
     assert two.has_begun.is_set()

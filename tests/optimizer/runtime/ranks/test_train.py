@@ -42,9 +42,11 @@ TRAINED_TOLERANCE = 1e-5
 """Tolerance of weights after steps that differ in the order of sums (``test_steps.py``)."""
 
 
-def make_rank_plan(num_ranks: int, data: str = "replicated", *, accumulation_steps: int = 1, **changes: Any) -> Plan:
+def make_rank_plan(
+    num_ranks: int, data: str = "replicated", *, accumulation_steps: int = 1, replicas: int = 1, **changes: Any
+) -> Plan:
     plan = make_plan(micro_batch_size=1, accumulation_steps=accumulation_steps, **changes)
-    return replace(plan, layout=DeviceLayout(num_devices=num_ranks, data=data))
+    return replace(plan, layout=DeviceLayout(num_devices=num_ranks, data=data, replicas=replicas))
 
 
 def make_uneven_plan(data: str, *, turned: bool = False) -> Plan:
@@ -173,13 +175,24 @@ def test_a_checkpoint_of_two_ranks_resumes_under_any_layout(
         ((2, "zero1", {}), (4, "zero1", STREAMED)),
         ((2, "zero3", {}), (1, "replicated", {})),
         ((4, "zero3", {}), (2, "zero2", STREAMED)),
+        ((4, "zero3", {"replicas": 2}), (2, "zero1", STREAMED)),
+        ((2, "zero3", {}), (4, "zero2", {**STREAMED, "replicas": 2})),
     ],
-    ids=["to-one", "to-homes-of-their-own", "from-one", "from-two-to-four", "dealt-out-to-one", "dealt-out-to-one-home"],
+    ids=[
+        "to-one",
+        "to-homes-of-their-own",
+        "from-one",
+        "from-two-to-four",
+        "dealt-out-to-one",
+        "dealt-out-to-one-home",
+        "from-replicas",
+        "to-replicas",
+    ],
 )
 def test_a_checkpoint_goes_on_with_one_home_for_all_ranks_and_without(
     run_job: Callable[..., list[dict[str, Any]]], tmp_path: Path, before: tuple[Any, ...], after: tuple[Any, ...]
 ) -> None:
-    def plan_of(num_ranks: int, data: str, places: dict[str, str]) -> Plan:
+    def plan_of(num_ranks: int, data: str, places: dict[str, Any]) -> Plan:
         return make_rank_plan(num_ranks, data, accumulation_steps=4 // num_ranks, **places)
 
     whole = answers_of(run_job(plan_of(1, "replicated", {}), job="whole"))

@@ -9,6 +9,7 @@ from benchmarks.common.machines import make_cpu_machine
 from optimizer.api.plan import plan_profiled
 from optimizer.base.errors import InvalidInput, InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.base.units import GIB, MIB
+from optimizer.estimate.categories.tensors import list_tensors
 from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine, PeerLink
@@ -33,7 +34,7 @@ def pair(*, bytes_per_s: float = 1e12, latency_s: float = 1e-7, num_devices: int
     machine = table_machine("RTX 3090", num_devices=num_devices, host_memory_bytes=64 * GIB)
     slow = dict.fromkeys(machine.rates.matmul_flops_per_s, 1e10)
     rates = replace(machine.rates, matmul_flops_per_s=slow, memory_bytes_per_s=1e10, op_overhead_s=1e-6)
-    return replace(machine, peers=link, rates=rates)
+    return replace(machine, peers=link, peers_within=None, num_within=1, rates=rates)
 
 
 def ask(profile: Profile, machine: Machine, *, num_devices: int = 2, pins: Pins | None = None, **goal: Any) -> ObjectiveAnswer:
@@ -55,6 +56,25 @@ def test_layouts_are_those_that_deal_the_batch_out_evenly() -> None:
         f"3 {data}" for data in shared
     )]
     assert names(list_layouts(replace(goal, num_devices=1), WORKLOAD)) == ["1 replicated"]
+
+
+def test_pairs_of_cards_that_a_bridge_joins_are_replicas(llama_profile: Profile) -> None:
+    goal = Goal(device_budget_bytes=1, num_devices=4)
+
+    def hybrids(goal: Goal) -> list[tuple[int, str, int]]:
+        listed = list_layouts(goal, WORKLOAD, num_within=2)
+        return [(layout.num_devices, layout.data, layout.replicas) for layout in listed if layout.replicas > 1]
+
+    assert hybrids(goal) == [(4, "zero2", 2), (4, "zero3", 2)]
+    assert hybrids(replace(goal, num_devices=3)) == hybrids(replace(goal, forbid=("hybrid_shard",))) == []
+    # Between the pairs a small part of the rate.
+    bridged = replace(pair(bytes_per_s=1e8, num_devices=4), peers_within=pair().peers, num_within=2)
+    state_bytes = 16 * sum(list_tensors(llama_profile).num_elements)
+    forbid = (*FORBID, "cut_model", "local_steps")
+    found = ask(llama_profile, bridged, num_devices=4, forbid=forbid, device_budget_bytes=state_bytes)
+    layout = found.result.chosen.plan.layout
+    assert (layout.num_devices, layout.replicas) == (4, 2)
+    assert any("neighbouring devices (hybrid sharding)" in sentence for sentence in found.result.explanation)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +113,7 @@ def test_two_devices_with_a_fast_link_are_chosen_and_count_all_tokens(llama_prof
     assert alone.layouts == ()
     shared = ("ddp", "zero1", "zero2", "fsdp")
     assert {*shared, *(f"{label}_recompute" for label in shared)} <= set(found.result.baselines)
-    assert {setup.setup for setup in found.setups} == {setup.label for setup in SETUPS}
+    assert {setup.setup for setup in found.setups} == {setup.label for setup in SETUPS if not setup.is_hybrid}
     assert [option.layout.num_devices for option in found.layouts] == [1, 2, 2, 2, 2, 2]
     assert [option.layout.is_cut for option in found.layouts] == [False] * 5 + [True]
     assert len(set(chosen.prediction.rank_peak_bytes)) == 1

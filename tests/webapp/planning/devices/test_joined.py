@@ -63,10 +63,9 @@ def test_a_job_gets_a_rank_on_each_machine_and_a_claim_of_both(
     assert Member.objects.get(attempt=attempt).machine_name == other
 
 
-def test_all_devices_are_used_unless_it_says_how_many_and_none_streams_weights(ada: User, spec: Spec) -> None:
+def test_all_devices_are_used_unless_it_says_how_many(ada: User, spec: Spec) -> None:
     assert read_spec(ada, spec()).goal.num_devices == 2
     assert read_spec(ada, spec(goal={"num_devices": 1})).goal.num_devices == 1
-    assert "stream_weights" in read_spec(ada, spec()).goal.forbid
     normal = read_spec(ada, spec()).to_json()
     assert read_spec(ada, normal).to_json() == normal
     with pytest.raises(InvalidInput, match="goal.num_devices is 3; the machines here have at most 2 devices"):

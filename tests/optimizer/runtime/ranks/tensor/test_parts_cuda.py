@@ -9,13 +9,17 @@ import pytest
 import torch
 
 from optimizer.runtime.device.backends import backend_of
-from tests.hostile_device.ranks.cases import ALONE, SHARED, assert_like, run_beside_another
+from tests.hostile_device.ranks.cases import ALONE, REPLICAS, SHARED, assert_like, run_beside_another
 from tests.optimizer.runtime.ranks.cases import RankCase
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("prepared_card")]
 
 CUDA = torch.device("cuda:0")
-CASES = {**SHARED, **{f"alone, {name}": case for name, case in ALONE.items()}}
+CASES = {
+    **SHARED,
+    **{f"alone, {name}": case for name, case in ALONE.items()},
+    **{f"replicas, {name}": case for name, case in REPLICAS.items()},
+}
 
 
 # Twins: test_ranks.test_sums_inside_of_blocks_that_ranks_share_are_waited_for
