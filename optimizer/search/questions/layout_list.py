@@ -65,8 +65,8 @@ def list_layouts(
         if workload is not None and workload.global_batch_size % num_devices:
             continue
         for data in DATA_PARALLEL[: 1 if num_devices == 1 else None]:
-            replicas = pins.replicas or 1
-            if replicas > 1 and not makes_replicas(num_devices, replicas, data=data):
+            replicas = 1 if pins.replicas is None else pins.replicas
+            if replicas != 1 and not makes_replicas(num_devices, replicas, data=data):
                 continue
             layout = DeviceLayout(num_devices=num_devices, data=data, replicas=replicas)
             is_pinned = pins.num_devices in (None, num_devices) and pins.data in (None, data) and pins.sync_every in (None, 1)
@@ -92,7 +92,7 @@ def list_layouts(
 
 def makes_replicas(num_devices: int, replicas: int, *, data: DataParallel) -> bool:
     """Report whether so many devices make so many replicas, of two devices and more where they share something out."""
-    return num_devices % replicas == 0 and num_devices // replicas >= (1 if data == "replicated" else 2)
+    return replicas >= 1 and num_devices % replicas == 0 and num_devices // replicas >= (1 if data == "replicated" else 2)
 
 
 def list_hybrid_modes(goal: Goal) -> tuple[DataParallel, ...]:
@@ -123,7 +123,7 @@ def list_local(goal: Goal, workload: TrainingWorkload, *, is_even: bool = True) 
         ways = list(_list_ways(goal, workload, num_devices))
         if ways and pins.num_devices in (None, num_devices) and not (is_even and workload.global_batch_size % num_devices):
             every, sync_format = ways[-1]
-            replicas = pins.replicas or 1
+            replicas = 1 if pins.replicas is None else pins.replicas
             if makes_replicas(num_devices, replicas, data="replicated"):
                 layout = DeviceLayout(num_devices=num_devices, replicas=replicas, sync_every=every, sync_format=sync_format)
                 found.append(replace(layout, sync_rule=pins.sync_rule or "average"))

@@ -6,8 +6,7 @@ import pytest
 
 from optimizer.base.units import GIB
 from tests.end_to_end.devices.test_two_devices import SHORT
-from tests.end_to_end.devices.test_two_machines import CARD, MACHINES, JoinedJobs
-from tests.end_to_end.site.stack import running_stack
+from tests.end_to_end.devices.test_two_machines import CARD, MACHINES, JoinedJobs, two_machines
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from tests.worker.processes import is_alive, wait_for
 
@@ -18,13 +17,8 @@ WORKLOAD = {**SHORT, "global_batch_size": 4, "num_steps": 30}
 
 @pytest.fixture(scope="module")
 def jobs() -> Iterator[JoinedJobs]:
-    with running_stack(machine={**MACHINE_DOCUMENT, "num_devices": 2}, has_worker=False) as stack:
-        found = JoinedJobs(stack)
-        for machine in MACHINES:
-            found.start_worker_of(machine)
-        wait_for(lambda: stack.ask("num_machines") == len(MACHINES), what="both machines", timeout_s=60)
+    with two_machines({**MACHINE_DOCUMENT, "num_devices": 2}) as found:
         yield found
-        print(stack.logs())
 
 
 def test_a_planned_job_with_a_replica_in_each_machine_outlives_one_of_them(jobs: JoinedJobs) -> None:

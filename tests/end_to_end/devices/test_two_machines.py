@@ -3,6 +3,7 @@ workers measure the link between them, and jobs are planned with it.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -87,15 +88,22 @@ class JoinedJobs(GangJobs):
         )
 
 
-@pytest.fixture(scope="module")
-def jobs() -> Iterator[JoinedJobs]:
-    with running_stack(machine=MACHINE_DOCUMENT, has_worker=False) as stack:
+@contextmanager
+def two_machines(document: dict[str, Any]) -> Iterator[JoinedJobs]:
+    """A stack with a worker of each machine, both of which are as the document says."""
+    with running_stack(machine=document, has_worker=False) as stack:
         found = JoinedJobs(stack)
         for machine in MACHINES:
             found.start_worker_of(machine)
         wait_for(lambda: stack.ask("num_machines") == len(MACHINES), what="both machines", timeout_s=60)
         yield found
         print(stack.logs())
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[JoinedJobs]:
+    with two_machines(MACHINE_DOCUMENT) as found:
+        yield found
 
 
 def test_workers_measure_their_link_at_their_start_and_a_job_runs_over_it_unstated(jobs: JoinedJobs) -> None:

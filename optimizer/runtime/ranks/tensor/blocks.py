@@ -33,7 +33,7 @@ from optimizer.plan.plan import Plan
 from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.ranks.ownership import Ownership
 from optimizer.runtime.ranks.reduction import GradientReducer
-from optimizer.runtime.ranks.replicas import Replica
+from optimizer.runtime.ranks.replicas import find_replica
 from optimizer.runtime.ranks.tensor.slices import Slices, join_slices
 from optimizer.runtime.tiers.homes import on_host
 from optimizer.runtime.tiers.tiers import Tiers
@@ -54,7 +54,7 @@ class SharedBlocks:
         if partly:
             ownership = Ownership(partly, layout=plan.layout, rank=ranks.rank)
             self.reducer = GradientReducer(
-                partly, ranks=ranks, replica=Replica(ranks=ranks, twins=None), ownership=ownership, plan=plan
+                partly, ranks=ranks, replica=find_replica(ranks, plan.layout), ownership=ownership, plan=plan
             )
         self._summed = SummedResults()
 

@@ -31,7 +31,7 @@ def list_together(
     modes = [DeviceLayout(num_devices=num_devices, data=data) for data in question.data_modes]
     flat = [*modes, *(each for each in local if each.num_devices == num_devices)]
     if not question.joining(team).hosts:
-        return [*flat, *_list_hybrids(question, team, num_devices)] if question.goal.pins.layout.replicas else flat
+        return [*flat, *_list_hybrids(question, team, num_devices)] if question.goal.pins.layout.replicas is not None else flat
     hybrids = _list_hybrids(question, team, num_devices)
     if hybrids and question.goal.pins.layout.data is None:
         # The same within each machine takes half the time on the network.
@@ -43,7 +43,7 @@ def _list_hybrids(question: UnevenQuestion, team: Sequence[DeviceKind], num_devi
     found, pinned = [], question.goal.pins.layout.replicas
     for data in question.hybrid_modes:
         number = count_replicas(team, are_alike=data == "zero3")
-        asked = pinned or number
+        asked = number if pinned is None else pinned
         if makes_replicas(num_devices, asked, data=data) and asked % number == 0:
             found.append(DeviceLayout(num_devices=num_devices, data=data, replicas=asked))
     return found

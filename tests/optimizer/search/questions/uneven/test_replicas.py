@@ -146,5 +146,6 @@ def test_pins_and_what_is_forbidden_decide_about_replicas(llama_profile: Profile
     assert modes(forbid=("shard_gradients",)) == ("zero1",)
     assert modes("layout.data=zero1") == ("zero1",)
     assert modes("layout.data=replicated") == modes(forbid=("hybrid_shard",)) == modes("layout.replicas=1") == ()
-    with pytest.raises(InvalidPlan, match="no layout of up to 3 devices"):
-        ask(llama_profile, three_cards(), "layout.replicas=2", "layout.data=zero2", forbid=SHARING)
+    for replicas in (2, 0, -1):
+        with pytest.raises(InvalidPlan, match="no layout of up to 3 devices"):
+            ask(llama_profile, three_cards(), f"layout.replicas={replicas}", "layout.data=zero2", forbid=SHARING)
