@@ -1,7 +1,7 @@
 """Spreads tests that show one claim for many cases over several runs: ``--breadth 2/4`` takes every fourth case, from the third.
 
 Such a test is marked ``breadth``. Without the option all cases run, as when a file is run by hand. ``make test`` takes a share
-that the commit draws, so that a few commits' runs have had every case. A test with fewer cases than shares has them all.
+that the commit draws, so that a few commits' runs have had every case. A test with fewer cases than shares has one of them.
 """
 
 import argparse
@@ -28,8 +28,12 @@ def left_to_others(names: Sequence[str], *, share: int, count: int) -> set[str]:
     cases: dict[str, list[str]] = defaultdict(list)
     for name in names:
         cases[name.partition("[")[0]].append(name)
-    whole = (found for found in cases.values() if len(found) >= count)
-    return {name for found in whole for index, name in enumerate(found) if index % count != share}
+    return {
+        name
+        for found in cases.values()
+        for index, name in enumerate(found)
+        if index % min(count, len(found)) != share % min(count, len(found))
+    }
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,4 +1,4 @@
-"""Shares of broad tests: together they are all cases, each once, and a narrow test is whole in each."""
+"""Shares of broad tests: together they are all cases, each once, and a narrow test has a case in each."""
 
 import argparse
 
@@ -16,8 +16,9 @@ def test_shares_have_every_case_once() -> None:
     assert sum(map(len, had)) == len(BROAD)
 
 
-def test_a_test_with_fewer_cases_than_shares_is_whole() -> None:
-    assert left_to_others(NARROW, share=3, count=4) == set()
+def test_a_test_with_fewer_cases_than_shares_has_one_in_each() -> None:
+    had = [set(NARROW) - left_to_others(NARROW, share=share, count=4) for share in range(4)]
+    assert had == [{NARROW[0]}, {NARROW[1]}, {NARROW[0]}, {NARROW[1]}]
 
 
 def test_one_share_of_one_leaves_nothing() -> None:

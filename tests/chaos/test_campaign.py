@@ -25,13 +25,11 @@ def test_there_are_as_many_kinds_of_faults_as_are_wanted() -> None:
         assert sum(database in fault.on for fault in faults.ALL) >= 30
 
 
-def test_nothing_is_lost_on_sqlite(llama_folder: Path) -> None:
-    check(run(llama_folder, postgresql_url=None, seed=SEED))
-
-
-@pytest.mark.postgres
-def test_nothing_is_lost_on_postgresql(llama_folder: Path, own_postgresql_url: str) -> None:
-    check(run(llama_folder, postgresql_url=own_postgresql_url, seed=SEED + 1))
+@pytest.mark.breadth
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def test_nothing_is_lost(llama_folder: Path, database: str, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue("own_postgresql_url") if database == "postgresql" else None
+    check(run(llama_folder, postgresql_url=url, seed=SEED if url is None else SEED + 1))
 
 
 def run(llama_folder: Path, *, postgresql_url: str | None, seed: int) -> Report:

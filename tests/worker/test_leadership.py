@@ -119,6 +119,7 @@ def service(request: pytest.FixtureRequest) -> Service:
     return request.getfixturevalue(request.param)
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_second_leads_only_once_the_first_is_lost(service: Service, how: signal.Signals) -> None:
     first = service.start_reconciler()

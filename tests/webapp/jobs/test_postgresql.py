@@ -25,6 +25,7 @@ NOT_REPEATED = (
 
 
 @pytest.mark.postgres
+@pytest.mark.breadth
 @pytest.mark.parametrize("folders", HALVES, ids=" ".join)
 def test_everything_that_touches_the_database_passes_on_postgresql(
     postgresql_url: str, short_folder: Path, llama_folder: Path, folders: tuple[str, ...]

@@ -149,6 +149,7 @@ sys.exit(runner.main())
 """
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("generates", [False, True])
 def test_a_profile_made_with_few_imports_is_that_made_with_all(tmp_path: Path, generates: bool) -> None:
     """A process that misses what it left out begins again with everything, and leaves one result."""

@@ -38,6 +38,7 @@ TIME_TOLERANCE: Final = 0.35
 """Rates of data sheets, and efficiencies that were assumed for these cards."""
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("frozen", "num_sequences", "peak_gib", "seconds"),
     [("same", 4, 22.04, {"RTX 3090": 881, "RTX 4090": 437}), ("nf4", 8, 20.94, {"RTX 3090": 875, "RTX 4090": 450})],
