@@ -28,12 +28,11 @@ def left_to_others(names: Sequence[str], *, share: int, count: int) -> set[str]:
     cases: dict[str, list[str]] = defaultdict(list)
     for name in names:
         cases[name.partition("[")[0]].append(name)
-    return {
-        name
-        for found in cases.values()
-        for index, name in enumerate(found)
-        if index % min(count, len(found)) != share % min(count, len(found))
-    }
+    left: set[str] = set()
+    for found in cases.values():
+        num_shares = min(count, len(found))
+        left.update(name for index, name in enumerate(found) if index % num_shares != share % num_shares)
+    return left
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

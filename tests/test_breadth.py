@@ -1,4 +1,4 @@
-"""Shares of broad tests: together they are all cases, each once, and a narrow test has a case in each."""
+"""Shares of broad tests: together they are all cases of a broad test, each once, and a narrow one has a case in each."""
 
 import argparse
 
