@@ -7,6 +7,7 @@ the fewest monomials that give every traced value in exact arithmetic, with alwa
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from itertools import combinations
 
 Terms = tuple[int, int, int, int, int, int]
@@ -38,12 +39,18 @@ def fit_terms(values: Mapping[Shape, int]) -> Terms | None:
     Where all shapes have one micro-batch size the terms in B are zero: the result holds for that micro-batch only. Of a
     single shape it is a constant, which holds there alone.
     """
-    shapes = list(values)
+    return _fit(tuple(values), tuple(values.values()))
+
+
+@lru_cache(maxsize=1 << 15)
+def _fit(shapes: tuple[Shape, ...], sizes: tuple[int, ...]) -> Terms | None:
+    """Remembered: a model has few sizes, and each comes many times."""
+    values = dict(zip(shapes, sizes, strict=True))
     if len(shapes) == 1:
-        return (values[shapes[0]], 0, 0, 0, 0, 0)
+        return (sizes[0], 0, 0, 0, 0, 0)
     is_one_batch = len({batch for batch, _ in shapes}) == 1
     usable = _WITHOUT_BATCH if is_one_batch else range(NUM_MONOMIALS)
-    if not any(values.values()):
+    if not any(sizes):
         return (0, 0, 0, 0, 0, 0)
     for num_terms in range(1, len(shapes)):
         for chosen in combinations(usable, num_terms):

@@ -24,7 +24,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.plan import Plan
 from optimizer.profile.keep import child
-from optimizer.profile.keep.obtain import _read_error
+from optimizer.profile.keep.asking import read_error
 from optimizer.profile.profile import Profile
 from optimizer.search.answer.baselines import BASELINES
 from optimizer.workload import TrainingWorkload
@@ -252,7 +252,7 @@ def test_a_model_that_cannot_be_traced_is_refused_with_the_reason(
         assert child.main([]) == 0
     finally:
         gc.enable()  # which a process that only traces does without
-    error = _read_error(json.loads(capsys.readouterr().out)["error"])
+    error = read_error(json.loads(capsys.readouterr().out)["error"])
     assert type(error) is InvalidModel
     assert error.message.startswith(words)
     assert error.hint

@@ -1,21 +1,20 @@
-"""Runs a ``profile`` job in the attempt's process."""
+"""Runs a ``profile`` job: children of the attempt's process trace, side by side."""
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optimizer.base.serialize import from_json
-from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.base.serialize import to_json
+from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import COMPILED
 from optimizer.profile.assemble.merge import add_compiled
 from optimizer.profile.extent import EVERYTHING, Extent
-from optimizer.profile.generation import GenerationProfile
+from optimizer.profile.keep.asking import TracingChild, ask_child
 from optimizer.profile.profile import Profile
-from optimizer.profile.trace.generation import profile_generation
-from optimizer.profile.trace.trace import profile_model
-from optimizer.workload import Adapter, TrainingObjective
+from optimizer.workload import TrainingObjective
 
 
 def profile_to_file(
@@ -35,30 +34,34 @@ def profile_to_file(
     generates instead. is_packed: for rows of samples that do not attend to each other. objective: of the training.
     compiled: representations of the weights in which compiled blocks are traced too. sharing: devices that share each block, the
     part of one of which is traced too.
-    Raises BlockNotCompiled, whose words name the block, where a block cannot be compiled.
+    Raises BlockNotCompiled, whose words name the block, where a block cannot be compiled; ProfilingFailed for a child that died.
     """
-    spec = read_model_spec(config)
-    read = None if adapter is None else from_json(Adapter, adapter, path="adapter")
+    spec = read_model_spec(config)  # refuses by name what no trace is needed for
     if generates:
-        profile: Profile | GenerationProfile = profile_generation(spec)
+        document = ask_child(TracingChild(is_lean=True), {"config": spec.to_config(), "representations": None})
     else:
-        profile = _profile_training(spec, read, is_packed=is_packed, objective=objective, compiled=compiled)
-        if sharing > 1:
-            part = profile_model(spec, adapter=read, is_packed=is_packed, objective=objective, num_sharing=sharing)
-            profile = replace(profile, narrower=(part,))
-    document = profile.to_json()
+        asked = {
+            "config": spec.to_config(),
+            "adapter": adapter,
+            "is_packed": is_packed,
+            "objective": objective,
+        }
+        document = _trace_training(asked, compiled=[name + COMPILED for name in compiled], sharing=sharing).to_json()
     staged = file.with_name(f".{file.name}")
     staged.write_text(json.dumps(document))
     staged.replace(file)
 
 
-def _profile_training(
-    spec: ModelSpec, adapter: Adapter | None, *, is_packed: bool, objective: TrainingObjective, compiled: Sequence[str]
-) -> Profile:
-    def trace(extent: Extent) -> Profile:
-        return profile_model(spec, adapter=adapter, is_packed=is_packed, objective=objective, extent=extent)
+def _trace_training(asked: dict[str, Any], *, compiled: Sequence[str], sharing: int) -> Profile:
+    def trace(**more: Any) -> Profile:
+        # peft, which makes adapters, and the compiler do not import where little is.
+        child = TracingChild(is_lean=asked["adapter"] is None and more.get("extent") is None)
+        return Profile.from_json(ask_child(child, {**asked, "extent": to_json(EVERYTHING), **more}))
 
-    # first, since it is what may be refused
-    more = trace(Extent(representations=tuple(name + COMPILED for name in compiled))) if compiled else None
-    profile = trace(EVERYTHING)
-    return profile if more is None else add_compiled(profile, more)
+    with ThreadPoolExecutor() as pool:
+        with_compiled = pool.submit(trace, extent=to_json(Extent(representations=tuple(compiled)))) if compiled else None
+        part = pool.submit(trace, num_sharing=sharing) if sharing > 1 else None
+        profile = trace()
+    if with_compiled is not None:
+        profile = add_compiled(profile, with_compiled.result())
+    return profile if part is None else replace(profile, narrower=(part.result(),))

@@ -25,13 +25,11 @@ from optimizer.base.errors import (
     InvalidPlan,
     RankLost,
 )
-from optimizer.models.spec import read_model_spec
 from optimizer.plan.generation_layout import count_devices
-from optimizer.profile.keep.child import SAME_IN_FULL
-from optimizer.profile.meta_ops.stub_imports import import_lean
 from worker.run.exit_codes import EXIT_DONE, EXIT_DRAINED, EXIT_FAILED, EXIT_NO_ROOM, EXIT_USAGE
 from worker.run.exporting import export_attempt
 from worker.run.pipe import PipeWriter
+from worker.run.profiling import profile_to_file
 from worker.run.ranks.leader import lead_ranks
 from worker.run.ranks.rank import (
     brief_of_rank,
@@ -59,10 +57,6 @@ REASONS = frozenset(
     }
 )
 """Error codes that are a job's reason as they are (``webapp.jobs.models.Reason``)."""
-
-
-_IMPORT_EVERYTHING = "HEADROOM_IMPORT_EVERYTHING"
-"""Set in the environment of a process that has begun again."""
 
 
 class StopFlag:
@@ -144,31 +138,9 @@ def _print_traceback() -> None:
 
 
 def profile(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> dict[str, Any]:
-    """Trace the model for pricing. Seconds; a stop that comes meanwhile is answered after the end.
-
-    The process imports only what a trace runs, and begins again with everything where that was too little.
-    """
-    read_model_spec(attempt["config"])  # refuses by name what no trace is needed for
+    """Trace the model for pricing. Seconds; a stop that comes meanwhile is answered after the end."""
     reporter({"type": "started", "resumed_from_step": 0})
     reporter.phase("profiling")
-    # peft, which makes adapters, and the compiler do not import where little is
-    imports_little = not (attempt.get("adapter") or attempt.get("compiled") or _IMPORT_EVERYTHING in os.environ)
-    try:
-        if imports_little:
-            import_lean()
-        _trace(attempt)
-    except SAME_IN_FULL:
-        raise
-    except Exception:
-        if not imports_little:
-            raise
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, _IMPORT_EVERYTHING: "1"})
-    return {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 0}
-
-
-def _trace(attempt: dict[str, Any]) -> None:
-    from worker.run.profiling import profile_to_file
-
     profile_to_file(
         attempt["config"],
         Path(attempt["profile_file"]),
@@ -179,6 +151,7 @@ def _trace(attempt: dict[str, Any]) -> None:
         compiled=attempt.get("compiled", ()),
         sharing=attempt.get("sharing", 1),
     )
+    return {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 0}
 
 
 def train(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag) -> dict[str, Any]:

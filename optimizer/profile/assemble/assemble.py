@@ -142,7 +142,7 @@ def _list_shared(
                     field="config",
                 )
         yield Shared(
-            num_bytes=fit.terms(f"{storage.made_by} {STORAGE}", storage.num_bytes),
+            num_bytes=fit.terms((storage.made_by, STORAGE), storage.num_bytes),
             category=storage.category,
             ends_in=ends_in,
             ends_before=ends_before,

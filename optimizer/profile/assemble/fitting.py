@@ -1,7 +1,7 @@
 """Says how every size of a micro-batch grows with the shape, and writes parts with sizes as polynomials. Torch-free."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from optimizer.base.categories import Category, Tier
 from optimizer.base.errors import InvalidModel
@@ -16,6 +16,8 @@ from optimizer.profile.sizes import NO_TERMS, Shape, Terms, evaluate, fit_terms
 STORAGE: Final = "storage"
 """Names what an op made, among what is learnt of it."""
 _OP_SIZES = ("flops", "read_bytes", "written_bytes")
+_What: TypeAlias = tuple[object, ...]
+"""Thing that has a size: a name and which size of it, or an op with all its sizes and which of them."""
 
 
 class Fitter:
@@ -27,7 +29,8 @@ class Fitter:
     def __init__(self, shape: Shape, *, constants: frozenset[int] = frozenset()) -> None:
         self._shape = shape
         self._constants = constants
-        self._known: dict[tuple[str, int], Terms] = {}
+        self._known: dict[tuple[_What, int], Terms] = {}
+        self._storages: dict[int, list[Terms]] = {}
         self._inputs: dict[int, Terms] = {}
         self._scratch: dict[tuple[object, ...], tuple[Terms, tuple[Terms, ...], tuple[Terms, ...]]] = {}
 
@@ -53,36 +56,39 @@ class Fitter:
             if change.num_bytes < 0:
                 continue  # It came as something that was learnt then.
             sizes = {shape: other.changes[index].num_bytes for shape, other in others.items()}
-            self._learn_size((f"{change.made_by} {STORAGE}", change.num_bytes), sizes, what)
+            self._learn_size((change.made_by, STORAGE), change.num_bytes, sizes, part=what)
         for index, op in enumerate(part.ops):
+            described = _describe(op)
             for name in _OP_SIZES:
                 sizes = {shape: getattr(other.ops[index], name) for shape, other in others.items()}
-                for label in (f"{_describe(op)} {name}", f"{op.name} {name}"):
-                    self._learn_size((label, getattr(op, name)), sizes, what, decides_bytes=False)
+                for label in ((*described, name), (op.name, name)):
+                    self._learn_size(label, getattr(op, name), sizes, part=what, decides_bytes=False)
             self._learn_scratch(op, {shape: other.ops[index] for shape, other in others.items()})
 
     def _learn_size(
-        self, key: tuple[str, int], others: Mapping[Shape, int], what: str, *, decides_bytes: bool = True
+        self, what: _What, size: int, others: Mapping[Shape, int], *, part: str, decides_bytes: bool = True
     ) -> None:
         """Learn a size. decides_bytes: two sizes that are one at the first shape and grow apart cannot be separated. Of
         storages that would make wrong bytes. Of ops it would make the time of a few a little wrong, and the first is
         taken.
         """
-        known = self._known.get(key)
-        if known is not None and all(evaluate(known, shape) == size for shape, size in others.items()):
+        known = self._known.get((what, size))
+        if known is not None and all(evaluate(known, shape) == other for shape, other in others.items()):
             return
-        values = {self._shape: key[1], **others}
+        values = {self._shape: size, **others}
         fitted = fit_terms(values)
         if fitted is not None and known is not None and not decides_bytes:
             return
         if fitted is None or known is not None:
-            listed = ", ".join(f"{size} at {shape}" for shape, size in values.items())
+            listed = ", ".join(f"{value} at {shape}" for shape, value in values.items())
             raise ShapesDiffer(
-                f"the model cannot be traced: a size in {what} ({key[0]}) is no polynomial in micro-batch and sequence "
-                f"length ({listed})",
+                f"the model cannot be traced: a size in {part} ({what[0]} {what[-1]}) is no polynomial in micro-batch "
+                f"and sequence length ({listed})",
                 field="config",
             )
-        self._known[key] = fitted
+        self._known[what, size] = fitted
+        if what[-1] == STORAGE:
+            self._storages.setdefault(size, []).append(fitted)
 
     def _learn_scratch(self, op: Ran, others: Mapping[Shape, Ran]) -> None:
         """No polynomial is needed here, only a bound: no more than what the op writes, and the largest length seen."""
@@ -93,11 +99,13 @@ class Fitter:
         scratch = fit_terms({shape: each.scratch_bytes for shape, each in traced.items()})
         sides = _fit_each({shape: each.sides for shape, each in traced.items()})
         convolution = _fit_each({shape: each.convolution for shape, each in traced.items()})
-        written = self.terms(f"{op.name} written_bytes", op.written_bytes)
+        written = self.terms((op.name, "written_bytes"), op.written_bytes)
         self._scratch[key] = (written if scratch is None else scratch, sides, convolution)
 
-    def terms(self, what: str, value: int, *, adds_gradients: bool = False) -> Terms:
-        """Terms of a storage's or an op's size; what an op moves that the plain plan lacks (a copy) is some storage's size.
+    def terms(self, what: tuple[str, str], value: int, *, adds_gradients: bool = False) -> Terms:
+        """Terms of a size; what an op moves that the plain plan lacks (a copy) is some storage's size.
+
+        what: the op's name, and which of its sizes, or ``STORAGE`` for what it made.
 
         adds_gradients: an op that the first micro-batch lacks adds to a gradient, whose size does not change with the shape.
         """
@@ -109,34 +117,35 @@ class Fitter:
         known = known or self._any_storage(abs(value)) or self._inputs.get(abs(value))
         if known is None:
             raise InvalidModel(
-                f"the model cannot be traced: how {what} of {abs(value)} at {self._shape} grows is not known",
+                f"the model cannot be traced: how {' '.join(what)} of {abs(value)} at {self._shape} grows is not known",
                 field="config",
             )
         return known if value >= 0 else tuple(-term for term in known)  # type: ignore[return-value]
 
     def _any_storage(self, value: int) -> Terms | None:
         """The size of a copy, which may be of any storage: one that grows, as what blocks save does, before one that does not."""
-        found = [terms for (what, size), terms in self._known.items() if size == value and what.endswith(STORAGE)]
-        return max(found, key=lambda terms: any(terms[1:]), default=None)
+        return max(self._storages.get(value, ()), key=lambda terms: any(terms[1:]), default=None)
 
     def add_part(self, raw: RawPart, tables: PartTables, *, adds_gradients: bool) -> int:
-        def size(op: Ran, name: str) -> Terms:
-            # What blocks save is copied in every micro-batch, and grows with the shape in each.
-            is_copy = op.kind in ("copy_out", "copy_in")
-            known = self._known.get((f"{_describe(op)} {name}", getattr(op, name)))
+        def size(op: Ran, described: _What, name: str) -> Terms:
+            value: int = getattr(op, name)
+            known = self._known.get(((*described, name), value))
             if known is not None:
                 return known
-            return self.terms(f"{op.name} {name}", getattr(op, name), adds_gradients=adds_gradients and not is_copy)
+            # What blocks save is copied in every micro-batch, and grows with the shape in each.
+            is_copy = op.kind in ("copy_out", "copy_in")
+            return self.terms((op.name, name), value, adds_gradients=adds_gradients and not is_copy)
 
         def make(op: Ran) -> Op:
+            described = _describe(op)
             # What the plain plan lacks, an op of another micro-batch alone, holds nothing that counts.
             scratch_bytes, sides, convolution = self._scratch.get(_describe_scratch(op), (NO_TERMS, (), ()))
             return Op(
                 name=op.name,
                 kind=op.kind,
-                flops=size(op, "flops"),
-                read_bytes=size(op, "read_bytes"),
-                written_bytes=size(op, "written_bytes"),
+                flops=size(op, described, "flops"),
+                read_bytes=size(op, described, "read_bytes"),
+                written_bytes=size(op, described, "written_bytes"),
                 scratch_bytes=scratch_bytes,
                 sides=sides,
                 convolution=convolution,
@@ -148,7 +157,7 @@ class Fitter:
         changes = (
             (
                 c.at,
-                Change(tier=c.tier, category=c.category, num_bytes=self.terms(f"{c.made_by} {STORAGE}", c.num_bytes)),
+                Change(tier=c.tier, category=c.category, num_bytes=self.terms((c.made_by, STORAGE), c.num_bytes)),
             )
             for c in raw.changes
         )
@@ -169,13 +178,13 @@ def _number_storages(changes: Sequence[RawChange]) -> Iterator[int]:
         yield numbers.get(storage, -1)
 
 
-def _describe(op: Ran) -> str:
+def _describe(op: Ran) -> _What:
     """Name an op so that ops of one name that have one size in common stay apart."""
-    return " ".join(str(value) for value in (op.name, *(getattr(op, name) for name in _OP_SIZES)))
+    return op.name, op.flops, op.read_bytes, op.written_bytes
 
 
 def _describe_scratch(op: Ran) -> tuple[object, ...]:
-    return _describe(op), op.scratch_bytes, op.sides, op.convolution
+    return (*_describe(op), op.scratch_bytes, op.sides, op.convolution)
 
 
 def _fit_each(values: Mapping[Shape, Sequence[int]]) -> tuple[Terms, ...]:

@@ -1,4 +1,4 @@
-"""Joins two profiles of one model of which each was traced in part. Torch-free."""
+"""Joins profiles of one model of which each was traced in part. Torch-free."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,22 +8,23 @@ from optimizer.profile.ops import Part
 from optimizer.profile.profile import BlockTemplate, Evaluation, Profile, Regime
 
 
-def merge_profiles(one: Profile, other: Profile) -> Profile:
-    """Everything that either holds. Of a range that both hold, the one with more choices is taken whole: what blocks share
-    depends on which choices were traced together.
+def merge_profiles(*profiles: Profile) -> Profile:
+    """Everything that any of them holds. Of a range that several hold, the one with the most choices is taken whole: what blocks
+    share depends on which choices were traced together.
 
-    Both must be of the same model, adapters and versions.
+    All must be of the same model, adapters and versions.
     """
-    if not one.is_partial or not other.is_partial:
-        return other if one.is_partial else one
+    whole = next((profile for profile in profiles if not profile.is_partial), None)
+    if whole is not None or len(profiles) == 1:
+        return whole or profiles[0]
     tables = PartTables()
-    moved = [_with_parts_in(profile, tables) for profile in (one, other)]
-    names = dict.fromkeys([*one.regimes, *other.regimes])
+    moved = [_with_parts_in(profile, tables) for profile in profiles]
+    names = dict.fromkeys(name for profile in profiles for name in profile.regimes)
     regimes = {name: _merge([regime for found in moved for regime in found.get(name, ())]) for name in names}
     return replace(
-        one,
-        buffer_bytes={**one.buffer_bytes, **other.buffer_bytes},
-        frozen={**one.frozen, **other.frozen},
+        profiles[0],
+        buffer_bytes={dtype: size for profile in profiles for dtype, size in profile.buffer_bytes.items()},
+        frozen={name: frozen for profile in profiles for name, frozen in profile.frozen.items()},
         ops=tables.ops,
         changes=tables.changes,
         parts=tables.parts,

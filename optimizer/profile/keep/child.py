@@ -1,4 +1,4 @@
-"""Traces one model in a process of its own: ``python -m optimizer.profile.keep.child``, started by ``obtain.py``.
+"""Traces one model in a process of its own: ``python -m optimizer.profile.keep.child``, started by ``asking.py``.
 
 Reads one JSON object from standard input when torch is imported, writes one to standard output: a profile, an error of the tree,
 or that it must be asked again in full (``meta_ops/stub_imports.py``). The caller stays free of torch, and gets back all memory
@@ -8,6 +8,7 @@ that this took.
 import contextlib
 import gc
 import json
+import os
 import sys
 from typing import Any
 
@@ -18,7 +19,9 @@ from optimizer.profile.meta_ops.stub_imports import import_lean
 from optimizer.workload import Adapter
 
 LEAN_OPTION = "--lean"
-SAME_IN_FULL = (InvalidPlan, InvalidWorkload)
+MAX_PROCESSES = 8
+"""Each takes about 150 MB beside what they share."""
+_SAME_IN_FULL = (InvalidPlan, InvalidWorkload)
 """Errors that lie in what was asked, however much is imported. MissingExtra is none: peft needs more than is imported here."""
 
 
@@ -38,8 +41,10 @@ def _answer(*, is_lean: bool) -> dict[str, Any]:
         if is_lean:
             import_lean()
         return {"profile": _trace()}
-    except SAME_IN_FULL as error:
+    except _SAME_IN_FULL as error:
         return {"error": error.to_json()}
+    except (MemoryError, OSError):
+        raise  # no fault of the model
     except Exception as error:
         if is_lean:
             return {"again": f"{type(error).__name__}: {error}"}
@@ -71,8 +76,15 @@ def _trace() -> dict[str, Any]:
     extent = from_json(Extent, request["extent"])
     rows = {name: bool(request.get(name)) for name in ("is_padded", "is_packed")}
     objective = request.get("objective", "next_token")
-    num_sharing = request.get("num_sharing", 1)
-    traced = profile_model(spec, adapter=adapter, extent=extent, objective=objective, num_sharing=num_sharing, **rows)
+    traced = profile_model(
+        spec,
+        adapter=adapter,
+        extent=extent,
+        objective=objective,
+        num_sharing=request.get("num_sharing", 1),
+        num_processes=min(len(os.sched_getaffinity(0)), MAX_PROCESSES),
+        **rows,
+    )
     return traced.to_json()
 
 

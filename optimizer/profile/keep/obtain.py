@@ -3,17 +3,10 @@
 What was kept before and does not hold enough is traced as far as it is missing, and joined with the rest.
 """
 
-import contextlib
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from optimizer.base.errors import HeadroomError, ProfilingFailed
 from optimizer.base.serialize import to_json
 from optimizer.models.spec import ModelSpec
 from optimizer.plan.activations import COMPILED
@@ -21,6 +14,7 @@ from optimizer.profile.assemble.merge import merge_profiles
 from optimizer.profile.extent import EVERYTHING, Extent
 from optimizer.profile.fingerprints import profile_fingerprint
 from optimizer.profile.generation import GenerationProfile
+from optimizer.profile.keep.asking import TracingChild, ask_child
 from optimizer.profile.keep.kept import (
     keep_generation_profile,
     keep_profile,
@@ -29,8 +23,6 @@ from optimizer.profile.keep.kept import (
 )
 from optimizer.profile.profile import BLOCK_CHOICES, Profile
 from optimizer.workload import Adapter, TrainingObjective
-
-_ROOT = Path(__file__).parents[3]
 
 
 def obtain_profile(
@@ -70,7 +62,7 @@ def obtain_generation_profile(
     if kept is not None:
         return kept
     request = {"config": spec.to_config(), "representations": list(representations)}
-    profile = GenerationProfile.from_json(_ask(_Child(is_lean=True), request))
+    profile = GenerationProfile.from_json(ask_child(TracingChild(is_lean=True), request))
     keep_generation_profile(profile, folder=folder)
     return profile
 
@@ -121,9 +113,9 @@ class ProfileSource:
         self._kept = profile
         return profile
 
-    def _start(self) -> "_Child":
+    def _start(self) -> TracingChild:
         # peft, which makes adapters, does not import where little is.
-        return _Child(is_lean=self._adapter is None)
+        return TracingChild(is_lean=self._adapter is None)
 
     def _trace(self, extent: Extent) -> Profile:
         request = {
@@ -139,8 +131,8 @@ class ProfileSource:
         if any(name.endswith(COMPILED) for name in extent.representations or ()):
             # It needs the compiler, which a child that imports little has not.
             child.end()
-            child = _Child(is_lean=False)
-        return Profile.from_json(_ask(child, request))
+            child = TracingChild(is_lean=False)
+        return Profile.from_json(ask_child(child, request))
 
 
 def _whole_ranges(extent: Extent, kept: Profile | None) -> Extent:
@@ -150,62 +142,3 @@ def _whole_ranges(extent: Extent, kept: Profile | None) -> Extent:
     known = {name for found in kept.regimes.values() for regime in found for name in regime.templates}
     choices = [choice for choice in BLOCK_CHOICES if choice in extent.choices or choice in known]
     return replace(extent, choices=tuple(choices))
-
-
-class _Child:
-    """One process that answers one request."""
-
-    def __init__(self, *, is_lean: bool) -> None:
-        search_path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-        # -P: not from the working directory, where anything may lie.
-        command = [sys.executable, "-P", "-m", "optimizer.profile.keep.child", *(["--lean"] if is_lean else [])]
-        self._process = subprocess.Popen(
-            command,
-            env={**os.environ, "PYTHONPATH": search_path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Raises ProfilingFailed with the last line it wrote."""
-        try:
-            output, errors = self._process.communicate(json.dumps(request))
-        except BaseException:
-            self.end()
-            raise
-        with contextlib.suppress(ValueError):
-            answer = json.loads(output)
-            if isinstance(answer, dict):
-                return answer
-        lines = errors.strip().splitlines()
-        raise ProfilingFailed(exit_code=self._process.returncode, last_line=lines[-1] if lines else "")
-
-    def end(self) -> None:
-        """End the child at once, whatever it does."""
-        self._process.kill()
-        self._process.communicate()
-
-
-def _ask(child: _Child, request: dict[str, Any]) -> Any:
-    """The profile's document; in a child that imports everything where a lean one cannot."""
-    answer = child.ask(request)
-    if "again" in answer:
-        answer = _Child(is_lean=False).ask(request)
-    if "error" in answer:
-        raise _read_error(answer["error"])
-    return answer["profile"]
-
-
-def _read_error(document: dict[str, Any]) -> HeadroomError:
-    # Only what optimizer/base/errors.py defines: the service has kinds of its own under some of these codes.
-    kinds = {kind.code: kind for kind in _subclasses(HeadroomError) if kind.__module__ == HeadroomError.__module__}
-    kind = kinds.get(document["code"], HeadroomError)
-    error = kind.__new__(kind)
-    HeadroomError.__init__(error, document["message"], hint=document["hint"], **document["fields"])
-    return error
-
-
-def _subclasses(kind: type[HeadroomError]) -> list[type[HeadroomError]]:
-    return [kind, *(below for child in kind.__subclasses__() for below in _subclasses(child))]

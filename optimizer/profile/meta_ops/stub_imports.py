@@ -1,5 +1,4 @@
-"""Imports torch and transformers without what a trace never runs. For processes that do nothing but trace: ``keep/child.py``,
-and a worker's for a profile (``worker/run/runner.py``).
+"""Imports torch and transformers without what a trace never runs. For a process that does nothing but trace: ``keep/child.py``.
 
 To import one architecture of transformers takes three times what tracing it takes: with it come generation, tokenizers,
 distributed tensors, torch's compiler, a client of the model hub, and losses of vision models with all of scipy. Here those are

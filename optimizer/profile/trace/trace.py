@@ -12,7 +12,6 @@ Nothing is allocated and nothing computed, but for the values of small integer t
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import reduce
 from importlib.util import find_spec
 from typing import NamedTuple, get_args
 
@@ -45,18 +44,17 @@ from optimizer.profile.fingerprints import profile_fingerprint
 from optimizer.profile.meta_ops.meta_ops import Ops
 from optimizer.profile.profile import (
     BLOCK_CHOICES,
-    BlockSums,
     Profile,
     Regime,
     beyond_positions,
     not_in_blocks,
     not_profiled,
 )
+from optimizer.profile.trace.copies import map_in_copies
 from optimizer.profile.trace.structure import sequence_limits, sequence_steps, shorten_model
 from optimizer.profile.trace.sums import count_sums
 from optimizer.profile.trace.tensor_sizes import list_base, list_tensors, mark_sparse, sum_frozen, sum_in_depth
 from optimizer.profile.trace.training_step import Subject, trace_evaluation, trace_step
-from optimizer.profile.trained import FrozenBytes, Tensors
 from optimizer.runtime.job.prepare import prepare_model
 from optimizer.runtime.step.weights import torch_dtype
 from optimizer.workload import Adapter, TrainingObjective, TrainingWorkload
@@ -74,6 +72,7 @@ def profile_model(
     objective: TrainingObjective = "next_token",
     extent: Extent = EVERYTHING,
     num_sharing: int = 1,
+    num_processes: int = 1,
 ) -> Profile:
     """Trace each distinct block once in each representation. Seconds, whatever the depth and width; no weights are allocated.
 
@@ -83,12 +82,14 @@ def profile_model(
     objective: of the training, whose loss is traced.
     extent: how much is traced; with less than everything the profile says so (``Profile.is_partial``).
     num_sharing: ranks that share each block, of which the model of one is traced; raises InvalidPlan where they cannot.
+    num_processes: copies of this process, itself among them, which trace representations side by side; more than one only where
+    no other thread runs. The profile is the same.
     Raises InvalidModel where an operation cannot be traced, or a size is no polynomial in micro-batch and sequence length,
     InvalidWorkload for adapters that the model cannot have, MissingExtra without peft.
     """
     if is_packed:
         check_packs(spec.model_type)
-    asked = _Asked(spec, adapter, is_padded, is_packed, objective, extent, num_sharing)
+    asked = _Asked(spec, adapter, is_padded, is_packed, objective, extent, num_sharing, num_processes)
     try:
         return _trace_blocks(asked, _choose_ranges(spec, extent), is_partial=not extent.is_everything)
     except (ShapesDiffer, _FaultInModel):
@@ -97,7 +98,7 @@ def profile_model(
         # A scan in chunks, or token by token, has other ops at each length; a model may also be another one after a length, or
         # run at some lengths alone (Reformer's chunks).
         profiles = [_trace_blocks(asked, ranges, is_partial=True) for ranges in _choose_lengths(spec, extent)]
-        return reduce(merge_profiles, profiles)
+        return merge_profiles(*profiles)
 
 
 class _FaultInModel(InvalidModel):
@@ -114,6 +115,7 @@ class _Asked(NamedTuple):
     objective: TrainingObjective
     extent: Extent
     num_sharing: int
+    num_processes: int
 
 
 def _trace_blocks(asked: _Asked, chosen: Sequence[ShapeRange], *, is_partial: bool) -> Profile:
@@ -129,50 +131,64 @@ def _trace_blocks(asked: _Asked, chosen: Sequence[ShapeRange], *, is_partial: bo
 def _trace_ranges(
     asked: _Asked, chosen: Sequence[ShapeRange], shortened: tuple[ModelSpec, list[int]], *, is_partial: bool
 ) -> Profile:
-    spec, adapter, is_padded, is_packed, objective, extent, num_sharing = asked
+    ops, forms = Ops(), _list_representations(asked.adapter, asked.extent)
+    profiles = map_in_copies(
+        lambda form: _trace_form(form, asked, chosen, shortened, counts_sums=form == forms[0], ops=ops),
+        forms,
+        num_processes=asked.num_processes,
+    )
+    short_spec, _ = shortened
+    plain = build_model(short_spec.of_rank(asked.num_sharing), device="meta")
+    prepare_model(plain, weights=WeightsPlan(frozen="int8"), workload=TrainingWorkload(adapter=asked.adapter))
+    merged = merge_profiles(*profiles)
+    return replace(merged, is_partial=is_partial, base=list_base(plain, num_sharing=asked.num_sharing))
+
+
+def _trace_form(
+    form: tuple[WeightsPlan, BlockKernels],
+    asked: _Asked,
+    chosen: Sequence[ShapeRange],
+    shortened: tuple[ModelSpec, list[int]],
+    *,
+    counts_sums: bool,
+    ops: Ops,
+) -> Profile:
+    """Trace the model in one representation of its weights.
+
+    counts_sums: counts what ranks sum that share each block, which is the same in each representation.
+    """
+    weights, kernels = form
+    spec, adapter, is_padded, is_packed, objective, extent, num_sharing, _ = asked
     short_spec, instances = shortened
     # Shortened before: what the spec of a part says beside its own keys is not read again.
     spec, short_spec = spec.of_rank(num_sharing), short_spec.of_rank(num_sharing)
     choices = [choice for choice in BLOCK_CHOICES if extent.choices is None or choice in ("keep", *extent.choices)]
     lengths = sorted({length for _, length in extent.shapes or ()})
-    regimes: dict[str, tuple[Regime, ...]] = {}
-    buffer_bytes: dict[str, int] = {}
-    frozen: dict[str, FrozenBytes] = {}
-    tensors: Tensors | None = None
-    sums: BlockSums | None = None
-    tables, ops = PartTables(), Ops()
-    workload = TrainingWorkload(adapter=adapter)
-    for weights, kernels in _list_representations(adapter, extent):
-        model = build_model(short_spec, dtype=torch_dtype(weights), device="meta")
-        prepare_model(model, weights=weights, workload=workload)
-        row_elements = mark_sparse(model)
-        has_plain_head = find_anatomy(model).is_chunkable
-        subject = Subject(model, weights, adapter, tuple(instances), is_padded, set(), is_packed=is_packed, objective=objective)
-        subject = subject._replace(kernels=kernels)
-        name = weights.representation + (COMPILED if kernels == "compiled" else "")
-        with _naming_faults(spec, kernels):
-            if not spec.is_listed:
-                _check_witnesses(subject, chosen, lengths, ops=ops)
-            possible = _possible(choices, kernels)
-            regimes[name] = tuple(
-                _trace_range(subject, place, possible, is_listed=spec.is_listed, tables=tables, ops=ops) for place in chosen
-            )
-        buffer_bytes[weights.dtype] = sum_in_depth(model, [*model.buffers(), *_list_idle(subject)], instances)
-        tensors = list_tensors(
-            model,
-            instances,
-            row_elements=row_elements,
-            unused=subject.unused or (),
-            whole=lambda: build_model(spec, device="meta"),
-            num_sharing=num_sharing,
+    tables = PartTables()
+    model = build_model(short_spec, dtype=torch_dtype(weights), device="meta")
+    prepare_model(model, weights=weights, workload=TrainingWorkload(adapter=adapter))
+    row_elements = mark_sparse(model)
+    has_plain_head = find_anatomy(model).is_chunkable
+    subject = Subject(model, weights, adapter, tuple(instances), is_padded, set(), is_packed=is_packed, objective=objective)
+    subject = subject._replace(kernels=kernels)
+    with _naming_faults(spec, kernels):
+        if not spec.is_listed:
+            _check_witnesses(subject, chosen, lengths, ops=ops)
+        possible = _possible(choices, kernels)
+        regimes = tuple(
+            _trace_range(subject, place, possible, is_listed=spec.is_listed, tables=tables, ops=ops) for place in chosen
         )
-        if num_sharing > 1 and sums is None:
-            sums = count_sums(subject, chosen[0].shape, choices, num_ranks=num_sharing, ops=ops)
-        if adapter is not None:
-            frozen[weights.representation] = sum_frozen(model)
-    assert tensors is not None
-    plain = build_model(short_spec, device="meta")
-    prepare_model(plain, weights=WeightsPlan(frozen="int8"), workload=workload)
+    sums = None
+    if num_sharing > 1 and counts_sums:
+        sums = count_sums(subject, chosen[0].shape, choices, num_ranks=num_sharing, ops=ops)
+    tensors = list_tensors(
+        model,
+        instances,
+        row_elements=row_elements,
+        unused=subject.unused or (),
+        whole=lambda: build_model(spec, device="meta"),
+        num_sharing=num_sharing,
+    )
     return Profile(
         model_fingerprint=profile_fingerprint(spec.fingerprint, adapter, is_packed=is_packed, objective=objective),
         model_type=spec.model_type,
@@ -180,7 +196,7 @@ def _trace_ranges(
         hidden_size=spec.hidden_size,
         vocab_size=spec.vocab_size,
         max_sequence_length=spec.max_sequence_length,
-        is_partial=is_partial,
+        is_partial=True,
         torch_version=torch.__version__,
         is_padded=is_padded,
         is_packed=is_packed,
@@ -190,14 +206,13 @@ def _trace_ranges(
         clamps_fp16=spec.kind == "encoder_decoder",
         is_held_to_measurement=spec.is_listed,
         tensors=tensors,
-        buffer_bytes=buffer_bytes,
-        frozen=frozen,
-        base=list_base(plain, num_sharing=num_sharing),
+        buffer_bytes={weights.dtype: sum_in_depth(model, [*model.buffers(), *_list_idle(subject)], instances)},
+        frozen={} if adapter is None else {weights.representation: sum_frozen(model)},
         weights_dtype=str(spec.config.get("dtype") or ""),
         ops=tables.ops,
         changes=tables.changes,
         parts=tables.parts,
-        regimes=regimes,
+        regimes={weights.representation + (COMPILED if kernels == "compiled" else ""): regimes},
         sums=sums,
     )
 

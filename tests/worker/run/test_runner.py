@@ -29,7 +29,7 @@ from worker.attempt import EXIT_DRAINED as SUPERVISOR_EXIT_DRAINED
 from worker.attempt import EXIT_NO_ROOM as SUPERVISOR_EXIT_NO_ROOM
 from worker.attempt import judge_end, read_result
 from worker.run.child import child_environment, isolated_command
-from worker.run.exit_codes import EXIT_DONE, EXIT_DRAINED, EXIT_FAILED, EXIT_NO_ROOM
+from worker.run.exit_codes import EXIT_DRAINED, EXIT_FAILED, EXIT_NO_ROOM
 from worker.run.pipe import PipeReader, PipeWriter
 from worker.run.reporter import Reporter
 from worker.run.runner import REASONS, failure, reason_of
@@ -137,37 +137,6 @@ def test_a_model_that_is_not_supported_ends_the_attempt_with_its_name(tmp_path: 
     assert (result["outcome"], result["reason"]) == ("failed", "bad_model")
     assert "mystery" in result["message"]
     assert not (tmp_path / "profile.json").exists()
-
-
-TINY = {"model_type": "gpt2", "vocab_size": 64, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
-WITHOUT_LEAN_IMPORTS = """
-import sys
-from worker.run import runner
-def refuse(): raise RuntimeError("something was left out")
-runner.import_lean = refuse
-sys.exit(runner.main())
-"""
-
-
-@pytest.mark.breadth
-@pytest.mark.parametrize("generates", [False, True])
-def test_a_profile_made_with_few_imports_is_that_made_with_all(tmp_path: Path, generates: bool) -> None:
-    """A process that misses what it left out begins again with everything, and leaves one result."""
-    attempt = {"job_id": "job_1", "attempt": 1, "fence": 1, "kind": "profile", "device": "cpu", "config": TINY}
-    profiles: list[Any] = []
-    for command in (isolated_command("worker.run.runner"), [sys.executable, "-c", WITHOUT_LEAN_IMPORTS]):
-        folder = tmp_path / str(len(profiles))
-        folder.mkdir()
-        file = folder / "profile.json"
-        (folder / "attempt.json").write_text(json.dumps({**attempt, "generates": generates, "profile_file": str(file)}))
-        environment = {**child_environment({}, folder=folder), "PYTHONPATH": str(ROOT)}
-        ended = subprocess.run(
-            [*command, str(folder)], cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
-        assert ended.returncode == EXIT_DONE, ended.stderr
-        assert read_result(folder)["outcome"] == "succeeded"
-        profiles.append(json.loads(file.read_text()))
-    assert profiles[0] == profiles[1]
 
 
 def test_a_kind_of_job_that_is_not_known_is_a_fault_with_its_traceback_in_the_log_only(tmp_path: Path) -> None:

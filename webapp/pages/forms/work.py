@@ -89,14 +89,18 @@ class WorkForm(forms.Form):
 
     def take_missing(self) -> str:
         """The fields still to be filled in, as ``choose prompts and fill in steps``; empty where none is missing. A field that
-        nobody has reached is not wrong yet, so its error leaves the form."""
+        nobody has reached, or that a machine will fill, is not wrong yet, so its error leaves the form."""
         missing = []
         for name, errors in list(self.errors.as_data().items()):
-            if not all(error.code == "required" for error in errors):
-                continue
+            codes = {error.code for error in errors}
             field = self.fields[name]
             label = str(field.label or name.replace("_", " ")).lower()
-            missing.append(f"{'choose' if isinstance(field, forms.ChoiceField) else 'fill in'} {label}")
+            if codes == {NO_MACHINE}:
+                missing.append(f"wait until a worker has measured the first machine or fill in {label}")
+            elif codes == {"required"}:
+                missing.append(f"{'choose' if isinstance(field, forms.ChoiceField) else 'fill in'} {label}")
+            else:
+                continue
             del self.errors[name]
         return " and ".join(missing)
 

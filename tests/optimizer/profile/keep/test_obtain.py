@@ -15,9 +15,10 @@ from optimizer.base.errors import HeadroomError, InvalidModel, InvalidWorkload, 
 from optimizer.base.serialize import to_json
 from optimizer.models.spec import read_model_spec
 from optimizer.profile.extent import EVERYTHING, Extent
-from optimizer.profile.keep import kept, obtain
+from optimizer.profile.keep import asking, kept, obtain
+from optimizer.profile.keep.asking import TracingChild
 from optimizer.profile.keep.kept import keep_profile, profiles_folder, read_kept_profile
-from optimizer.profile.keep.obtain import ProfileSource, _Child, obtain_profile
+from optimizer.profile.keep.obtain import ProfileSource, obtain_profile
 from optimizer.profile.profile import Profile
 from optimizer.workload import Adapter
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
@@ -66,7 +67,7 @@ def test_kernels_that_torch_has_in_python_only_are_imported_when_an_op_needs_one
 
     spec = read_model_spec(SMALL_CONFIGS[model_type])
     request = {"config": spec.to_config(), "adapter": None, "extent": to_json(PLAIN)}
-    answer = obtain._Child(is_lean=True).ask(request)
+    answer = TracingChild(is_lean=True).ask(request)
     assert Profile.from_json(answer["profile"]) == profile_model(spec, extent=PLAIN)
 
 
@@ -79,7 +80,7 @@ def test_adapters_are_traced_in_a_child_too_though_peft_does_not_import_where_li
 
 
 def test_a_kept_profile_is_found_again_without_a_child(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(obtain, "_Child", None)
+    monkeypatch.setattr(obtain, "TracingChild", None)
     with ProfileSource(SPEC, folder=folder) as source:
         assert source.read(PLAIN).covers(PLAIN)
 
@@ -163,7 +164,7 @@ def test_an_error_of_the_child_is_never_taken_for_anothers_of_the_same_code() ->
         code = InvalidModel.code
 
     document = InvalidModel("no such op", field="config").to_json()
-    assert type(obtain._read_error(document)) is InvalidModel
+    assert type(asking.read_error(document)) is InvalidModel
     assert OfTheService.code == document["code"]
 
 
@@ -185,9 +186,9 @@ def test_where_less_imported_does_not_do_the_child_is_asked_again_in_full(
 ) -> None:
     """A version of transformers with other modules leads here."""
     asked = []
-    real = obtain._Child.ask
+    real = TracingChild.ask
 
-    def ask(child: _Child, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(child: TracingChild, request: dict[str, Any]) -> dict[str, Any]:
         command: Any = child._process.args
         asked.append(command[-1])
         if len(asked) > 1:
@@ -195,7 +196,7 @@ def test_where_less_imported_does_not_do_the_child_is_asked_again_in_full(
         child.end()
         return {"again": "ImportError: no such module"}
 
-    monkeypatch.setattr(obtain._Child, "ask", ask)
+    monkeypatch.setattr(TracingChild, "ask", ask)
     assert obtain_profile(SPEC, extent=PLAIN, folder=tmp_path) == read_kept_profile(SPEC.fingerprint, folder=folder)
     assert asked == ["--lean", "optimizer.profile.keep.child"]
 

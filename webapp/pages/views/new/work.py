@@ -102,8 +102,8 @@ def answer_price(request: HttpRequest, page: FormPage) -> HttpResponse:
     if form.is_valid():
         pricing = _looked_at(request, form)
     else:
-        missing = form.take_missing()
-        pricing = Pricing(kind="incomplete", message=missing, problems=list_problems(form), awaits_machine=form.awaits_machine)
+        awaits_machine, missing = form.awaits_machine, form.take_missing()
+        pricing = Pricing(kind="incomplete", message=missing, problems=list_problems(form), awaits_machine=awaits_machine)
     return render(request, "jobs/price.html", {"form": form, "pricing": pricing, **_unread(form), **_addresses(page)})
 
 

@@ -103,7 +103,8 @@ def test_an_empty_budget_is_all_that_the_device_can_give(
     typed = {**typed_work, "model": model.pk, "dataset": dataset.pk, "device_budget": ""}
     assert "no machine has registered yet" in browser.post(reverse("job_new"), typed).content.decode()
     asks_again = browser.post(reverse("job_price"), typed).content.decode()
-    assert "no machine has registered yet" in asks_again
+    assert "wait until a worker has measured the first machine or fill in device memory budget" in asks_again
+    assert "no machine has registered yet" not in asks_again  # nothing in the form is wrong
     assert 'hx-trigger="load delay:3s"' in asks_again
     make_bench(memory_bytes=5 * 1024**3)
     browser.post(reverse("job_new"), typed)
