@@ -111,6 +111,10 @@ export function drawLoss(element, { series, numSteps, uirevision, lossView: view
   layout.xaxis = { ...layout.xaxis, title: axisTitle(view.unit), range: view.zoom ?? [0, end] };
   if (view.scale === "log") layout.yaxis = { ...layout.yaxis, type: "log" };
   layout.yaxis2 = { ...rightAxis(layout, { tickformat: ".1~e", rangemode: "tozero" }), type: "linear" };
+  if (!samples.length && !evals.length) {
+    layout.yaxis.showticklabels = false; // numbers of nothing
+    layout.yaxis2.visible = false;
+  }
   const isNew = !element.data;
   Plotly.react(element, traces, layout, CONFIG);
   if (isNew) view.follow(element);

@@ -58,17 +58,19 @@ def most_devices(user: Any) -> int:
 
 
 def profile_state(model: Model) -> str:
-    """``ready``, ``pending`` (being made, or not asked for yet) or ``failed``."""
+    """``ready`` (for some kind of training, or to generate), ``pending`` (being made, or not asked for yet) or ``failed``."""
     return profile_states([model])[model.fingerprint]
 
 
 def profile_states(rows: list[Model]) -> dict[str, str]:
-    """By fingerprint, in one query; the documents themselves stay in the database."""
+    """By fingerprint, in three queries; the documents themselves stay in the database."""
     fingerprints = {row.fingerprint for row in rows}
     found = Profile.objects.filter(fingerprint__in=fingerprints)
     states = dict.fromkeys(fingerprints, "pending")
     states |= dict.fromkeys(found.filter(error__isnull=False).values_list("fingerprint", flat=True), "failed")
     states |= dict.fromkeys(found.filter(document__isnull=False).values_list("fingerprint", flat=True), "ready")
+    variants = Profile.objects.filter(model_fingerprint__in=fingerprints, document__isnull=False)
+    states |= dict.fromkeys(variants.values_list("model_fingerprint", flat=True), "ready")
     return states
 
 

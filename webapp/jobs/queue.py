@@ -95,6 +95,12 @@ def read_queue(user: Any, *, page: int = 1, page_size: int = PAGE_SIZE) -> Queue
     )
 
 
+def why_it_waits(job: Job) -> str:
+    """The sentence that the queue says of a queued job, ``Waiting for a free worker; 2 jobs ahead.``"""
+    num_ahead = _all_waiting().filter(stands_before(job)).order_by().count()
+    return _explain(job, num_ahead + 1, _machines()).sentence
+
+
 def _all_waiting() -> QuerySet[Job]:
     return Job.objects.filter(state=State.QUEUED, kind__in=USER_JOB_KINDS)
 

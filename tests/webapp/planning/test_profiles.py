@@ -7,6 +7,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from optimizer.profile.profile import PROFILE_VERSION
+from optimizer.workload import Adapter
 from tests.webapp.conftest import make_tiny_model
 from webapp.catalog.actions import keep_profile, keep_profile_error
 from webapp.catalog.models import Model, Profile
@@ -36,6 +37,14 @@ def test_one_architecture_is_profiled_once(model: Model, ada: User) -> None:
     assert (profile_state(model), profile_state(twin)) == ("ready", "ready")
     request_profile(ProfileNeed(model=model))
     assert num_profile_jobs() == 1
+
+
+def test_a_model_profiled_with_adapters_alone_is_profiled(model: Model) -> None:
+    need = ProfileNeed(model=model, adapter=Adapter(rank=2))
+    request_profile(need)
+    assert profile_state(model) == "pending"
+    keep_profile(need.fingerprint, {"version": PROFILE_VERSION})
+    assert profile_state(model) == "ready"
 
 
 def test_a_profile_of_an_older_version_is_made_again(model: Model) -> None:

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from optimizer.base.units import format_bytes, format_duration
 from webapp.jobs.models import LIVE_STATES, Job, Kind, State
-from webapp.jobs.queue import between_plans
+from webapp.jobs.queue import between_plans, why_it_waits
 from webapp.jobs.specs.mirrors import TITLES
 from webapp.pages.presentation import StackedBar, clock_words, eta_words, signed_error, stacked_bar
 from webapp.pages.shown.next_steps import NAMES, NextStep, edit_url, next_steps
@@ -72,14 +72,15 @@ class JobHead:
     """Services that the run is copied to."""
 
 
-def describe_job(job: Job, *, last_checkpoint_step: int | None) -> JobHead:
+def describe_job(job: Job, *, last_checkpoint_step: int | None, shows_queue: bool = False) -> JobHead:
+    """shows_queue: says of a job that waits what else is in the queue and on the machines, which not everybody may know."""
     paused, stop_asked = job.pause_requested_at is not None, job.cancel_requested_at is not None
     peak_bytes = job.summary.get("device_peak_bytes")
     prediction: Mapping[str, Any] = job.prediction or {}
     predicted_bytes = prediction.get("device_peak_bytes")
     return JobHead(
         state_words=state_words(job),
-        waiting=waiting_words(job),
+        waiting=waiting_words(job, shows_queue=shows_queue),
         eta=eta_words(job.eta_s, state=job.state),
         budget_bytes=budget_bytes(job),
         peak=format_bytes(peak_bytes) if peak_bytes else "–",
@@ -141,7 +142,7 @@ def state_words(job: Job) -> str:
     return job.state
 
 
-def waiting_words(job: Job) -> str:
+def waiting_words(job: Job, *, shows_queue: bool) -> str:
     """The reason why a job waits, and since when."""
     if job.state == State.QUEUED and job.pause_requested_at is None:
         if job.awaits_plan and job.attempt:
@@ -149,6 +150,8 @@ def waiting_words(job: Job) -> str:
         if job.awaits_plan:
             return f"Waiting for the model's profile since {_since(job)}; it then starts by itself with the plan chosen for it."
         retry = f" after attempt {job.attempt}" if job.attempt else ""
+        if shows_queue:
+            return f"{why_it_waits(job)} Queued{retry} since {_since(job)}."
         return f"Waiting for a worker{retry} since {_since(job)}."
     if job.state == State.QUEUED:
         kept = f" It continues at its last checkpoint, about step {job.step}." if job.step else ""

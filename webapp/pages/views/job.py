@@ -257,7 +257,7 @@ def _head_context(request: HttpRequest, job: Job) -> dict[str, Any]:
     last_step = job.checkpoints.order_by("-step").values_list("step", flat=True).first()
     return {
         "job": job,
-        "view": describe_job(job, last_checkpoint_step=last_step),
+        "view": describe_job(job, last_checkpoint_step=last_step, shows_queue=True),
         **(_left_context(request, job) if job.is_terminal else {}),
         "api_url": f"/api/v1/jobs/{job.pk}",
         "shared_url": request.build_absolute_uri(path) if (path := shared_path(job)) else "",

@@ -38,7 +38,8 @@ def request_profile(need: ProfileNeed) -> Profile:
     """
     with transaction.atomic():
         profile, created = Profile.objects.defer("document").get_or_create(
-            fingerprint=need.fingerprint, defaults={"version": need.version}
+            fingerprint=need.fingerprint,
+            defaults={"version": need.version, "model_fingerprint": need.model.fingerprint},
         )
         if not created and not (_is_due(profile, need.version) and _reset(profile, need.version)):
             return profile

@@ -17,6 +17,7 @@ from optimizer.base.units import MIB
 from tests.webapp.pages import rows
 from webapp.accounts.projects import set_member
 from webapp.attempts.outcome import finish_attempt
+from webapp.catalog.models import Machine
 from webapp.jobs.actions import record_checkpoint, record_progress, record_samples
 from webapp.jobs.models import Job
 from webapp.pages.presentation import clock_words
@@ -42,10 +43,20 @@ def fail_for_memory(job: Job) -> None:
     assert finish_attempt(attempt, result=result, exit_code=1) == "failed"
 
 
-def test_a_queued_job_says_what_it_waits_for(browser: Client, job: Job) -> None:
-    text = page_of(browser, job)
-    # a moment: the page is not fetched again while the job waits, so seconds would stand still
-    assert f"Waiting for a worker since {clock_words(job.created_at)}." in text
+def test_a_queued_job_says_what_it_waits_for_in_the_words_of_the_queue(browser: Client, job: Job) -> None:
+    # a moment, not seconds, which would stand still between two looks
+    assert f"Waiting for a free worker. Queued since {clock_words(job.created_at)}." in page_of(browser, job)
+    second = rows.make_job(job.owner, name="second")
+    assert "Waiting for a free worker; 1 job ahead." in page_of(browser, second)
+    Machine.objects.update(draining=True)
+    assert "no worker there takes jobs at present" in page_of(browser, job)
+
+
+def test_a_job_that_waits_asks_for_the_reason_again_and_one_that_runs_does_not(browser: Client, job: Job) -> None:
+    head = reverse("job_head", args=[job.pk])
+    assert f'id="job-waiting" hx-get="{head}"' in page_of(browser, job)
+    rows.start(job)
+    assert "every 10s" not in page_of(browser, job)
 
 
 def test_a_running_job_shows_its_step_and_the_time_left(browser: Client, job: Job) -> None:
