@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from optimizer.plan.generation_layout import GenerationLayout
+from optimizer.plan.devices.generation_layout import GenerationLayout
 from optimizer.plan.knob import Knob
 from optimizer.plan.pins.generation_knobs import generation_knobs
 from optimizer.plan.pins.training import knob_kinds

@@ -43,7 +43,7 @@ from optimizer.hardware.probe.rates.peers import measured_link
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.layout import DataParallel, DeviceLayout
+from optimizer.plan.devices.layout import DataParallel, DeviceLayout
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload

@@ -18,8 +18,8 @@ from benchmarks.parallel.network import start_ranks
 from optimizer.base.serialize import to_json
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan

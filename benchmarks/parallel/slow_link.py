@@ -27,7 +27,7 @@ from optimizer.data.token_file import FORMAT_VERSION, TOKENS_FILE, TokenManifest
 from optimizer.estimate.training import estimate_training
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.layout import DeviceLayout, SyncFormat
+from optimizer.plan.devices.layout import DeviceLayout, SyncFormat
 from optimizer.plan.plan import Plan
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.runtime.ranks.pool import RankPool

@@ -44,8 +44,8 @@ from optimizer.models.any_spec import read_any_spec
 from optimizer.plan.activations import ActivationsPlan, BlockChoice
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan

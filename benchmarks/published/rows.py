@@ -23,8 +23,8 @@ from benchmarks.published.models import PublishedModel, read_table
 from optimizer.base.errors import InvalidInput
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.devices.layout import DataParallel, DeviceLayout
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.layout import DataParallel, DeviceLayout
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan

@@ -21,7 +21,7 @@ from optimizer.hardware.devices import Beside
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.rental import PriceList, read_prices
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.pins.training import Pins, read_pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile

@@ -26,7 +26,7 @@ from optimizer.estimate.training import estimate_training
 from optimizer.estimate.uneven import list_cases
 from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine
-from optimizer.plan.layout import ONE_DEVICE, DeviceLayout
+from optimizer.plan.devices.layout import ONE_DEVICE, DeviceLayout
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.budgeted import budgets_elsewhere

@@ -29,7 +29,7 @@ from optimizer.estimate.time_interval import time_interval
 from optimizer.estimate.uneven import combine_ranks, combine_stages, list_cases
 from optimizer.hardware.calibration import Spread, calibrated_machine, read_spread
 from optimizer.hardware.machine import Machine
-from optimizer.plan.layout import RankShare
+from optimizer.plan.devices.layout import RankShare
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.profile.time_kinds import TimeKind

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from optimizer.formats.transfer_sizes import SCALE_BLOCK_ELEMENTS, SCALE_BYTES
-from optimizer.plan.layout import SyncFormat, SyncRule
+from optimizer.plan.devices.layout import SyncFormat, SyncRule
 
 OUTER_LEARNING_RATE: Final = 0.7
 """The authors' best, as OUTER_MOMENTUM is: Douillard et al., DiLoCo (arXiv 2311.08105), section 3.1."""

@@ -13,7 +13,7 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.base.shown import shown_field
 from optimizer.plan import weights
 from optimizer.plan.allocator import AllocatorPlan
-from optimizer.plan.generation_layout import GenerationLayout
+from optimizer.plan.devices.generation_layout import GenerationLayout
 from optimizer.plan.kv_cache import KvCachePlan
 from optimizer.plan.techniques import LOSSY, Technique, list_techniques
 from optimizer.plan.weights import WeightsPlan

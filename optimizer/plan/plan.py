@@ -16,8 +16,8 @@ from optimizer.optimizers import OPTIMIZERS
 from optimizer.plan.activations import COMPILED, NOT_COMPILED, OFFLOADING, ActivationsPlan, KernelsPlan
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.devices.layout import DeviceLayout, RankShare, check_depth
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.layout import DeviceLayout, RankShare, check_depth
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.techniques import LOSSY, Technique, list_techniques

@@ -1,4 +1,4 @@
-"""The register of everything that a plan can decide: knobs and techniques, as the modules beside this one declare them."""
+"""The register of everything that a plan can decide: knobs and techniques, as the modules of this folder declare them."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -10,14 +10,13 @@ from optimizer.plan import (
     activations,
     allocator,
     batch,
-    generation_layout,
     gradients,
     kv_cache,
-    layout,
     logits_and_loss,
     optimizer_state,
     weights,
 )
+from optimizer.plan.devices import declarations as devices
 from optimizer.plan.knob import Asks, Condition, Group, Knob, TechniqueDeclaration, Work
 
 Technique = Literal[
@@ -73,8 +72,7 @@ _PLACES: Final = (
 KNOBS: Final[dict[str, Knob]] = {
     knob.path: knob
     for declared in (
-        layout.KNOBS,
-        generation_layout.KNOBS,
+        devices.KNOBS,
         batch.KNOBS,
         batch.GENERATION_KNOBS,
         weights.KNOBS,
@@ -97,8 +95,7 @@ _DECLARED: Final[dict[str, TechniqueDeclaration]] = {
         gradients.TECHNIQUES,
         optimizer_state.TECHNIQUES,
         weights.TECHNIQUES,
-        layout.TECHNIQUES,
-        generation_layout.TECHNIQUES,
+        devices.TECHNIQUES,
         kv_cache.TECHNIQUES,
         _PLACES,
     )

@@ -21,7 +21,7 @@ from optimizer.base.categories import Category
 from optimizer.base.errors import InvalidModel, InvalidPlan, InvalidWorkload, NotProfiled
 from optimizer.base.serialize import from_json, to_json
 from optimizer.plan.activations import COMPILED, NOT_COMPILED, BlockChoice
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.profile.extent import Extent, traced_choice, traced_representation
 from optimizer.profile.ops import Change, Op, Part
 from optimizer.profile.sizes import Shape, Terms

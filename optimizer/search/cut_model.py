@@ -18,9 +18,9 @@ from dataclasses import replace
 from optimizer.base.errors import InvalidPlan, NoFeasiblePlan
 from optimizer.estimate.prediction import MEMORY_MARGIN, CardMemory, Prediction
 from optimizer.plan.activations import BlockChoice
+from optimizer.plan.devices.stages import deal_stages
 from optimizer.plan.explain.training import explain_plan
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import deal_stages
 from optimizer.search.answer.frontier import plan_label
 from optimizer.search.answer.nothing_fits import list_short_of
 from optimizer.search.answer.pareto import pick_frontier

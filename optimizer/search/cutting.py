@@ -17,8 +17,8 @@ from typing import Final
 
 from optimizer.estimate.step.pipeline.schedule import RankPrice, least_step_ms
 from optimizer.plan.activations import BlockChoice
+from optimizer.plan.devices.stages import RankStages, deal_stages
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import RankStages, deal_stages
 from optimizer.search.arrangements import PerBlock, PlanLine, keep_everything
 from optimizer.search.problem import OuterPlan, RankPrices, SearchProblem
 

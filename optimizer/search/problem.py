@@ -26,13 +26,13 @@ from optimizer.plan.activations import (
 )
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.devices.layout import ONE_DEVICE, DeviceLayout
+from optimizer.plan.devices.stages import RankStages
 from optimizer.plan.gradients import GradientsChoice, GradientsPlan
-from optimizer.plan.layout import ONE_DEVICE, DeviceLayout
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan, StatePlace
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import RankStages
 from optimizer.plan.techniques import Technique
 from optimizer.plan.weights import Autocast, FrozenFormat, MasterFormat, WeightsDtype, WeightsPlace, WeightsPlan
 from optimizer.search.arrangements import PerBlock, keep_everything

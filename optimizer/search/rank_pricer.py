@@ -13,8 +13,8 @@ from optimizer.estimate.step.pipeline.schedule import RankPrice, run_steady
 from optimizer.estimate.step.pipeline.stage_clock import StagesClock, time_stages
 from optimizer.estimate.step.ranks import RankPart
 from optimizer.estimate.step.setting import find_stages
+from optimizer.plan.devices.stages import RankStages
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import RankStages
 from optimizer.profile.profile import Profile
 
 

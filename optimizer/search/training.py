@@ -19,7 +19,7 @@ from optimizer.hardware.calibration import calibrated_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.share import count_sharing
 from optimizer.plan.activations import BlockChoice
-from optimizer.plan.layout import ONE_DEVICE, DeviceLayout
+from optimizer.plan.devices.layout import ONE_DEVICE, DeviceLayout
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.arrangements import keep_everything

@@ -19,7 +19,7 @@ from optimizer.base.errors import HeadroomError, InvalidInput
 from optimizer.base.serialize import from_json
 from optimizer.estimate.sharing import device_need_bytes
 from optimizer.hardware.machine import Device
-from optimizer.plan.generation_layout import count_devices
+from optimizer.plan.devices.generation_layout import count_devices
 from webapp.accounts.models import Project
 from webapp.catalog.files.room import require_floor
 from webapp.catalog.models import Dataset, Machine, Model

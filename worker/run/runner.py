@@ -25,7 +25,7 @@ from optimizer.base.errors import (
     InvalidPlan,
     RankLost,
 )
-from optimizer.plan.generation_layout import count_devices
+from optimizer.plan.devices.generation_layout import count_devices
 from worker.run.exit_codes import EXIT_DONE, EXIT_DRAINED, EXIT_FAILED, EXIT_NO_ROOM, EXIT_USAGE
 from worker.run.exporting import export_attempt
 from worker.run.pipe import PipeWriter

@@ -20,7 +20,7 @@ from optimizer.cli.reports.text import (
 from optimizer.estimate.generation.prediction import GenerationPrediction
 from optimizer.estimate.prediction import Prediction
 from optimizer.hardware.machine import Machine
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.plan import Plan
 from optimizer.search.answer.compare import Comparison
 from optimizer.search.answer.frontier import plan_label

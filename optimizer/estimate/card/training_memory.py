@@ -23,7 +23,7 @@ from optimizer.estimate.training import estimate_training, predict_stages
 from optimizer.estimate.uneven import list_cases
 from optimizer.hardware.cuda_facts import read_card
 from optimizer.hardware.machine import Machine
-from optimizer.plan.layout import RankShare
+from optimizer.plan.devices.layout import RankShare
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload

@@ -32,9 +32,9 @@ from optimizer.estimate.collectives.over_links import simulate_seconds
 from optimizer.formats.ownership import assign_owners
 from optimizer.hardware.machine import Machine, PeerLink
 from optimizer.hardware.peers import LOOPBACK, assumed_link
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
+from optimizer.plan.devices.stages import RankStages
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import RankStages
 
 Collective = Literal["all_reduce", "reduce", "broadcast"]
 Backend = Literal["nccl", "gloo"]

@@ -23,7 +23,7 @@ from optimizer.estimate.tasks.transfers import Legs
 from optimizer.formats.outer_step import SENT_BYTES, count_host_bytes, count_scales, list_buckets
 from optimizer.formats.transfer_sizes import PIECE_ELEMENTS, SCALE_BYTES
 from optimizer.hardware.rates import Rates
-from optimizer.plan.layout import SyncFormat, SyncRule
+from optimizer.plan.devices.layout import SyncFormat, SyncRule
 from optimizer.plan.plan import Plan
 
 _READ_BYTES: Final = 12 + 8

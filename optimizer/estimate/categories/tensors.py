@@ -7,9 +7,9 @@ from functools import cached_property
 
 from optimizer.estimate.memo import Memo, Memos
 from optimizer.formats.ownership import assign_owners, fullest_rank
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
+from optimizer.plan.devices.stages import RankStages
 from optimizer.plan.optimizer_state import OptimizerStatePlan, split_state
-from optimizer.plan.stages import RankStages
 from optimizer.profile.profile import Profile
 from optimizer.profile.trained import TensorSize
 

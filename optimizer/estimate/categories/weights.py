@@ -15,8 +15,8 @@ from typing import NamedTuple
 from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.categories.tensors import TensorList, list_tensors
 from optimizer.formats.ownership import deal_frozen, part_of_bytes
+from optimizer.plan.devices.stages import RankStages
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import RankStages
 from optimizer.plan.weights import PACKED_SIZES, WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.profile.trained import BaseSize

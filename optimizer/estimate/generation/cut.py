@@ -15,9 +15,9 @@ from optimizer.estimate.shape.compiled import CompiledShape, PartRequest
 from optimizer.estimate.tasks.parts import PartBytes
 from optimizer.estimate.tasks.tasks import NO_TIME, Task, single
 from optimizer.hardware.machine import Machine
-from optimizer.plan.generation_layout import GenerationLayout
-from optimizer.plan.layout import check_depth
-from optimizer.plan.stages import StageOfModel, list_stages
+from optimizer.plan.devices.generation_layout import GenerationLayout
+from optimizer.plan.devices.layout import check_depth
+from optimizer.plan.devices.stages import StageOfModel, list_stages
 from optimizer.profile.generation import GenerationProfile, WeightBytes, block_part
 
 _KV_CACHE = CATEGORIES.index("kv_cache")

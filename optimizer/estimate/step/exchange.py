@@ -27,7 +27,7 @@ from optimizer.estimate.shape.completed import CompletedGradients, OthersGradien
 from optimizer.estimate.step.update import exchange_task
 from optimizer.estimate.tasks.tasks import NO_TIME, Task, add_legs, risen_bytes, single
 from optimizer.estimate.tasks.transfers import Legs, Transfer
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.plan import Plan
 
 _NAME: Final = "gradient exchange"

@@ -9,7 +9,7 @@ from optimizer.base.errors import InvalidInput, InvalidPlan
 from optimizer.estimate.categories.network import Network
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.share import share_of
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.workload import TrainingWorkload
 
 

@@ -50,8 +50,8 @@ from optimizer.estimate.tasks.moments import moments_of
 from optimizer.estimate.tasks.tasks import Task, move_task, single
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import BlockChoice
+from optimizer.plan.devices.stages import RankStages
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import RankStages
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload

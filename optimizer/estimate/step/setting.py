@@ -47,12 +47,12 @@ from optimizer.estimate.tasks.tasks import single
 from optimizer.hardware.machine import Machine, Processor
 from optimizer.plan.activations import Compression, keep_elsewhere
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.devices.layout import DeviceLayout
+from optimizer.plan.devices.stages import RankStages
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import RankStages
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload

@@ -42,8 +42,8 @@ from optimizer.hardware.machine import Machine
 from optimizer.hardware.rates import PythonWork, Rates
 from optimizer.hardware.thread_wakeup import count_multithreaded, wakeup_cost_s
 from optimizer.optimizers import KeptState
+from optimizer.plan.devices.layout import DataParallel
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.layout import DataParallel
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan

@@ -10,9 +10,9 @@ from itertools import groupby
 from typing import Any, Literal, TypeVar
 
 from optimizer.plan.activations import BlockChoice
+from optimizer.plan.devices.stages import describe_cut
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import describe_cut
 
 P = TypeVar("P", Plan, GenerationPlan)
 """A plan of training or of generation."""

@@ -9,8 +9,8 @@ from typing import Final, Protocol
 
 from optimizer.base.units import format_bytes, format_duration
 from optimizer.plan.activations import BlockChoice
+from optimizer.plan.devices.stages import describe_cut
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import describe_cut
 from optimizer.plan.techniques import DECLARATIONS, LOSSY, Technique
 
 _VERBS: Final[dict[BlockChoice, tuple[str, str]]] = {

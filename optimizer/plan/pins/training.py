@@ -13,8 +13,8 @@ from optimizer.base.serialize import from_json, to_json
 from optimizer.plan.activations import ActivationsPins, BlockChoice, KernelsPins
 from optimizer.plan.allocator import AllocatorPins
 from optimizer.plan.batch import BatchPins
+from optimizer.plan.devices.layout import LayoutPins
 from optimizer.plan.gradients import GradientsPins
-from optimizer.plan.layout import LayoutPins
 from optimizer.plan.logits_and_loss import LogitsAndLossPins
 from optimizer.plan.optimizer_state import OptimizerStatePins
 from optimizer.plan.pins.table import PinTable, kinds_of_pins

@@ -17,7 +17,7 @@ from torch import nn
 from optimizer.base.errors import InvalidModel
 from optimizer.formats.two_halves import RETURN_TUPLES
 from optimizer.models.anatomy import find_anatomy
-from optimizer.plan.stages import StageOfModel
+from optimizer.plan.devices.stages import StageOfModel
 
 V = TypeVar("V")
 Arrive = Callable[[torch.Tensor], torch.Tensor]

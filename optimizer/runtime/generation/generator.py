@@ -38,8 +38,8 @@ from optimizer.models.anatomy import find_anatomy
 from optimizer.models.build import build_model, build_unfilled
 from optimizer.models.files.load import find_reads
 from optimizer.models.spec import ModelSpec
+from optimizer.plan.devices.stages import StageOfModel
 from optimizer.plan.generation import PREFILL, GenerationPlan, decode_phase, head_of
-from optimizer.plan.stages import StageOfModel
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.device.backends import backend_of
 from optimizer.runtime.generation.cut import cut_model, own_blocks, with_tied_names

@@ -17,11 +17,11 @@ from torch import nn
 from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.formats.sampling import Sampling
 from optimizer.models.spec import ModelSpec
+from optimizer.plan.devices.layout import check_depth
+from optimizer.plan.devices.stages import StageOfModel, list_stages
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.layout import check_depth
 from optimizer.plan.passes.arrange import PassShape, arrange_passes
 from optimizer.plan.passes.run import TimedPass, sum_passes
-from optimizer.plan.stages import StageOfModel, list_stages
 from optimizer.runtime.generation.generator import Generator, PassTimes, build_for_generation
 from optimizer.runtime.generation.micro_batch import FinishReason, MicroBatch, Watch
 from optimizer.runtime.generation.stages.generator import StagedGenerator

@@ -10,7 +10,7 @@ from optimizer.models.adapters import attach_adapters
 from optimizer.models.build import build_model, build_unfilled
 from optimizer.models.files.load import WeightRead, find_reads
 from optimizer.models.spec import ModelSpec
-from optimizer.plan.layout import ONE_DEVICE, DeviceLayout
+from optimizer.plan.devices.layout import ONE_DEVICE, DeviceLayout
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.layers.filling import fill_model, stand_ins
 from optimizer.runtime.layers.quantized_linear import freeze_base

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from optimizer.formats.ownership import deal_frozen
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.runtime.layers.quantized_linear import list_base_tensors
 from optimizer.runtime.ranks.group import Arriving, Ranks
 from optimizer.runtime.ranks.ownership import Ownership

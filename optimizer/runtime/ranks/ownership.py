@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from optimizer.formats.ownership import assign_owners
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 
 
 class Ownership:

@@ -5,7 +5,7 @@ Without several replicas all ranks are one. Nothing is allocated but what anothe
 
 from dataclasses import dataclass
 
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.runtime.ranks.group import Ranks
 
 

@@ -42,7 +42,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from optimizer.models.anatomy import find_blocks
-from optimizer.plan.stages import StageOfModel, list_brought
+from optimizer.plan.devices.stages import StageOfModel, list_brought
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.layers.filling import take_read_later
 from optimizer.runtime.meter.meter import count_allocations, set_region

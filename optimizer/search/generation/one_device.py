@@ -23,8 +23,8 @@ from optimizer.hardware.calibration import calibrated_machine, of_generations
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.share import share_of
 from optimizer.plan.allocator import AllocatorPlan
+from optimizer.plan.devices.generation_layout import GenerationLayout
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.generation_layout import GenerationLayout
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.generation import GenerationProfile
 from optimizer.search.budgeted import budgets_elsewhere, list_representations, list_unavailable

@@ -16,9 +16,9 @@ from optimizer.goal import GenerationGoal
 from optimizer.hardware.calibration import calibrated_machine, of_generations
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.share import share_of
+from optimizer.plan.devices.generation_layout import GenerationLayout
 from optimizer.plan.explain.generation import explain_generation_plan
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.generation_layout import GenerationLayout
 from optimizer.plan.techniques import Technique
 from optimizer.profile.generation import GenerationProfile
 from optimizer.search.generation.baselines import price_generation_baselines

@@ -12,8 +12,8 @@ from math import inf
 from typing import Final
 
 from optimizer.estimate.generation.prediction import GenerationPrediction
+from optimizer.plan.devices.generation_layout import GenerationLayout
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.generation_layout import GenerationLayout
 from optimizer.search.check.card_fit import ACCEPTED
 from optimizer.search.generation.levers import list_families
 from optimizer.search.generation.problem import GenerationProblem, PricedGenerationPlan

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from optimizer.base.categories import Tier
 from optimizer.base.serialize import WithJson, to_json
 from optimizer.goal import Objective
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.profile.profile import Profile
 from optimizer.search.problem import PricedPlan, SearchProblem
 from optimizer.search.result import SearchResult

@@ -13,9 +13,16 @@ from optimizer.base.errors import InvalidPlan
 from optimizer.estimate.prediction import Prediction
 from optimizer.estimate.step.pipeline.stage_costs import check_cut, find_obstacle
 from optimizer.goal import Goal
-from optimizer.plan.layout import DATA_PARALLEL, MAX_INT8_RANKS, DataParallel, DeviceLayout, SyncFormat, check_depth
+from optimizer.plan.devices.layout import (
+    DATA_PARALLEL,
+    MAX_INT8_RANKS,
+    DataParallel,
+    DeviceLayout,
+    SyncFormat,
+    check_depth,
+)
+from optimizer.plan.devices.stages import PipelineSchedule, describe_cut
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import PipelineSchedule, describe_cut
 from optimizer.profile.profile import Profile
 from optimizer.search.cutting import even_cut
 from optimizer.workload import TrainingWorkload

@@ -12,7 +12,7 @@ from typing import Final
 from optimizer.base.errors import InvalidPlan, NoFeasiblePlan
 from optimizer.base.units import format_bytes, format_slowdown
 from optimizer.goal import Goal
-from optimizer.plan.layout import DATA_PARALLEL, DeviceLayout
+from optimizer.plan.devices.layout import DATA_PARALLEL, DeviceLayout
 from optimizer.profile.profile import Profile
 from optimizer.search.check.card_fit import ACCEPTED, Outpaced
 from optimizer.search.core import explain_choice, find_chosen, search

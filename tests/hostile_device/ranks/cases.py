@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.plan.devices.generation_layout import GenerationLayout
+from optimizer.plan.devices.stages import list_stages
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.generation_layout import GenerationLayout
 from optimizer.plan.optimizer_state import OptimizerStatePlan
-from optimizer.plan.stages import list_stages
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.device.backend import Backend
 from optimizer.runtime.device.backends import backend_of

@@ -14,10 +14,10 @@ from optimizer.base.errors import RankLost
 from optimizer.models.anatomy import find_blocks
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
+from optimizer.plan.devices.generation_layout import GenerationLayout
+from optimizer.plan.devices.layout import DataParallel, DeviceLayout
+from optimizer.plan.devices.stages import list_stages
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.generation_layout import GenerationLayout
-from optimizer.plan.layout import DataParallel, DeviceLayout
-from optimizer.plan.stages import list_stages
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.generation.generator import build_for_generation
 from optimizer.runtime.generation.stages.generator import StagedGenerator

@@ -9,7 +9,7 @@ from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.goal import Goal
 from optimizer.plan.activations import ActivationsPlan, KernelsPins, KernelsPlan
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.pins.training import Pins, read_pins
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import ROUNDING

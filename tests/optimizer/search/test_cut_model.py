@@ -13,7 +13,7 @@ from optimizer.estimate.training import estimate_training
 from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.pins.training import read_pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import Extent

@@ -13,7 +13,7 @@ from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.devices import find_device, table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.peers import peer_link_of
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.pins.training import read_pins
 from optimizer.plan.plan import Plan
 from optimizer.search.arrangements import PlanLine

@@ -8,8 +8,8 @@ from django.test import Client
 from django.urls import reverse
 
 from optimizer.base.errors import InvalidInput
+from optimizer.plan.devices.generation_layout import GenerationLayout
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.generation_layout import GenerationLayout
 from tests.webapp.generation import make_generate_spec
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import record_progress, record_started

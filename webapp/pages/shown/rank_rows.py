@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizer.base.units import format_bytes
-from optimizer.plan.stages import deal_stages
+from optimizer.plan.devices.stages import deal_stages
 from webapp.jobs.models import Job
 from webapp.pages.presentation import bar_percent
 from webapp.pages.shown.job_head import budget_bytes, rank_budgets

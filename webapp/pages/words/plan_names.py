@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from optimizer.plan.devices.generation_layout import count_devices
+from optimizer.plan.devices.stages import describe_cut
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.generation_layout import count_devices
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import describe_cut
 
 _BLOCKS: Final = {
     "recompute": "recompute {}",

@@ -17,8 +17,8 @@ from optimizer.estimate.job.shortfalls import Shortfall, known_shortfalls
 from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine as MachineSpec
 from optimizer.hardware.rental import read_prices
+from optimizer.plan.devices.layout import ONE_DEVICE, DeviceLayout
 from optimizer.plan.explain.training import explain_plan
-from optimizer.plan.layout import ONE_DEVICE, DeviceLayout
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import Technique

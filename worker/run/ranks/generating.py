@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from optimizer.plan.generation_layout import GenerationLayout
+from optimizer.plan.devices.generation_layout import GenerationLayout
 from optimizer.workload import deal_sequences
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, get_args
 
-from optimizer.plan.stages import PipelineSchedule, RankStages, Turn, count_sent_at_once, list_turns
+from optimizer.plan.devices.stages import PipelineSchedule, RankStages, Turn, count_sent_at_once, list_turns
 
 _Sent = Literal["hidden", "gradient"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from optimizer.estimate.step.clock import Clock
 from optimizer.estimate.step.pipeline.schedule import StageTimes
 from optimizer.estimate.step.runs import TaskRun
-from optimizer.plan.stages import Turn
+from optimizer.plan.devices.stages import Turn
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from optimizer.estimate.categories.tensors import TensorList
 from optimizer.estimate.shape.compiled import CompiledShape
 from optimizer.estimate.shape.completed import CompletedGradients
 from optimizer.formats.two_halves import IN_TWO_HALVES
-from optimizer.plan.stages import RankStages
+from optimizer.plan.devices.stages import RankStages
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile
 from optimizer.profile.trained import BaseSize

@@ -29,7 +29,7 @@ from optimizer.estimate.step.update import exchange_task
 from optimizer.estimate.tasks.parts import Bytes, PartBytes
 from optimizer.estimate.tasks.tasks import NO_TIME, Task, move_task, single
 from optimizer.plan.activations import BlockChoice, keep_elsewhere
-from optimizer.plan.stages import (
+from optimizer.plan.devices.stages import (
     RankStages,
     StageOfModel,
     Turn,

@@ -22,9 +22,9 @@ from optimizer.estimate.shape.logits_and_loss import list_evaluation, read_head
 from optimizer.estimate.tasks.parts import Bytes, PartBytes, sum_changes
 from optimizer.estimate.tasks.tasks import single
 from optimizer.hardware.machine import Machine, Processor
+from optimizer.plan.devices.stages import RankStages, count_sent_at_once, list_brought
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import RankStages, count_sent_at_once, list_brought
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Evaluation, Profile
 from optimizer.workload import TrainingWorkload

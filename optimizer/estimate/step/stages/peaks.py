@@ -28,8 +28,8 @@ from optimizer.estimate.tasks.parts import Bytes
 from optimizer.estimate.tasks.tasks import single
 from optimizer.hardware.machine import Machine
 from optimizer.plan.activations import BlockChoice
+from optimizer.plan.devices.stages import RankStages
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import RankStages
 from optimizer.profile.profile import Profile
 from optimizer.workload import TrainingWorkload
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from optimizer.plan.stages import StageOfModel
+from optimizer.plan.devices.stages import StageOfModel
 from optimizer.runtime.ranks.group import Ranks, Sent
 
 _TOKENS: Final = 1

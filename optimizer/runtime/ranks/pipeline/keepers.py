@@ -17,7 +17,7 @@ from torch import nn
 
 from optimizer.base.errors import InvalidModel, InvalidPlan
 from optimizer.models.anatomy import Anatomy, find_anatomy
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.runtime.ranks.dealt_weights import DealtHome
 from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.tiers.tiers import Tiers

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from optimizer.plan.stages import RankStages, SentAtOnce
+from optimizer.plan.devices.stages import RankStages, SentAtOnce
 from optimizer.runtime.ranks.group import Arriving, Ranks
 
 

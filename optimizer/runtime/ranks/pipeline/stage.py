@@ -22,8 +22,8 @@ from torch.utils.hooks import RemovableHandle
 
 from optimizer.formats.two_halves import RETURN_TUPLES
 from optimizer.models.anatomy import Anatomy, hidden_state_of
-from optimizer.plan.layout import DeviceLayout
-from optimizer.plan.stages import StageOfModel, count_sent_at_once, list_turns
+from optimizer.plan.devices.layout import DeviceLayout
+from optimizer.plan.devices.stages import StageOfModel, count_sent_at_once, list_turns
 from optimizer.runtime.meter.meter import Meter, mark_phase, set_region
 from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.ranks.pipeline.keepers import require_decoder

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.goal import Goal
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.profile.profile import Profile
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.questions.by_hand.pricing import PricedSetup, SetupQuestion, Team, price_setups

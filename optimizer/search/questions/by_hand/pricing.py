@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from optimizer.base.errors import InvalidPlan, InvalidWorkload
 from optimizer.estimate.prediction import Prediction
-from optimizer.plan.layout import DeviceLayout, RankShare
+from optimizer.plan.devices.layout import DeviceLayout, RankShare
 from optimizer.plan.plan import Plan
 from optimizer.search.check.card_fit import ACCEPTED
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem, divisors

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from optimizer.base.units import format_bytes, format_slowdown
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.techniques import TECHNIQUE_LABELS
 from optimizer.search.answer.nothing_fits import list_short_of
 from optimizer.search.check.card_fit import ACCEPTED

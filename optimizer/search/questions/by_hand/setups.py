@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from optimizer.plan.activations import BlockChoice
-from optimizer.plan.layout import DataParallel, DeviceLayout, RankShare
+from optimizer.plan.devices.layout import DataParallel, DeviceLayout, RankShare
 from optimizer.plan.logits_and_loss import MAX_CHUNKS
 from optimizer.search.arrangements import PerBlock
 from optimizer.search.cutting import even_cut

@@ -23,10 +23,10 @@ from optimizer.estimate.training import estimate_training
 from optimizer.goal import Goal
 from optimizer.hardware.machine import DeviceKind, Machine, host_name
 from optimizer.plan.activations import BlockChoice
+from optimizer.plan.devices.layout import DeviceLayout, RankShare
+from optimizer.plan.devices.stages import describe_cut
 from optimizer.plan.explain.training import explain_common
-from optimizer.plan.layout import DeviceLayout, RankShare
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import describe_cut
 from optimizer.profile.profile import Profile
 from optimizer.search.arrangements import keep_everything
 from optimizer.search.check.card_fit import ACCEPTED, Outpaced

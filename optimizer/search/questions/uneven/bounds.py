@@ -8,7 +8,7 @@ from heapq import heapify, heapreplace
 from typing import Final, NamedTuple
 
 from optimizer.hardware.machine import DeviceKind
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.search.problem import Relax, SearchProblem
 from optimizer.search.questions.uneven.question import UnevenQuestion
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from optimizer.base.errors import InvalidPlan, InvalidWorkload, NoFeasiblePlan
 from optimizer.hardware.machine import DeviceKind, host_name
-from optimizer.plan.layout import DeviceLayout, RankShare
+from optimizer.plan.devices.layout import DeviceLayout, RankShare
 from optimizer.search.check.card_fit import Outpaced
 from optimizer.search.cut_model import find_cut_plan, least_cut_ms
 from optimizer.search.cutting import even_cut

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from optimizer.hardware.machine import DeviceKind
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.search.problem import PricedPlan
 from optimizer.search.questions.uneven.bounds import LeastTime
 

@@ -19,7 +19,7 @@ from optimizer.estimate.prediction import Prediction, RankPrediction
 from optimizer.hardware.machine import DeviceKind
 from optimizer.plan.allocator import AllocatorPlan
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.layout import DeviceLayout, RankShare
+from optimizer.plan.devices.layout import DeviceLayout, RankShare
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.search.check.card_fit import ACCEPTED, Outpaced

@@ -9,7 +9,7 @@ from optimizer.estimate.categories.tensors import list_tensors
 from optimizer.estimate.prediction import Prediction
 from optimizer.goal import Goal
 from optimizer.hardware.machine import Device, DeviceKind, Machine
-from optimizer.plan.layout import DataParallel, DeviceLayout
+from optimizer.plan.devices.layout import DataParallel, DeviceLayout
 from optimizer.plan.pins.training import Pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile

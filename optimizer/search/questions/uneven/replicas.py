@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from optimizer.hardware.machine import DeviceKind, host_name
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.search.questions.layout_list import makes_replicas
 from optimizer.search.questions.uneven.question import UnevenQuestion
 

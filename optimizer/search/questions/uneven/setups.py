@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from optimizer.hardware.machine import DeviceKind
-from optimizer.plan.layout import DeviceLayout, RankShare
+from optimizer.plan.devices.layout import DeviceLayout, RankShare
 from optimizer.search.problem import OuterPlan, PricedPlan, SearchProblem
 from optimizer.search.questions.by_hand.pricing import PricedSetup, SetupQuestion, Team, price_setups
 from optimizer.search.questions.uneven.bounds import LeastTime

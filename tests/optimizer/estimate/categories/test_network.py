@@ -18,8 +18,8 @@ from optimizer.hardware.machine import PeerLink
 from optimizer.hardware.peers import LOOPBACK
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.devices.layout import DataParallel, DeviceLayout
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.layout import DataParallel, DeviceLayout
 from optimizer.plan.plan import Plan
 
 LINK = PeerLink(kind="pcie", bytes_per_s=1e9, latency_s=1e-5, source="measured")

@@ -12,7 +12,7 @@ from optimizer.estimate.step.setting import LaidOut, lay_out
 from optimizer.estimate.training import estimate_training, simulate_step
 from optimizer.hardware.machine import Machine, PeerLink
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.layout import RankShare
+from optimizer.plan.devices.layout import RankShare
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile

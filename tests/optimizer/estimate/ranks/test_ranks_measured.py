@@ -8,7 +8,7 @@ from benchmarks.common.machines import make_cpu_machine
 from optimizer.estimate.step.setting import lay_out_ranks
 from optimizer.estimate.training import estimate_training, simulate_step
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.layout import DATA_PARALLEL
+from optimizer.plan.devices.layout import DATA_PARALLEL
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter

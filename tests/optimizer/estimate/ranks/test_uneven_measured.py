@@ -9,7 +9,7 @@ import pytest
 from benchmarks.common.machines import make_cpu_machine
 from optimizer.estimate.training import estimate_training
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.layout import RankShare
+from optimizer.plan.devices.layout import RankShare
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter

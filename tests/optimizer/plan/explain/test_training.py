@@ -7,10 +7,10 @@ import pytest
 
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.explain.diff import different_cells
 from optimizer.plan.explain.training import describe_blocks, describe_left_out, describe_move_or_rebuild, explain_plan
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan

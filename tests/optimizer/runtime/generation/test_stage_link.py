@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from optimizer.plan.stages import list_stages
+from optimizer.plan.devices.stages import list_stages
 from optimizer.runtime.generation.stages.link import StageLink
 from optimizer.runtime.ranks.group import Ranks
 

@@ -15,8 +15,8 @@ from optimizer.data.batches import IGNORED_LABEL
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.devices.layout import DATA_PARALLEL, DeviceLayout, RankShare
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.layout import DATA_PARALLEL, DeviceLayout, RankShare
 from optimizer.plan.logits_and_loss import LogitsAndLossPlan
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan

@@ -12,8 +12,8 @@ from optimizer.estimate.generation.pricing import estimate_generation
 from optimizer.hardware.machine import Machine
 from optimizer.models.build import build_model
 from optimizer.models.spec import ModelSpec, read_model_spec
+from optimizer.plan.devices.generation_layout import GenerationLayout
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.generation_layout import GenerationLayout
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.workload import GenerationWorkload

@@ -14,9 +14,9 @@ import torch
 
 from optimizer.base.errors import RankLost
 from optimizer.models.spec import read_model_spec
+from optimizer.plan.devices.generation_layout import GenerationLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.generation_layout import GenerationLayout
-from optimizer.plan.layout import DeviceLayout
 from optimizer.runtime.generation.run_requests import open_generator
 from optimizer.runtime.ranks.group import RankPlace, Ranks
 from optimizer.runtime.ranks.replicas import find_replica

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from optimizer.formats.ownership import assign_owners
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from tests.optimizer.runtime.ranks.cases import RankCase, make_case

@@ -19,7 +19,7 @@ from optimizer.estimate.step.simulate import Resident
 from optimizer.estimate.training import simulate_step
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.layout import DeviceLayout, RankShare
+from optimizer.plan.devices.layout import DeviceLayout, RankShare
 from optimizer.plan.plan import Plan
 from optimizer.workload import Adapter
 from tests.optimizer.profiles import extent_of, trace

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.plan.layout import RankShare
+from optimizer.plan.devices.layout import RankShare
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter

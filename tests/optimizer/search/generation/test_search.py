@@ -13,8 +13,8 @@ from optimizer.goal import GenerationGoal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine
 from optimizer.models.spec import read_model_spec
+from optimizer.plan.devices.generation_layout import GenerationLayout
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.generation_layout import GenerationLayout
 from optimizer.profile.generation import GenerationProfile
 from optimizer.profile.trace.generation import profile_generation
 from optimizer.search.generation.one_device import GenerationSearchResult

@@ -14,7 +14,7 @@ from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import Machine, PeerLink
 from optimizer.hardware.peers import with_devices
-from optimizer.plan.layout import DataParallel, DeviceLayout
+from optimizer.plan.devices.layout import DataParallel, DeviceLayout
 from optimizer.plan.pins.training import Pins, read_pins
 from optimizer.profile.profile import Profile
 from optimizer.search.problem import PricedPlan

@@ -13,7 +13,7 @@ from optimizer.api.plan import plan_profiled
 from optimizer.goal import Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.pins.training import read_pins
 from optimizer.plan.weights import FrozenFormat, WeightsPlan
 from optimizer.profile.extent import Extent

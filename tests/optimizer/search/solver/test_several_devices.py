@@ -10,7 +10,7 @@ from benchmarks.search.every import every_plan
 from benchmarks.search.small import compare, draw_machine
 from optimizer.goal import Goal
 from optimizer.hardware.machine import Machine, PeerLink
-from optimizer.plan.layout import DATA_PARALLEL, DataParallel, DeviceLayout
+from optimizer.plan.devices.layout import DATA_PARALLEL, DataParallel, DeviceLayout
 from optimizer.profile.profile import Profile
 from optimizer.search.check.ledger import audit_plan, follows
 from optimizer.search.problem import OuterPlan, SearchProblem

@@ -20,8 +20,8 @@ from optimizer.base.units import MIB
 from optimizer.goal import GenerationGoal
 from optimizer.models.build import build_model
 from optimizer.models.spec import read_model_spec
+from optimizer.plan.devices.generation_layout import GenerationLayout
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.generation_layout import GenerationLayout
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import GenerationRequest
 from tests.webapp.generation import CONFIG

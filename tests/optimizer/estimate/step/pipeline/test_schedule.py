@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from optimizer.estimate.step.pipeline.schedule import RanStep, StageTimes, run_schedule
-from optimizer.plan.stages import deal_stages
+from optimizer.plan.devices.stages import deal_stages
 
 FORWARD_MS, BACKWARD_MS = 3.0, 5.0
 

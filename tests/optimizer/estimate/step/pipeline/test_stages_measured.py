@@ -18,7 +18,7 @@ from optimizer.hardware.machine import DeviceKind
 from optimizer.hardware.mixed import play_devices
 from optimizer.hardware.peers import network_link, peer_link_of
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.layout import RankShare
+from optimizer.plan.devices.layout import RankShare
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.profile.profile import Profile

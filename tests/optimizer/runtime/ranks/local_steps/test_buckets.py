@@ -10,7 +10,7 @@ from optimizer.formats import outer_step as formats
 from optimizer.formats.outer_step import count_host_bytes, list_buckets
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
-from optimizer.plan.layout import DeviceLayout, SyncFormat, SyncRule
+from optimizer.plan.devices.layout import DeviceLayout, SyncFormat, SyncRule
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.meter.meter import Meter

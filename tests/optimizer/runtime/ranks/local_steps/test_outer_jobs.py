@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from optimizer.estimate.categories.tensors import list_tensors
 from optimizer.estimate.job.files import estimate_checkpoint_bytes
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.plan import Plan
 from tests.optimizer.profiles import extent_of, trace
 from tests.optimizer.runtime.ranks.cases import MODELS

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.plan.layout import DeviceLayout, RankShare
+from optimizer.plan.devices.layout import DeviceLayout, RankShare
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.step.step import Trainer

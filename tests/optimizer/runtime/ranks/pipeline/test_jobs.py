@@ -15,7 +15,7 @@ from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.mixed import play_devices
 from optimizer.models.spec import read_model_spec
 from optimizer.plan.activations import ActivationsPlan
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.pins.training import read_pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.extent import Extent

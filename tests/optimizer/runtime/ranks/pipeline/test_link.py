@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from optimizer.plan.stages import SentAtOnce, deal_stages
+from optimizer.plan.devices.stages import SentAtOnce, deal_stages
 from optimizer.runtime.ranks.group import Arriving, Ranks
 from optimizer.runtime.ranks.pipeline.link import PipelineLink
 

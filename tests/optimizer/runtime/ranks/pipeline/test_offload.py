@@ -13,7 +13,7 @@ from optimizer.estimate.card.training_memory import add_memory
 from optimizer.estimate.step.setting import lay_out_stages
 from optimizer.estimate.training import estimate_training, simulate_step
 from optimizer.hardware.mixed import play_devices
-from optimizer.plan.layout import RankShare
+from optimizer.plan.devices.layout import RankShare
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import Adapter

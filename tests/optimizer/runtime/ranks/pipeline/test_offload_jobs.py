@@ -11,7 +11,7 @@ from benchmarks.common.machines import make_cpu_machine
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.goal import Goal
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.pins.training import read_pins
 from optimizer.profile.extent import Extent
 from optimizer.search.cut_model import search_cut

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from optimizer.plan.activations import ActivationsPlan
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.layout import DeviceLayout
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.weights import WeightsPlan

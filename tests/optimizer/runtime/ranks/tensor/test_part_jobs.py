@@ -14,7 +14,7 @@ from optimizer.estimate.job.stages import list_stages
 from optimizer.estimate.step.setting import lay_out
 from optimizer.estimate.training import estimate_training
 from optimizer.models.spec import read_model_spec
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.plan import Plan
 from optimizer.workload import Adapter
 from tests.optimizer.profiles import extent_of, trace

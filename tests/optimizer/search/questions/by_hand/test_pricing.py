@@ -10,7 +10,7 @@ from optimizer.base.units import GIB, MIB
 from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import DeviceKind, Machine, PeerLink
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.pins.training import read_pins
 from optimizer.profile.profile import Profile
 from optimizer.search.check.card_fit import ACCEPTED

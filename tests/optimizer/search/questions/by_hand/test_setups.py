@@ -3,7 +3,7 @@
 import pytest
 
 from optimizer.base.errors import InvalidPlan
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.search.problem import OuterPlan
 from optimizer.search.questions.by_hand.setups import SETUPS, list_labels, recomputing
 

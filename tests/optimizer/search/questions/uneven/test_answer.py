@@ -12,7 +12,7 @@ from optimizer.estimate.training import estimate_training
 from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.hardware.machine import DeviceKind, Machine, PeerLink
-from optimizer.plan.layout import DeviceLayout, RankShare
+from optimizer.plan.devices.layout import DeviceLayout, RankShare
 from optimizer.plan.pins.training import Pins, read_pins
 from optimizer.profile.profile import Profile
 from optimizer.search.questions.answers import ObjectiveAnswer

@@ -17,7 +17,7 @@ from optimizer.hardware.joined import join_machines
 from optimizer.hardware.machine import Machine
 from optimizer.hardware.mixed import play_devices
 from optimizer.hardware.peers import network_link
-from optimizer.plan.layout import DeviceLayout, RankShare
+from optimizer.plan.devices.layout import DeviceLayout, RankShare
 from optimizer.plan.pins.training import read_pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile

@@ -8,7 +8,7 @@ import pytest
 
 from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.devices import table_machine
-from optimizer.plan.layout import DeviceLayout
+from optimizer.plan.devices.layout import DeviceLayout
 from optimizer.plan.pins.training import read_pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile

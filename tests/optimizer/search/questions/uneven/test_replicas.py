@@ -14,7 +14,7 @@ from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.joined import cards_of, join_machines
 from optimizer.hardware.machine import DeviceKind, Machine
 from optimizer.hardware.peers import network_link
-from optimizer.plan.layout import RankShare
+from optimizer.plan.devices.layout import RankShare
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.pins.training import read_pins
 from optimizer.plan.weights import WeightsPlan

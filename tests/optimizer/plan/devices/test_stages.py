@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from optimizer.base.errors import InvalidPlan
+from optimizer.plan.devices.layout import DeviceLayout, RankShare
+from optimizer.plan.devices.stages import count_ahead, count_sent_at_once, deal_stages, list_brought, list_turns
 from optimizer.plan.explain.diff import describe_change
 from optimizer.plan.explain.training import explain_common
-from optimizer.plan.layout import DeviceLayout, RankShare
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.pins.training import pins_of_change, read_pins
 from optimizer.plan.plan import Plan
-from optimizer.plan.stages import count_ahead, count_sent_at_once, deal_stages, list_brought, list_turns
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import TrainingWorkload
 from tests.optimizer.runtime.ranks.cases import RankCase, make_case

@@ -8,9 +8,9 @@ import pytest
 from optimizer.base.errors import InvalidPlan
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.devices.layout import DeviceLayout, RankShare
 from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.layout import DeviceLayout, RankShare
 from optimizer.plan.optimizer_state import OptimizerStatePlan
 from optimizer.plan.plan import Plan
 from optimizer.plan.techniques import is_idle

@@ -7,8 +7,8 @@ import pytest
 from optimizer.base.errors import InvalidPlan
 from optimizer.plan.activations import ActivationsPlan
 from optimizer.plan.batch import BatchPlan
+from optimizer.plan.devices.layout import DeviceLayout, RankShare
 from optimizer.plan.gradients import GradientsPlan
-from optimizer.plan.layout import DeviceLayout, RankShare
 from optimizer.plan.plan import Plan
 from optimizer.workload import TrainingWorkload
 

@@ -10,11 +10,10 @@ Huang et al. 2019, section 2.3).
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any
 
 from optimizer.base.errors import InvalidPlan
 from optimizer.base.limits import MAX_DEVICES, find_stages_fault
-from optimizer.plan.knob import Face, Knob, TechniqueDeclaration, Use, exceeds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,24 +59,3 @@ def count_devices(plan: Mapping[str, Any] | None) -> int:
 def _refused(name: str, value: object, why: str) -> InvalidPlan:
     path = f"plan.layout.{name}"
     return InvalidPlan(f"{path} is {value}; {why}", field=path, value=value, allowed=why)
-
-
-TECHNIQUES: Final = (
-    TechniqueDeclaration(
-        name="share_prompts",
-        label="share prompts among whole copies",
-        sentence="Holds a whole copy of the model on each device of one machine, and gives each a share of the prompts.",
-        group="Several devices",
-        searches=("generation",),
-        num_devices=2,
-    ),
-)
-KNOBS: Final = (
-    Knob(
-        path="layout.num_replicas",
-        plain=1,
-        uses=(Use(technique="share_prompts", asks=exceeds(1)),),
-        num_devices=2,
-        generation=Face(label="Copies of the model", help="each on a device of its own, with a share of the prompts"),
-    ),
-)

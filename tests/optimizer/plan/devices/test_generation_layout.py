@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from optimizer.base.errors import InvalidPlan
+from optimizer.plan.devices.generation_layout import GenerationLayout, count_devices
+from optimizer.plan.devices.layout import check_depth
+from optimizer.plan.devices.stages import list_stages
 from optimizer.plan.generation import GenerationPlan
-from optimizer.plan.generation_layout import GenerationLayout, count_devices
 from optimizer.plan.kv_cache import KvCachePlan
-from optimizer.plan.layout import check_depth
-from optimizer.plan.stages import list_stages
 from optimizer.plan.weights import WeightsPlan
 from optimizer.workload import GenerationWorkload, deal_sequences
 
