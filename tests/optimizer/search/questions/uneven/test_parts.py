@@ -9,15 +9,16 @@ import pytest
 from optimizer.goal import UNLIMITED_BYTES, Goal
 from optimizer.hardware.devices import table_machine
 from optimizer.plan.devices.layout import DeviceLayout
-from optimizer.plan.pins.training import read_pins
+from optimizer.plan.logits_and_loss import LogitsAndLossPins
+from optimizer.plan.pins.training import Pins, read_pins
 from optimizer.plan.plan import Plan
 from optimizer.profile.profile import Profile
 from optimizer.search.core import find_best
 from optimizer.search.problem import SearchProblem
-from optimizer.search.questions.uneven import answer
+from optimizer.search.questions.uneven import answer, parts
 from optimizer.search.questions.uneven.parts import carry_over
 from optimizer.search.training import training_problem
-from tests.optimizer.search.questions.uneven.test_answer import WORKLOAD, ask, three_cards
+from tests.optimizer.search.questions.uneven.test_answer import FORBID, WORKLOAD, ask, three_cards
 
 
 def pose(profile: Profile, num_sequences: int, *pins: str, num_devices: int = 1) -> SearchProblem:
@@ -62,3 +63,19 @@ def test_a_search_knows_what_those_of_the_same_kind_before_it_found(
     assert known[0] == ()
     assert any(known)
     assert max(map(len, known)) <= 3
+
+
+def test_what_all_ranks_do_alike_is_decided_again_for_the_shares_that_they_got(
+    llama_profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbid = tuple(name for name in FORBID if name != "chunked_loss")
+    expected = ask(llama_profile, three_cards(), forbid=forbid).result.chosen
+    guess = parts._common_decisions
+
+    def guess_badly(*asked: Any) -> list[Pins]:
+        return [replace(pins, logits_and_loss=LogitsAndLossPins(num_chunks=8)) for pins in guess(*asked)]
+
+    monkeypatch.setattr(parts, "_common_decisions", guess_badly)
+    found = ask(llama_profile, three_cards(), forbid=forbid).result.chosen
+    assert found.plan.logits_and_loss == expected.plan.logits_and_loss
+    assert found.prediction.step_ms == pytest.approx(expected.prediction.step_ms, rel=0.01)
