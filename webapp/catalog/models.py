@@ -63,7 +63,8 @@ class Profile(models.Model):
 
     fingerprint = models.CharField(primary_key=True, max_length=64)
     model_fingerprint = models.CharField(max_length=64, blank=True, db_index=True)
-    """The architecture's, whatever adapters, rows or objective were traced; empty in rows older than this column."""
+    """The architecture's, whatever adapters, rows or objective were traced; empty in rows older than this column until they are
+    asked for."""
     document = models.JSONField(null=True)
     """optimizer.profile.Profile as JSON; None while it is being made or when it failed."""
     document_sha256 = models.CharField(max_length=64, blank=True)

@@ -1,20 +1,23 @@
 """Runs a ``profile`` job: children of the attempt's process trace, side by side."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from optimizer.base.serialize import to_json
-from optimizer.models.spec import read_model_spec
+from optimizer.base.serialize import from_json
+from optimizer.models.spec import ModelSpec, read_model_spec
 from optimizer.plan.activations import COMPILED
 from optimizer.profile.assemble.merge import add_compiled
-from optimizer.profile.extent import EVERYTHING, Extent
+from optimizer.profile.extent import Extent
 from optimizer.profile.keep.asking import TracingChild, ask_child
+from optimizer.profile.keep.obtain import obtain_profile
 from optimizer.profile.profile import Profile
-from optimizer.workload import TrainingObjective
+from optimizer.workload import Adapter, TrainingObjective
 
 
 def profile_to_file(
@@ -40,26 +43,23 @@ def profile_to_file(
     if generates:
         document = ask_child(TracingChild(is_lean=True), {"config": spec.to_config(), "representations": None})
     else:
-        asked = {
-            "config": spec.to_config(),
-            "adapter": adapter,
-            "is_packed": is_packed,
-            "objective": objective,
-        }
-        document = _trace_training(asked, compiled=[name + COMPILED for name in compiled], sharing=sharing).to_json()
+        read = None if adapter is None else from_json(Adapter, adapter, path="adapter")
+        trace = partial(_trace, spec, adapter=read, is_packed=is_packed, objective=objective)
+        document = _trace_all(trace, compiled=[name + COMPILED for name in compiled], sharing=sharing).to_json()
     staged = file.with_name(f".{file.name}")
     staged.write_text(json.dumps(document))
     staged.replace(file)
 
 
-def _trace_training(asked: dict[str, Any], *, compiled: Sequence[str], sharing: int) -> Profile:
-    def trace(**more: Any) -> Profile:
-        # peft, which makes adapters, and the compiler do not import where little is.
-        child = TracingChild(is_lean=asked["adapter"] is None and more.get("extent") is None)
-        return Profile.from_json(ask_child(child, {**asked, "extent": to_json(EVERYTHING), **more}))
+def _trace(spec: ModelSpec, **asked: Any) -> Profile:
+    """``obtain_profile`` in a folder where nothing is found and nothing stays: the service keeps profiles itself."""
+    with TemporaryDirectory() as folder:
+        return obtain_profile(spec, folder=Path(folder), **asked)
 
+
+def _trace_all(trace: Callable[..., Profile], *, compiled: Sequence[str], sharing: int) -> Profile:
     with ThreadPoolExecutor() as pool:
-        with_compiled = pool.submit(trace, extent=to_json(Extent(representations=tuple(compiled)))) if compiled else None
+        with_compiled = pool.submit(trace, extent=Extent(representations=tuple(compiled))) if compiled else None
         part = pool.submit(trace, num_sharing=sharing) if sharing > 1 else None
         profile = trace()
     if with_compiled is not None:

@@ -50,7 +50,9 @@ class TracingChild:
 
 
 def ask_child(child: TracingChild, request: dict[str, Any]) -> Any:
-    """The profile's document; in a child that imports everything where a lean one cannot."""
+    """The profile's document; from a child that imports everything where a lean one cannot. Raises what the trace raised, and
+    ProfilingFailed.
+    """
     answer = child.ask(request)
     if "again" in answer:
         answer = TracingChild(is_lean=False).ask(request)
@@ -60,6 +62,7 @@ def ask_child(child: TracingChild, request: dict[str, Any]) -> Any:
 
 
 def read_error(document: dict[str, Any]) -> HeadroomError:
+    """The error that a child wrote, of its own kind."""
     # Only what optimizer/base/errors.py defines: the service has kinds of its own under some of these codes.
     kinds = {kind.code: kind for kind in _subclasses(HeadroomError) if kind.__module__ == HeadroomError.__module__}
     kind = kinds.get(document["code"], HeadroomError)

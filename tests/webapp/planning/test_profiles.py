@@ -45,6 +45,10 @@ def test_a_model_profiled_with_adapters_alone_is_profiled(model: Model) -> None:
     assert profile_state(model) == "pending"
     keep_profile(need.fingerprint, {"version": PROFILE_VERSION})
     assert profile_state(model) == "ready"
+    Profile.objects.update(model_fingerprint="")  # as in a database that is older than the column
+    assert profile_state(model) == "pending"
+    request_profile(need)
+    assert (profile_state(model), num_profile_jobs()) == ("ready", 1)
 
 
 def test_a_profile_of_an_older_version_is_made_again(model: Model) -> None:

@@ -41,6 +41,8 @@ def request_profile(need: ProfileNeed) -> Profile:
             fingerprint=need.fingerprint,
             defaults={"version": need.version, "model_fingerprint": need.model.fingerprint},
         )
+        if not profile.model_fingerprint:  # of a row that is older than the column
+            Profile.objects.filter(pk=profile.pk).update(model_fingerprint=need.model.fingerprint)
         if not created and not (_is_due(profile, need.version) and _reset(profile, need.version)):
             return profile
         job = create_job(

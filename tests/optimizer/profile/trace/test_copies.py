@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,9 +70,12 @@ def test_no_copy_and_no_pipe_is_left(profile: Profile) -> None:
         signal.pause()
         return profile
 
-    before = set(Path("/proc/self/fd").iterdir())
+    before, children_before = set(Path("/proc/self/fd").iterdir()), list_children()
     with pytest.raises(InvalidPlan):
         map_in_copies(refuse, ["a", "b", "c"], num_processes=3)
     assert set(Path("/proc/self/fd").iterdir()) <= before
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    assert not [child for child in children if "test_copies" in Path(f"/proc/{child}/cmdline").read_text()]
+    assert list_children() == children_before
+
+
+def list_children() -> str:
+    return Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text()

@@ -41,6 +41,12 @@ def test_a_shared_page_offers_nothing_private(browser: Client, job: Job) -> None
         assert private not in page
 
 
+def test_a_shared_page_says_nothing_of_the_queue(browser: Client, job: Job) -> None:
+    second = rows.make_job(job.owner, name="second")
+    assert "1 job ahead" in browser.get(reverse("job", args=[second.pk])).content.decode()
+    assert "ahead" not in Client().get(share_job(second)).content.decode()
+
+
 def test_no_link_is_guessed(job: Job) -> None:
     assert shared_path(job) == ""
     assert Client().get(f"/shared/{job.pk}/x/").status_code == 404
