@@ -50,7 +50,7 @@ def test_a_config_is_traced_once_and_priced_to_the_byte(tmp_path: Path, monkeypa
     measured = measure_generation(SPEC, plan=PLAN, workload=WORKLOAD)
     assert estimated.prediction.device_peak_bytes == measured.device_peak_bytes
     assert estimated.verdict == "fits"
-    monkeypatch.setattr(obtain, "_Child", None)
+    monkeypatch.setattr(obtain, "TracingChild", None)
     assert estimate(tmp_path).prediction == estimated.prediction
 
 
@@ -109,7 +109,7 @@ def test_only_what_the_question_needs_is_traced() -> None:
 
 
 def test_what_is_wrong_is_refused_before_anything_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(obtain, "_Child", None)
+    monkeypatch.setattr(obtain, "TracingChild", None)
     with pytest.raises(InvalidPlan, match="batch size is 5"):
         estimate(tmp_path, plan=GenerationPlan(batch_size=5))
     with pytest.raises(InvalidWorkload, match="make 65 tokens"):
