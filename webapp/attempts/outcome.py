@@ -220,9 +220,9 @@ def _lost(losses: Losses, message: str) -> End:
         case "hold":
             held = f"{in_a_row}; the job is paused until somebody resumes it"
             return End(answer=reason, state=State.QUEUED, kind="paused", reason=reason, message=held, is_held=True)
-    return End(
-        answer=reason, state=State.QUEUED, kind="requeued", reason=reason, message=in_a_row, delay_s=_delay_s(num - 1)
-    )
+    # The first time at once: it was waited for already, until the lease ran out, and what is left of the fleet may take it.
+    delay_s = _delay_s(num - 2) if num > 1 else 0.0
+    return End(answer=reason, state=State.QUEUED, kind="requeued", reason=reason, message=in_a_row, delay_s=delay_s)
 
 
 def _delay_s(num_before: int) -> float:

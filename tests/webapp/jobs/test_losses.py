@@ -148,8 +148,18 @@ def test_a_lost_worker_is_no_quick_death_of_the_jobs_process(
     assert reread(job).failed_attempts == 1
 
 
-@pytest.mark.parametrize(("num_before", "delay_s"), [(0, 10), (1, 20), (6, 360)])
-def test_each_loss_in_a_row_waits_twice_as_long(
+def test_a_first_loss_goes_on_at_once(
+    make_job: Callable[..., Job], machine: Machine, boots: Callable[[], str], settings: Settings
+) -> None:
+    settings.HEADROOM_RETRY_BASE_S = 10
+    job = make_job()
+    lose(job, machine, boots())
+    assert reread(job).not_before is None
+    assert begin(job, machine, boots()).number == 2
+
+
+@pytest.mark.parametrize(("num_before", "delay_s"), [(1, 10), (2, 20), (7, 360)])
+def test_each_further_loss_in_a_row_waits_twice_as_long(
     make_job: Callable[..., Job], machine: Machine, boots: Callable[[], str], settings: Settings, num_before: int, delay_s: int
 ) -> None:
     job = make_job()
