@@ -91,6 +91,7 @@ def finish_attempt(
         job = Job.objects.select_for_update(of=("self",)).filter(condition).select_related("model").first()
         if job is None:
             return "stale"
+        attempt.refresh_from_db(fields=["is_shared"])  # a job that began later marks those beside it
         lost = lost or _lost_part(attempt, result)
         exit_code = None if lost is not None else exit_code
         is_lost = lost is not None or (result is None and exit_code is None)

@@ -106,8 +106,8 @@ def claim_job(
         )
         if job is None or job.fence is None:
             return None
-        if used_bytes is not None:
-            _note_others(host, room, places=found.places)
+        for row, places in {host: found.places, **found.elsewhere}.items():
+            _note_others(row, rooms.of(row.name), places=places)
         Attempt.objects.filter(job__in=found.disturbed, fence=F("job__fence")).update(is_shared=True)
         attempt = Attempt.objects.create(
             job=job,
@@ -181,23 +181,27 @@ def _choose(
 
 
 def _choose_here(candidates: "QuerySet[Job]", room: Room, gang: Job | None, *, must_gain: bool) -> _Found | None:
-    """The first job with room, unless a job of several devices stands before it and waits for those that it would take."""
-    if gang is None:
-        job = _first(candidates.filter(room.now()))
-        return None if job is None else _place(job, room, must_gain=must_gain)
-    left = room.without(room.kept_for(gang))
-    needs_none = ~Q(kind__in=DEVICE_JOB_KINDS)
-    ahead = (stands_before(gang) | Q(pk=gang.pk) | needs_none) & room.now()
-    job = _first(candidates.filter(ahead | left.now()))
+    """The first job with room, unless a job of several devices stands before it and waits for those that it would take.
+
+    One that has the bytes and would only take turns waits for a device; who leaves that one alone may go first.
+    """
+    left, allowed = room, room.now()
+    if gang is not None:
+        left = room.without(room.kept_for(gang))
+        needs_none = ~Q(kind__in=DEVICE_JOB_KINDS)
+        allowed = (stands_before(gang) | Q(pk=gang.pk) | needs_none) & room.now() | left.now()
+    job = _first(candidates.filter(allowed))
     if job is None:
         return None
-    is_behind = not (job.pk == gang.pk or stands_ahead(job, gang))
+    is_gang = gang is not None and job.pk == gang.pk
+    is_behind = gang is not None and not is_gang and not stands_ahead(job, gang)
     found = _place(job, left if is_behind else room, must_gain=must_gain)
-    if found is None and job.pk == gang.pk:
-        # it has the bytes and would only take turns; who leaves its devices alone may go first
-        other = _first(candidates.filter(left.now()).exclude(pk=gang.pk))
-        found = None if other is None else _place(other, left, must_gain=must_gain)
-    return found
+    if found is not None:
+        return found
+    # an idle device that this one could use would be its own by now, so nobody takes it away
+    spared = left if is_gang else left.idle()
+    other = _first(candidates.filter(spared.now()).exclude(pk=job.pk)) if spared.devices else None
+    return None if other is None else _place(other, spared, must_gain=must_gain)
 
 
 def _place_joined(job: Job, rooms: Rooms, *, machine: str) -> _Found | None:
@@ -311,9 +315,10 @@ def stands_before(job: Job) -> Q:
     )
 
 
-def _note_others(machine: Machine, room: Room, *, places: Collection[int]) -> None:
+def _note_others(machine: Machine, room: Room | None, *, places: Collection[int]) -> None:
     """Keep what other programs hold of devices on which a job begins with none beside it."""
-    idle = {device.place for device in room.devices if device.place in places and not device.jobs}
+    devices = [] if room is None else room.devices
+    idle = {device.place for device in devices if device.place in places and not device.jobs}
     if idle and machine.used_bytes:
         known = [*machine.others_bytes, *[0] * len(machine.used_bytes)][: len(machine.used_bytes)]
         pairs = enumerate(zip(machine.used_bytes, known, strict=True))

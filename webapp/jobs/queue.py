@@ -18,7 +18,7 @@ from webapp.jobs.claiming import QUEUE_ORDER, all_waiting_joined, keeping_gang, 
 from webapp.jobs.devices.joined import Rooms, is_joined, ranks_by_machine
 from webapp.jobs.devices.named import describe_needs, read_needs
 from webapp.jobs.devices.room import Room, read_room
-from webapp.jobs.models import LIVE_STATES, MEMORY_REASONS, USER_JOB_KINDS, Job, State
+from webapp.jobs.models import DEVICE_JOB_KINDS, LIVE_STATES, MEMORY_REASONS, USER_JOB_KINDS, Job, State
 from webapp.jobs.queries import (
     LARGE_DOCUMENTS,
     LARGE_DOCUMENTS_OF_MODEL,
@@ -175,6 +175,8 @@ def _reasons(
         yield "offline", f"Only {names} could hold it, and no worker there takes jobs at present."
     if ready and (sentence := _what_is_taken(job, ready)):
         yield "busy", sentence
+    if not num_ahead and (beside := _only_beside(job, ready)):
+        yield "busy", beside
     ahead = f"; {num_ahead} job{'' if num_ahead == 1 else 's'} ahead" if num_ahead else ""
     yield "next", f"Waiting for a free worker{ahead}."
 
@@ -233,6 +235,15 @@ def _what_is_taken(job: Job, ready: Sequence[MachineNow]) -> str:
         f"It needs {format_bytes(job.need_device_bytes)}; running jobs leave at most {format_bytes(max(0, largest))} free, "
         f"on {most.name}."
     )
+
+
+def _only_beside(job: Job, ready: Sequence[MachineNow]) -> str:
+    """Say where a job has room beside running ones alone; empty where an idle device has room, or nothing is known to run."""
+    with_room = [machine for machine in ready if machine.room_for(job).has_room_for(job)]
+    if job.kind not in DEVICE_JOB_KINDS or any(machine.room_for(job).idle().has_room_for(job) for machine in with_room):
+        return ""
+    names = _listed(machine.name for machine in with_room)
+    return f"It fits beside what runs on {names}, and joins it if that gets more done; otherwise it waits for a device."
 
 
 def _what_named_lacks(job: Job, ready: Sequence[MachineNow]) -> str:

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from optimizer.base.units import GIB
 from tests.webapp.conftest import MACHINE_DOCUMENT
 from webapp.attempts.outcome import finish_attempt
-from webapp.catalog.actions import register_machine
+from webapp.catalog.actions import heartbeat_machine, register_machine
 from webapp.catalog.models import Machine
 from webapp.jobs.actions import pause_job, record_started, set_priority
 from webapp.jobs.claiming import claim_job
@@ -144,6 +144,23 @@ def test_a_wide_job_that_would_only_take_turns_keeps_its_devices(cards: Machine,
     assert claim(cards, must_gain=True) == (wide.pk, [0, 1])
     end(wide)
     assert claim(cards, must_gain=True) == (later.pk, [0])
+
+
+def test_a_job_that_would_only_take_turns_leaves_an_idle_device_that_is_too_small_for_it(
+    ada: User, cards: Machine, need: Need
+) -> None:
+    used_bytes = [0, DESKTOP_BYTES + 4 * GIB]  # another program is on the second card
+    first, large, small = need(1, need_bytes=GIB), need(1, need_bytes=6 * GIB), need(1, need_bytes=2 * GIB)
+    assert claim(cards, must_gain=True, used_bytes=used_bytes) == (first.pk, [0])
+    heartbeat_machine(cards, used_bytes=used_bytes)
+    waiting = next(each for each in read_queue(ada).waiting if each.job.pk == large.pk)
+    assert waiting.sentence == (
+        "It fits beside what runs on host, and joins it if that gets more done; otherwise it waits for a device."
+    )
+    assert claim(cards, must_gain=True, used_bytes=used_bytes) == (small.pk, [1])
+    assert claim(cards, must_gain=True, used_bytes=used_bytes) is None
+    end(first)
+    assert claim(cards, must_gain=True, used_bytes=used_bytes) == (large.pk, [0])
 
 
 def test_devices_that_the_cpu_plays_share_one_memory(need: Need) -> None:

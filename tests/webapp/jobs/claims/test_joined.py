@@ -11,12 +11,13 @@ from optimizer.base.errors import InvalidPlan
 from optimizer.base.units import GIB
 from tests.webapp.conftest import MACHINE_DOCUMENT, make_spec
 from tests.webapp.jobs.claims.test_gangs import claim, end, make_host
+from webapp.catalog.actions import heartbeat_machine
 from webapp.catalog.models import Machine
 from webapp.jobs.actions import create_job, pause_job, set_priority
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.devices.members import end_member, take_member
 from webapp.jobs.devices.named import read_needs, write_needs
-from webapp.jobs.devices.room import read_room
+from webapp.jobs.devices.room import DESKTOP_BYTES, read_room
 from webapp.jobs.documents import attempt_documents
 from webapp.jobs.fleet import read_occupancy
 from webapp.jobs.models import Attempt, Job, Member
@@ -184,6 +185,17 @@ def test_two_such_jobs_go_in_the_order_of_the_queue_on_all_machines(home: Machin
     Member.objects.update(ended_at=timezone.now())
     end(first)
     assert claim(office) == (second.pk, [0])
+
+
+def test_what_other_programs_hold_on_each_machine_is_not_free_while_its_part_loads(
+    home: Machine, office: Machine, join: Need
+) -> None:
+    heartbeat_machine(office, used_bytes=[DESKTOP_BYTES + 2 * GIB, DESKTOP_BYTES + GIB])
+    join("home", "office")
+    assert claim(home, used_bytes=[DESKTOP_BYTES + 3 * GIB]) is not None
+    heartbeat_machine(home, used_bytes=[DESKTOP_BYTES + 3 * GIB])
+    assert free_gib(Machine.objects.get(pk=home.pk)) == [0]
+    assert free_gib(Machine.objects.get(pk=office.pk)) == [6, 2]
 
 
 def test_a_member_is_taken_once_and_holds_its_devices_until_it_has_ended(

@@ -158,18 +158,17 @@ def test_nothing_is_learnt_from_a_run_beside_others(make: Make, machine: Machine
     done = {"outcome": "succeeded", "reason": "done", "message": "", "error": None, "step": 10, "measured": measured}
     for attempt in attempts:
         assert attempt is not None
-        fresh = Attempt.objects.get(pk=attempt.pk)
-        assert finish_attempt(fresh, result=done, exit_code=0) == "succeeded"
+        assert finish_attempt(attempt, result=done, exit_code=0) == "succeeded"
     assert Machine.objects.get(pk=machine.pk).calibration == before
 
 
 def test_a_run_beside_others_is_not_probed_and_one_that_was_joined_goes_on_with_its_plan(make: Make, machine: Machine) -> None:
     job = make(HALF)
     make(HALF)
-    claim(machine)
-    claim(machine)
-    first = Attempt.objects.get(job=job)
-    assert not may_probe(first)
+    first, second = claim(machine), claim(machine)
+    assert first is not None
+    assert second is not None
+    assert not may_probe(second)
     probed = {"outcome": "drained", "reason": PROBED, "message": "a step took 20 ms", "error": None, "step": 5}
     assert finish_attempt(first, result=probed, exit_code=75) == "drained"
     assert not reread(job).awaits_plan
