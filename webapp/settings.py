@@ -160,6 +160,8 @@ HEADROOM_MAX_STREAMS_PER_PROJECT = env.int("HEADROOM_MAX_STREAMS_PER_PROJECT", d
 
 HEADROOM_RETRY_BASE_S = env.float("HEADROOM_RETRY_BASE_S", default=10.0)
 """Delay before the first retry of a lost attempt; each further one doubles it, up to 36 times this."""
+HEADROOM_AWAY_S = env.float("HEADROOM_AWAY_S", default=600.0)
+"""A job over several machines that lost one waits so long for it before it goes on without; 0: for ever."""
 HEADROOM_PROBE_ENOUGH_LEFT_S = env.float("HEADROOM_PROBE_ENOUGH_LEFT_S", default=600.0)
 """A training job with at least so much before it takes another plan when its first steps miss their prediction."""
 HEADROOM_MAX_UPLOAD_BYTES = env.int("HEADROOM_MAX_UPLOAD_BYTES", default=0)

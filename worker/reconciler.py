@@ -36,6 +36,7 @@ from webapp.catalog.removal import purge_deleted
 from webapp.catalog.uploads import drop_abandoned
 from webapp.jobs.about import purge_deleted_jobs
 from webapp.jobs.models import LIVE_STATES, Job
+from webapp.planning.moving_on import MovingOn
 from webapp.planning.waiting import plan_waiting_jobs
 from webapp.schema import end_on_newer_database
 from webapp.webhooks.sending import Sender, forget_old
@@ -137,7 +138,12 @@ class Reconciler:
 
     def _keep_waiting_jobs(self) -> None:
         """A thread of its own: a search takes seconds."""
-        self._keep(plan_waiting_jobs, what="jobs that await a plan", logged_as="planned, or ended for want of a plan")
+        moving_on = MovingOn()
+
+        def pass_once() -> list[str]:
+            return [*plan_waiting_jobs(), *moving_on.pass_once()]
+
+        self._keep(pass_once, what="jobs that await a plan", logged_as="planned, or ended for want of a plan")
 
     def _keep_downloads(self) -> None:
         """A thread of its own: a model takes hours. It stops between two pieces when this process no longer leads."""

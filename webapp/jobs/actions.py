@@ -128,10 +128,11 @@ def plan_job(
     prediction: dict[str, Any],
     machine: Machine,
     change: str = "",
+    when: Q | None = None,
 ) -> bool:
     """Give a job that awaits its plan one, after which it may start. False when it no longer awaits one.
 
-    change: how the plan differs from the one before, where there was one.
+    change: how the plan differs from the one before, where there was one. when: another condition than that it awaits one.
     """
     changes = {
         "spec": spec,
@@ -143,8 +144,10 @@ def plan_job(
     }
     kind = "replanned" if change else "planned"
     with transaction.atomic():
-        planned = move_job(job.pk, when=_awaiting(), changes=changes, kind=kind, actor="program", message=change)
+        planned = move_job(job.pk, when=when or _awaiting(), changes=changes, kind=kind, actor="program", message=change)
         if planned is not None:
+            if is_joined(job):
+                planned.joined.clear()
             _join_machines(planned)
             _hint_on_commit(job.pk)
     return planned is not None

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from django.conf import settings
 from django.db.models import QuerySet
 from django.utils import timezone
 
@@ -190,11 +191,19 @@ def _joined_reasons(job: Job, machines: Sequence[MachineNow]) -> Iterator[tuple[
         yield "no_machine", f"It needs {_listed(describe_needs(needs[name]) for name in too_small)}; there is no such device."
     away = [name for name in needs if name not in known or not known[name].takes_jobs]
     if away:
-        yield "offline", f"It runs on {_listed(needs)} at once; no worker of {_listed(away)} takes jobs at present."
+        taken = f"no worker of {_listed(away)} takes jobs at present.{_and_then(job)}"
+        yield "offline", f"It runs on {_listed(needs)} at once; {taken}"
     busy = [known[name] for name in needs if not known[name].room_for(job).idle().has_room_for(job)]
     waits = [_devices_lacking(job, machine) for machine in busy]
     if waits:
         yield "busy", f"It runs on {_listed(needs)} at once, and waits for {_listed(waits)}."
+
+
+def _and_then(job: Job) -> str:
+    """What becomes of a job that has begun and whose machine stays away."""
+    if not job.attempt or settings.HEADROOM_AWAY_S <= 0:
+        return ""
+    return f" If that lasts for {format_duration(settings.HEADROOM_AWAY_S)}, it goes on without, where a plan fits."
 
 
 def _devices_lacking(job: Job, machine: MachineNow) -> str:

@@ -76,7 +76,7 @@ def find_next_plan(job: Job) -> NextPlan | None:
         "goal": goal,
     }
     failures = failures_of(job)
-    checkpoint_of = ran if _has_checkpoint(job) else None
+    checkpoint_of = ran if has_checkpoint(job) else None
     if ran.layout.ranks:
         uneven = replan_uneven(failures, traced, **here, checkpoint_of=checkpoint_of, calibration=place.calibration)
         return _next_plan(ran, uneven, machine)
@@ -172,6 +172,6 @@ def write_story(job: Job, error: NoFeasiblePlan) -> str:
     return f"{'; '.join(attempts)}; {needed}"
 
 
-def _has_checkpoint(job: Job) -> bool:
+def has_checkpoint(job: Job) -> bool:
     """Report whether there is one of its own, or of what it goes on from."""
     return job.checkpoints.exists() or job.retry_of_id is not None or bool(job.spec.get("resume_from"))

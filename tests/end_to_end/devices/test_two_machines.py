@@ -177,3 +177,25 @@ def test_two_machines_train_as_one_device_does_whatever_becomes_of_the_second(jo
     ]  # fmt: skip
     assert row["failed_attempts"] == 0
     wait_for(lambda: not any(map(jobs.runners_of, MACHINES)), what="the end of all processes", timeout_s=10)
+
+
+def test_a_job_goes_on_without_a_machine_that_stays_away(jobs: JoinedJobs) -> None:
+    jobs.stack.kill("reconciler")
+    jobs.stack.start_reconciler(HEADROOM_AWAY_S="8")
+    job = jobs.start_joined()
+    jobs.wait_until_at_work(job, step=CHECKPOINT_EVERY)
+    jobs.stack.kill("office")
+    try:
+        row = jobs.wait_for_end(job)
+    finally:
+        jobs.start_worker_of("office")
+        jobs.stack.kill("reconciler")
+        jobs.stack.start_reconciler()
+    assert row["state"] == "succeeded", f"{row}\n{jobs.log(job)}"
+    (said,) = [event["message"] for event in jobs.stack.ask("events", job=job) if event["kind"] == "replanned"]
+    assert said.startswith("office has been away for 8 s; the job goes on with home: ")
+    assert jobs.steps(job) == list(range(1, NUM_STEPS + 1))
+    assert [part["machine_name"] for part in jobs.members(job)] == ["office"]
+    first, last = jobs.attempts(job)
+    assert (first["outcome"], last["outcome"]) == ("worker_lost", "succeeded")
+    assert last["resumed_from_step"] >= CHECKPOINT_EVERY

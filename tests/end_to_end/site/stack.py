@@ -97,8 +97,9 @@ class Stack:
         command = [*prefix, sys.executable, *CELERY.format(app=self.worker_app).split()]
         self._start(name, command, environment=environment)
 
-    def start_reconciler(self, name: str = "reconciler") -> None:
-        self._spawn(name, "-m", "worker.reconciler")
+    def start_reconciler(self, name: str = "reconciler", **environment: str) -> None:
+        """environment: variables of its own."""
+        self._spawn(name, "-m", "worker.reconciler", environment=environment)
 
     def start_web(self) -> str:
         """Start the web process and return its address, each time the same."""
