@@ -330,8 +330,8 @@ def _folder(upload: Upload) -> Path:
 
 
 def make_folder(upload: Upload) -> Path:
-    """The folder of what has come, made where it is not there: before the first byte, and after a restore, since a backup has rows
-    of uploads and nothing of their files."""
+    """The folder of what has come, made where it is not there: before the first byte, and after a restore, since a backup has
+    the rows of uploads and nothing of their files."""
     folder = _folder(upload)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
