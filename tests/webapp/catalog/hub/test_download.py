@@ -113,8 +113,7 @@ def test_a_download_whose_files_are_gone_begins_anew(ada: User, hub: Hub, headro
 
 def test_one_that_fails_keeps_none_of_the_others_waiting(ada: User, hub: Hub, headroom_home: Path) -> None:
     no_folder, no_source, good = (begin(ada) for _ in range(3))
-    (headroom_home / "uploads").mkdir(exist_ok=True)
-    shutil.rmtree(headroom_home / "uploads" / no_folder.pk, ignore_errors=True)
+    (headroom_home / "uploads").mkdir()
     (headroom_home / "uploads" / no_folder.pk).write_text("in the way")
     Upload.objects.filter(pk=no_source.pk).update(source={"state": "downloading"})
     assert advance_downloads() == [good.pk]
