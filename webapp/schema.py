@@ -16,13 +16,19 @@ class NewerDatabase(HeadroomError):
 
 
 def refuse_newer_database() -> None:
-    """Raises NewerDatabase. A database that does not answer is left to whoever asks it next."""
+    """Raises NewerDatabase for a migration that this program does not know, of an app that it knows or of one that it does not.
+
+    Django's own apps may be ahead: their releases are installed by themselves. A database that does not answer is left to whoever
+    asks it next.
+    """
     try:
         loader = MigrationLoader(connection)
     except DatabaseError:
         return
-    ours = {config.label for config in apps.get_app_configs() if config.name.startswith("webapp.")}
-    unknown = sorted(".".join(key) for key in loader.applied_migrations if key not in loader.disk_migrations and key[0] in ours)
+    # an app that this program gives up must stay known here, or databases that once had it would be taken for newer ones
+    foreign = {config.label for config in apps.get_app_configs() if not config.name.startswith("webapp.")}
+    applied = (key for key in loader.applied_migrations if key not in loader.disk_migrations)
+    unknown = sorted(".".join(key) for key in applied if key[0] not in foreign)
     if unknown:
         raise NewerDatabase(
             f"the database was last used by a newer Headroom: it has {', '.join(unknown[:5])}, "

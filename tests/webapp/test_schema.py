@@ -23,3 +23,14 @@ def test_one_that_a_newer_program_changed_is_refused_in_words() -> None:
         call_command("setup_headroom")
     with pytest.raises(SystemExit, match="headroom: the database was last used by a newer Headroom"):
         end_on_newer_database()
+
+
+def test_a_newer_program_s_new_app_is_refused_too() -> None:
+    MigrationRecorder(connection).record_applied("teams", "0001_initial")
+    with pytest.raises(NewerDatabase, match=r"it has teams\.0001_initial, which this program"):
+        refuse_newer_database()
+
+
+def test_a_newer_django_makes_no_newer_database() -> None:
+    MigrationRecorder(connection).record_applied("auth", "9999_from_the_future")
+    refuse_newer_database()

@@ -79,9 +79,7 @@ def begin_upload(
         lock_stored(owner, project_for_new(owner))  # two that begin at the same moment must not pass a limit together
         _check_open(owner, num_bytes=_announced_bytes(read))
         require_stored_room(owner, _announced_bytes(read), open_bytes=_still_to_come)
-        row = Upload.objects.create(owner=owner, kind=kind, name=checked_name(name), purpose=purpose, files=read, source=source)
-    _folder(row).mkdir(mode=0o700, parents=True)
-    return row
+        return Upload.objects.create(owner=owner, kind=kind, name=checked_name(name), purpose=purpose, files=read, source=source)
 
 
 def _check_open(owner: User, *, num_bytes: int) -> None:
@@ -110,9 +108,12 @@ def _announced_bytes(files: Sequence[dict[str, Any]]) -> int:
 def add_piece(upload: Upload, number: int, *, offset_bytes: int, piece: BinaryIO, sha256: str = "") -> int:
     """Append to a file; how many of its bytes are here then. A piece counts whole or not at all.
 
-    Raises WrongOffset, InvalidInput for one that is too long or not what it should be, and DiskFull.
+    Raises WrongOffset, CatalogConflict for an upload that has ended, InvalidInput for a piece that is too long or not what it
+    should be, and DiskFull.
     """
     file = upload.files[number]
+    if is_over(upload):
+        raise _ended(upload)
     require_floor()
     with _opened(upload, number) as out:
         received_bytes = out.seek(0, os.SEEK_END)
@@ -124,8 +125,14 @@ def add_piece(upload: Upload, number: int, *, offset_bytes: int, piece: BinaryIO
             out.truncate(received_bytes)
             raise
         end_bytes = out.seek(0, os.SEEK_END)
-    Upload.objects.filter(pk=upload.pk).update(updated_at=timezone.now())
+    if not Upload.objects.filter(pk=upload.pk).update(updated_at=timezone.now()):
+        drop_pieces(upload)
+        raise _ended(upload)
     return end_bytes
+
+
+def _ended(upload: Upload) -> CatalogConflict:
+    return CatalogConflict(f"the upload of {upload.name} was finished or given up", hint="Begin another one.")
 
 
 def received_bytes(upload: Upload, number: int) -> int:
@@ -172,7 +179,7 @@ def drop_upload(upload: Upload) -> None:
 
 
 def drop_pieces(upload: Upload) -> None:
-    shutil.rmtree(Path(settings.HEADROOM_HOME) / "uploads" / str(upload.pk), ignore_errors=True)
+    shutil.rmtree(_folder(upload), ignore_errors=True)
 
 
 def drop_abandoned() -> list[str]:
@@ -264,7 +271,7 @@ def _append(out: BinaryIO, piece: BinaryIO, *, room_bytes: int, sha256: str) -> 
 @contextmanager
 def _opened(upload: Upload, number: int) -> Iterator[BinaryIO]:
     """For this sender alone: a cut connection's request may still be writing when the next one comes."""
-    with piece_path(upload, number).open("ab") as out:
+    with (make_folder(upload) / str(number)).open("ab") as out:
         try:
             fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -277,7 +284,7 @@ def _opened(upload: Upload, number: int) -> Iterator[BinaryIO]:
 def _check_sha256(upload: Upload, number: int) -> None:
     file, path = upload.files[number], piece_path(upload, number)
     if not path.exists():  # an empty file of which no piece ever came
-        path.touch()
+        (make_folder(upload) / str(number)).touch()
     if not file["sha256"]:
         return
     with path.open("rb") as stream:
@@ -319,7 +326,15 @@ def _owner(upload: Upload) -> User:
 
 
 def _folder(upload: Upload) -> Path:
-    return Path(settings.HEADROOM_HOME) / "uploads" / upload.pk
+    return Path(settings.HEADROOM_HOME) / "uploads" / str(upload.pk)
+
+
+def make_folder(upload: Upload) -> Path:
+    """The folder of what has come, made where it is not there: before the first byte, and after a restore, since a backup has
+    the rows of uploads and nothing of their files."""
+    folder = _folder(upload)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
 
 
 def piece_path(upload: Upload, number: int) -> Path:

@@ -31,8 +31,8 @@ from webapp.clock import from_now
 from webapp.jobs.devices.joined import Rooms, places_for, ranks_by_machine
 from webapp.jobs.devices.members import add_members
 from webapp.jobs.devices.room import Room, needs_by_rank, read_room
-from webapp.jobs.models import DEVICE_JOB_KINDS, Attempt, FenceSequence, Job, Kind, State
-from webapp.jobs.moves import claimable, move_job
+from webapp.jobs.models import DEVICE_JOB_KINDS, LIVE_STATES, Attempt, FenceSequence, Job, Kind, State
+from webapp.jobs.moves import claimable, move_job, move_jobs
 from webapp.prepared import Prepared, number_mark
 
 QUEUE_ORDER: Final = ("-priority", "turn", "created_at", "id")
@@ -121,6 +121,8 @@ def claim_job(
             is_shared=bool(found.disturbed),
         )
         add_members(attempt, found.elsewhere, lease_s=lease_s)
+        # after the commit: who ends an attempt locks its job's row first and then the machine's, which is locked here
+        transaction.on_commit(lambda: _note_disturbed(found, actor=f"worker:{worker}"), robust=True)
         return attempt
 
 
@@ -133,6 +135,8 @@ class _Found:
     """Its devices; none for a job that needs no device."""
     disturbed: frozenset[str] = frozenset()
     """Live jobs that run slower beside it, and it beside them."""
+    slowdowns: dict[str, float | None] = field(default_factory=dict)
+    """By which factor those on its devices are slower than alone; None where the predictions do not say."""
     message: str = ""
     elsewhere: dict[Machine, tuple[int, ...]] = field(default_factory=dict)
     """Its devices on other machines."""
@@ -269,16 +273,16 @@ def _place(job: Job, room: Room, *, must_gain: bool) -> _Found | None:
     groups = [group for group in room.jobs_on(places) if group]
     beside = frozenset[str]().union(*groups)
     predictions = dict(Job.objects.filter(pk__in=beside).values_list("pk", "prediction"))
-    slower = 1.0
-    is_known = True
+    slowdowns: dict[str, float | None] = {}
     for group in groups:
         shares = _shares([*(predictions[pk] for pk in sorted(group)), job.prediction], device_kind=room.kind)
         if must_gain and not (shares and gains(shares[:-1], shares[-1])):
             return None
-        slower, is_known = max(slower, slowdown(shares)), is_known and bool(shares)
+        factor = slowdown(shares) if shares else None
+        slowdowns |= {pk: _slowest([slowdowns.get(pk, 1.0), factor]) for pk in group}
     disturbed = room.all_jobs if room.kind == "cpu" else beside  # who shares the memory shares the cores
-    message = _describe_sharing(len(beside), slower if is_known else None)
-    return _Found(job=job, places=places, disturbed=disturbed, message=message)
+    message = _describe_sharing(len(beside), _slowest(slowdowns.values()))
+    return _Found(job=job, places=places, disturbed=disturbed, slowdowns=slowdowns, message=message)
 
 
 def next_turn(owner: User | None, *, kind: str) -> int:
@@ -355,9 +359,35 @@ def _describe_sharing(num_beside: int, slower: float | None) -> str:
     if not num_beside:
         return ""
     others = f"beside {num_beside} other job{'' if num_beside == 1 else 's'} on the device"
+    return f"{others}{_describe_slowdown(slower)}"
+
+
+def _describe_slowdown(slower: float | None) -> str:
     if slower is None:
-        return others
-    return f"{others}; {'no slower than alone' if slower < 1.05 else f'about {slower:.1f} times as long as alone'}"
+        return ""
+    return "; no slower than alone" if slower < 1.05 else f"; about {slower:.1f} times as long as alone"
+
+
+def _slowest(factors: Collection[float | None]) -> float | None:
+    """None where one of them is not known."""
+    known = [factor for factor in factors if factor is not None]
+    return max([1.0, *known]) if len(known) == len(factors) else None
+
+
+def _note_disturbed(found: _Found, *, actor: str) -> None:
+    """Give each job that runs slower from now on an event: which job began beside it, and what is predicted of that.
+
+    The job is named by its id alone, since it may be another person's.
+    """
+    said: dict[str, list[str]] = {}
+    for pk in sorted(found.disturbed):
+        if pk in found.slowdowns:
+            message = f"{found.job.pk} began beside it on the device{_describe_slowdown(found.slowdowns[pk])}"
+        else:
+            message = f"{found.job.pk} began on the same machine, whose processor both use"
+        said.setdefault(message, []).append(pk)
+    for message, ids in said.items():
+        move_jobs(ids, when=Q(state__in=LIVE_STATES), changes={}, kind="shared", actor=actor, message=message)
 
 
 def _next_fence() -> int:

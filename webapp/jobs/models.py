@@ -353,7 +353,7 @@ class Event(models.Model):
     actor = models.CharField(max_length=200)
     """``user:NAME``, ``worker:NAME``, ``reconciler``."""
     kind = models.CharField(max_length=40)
-    """created, claimed, started, phase, checkpointed, requeued, cancel_requested, paused, resumed; and the three ends."""
+    """created, claimed, started, phase, shared, checkpointed, requeued, cancel_requested, paused, resumed; and the three ends."""
     from_state = models.CharField(max_length=12, blank=True)
     to_state = models.CharField(max_length=12, blank=True)
     reason = models.CharField(max_length=24, blank=True)

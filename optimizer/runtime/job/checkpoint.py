@@ -178,11 +178,11 @@ def list_checkpoints(job_folder: Path) -> list[Path]:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Check every file against the manifest. Raises CheckpointInvalid that names the first file that is wrong."""
     try:
-        manifest = from_json(Manifest, json.loads((folder / _MANIFEST).read_bytes()), path="manifest")
+        document = json.loads((folder / _MANIFEST).read_bytes())
+        _refuse_newer(folder, document)
+        manifest = from_json(Manifest, document, path="manifest")
     except (OSError, ValueError, InvalidInput) as error:
         raise _invalid(folder, f"its manifest cannot be read ({error})") from error
-    if manifest.version != MANIFEST_VERSION:
-        raise _invalid(folder, f"its manifest has version {manifest.version}, not {MANIFEST_VERSION}")
     for name, entry in manifest.files.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != entry.num_bytes:
@@ -191,6 +191,16 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             raise _invalid(folder, f"{name} does not have the sha256 of its manifest")
     facts = json.loads((folder / _FACTS).read_bytes())
     return Checkpoint(folder=folder, manifest=manifest, facts=facts)
+
+
+def _refuse_newer(folder: Path, document: Any) -> None:
+    version = document.get("version") if isinstance(document, dict) else None
+    if isinstance(version, int) and version > MANIFEST_VERSION:
+        raise _invalid(
+            folder,
+            f"a newer release of Headroom wrote it (manifest of version {version}; this one reads to {MANIFEST_VERSION})",
+            hint="Go on with the newer release.",
+        )
 
 
 def hash_file(path: Path) -> str:
@@ -308,9 +318,7 @@ def _disk_full(free_bytes: int, needed_bytes: int) -> DiskFull:
     )
 
 
-def _invalid(folder: Path, what: str) -> CheckpointInvalid:
-    return CheckpointInvalid(
-        f"checkpoint {folder.name} cannot be used: {what}",
-        hint="Delete the folder; the job then resumes from the one before.",
-        folder=folder.name,
-    )
+def _invalid(
+    folder: Path, what: str, *, hint: str = "Delete the folder; the job then resumes from the one before."
+) -> CheckpointInvalid:
+    return CheckpointInvalid(f"checkpoint {folder.name} cannot be used: {what}", hint=hint, folder=folder.name)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -12,9 +13,9 @@ import psycopg
 import pytest
 
 from tests.postgresql import create_database
-from worker.stack.backup import make
-from worker.stack.backup.contents import BACKUP_VERSION, LIST_FILE, BackupError, read_contents
-from worker.stack.backup.database import copy_database
+from worker.stack.backup import make, restore
+from worker.stack.backup.contents import BACKUP_VERSION, LIST_FILE, BackupError, DatabaseKind, read_contents
+from worker.stack.backup.database import copy_database, restore_database
 from worker.stack.backup.make import make_backup
 from worker.stack.backup.restore import restore_backup
 from worker.stack.stack import main
@@ -111,6 +112,47 @@ def test_a_backup_that_breaks_off_leaves_nothing_of_its_name_and_can_be_made_aga
     assert not (tmp_path / "backup").exists()
     make_backup(service, tmp_path / "backup")
     assert restore_backup(tmp_path / "backup", tmp_path / "restored").version == BACKUP_VERSION
+
+
+def test_a_second_backup_of_the_same_name_is_refused_and_the_first_is_whole(
+    service: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin_another(home: Path, folder: Path) -> Path:
+        with pytest.raises(BackupError, match="another backup or restore is writing .*/backup at present"):
+            make_backup(service, tmp_path / "backup")
+        return copy_database(home, folder)
+
+    monkeypatch.setattr(make, "copy_database", begin_another)
+    make_backup(service, tmp_path / "backup")
+    restore_backup(tmp_path / "backup", tmp_path / "restored")
+    assert {path.name for path in tmp_path.iterdir()} == {"home", "backup", "restored"}
+
+
+def test_a_second_restore_into_the_same_folder_is_refused(
+    service: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin_another(copy: Path, home: Path, kind: DatabaseKind) -> None:
+        with pytest.raises(BackupError, match="another backup or restore is writing .*/restored at present"):
+            restore_backup(tmp_path / "backup", tmp_path / "restored")
+        restore_database(copy, home, kind)
+
+    make_backup(service, tmp_path / "backup")
+    monkeypatch.setattr(restore, "restore_database", begin_another)
+    restore_backup(tmp_path / "backup", tmp_path / "restored")
+    assert (tmp_path / "restored" / "secret_key").read_bytes() == b"key"
+
+
+def test_a_backup_whose_files_were_cleared_away_gets_no_name(
+    service: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clear(home: Path, folder: Path) -> Path:
+        shutil.rmtree(folder / "home")
+        return copy_database(home, folder)
+
+    monkeypatch.setattr(make, "copy_database", clear)
+    with pytest.raises(BackupError, match="home/cache/machine-1.json was copied into .* and is gone from it"):
+        make_backup(service, tmp_path / "backup")
+    assert not (tmp_path / "backup").exists()
 
 
 def flip_a_byte(backup: Path) -> None:

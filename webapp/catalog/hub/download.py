@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 from django.conf import settings
 from django.contrib.auth.models import User
+from django.db import DatabaseError
 from django.utils import timezone
 
 from optimizer.base.errors import DiskFull, HeadroomError
@@ -23,7 +24,7 @@ from webapp.catalog.errors import ChecksBusy
 from webapp.catalog.hub.client import LINKED_SIZE, HubFailed, HubRefused, find_model, open_file, read_reference
 from webapp.catalog.models import Model, Upload
 from webapp.catalog.queries import uploads_visible_to
-from webapp.catalog.uploads import begin_upload, drop_pieces, finish_upload, piece_path, received_bytes
+from webapp.catalog.uploads import begin_upload, drop_pieces, finish_upload, make_folder, piece_path, received_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +69,27 @@ def list_downloads(user: Any) -> list[dict[str, Any]]:
 
 
 def advance_downloads(should_stop: Callable[[], bool] = lambda: False) -> list[str]:
-    """Go on with each open download until it is done, fails, or should stop; the ids of those that were finished."""
+    """Go on with each open download until it is done, fails, or should stop; the ids of those that were finished.
+
+    One that fails keeps none of the others waiting. Raises DatabaseError, since without the database none can go on.
+    """
     finished = []
-    for upload in Upload.objects.filter(source__state="downloading").order_by("created_at"):
+    downloading = Upload.objects.filter(source__state="downloading").order_by("created_at")
+    for upload_id in list(downloading.values_list("pk", flat=True)):
         if should_stop():
             break
-        if _is_due(upload) and _advance(upload, should_stop):
-            finished.append(upload.pk)
+        upload = downloading.filter(pk=upload_id).first()
+        if upload is None:  # given up while another one was fetched, for hours perhaps
+            continue
+        try:
+            if _is_due(upload) and _advance(upload, should_stop):
+                finished.append(upload_id)
+        except DatabaseError:
+            raise
+        except OSError as error:
+            _note_failure(upload, f"what comes cannot be kept: {error.strerror}")
+        except Exception:
+            logger.exception("download %s waits; a fault of the program", upload_id)
     return finished
 
 
@@ -84,7 +99,7 @@ def _is_due(upload: Upload) -> bool:
 
 def _advance(upload: Upload, should_stop: Callable[[], bool]) -> bool:
     """Report whether it is finished. What goes wrong is written on the row, for its owner to read."""
-    with (piece_path(upload, 0).parent / "lock").open("w") as lock:
+    with (make_folder(upload) / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -98,7 +113,7 @@ def _advance(upload: Upload, should_stop: Callable[[], bool]) -> bool:
         except ChecksBusy:
             return False  # all is here; the next pass asks again
         except (HubFailed, DiskFull) as error:
-            _note_failure(upload, error)
+            _note_failure(upload, error.message)
             return False
         except HeadroomError as error:
             _note(upload, state="failed", message=f"{error.message}. {error.hint}".strip())
@@ -185,14 +200,14 @@ def _check_hash(file: dict[str, Any], path: Path) -> None:
         raise HubRefused(f"{file['name']} is not what the commit names", allowed="the content with git's hash of it")
 
 
-def _note_failure(upload: Upload, error: HeadroomError) -> None:
+def _note_failure(upload: Upload, why: str) -> None:
     failures = int(upload.source.get("failures", 0)) + 1
     if failures >= MAX_FAILURES:
-        _note(upload, state="failed", message=f"{error.message}; given up after {failures} tries")
+        _note(upload, state="failed", message=f"{why}; given up after {failures} tries")
         drop_pieces(upload)
         return
     pause_s = min(_LONGEST_PAUSE_S, float(settings.HEADROOM_RETRY_BASE_S) * 2 ** min(failures - 1, 6) / 10)
-    _note(upload, failures=failures, message=f"{error.message}; trying again", not_before_s=time.time() + pause_s)
+    _note(upload, failures=failures, message=f"{why}; trying again", not_before_s=time.time() + pause_s)
 
 
 def _note(upload: Upload, **changes: Any) -> None:

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from optimizer.base.units import format_bytes
+from worker.stack.backup.alone import written_alone
 from worker.stack.backup.contents import BACKUP_VERSION, HOME_FOLDER, BackupError, Contents, Entry, list_files
 from worker.stack.backup.database import copy_database, database_kind
 
@@ -26,13 +27,21 @@ def make_backup(home: Path, folder: Path, *, say: Callable[[str], None] = lambda
     Nothing of the name is there until it is whole.
     """
     home, folder = home.resolve(), folder.absolute()
-    if folder.exists():
-        raise BackupError(f"{folder} is there already", hint="Give a folder that is not there yet.")
     if folder.is_relative_to(home):
         raise BackupError(f"{folder} lies in HEADROOM_HOME, {home}", hint="Give a folder elsewhere, best on another disk.")
-    partial = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(mode=0o700, parents=True)
+    with written_alone(folder) as partial:
+        if folder.exists():
+            partial.rmdir()
+            raise BackupError(f"{folder} is there already", hint="Give a folder that is not there yet.")
+        contents = _fill(home, partial, say=say)
+        contents.write(partial)
+        _require_all(contents, partial)
+        os.sync()
+        partial.rename(folder)
+    return contents
+
+
+def _fill(home: Path, partial: Path, *, say: Callable[[str], None]) -> Contents:
     _require_room(home, partial)
     known: _Known = {}
     _copy_files(home, partial, known)
@@ -41,17 +50,13 @@ def make_backup(home: Path, folder: Path, *, say: Callable[[str], None] = lambda
     copy.chmod(0o600)
     _copy_files(home, partial, known)
     database = Entry(path=copy.name, num_bytes=copy.stat().st_size, sha256=sha256_of(copy))
-    contents = Contents(
+    return Contents(
         version=BACKUP_VERSION,
         program=version("headroom"),
         made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         database=database_kind(),
         entries=(database, *(known[path][1] for path in sorted(known))),
     )
-    contents.write(partial)
-    os.sync()
-    partial.rename(folder)
-    return contents
 
 
 def sha256_of(file: Path) -> str:
@@ -68,6 +73,13 @@ def _require_room(home: Path, partial: Path) -> None:
             f"the files take {format_bytes(needed_bytes)}; {partial.parent} has {format_bytes(free_bytes)} free",
             hint="Give a folder on a larger disk.",
         )
+
+
+def _require_all(contents: Contents, partial: Path) -> None:
+    """Raises BackupError where a file that was copied is gone, taken away by whoever cleared the folder."""
+    for entry in contents.entries:
+        if not entry.link_to and not (partial / entry.path).is_file():
+            raise BackupError(f"{entry.path} was copied into {partial} and is gone from it", hint="Take the backup again.")
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from optimizer.base.units import format_bytes
+from worker.stack.backup.alone import written_alone
 from worker.stack.backup.contents import DATABASE_FILES, HOME_FOLDER, BackupError, Contents, Entry, read_contents
 from worker.stack.backup.database import require_empty_database, restore_database
 from worker.stack.backup.make import sha256_of
@@ -16,34 +17,39 @@ from worker.stack.backup.make import sha256_of
 def restore_backup(folder: Path, home: Path) -> Contents:
     """Check every file against the backup's list and copy it into the home. Raises BackupError, and OSError of a full disk."""
     contents = read_contents(folder)
+    with written_alone(home) as partial:
+        try:
+            _require_empty(home)
+            require_empty_database(contents.database)
+            _require_room(contents, home.parent)
+            _copy_all(folder, contents, partial)
+            # links last: nothing is ever written through one
+            for entry in contents.entries:
+                if entry.link_to:
+                    _place(partial, entry).symlink_to(entry.link_to)
+            restore_database(folder / DATABASE_FILES[contents.database], partial, contents.database)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        if home.exists():
+            home.rmdir()
+        partial.rename(home)
+    return contents
+
+
+def _require_empty(home: Path) -> None:
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
         raise BackupError(
             f"{home} is not empty; a backup is put into an empty folder only",
             hint="Name another one with --into, or move this one away.",
         )
-    require_empty_database(contents.database)
-    home.parent.mkdir(parents=True, exist_ok=True)
-    free_bytes = shutil.disk_usage(home.parent).free
+
+
+def _require_room(contents: Contents, parent: Path) -> None:
+    free_bytes = shutil.disk_usage(parent).free
     if contents.num_bytes > free_bytes:
         needed, free = format_bytes(contents.num_bytes), format_bytes(free_bytes)
-        raise BackupError(f"the backup takes {needed}; {home.parent} has {free} free")
-    partial = home.with_name(f"{home.name}.part")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(mode=0o700)
-    try:
-        _copy_all(folder, contents, partial)
-        # links last: nothing is ever written through one
-        for entry in contents.entries:
-            if entry.link_to:
-                _place(partial, entry).symlink_to(entry.link_to)
-        restore_database(folder / DATABASE_FILES[contents.database], partial, contents.database)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    if home.exists():
-        home.rmdir()
-    partial.rename(home)
-    return contents
+        raise BackupError(f"the backup takes {needed}; {parent} has {free} free")
 
 
 def _copy_all(folder: Path, contents: Contents, partial: Path) -> None:

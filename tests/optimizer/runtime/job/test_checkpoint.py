@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import torch
 
 from optimizer.base.errors import CheckpointInvalid, DiskFull
 from optimizer.runtime.job.checkpoint import (
+    MANIFEST_VERSION,
     WrittenCheckpoint,
     find_resumable,
     list_checkpoints,
@@ -124,6 +126,26 @@ def test_a_missing_file_is_noticed(tmp_path: Path, file: str) -> None:
     newest = tmp_path / write(tmp_path, 20).folder
     (newest / file).unlink()
     assert find_resumable(tmp_path).manifest.step == 10
+
+
+def rewrite_manifest(folder: Path, **changes: Any) -> None:
+    document = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(document | changes))
+
+
+def test_one_of_a_newer_release_is_refused_in_words(tmp_path: Path) -> None:
+    """Its manifest may have fields that this release has never heard of."""
+    folder = tmp_path / write(tmp_path, 10).folder
+    rewrite_manifest(folder, version=MANIFEST_VERSION + 1, shards=[])
+    with pytest.raises(CheckpointInvalid, match=r"a newer release of Headroom wrote it \(manifest of version") as raised:
+        read_checkpoint(folder)
+    assert raised.value.hint == "Go on with the newer release."
+
+
+def test_one_of_an_earlier_release_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / write(tmp_path, 10).folder
+    rewrite_manifest(folder, version=MANIFEST_VERSION - 1)
+    assert read_checkpoint(folder).manifest.step == 10
 
 
 def test_when_every_checkpoint_is_damaged_the_newest_fault_is_raised(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Uploads in pieces: a cut is gone on from, a wrong hash is refused, what is left alone goes."""
 
 import hashlib
+import io
 import json
 import shutil
 from datetime import timedelta
@@ -15,6 +16,7 @@ from pytest_django import Settings
 
 from tests.webapp.conftest import TINY_CONFIG
 from webapp.catalog import uploads
+from webapp.catalog.errors import CatalogConflict
 from webapp.catalog.models import Dataset, Model, Upload
 
 pytestmark = pytest.mark.django_db
@@ -77,6 +79,33 @@ def test_after_a_cut_the_server_says_where_to_go_on(api: Client) -> None:
     assert again.status_code == 409
     assert (again.json()["code"], again.json()["extra"]["received_bytes"]) == ("wrong_offset", 700)
     assert put(api, upload["id"], TEXT[700:], offset=700).status_code == 200
+
+
+def test_an_upload_whose_files_are_gone_is_gone_on_with_from_the_start(api: Client, headroom_home: Path) -> None:
+    """A backup has its row without them."""
+    upload = begin(api, announced("verse.txt", TEXT)).json()
+    put(api, upload["id"], TEXT[:700], offset=0)
+    shutil.rmtree(headroom_home / "uploads")
+    assert api.get(f"/api/v1/uploads/{upload['id']}").json()["files"][0]["received_bytes"] == 0
+    refused = put(api, upload["id"], TEXT[700:], offset=700)
+    assert (refused.status_code, refused.json()["extra"]["received_bytes"]) == (409, 0)
+    assert put(api, upload["id"], TEXT, offset=0).status_code == 200
+    assert finish(api, upload["id"]).status_code == 201
+
+
+def test_an_empty_file_of_which_no_piece_came_needs_no_folder(api: Client, headroom_home: Path) -> None:
+    empty = begin(api, announced("verse.txt", b"")).json()
+    shutil.rmtree(headroom_home / "uploads", ignore_errors=True)
+    answer = finish(api, empty["id"])
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_dataset")
+
+
+def test_a_piece_for_an_upload_that_was_given_up_meanwhile_leaves_nothing(ada: User, api: Client, headroom_home: Path) -> None:
+    upload = Upload.objects.get(pk=begin(api, announced("verse.txt", TEXT)).json()["id"])
+    uploads.drop_upload(upload)
+    with pytest.raises(CatalogConflict, match="the upload of mine was finished or given up"):
+        uploads.add_piece(upload, 0, offset_bytes=0, piece=io.BytesIO(TEXT))
+    assert not (headroom_home / "uploads" / upload.pk).exists()
 
 
 def test_a_piece_that_is_not_what_was_sent_leaves_nothing(api: Client) -> None:
@@ -193,7 +222,8 @@ def test_an_upload_can_be_given_up(api: Client, headroom_home: Path) -> None:
 
 def test_only_what_nothing_came_for_in_a_day_is_removed(api: Client, headroom_home: Path) -> None:
     old, new = (begin(api, announced("verse.txt", TEXT)).json()["id"] for _ in range(2))
-    put(api, old, TEXT[:10], offset=0)
+    for each in (old, new):
+        put(api, each, TEXT[:10], offset=0)
     Upload.objects.filter(pk=old).update(updated_at=timezone.now() - uploads.KEPT - timedelta(minutes=1))
     assert uploads.drop_abandoned() == [old]
     assert [path.name for path in (headroom_home / "uploads").iterdir()] == [new]

@@ -20,6 +20,7 @@ from webapp.accounts.tokens import create_token
 from webapp.catalog.hub.client import HubFailed, HubRefused, read_reference
 from webapp.catalog.hub.download import MAX_FAILURES, advance_downloads, begin_download
 from webapp.catalog.models import Model, Upload
+from webapp.catalog.uploads import drop_upload
 
 WEIGHTS = safetensors("a", 200_000)
 FILES = {
@@ -98,6 +99,37 @@ def test_what_was_stopped_between_two_pieces_goes_on(ada: User, hub: Hub) -> Non
     assert advance_downloads(lambda: bool(hub.asked_for("model.safetensors"))) == []
     assert source_of(upload)["state"] == "downloading"
     assert advance_downloads() == [upload.pk]
+
+
+def test_a_download_whose_files_are_gone_begins_anew(ada: User, hub: Hub, headroom_home: Path) -> None:
+    """A backup has its row without them."""
+    hub.cut_after = [300_000]
+    upload = begin(ada)
+    advance_downloads()
+    shutil.rmtree(headroom_home / "uploads")
+    assert advance_downloads() == [upload.pk]
+    assert hub.asked_for("model.safetensors") == ["", ""]
+
+
+def test_one_that_fails_keeps_none_of_the_others_waiting(ada: User, hub: Hub, headroom_home: Path) -> None:
+    no_folder, no_source, good = (begin(ada) for _ in range(3))
+    (headroom_home / "uploads").mkdir()
+    (headroom_home / "uploads" / no_folder.pk).write_text("in the way")
+    Upload.objects.filter(pk=no_source.pk).update(source={"state": "downloading"})
+    assert advance_downloads() == [good.pk]
+    assert source_of(no_folder)["message"] == "what comes cannot be kept: File exists; trying again"
+
+
+def test_one_that_is_given_up_while_another_is_fetched_is_left_alone(ada: User, hub: Hub, headroom_home: Path) -> None:
+    first, second = begin(ada), begin(ada)
+
+    def give_up() -> bool:
+        if hub.asked_for("model.safetensors"):
+            drop_upload(second)
+        return False
+
+    assert advance_downloads(give_up) == [first.pk]
+    assert list((headroom_home / "uploads").iterdir()) == []
 
 
 def test_other_bytes_than_the_hash_names_are_refused(ada: User, hub: Hub) -> None:

@@ -190,6 +190,17 @@ def test_two_cards_leave_each_other_alone(cards: Machine, need: Need) -> None:
     assert set(Attempt.objects.values_list("is_shared", flat=True)) == {False}
 
 
+def test_devices_that_the_cpu_plays_share_its_cores_and_a_job_on_another_one_is_announced(
+    need: Need, django_capture_on_commit_callbacks: Callable[..., Any]
+) -> None:
+    host = make_host(2, kind="cpu")
+    first, second = (need(1, need_bytes=GIB, kind="cpu") for _ in range(2))
+    with django_capture_on_commit_callbacks(execute=True):
+        assert [claim(host), claim(host)] == [(first.pk, [0]), (second.pk, [1])]
+    said = first.events.get(kind="shared").message
+    assert said == f"{second.pk} began on the same machine, whose processor both use"
+
+
 def test_the_queue_says_what_a_wide_job_waits_for_and_what_waits_for_it(ada: User, cards: Machine, need: Need) -> None:
     need(1)
     claim(cards)

@@ -81,6 +81,22 @@ def test_as_many_as_were_asked_for_run_however_slow_and_the_event_says_how_slow(
     assert last_event(second) == "beside 1 other job on the device; about 1.9 times as long as alone"
 
 
+def test_jobs_at_work_get_an_event_of_each_that_joins_them_with_what_it_costs(
+    make: Make, machine: Machine, django_capture_on_commit_callbacks: Callable[..., Any]
+) -> None:
+    first, second, third = make(WHOLE), make(WHOLE), make(None)
+    with django_capture_on_commit_callbacks(execute=True):
+        for _ in range(3):
+            assert claim_job(worker="w", machine=machine) is not None
+    shared = first.events.filter(kind="shared").order_by("seq")
+    assert list(shared.values_list("message", "actor", "from_state", "to_state")) == [
+        (f"{second.pk} began beside it on the device; about 1.9 times as long as alone", "worker:w", "starting", "starting"),
+        (f"{third.pk} began beside it on the device", "worker:w", "starting", "starting"),
+    ]
+    assert second.events.get(kind="shared").message == f"{third.pk} began beside it on the device"
+    assert not third.events.filter(kind="shared").exists()
+
+
 def test_a_job_alone_is_not_marked(make: Make, machine: Machine) -> None:
     job = make(HALF)
     attempt = claim(machine)
