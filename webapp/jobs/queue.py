@@ -200,7 +200,7 @@ def _joined_reasons(job: Job, machines: Sequence[MachineNow]) -> Iterator[tuple[
 
 
 def _and_then(job: Job) -> str:
-    """What becomes of a job that has begun and whose machine stays away."""
+    """Say when a job that has begun goes on without a machine that stays away."""
     if not job.attempt or settings.HEADROOM_AWAY_S <= 0:
         return ""
     return f" If that lasts for {format_duration(settings.HEADROOM_AWAY_S)}, it goes on without, where a plan fits."

@@ -13,7 +13,6 @@ from optimizer.base.units import GIB
 from optimizer.plan.plan import Plan
 from tests.webapp.conftest import make_bench, make_spec
 from tests.webapp.jobs.attempts import kinds, reread, run
-from webapp.attempts.outcome import finish_attempt
 from webapp.attempts.reconciling import expire_leases
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import pause_job, record_checkpoint
