@@ -179,7 +179,7 @@ def decide_end(
         why = "its first steps shared the device; it goes on with its plan" if is_probed else asked
         return End(answer="drained", state=State.QUEUED, kind="requeued", message=why)
     if losses is not None:
-        return _lost(losses, loss)
+        return _lost(job, losses, loss)
     reason = _known_reason(result) if result else Reason.WORKER_LOST.value
     message = _message(result, exit_code)
     if result is not None and may_replan(job, reason, num_before=num_shortages):
@@ -210,13 +210,16 @@ def _wait_for_room(message: str, *, num_full_disks: int) -> End:
     )
 
 
-def _lost(losses: Losses, message: str) -> End:
+def _lost(job: Job, losses: Losses, message: str) -> End:
     reason, num = Reason.WORKER_LOST.value, losses.num_in_a_row
     in_a_row = f"{message}, for the {num}th time in a row without a new checkpoint" if num > 3 else message
     match losses.verdict:
         case "fail":
             blamed = f"{message} {num} times in a row without a new checkpoint, while other jobs ended well on the same machine"
             return End(answer="failed", state=State.FAILED, kind="failed", reason=reason, message=blamed)
+        case "hold" if job.kind == Kind.PROFILE:
+            # nobody sees it, and so nobody could resume it; with an error it is asked for again
+            return End(answer="failed", state=State.FAILED, kind="failed", reason=reason, message=in_a_row)
         case "hold":
             held = f"{in_a_row}; the job is paused until somebody resumes it"
             return End(answer=reason, state=State.QUEUED, kind="paused", reason=reason, message=held, is_held=True)
