@@ -44,6 +44,7 @@ from webapp.jobs.models import (
     State,
 )
 from webapp.jobs.moves import enqueue_webhooks, held_by, move_job, move_jobs
+from webapp.jobs.queue import require_queue_room
 from webapp.wire.hints import hint_soon
 from webapp.wire.publish import publish
 
@@ -265,9 +266,12 @@ def set_priority(job: Job, priority: int, *, actor: str, may_overtake: bool) -> 
     return moved or _refuse(job, "move", allowed="queued")
 
 
-def retry_job(job: Job, *, actor: str) -> Job:
+def retry_job(job: Job, *, actor: str, owner: Any = None) -> Job:
     """The same spec and plan again, as a new job: an ended one never moves. It goes on from the newest checkpoint of the
-    ended one, where there is one. Only what failed or was cancelled is retried."""
+    ended one, where there is one. Only what failed or was cancelled is retried.
+
+    owner: who asks for it, whose turns and limits it takes; without one it is the program's doing. Raises LimitReached.
+    """
     job.refresh_from_db()
     if job.kind not in USER_JOB_KINDS or job.state not in (State.FAILED, State.CANCELLED):
         return _refuse(job, "retry", allowed="failed or cancelled")
@@ -275,8 +279,10 @@ def retry_job(job: Job, *, actor: str) -> Job:
         if row is not None and row.deleted_at is not None:
             raise JobConflict(f"{row.name} was deleted, and the job needs it", hint="Restore it, or start a new job.")
     require_floor()
+    if owner is not None:
+        require_queue_room(owner, job.project)
     return create_job(
-        owner=job.owner,
+        owner=owner or job.owner,
         project=job.project,
         spec=job.spec,
         model=job.model,

@@ -19,6 +19,7 @@ from optimizer.workload import Export
 from webapp.jobs.actions import create_job
 from webapp.jobs.errors import JobConflict, NoCheckpoint
 from webapp.jobs.models import Checkpoint, Job, Kind
+from webapp.jobs.queue import require_queue_room
 
 SOURCE_FOLDER = "source"
 """In an export job's folder: holds the checkpoint that is exported."""
@@ -49,13 +50,17 @@ def export_job(
 ) -> Job:
     """A job that writes the weights of a training run's checkpoint: as its workload says, or as ``export`` does.
 
+    owner: who asks for it; without one it is the program's doing.
+
     Raises NoCheckpoint, JobConflict for a job that does not train or whose model was deleted, InvalidWorkload for GGUF of a model
-    that has no place in it.
+    that has no place in it, LimitReached where too many jobs wait.
     """
     if job.kind != Kind.TRAIN:
         raise JobConflict(f"job {job.pk} does not train, and so has no checkpoint", hint="Name one that trains.")
     if job.model.deleted_at is not None:
         raise JobConflict(f"{job.model.name} was deleted, and exporting needs it", hint="Restore it first.")
+    if owner is not None:
+        require_queue_room(owner, job.project)
     checkpoint = find_checkpoint(job, step)
     wanted = job.spec["workload"].get("export", {}) if export is None else to_json(export)
     if wanted.get("gguf", "none") != "none":

@@ -8,15 +8,14 @@ from django.db import transaction
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.units import format_bytes
 from webapp.accounts.access import project_of_job
-from webapp.accounts.limits import check_queue_room
-from webapp.accounts.models import Project
 from webapp.accounts.turns import hurry
 from webapp.catalog.files.room import require_floor
 from webapp.jobs.actions import create_job
 from webapp.jobs.checkpoints import keep_for_branch
 from webapp.jobs.errors import JobConflict, PlanDoesNotFit
-from webapp.jobs.models import Job, PlanOffer, State
+from webapp.jobs.models import Job, PlanOffer
 from webapp.jobs.queries import offers_visible_to
+from webapp.jobs.queue import require_queue_room
 from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
 from webapp.jobs.specs.training import JobSpec
 from webapp.planning.offers import fastest_of, given_offer, offer_for, waits_for_compiled
@@ -51,7 +50,7 @@ def submit_job(
     require_floor()
     read = read_job_spec(user, spec)
     project = project_of_job(user, (read.model, read.dataset))
-    _check_room(user, project)
+    require_queue_room(user, project)
     try:
         offer = given_offer(user, read, plan_id) if plan_id else _fresh_offer(user, read, override=override, may_wait=when_ready)
     except NotPricedYet:
@@ -87,24 +86,6 @@ def submit_job(
         if and_then is not None:
             and_then(job)
     return job
-
-
-def _check_room(user: Any, project: Project | None) -> None:
-    """Raises LimitReached. Counted without a lock: a few submissions at the same moment may go past a limit."""
-    waiting = Job.objects.filter(state=State.QUEUED).order_by()
-    check_queue_room(
-        "you have",
-        lambda: waiting.filter(owner=user).count(),
-        setting="HEADROOM_MAX_QUEUED_PER_PERSON",
-        key=f"person {user.pk}",
-    )
-    if project is not None:
-        check_queue_room(
-            f"project {project.name} has",
-            lambda: waiting.filter(project=project).count(),
-            setting="HEADROOM_MAX_QUEUED_PER_PROJECT",
-            key=project.pk,
-        )
 
 
 def _fresh_offer(user: Any, spec: JobSpec | GenerateSpec, *, override: bool, may_wait: bool) -> PlanOffer:

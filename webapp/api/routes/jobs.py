@@ -241,7 +241,7 @@ def retry_job(request: HttpRequest, job_id: str) -> HttpResponse:
     """The same spec and plan again as a new job, which is the answer; an ended job never moves."""
     job = _job(request, job_id)
     with transaction.atomic():
-        return _created(request, actions.retry_job(job, actor=_actor(request)), status=202)
+        return _created(request, actions.retry_job(job, actor=_actor(request), owner=request.user), status=202)
 
 
 @router.post("/jobs/{job_id}/export", response={201: dict[str, Any]}, tags=["jobs"])
