@@ -24,6 +24,7 @@ from webapp.accounts.models import Project
 from webapp.catalog.files.room import require_floor
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.clock import from_now
+from webapp.ids import new_job_id
 from webapp.jobs.claiming import next_turn
 from webapp.jobs.devices.joined import is_joined, ranks_by_machine
 from webapp.jobs.devices.members import drains
@@ -87,14 +88,17 @@ def create_job(
     num_steps: int | None = None,
     max_duration_s: int | None = None,
     awaits_plan: bool = False,
+    job_id: str = "",
 ) -> Job:
     """Job and first event in one transaction; workers are woken after the commit.
 
     project: whose it is; the one its owner works in unless given. num_steps: what the job counts its progress to; of training
-    the workload's steps, and not given. awaits_plan: it may not start before ``plan_job``.
+    the workload's steps, and not given. awaits_plan: it may not start before ``plan_job``. job_id: of files that are there
+    already (``checkpoints.py``).
     """
     with transaction.atomic(savepoint=False):
         job = Job.objects.create(
+            id=job_id or new_job_id(),
             owner=owner,
             project=project,
             name=spec.get("name") or model.name,

@@ -11,7 +11,7 @@ from webapp.accounts.access import project_of_job
 from webapp.accounts.turns import hurry
 from webapp.catalog.files.room import require_floor
 from webapp.jobs.actions import create_job
-from webapp.jobs.checkpoints import keep_for_branch
+from webapp.jobs.checkpoints import ready_branch
 from webapp.jobs.errors import JobConflict, PlanDoesNotFit
 from webapp.jobs.models import Job, PlanOffer
 from webapp.jobs.queries import offers_visible_to
@@ -45,7 +45,7 @@ def submit_job(
     and_then: called with the job in the transaction that makes it. max_duration_s: after so long it is asked to stop.
 
     Raises Forbidden for who may not run jobs in the project of the spec's model and dataset, PlanStale, PlanDoesNotFit (unless
-    ``override``), NotPricedYet, DiskFull, LimitReached where too many jobs wait, and what ``price_spec`` raises.
+    ``override``), NotPricedYet, DiskFull, NoCheckpoint, LimitReached where too many jobs wait, and what ``price_spec`` raises.
     """
     require_floor()
     read = read_job_spec(user, spec)
@@ -65,8 +65,10 @@ def submit_job(
             device_peak_high_bytes=peak,
             budget_bytes=budget,
         )
-    with transaction.atomic():
+    branched_from = read.resume_from if isinstance(read, JobSpec) else None
+    with ready_branch(branched_from) as job_id, transaction.atomic():
         job = create_job(
+            job_id=job_id,
             owner=user,
             project=project,
             spec={**read.to_json(), "plan": offer.label if offer else read.plan_label},
@@ -81,8 +83,6 @@ def submit_job(
             num_steps=read.num_steps if isinstance(read, GenerateSpec) else None,
             max_duration_s=max_duration_s,
         )
-        if isinstance(read, JobSpec) and read.resume_from is not None:
-            keep_for_branch(job, read.resume_from)
         if and_then is not None:
             and_then(job)
     return job
