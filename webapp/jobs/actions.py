@@ -25,7 +25,7 @@ from webapp.catalog.files.room import require_floor
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.clock import from_now
 from webapp.ids import new_job_id
-from webapp.jobs.claiming import next_turn
+from webapp.jobs.claiming import next_turn, require_queue_room
 from webapp.jobs.devices.joined import is_joined, ranks_by_machine
 from webapp.jobs.devices.members import drains
 from webapp.jobs.devices.named import JOINED, NAMED, RankNeed, write_needs
@@ -45,7 +45,6 @@ from webapp.jobs.models import (
     State,
 )
 from webapp.jobs.moves import enqueue_webhooks, held_by, move_job, move_jobs
-from webapp.jobs.queue import require_queue_room
 from webapp.wire.hints import hint_soon
 from webapp.wire.publish import publish
 

@@ -12,8 +12,6 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from optimizer.base.units import format_bytes, format_duration
-from webapp.accounts.limits import check_queue_room
-from webapp.accounts.models import Project
 from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine
 from webapp.jobs.claiming import QUEUE_ORDER, all_waiting_joined, keeping_gang, stands_ahead, stands_before
@@ -101,27 +99,6 @@ def why_it_waits(job: Job) -> str:
     """The sentence that the queue says of a queued job, ``Waiting for a free worker; 2 jobs ahead.``"""
     num_ahead = _all_waiting().filter(stands_before(job)).order_by().count()
     return _explain(job, num_ahead + 1, _machines()).sentence
-
-
-def require_queue_room(user: Any, project: Project | None) -> None:
-    """Raises LimitReached where no further job of this person or project may wait.
-
-    Counted without a lock: a few jobs made at the same moment may go past a limit.
-    """
-    waiting = Job.objects.filter(state=State.QUEUED).order_by()
-    check_queue_room(
-        "you have",
-        lambda: waiting.filter(owner=user).count(),
-        setting="HEADROOM_MAX_QUEUED_PER_PERSON",
-        key=f"person {user.pk}",
-    )
-    if project is not None:
-        check_queue_room(
-            f"project {project.name} has",
-            lambda: waiting.filter(project=project).count(),
-            setting="HEADROOM_MAX_QUEUED_PER_PROJECT",
-            key=project.pk,
-        )
 
 
 def _all_waiting() -> QuerySet[Job]:
