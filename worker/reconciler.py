@@ -35,6 +35,7 @@ from webapp.catalog.hub.download import advance_downloads
 from webapp.catalog.removal import purge_deleted
 from webapp.catalog.uploads import drop_abandoned
 from webapp.jobs.about import purge_deleted_jobs
+from webapp.jobs.checkpoints import BRANCH_FOLDER, SOURCE_FOLDER
 from webapp.jobs.models import LIVE_STATES, Job
 from webapp.planning.moving_on import MovingOn
 from webapp.planning.waiting import plan_waiting_jobs
@@ -157,6 +158,7 @@ class Reconciler:
             removed = [*purge_deleted(), *purge_deleted_jobs(), *drop_abandoned()]
             remove_dead_staging(self._config.home)
             remove_old_spool(self._config.home)
+            remove_unused_checkpoints(self._config.home)
             return removed
 
         self._keep(pass_once, what="what is to be removed", logged_as="removed for good")
@@ -241,6 +243,18 @@ def remove_old_spool(home: Path) -> int:
     """Uploads that broke off more than a day ago; the number of entries removed."""
     oldest_s = time.time() - SPOOL_AGE_S
     return _remove_all([path for path in (home / "spool").glob("*") if _modified_s(path) < oldest_s])
+
+
+def remove_unused_checkpoints(home: Path) -> int:
+    """Checkpoints put aside more than a day ago for jobs that were not made; the number of folders removed.
+
+    Only folders that hold nothing else: those of jobs that a restored backup does not know stay.
+    """
+    oldest_s = time.time() - SPOOL_AGE_S
+    aside = [path.parent for name in (SOURCE_FOLDER, BRANCH_FOLDER) for path in (home / "jobs").glob(f"*/{name}")]
+    alone = [folder for folder in aside if _modified_s(folder) < oldest_s and len(list(folder.iterdir())) == 1]
+    known = set(Job.objects.filter(pk__in=[folder.name for folder in alone]).values_list("pk", flat=True)) if alone else ()
+    return _remove_all([folder for folder in alone if folder.name not in known])
 
 
 def _fence_of(path: Path) -> int | None:

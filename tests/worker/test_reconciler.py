@@ -15,7 +15,7 @@ from webapp.attempts.outcome import finish_attempt
 from webapp.jobs.models import Attempt, Job
 from webapp.webhooks.actions import create_webhook, send_test
 from worker.config import WorkerConfig
-from worker.reconciler import SPOOL_AGE_S, Reconciler, remove_dead_staging, remove_old_spool
+from worker.reconciler import SPOOL_AGE_S, Reconciler, remove_dead_staging, remove_old_spool, remove_unused_checkpoints
 
 
 @pytest.fixture
@@ -76,6 +76,21 @@ def test_uploads_that_broke_off_a_day_ago_are_removed_and_younger_ones_kept(fold
     os.utime(spool / "old", (long_ago_s, long_ago_s))
     assert remove_old_spool(folder) == 1
     assert [path.name for path in spool.iterdir()] == ["new.upload"]
+
+
+@pytest.mark.parametrize("place", ["source", "branch/checkpoints"])
+def test_what_was_put_aside_a_day_ago_for_a_job_that_was_not_made_is_removed(
+    attempt: Attempt, folder: Path, place: str
+) -> None:
+    names = ("job_forgotten", "job_restored", "job_new", attempt.job_id)
+    for name in names:
+        (folder / "jobs" / name / place / "step-000010-f1").mkdir(parents=True)
+    (folder / "jobs" / "job_restored" / "attempts").mkdir()
+    long_ago_s = time.time() - SPOOL_AGE_S - 60
+    for name in ("job_forgotten", "job_restored", attempt.job_id):
+        os.utime(folder / "jobs" / name, (long_ago_s, long_ago_s))
+    assert remove_unused_checkpoints(folder) == 1
+    assert [name for name in names if (folder / "jobs" / name).exists()] == ["job_restored", "job_new", attempt.job_id]
 
 
 def test_no_lease_is_taken_before_one_lease_has_passed_in_the_lead(attempt: Attempt, folder: Path) -> None:

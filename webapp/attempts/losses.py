@@ -6,7 +6,8 @@ machine meanwhile. Losses are counted in a row, as long as no new checkpoint was
 
 - others worked there for as long and ended by themselves, and no other was lost: the job does it, and fails after 3;
 - others were lost as well, and none fared better: the machine does it, and the job goes on;
-- nothing of the other jobs says which, or they say both: the job is held after 10, as if paused, until somebody resumes it.
+- nothing of the other jobs says which, or they say both: the job is held after 10, as if paused, until somebody resumes it; a
+  profile job, which nobody sees, fails instead, and is asked for again.
 
 Jobs that were lost with the very same worker process say nothing, because each may have taken the other along. Of a job over
 several machines the machine counts that was lost.

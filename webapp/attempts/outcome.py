@@ -9,6 +9,8 @@ step are a poisoned job; a drained or paused attempt costs nothing. A lost worke
 
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -29,7 +31,8 @@ from webapp.attempts.memory import count_shortages, describe_shortage, may_repla
 from webapp.catalog.actions import keep_profile, keep_profile_error
 from webapp.catalog.models import Profile
 from webapp.clock import from_now
-from webapp.jobs.checkpoints import export_job
+from webapp.jobs.actions import create_job
+from webapp.jobs.checkpoints import export_job, ready_export
 from webapp.jobs.devices.joined import is_joined
 from webapp.jobs.devices.members import describe_loss
 from webapp.jobs.models import PROBED, Artifact, Attempt, Job, Kind, Member, Reason, State
@@ -86,7 +89,7 @@ def finish_attempt(
     lost, where it was not the whole; else the result may name its machine.
     """
     profile, generation = _read_profile(attempt), price_generation(attempt, result)
-    with transaction.atomic():
+    with _ready_export(attempt) as ready, transaction.atomic():
         condition = held_by(attempt) if only_if is None else held_by(attempt) & only_if
         job = Job.objects.select_for_update(of=("self",)).filter(condition).select_related("model").first()
         if job is None:
@@ -118,17 +121,36 @@ def finish_attempt(
         elif end.state == State.SUCCEEDED or end.answer == PROBED:
             calibrate(attempt, result, generation=generation)
         if end.state == State.CANCELLED and job.cancel_mode == "save":
-            _export_what_was_saved(job)
+            _export_what_was_saved(job, ready)
     return end.answer
 
 
-def _export_what_was_saved(job: Job) -> None:
-    """Stop and save leaves weights to use, not only a checkpoint: a job of its own writes them, which needs no device."""
-    if job.kind != Kind.TRAIN:
-        return
+@contextmanager
+def _ready_export(attempt: Attempt) -> Iterator[dict[str, Any] | None]:
+    """Stop and save leaves weights to use, not only a checkpoint: a job of its own writes them, which needs no device.
+
+    None where that was not asked for by now, or there is nothing to export.
+    """
+    asked = Q(kind=Kind.TRAIN, cancel_requested_at__isnull=False, cancel_mode="save")
+    job = Job.objects.filter(held_by(attempt) & asked).select_related("model", "project").first()
+    with ExitStack() as stack:
+        ready = None
+        if job is not None:
+            with suppress(HeadroomError):
+                ready = stack.enter_context(ready_export(job))
+        yield ready
+
+
+def _export_what_was_saved(job: Job, ready: dict[str, Any] | None) -> None:
+    if ready is not None:
+        create_job(**ready, owner=job.owner, actor="program")
+    elif job.kind == Kind.TRAIN:  # asked for since then, or there is nothing: copied after the commit, never within
+        transaction.on_commit(partial(_export_late, job), robust=True)
+
+
+def _export_late(job: Job) -> None:
     try:
-        with transaction.atomic():
-            export_job(job, actor="program")
+        export_job(job, actor="program")
     except HeadroomError as error:
         logger.warning("nothing of %s is exported: %s", job.pk, error)
 
@@ -180,7 +202,7 @@ def decide_end(
         why = "its first steps shared the device; it goes on with its plan" if is_probed else asked
         return End(answer="drained", state=State.QUEUED, kind="requeued", message=why)
     if losses is not None:
-        return _lost(losses, loss)
+        return _lost(job, losses, loss)
     reason = _known_reason(result) if result else Reason.WORKER_LOST.value
     message = _message(result, exit_code)
     if result is not None and may_replan(job, reason, num_before=num_shortages):
@@ -211,13 +233,16 @@ def _wait_for_room(message: str, *, num_full_disks: int) -> End:
     )
 
 
-def _lost(losses: Losses, message: str) -> End:
+def _lost(job: Job, losses: Losses, message: str) -> End:
     reason, num = Reason.WORKER_LOST.value, losses.num_in_a_row
     in_a_row = f"{message}, for the {num}th time in a row without a new checkpoint" if num > 3 else message
     match losses.verdict:
         case "fail":
             blamed = f"{message} {num} times in a row without a new checkpoint, while other jobs ended well on the same machine"
             return End(answer="failed", state=State.FAILED, kind="failed", reason=reason, message=blamed)
+        case "hold" if job.kind == Kind.PROFILE:
+            # nobody sees it, and so nobody could resume it; with an error it is asked for again
+            return End(answer="failed", state=State.FAILED, kind="failed", reason=reason, message=in_a_row)
         case "hold":
             held = f"{in_a_row}; the job is paused until somebody resumes it"
             return End(answer=reason, state=State.QUEUED, kind="paused", reason=reason, message=held, is_held=True)

@@ -24,7 +24,8 @@ from webapp.accounts.models import Project
 from webapp.catalog.files.room import require_floor
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.clock import from_now
-from webapp.jobs.claiming import next_turn
+from webapp.ids import new_job_id
+from webapp.jobs.claiming import next_turn, require_queue_room
 from webapp.jobs.devices.joined import is_joined, ranks_by_machine
 from webapp.jobs.devices.members import drains
 from webapp.jobs.devices.named import JOINED, NAMED, RankNeed, write_needs
@@ -86,14 +87,17 @@ def create_job(
     num_steps: int | None = None,
     max_duration_s: int | None = None,
     awaits_plan: bool = False,
+    job_id: str = "",
 ) -> Job:
     """Job and first event in one transaction; workers are woken after the commit.
 
     project: whose it is; the one its owner works in unless given. num_steps: what the job counts its progress to; of training
-    the workload's steps, and not given. awaits_plan: it may not start before ``plan_job``.
+    the workload's steps, and not given. awaits_plan: it may not start before ``plan_job``. job_id: of files that are there
+    already (``checkpoints.py``).
     """
     with transaction.atomic(savepoint=False):
         job = Job.objects.create(
+            id=job_id or new_job_id(),
             owner=owner,
             project=project,
             name=spec.get("name") or model.name,
@@ -268,9 +272,12 @@ def set_priority(job: Job, priority: int, *, actor: str, may_overtake: bool) -> 
     return moved or _refuse(job, "move", allowed="queued")
 
 
-def retry_job(job: Job, *, actor: str) -> Job:
+def retry_job(job: Job, *, actor: str, owner: Any = None) -> Job:
     """The same spec and plan again, as a new job: an ended one never moves. It goes on from the newest checkpoint of the
-    ended one, where there is one. Only what failed or was cancelled is retried."""
+    ended one, where there is one. Only what failed or was cancelled is retried.
+
+    owner: who asks for it, whose turns and limits it takes; without one it is the program's doing. Raises LimitReached.
+    """
     job.refresh_from_db()
     if job.kind not in USER_JOB_KINDS or job.state not in (State.FAILED, State.CANCELLED):
         return _refuse(job, "retry", allowed="failed or cancelled")
@@ -278,8 +285,10 @@ def retry_job(job: Job, *, actor: str) -> Job:
         if row is not None and row.deleted_at is not None:
             raise JobConflict(f"{row.name} was deleted, and the job needs it", hint="Restore it, or start a new job.")
     require_floor()
+    if owner is not None:
+        require_queue_room(owner, job.project)
     return create_job(
-        owner=job.owner,
+        owner=owner or job.owner,
         project=job.project,
         spec=job.spec,
         model=job.model,

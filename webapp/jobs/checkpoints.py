@@ -5,18 +5,22 @@ What starts from one gets links to its files in a folder of its own, since the r
 
 import os
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.db import transaction
+from django.db import DatabaseError, transaction
 
 from optimizer.base.errors import DiskFull
 from optimizer.base.serialize import to_json
 from optimizer.models.files.gguf_export.kinds import check_gguf
 from optimizer.models.spec import read_model_spec
 from optimizer.workload import Export
+from webapp.ids import new_job_id
 from webapp.jobs.actions import create_job
+from webapp.jobs.claiming import require_queue_room
 from webapp.jobs.errors import JobConflict, NoCheckpoint
 from webapp.jobs.models import Checkpoint, Job, Kind
 
@@ -45,12 +49,34 @@ def find_checkpoint(job: Job, step: int | None = None) -> Checkpoint:
 
 
 def export_job(
-    job: Job, *, step: int | None = None, export: Export | None = None, actor: str, owner: Any = None
+    job: Job,
+    *,
+    step: int | None = None,
+    export: Export | None = None,
+    actor: str,
+    owner: Any = None,
+    and_then: Callable[[Job], None] | None = None,
 ) -> Job:
     """A job that writes the weights of a training run's checkpoint: as its workload says, or as ``export`` does.
 
+    owner: who asks for it; without one it is the program's doing. and_then: called with the new job in the transaction that makes
+    it. Raises what ``ready_export`` does, LimitReached where too many jobs wait.
+    """
+    if owner is not None:
+        require_queue_room(owner, job.project)
+    with ready_export(job, step=step, export=export) as ready, transaction.atomic():
+        made = create_job(**ready, owner=owner or job.owner, actor=actor)
+        if and_then is not None:
+            and_then(made)
+    return made
+
+
+@contextmanager
+def ready_export(job: Job, *, step: int | None = None, export: Export | None = None) -> Iterator[dict[str, Any]]:
+    """Arguments of ``create_job`` for an export, whose checkpoint was put aside. Begin no transaction before.
+
     Raises NoCheckpoint, JobConflict for a job that does not train or whose model was deleted, InvalidWorkload for GGUF of a model
-    that has no place in it.
+    that has no place in it, DiskFull.
     """
     if job.kind != Kind.TRAIN:
         raise JobConflict(f"job {job.pk} does not train, and so has no checkpoint", hint="Name one that trains.")
@@ -60,33 +86,29 @@ def export_job(
     wanted = job.spec["workload"].get("export", {}) if export is None else to_json(export)
     if wanted.get("gguf", "none") != "none":
         check_gguf(read_model_spec(job.model.config))
-    name = checkpoint.folder.rsplit("/", 1)[-1]
     spec = {
         "kind": "export",
         "name": f"{job.name[:160]}, step {checkpoint.step}",
         "job": job.pk,
         "step": checkpoint.step,
-        "checkpoint": name,
+        "checkpoint": checkpoint.folder.rsplit("/", 1)[-1],
         "model": job.model_id,
         "workload": {**job.spec["workload"], "export": wanted},
         "goal": job.spec["goal"],
     }
-    with transaction.atomic():
-        made = create_job(
-            owner=owner or job.owner,
-            project=job.project,
-            spec=spec,
-            model=job.model,
-            dataset=None,
-            plan=_plan_of(job),
-            prediction=None,
-            machine=None,
-            kind=Kind.EXPORT,
-            actor=actor,
-            num_steps=checkpoint.step,
-        )
-        keep_aside(checkpoint, _job_folder(made) / SOURCE_FOLDER)
-    return made
+    with _put_aside(checkpoint, SOURCE_FOLDER) as job_id:
+        yield {
+            "job_id": job_id,
+            "project": job.project,
+            "spec": spec,
+            "model": job.model,
+            "dataset": None,
+            "plan": _plan_of(job),
+            "prediction": None,
+            "machine": None,
+            "kind": Kind.EXPORT,
+            "num_steps": checkpoint.step,
+        }
 
 
 def exports_of(job: Job) -> list[Job]:
@@ -99,13 +121,39 @@ def is_there(checkpoint: Checkpoint) -> bool:
     return _folder(checkpoint).is_dir()
 
 
-def keep_for_branch(job: Job, checkpoint: Checkpoint) -> None:
-    """The checkpoint that a new job goes on from. Raises NoCheckpoint where it went meanwhile, DiskFull."""
-    keep_aside(checkpoint, _job_folder(job) / BRANCH_FOLDER / _CHECKPOINTS)
+@contextmanager
+def ready_branch(checkpoint: Checkpoint | None) -> Iterator[str]:
+    """Id for the job that goes on from the checkpoint, which was put aside; empty without one. Begin no transaction before.
+
+    Raises NoCheckpoint where it went meanwhile, DiskFull.
+    """
+    if checkpoint is None:
+        yield ""
+        return
+    with _put_aside(checkpoint, f"{BRANCH_FOLDER}/{_CHECKPOINTS}") as job_id:
+        yield job_id
 
 
-def keep_aside(checkpoint: Checkpoint, folder: Path) -> Path:
-    """Link the checkpoint's files into a folder of the same name below ``folder``; copy them where the disk has no links."""
+@contextmanager
+def _put_aside(checkpoint: Checkpoint, place: str) -> Iterator[str]:
+    """Id for a job, in whose folder the checkpoint's files lie; they go again where no such job is made within.
+
+    Files are linked, or copied where the disk has no links. That may take minutes, in which a transaction would keep every other
+    writer of SQLite waiting. What a process leaves that dies meanwhile the reconciler removes.
+    """
+    job_id = new_job_id()
+    folder = Path(settings.HEADROOM_HOME) / "jobs" / job_id
+    try:
+        _link_all(checkpoint, folder / place)
+        yield job_id
+    finally:
+        # asked of the database, because a commit whose confirmation was lost has made the job
+        with suppress(DatabaseError):
+            if not Job.objects.filter(pk=job_id).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _link_all(checkpoint: Checkpoint, folder: Path) -> None:
     source, target = _folder(checkpoint), folder / checkpoint.folder.rsplit("/", 1)[-1]
     staged = target.with_name(f".tmp-{target.name}")
     try:
@@ -114,14 +162,11 @@ def keep_aside(checkpoint: Checkpoint, folder: Path) -> Path:
             _link_or_copy(file, staged / file.name)
         staged.rename(target)
     except FileNotFoundError as error:
-        shutil.rmtree(staged, ignore_errors=True)
         raise NoCheckpoint(
             f"the checkpoint of step {checkpoint.step} went while it was being put aside", job_id=checkpoint.job_id, steps=[]
         ) from error
     except OSError as error:
-        shutil.rmtree(staged, ignore_errors=True)
         raise DiskFull(f"the checkpoint cannot be put aside: {error.strerror}", hint="Free disk space.") from error
-    return target
 
 
 def _link_or_copy(file: Path, target: Path) -> None:
@@ -142,7 +187,3 @@ def _plan_of(job: Job) -> dict[str, Any] | None:
 
 def _folder(checkpoint: Checkpoint) -> Path:
     return Path(settings.HEADROOM_HOME) / "jobs" / checkpoint.job_id / checkpoint.folder
-
-
-def _job_folder(job: Job) -> Path:
-    return Path(settings.HEADROOM_HOME) / "jobs" / job.pk

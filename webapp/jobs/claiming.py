@@ -26,6 +26,8 @@ from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 
 from optimizer.estimate.sharing import Shares, gains, host_need_together, lane_shares, slowdown
+from webapp.accounts.limits import check_queue_room
+from webapp.accounts.models import Project
 from webapp.catalog.models import Machine
 from webapp.clock import from_now
 from webapp.jobs.devices.joined import Rooms, places_for, ranks_by_machine
@@ -283,6 +285,27 @@ def _place(job: Job, room: Room, *, must_gain: bool) -> _Found | None:
     disturbed = room.all_jobs if room.kind == "cpu" else beside  # who shares the memory shares the cores
     message = _describe_sharing(len(beside), _slowest(slowdowns.values()))
     return _Found(job=job, places=places, disturbed=disturbed, slowdowns=slowdowns, message=message)
+
+
+def require_queue_room(user: Any, project: Project | None) -> None:
+    """Raises LimitReached where no further job of this person or project may wait.
+
+    Counted without a lock: a few jobs made at the same moment may go past a limit.
+    """
+    waiting = Job.objects.filter(state=State.QUEUED).order_by()
+    check_queue_room(
+        "you have",
+        lambda: waiting.filter(owner=user).count(),
+        setting="HEADROOM_MAX_QUEUED_PER_PERSON",
+        key=f"person {user.pk}",
+    )
+    if project is not None:
+        check_queue_room(
+            f"project {project.name} has",
+            lambda: waiting.filter(project=project).count(),
+            setting="HEADROOM_MAX_QUEUED_PER_PROJECT",
+            key=project.pk,
+        )
 
 
 def next_turn(owner: User | None, *, kind: str) -> int:

@@ -8,14 +8,13 @@ from django.db import transaction
 from optimizer.base.errors import NoFeasiblePlan
 from optimizer.base.units import format_bytes
 from webapp.accounts.access import project_of_job
-from webapp.accounts.limits import check_queue_room
-from webapp.accounts.models import Project
 from webapp.accounts.turns import hurry
 from webapp.catalog.files.room import require_floor
 from webapp.jobs.actions import create_job
-from webapp.jobs.checkpoints import keep_for_branch
+from webapp.jobs.checkpoints import ready_branch
+from webapp.jobs.claiming import require_queue_room
 from webapp.jobs.errors import JobConflict, PlanDoesNotFit
-from webapp.jobs.models import Job, PlanOffer, State
+from webapp.jobs.models import Job, PlanOffer
 from webapp.jobs.queries import offers_visible_to
 from webapp.jobs.specs.generation import GenerateSpec, read_job_spec
 from webapp.jobs.specs.training import JobSpec
@@ -46,12 +45,12 @@ def submit_job(
     and_then: called with the job in the transaction that makes it. max_duration_s: after so long it is asked to stop.
 
     Raises Forbidden for who may not run jobs in the project of the spec's model and dataset, PlanStale, PlanDoesNotFit (unless
-    ``override``), NotPricedYet, DiskFull, LimitReached where too many jobs wait, and what ``price_spec`` raises.
+    ``override``), NotPricedYet, DiskFull, NoCheckpoint, LimitReached where too many jobs wait, and what ``price_spec`` raises.
     """
     require_floor()
     read = read_job_spec(user, spec)
     project = project_of_job(user, (read.model, read.dataset))
-    _check_room(user, project)
+    require_queue_room(user, project)
     try:
         offer = given_offer(user, read, plan_id) if plan_id else _fresh_offer(user, read, override=override, may_wait=when_ready)
     except NotPricedYet:
@@ -66,8 +65,10 @@ def submit_job(
             device_peak_high_bytes=peak,
             budget_bytes=budget,
         )
-    with transaction.atomic():
+    branched_from = read.resume_from if isinstance(read, JobSpec) else None
+    with ready_branch(branched_from) as job_id, transaction.atomic():
         job = create_job(
+            job_id=job_id,
             owner=user,
             project=project,
             spec={**read.to_json(), "plan": offer.label if offer else read.plan_label},
@@ -82,29 +83,9 @@ def submit_job(
             num_steps=read.num_steps if isinstance(read, GenerateSpec) else None,
             max_duration_s=max_duration_s,
         )
-        if isinstance(read, JobSpec) and read.resume_from is not None:
-            keep_for_branch(job, read.resume_from)
         if and_then is not None:
             and_then(job)
     return job
-
-
-def _check_room(user: Any, project: Project | None) -> None:
-    """Raises LimitReached. Counted without a lock: a few submissions at the same moment may go past a limit."""
-    waiting = Job.objects.filter(state=State.QUEUED).order_by()
-    check_queue_room(
-        "you have",
-        lambda: waiting.filter(owner=user).count(),
-        setting="HEADROOM_MAX_QUEUED_PER_PERSON",
-        key=f"person {user.pk}",
-    )
-    if project is not None:
-        check_queue_room(
-            f"project {project.name} has",
-            lambda: waiting.filter(project=project).count(),
-            setting="HEADROOM_MAX_QUEUED_PER_PROJECT",
-            key=project.pk,
-        )
 
 
 def _fresh_offer(user: Any, spec: JobSpec | GenerateSpec, *, override: bool, may_wait: bool) -> PlanOffer:

@@ -4,6 +4,12 @@ One that was submitted before its model was profiled is priced, once the profile
 that ran out of memory gets another plan. A job for which none fits, or whose spec can no longer be read, ends with the reason.
 """
 
+import logging
+from itertools import islice
+
+from django.db import InterfaceError, OperationalError
+from django.db.models import QuerySet
+
 from optimizer.base.errors import HeadroomError, NoFeasiblePlan
 from webapp.jobs.actions import plan_job, refuse_plan
 from webapp.jobs.claiming import QUEUE_ORDER
@@ -14,14 +20,34 @@ from webapp.planning.pricing import price_job_spec
 from webapp.planning.replanning import find_next_plan, write_story
 from webapp.planning.replanning_generation import find_next_generation_plan
 
+logger = logging.getLogger(__name__)
+
 JOBS_PER_ROUND = 3
-"""A search may take seconds, and leases are looked at in the same round."""
+"""A search may take seconds, and what comes meanwhile may stand before the rest."""
 
 
 def plan_waiting_jobs() -> list[str]:
-    """Plan the oldest jobs that await a plan and whose profile is ready; ids of those that were planned or ended."""
-    waiting = Job.objects.filter(state=State.QUEUED, awaits_plan=True).select_related("owner", "model", "machine")
-    return [job.pk for job in waiting.order_by(*QUEUE_ORDER)[:JOBS_PER_ROUND] if _plan(job)]
+    """Plan the first jobs that await a plan and whose profile is ready; ids of those that were planned or ended.
+
+    Those that are not ready, or cannot be planned for a fault of the program, keep none behind them from it.
+    """
+    ids = list(_waiting().order_by(*QUEUE_ORDER).values_list("pk", flat=True))
+    return list(islice((job_id for job_id in ids if _try_to_plan(job_id)), JOBS_PER_ROUND))
+
+
+def _waiting() -> QuerySet[Job]:
+    return Job.objects.filter(state=State.QUEUED, awaits_plan=True)
+
+
+def _try_to_plan(job_id: str) -> bool:
+    try:
+        job = _waiting().select_related("owner", "model", "machine").filter(pk=job_id).first()
+        return job is not None and _plan(job)
+    except (InterfaceError, OperationalError):
+        raise  # of the database, not of the job: it is asked no further in this round
+    except Exception:
+        logger.exception("no plan can be looked for: %s", job_id)
+        return False
 
 
 def _plan(job: Job) -> bool:

@@ -15,6 +15,7 @@ from webapp.accounts.access import project_of_job
 from webapp.catalog.documents import ONLINE_WITHIN
 from webapp.catalog.models import Machine, Model
 from webapp.jobs.actions import create_job
+from webapp.jobs.claiming import require_queue_room
 from webapp.jobs.devices.room import largest_device
 from webapp.jobs.models import LIVE_STATES, TERMINAL_STATES, Job, Kind, State
 from webapp.jobs.queries import jobs_visible_to
@@ -40,8 +41,8 @@ class ServerLost(HeadroomError):
 def hold(user: Any, target: Target, *, device_budget_bytes: int | None = None) -> Job:
     """The job that holds the model, started where there is none.
 
-    Raises NobodyServes where no worker is there, Forbidden for who may not run jobs, InvalidInput where no budget of any machine
-    holds it.
+    Raises NobodyServes where no worker is there, Forbidden for who may not run jobs, LimitReached where too many wait,
+    InvalidInput where no budget of any machine holds it.
     """
     held = find_held(user, target)
     if held is None or held.state == State.QUEUED:
@@ -73,6 +74,7 @@ def is_up(job: Job) -> bool:
 
 def _start(user: Any, target: Target, device_budget_bytes: int | None) -> Job:
     project = project_of_job(user, (target.model, target.run))
+    require_queue_room(user, project)
     need = predict_serving(
         read_model_spec(target.model.config), budget_bytes=_budget_of(target.model, device_budget_bytes), num_rows=DEFAULT_ROWS
     )

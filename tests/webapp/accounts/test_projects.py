@@ -77,6 +77,19 @@ def test_a_retry_stays_in_the_project_of_its_job(eve: User, project: Project, ma
     assert retry_job(job, actor="user:eve").project == project
 
 
+def test_a_retry_takes_the_turns_and_limits_of_who_asks_for_it(
+    eve: User, project: Project, make_job: Callable[..., Job]
+) -> None:
+    """They were its first owner's, so that a colleague's loop of retries put off and shut out somebody who had done nothing."""
+    from webapp.jobs.actions import cancel_job
+
+    job = make_job(project=project)
+    cancel_job(job, mode="save", actor="user:ada")
+    answer = session(eve).post(f"/api/v1/jobs/{job.pk}/retry")
+    again = Job.objects.get(pk=answer.json()["id"])
+    assert (again.owner, again.project) == (eve, project)
+
+
 def test_a_job_belongs_to_the_project_of_what_it_is_made_of(ada: User, project: Project, dataset: Dataset) -> None:
     shared = make_tiny_model(act_in(ada, project))
     assert project_of_job(User.objects.get(pk=ada.pk), (shared, dataset)) == project

@@ -17,8 +17,12 @@ from tests.webapp.conftest import make_spec
 from webapp.accounts.errors import LimitReached
 from webapp.catalog.files.stored import stored_bytes
 from webapp.catalog.models import Dataset, Model
-from webapp.jobs.models import Artifact, Checkpoint, Job
+from webapp.jobs.actions import cancel_job
+from webapp.jobs.checkpoints import export_job
+from webapp.jobs.models import Artifact, Checkpoint, Job, State
 from webapp.planning.submitting import submit_job
+from webapp.serving.holding import hold
+from webapp.serving.names import Target
 
 
 @pytest.mark.parametrize("has_redis", [True, False])
@@ -64,6 +68,38 @@ def test_a_job_past_the_queue_s_room_is_refused_by_the_limit_s_name(
         submit_job(ada, spec=make_spec(model, dataset), actor="test")
     assert refused.value.message == words
     assert refused.value.fields["limit"] == setting
+
+
+@pytest.mark.parametrize("setting", ["HEADROOM_MAX_QUEUED_PER_PERSON", "HEADROOM_MAX_QUEUED_PER_PROJECT"])
+def test_retries_and_exports_past_the_queue_s_room_are_429(
+    as_ada: Client, make_job: Callable[..., Job], settings: Settings, headroom_home: Path, setting: str
+) -> None:
+    job = make_job()
+    (headroom_home / "jobs" / job.pk / "checkpoints/step-1-f1").mkdir(parents=True)
+    Checkpoint.objects.create(
+        job=job, step=1, fence=1, folder="checkpoints/step-1-f1", manifest_sha256="", num_bytes=0
+    )
+    cancel_job(job, mode="discard", actor="user:ada")
+    setattr(settings, setting, 1)
+    assert as_ada.post(f"/api/v1/jobs/{job.pk}/retry").status_code == 202
+    for move in ("retry", "export"):
+        refused = as_ada.post(f"/api/v1/jobs/{job.pk}/{move}", "{}", content_type="application/json")
+        assert (refused.status_code, refused.json()["extra"]["limit"]) == (429, setting)
+    assert Job.objects.filter(state=State.QUEUED).count() == 1
+    export_job(job, actor="program")
+    assert Job.objects.filter(state=State.QUEUED).count() == 2
+
+
+def test_a_model_is_not_held_by_a_job_past_the_queue_s_room(
+    ada: User, model: Model, make_job: Callable[..., Job], settings: Settings
+) -> None:
+    make_job()
+    settings.HEADROOM_MAX_QUEUED_PER_PERSON = 1
+    with pytest.raises(LimitReached):
+        hold(ada, Target(model=model))
+    settings.HEADROOM_MAX_QUEUED_PER_PERSON = 2
+    held = hold(ada, Target(model=model))
+    assert hold(ada, Target(model=model)) == held
 
 
 def test_requests_past_a_project_s_limit_are_429_for_all_its_people_and_other_projects_go_on(

@@ -14,10 +14,12 @@ from tests.webapp.jobs.attempts import DONE, DRAINED, kinds, reread
 from webapp.attempts.losses import Losses, count_losses
 from webapp.attempts.outcome import finish_attempt
 from webapp.attempts.reconciling import expire_leases
-from webapp.catalog.models import Machine
+from webapp.catalog.models import Machine, Model, Profile
 from webapp.jobs.actions import record_progress, record_started, resume_job
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Attempt, Job
+from webapp.planning.search.profile_requests import request_profile
+from webapp.planning.search.profiles import ProfileNeed
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +129,24 @@ def test_a_job_of_which_nothing_says_whose_doing_it_is_is_held_and_may_be_resume
     resume_job(row, actor="user:ada")
     assert lose(job, machine, boots()) == "queued"
     assert reread(job).pause_requested_at is None
+
+
+def test_a_profile_job_fails_instead_of_being_held_and_is_asked_for_again(
+    model: Model, machine: Machine, boots: Callable[[], str]
+) -> None:
+    profile = request_profile(ProfileNeed(model=model))
+    job = Job.objects.get(pk=profile.job_id)
+    states = [lose(job, machine, boots()) for _ in range(10)]
+    assert states == ["queued"] * 9 + ["failed"]
+    row = reread(job)
+    assert row.message == "the worker was lost, for the 10th time in a row without a new checkpoint"
+    profile.refresh_from_db()
+    assert profile.error is not None
+    assert profile.error["code"] == "worker_lost"
+    Profile.objects.update(updated_at=timezone.now() - timedelta(minutes=2))
+    again = request_profile(ProfileNeed(model=model))
+    assert again.job_id != row.pk
+    assert again.error is None
 
 
 def test_a_new_checkpoint_begins_a_new_row_and_a_loss_before_the_start_is_of_the_same(

@@ -1,11 +1,13 @@
 """Jobs submitted before their model was profiled: planned once it is, ended where nothing fits, never claimed before."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 
-from tests.webapp.conftest import make_spec
+from tests import llama
+from tests.webapp.conftest import make_spec, make_tiny_model
 from webapp.catalog.actions import keep_profile
 from webapp.catalog.models import Dataset, Machine, Model
 from webapp.jobs.actions import cancel_job, pause_job, resume_job, retry_job
@@ -69,6 +71,37 @@ def test_a_job_that_fits_nowhere_ends_with_what_would_fit_and_may_be_tried_again
     again = retry_job(job, actor="user:ada")
     assert again.awaits_plan
     assert claim(machine) is None
+
+
+def test_jobs_that_are_not_ready_keep_no_other_waiting(
+    ada: User, waiting: Job, new_llama: Model, dataset: Dataset, llama_document: dict[str, Any]
+) -> None:
+    other = make_tiny_model(name="another", config={**llama.CONFIG, "num_hidden_layers": 1})
+    jobs = [submit_job(ada, spec=make_spec(row, dataset), when_ready=True, actor="user:ada") for row in [other] * 3 + [new_llama]]
+    Job.objects.filter(pk=waiting.pk).update(priority=-1)
+    keep_profile(new_llama.fingerprint, llama_document)
+    assert plan_waiting_jobs() == [jobs[-1].pk, waiting.pk]
+
+
+def test_no_more_than_a_few_jobs_are_planned_in_a_round(
+    ada: User, waiting: Job, new_llama: Model, dataset: Dataset, llama_document: dict[str, Any]
+) -> None:
+    later = [submit_job(ada, spec=make_spec(new_llama, dataset), when_ready=True, actor="user:ada") for _ in range(3)]
+    keep_profile(new_llama.fingerprint, llama_document)
+    assert plan_waiting_jobs() == [waiting.pk, later[0].pk, later[1].pk]
+    assert plan_waiting_jobs() == [later[2].pk]
+
+
+def test_a_job_whose_document_cannot_be_understood_keeps_no_other_waiting(
+    waiting: Job, make_job: Callable[..., Job], new_llama: Model, llama_document: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = make_job(plan={"version": 1}, awaits_plan=True)
+    Job.objects.filter(pk=broken.pk).update(attempt=1, priority=1, spec={})
+    keep_profile(new_llama.fingerprint, llama_document)
+    assert plan_waiting_jobs() == [waiting.pk]
+    assert broken.pk in caplog.text
+    broken.refresh_from_db()
+    assert (broken.state, broken.awaits_plan) == (State.QUEUED, True)
 
 
 def test_a_job_that_was_cancelled_or_paused_while_it_waited_stays_so(

@@ -241,7 +241,7 @@ def retry_job(request: HttpRequest, job_id: str) -> HttpResponse:
     """The same spec and plan again as a new job, which is the answer; an ended job never moves."""
     job = _job(request, job_id)
     with transaction.atomic():
-        return _created(request, actions.retry_job(job, actor=_actor(request)), status=202)
+        return _created(request, actions.retry_job(job, actor=_actor(request), owner=request.user), status=202)
 
 
 @router.post("/jobs/{job_id}/export", response={201: dict[str, Any]}, tags=["jobs"])
@@ -253,9 +253,13 @@ def export_checkpoint(request: HttpRequest, job_id: str, body: ExportRequest | N
     """
     job, asked = _job(request, job_id), body or ExportRequest()
     export = None if asked.export is None else read_export(job, asked.export)
-    with transaction.atomic():
-        made = export_job(job, step=asked.step, export=export, actor=_actor(request), owner=request.user)
-        return _created(request, made, status=201)
+    remembered: list[HttpResponse] = []
+
+    def keep(made: Job) -> None:
+        remembered.append(_created(request, made, status=201))
+
+    export_job(job, step=asked.step, export=export, actor=_actor(request), owner=request.user, and_then=keep)
+    return remembered[0]
 
 
 @router.post("/jobs/{job_id}/model", response={201: ModelRow}, tags=["jobs"])

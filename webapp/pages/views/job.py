@@ -35,7 +35,6 @@ from webapp.jobs.about import shared_path
 from webapp.jobs.actions import CancelMode, cancel_job, pause_job, resume_job, retry_job
 from webapp.jobs.checkpoints import export_job, exports_of, is_there
 from webapp.jobs.documents import attempt_documents, job_document
-from webapp.jobs.errors import JobConflict
 from webapp.jobs.models import Job, Kind, State
 from webapp.jobs.queries import jobs_visible_to
 from webapp.jobs.specs.copying import copies_of
@@ -179,7 +178,7 @@ def job_resume(request: HttpRequest, job_id: str) -> HttpResponse:
 @login_required
 def job_retry(request: HttpRequest, job_id: str) -> HttpResponse:
     """A retry is a new job; the page goes to it."""
-    return _act(request, job_id, lambda job, actor: retry_job(job, actor=actor))
+    return _act(request, job_id, lambda job, actor: retry_job(job, actor=actor, owner=request.user))
 
 
 @require_POST
@@ -240,7 +239,7 @@ def _act(
     before = job.state
     try:
         result = act(job, f"user:{request.user.get_username()}")
-    except JobConflict as error:
+    except HeadroomError as error:
         messages.error(request, f"{error.message}. {error.hint}")
         return redirect("job", job.pk)
     if undo is not None and undo.only_from in (None, before):

@@ -175,6 +175,14 @@ def test_a_retry_leads_to_the_new_job(browser: Client, job: Job) -> None:
     assert retry.plan == job.plan
 
 
+def test_a_retry_past_the_queue_s_room_is_explained(browser: Client, job: Job, settings: Settings) -> None:
+    fail_for_memory(job)
+    settings.HEADROOM_MAX_QUEUED_PER_PERSON = 1
+    browser.post(reverse("job_retry", args=[job.pk]))
+    answer = browser.post(reverse("job_retry", args=[job.pk]), follow=True)
+    assert "you have 1 jobs that wait; allowed: at most 1" in answer.content.decode()
+
+
 def test_a_request_that_the_state_forbids_is_explained(browser: Client, job: Job) -> None:
     answer = browser.post(reverse("job_resume", args=[job.pk]), follow=True)
     assert f"cannot resume job {job.pk}: it is queued; allowed: paused" in answer.content.decode()
