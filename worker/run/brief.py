@@ -78,7 +78,9 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, devices: Sequence[
     if job.spec.get("mirrors"):
         brief["mirrored"] = _mirrored_part(job)
     if job.kind == Kind.EXPORT:
-        source = job_folder(home, job.pk) / SOURCE_FOLDER
+        # put aside for the first of an export's tries, which a retry goes on from
+        first = [job, *_retried_jobs(job)][-1]
+        source = job_folder(home, first.pk) / SOURCE_FOLDER
         return {**brief, "model_name": job.name, "checkpoint_folder": str(source / job.spec["checkpoint"])}
     brief["chat_file"] = str(home / job.model.folder / CHAT_FILE) if job.model.has_chat else None
     if job.kind == Kind.SERVE:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +14,15 @@ from django.urls import reverse
 from pytest_django import DjangoCaptureOnCommitCallbacks
 
 from tests.webapp.conftest import make_spec
-from tests.webapp.jobs.attempts import DONE, DRAINED, run
+from tests.webapp.jobs.attempts import DONE, DRAINED, failed, run
 from webapp.attempts.outcome import finish_attempt
 from webapp.catalog.models import Dataset, Machine, Model
-from webapp.jobs.actions import CancelMode, cancel_job, record_checkpoint
+from webapp.jobs.actions import CancelMode, cancel_job, record_checkpoint, retry_job
 from webapp.jobs.checkpoints import BRANCH_FOLDER, SOURCE_FOLDER, export_job, exports_of
 from webapp.jobs.errors import JobConflict
 from webapp.jobs.models import Attempt, Job
 from webapp.planning.submitting import submit_job
+from worker.run.brief import make_brief
 
 pytestmark = pytest.mark.django_db
 CHECKPOINT = "step-000005-f1"
@@ -121,6 +123,22 @@ def test_no_checkpoint_is_copied_within_a_transaction(
     assert job_folders() == {job.pk, *kept}
     for job_id, folder in kept.items():
         assert (settings.HEADROOM_HOME / "jobs" / job_id / folder / "weights.safetensors").read_bytes() == b"w"
+
+
+def test_an_export_that_is_retried_reads_what_was_put_aside_for_the_first(
+    make_job: Callable[..., Job], machine: Machine
+) -> None:
+    job = make_job()
+    leave_checkpoint(job, machine)
+    export = export_job(job, actor="user:ada")
+    for _ in range(2):
+        attempt = run(machine, job_id=export.pk)
+        assert finish_attempt(attempt, result=failed("internal"), exit_code=1) == "failed"
+        export = retry_job(export, actor="user:ada")
+    attempt = run(machine, job_id=export.pk)
+    home = settings.HEADROOM_HOME
+    brief = make_brief(attempt, folder=home, home=home, devices=["cpu"])
+    assert (Path(brief["checkpoint_folder"]) / "weights.safetensors").read_bytes() == b"w"
 
 
 def test_nothing_stays_aside_for_a_job_that_is_not_made(make_job: Callable[..., Job], machine: Machine) -> None:
