@@ -195,12 +195,16 @@ class Meter(Ledger, PlainDispatchMode):
         """Raise OutOfDeviceMemory when the peak went over the cap inside an op, where only torch's counters saw it."""
         if self._has_allocator and self.cap_bytes is not None:
             peak = self.peak()
-            if peak.device_bytes > self.cap_bytes:
+            over_bytes = peak.device_bytes - self.cap_bytes
+            if over_bytes > 0:
+                by_category = peak.device_bytes_by_category
+                # As everywhere the request is apart from what was in use.
+                by_category["temporaries"] = max(0, by_category["temporaries"] - over_bytes)
                 raise OutOfDeviceMemory(
-                    requested_bytes=peak.device_bytes - self.cap_bytes,
+                    requested_bytes=over_bytes,
                     in_use_bytes=self.cap_bytes,
                     budget_bytes=self.cap_bytes,
-                    bytes_by_category=peak.device_bytes_by_category,
+                    bytes_by_category=by_category,
                     moment=f"inside an op in {peak.moment}",
                 )
 
