@@ -176,8 +176,8 @@ class _Gang:
             num_cores=len(os.sched_getaffinity(0)),
         )
         environment[LEADER_VARIABLE] = str(os.getpid())
-        # the device's lock is held as long as any process of the group is there
-        passed = {name: os.environ[name] for name in ("HEADROOM_LOCK_FD",) if name in os.environ}
+        # the devices' locks are held as long as any process of the group is there
+        passed = {name: os.environ[name] for name in ("HEADROOM_LOCK_FDS",) if name in os.environ}
         if rank == 0 and "HEADROOM_PIPE_FD" in os.environ:
             passed["HEADROOM_PIPE_FD"] = os.environ["HEADROOM_PIPE_FD"]
         return subprocess.Popen(
@@ -185,7 +185,7 @@ class _Gang:
             stdin=subprocess.DEVNULL,
             cwd=self._folder,
             env={**environment, **passed},
-            pass_fds=[int(fd) for fd in passed.values()],
+            pass_fds=[int(fd) for fds in passed.values() for fd in fds.split(",")],
         )
 
     @property
