@@ -30,7 +30,7 @@ from worker.relay import AskRelay
 from worker.run.brief import job_folder, write_brief
 from worker.run.child import Child, DeviceLock, StopOrder, isolated_command
 from worker.run.pipe import PipeReader
-from worker.run.watch.host_kills import HostKills
+from worker.run.watch.host_kills import HostKills, killed_by_host
 from worker.run.watch.lifeline import Beats
 from worker.telemetry import Progress, Records, SampleCopier, read_last_step
 
@@ -279,7 +279,7 @@ def judge_end(
     if was_silent and exit_code == -signal.SIGKILL:
         return {"outcome": "drained", "message": "The worker was halted for longer than its lease, so the job's process stopped."}
     if exit_code == -signal.SIGKILL and killed_in:
-        return _killed_by_host(folder, killed_in)
+        return killed_by_host(killed_in, last_step=read_last_step(folder / "samples.jsonl"))
     if exit_code < 0:
         return None
     if exit_code == EXIT_NO_ROOM:
@@ -290,24 +290,6 @@ def judge_end(
         "message": f"The job's process ended with exit code {exit_code} without a result; its log says more.",
         "error": None,
     }
-
-
-def _killed_by_host(folder: Path, killed_in: str) -> dict[str, Any]:
-    """The sizes are those of the last step that was counted: the killed process left no others."""
-    last = read_last_step(folder / "samples.jsonl")
-    step = int(last.get("step", 0))
-    message = f"The host ran out of memory and ended the job's process after step {step}; the kernel counted it in {killed_in}"
-    fields = {
-        "tier": "host",
-        "cause": "host_killed",
-        "stage": "steady_step" if step else "",
-        "bytes_by_category": last.get("device_bytes", {}),
-        "host_bytes": last.get("host_bytes"),
-        "moment": f"after step {step}",
-    }
-    hint = "Close other programs on the machine, or lower the budgets of device and host together."
-    error = {"code": "out_of_host_memory", "message": message, "hint": hint, "fields": fields}
-    return {"outcome": "failed", "reason": "out_of_host_memory", "message": message, "error": error, "step": step}
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:

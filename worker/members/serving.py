@@ -1,12 +1,14 @@
 """Takes this machine's parts of attempts that other machines lead; each runs in a thread of its own.
 
-Parts come with their devices, so they need no slot: the claim that made them has counted the room. The lock of a part's first
-device keeps it from starting beside processes that a killed worker has left.
+Parts come with their devices, so they need no slot: the claim that made them has counted the room, on devices that nothing else
+uses. A lock for each of them keeps a part from starting beside processes of another that a killed worker has left. *Not seen*:
+those of a slot's job, whose lock is its slot's, since several jobs may use one device.
 """
 
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from django.db import Error as DatabaseError
 from django.db import close_old_connections, connections
@@ -60,7 +62,7 @@ class Members:
         return True
 
     def _run(self, member: Member, machine: Machine, asked_s: float) -> None:
-        lock = DeviceLock(device_lock_file(machine, slot=f"member-{member.devices[0]}", home=self._config.home))
+        lock = DeviceLock(*lock_files(member, machine, home=self._config.home))
         try:
             if not lock.acquire():
                 lose_member(member, "processes of an earlier part are still there")
@@ -76,3 +78,8 @@ class Members:
         finally:
             lock.release()
             connections.close_all()
+
+
+def lock_files(member: Member, machine: Machine, *, home: Path) -> list[Path]:
+    """One for each of the part's devices."""
+    return [device_lock_file(machine, slot=f"member-{device}", home=home) for device in member.devices]

@@ -1,7 +1,7 @@
 """The process group of one attempt: how it is started, what it may see, how it is ended.
 
-It gets a scrubbed environment, one pipe to talk on, a lifeline, and the lock of its device. The lock is a ``flock`` on an open
-file that the group inherits, so it is free exactly when the last process of the group is gone.
+It gets a scrubbed environment, one pipe to talk on, a lifeline, and a lock. The lock is a ``flock`` on open files that the group
+inherits, so it is free exactly when the last process of the group is gone.
 """
 
 import contextlib
@@ -80,37 +80,39 @@ def child_environment(environment: Mapping[str, str], *, folder: Path) -> dict[s
 
 
 class DeviceLock:
-    """Exclusive use of one device on this machine, handed to the child that runs on it."""
+    """Exclusive use of a slot, or of devices, on this machine, handed to the child that runs there."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fd: int | None = None
+    def __init__(self, *paths: Path) -> None:
+        self._paths = paths
+        self._fds: list[int] = []
 
     def acquire(self) -> bool:
-        """False while another process holds it, also one left over from a worker that died."""
-        if self._fd is not None:
+        """All or none. False while another process holds one of them, also one left over from a worker that died."""
+        if self._fds:
             return True
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in self._paths:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._fds.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+                fcntl.flock(self._fds[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(fd)
+            self.release()
             return False
-        self._fd = fd
+        except OSError:
+            self.release()
+            raise
         return True
 
     @property
-    def fd(self) -> int:
-        if self._fd is None:
-            raise RuntimeError(f"{self._path} is not held")
-        return self._fd
+    def fds(self) -> list[int]:
+        if not self._fds:
+            raise RuntimeError(f"{', '.join(map(str, self._paths))} is not held")
+        return self._fds
 
     def release(self) -> None:
-        """Close this process's copy; a child that inherited it still holds the lock."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        """Close this process's copies; a child that inherited them still holds the lock."""
+        while self._fds:
+            os.close(self._fds.pop())
 
 
 class Child:
@@ -135,9 +137,9 @@ class Child:
         environment |= {"HEADROOM_PIPE_FD": str(pipe_write), "HEADROOM_LIFELINE_FD": str(lifeline_read)}
         if cards is not None:
             environment["CUDA_VISIBLE_DEVICES"] = cards
-        passed = [pipe_write, lifeline_read, *([lock.fd] if lock else [])]
+        passed = [pipe_write, lifeline_read, *(lock.fds if lock else [])]
         if lock:
-            environment["HEADROOM_LOCK_FD"] = str(lock.fd)
+            environment["HEADROOM_LOCK_FDS"] = ",".join(map(str, lock.fds))
         for variable, fd in {"HEADROOM_BEAT_FD": beat_fd, "HEADROOM_ASKS_FD": asks_fd}.items():
             if fd is not None:
                 environment[variable] = str(fd)

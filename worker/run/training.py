@@ -46,7 +46,7 @@ def train_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: C
         result = train(run, report=reporter, should_stop=should_stop, probe=probe).to_json()
         return _with_fullest_peak(result, attempt.get("prediction"))
     except OutOfMemory as error:
-        _add_cause(error, run.goal, prediction=attempt.get("prediction"))
+        _add_cause(error, run.goal, prediction=attempt.get("prediction"), place=attempt.get("ranks"))
         raise
 
 
@@ -69,11 +69,15 @@ def _make_probe(attempt: dict[str, Any]) -> "Probe | None":
     return probe
 
 
-def _add_cause(error: OutOfMemory, goal: Goal, *, prediction: dict[str, Any] | None) -> None:
-    """Name why memory ran out while what was predicted is at hand."""
+def _add_cause(
+    error: OutOfMemory, goal: Goal, *, prediction: dict[str, Any] | None, place: dict[str, Any] | None
+) -> None:
+    """Name why memory ran out while what was predicted is at hand. place: of this rank, where there are several."""
     allowed = goal.device_budget_bytes if error.tier == "device" else goal.host_budget_bytes
     if allowed is not None:
         error.fields["allowed_bytes"] = allowed
+    if place is not None:
+        error.fields["rank"] = place["rank"]
     known = Prediction.from_json(prediction) if prediction else None
     error.fields["cause"] = name_cause(error.fields, prediction=known)
 

@@ -1,7 +1,7 @@
 """Names why memory ran out, from what a run noted at that moment and what was predicted of it. Pure and torch-free.
 
-The list is closed. Two causes that others report cannot happen with one device and are not in it: one card that is fuller than
-the rest, and buffers of collectives.
+The list is closed. Buffers of collectives are a cause where ranks that took steps alone are brought together: a moment by itself.
+*Not seen*: those inside a step, which the meter counts as what is made around them; their cause is the step's.
 """
 
 from collections.abc import Mapping
@@ -22,6 +22,8 @@ Cause = Literal[
     "fragmentation",
     "another_process",
     "kernel_scratch",
+    "uneven_placement",
+    "collectives",
     "pinned_memory",
     "host_killed",
     "disk",
@@ -41,6 +43,8 @@ CAUSE_WORDS: Final[Mapping[Cause, str]] = {
     "fragmentation": "the allocator held memory in gaps that nothing fitted into",
     "another_process": "another process had taken part of the device's memory",
     "kernel_scratch": "ops took more scratch than predicted while they ran",
+    "uneven_placement": "a step took more than predicted on the device that has most of it; dealt out evenly it had fitted",
+    "collectives": "what devices exchanged at once took more than predicted",
     "pinned_memory": "copies on the host took more than predicted",
     "host_killed": "the host ran out of memory and ended the process",
     "disk": "the disk had no room left",
@@ -61,17 +65,20 @@ _BY_EXCESS: Final[Mapping[str, Cause]] = {
     "logits_and_loss": "logits",
     "temporaries": "kernel_scratch",
 }
+_ANYWHERE = frozenset({"kernel_scratch", "step"})
+"""Causes that do not say why one rank of several ran out."""
 _HEAD_MOMENTS = ("head and loss", "backward of head and loss")
 _PHASES = (("forward", "forward"), ("head and loss", "forward"), ("backward", "backward"), ("optimizer step", "optimizer"))
 """Beginnings of moments, and the phase of a timeline's points that they are in."""
 _UPDATE_MOMENTS = ("optimizer step", "gradient clipping")
+_COLLECTIVE_MOMENT = "synchronization"
 
 
 def name_cause(fields: Mapping[str, Any], *, prediction: Prediction | None) -> Cause:
     """The cause of an out-of-memory.
 
     fields: those of OutOfMemory with what the run adds: ``stage``, ``allowed_bytes`` (the goal's budget), ``batch_tokens`` beside
-    ``planned_tokens``. prediction: of the plan that ran; without one the moment alone decides.
+    ``planned_tokens``, ``rank`` of one of several. prediction: of the plan that ran; without one the moment alone decides.
     """
     over_bytes = max(1, missing_bytes(fields))
     if fields.get("slack_bytes", 0) >= over_bytes:
@@ -86,8 +93,12 @@ def name_cause(fields: Mapping[str, Any], *, prediction: Prediction | None) -> C
         return "longest_batch"
     if fields.get("is_reference"):
         return "reference_model"
-    moment = str(fields.get("moment", "")).removeprefix("in ")
-    return _cause_in_step(moment, excess=_largest_excess(fields, moment, prediction))
+    moment = str(fields.get("moment", "")).removeprefix("inside an op ").removeprefix("in ")
+    if moment == _COLLECTIVE_MOMENT:
+        return "collectives"
+    cause = _cause_in_step(moment, excess=_largest_excess(fields, moment, prediction))
+    is_uneven = cause in _ANYWHERE and _would_fit_evenly(over_bytes, rank=fields.get("rank"), prediction=prediction)
+    return "uneven_placement" if is_uneven else cause
 
 
 def describe_cause(cause: str, *, stage: str) -> str:
@@ -120,6 +131,16 @@ def _cause_in_step(moment: str, *, excess: str) -> Cause:
     if moment.startswith(_HEAD_MOMENTS):
         return "logits"
     return "first_update" if moment.startswith(_UPDATE_MOMENTS) else "step"
+
+
+def _would_fit_evenly(over_bytes: int, *, rank: int | None, prediction: Prediction | None) -> bool:
+    """Report whether the rank was predicted to have the least room, and so much less than the mean that all would have fitted."""
+    if rank is None or prediction is None or rank >= len(prediction.rank_peak_bytes):
+        return False
+    rooms = [-peak_bytes for peak_bytes in prediction.rank_peak_bytes]
+    if prediction.ranks:
+        rooms = [each.memory_bytes - each.peak_bytes for each in prediction.ranks]
+    return rooms[rank] == min(rooms) and rooms[rank] + over_bytes <= sum(rooms) / len(rooms)
 
 
 def _largest_excess(fields: Mapping[str, Any], moment: str, prediction: Prediction | None) -> str:

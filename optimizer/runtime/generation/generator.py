@@ -55,12 +55,15 @@ from optimizer.runtime.layers.grouped_attention import watch_attention
 from optimizer.runtime.layers.matmul_dispatch import watch_products
 from optimizer.runtime.layers.quantized_linear import freeze_base
 from optimizer.runtime.meter.counting import CountingPolicy
-from optimizer.runtime.meter.meter import Meter, count_allocations, mark_phase, set_region
+from optimizer.runtime.meter.meter import Meter, check_peak, count_allocations, mark_phase, set_region
 from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.ranks.shared_homes import SharedHomes
 from optimizer.runtime.step.allocator import apply_allocator
 from optimizer.runtime.step.weights import StreamedWeights, name_streamed, torch_dtype
 from optimizer.runtime.tiers.tiers import Tiers
+
+STEPS_PER_CHECK = 32
+"""Forward passes of a generation between two looks at a card's counters, which take a tenth of a millisecond or so."""
 
 
 def build_for_generation(
@@ -260,8 +263,7 @@ class Generator:
         num_steps, prefill_s = self._run(micro_batches, should_stop, counts_all=counts_all)
         self._synchronize()
         end_s = time.perf_counter()
-        if self.meter is not None:
-            self.meter.check_peak()
+        check_peak(self.meter)
         for micro_batch in micro_batches:
             micro_batch.end()
         return PassTimes(
@@ -322,6 +324,11 @@ class Generator:
             ).last_hidden_state
         return hidden
 
+    def check_now_and_then(self, num_steps: int) -> None:
+        """Hold the device's peak against the cap while a pass runs, which may be long. num_steps: of this pass so far."""
+        if num_steps % STEPS_PER_CHECK == 0:
+            check_peak(self.meter)
+
     def close(self, *, keep_weights: bool = True) -> None:
         """Take off the hooks and end what streams. keep_weights: streamed weights become the model's again, in host memory."""
         for handle in self._handles:
@@ -367,6 +374,7 @@ class Generator:
                     num_steps += 1
                     self._forward(running, decode_phase(num_steps))
                     running = _still_running(running)
+                self.check_now_and_then(num_steps)
         finally:
             self._weights.release_all()
         return num_steps, prefill_s

@@ -28,7 +28,7 @@ from optimizer.data.batches import IGNORED_LABEL
 from optimizer.models.anatomy import Anatomy
 from optimizer.plan.plan import Plan
 from optimizer.runtime.meter.device import check_dtype, prepared_device
-from optimizer.runtime.meter.meter import Meter, Peak
+from optimizer.runtime.meter.meter import Meter, Peak, check_peak
 from optimizer.runtime.step.allocator import apply_allocator
 from optimizer.runtime.step.step import StepResult, Trainer
 from optimizer.workload import TrainingWorkload
@@ -129,7 +129,8 @@ class Applied:
     def step(self, learning_rate: float | None = None) -> StepResult:
         """Clip as the workload says, update, drop the gradients. The step's losses so far are taken as its micro-batches.
 
-        learning_rate: the workload's unless given. Raises LossNotFinite before the weights are touched.
+        learning_rate: the workload's unless given. Raises LossNotFinite before the weights are touched,
+        OutOfDeviceMemory for a peak over the budget.
         """
         if self._total is None:
             raise ValueError("step was called before any loss was made")
@@ -137,6 +138,7 @@ class Applied:
         loss, self._total = self._total / self._num_losses, None
         self._num_losses = 0
         self.last_step = self._trainer.update(loss, learning_rate=rate)
+        check_peak(self._trainer.meter)
         # What consumes gradients in backward updates with the rate that is set before it.
         self._trainer.optimizer.learning_rate = rate
         return self.last_step

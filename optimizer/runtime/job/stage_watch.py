@@ -34,7 +34,7 @@ class StageWatch:
 
     @contextmanager
     def during(self, stage: JobStage, *, on_host: bool = False) -> Iterator[None]:
-        """on_host: everything that is made meanwhile is on the host, and counted there."""
+        """on_host: everything that is made meanwhile is on the host, and counted there. Raises OutOfDeviceMemory over the cap."""
         with name_stage(stage), self._meter.peak_of_its_own():
             if not on_host:
                 yield
@@ -42,6 +42,7 @@ class StageWatch:
                 with count_allocations(self._meter), self._meter.region("temporaries", tier="host"):
                     mark_phase(self._meter, stage)
                     yield
+            self._meter.check_peak()
             self.note(stage)
 
     def note(self, stage: JobStage) -> None:

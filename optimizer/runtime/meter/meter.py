@@ -6,7 +6,8 @@ and the same rounded up to 512 on CUDA.
 
 On CUDA the budget is about the same bytes: those that torch has allocated, without the libraries' workspaces, which like the
 CUDA context are the same for every plan and are taken off the card's size by the probe. The cap is enforced twice: after
-each op by what is counted here, and after each step by torch's own peak, which is also what is reported (``check_peak``).
+each op by what is counted here, and by torch's own peak, which is also what is reported, after each step and every other stage
+of a job (``check_peak``).
 Torch's allocator is limited too (``card.py``). Backward runs on a thread of torch's own, which carries the mode (and the
 saved-tensor hooks) of the thread that called it; that one waits, so counts are written by one thread at a time.
 
@@ -195,12 +196,16 @@ class Meter(Ledger, PlainDispatchMode):
         """Raise OutOfDeviceMemory when the peak went over the cap inside an op, where only torch's counters saw it."""
         if self._has_allocator and self.cap_bytes is not None:
             peak = self.peak()
-            if peak.device_bytes > self.cap_bytes:
+            over_bytes = peak.device_bytes - self.cap_bytes
+            if over_bytes > 0:
+                by_category = peak.device_bytes_by_category
+                # As everywhere the request is apart from what was in use.
+                by_category["temporaries"] = max(0, by_category["temporaries"] - over_bytes)
                 raise OutOfDeviceMemory(
-                    requested_bytes=peak.device_bytes - self.cap_bytes,
+                    requested_bytes=over_bytes,
                     in_use_bytes=self.cap_bytes,
                     budget_bytes=self.cap_bytes,
-                    bytes_by_category=peak.device_bytes_by_category,
+                    bytes_by_category=by_category,
                     moment=f"inside an op in {peak.moment}",
                 )
 
@@ -423,6 +428,12 @@ def mark_phase(meter: Meter | None, phase: str) -> None:
     """Name the part of the step that begins; does nothing without a meter."""
     if meter is not None:
         meter.mark(phase)
+
+
+def check_peak(meter: Meter | None) -> None:
+    """Hold the device's peak against the cap; does nothing without a meter."""
+    if meter is not None:
+        meter.check_peak()
 
 
 class Region:

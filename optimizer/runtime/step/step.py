@@ -35,7 +35,7 @@ from optimizer.runtime.device.backends import backend_of
 from optimizer.runtime.layers.grouped_attention import watch_attention
 from optimizer.runtime.layers.matmul_dispatch import watch_products
 from optimizer.runtime.layers.memory_saving_layers import use_memory_saving_layers
-from optimizer.runtime.meter.meter import Meter, count_allocations, mark_phase, set_region
+from optimizer.runtime.meter.meter import Meter, check_peak, count_allocations, mark_phase, set_region
 from optimizer.runtime.ranks.dealt_weights import DealtWeights
 from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.ranks.outer_step import OuterStep
@@ -476,8 +476,7 @@ class Trainer:
                 if self.outer.is_due:
                     self._synchronize(self.outer)
         backend_of(self.device).synchronize()
-        if self.meter is not None:
-            self.meter.check_peak()
+        check_peak(self.meter)
         self._has_failed = False
         return replace(updated, rewards=self._rewards(), step_ms=(time.perf_counter() - start_s) * 1000)
 
@@ -606,7 +605,8 @@ class Trainer:
         """Mean loss without dropout or gradients; lower in memory than a training step of the same micro-batch.
 
         is_counted: as of ``metered``. Of several ranks each gives its part of as many steps, and the mean is over all; where they
-        have taken steps alone since they were last brought together, each is of its own weights.
+        have taken steps alone since they were last brought together, each is of its own weights. Raises OutOfDeviceMemory
+        over the cap.
         """
         self.model.eval()
         try:
@@ -618,6 +618,7 @@ class Trainer:
                     losses = [float(self.forward.loss_of(micro_batch)) for micro_batch in micro_batches]
         finally:
             self.model.train()
+        check_peak(self.meter)
         if self._evaluated is not None and self._pipeline is None:
             num_labels = None if self.preference is not None else count_labels(micro_batches)
             return self._evaluated.mean_loss(losses, num_labels)

@@ -18,7 +18,8 @@ from webapp.jobs.actions import create_job, renew_lease
 from webapp.jobs.models import Attempt, Job, Member
 from worker.config import WorkerConfig
 from worker.members import member as module
-from worker.members.serving import Members
+from worker.members.serving import Members, lock_files
+from worker.run.child import Child, DeviceLock
 
 SLEEP = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
 Serve = Callable[..., "Served"]
@@ -120,6 +121,31 @@ def test_one_that_cannot_begin_says_why(attempt: Attempt, serve: Serve, tmp_path
     serve(SLEEP)
     wait_for(lambda: part().trouble, what="its trouble")
     assert part().trouble == "a fault of its worker, whose log says more"
+
+
+@pytest.mark.parametrize(("own", "left", "begins"), [([1], [0, 1], False), ([0, 1], [1], False), ([1], [0, 2], True)])
+def test_one_does_not_begin_on_a_device_on_which_processes_of_an_earlier_part_are_left(
+    attempt: Attempt, serve: Serve, tmp_path: Path, own: list[int], left: list[int], *, begins: bool
+) -> None:
+    member = part()
+    earlier = replace_devices(member, left, home=tmp_path)
+    assert earlier.acquire()
+    leftover = Child([sys.executable, "-c", SLEEP], folder=tmp_path, lock=earlier)
+    earlier.release()
+    replace_devices(member, own, home=tmp_path)
+    try:
+        serve("pass")
+        wait_for(lambda: part().trouble or part().ended_at, what="its end")
+    finally:
+        leftover.close()
+    assert part().trouble == ("" if begins else "processes of an earlier part are still there")
+
+
+def replace_devices(member: Member, devices: list[int], *, home: Path) -> DeviceLock:
+    """The lock of the part on these."""
+    member.devices = devices
+    member.save()
+    return DeviceLock(*lock_files(member, Machine.objects.get(name="office"), home=home))
 
 
 def test_a_worker_that_drains_asks_the_leader_to_stop_and_ends_with_it(

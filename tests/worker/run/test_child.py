@@ -187,6 +187,23 @@ def test_the_lock_is_free_again_when_no_child_was_started(tmp_path: Path) -> Non
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def test_of_several_devices_all_are_locked_or_none(tmp_path: Path) -> None:
+    paths = [tmp_path / f"device-{index}.lock" for index in range(3)]
+    held, lock, first = DeviceLock(*paths[1:]), DeviceLock(*paths[:2]), DeviceLock(paths[0])
+    assert held.acquire()
+    assert not lock.acquire()
+    assert first.acquire()
+    first.release()
+    held.release()
+    assert lock.acquire()
+    child = Child(command(REPORTER), folder=tmp_path, lock=lock)
+    try:
+        lock.release()
+        assert [DeviceLock(path).acquire() for path in paths] == [False, False, True]
+    finally:
+        child.close()
+
+
 def test_output_of_the_child_goes_to_the_log(tmp_path: Path) -> None:
     child = Child(command("print('hello'); import sys; sys.exit('goodbye')"), folder=tmp_path)
     try:

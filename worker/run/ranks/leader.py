@@ -27,6 +27,8 @@ from worker.run.ranks.rank import LEADER_VARIABLE
 from worker.run.ranks.verdict import RankEnd, Verdict, is_own_fault, judge_ranks
 from worker.run.reporter import leave_result
 from worker.run.watch.halted import HaltWatch
+from worker.run.watch.host_kills import HostKills
+from worker.telemetry import read_last_step
 
 POLL_S: Final = 0.05
 LISTEN_S: Final = 0.5
@@ -58,7 +60,11 @@ def lead_ranks(
         if not part.judges:
             return EXIT_DONE if all(end.exit_code in EXIT_OK for end in ends) else EXIT_FAILED
         verdict = judge_ranks(
-            ends, devices=part.labels, was_asked_to_stop=should_stop(), absent=gang.wait_for_others()
+            ends,
+            devices=part.labels,
+            was_asked_to_stop=should_stop(),
+            absent=gang.wait_for_others(),
+            last_step=read_last_step(part.folder / "samples.jsonl"),
         )
     finally:
         gang.kill()
@@ -113,6 +119,7 @@ class _Gang:
         self._until_s = float("inf")
         """From then on the rest are killed, and nobody is waited for."""
         self._listened_s = float("-inf")
+        self._host_kills = HostKills()
         self._is_stopping = False
 
     def start(self) -> None:
@@ -169,8 +176,8 @@ class _Gang:
             num_cores=len(os.sched_getaffinity(0)),
         )
         environment[LEADER_VARIABLE] = str(os.getpid())
-        # the device's lock is held as long as any process of the group is there
-        passed = {name: os.environ[name] for name in ("HEADROOM_LOCK_FD",) if name in os.environ}
+        # the devices' locks are held as long as any process of the group is there
+        passed = {name: os.environ[name] for name in ("HEADROOM_LOCK_FDS",) if name in os.environ}
         if rank == 0 and "HEADROOM_PIPE_FD" in os.environ:
             passed["HEADROOM_PIPE_FD"] = os.environ["HEADROOM_PIPE_FD"]
         return subprocess.Popen(
@@ -178,7 +185,7 @@ class _Gang:
             stdin=subprocess.DEVNULL,
             cwd=self._folder,
             env={**environment, **passed},
-            pass_fds=[int(fd) for fd in passed.values()],
+            pass_fds=[int(fd) for fds in passed.values() for fd in fds.split(",")],
         )
 
     @property
@@ -200,7 +207,8 @@ class _Gang:
         known = self._known
         for rank, process in self._processes.items():
             if rank not in known and (code := process.poll()) is not None:
-                end = self._part.read_end(rank, exit_code=code, was_killed=was_killed)
+                killed_in = self._host_kills.find() if code == -signal.SIGKILL and not was_killed else ""
+                end = self._part.read_end(rank, exit_code=code, was_killed=was_killed, killed_in=killed_in)
                 self._part.report_end(end)
                 yield end
                 if code not in EXIT_OK:

@@ -57,14 +57,24 @@ class Part:
         pairs = zip(self.kinds, self.machines, strict=True)
         return tuple(f"{kind} of {machine}" for kind, machine in pairs) if self.machines else self.devices
 
-    def read_end(self, rank: int, *, exit_code: int, was_killed: bool) -> RankEnd:
+    def read_end(self, rank: int, *, exit_code: int, was_killed: bool, killed_in: str) -> RankEnd:
         """The end of a rank of this leader, with the result that it left."""
-        return RankEnd(rank=rank, exit_code=exit_code, result=self._read(rank, "result.json"), was_killed_by_leader=was_killed)
+        return RankEnd(
+            rank=rank,
+            exit_code=exit_code,
+            result=self._read(rank, "result.json"),
+            was_killed_by_leader=was_killed,
+            killed_in=killed_in,
+        )
 
     def report_end(self, end: RankEnd) -> None:
         """For the leader that judges, where that is another. What a full disk does not take it learns by losing the rank."""
         if not self.judges:
-            facts = {"exit_code": end.exit_code, "was_killed_by_leader": end.was_killed_by_leader}
+            facts = {
+                "exit_code": end.exit_code,
+                "was_killed_by_leader": end.was_killed_by_leader,
+                "killed_in": end.killed_in,
+            }
             with suppress(OSError):
                 leave_json(facts, rank_folder(self.folder, end.rank) / _END_FILE)
 

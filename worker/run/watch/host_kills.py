@@ -1,13 +1,14 @@
-"""Finds out whether the host's out-of-memory killer ended a process, from the supervisor's side: a killed one says nothing.
+"""Finds out whether the host's out-of-memory killer ended a process, from outside it: a killed one says nothing.
 
 The kernel counts its kills: of a control group in ``memory.events`` (version 2) or ``memory.oom_control`` (version 1), of the
 whole machine in ``/proc/vmstat`` (Linux 4.13 and later). A count that grew while a process ran that then ended by SIGKILL, which
 nobody here had sent, is the evidence. The machine's count is the weakest: the killed process may have been another's.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _GROUPS = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
@@ -51,6 +52,25 @@ class HostKills:
             if now is not None and before is not None and now > before:
                 return count.of
         return ""
+
+
+def killed_by_host(killed_in: str, *, last_step: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of an attempt that the killer ended. last_step: record of the last step that was counted, with whose sizes: the
+    killed process left no others.
+    """
+    step = int(last_step.get("step", 0))
+    message = f"The host ran out of memory and ended the job's process after step {step}; the kernel counted it in {killed_in}"
+    fields = {
+        "tier": "host",
+        "cause": "host_killed",
+        "stage": "steady_step" if step else "",
+        "bytes_by_category": last_step.get("device_bytes", {}),
+        "host_bytes": last_step.get("host_bytes"),
+        "moment": f"after step {step}",
+    }
+    hint = "Close other programs on the machine, or lower the budgets of device and host together."
+    error = {"code": "out_of_host_memory", "message": message, "hint": hint, "fields": fields}
+    return {"outcome": "failed", "reason": "out_of_host_memory", "message": message, "error": error, "step": step}
 
 
 def _group_files() -> list[Path]:

@@ -114,6 +114,7 @@ class StagedGenerator(Generator):
             with self.metered(is_counted=is_counted):
                 running = self._step(running, decode_phase(num_steps + 1), num_steps=num_steps + 1, settles=True)
             num_steps += bool(running)
+            self.check_now_and_then(num_steps)
             # Until here the first tokens have come, of all micro-batches.
             prefill_s = prefill_s or time.perf_counter()
         self._link.finish()

@@ -40,6 +40,7 @@ from optimizer.runtime.job.export.export_weights import FinalWeights
 from optimizer.runtime.job.export.sample_text import generate_tokens
 from optimizer.runtime.job.export.verify_export import verify_adapter, verify_buildable, verify_model
 from optimizer.runtime.job.stage_watch import JobStage, StageWatch
+from optimizer.runtime.meter.meter import check_peak
 from optimizer.runtime.ranks.gathering import AnyTensor, gather_to_first, load_tensor
 from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.ranks.tensor.blocks import SharedBlocks
@@ -332,5 +333,6 @@ def _sample_text(trainer: Trainer, exported: Exported, *, batches: Batches | Sam
             seed=trainer.workload.seed,
             vocab_size=loaded.vocab_size,
         )
+    check_peak(trainer.meter)
     text: str = loaded.tokenizer.decode(prompt_ids + new_ids)
     return text + "\n"

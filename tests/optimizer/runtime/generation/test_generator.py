@@ -12,8 +12,10 @@ from optimizer.plan.generation import GenerationPlan
 from optimizer.plan.weights import WeightsPlan
 from optimizer.runtime.generation.generator import Generator, prepare_for_generation
 from optimizer.runtime.job.measure_generation import make_prompts, measure_generation
+from optimizer.runtime.meter.meter import Meter
 from optimizer.workload import GenerationWorkload
 from tests.optimizer.models.small_configs import SMALL_CONFIGS
+from tests.optimizer.runtime.counted_card import counted_card
 from tests.optimizer.runtime.generation.test_kv_generation import CPU, build
 from tests.valkey import Valkey
 
@@ -119,9 +121,28 @@ def test_the_cap_names_the_moment_and_the_cache() -> None:
     assert caught.value.fields["bytes_by_category"]["kv_cache"] == 3 * 2 * 2 * 2 * 15 * 8 * 4
 
 
-def test_nothing_is_left_on_the_device_but_the_weights() -> None:
-    from optimizer.runtime.meter.meter import Meter
+@pytest.mark.parametrize(("spike_at", "num_forward"), [(1, 32), (40, 64), (70, 80)])
+def test_a_long_pass_ends_soon_after_a_cards_counters_went_over_the_cap(spike_at: int, num_forward: int) -> None:
+    done: list[int] = []
+    with counted_card() as memory:
+        model = build(SMALL_CONFIGS["llama"])
+        generator = Generator(
+            model, plan=GenerationPlan(batch_size=2), device=CPU, meter=Meter(device=CPU, cap_bytes=2**30)
+        )
 
+        def note(module: Any, args: Any, output: Any) -> None:
+            done.append(len(done) + 1)
+            if len(done) == spike_at:
+                memory.spike(2**30 + 512)
+
+        model.get_submodule("model").register_forward_hook(note)
+        with pytest.raises(OutOfDeviceMemory, match="inside an op in .*: 512 B more were needed"):
+            generator.generate(prompts_of(8, num_sequences=2), num_new_tokens=80)
+        generator.close()
+    assert len(done) == num_forward
+
+
+def test_nothing_is_left_on_the_device_but_the_weights() -> None:
     model, meter = build(SMALL_CONFIGS["llama"]), Meter(device=CPU)
     generator = Generator(model, plan=GenerationPlan(batch_size=2), device=CPU, meter=meter)
     before_bytes = meter.device_bytes

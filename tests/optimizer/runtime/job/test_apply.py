@@ -13,6 +13,7 @@ from optimizer.runtime.job.apply import apply
 from optimizer.runtime.job.measure import make_synthetic_batches
 from optimizer.runtime.step.step import Trainer
 from optimizer.workload import TrainingWorkload
+from tests.optimizer.runtime.counted_card import counted_card
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload
 
 CPU = torch.device("cpu")
@@ -93,6 +94,18 @@ def test_padded_sequences_are_masked_and_a_whole_steps_tokens_divide_the_loss() 
     with apply(model, make_plan(), workload=workload):
         found = model(input_ids=ids, labels=labels, attention_mask=mask, num_items_in_batch=50).loss
     assert torch.allclose(found, expected, rtol=1e-6)
+
+
+def test_a_step_ends_the_loop_by_what_only_a_cards_counters_saw() -> None:
+    ids = torch.randint(512, (2, 16))
+    with counted_card() as memory:
+        model = build_model(make_spec(), seed=0)
+        with apply(model, make_plan(), workload=make_workload(), budget_bytes=2**30) as run:
+            run.compute_loss(ids, ids).backward()
+            memory.spike(2**30 + 512)
+            with pytest.raises(OutOfDeviceMemory, match="inside an op in .*: 512 B more were needed"):
+                run.step()
+            run.reset_peak()
 
 
 def test_the_budget_counts_and_stops_the_loop() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Never
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.modules.module import register_module_forward_hook
 
 from optimizer.base.errors import DiskFull, LossNotFinite, OutOfDeviceMemory
 from optimizer.goal import Goal
@@ -19,6 +20,7 @@ from optimizer.plan.plan import Plan
 from optimizer.runtime.job.checkpoint import find_resumable
 from optimizer.runtime.job.train import train
 from optimizer.runtime.job.training_run import Measured, TrainingRun
+from tests.optimizer.runtime.counted_card import counted_card
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload, write_token_file, write_tokenizer
 
 
@@ -322,6 +324,27 @@ def test_over_the_budget_the_job_stops_with_the_sizes_by_category(make_run: Call
         train(make_run(folder="capped", budget_bytes=budget_bytes), report=lambda message: None, should_stop=never)
     assert caught.value.fields["budget_bytes"] == budget_bytes
     assert caught.value.fields["bytes_by_category"]["weights"] > 0
+
+
+@pytest.mark.parametrize("eval_step", [0, 3])
+def test_an_evaluation_that_only_a_cards_counters_saw_go_over_the_budget_ends_the_job(
+    make_run: Callable[..., TrainingRun], eval_step: int
+) -> None:
+    messages: list[Any] = []
+    with counted_card() as memory:
+
+        def spike(module: torch.nn.Module, args: Any, output: Any) -> None:
+            if not module.training and messages[-1].get("message") == f"validation loss at step {eval_step}":
+                memory.spike(2**40 + 512)
+
+        hook = register_module_forward_hook(spike)
+        try:
+            with pytest.raises(OutOfDeviceMemory, match="inside an op in .*: 512 B more were needed") as caught:
+                train(make_run(), report=messages.append, should_stop=never)
+        finally:
+            hook.remove()
+    assert caught.value.fields["stage"] == "evaluation"
+    assert max((m["step"] for m in messages if m.get("kind") == "step"), default=0) == eval_step
 
 
 def test_exactly_the_measured_peak_is_budget_enough(make_run: Callable[..., TrainingRun]) -> None:

@@ -7,11 +7,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from optimizer.base.errors import OutOfDeviceMemory, OutOfHostMemory
+from optimizer.estimate.job.causes import bytes_wanted, missing_bytes
 from optimizer.models.build import build_model
 from optimizer.runtime.job.measure import make_synthetic_batches, measure_step
 from optimizer.runtime.meter.meter import Meter
 from optimizer.runtime.step.step import Trainer
 from optimizer.runtime.step.weights import torch_dtype
+from tests.optimizer.runtime.counted_card import counted_card
 from tests.optimizer.runtime.tiny import make_plan, make_spec, make_workload
 
 CPU = torch.device("cpu")
@@ -151,6 +153,40 @@ def test_going_over_the_host_cap_is_another_error() -> None:
         pytest.raises(OutOfHostMemory, match="host memory ran out"),
     ):
         torch.empty(1000)
+
+
+def test_what_only_the_cards_counters_saw_is_counted_once() -> None:
+    with counted_card() as memory:
+        meter = make_meter(cap_bytes=10_240)
+        with meter, meter.region("activations"):
+            kept = torch.empty(1024)
+        memory.spike(10_240)
+        meter.check_peak()
+        memory.spike(11_264)
+        with pytest.raises(OutOfDeviceMemory, match="inside an op in loading") as caught:
+            meter.check_peak()
+    fields = caught.value.fields
+    assert missing_bytes(fields) == 1024
+    assert bytes_wanted(fields) == {
+        **dict.fromkeys(meter.bytes_by_category(), 0),
+        "activations": kept.nbytes,
+        "temporaries": 11_264 - kept.nbytes,
+    }
+
+
+def test_a_step_ends_by_what_only_the_cards_counters_saw_in_it() -> None:
+    plan, workload = make_plan(), make_workload()
+    with counted_card() as memory:
+        meter = make_meter(cap_bytes=2**30)
+        model = build_model(make_spec())
+        trainer = Trainer(model, plan=plan, workload=workload, device=CPU, meter=meter)
+        batches = make_synthetic_batches(model, plan=plan, workload=workload)
+        trainer.step(batches, learning_rate=1e-3)
+        model.get_submodule("model").register_forward_hook(lambda *_: memory.spike(2**30 + 512))
+        for is_counted in (True, False):
+            with pytest.raises(OutOfDeviceMemory, match=r"inside an op in .*: 512 B more"):
+                trainer.step(batches, learning_rate=1e-3, is_counted=is_counted)
+        trainer.close()
 
 
 def test_running_out_in_backward_names_the_block() -> None:

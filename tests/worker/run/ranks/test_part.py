@@ -20,9 +20,11 @@ import json, sys
 from pathlib import Path
 from worker.run.ranks.leader import lead_ranks
 from worker.run.runner import StopFlag
+from worker.run.watch import host_kills
 flag = StopFlag()
 flag.raise_on_term()
 folder = Path.cwd()
+host_kills.known_counts = lambda: (host_kills.KillCount(file=folder / "kills", of="the worker's control group"),)
 attempt = json.loads((folder / "attempt.json").read_text())
 program = json.loads((folder / "rank.json").read_text())
 sys.exit(lead_ranks(attempt, folder=folder, should_stop=flag, command=lambda rank: [*program, str(rank)]))
@@ -76,6 +78,7 @@ class Led:
     def _lead(self, name: str, own: Path) -> "subprocess.Popen[bytes]":
         own.mkdir(parents=True, exist_ok=True)
         (own / "rank.json").write_text(json.dumps(program(RANK)))
+        (own / "kills").write_text("oom_kill 4")
         brief: dict[str, Any] = {"devices": OWN[name], "machines": MACHINES, "kinds": ["small", "large", "large"]}
         (own / "attempt.json").write_text(json.dumps({**brief, "attempt_folder": str(self.folder)}))
         return subprocess.Popen(
@@ -148,6 +151,30 @@ def test_a_killed_rank_of_another_machine_is_named_and_this_leader_does_not_die_
     result = led.result()
     assert result["reason"] == "worker_lost"
     assert result["message"] == "rank 1 of 3, on large of office: its process was ended by signal 9 and left no result"
+
+
+def test_a_rank_that_another_machines_host_killed_ran_out_of_its_memory_with_the_last_sizes(led: Led) -> None:
+    step = {"kind": "step", "step": 3, "device_bytes": {"weights": 100}, "host_bytes": 7}
+    (led.folder / "samples.jsonl").write_text(f"{json.dumps(step)}\n")
+    (led.folder / "members" / "office" / "kills").write_text("oom_kill 5")
+    os.kill(led.ranks[1]["pid"], signal.SIGKILL)
+    led.say("lost-0", "lost-2")
+    assert led.codes() == [EXIT_FAILED, EXIT_FAILED]
+    result = led.result()
+    assert (result["reason"], result["step"]) == ("out_of_host_memory", 3)
+    assert result["message"] == (
+        "rank 1 of 3, on large of office: The host ran out of memory and ended the job's process after step 3; "
+        "the kernel counted it in the worker's control group"
+    )
+    fields = result["error"]["fields"]
+    assert (fields["cause"], fields["rank"], fields["bytes_by_category"]) == ("host_killed", 1, {"weights": 100})
+
+
+def test_a_kill_that_the_kernel_counted_says_nothing_of_a_rank_that_its_leader_ended(led: Led) -> None:
+    (led.folder / "members" / "office" / "kills").write_text("oom_kill 5")
+    led.say("fail-1")
+    assert led.codes() == [EXIT_FAILED, EXIT_FAILED]
+    assert led.result()["reason"] == "out_of_device_memory"
 
 
 def test_a_machine_that_is_gone_without_a_word_is_named(led: Led) -> None:
