@@ -33,6 +33,7 @@ from worker.machine import (
     device_meters,
     device_names,
     host_lock_file,
+    read_used_bytes,
     register_this_machine,
     visible_cards,
 )
@@ -147,10 +148,7 @@ class Supervisor:
         self._threads += added
 
     def _used_bytes(self) -> list[int]:
-        """By device, memory in use by whatever program, as the cards' driver says; empty where there is none."""
-        facts = [card.read() for card in self._cards]
-        known = any("free_bytes" in each for each in facts)
-        return [each.get("total_bytes", 0) - each.get("free_bytes", 0) for each in facts] if known else []
+        return [] if self._machine is None else read_used_bytes(self._machine, self._cards)
 
     def _serve_members(self) -> None:
         self._registered.wait()
