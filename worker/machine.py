@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -77,19 +77,21 @@ def device_meters(row: MachineRow) -> list[GpuMeter]:
     return [GpuMeter(index) for index in card_indices(row)]
 
 
-def read_used_bytes(row: MachineRow, meters: Sequence[GpuMeter]) -> list[int]:
+def read_used_bytes(row: MachineRow, meters: Sequence[GpuMeter], *, resting: Collection[int] = ()) -> list[int]:
     """By device, memory in use by whatever program, as the cards' driver says; empty where there is no driver.
 
-    More than there is, where the driver is there and does not answer for a card: nobody knows what is free, and nothing begins.
+    More than there is, so that nothing begins, where the driver is there and does not answer for a card: nobody knows what is
+    free. Likewise at the places of those that rest.
     """
     devices = [device for device, number in device_kinds(row) for _ in range(number)]
     facts = [meter.read() for meter in meters]
-    is_silent = [meter.is_silent and device["kind"] == "cuda" for device, meter in zip(devices, meters, strict=False)]
-    if not any(is_silent) and not any("free_bytes" in each for each in facts):
+    cards = enumerate(zip(devices, meters, strict=False))
+    is_shut = [(meter.is_silent and device["kind"] == "cuda") or place in resting for place, (device, meter) in cards]
+    if not any(is_shut) and not any("free_bytes" in each for each in facts):
         return []
     return [
-        full_bytes(device) if silent else each.get("total_bytes", 0) - each.get("free_bytes", 0)
-        for device, each, silent in zip(devices, facts, is_silent, strict=False)
+        full_bytes(device) if shut else each.get("total_bytes", 0) - each.get("free_bytes", 0)
+        for device, each, shut in zip(devices, facts, is_shut, strict=False)
     ]
 
 

@@ -7,9 +7,8 @@ import pynvml
 import pytest
 
 from optimizer.base.units import GIB
-from tests.webapp.conftest import make_text, make_tiny_model
 from tests.webapp.jobs.claims.test_gangs import make_host
-from webapp.jobs.actions import create_job
+from tests.worker.claims import make_jobs
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Job
 from worker.gpu import GpuMeter
@@ -43,6 +42,7 @@ def lost() -> pynvml.NVMLError:
 def test_nothing_begins_on_a_card_that_does_not_answer(db: None, answers: dict[int, object]) -> None:
     machine, meters = make_host(2), [GpuMeter(0), GpuMeter(1)]
     make_jobs(2)
+    Job.objects.update(need_device_bytes=0, need_device_kind="cuda", need_devices=1)
     answers |= {0: lost(), 1: 2 * GIB}
     attempt = claim_job(worker="w", machine=machine, used_bytes=read_used_bytes(machine, meters))
     assert attempt is not None
@@ -96,14 +96,3 @@ def test_that_a_card_fell_silent_is_logged_once_and_so_is_its_return(
         "cuda:0 does not answer its driver (GPU is lost); nothing is begun on it until it does",
         "cuda:0 answers its driver again",
     ]
-
-
-def make_jobs(count: int) -> None:
-    """Queued jobs that need a card, and no memory on it that is known."""
-    model, dataset = make_tiny_model(), make_text()
-    for _ in range(count):
-        create_job(
-            owner=None, spec={"name": "a", "workload": {"num_steps": 10}}, model=model, dataset=dataset,
-            plan=None, prediction=None, machine=None, actor="user:test",
-        )  # fmt: skip
-    Job.objects.update(need_device_bytes=0, need_device_kind="cuda", need_devices=1)
