@@ -154,9 +154,9 @@ HEADROOM_MAX_QUEUED_PER_PERSON = env.int("HEADROOM_MAX_QUEUED_PER_PERSON", defau
 HEADROOM_MAX_QUEUED_PER_PROJECT = env.int("HEADROOM_MAX_QUEUED_PER_PROJECT", default=50_000)
 """Jobs of one project that may wait at once; 0 for no limit."""
 HEADROOM_MAX_STREAMS_PER_PERSON = env.int("HEADROOM_MAX_STREAMS_PER_PERSON", default=20)
-"""Event streams that one person may have open at once, counted over all web processes; 0 for no limit."""
+"""Streams of events and of chat answers that one person may have open, counted over all web processes; 0 for no limit."""
 HEADROOM_MAX_STREAMS_PER_PROJECT = env.int("HEADROOM_MAX_STREAMS_PER_PROJECT", default=1_000)
-"""The same of the jobs of one project, whoever follows them; 0 for no limit."""
+"""Streams of events of the jobs of one project, whoever follows them; 0 for no limit."""
 
 HEADROOM_RETRY_BASE_S = env.float("HEADROOM_RETRY_BASE_S", default=10.0)
 """Delay before the first retry of a lost attempt; each further one doubles it, up to 36 times this."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from django.db import Error as DatabaseError
 from django.db import connections
 
-from optimizer.base.errors import DiskFull
+from optimizer.base.errors import DiskFull, MachineFault
 from webapp.attempts.outcome import finish_attempt
 from webapp.jobs import actions
 from webapp.jobs.models import Attempt, Kind, Sample
@@ -61,35 +61,35 @@ class AttemptPlace:
 
 def run_attempt(
     attempt: Attempt, *, config: WorkerConfig, place: AttemptPlace, asked_s: float, draining: threading.Event
-) -> None:
+) -> str:
     """Carry one claimed attempt through; whatever goes wrong here ends the attempt and not the slot. asked_s: when the claim was
     asked for, by ``boot_s``; its lease has run since then.
 
-    Raises the database's error when even that cannot be written for a lease, which then has run out.
+    Returns what ``finish_attempt`` answers, empty where the lease was lost. Raises the database's error when even that cannot be
+    written for a lease, which then has run out.
     """
-    run = _AttemptRun(attempt, config=config, place=place, asked_s=asked_s, draining=draining)
     try:
-        run.run()
+        return _AttemptRun(attempt, config=config, place=place, asked_s=asked_s, draining=draining).run()
     except DatabaseError:
         raise
     except Exception as error:
         logger.exception("%s ended by a fault of its supervisor", attempt)
-        full = DiskFull.behind(error)
+        known = DiskFull.behind(error) or MachineFault.behind_system(error, machine=config.host)
         result = {
             "outcome": "failed",
-            "reason": full.code if full else "internal",
-            "message": full.message if full else "A fault of the worker ended the attempt.",
+            "reason": known.code if known else "internal",
+            "message": known.message if known else "A fault of the worker ended the attempt.",
+            "error": known.to_json() if known else None,
         }
-        _finish_within(config.lease_s, attempt, result)
+        return _finish_within(config.lease_s, attempt, result)
 
 
-def _finish_within(limit_s: float, attempt: Attempt, result: dict[str, Any]) -> None:
+def _finish_within(limit_s: float, attempt: Attempt, result: dict[str, Any]) -> str:
     """Tries again: a disk that is full for the attempt's files is likely to be so for the database."""
     give_up_at = time.monotonic() + limit_s
     while True:
         try:
-            finish_attempt(attempt, result=result, exit_code=None)
-            return
+            return finish_attempt(attempt, result=result, exit_code=None)
         except DatabaseError as error:
             if time.monotonic() > give_up_at:
                 raise
@@ -129,7 +129,8 @@ class _AttemptRun:
         self._host_kills = HostKills()
         self._retry_at = float("-inf")
 
-    def run(self) -> None:
+    def run(self) -> str:
+        """The outcome; empty when the lease was lost meanwhile."""
         write_brief(self._attempt, folder=self._folder, home=self._config.home, devices=self._place.devices)
         relay = AskRelay(self._attempt, config=self._config) if self._job.kind == Kind.SERVE else None
         beats = Beats(self._heartbeat.work_until_s, interval_s=self._config.lease_s / 30)
@@ -164,6 +165,7 @@ class _AttemptRun:
                 relay.close()
             self._heartbeat.stop()
             self._mirrors.end(outcome)
+        return outcome
 
     def _follow(self, child: Child) -> None:
         """Until the process has ended and its last words are read."""

@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +22,7 @@ from optimizer.hardware.machine import Machine
 from optimizer.hardware.probe.compilers import missing_to_compile
 from webapp.catalog.actions import register_machine
 from webapp.catalog.models import Machine as MachineRow
-from webapp.jobs.devices.room import count_devices, device_kinds
+from webapp.jobs.devices.room import count_devices, device_kinds, full_bytes
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter, card_identity, card_names, visible_card
 from worker.run.child import child_environment, isolated_command
@@ -75,6 +75,24 @@ def count_slots(row: MachineRow, config: WorkerConfig) -> int:
 def device_meters(row: MachineRow) -> list[GpuMeter]:
     """One for each of the machine's devices, which reads nothing on the CPU device."""
     return [GpuMeter(index) for index in card_indices(row)]
+
+
+def read_used_bytes(row: MachineRow, meters: Sequence[GpuMeter], *, resting: Collection[int] = ()) -> list[int]:
+    """By device, memory in use by whatever program, as the cards' driver says; empty where there is no driver.
+
+    More than there is, so that nothing begins, where the driver is there and does not answer for a card: nobody knows what is
+    free. Likewise at the places of those that rest.
+    """
+    devices = [device for device, number in device_kinds(row) for _ in range(number)]
+    facts = [meter.read() for meter in meters]
+    cards = enumerate(zip(devices, meters, strict=False))
+    is_shut = [(meter.is_silent and device["kind"] == "cuda") or place in resting for place, (device, meter) in cards]
+    if not any(is_shut) and not any("free_bytes" in each for each in facts):
+        return []
+    return [
+        full_bytes(device) if shut else each.get("total_bytes", 0) - each.get("free_bytes", 0)
+        for device, each, shut in zip(devices, facts, is_shut, strict=False)
+    ]
 
 
 def device_lock_file(row: MachineRow, *, slot: str, home: Path) -> Path:

@@ -17,11 +17,12 @@ from pathlib import Path
 from django.db import Error as DatabaseError
 from django.db import close_old_connections, connections
 
+from optimizer.base.errors import MachineFault
 from webapp.catalog.actions import heartbeat_machine
 from webapp.catalog.models import Machine
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.devices.room import count_devices
-from webapp.jobs.models import DEVICE_JOB_KINDS, Kind
+from webapp.jobs.models import DEVICE_JOB_KINDS, PROBED, Attempt, Kind
 from worker.alive import mark_alive
 from worker.attempt import AttemptPlace, run_attempt
 from worker.config import WorkerConfig
@@ -33,11 +34,13 @@ from worker.machine import (
     device_meters,
     device_names,
     host_lock_file,
+    read_used_bytes,
     register_this_machine,
     visible_cards,
 )
 from worker.members.serving import Members
 from worker.run.child import DeviceLock
+from worker.run.watch.faults import HOST, FaultWatch
 from worker.run.watch.lifeline import boot_s
 
 logger = logging.getLogger(__name__)
@@ -55,6 +58,8 @@ class Slot:
 
 
 PROFILING_SLOT = Slot(name="profiling", kinds=(Kind.PROFILE,), uses_device=False)
+ENDED_WELL = ("succeeded", "drained", "paused", PROBED)
+"""Answers of ``finish_attempt`` after which a device is known to work."""
 EXPORTING_SLOT = Slot(name="exporting", kinds=(Kind.EXPORT,), uses_device=False)
 
 
@@ -72,6 +77,7 @@ class Supervisor:
         """Held by the slot that looks for a job: those of one machine do so one after the other."""
         self._num_devices_used = 0
         """Counted once for each attempt that uses a device."""
+        self._faults = FaultWatch()
         self._num_slots = config.num_slots
         slots = (*(Slot(name=str(index)) for index in range(config.num_slots)), PROFILING_SLOT, EXPORTING_SLOT)
         machine = threading.Thread(target=self._keep_machine, name="machine", daemon=True)
@@ -147,10 +153,9 @@ class Supervisor:
         self._threads += added
 
     def _used_bytes(self) -> list[int]:
-        """By device, memory in use by whatever program, as the cards' driver says; empty where there is none."""
-        facts = [card.read() for card in self._cards]
-        known = any("free_bytes" in each for each in facts)
-        return [each.get("total_bytes", 0) - each.get("free_bytes", 0) for each in facts] if known else []
+        return [] if self._machine is None else read_used_bytes(
+            self._machine, self._cards, resting=self._faults.resting()
+        )
 
     def _serve_members(self) -> None:
         self._registered.wait()
@@ -197,7 +202,7 @@ class Supervisor:
         close_old_connections()
         machine = self._machine
         try:
-            if machine is None or not lock.acquire():
+            if machine is None or (not slot.uses_device and HOST in self._faults.resting()) or not lock.acquire():
                 return False
             with self._looking:
                 asked_s = boot_s()
@@ -219,7 +224,8 @@ class Supervisor:
                     lock=lock,
                     gpu=meters[attempt.devices[0] if attempt.devices else 0],
                 )
-                run_attempt(attempt, config=self._config, place=place, asked_s=asked_s, draining=self._draining)
+                outcome = run_attempt(attempt, config=self._config, place=place, asked_s=asked_s, draining=self._draining)
+                self._note_end(attempt, outcome)
             finally:
                 with self._looking:
                     self._num_devices_used -= len(attempt.devices)
@@ -230,6 +236,21 @@ class Supervisor:
         finally:
             lock.release()
         return True
+
+
+    def _note_end(self, attempt: Attempt, outcome: str) -> None:
+        """Keep what it says of this machine's devices: those on which a fault was met, or on which the work went on."""
+        places = attempt.devices or [HOST]
+        if outcome != MachineFault.code:
+            if outcome in ENDED_WELL or attempt.made_progress:
+                self._faults.note_success(places=places)
+            return
+        fields = (attempt.error or {}).get("fields", {})
+        if fields.get("machine") != self._config.host:
+            return  # another's, of a job over several machines
+        if (rank := fields.get("rank")) is not None and fields.get("num_ranks") == len(places):
+            places = [places[rank]]
+        self._faults.note_fault(attempt.job_id, places=places)
 
 
 _running: Supervisor | None = None

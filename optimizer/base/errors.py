@@ -16,6 +16,7 @@ HeadroomError
 │   ├── OutOfDeviceMemory     carries the bytes by category at that moment
 │   └── OutOfHostMemory
 ├── DiskFull
+├── MachineFault              a card, its driver or the system fails, whatever the job does
 ├── RemoteStoreFull
 ├── RemoteStoreLost           gone, restarted or refusing
 ├── RankLost                  another process of the same run ended, or does not answer
@@ -38,6 +39,30 @@ from typing import Any, ClassVar
 from optimizer.base.units import format_bytes
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+_SYSTEM_ERRORS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE)
+_NO_THREAD = "can't start new thread"
+_DEVICE_FAULTS = (
+    # the CUDA runtime's, by cudaGetErrorString. Not those that a kernel causes: illegal accesses, asserts, launch failures.
+    "uncorrectable ECC error encountered",
+    "uncorrectable NVLink error detected during the execution",
+    "no CUDA-capable device is detected",
+    "busy or unavailable",
+    "invalid device ordinal",
+    "CUDA error: unknown error",
+    "CUDA error: initialization error",
+    "CUDA driver version is insufficient for CUDA runtime version",
+    "system not yet initialized",
+    "system has unsupported display driver / cuda driver combination",
+    "forward compatibility was attempted on non supported HW",
+    "MPS client failed to connect",
+    # torch's own, c10/cuda/CUDAFunctions.cpp and torch/csrc/cuda/Module.cpp
+    "CUDA unknown error",
+    "CUDA driver initialization failed",
+    "No CUDA GPUs are available",
+    "Found no NVIDIA driver on your system",
+    "The NVIDIA driver on your system is too old",
+    "Unexpected error from cudaGetDeviceCount()",
+)
 
 
 class HeadroomError(Exception):
@@ -278,6 +303,42 @@ class DiskFull(HeadroomError):
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return cls("the disk is full: no room" + (f" for {name}" if name else ""), hint=hint)
         return cls("the disk fails" + (f" at {name}" if name else "") + f": {os.strerror(error.errno)}", hint=hint)
+
+
+class MachineFault(HeadroomError):
+    """The machine fails, and would fail any other job; ``fields`` name it."""
+
+    code = "machine_fault"
+
+    def __init__(self, what: str, *, machine: str, look_at: str) -> None:
+        super().__init__(
+            f"a fault of {machine or 'the machine'} and not of the job: {what}; look at {look_at} there",
+            hint="The job is tried again by itself, from its checkpoint, ever more seldom until the machine works again.",
+            machine=machine,
+        )
+
+    @classmethod
+    def behind_device(cls, error: BaseException, *, machine: str) -> "MachineFault | None":
+        """Makes one of an error of CUDA where the card or its driver is to blame, and None of one that a kernel caused."""
+        # torch.AcceleratorError is a RuntimeError, and the other is raised where CUDA is initialized late
+        if not isinstance(error, RuntimeError) and type(error).__name__ != "DeferredCudaCallError":
+            return None
+        text = str(error)
+        found = next((fault for fault in _DEVICE_FAULTS if fault in text), None)
+        if found is None:
+            return None
+        what = f"its card or the driver fails ({found.removeprefix('CUDA error: ')})"
+        return cls(what, machine=machine, look_at="nvidia-smi and the kernel's log")
+
+    @classmethod
+    def behind_system(cls, error: BaseException, *, machine: str) -> "MachineFault | None":
+        """Makes one of what the system refuses to the process that looks after jobs; None for any other error."""
+        look_at = "the limits of processes and open files, the memory and the folder HEADROOM_HOME"
+        if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
+            return cls("it starts no more threads", machine=machine, look_at=look_at)
+        if not isinstance(error, OSError) or error.errno not in _SYSTEM_ERRORS:
+            return None
+        return cls(f"it starts no process or opens no file ({os.strerror(error.errno)})", machine=machine, look_at=look_at)
 
 
 class RemoteStoreFull(HeadroomError):

@@ -1,6 +1,7 @@
 """An attempt is asked to stop, and its end has a meaning."""
 
 import json
+import resource
 import signal
 import threading
 import time
@@ -17,7 +18,7 @@ from webapp.attempts.reconciling import expire_leases
 from webapp.jobs import actions
 from webapp.jobs.claiming import claim_job
 from webapp.jobs.models import Attempt, Job, Sample
-from worker.attempt import EXIT_DRAINED, AttemptPlace, _AttemptRun, judge_end
+from worker.attempt import EXIT_DRAINED, AttemptPlace, _AttemptRun, judge_end, run_attempt
 from worker.config import WorkerConfig
 from worker.gpu import GpuMeter
 from worker.run.child import DeviceLock, StopOrder
@@ -161,6 +162,33 @@ def test_an_attempt_whose_worker_was_halted_since_the_claim_ends_before_its_firs
     assert "this process ends" in text
     attempt.refresh_from_db()
     assert attempt.outcome == "drained"
+
+
+def test_a_supervisor_that_can_open_no_file_leaves_the_job_in_the_queue_and_names_the_machine(
+    lost_attempt: Attempt, tmp_path: Path
+) -> None:
+    attempt = claim_job(worker="w:2", machine=lost_attempt.machine, lease_s=60)
+    lock = DeviceLock(tmp_path / "lock")
+    assert lock.acquire()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        outcome = run_attempt(
+            attempt,
+            config=WorkerConfig(home=tmp_path, host="box", process_id=1),
+            place=AttemptPlace(devices=["cpu"], cards=None, lock=lock, gpu=GpuMeter(0)),
+            asked_s=boot_s(),
+            draining=threading.Event(),
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert outcome == "machine_fault"
+    job = Job.objects.get(pk=attempt.job_id)
+    assert (job.state, job.reason, job.failed_attempts) == ("queued", "machine_fault", 0)
+    assert job.message == (
+        "a fault of box and not of the job: it starts no process or opens no file (Too many open files); look at the limits of "
+        "processes and open files, the memory and the folder HEADROOM_HOME there"
+    )
 
 
 def test_what_a_lost_attempt_measured_up_to_the_checkpoint_that_is_resumed_is_kept(

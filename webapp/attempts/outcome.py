@@ -2,7 +2,8 @@
 
 ``decide_end`` is pure and says what should happen; ``finish_attempt`` does it in one fenced transaction, with the artifacts and
 the measured record. Failure classes: what was done to the job from outside is retried with growing delays (its process killed
-while its worker lived: five times; a full disk: for as long as it takes); out of memory sends it back for another plan
+while its worker lived: five times; a full disk or a fault of the machine: for as long as it takes; a lost remote store: ten times
+in a row without a new checkpoint); out of memory sends it back for another plan
 (``memory``); what the job did to itself (bad data, loss not finite) is not retried; three quick deaths of its process without a
 step are a poisoned job; a drained or paused attempt costs nothing. A lost worker is judged by ``losses``.
 """
@@ -47,7 +48,10 @@ MAX_QUICK_DEATHS = 3
 QUICK_DEATH_S = 60
 _MAX_DELAY_FACTOR = 36
 """With the default base of 10 s: 10, 20, 40, … and at most 360 s."""
-_RETRIED_REASONS = frozenset({Reason.WORKER_LOST.value, Reason.DISK_FULL.value})
+MAX_STORE_LOSSES = 10
+"""In a row without a new checkpoint; with the default delays half an hour lies between the first and the last."""
+_AWAITED_REASONS = frozenset({Reason.DISK_FULL.value, Reason.MACHINE_FAULT.value, Reason.REMOTE_STORE_LOST.value})
+"""Reasons that may pass by themselves; they count against no job."""
 _PAUSED = {Kind.TRAIN.value: "paused at a checkpoint", Kind.GENERATE.value: "paused; finished prompts are kept"}
 _REPLACED_KIND = "tensorboard"
 """Artifacts of which a job has one, that of its last attempt."""
@@ -103,7 +107,7 @@ def finish_attempt(
             result=result,
             exit_code=exit_code,
             num_quick_deaths=_num_quick_deaths(attempt),
-            num_full_disks=_num_full_disks(attempt),
+            num_alike=_num_alike(attempt, result),
             losses=count_losses(attempt, now=timezone.now(), lost=lost) if is_lost else None,
             loss="the worker was lost" if lost is None else describe_loss(lost),
             has_profile=profile is not None or _has_profile(job),
@@ -161,7 +165,7 @@ def decide_end(
     result: dict[str, Any] | None,
     exit_code: int | None,
     num_quick_deaths: int,
-    num_full_disks: int = 0,
+    num_alike: int = 0,
     losses: Losses | None = None,
     loss: str = "the worker was lost",
     has_profile: bool = True,
@@ -170,7 +174,7 @@ def decide_end(
     drained_by: str = "",
 ) -> End:
     """num_quick_deaths: how many of the newest attempts in a row, this one included if it died, ended quickly without a step.
-    num_full_disks: how many of those before this one, in a row, met a full disk.
+    num_alike: how many of those before this one, in a row, ended for the same reason and had begun at the same checkpoint.
     losses: of an attempt that was lost together with its worker, or with that of another machine; loss: which, in words.
     num_shortages: how many attempts before ran out of memory.
     is_shared: other jobs were on the device, so that what its first steps took says nothing of the plan.
@@ -208,10 +212,13 @@ def decide_end(
     if result is not None and may_replan(job, reason, num_before=num_shortages):
         message = describe_shortage(result, num_before=num_shortages)
         return End(answer=reason, state=State.QUEUED, kind="requeued", reason=reason, message=message, awaits_plan=True)
-    if reason not in _RETRIED_REASONS and not was_killed(job, result):
+    is_given_up = reason == Reason.REMOTE_STORE_LOST and num_alike + 1 >= MAX_STORE_LOSSES
+    if reason in _AWAITED_REASONS and not is_given_up:
+        return _await(reason, message, num_alike=num_alike)
+    if is_given_up:
+        message = f"{message}; {num_alike + 1} attempts in a row met this without a new checkpoint"
+    if reason != Reason.WORKER_LOST and not was_killed(job, result):
         return End(answer="failed", state=State.FAILED, kind="failed", reason=reason, message=message, is_failed_attempt=True)
-    if reason == Reason.DISK_FULL:
-        return _wait_for_room(message, num_full_disks=num_full_disks)
     return _retry(job, reason=reason, message=message, num_quick_deaths=num_quick_deaths)
 
 
@@ -221,16 +228,10 @@ def _asked_to_stop(job: Job) -> End:
     return End(answer="cancelled", state=State.CANCELLED, kind="cancelled", reason=Reason.CANCELLED_BY_USER)
 
 
-def _wait_for_room(message: str, *, num_full_disks: int) -> End:
-    """A full disk counts against no job: it is tried again, ever more seldom, until there is room or somebody cancels it."""
-    return End(
-        answer=Reason.DISK_FULL,
-        state=State.QUEUED,
-        kind="requeued",
-        reason=Reason.DISK_FULL,
-        message=message,
-        delay_s=_delay_s(num_full_disks),
-    )
+def _await(reason: str, message: str, *, num_alike: int) -> End:
+    """Try again, ever more seldom, until what failed works again or somebody cancels the job."""
+    delay_s = _delay_s(num_alike)
+    return End(answer=reason, state=State.QUEUED, kind="requeued", reason=reason, message=message, delay_s=delay_s)
 
 
 def _lost(job: Job, losses: Losses, message: str) -> End:
@@ -306,10 +307,12 @@ def _num_quick_deaths(attempt: Attempt) -> int:
     return count
 
 
-def _num_full_disks(attempt: Attempt) -> int:
+def _num_alike(attempt: Attempt, result: dict[str, Any] | None) -> int:
+    attempt.refresh_from_db(fields=["resumed_from_step"])
+    end = (_known_reason(result) if result else "", attempt.resumed_from_step)
     earlier = Attempt.objects.filter(job_id=attempt.job_id, number__lt=attempt.number).order_by("-number")
-    outcomes = earlier.values_list("outcome", flat=True)[:_MAX_DELAY_FACTOR]
-    return len(list(takewhile(lambda outcome: outcome == Reason.DISK_FULL, outcomes)))
+    ends = earlier.values_list("outcome", "resumed_from_step")[:_MAX_DELAY_FACTOR]
+    return len(list(takewhile(lambda each: each == end, ends)))
 
 
 def _move(job: Job, end: End, *, result: dict[str, Any] | None, condition: Q, actor: str) -> bool:

@@ -181,7 +181,8 @@ class Machine(models.Model):
     """Heartbeat of its worker, by the database's clock."""
     draining = models.BooleanField(default=False)
     used_bytes = models.JSONField(default=list)
-    """By device, memory in use by whatever program, as the cards' driver said with the last heartbeat; empty where none does."""
+    """By device, memory in use by whatever program, as the cards' driver said with the last heartbeat; empty where none does.
+    More than a card has where its driver does not answer for it."""
     others_bytes = models.JSONField(default=list)
     """The same of each device when a job last began there with none beside it: what other programs held. It stays apart from what
     jobs hold, which grows for a while after they were claimed."""

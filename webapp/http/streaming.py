@@ -1,7 +1,7 @@
 """Streams answers that end with their readers, and files below HEADROOM_HOME, whatever a link inside says."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,18 @@ class ClosedStream(StreamingHttpResponse):
         async with aclosing(self._iterator) as source:
             async for part in source:
                 yield self.make_bytes(part)
+
+
+async def finish(leaving: Coroutine[Any, Any, None]) -> None:
+    """Give back what a stream holds, to the end: a reader that goes cancels this wait, and not what is waited for."""
+    task = asyncio.create_task(leaving)
+    _leaving.add(task)
+    task.add_done_callback(_leaving.discard)
+    await asyncio.shield(task)
+
+
+_leaving: set[asyncio.Task[None]] = set()
+"""Held here, since the loop holds tasks weakly."""
 
 
 def stream_file(file: str, *, name: str, sha256: str) -> HttpResponseBase:

@@ -40,6 +40,7 @@ class Reason(models.TextChoices):
     BAD_DATASET = "bad_dataset"
     BAD_MODEL = "bad_model"
     WORKER_LOST = "worker_lost"
+    MACHINE_FAULT = "machine_fault"
     NO_PROGRESS = "no_progress"
     MAX_DURATION = "max_duration"
     PLAN_STALE = "plan_stale"

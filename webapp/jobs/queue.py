@@ -238,6 +238,9 @@ def _what_is_taken(job: Job, ready: Sequence[MachineNow]) -> str:
         if machine.gang is not None and machine.room.has_room_for(job):
             needs = f"a job ahead of it that needs {machine.gang.need_devices} at once"
             return f"The free devices of {machine.name} are kept for {needs}."
+    if all(device.empty_bytes < 0 for machine in ready for device in machine.room.devices):
+        names = _listed(machine.name for machine in ready)
+        return f"The devices of {names} take no job at present: their driver does not answer, or jobs met a fault of the machine."
     most = max(ready, key=lambda machine: max(device.free_bytes for device in machine.room.devices))
     largest = max(device.free_bytes for device in most.room.devices)
     return (

@@ -1,6 +1,7 @@
-"""Counts open event streams by person and by project, over all web processes in Redis; in this process alone while Redis is away.
+"""Counts open streams by person and by project: of events, and of answers in chats.
 
-A stream holds its slot for a minute and renews it while it is open, so that those of a process that died are free again.
+They are counted over all web processes in Redis; in this process alone while Redis is away. A stream holds its slot for a minute
+and renews it while it is open, so that those of a process that died are free again.
 """
 
 import time
@@ -40,7 +41,7 @@ return 0
 """
 _GIVE_BACK = "for _, key in ipairs(KEYS) do redis.call('ZREM', key, ARGV[1]) end"
 
-VIEWERS = Gauge("headroom_stream_viewers", "Event streams open now.", registry=None, multiprocess_mode="livesum")
+VIEWERS = Gauge("headroom_stream_viewers", "Streams of events and answers open now.", registry=None, multiprocess_mode="livesum")
 _open_here: Counter[str] = Counter()
 """By key. Counted inside the generator: a client that leaves before the first byte never starts it, and leaks no slot."""
 _ALL = "all"
@@ -52,7 +53,7 @@ class Slot:
 
     user_id: int
     project_id: str = ""
-    """Empty for a job of no project, which only the person's limit counts."""
+    """Empty for a job of no project and for an answer in a chat, which only the person's limit counts."""
     _name: str = field(default_factory=lambda: uuid4().hex)
     _renewed_at_s: float = 0.0
 
@@ -115,6 +116,14 @@ class Slot:
 
     def _keys(self) -> list[str]:
         return [key for key, _ in self._limits()]
+
+
+def full_words(full: str) -> str:
+    """A sentence on the limit that leaves no room."""
+    if full == PROCESS_IS_FULL:
+        return "too many live streams are open"
+    whose = "this job's project" if full.endswith("PROJECT") else "you"
+    return f"too many live streams are open: {whose} may have {getattr(settings, full):,} at once ({full})"
 
 
 def num_viewers() -> int:

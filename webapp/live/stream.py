@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import redis.exceptions
 from django.conf import settings
 
+from webapp.http.streaming import finish
 from webapp.live.entries import Entry, encode_event, position_of
 from webapp.live.hub import Hub, Signal, Subscription, hub_of_this_loop
 from webapp.live.record import (
@@ -67,20 +68,13 @@ async def job_events(user: Any, job_id: str, *, project_id: str = "", last_event
             yield event
             await slot.renew(hub)
     finally:
-        leaving = asyncio.create_task(_leave(hub, slot, subscription))
-        _leaving.add(leaving)
-        leaving.add_done_callback(_leaving.discard)
-        await asyncio.shield(leaving)  # a client that goes cancels this wait, and not what is waited for
+        await finish(_leave(hub, slot, subscription))
 
 
 async def _leave(hub: Hub, slot: Slot, subscription: Subscription) -> None:
     # in this order: with its last subscriber the hub closes its connections to Redis
     await slot.give_back(hub)
     hub.unsubscribe(subscription)
-
-
-_leaving: set[asyncio.Task[None]] = set()
-"""Held here, since the loop holds tasks weakly."""
 
 
 class _Watcher:

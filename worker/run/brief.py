@@ -51,6 +51,7 @@ def _joined_part(attempt: Attempt, *, machine: str, devices: Sequence[str]) -> d
     """By rank: the machines, the kinds of device, and torch's names of the devices of this machine."""
     needs, own = read_needs(attempt.job.need_ranks), iter(devices)
     return {
+        "machine": machine,
         "devices": [next(own) if need.machine == machine else "" for need in needs],
         "machines": [need.machine for need in needs],
         "kinds": [need.device for need in needs],
@@ -65,6 +66,7 @@ def make_brief(attempt: Attempt, *, folder: Path, home: Path, devices: Sequence[
         "attempt": attempt.number,
         "fence": attempt.fence,
         "kind": job.kind,
+        "machine": attempt.machine.name if attempt.machine else "",
         "device": devices[0],
         "devices": list(devices),
         "config": job.model.config,

@@ -23,6 +23,7 @@ from optimizer.base.errors import (
     InvalidDataset,
     InvalidModel,
     InvalidPlan,
+    MachineFault,
     RankLost,
 )
 from optimizer.plan.devices.generation_layout import count_devices
@@ -47,6 +48,7 @@ REASONS = frozenset(
         "out_of_device_memory",
         "out_of_host_memory",
         "disk_full",
+        "machine_fault",
         "loss_not_finite",
         "bad_dataset",
         "bad_model",
@@ -109,7 +111,7 @@ def run_attempt(attempt: dict[str, Any], *, reporter: Reporter, should_stop: Sto
         result = _WORK[attempt["kind"]](attempt, reporter=reporter, should_stop=should_stop)
     except Exception as error:
         _print_traceback()
-        result = failure(error, step=reporter.step)
+        result = failure(error, step=reporter.step, machine=attempt.get("machine", ""))
     if result["outcome"] != "drained" and not reporter.is_silent:
         result = {**result, "artifacts": [*result.get("artifacts", []), *_event_file(attempt, reporter)]}
     try:
@@ -179,9 +181,12 @@ def export(attempt: dict[str, Any], *, reporter: Reporter, should_stop: StopFlag
 _WORK = {"train": train, "profile": profile, "generate": generate, "serve": serve, "export": export}
 
 
-def failure(error: Exception, *, step: int) -> dict[str, Any]:
-    """The message of the job's row. An error outside the tree is a fault of the program; its text stays in the log."""
-    known = _as_headroom_error(error)
+def failure(error: Exception, *, step: int, machine: str = "") -> dict[str, Any]:
+    """The message of the job's row. An error outside the tree is a fault of the program; its text stays in the log.
+
+    machine: its name, for messages.
+    """
+    known = _as_headroom_error(error, machine=machine)
     if isinstance(known, DiskFull):
         known.fields.setdefault("cause", "disk")
     if known is None:
@@ -209,8 +214,10 @@ def reason_of(error: HeadroomError) -> str:
     return "bad_dataset" if isinstance(error, InvalidDataset) else "internal"
 
 
-def _as_headroom_error(error: Exception) -> HeadroomError | None:
-    return error if isinstance(error, HeadroomError) else DiskFull.behind(error)
+def _as_headroom_error(error: Exception, *, machine: str) -> HeadroomError | None:
+    if isinstance(error, HeadroomError):
+        return error
+    return DiskFull.behind(error) or MachineFault.behind_device(error, machine=machine)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pytest_django import Settings
 
 from optimizer.base.serialize import to_json
 from tests.webapp.jobs.attempts import DONE, DRAINED, failed, reread, run
-from webapp.attempts.outcome import finish_attempt
+from webapp.attempts.outcome import MAX_STORE_LOSSES, finish_attempt
 from webapp.attempts.reconciling import expire_leases
 from webapp.catalog.models import Machine, Model
 from webapp.jobs.actions import (
@@ -146,6 +146,52 @@ def test_a_disk_that_stays_full_ends_no_job_and_is_tried_ever_more_seldom(
         Job.objects.update(not_before=None)
     assert (job.state, job.reason, job.failed_attempts) == ("queued", "disk_full", 0)
     assert waits == [10, 20, 40, 80, 160, 320, 360, 360]
+
+
+@pytest.mark.parametrize("reason", ["machine_fault", "remote_store_lost"])
+def test_a_fault_of_the_machine_or_the_store_is_tried_ever_more_seldom_and_counts_against_no_job(
+    make_job: Callable[..., Job], machine: Machine, reason: str
+) -> None:
+    job, waits = make_job(), []
+    for _ in range(8):
+        assert finish_attempt(run(machine), result=failed(reason), exit_code=1) == reason
+        job = reread(job)
+        waits.append(round((job.not_before - timezone.now()).total_seconds() + 0.5))
+        Job.objects.update(not_before=None)
+    assert (job.state, job.reason, job.message, job.failed_attempts) == ("queued", reason, "it broke", 0)
+    assert waits == [10, 20, 40, 80, 160, 320, 360, 360]
+
+
+def test_a_machine_that_never_works_again_fails_no_job(
+    make_job: Callable[..., Job], machine: Machine, settings: Settings
+) -> None:
+    settings.HEADROOM_RETRY_BASE_S = 0
+    make_job()
+    for _ in range(2 * MAX_STORE_LOSSES):
+        assert finish_attempt(run(machine), result=failed("machine_fault"), exit_code=1) == "machine_fault"
+
+
+def test_a_store_that_is_gone_for_good_fails_the_job_in_words(
+    make_job: Callable[..., Job], machine: Machine, settings: Settings
+) -> None:
+    settings.HEADROOM_RETRY_BASE_S = 0
+    job = make_job()
+    answers = [finish_attempt(run(machine), result=failed("remote_store_lost"), exit_code=1) for _ in range(MAX_STORE_LOSSES)]
+    assert answers == ["remote_store_lost"] * (MAX_STORE_LOSSES - 1) + ["failed"]
+    job = reread(job)
+    assert (job.state, job.reason) == ("failed", "remote_store_lost")
+    assert job.message == "it broke; 10 attempts in a row met this without a new checkpoint"
+
+
+def test_a_new_checkpoint_begins_the_count_of_lost_stores_anew(
+    make_job: Callable[..., Job], machine: Machine, settings: Settings
+) -> None:
+    settings.HEADROOM_RETRY_BASE_S = 0
+    make_job()
+    for number in range(2 * MAX_STORE_LOSSES):
+        attempt = claim_job(worker="w", machine=machine)
+        record_started(attempt, pid=1, resumed_from_step=100 * (number // (MAX_STORE_LOSSES - 1)))
+        assert finish_attempt(attempt, result=failed("remote_store_lost"), exit_code=1) == "remote_store_lost"
 
 
 def test_an_unknown_reason_is_a_fault_of_the_program(make_job: Callable[..., Job], machine: Machine) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from optimizer.base.errors import (
     DiskFull,
@@ -16,6 +17,7 @@ from optimizer.base.errors import (
     InvalidDataset,
     InvalidPlan,
     LossNotFinite,
+    MachineFault,
     MissingExtra,
     OutOfDeviceMemory,
     RankLost,
@@ -49,6 +51,7 @@ def out_of_device_memory() -> OutOfDeviceMemory:
         (out_of_device_memory(), "out_of_device_memory"),
         (LossNotFinite("x"), "loss_not_finite"),
         (DiskFull("x"), "disk_full"),
+        (MachineFault("x", machine="box", look_at="y"), "machine_fault"),
         (InvalidDataset("x", field="file"), "bad_dataset"),
         (UnsupportedModelType("x", supported=["llama"]), "bad_model"),
         (InvalidPlan("x", field="plan"), "plan_stale"),
@@ -88,6 +91,40 @@ def test_a_full_disk_is_named_whoever_met_it() -> None:
 def test_a_disk_that_fails_is_named_as_one() -> None:
     result = failure(OSError(errno.EIO, "Input/output error", "/secret/place/model.safetensors"), step=0)
     assert (result["reason"], result["message"]) == ("disk_full", "the disk fails at model.safetensors: Input/output error")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: uncorrectable ECC error encountered\nSearch for `cudaErrorECCUncorrectable' in https://docs.nvidia.com/",
+        "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+        "CUDA error: no CUDA-capable device is detected",
+        "CUDA error: unknown error",
+        "CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env variable",
+        "No CUDA GPUs are available",
+        "Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver / cuda driver combination",
+        "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
+    ],
+)
+def test_a_card_or_driver_that_fails_is_a_fault_of_the_machine_by_name(text: str) -> None:
+    for error in (torch.AcceleratorError(text), RuntimeError(text)):
+        result = failure(error, step=3, machine="office")
+        assert (result["reason"], result["error"]["fields"]) == ("machine_fault", {"machine": "office"})
+        assert result["message"].startswith("a fault of office and not of the job: its card or the driver fails (")
+        assert result["message"].endswith("); look at nvidia-smi and the kernel's log there")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+        "CUDA error: unspecified launch failure",
+        "CUDA error: misaligned address",
+    ],
+)
+def test_what_a_kernel_does_is_no_fault_of_the_machine(text: str) -> None:
+    assert failure(torch.AcceleratorError(text), step=3, machine="office")["reason"] == "internal"
 
 
 def test_on_a_full_disk_the_end_is_known_though_neither_result_nor_log_can_be_written(tmp_path: Path) -> None:

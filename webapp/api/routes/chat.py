@@ -9,14 +9,18 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse, JsonResponse, RawPostDataException
 from django.http.response import HttpResponseBase
 from ninja import Router
 
 from webapp.batches.answers import RequestRefused, error_answer
 from webapp.http.auth import AsyncTokenOrSession
-from webapp.http.streaming import ClosedStream
+from webapp.http.streaming import ClosedStream, finish
+from webapp.live.hub import Hub, hub_of_this_loop
 from webapp.live.record import from_database
+from webapp.live.slots import Slot, full_words
+from webapp.live.stream import full_limit
 from webapp.serving.answers import Answer
 from webapp.serving.asking import AskedFor, read_chat, read_completion
 from webapp.serving.conversation import Conversation, Event
@@ -28,7 +32,8 @@ FIRST_WORD_S = 2.0
 MAX_SILENT_WAIT_S = 100.0
 """For a model to come up, where nothing can be sent meanwhile."""
 RETRY_AFTER_S = 5
-_BUSY_CODES = frozenset({"no_worker", "server_lost", "server_failed", "server_stopping", "not_ready"})
+_TOO_MANY = "too_many_streams"
+_BUSY_CODES = frozenset({_TOO_MANY, "no_worker", "server_lost", "server_failed", "server_stopping", "not_ready"})
 _REFUSED_CODES = {"internal": 500, "out_of_device_memory": 507}
 
 Opened = tuple[Conversation, AskedFor, Answer]
@@ -67,6 +72,8 @@ async def answer_request(request: HttpRequest, read: Callable[[Any], AskedFor]) 
     """Raises RequestRefused, InvalidInput, Forbidden and Http404 before anything is sent."""
     user: Any = request.auth  # type: ignore[attr-defined]
     asked = read(_body(request))
+    if asked.stream and (full := await full_limit(user, project_id="")):
+        return _busy(full_words(full), code=_TOO_MANY)
     target = await from_database(lambda: find_target(user, asked.model))
     conversation = Conversation(user, target, asked)
     answer = Answer(asked, model_name=asked.model)
@@ -79,7 +86,7 @@ async def answer_request(request: HttpRequest, read: Callable[[Any], AskedFor]) 
         await conversation.close()
         raise
     opened = (conversation, asked, answer)
-    return await _stream(opened) if asked.stream else await _whole(opened)
+    return await _stream(opened, Slot(user_id=user.pk)) if asked.stream else await _whole(opened)
 
 
 async def _whole(opened: Opened) -> HttpResponseBase:
@@ -101,7 +108,7 @@ async def _whole(opened: Opened) -> HttpResponseBase:
     return JsonResponse(answer.document())
 
 
-async def _stream(opened: Opened) -> HttpResponseBase:
+async def _stream(opened: Opened, slot: Slot) -> HttpResponseBase:
     conversation, _, _ = opened
     events = conversation.events()
     first = asyncio.ensure_future(anext(events))
@@ -109,16 +116,24 @@ async def _stream(opened: Opened) -> HttpResponseBase:
     if first.done() and first.result()["type"] == "error":
         await conversation.close()
         return _refusal(first.result())
-    response = ClosedStream(_lines(opened, first, events), content_type="text/event-stream")
+    response = ClosedStream(_lines(opened, first, events, slot=slot), content_type="text/event-stream")
     response["Cache-Control"] = "no-store, no-transform"
     response["X-Accel-Buffering"] = "no"
     return response
 
 
-async def _lines(opened: Opened, first: "asyncio.Future[Event]", events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+async def _lines(
+    opened: Opened, first: "asyncio.Future[Event]", events: AsyncIterator[Event], *, slot: Slot
+) -> AsyncIterator[bytes]:
+    """slot: taken as the stream begins, so that a client that leaves before holds none."""
     conversation, _, answer = opened
+    hub, is_held = hub_of_this_loop(settings.REDIS_URL), False
     try:
-        is_begun = False
+        if full := await slot.take(hub):  # others began since it was looked at
+            first.cancel()
+            yield _data({"error": _error_of({"message": full_words(full), "code": _TOO_MANY})})
+            return
+        is_held, is_begun = True, False
         event = await first
         while True:
             if event["type"] == "error":
@@ -135,9 +150,16 @@ async def _lines(opened: Opened, first: "asyncio.Future[Event]", events: AsyncIt
             if event["type"] == "end":
                 yield b"data: [DONE]\n\n"
                 return
+            await slot.renew(hub)
             event = await anext(events)
     finally:
-        await conversation.close()
+        await finish(_leave(conversation, hub, slot if is_held else None))
+
+
+async def _leave(conversation: Conversation, hub: Hub, slot: Slot | None) -> None:
+    if slot is not None:
+        await slot.give_back(hub)
+    await conversation.close()
 
 
 def _body(request: HttpRequest) -> Any:

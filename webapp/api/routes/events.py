@@ -3,7 +3,6 @@
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.conf import settings
 from django.http import Http404, HttpRequest
 from django.http.response import HttpResponseBase, JsonResponse
 from ninja import Router
@@ -13,7 +12,7 @@ from webapp.http.problems import problem
 from webapp.http.streaming import ClosedStream
 from webapp.jobs.documents import event_documents
 from webapp.jobs.queries import events_visible_to, jobs_visible_to
-from webapp.live.slots import PROCESS_IS_FULL
+from webapp.live.slots import full_words
 from webapp.live.stream import full_limit, job_events
 
 router = Router()
@@ -42,13 +41,8 @@ async def get_events(request: HttpRequest, job_id: str) -> HttpResponseBase:
 
 
 def _refuse(full: str) -> HttpResponseBase:
-    if full == PROCESS_IS_FULL:
-        detail = "too many live streams are open"
-    else:
-        whose = "this job's project" if full.endswith("PROJECT") else "you"
-        detail = f"too many live streams are open: {whose} may have {getattr(settings, full):,} at once ({full})"
     hint = "Close a page that follows a job."
-    return problem(503, code="too_many_streams", detail=detail, hint=hint, headers={"Retry-After": "10"})
+    return problem(503, code="too_many_streams", detail=full_words(full), hint=hint, headers={"Retry-After": "10"})
 
 
 def _read(user: Any, job_id: str, *, with_events: bool) -> tuple[str, list[dict[str, Any]]] | None:

@@ -233,6 +233,11 @@ def device_kinds(machine: Machine) -> list[tuple[dict[str, Any], int]]:
     return [(document["device"], int(document.get("num_devices", 1))), *others]
 
 
+def full_bytes(device: dict[str, Any]) -> int:
+    """Bytes in use on a device, as a driver counts them, beside which not even a job that needs none has room."""
+    return int(device["memory_bytes"]) + DESKTOP_BYTES + 1
+
+
 def largest_device(machine: Machine) -> dict[str, Any]:
     """The document of the device with the most memory, the first of equals."""
     return max((device for device, _ in device_kinds(machine)), key=lambda device: int(device["memory_bytes"]))

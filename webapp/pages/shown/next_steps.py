@@ -23,6 +23,7 @@ NAMES: dict[str, str] = {
     Reason.BAD_DATASET: "The dataset cannot be used",
     Reason.BAD_MODEL: "The model cannot be used",
     Reason.WORKER_LOST: "The worker was lost too often",
+    Reason.MACHINE_FAULT: "The machine failed",
     Reason.NO_PROGRESS: "No new step was seen for too long",
     Reason.MAX_DURATION: "The job ran longer than it may",
     Reason.PLAN_STALE: "The plan no longer holds on this machine",
