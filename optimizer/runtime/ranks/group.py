@@ -107,7 +107,7 @@ class Ranks:
             self._host = self._make_gloo(self._store)
             self._device: Any = self._make_nccl(self._store, device, name="device") if self._is_cuda else self._host
         self._ways: list[Any] = [self._device]
-        """Groups for tensors between two ranks, which on CUDA wait for each other within a group."""
+        """Groups for tensors between two ranks, which on CUDA go one after the other within a group, whoever they are for."""
 
     def __enter__(self) -> Self:
         return self
@@ -208,8 +208,9 @@ class Ranks:
             self._finish(work, waiting_for, timeout_s=PATIENCE_S)
 
     def open_ways(self, number: int) -> None:
-        """Before tensors go both ways at once, or in another order than they are taken in. Of all ranks together. On CUDA what
-        goes between the same two ranks waits for each other, so each way is a group of its own, with NCCL's memory for one.
+        """Before tensors go both ways at once, or in another order than they are taken in. Of all ranks together. On CUDA all that
+        a rank sends and takes within a group goes one after the other, since NCCL's groups that are connected at once have one
+        stream for it; so each way is a group of its own, with NCCL's memory for one.
         """
         while len(self._ways) < number:
             name = f"device-{len(self._ways)}"

@@ -38,9 +38,8 @@ class PipelineLink:
         self._at_once = SentAtOnce()
         self._hidden: deque[tuple[Arriving, torch.Tensor]] = deque()
         self._gradients: deque[tuple[Arriving, torch.Tensor]] = deque()
-        # Two devices are each other's next and each other's previous one.
-        comes_round_apart = own.num_ranks == 2 and len(own.stages) > 1
-        self._ways_round = _Ways(hidden=2, gradients=3) if comes_round_apart else _Ways()
+        # In one order with what goes on, every device would wait for the next one, and the last for the first.
+        self._ways_round = _Ways(hidden=2, gradients=3) if len(own.stages) > 1 else _Ways()
         ranks.open_ways(1 + max(self._ways_round))
 
     def begin(self, at_once: SentAtOnce) -> None:
