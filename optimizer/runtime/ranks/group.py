@@ -208,9 +208,9 @@ class Ranks:
             self._finish(work, waiting_for, timeout_s=PATIENCE_S)
 
     def open_ways(self, number: int) -> None:
-        """Before tensors go both ways at once, or in another order than they are taken in. Of all ranks together. On CUDA all that
-        a rank sends and takes within a group goes one after the other, since NCCL's groups that are connected at once have one
-        stream for it; so each way is a group of its own, with NCCL's memory for one.
+        """Before tensors go both ways at once, or in another order than they are taken in. Of all ranks together. On CUDA all
+        that a rank sends and takes within a group goes one after the other, since NCCL's groups that are connected at once have
+        one stream for it; so each way is a group of its own, with NCCL's memory for one.
         """
         while len(self._ways) < number:
             name = f"device-{len(self._ways)}"

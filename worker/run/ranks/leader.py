@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from optimizer.runtime.ranks.interface import INTERFACE_VARIABLE, LOOPBACK
 from worker.gpu import visible_card
 from worker.run.child import child_environment, isolated_command
 from worker.run.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_OK
@@ -74,6 +75,10 @@ def rank_environment(
     if kind == "cuda":
         own["CUDA_VISIBLE_DEVICES"] = str(visible_card(int(index), visible=environment.get("CUDA_VISIBLE_DEVICES", "")))
         own.setdefault("OMP_NUM_THREADS", str(max(1, num_cores // num_ranks)))
+        interface = environment.get(INTERFACE_VARIABLE, "")
+        if interface not in ("", LOOPBACK):
+            # The sign has NCCL take this one, and not all whose names begin so.
+            own.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     else:
         num_threads = int(environment.get("HEADROOM_NUM_THREADS") or num_cores)
         own["HEADROOM_NUM_THREADS"] = str(max(1, num_threads // num_ranks))
