@@ -67,7 +67,7 @@ def train(
     RankLost and RanksDiffer; the checkpoints written until then stay.
     """
     device = torch.device(run.device)
-    set_num_threads(num_ranks=1 if run.ranks is None else run.ranks.num_ranks)
+    set_num_threads()
     apply_allocator(run.plan.allocator, device)
     with prepared_device(device), _join(run.ranks, device) as ranks:
         job = _Job(run, report if ranks is None or ranks.is_first else _stay_silent, probe=probe, ranks=ranks)

@@ -175,6 +175,14 @@ def test_a_rank_sees_its_own_card_alone(tmp_path: Path, visible: str, device: st
     assert environment["OMP_NUM_THREADS"] == "4"
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_ranks_share_the_threads_of_their_own_machine(tmp_path: Path, device: str) -> None:
+    def dealt(num_ranks: int, **given: str) -> str:
+        return rank_environment(given, device=device, num_ranks=num_ranks, folder=tmp_path, num_cores=8)["HEADROOM_NUM_THREADS"]
+
+    assert (dealt(2), dealt(3), dealt(2, HEADROOM_NUM_THREADS="6"), dealt(16)) == ("4", "2", "3", "1")
+
+
 @pytest.mark.parametrize(
     ("given", "taken"),
     [
