@@ -155,7 +155,8 @@ class Ranks:
 
     def all_reduce_(self, tensor: torch.Tensor, *, waits: bool = True) -> None:
         """Make it the sum over the ranks, the same bits on each. waits: False leaves the waiting to ``settle``, on CUDA."""
-        work = self._device.allreduce([self._given(tensor)])
+        given = self._given(tensor)
+        work = self._post(lambda: self._device.allreduce([given]), "the sum of a tensor")
         if self._is_cuda and not waits:
             self._under_way.append(work)
         else:
@@ -165,21 +166,18 @@ class Ranks:
         """Make it the sum over the ranks on the owner; the others' numbers are undefined afterwards."""
         options = _dist.ReduceOptions()
         options.rootRank = owner
-        self._finish(self._device.reduce([self._given(tensor)], options), "the sum of a tensor")
+        given, waiting_for = self._given(tensor), "the sum of a tensor"
+        self._finish(self._post(lambda: self._device.reduce([given], options), waiting_for), waiting_for)
 
     def broadcast_(self, tensor: torch.Tensor, *, owner: int) -> None:
         """Make it what the owner has."""
-        options = _dist.BroadcastOptions()
-        options.rootRank = owner
-        self._finish(self._device.broadcast([self._given(tensor)], options), "a tensor of another rank")
+        self._finish(self._post_broadcast(tensor, owner=owner), "a tensor of another rank")
 
     def begin_broadcast(self, tensor: torch.Tensor, *, owner: int) -> "Arriving":
         """Have it become what the owner has. Who reads or writes it, on the owner too, waits first; the CPU device has it at
         once.
         """
-        options = _dist.BroadcastOptions()
-        options.rootRank = owner
-        work = self._device.broadcast([self._given(tensor)], options)
+        work = self._post_broadcast(tensor, owner=owner)
         if not self._is_cuda:
             self._wait(work, "a tensor of another rank")
             return Arriving(None)
@@ -367,8 +365,16 @@ class Ranks:
             self._wait(self._host.allreduce([torch.from_numpy(found)]), waiting_for)
         return found
 
+    def _post_broadcast(self, tensor: torch.Tensor, *, owner: int) -> Any:
+        options = _dist.BroadcastOptions()
+        options.rootRank = owner
+        given = self._given(tensor)
+        return self._post(lambda: self._device.broadcast([given], options), "a tensor of another rank")
+
     def _post(self, post: Callable[[], Any], waiting_for: str) -> Any:
-        """Ask for something of one other rank. Where the connection to it was closed before, gloo refuses at once."""
+        """Ask for something of other ranks. Where a connection was closed before, gloo refuses at once, and NCCL where a
+        communicator was aborted.
+        """
         with self._naming_loss(waiting_for):
             return post()
 

@@ -1,0 +1,68 @@
+"""What ranks ask of NCCL and how its errors end, by a stand-in for its groups: NCCL itself needs a card for each rank."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from optimizer.base.errors import RankLost
+from optimizer.runtime.ranks.group import PATIENCE_S, RankPlace, Ranks
+
+TIMEOUT_S = 20.0
+
+
+class NoGroup:
+    """A group whose communicator was aborted as soon as it was there."""
+
+    made: list["NoGroup"]
+
+    class Options:
+        _timeout: timedelta
+
+    def __init__(self, store: Any, rank: int, num_ranks: int, options: Options) -> None:
+        self.timeout = options._timeout
+        self.made.append(self)
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Connected at once."""
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.timeout = timeout
+
+    def abort(self) -> None:
+        """It was before."""
+
+    def refuse(self, *args: object) -> None:
+        raise torch.distributed.DistBackendError("NCCL communicator was aborted on rank 0.")
+
+    allreduce = reduce = broadcast = send = recv = refuse
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    monkeypatch.setattr(NoGroup, "made", [], raising=False)
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", NoGroup, raising=False)
+    place = RankPlace(rank=0, num_ranks=1, folder=tmp_path, timeout_s=TIMEOUT_S)
+    with Ranks(place, device=torch.device("cuda")) as ranks:
+        yield ranks
+
+
+ASKED: dict[str, Callable[[Ranks, torch.Tensor], object]] = {
+    "a sum": lambda ranks, tensor: ranks.all_reduce_(tensor),
+    "a sum that is waited for later": lambda ranks, tensor: ranks.all_reduce_(tensor, waits=False),
+    "a sum of one rank's": lambda ranks, tensor: ranks.reduce_(tensor, owner=0),
+    "another's": lambda ranks, tensor: ranks.broadcast_(tensor, owner=0),
+    "another's that was asked for": lambda ranks, tensor: ranks.begin_broadcast(tensor, owner=0),
+    "sent": lambda ranks, tensor: ranks.send_from_device(tensor, to=0),
+    "received": lambda ranks, tensor: ranks.receive_on_device(tensor, source=0),
+}
+"""By name, a call."""
+
+
+@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+def test_a_communicator_that_was_aborted_before_anything_is_asked_of_it_is_a_lost_rank(ranks: Ranks, ask: Any) -> None:
+    with pytest.raises(RankLost, match=r"rank 0 of 1 waited .*NCCL communicator was aborted on rank 0"):
+        ask(ranks, torch.ones(3))
