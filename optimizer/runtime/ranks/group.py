@@ -8,7 +8,7 @@ what is no tensor crosses as numbers or as JSON.
 All ranks must call the same methods in the same order. Each wait has a deadline and raises RankLost at its end, or at once where
 the connection of a rank that ended is closed, or soon where its computer cannot be reached (``connections.py``). On CUDA a
 collective only makes the compute stream wait; the deadline is kept where the process itself waits, in ``settle``, and by NCCL's
-own watchdog, which ends the process after twice the time.
+own watchdog, which ends the process after twice the time, but has patience for tensors between two ranks (``open_ways``).
 
 What is allocated: nothing that torch's allocator or the meter sees. Numbers and JSON lie in numpy's memory; gloo's and NCCL's
 buffers are their own (NCCL's take card memory beside torch's). ``receive`` writes to a tensor of the caller's.
@@ -208,26 +208,33 @@ class Ranks:
     def open_ways(self, number: int) -> None:
         """Before tensors go both ways at once, or in another order than they are taken in. Of all ranks together. On CUDA all
         that a rank sends and takes within a group goes one after the other, since NCCL's groups that are connected at once have
-        one stream for it; so each way is a group of its own, with NCCL's memory for one.
+        one stream for it; so each way is a group of its own, with NCCL's memory for one. What goes there waits with patience.
         """
         while len(self._ways) < number:
             name = f"device-{len(self._ways)}"
             self._ways.append(self._make_nccl(self._store, self._torch_device, name=name) if self._is_cuda else self._device)
+        if self._is_cuda:
+            # Its watchdog counts from when a tensor is asked for, while stages before may compile one after the other.
+            for way in self._ways:
+                way._set_default_timeout(timedelta(seconds=PATIENCE_S))
 
-    def settle(self) -> None:
-        """On CUDA: make the compute stream wait for all that was asked for, and wait until it is there. Raises RankLost."""
+    def settle(self, *, timeout_s: float | None = None) -> None:
+        """On CUDA: make the compute stream wait for all that was asked for, and wait until it is there, as long as for others in
+        a step unless given. Raises RankLost.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
         for some in self._some.values():
-            some.settle()
+            some.settle(timeout_s=timeout_s)
         while self._under_way:
             self._finish(self._under_way.popleft(), "the sum of a tensor")
         work, self._last = self._last, None
         if work is None:
             return
         with self._naming_loss("the sums or weights of a step"):
-            end_s = time.monotonic() + self.timeout_s
+            end_s = time.monotonic() + timeout_s
             while not work.is_completed():
                 if time.monotonic() > end_s:
-                    raise TimeoutError(f"no answer within {self.timeout_s:g} s")
+                    raise TimeoutError(f"no answer within {timeout_s:g} s")
                 time.sleep(_POLL_S)
             work.wait()
 

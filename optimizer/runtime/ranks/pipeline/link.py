@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from optimizer.plan.devices.stages import RankStages, SentAtOnce
-from optimizer.runtime.ranks.group import Arriving, Ranks
+from optimizer.runtime.ranks.group import PATIENCE_S, Arriving, Ranks
 
 
 class _Ways(NamedTuple):
@@ -71,6 +71,8 @@ class PipelineLink:
         """Wait until all that was sent is taken, at the end of a step or an evaluation. Raises RankLost."""
         _settle(self._hidden)
         _settle(self._gradients)
+        # On CUDA nothing has kept the process until now, and it has less patience with what follows.
+        self._ranks.settle(timeout_s=PATIENCE_S)
 
     @property
     def _next(self) -> int:

@@ -66,3 +66,9 @@ ASKED: dict[str, Callable[[Ranks, torch.Tensor], object]] = {
 def test_a_communicator_that_was_aborted_before_anything_is_asked_of_it_is_a_lost_rank(ranks: Ranks, ask: Any) -> None:
     with pytest.raises(RankLost, match=r"rank 0 of 1 waited .*NCCL communicator was aborted on rank 0"):
         ask(ranks, torch.ones(3))
+
+
+def test_nccl_ends_a_sum_after_twice_the_time_and_has_as_much_patience_with_stages_as_gloo(ranks: Ranks) -> None:
+    assert [each.timeout for each in NoGroup.made] == [timedelta(seconds=2 * TIMEOUT_S)]
+    ranks.open_ways(2)
+    assert [each.timeout for each in NoGroup.made] == [timedelta(seconds=PATIENCE_S)] * 2

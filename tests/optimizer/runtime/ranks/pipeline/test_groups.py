@@ -40,7 +40,7 @@ class AskedFor:
     def open_ways(self, number: int) -> None:
         self.num_ways = number
 
-    def settle(self, **limit: float) -> None:
+    def settle(self, *, timeout_s: float) -> None:
         """Compute has waited for all before."""
 
     def begin_sending_from_device(self, tensor: torch.Tensor, *, to: int, way: int) -> Arriving:
