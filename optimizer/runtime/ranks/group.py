@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from optimizer.base.errors import InvalidInput, RankLost
 from optimizer.runtime.meter.lanes import LaneClock
+from optimizer.runtime.ranks.alike import RankFacts, exchange_facts, require_alike
 from optimizer.runtime.ranks.connections import giving_up_silent_connections
 from optimizer.runtime.ranks.interface import INTERFACE_VARIABLE, LOOPBACK, find_interface, read_boot_id
 
@@ -60,6 +61,8 @@ class RankPlace:
     interface: str = ""
     """Network interface of this machine by which gloo reaches the other ranks; what ``HEADROOM_RANK_INTERFACE`` names unless
     given, else the loopback. On several machines each names its own."""
+    machine: str = ""
+    """Name of the rank's machine, for messages; the host's unless given."""
 
 
 class Arriving:
@@ -82,12 +85,19 @@ class Ranks:
     """The ranks of one run, as one of them sees them. A context manager; waits for all others when it is made."""
 
     def __init__(
-        self, place: RankPlace, *, device: torch.device, whole: "Ranks | None" = None, members: Sequence[int] = ()
+        self,
+        place: RankPlace,
+        *,
+        device: torch.device,
+        plan: str = "",
+        whole: "Ranks | None" = None,
+        members: Sequence[int] = (),
     ) -> None:
-        """whole, members: of some of the ranks of a run, all of them and the numbers of these there (``among``).
+        """plan: fingerprint of what all of them carry out. whole, members: of some of the ranks of a run, all of them and the
+        numbers of these there (``among``).
 
-        Raises RankLost where the others do not come in time, InvalidInput where there is no such interface, or where it
-        reaches this computer alone and others are elsewhere.
+        Raises RankLost where the others do not come in time, RanksDiffer where one of them has other versions or another plan,
+        InvalidInput where there is no such interface, or where it reaches this computer alone and others are elsewhere.
         """
         self.rank = place.rank
         self.num_ranks = place.num_ranks
@@ -103,7 +113,9 @@ class Ranks:
         """NCCL's collectives that the compute stream was not yet made to wait for."""
         self._last: Any = None
         with self._naming_loss("the others to start"):
-            self._store: Any = self._find_others() if whole is None else _dist.PrefixStore(f"of {list(members)}", whole._store)
+            self._store: Any = (
+                self._find_others(plan) if whole is None else _dist.PrefixStore(f"of {list(members)}", whole._store)
+            )
             self._host = self._make_gloo(self._store)
             self._device: Any = self._make_nccl(self._store, device, name="device") if self._is_cuda else self._host
         self._ways: list[Any] = [self._device]
@@ -317,23 +329,22 @@ class Ranks:
 
     # Helpers.
 
-    def _find_others(self) -> Any:
-        """The store by which all ranks of a run find each other."""
+    def _find_others(self, plan: str) -> Any:
+        """The store by which all ranks of a run find each other, once it is known that they may exchange anything."""
         place = self._place
         place.folder.mkdir(parents=True, exist_ok=True)
         store = _dist.FileStore(str(place.folder / _STORE_FILE), place.num_ranks)
         store.set_timeout(timedelta(seconds=place.timeout_s))
-        self._check_reach(store)
+        own = RankFacts.find(computer=read_boot_id(), machine=place.machine, device=self._torch_device, plan=plan)
+        facts = exchange_facts(own, store=store, rank=place.rank, num_ranks=place.num_ranks)
+        self._check_reach([each.computer for each in facts])
+        require_alike(facts)
         return store
 
-    def _check_reach(self, store: Any) -> None:
+    def _check_reach(self, computers: Sequence[str]) -> None:
         """Refuse the loopback where others are on other computers; else they would be waited for in vain."""
-        here = read_boot_id()
-        store.set(f"computer of {self.rank}", here)
-        if self.interface != LOOPBACK:
-            return
-        for other in range(self.num_ranks):
-            if store.get(f"computer of {other}").decode() != here:
+        for other, computer in enumerate(computers):
+            if self.interface == LOOPBACK and computer != computers[self.rank]:
                 raise InvalidInput(
                     f"rank {self.rank} would reach the others by {LOOPBACK}, and rank {other} is on another computer",
                     field=INTERFACE_VARIABLE,

@@ -44,6 +44,7 @@ class NoGroup:
 @pytest.fixture
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     monkeypatch.setattr(NoGroup, "made", [], raising=False)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", NoGroup, raising=False)
     place = RankPlace(rank=0, num_ranks=1, folder=tmp_path, timeout_s=TIMEOUT_S)
     with Ranks(place, device=torch.device("cuda")) as ranks:
