@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from optimizer.base.errors import RanksDiffer
+from optimizer.runtime.device.backends import backend_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +30,7 @@ class RankFacts:
     @classmethod
     def find(cls, *, computer: str, machine: str, device: torch.device, plan: str) -> "RankFacts":
         """Those of this process. machine: the host's name where it is empty. plan: its fingerprint, empty for none."""
-        alike = {"torch": str(torch.__version__), "Headroom": _program_version()}
-        if device.type == "cuda":
-            alike["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        alike = {"torch": str(torch.__version__), "Headroom": _program_version(), **backend_of(device).exchange_versions}
         if plan:
             alike["plan"] = plan
         return cls(computer=computer, machine=machine or socket.gethostname(), alike=alike)
