@@ -35,6 +35,7 @@ from optimizer.runtime.meter.lanes import LaneClock
 from optimizer.runtime.ranks.alike import RankFacts, exchange_facts, require_alike
 from optimizer.runtime.ranks.connections import giving_up_silent_connections
 from optimizer.runtime.ranks.interface import INTERFACE_VARIABLE, LOOPBACK, find_interface, read_boot_id
+from optimizer.runtime.ranks.nccl import make_nccl_group
 
 TIMEOUT_S: Final = 300.0
 """Ranks do equal work, so a wait is as long as the slowest of them is slower than the others."""
@@ -97,7 +98,8 @@ class Ranks:
         numbers of these there (``among``).
 
         Raises RankLost where the others do not come in time, RanksDiffer where one of them has other versions or another plan,
-        InvalidInput where there is no such interface, or where it reaches this computer alone and others are elsewhere.
+        InvalidInput where there is no such interface, or where it reaches this computer alone and others are elsewhere,
+        OutOfDeviceMemory where a card has no room for NCCL's own.
         """
         self.rank = place.rank
         self.num_ranks = place.num_ranks
@@ -361,13 +363,15 @@ class Ranks:
             return _dist.ProcessGroupGloo(_dist.PrefixStore("host", store), self.rank, self.num_ranks, options)
 
     def _make_nccl(self, store: Any, device: torch.device, *, name: str) -> Any:
-        options = _dist.ProcessGroupNCCL.Options()
-        # So that a wait of this program's own, which can be caught, ends first.
-        options._timeout = timedelta(seconds=2 * self.timeout_s)
-        group = _dist.ProcessGroupNCCL(_dist.PrefixStore(name, store), self.rank, self.num_ranks, options)
-        # Else with the first sum, in the midst of backward, when torch may have taken the memory that NCCL needs.
-        group.eager_connect_single_device(device)
-        return group
+        with self._naming_loss("the others to connect"):
+            return make_nccl_group(
+                _dist.PrefixStore(name, store),
+                rank=self.rank,
+                num_ranks=self.num_ranks,
+                device=device,
+                # So that a wait of this program's own, which can be caught, ends first.
+                timeout_s=2 * self.timeout_s,
+            )
 
     def _given(self, tensor: torch.Tensor) -> torch.Tensor:
         self._num_bytes += tensor.nbytes

@@ -79,6 +79,8 @@ def rank_environment(
     if kind == "cuda":
         own["CUDA_VISIBLE_DEVICES"] = str(visible_card(int(index), visible=environment.get("CUDA_VISIBLE_DEVICES", "")))
         own.setdefault("OMP_NUM_THREADS", str(num_threads))
+        # NCCL takes its memory as ranks connect, and not with the first sum, when torch may have taken it.
+        own.setdefault("NCCL_RUNTIME_CONNECT", "0")
         interface = environment.get(INTERFACE_VARIABLE, "")
         if interface not in ("", LOOPBACK):
             # The sign has NCCL take this one, and not all whose names begin so.

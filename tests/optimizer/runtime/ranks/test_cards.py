@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from optimizer.base.errors import RankLost
+from optimizer.base.errors import OutOfDeviceMemory, RankLost
+from optimizer.base.units import MIB
+from optimizer.runtime.device.cuda import CudaMemory
 from optimizer.runtime.ranks.group import PATIENCE_S, RankPlace, Ranks
 
 TIMEOUT_S = 20.0
@@ -67,6 +69,34 @@ ASKED: dict[str, Callable[[Ranks, torch.Tensor], object]] = {
 def test_a_communicator_that_was_aborted_before_anything_is_asked_of_it_is_a_lost_rank(ranks: Ranks, ask: Any) -> None:
     with pytest.raises(RankLost, match=r"rank 0 of 1 waited .*NCCL communicator was aborted on rank 0"):
         ask(ranks, torch.ones(3))
+
+
+NCCL_WORDS = [
+    ("ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFailed to CUDA calloc async 6291456 bytes", 6 * MIB),
+    ("ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 'out of memory'", 4 * MIB + 1),
+]
+
+
+@pytest.mark.parametrize(("words", "requested_bytes"), NCCL_WORDS)
+def test_a_card_that_has_no_room_for_nccl_is_out_of_memory(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, words: str, requested_bytes: int
+) -> None:
+    def refuse(group: NoGroup, device: torch.device) -> None:
+        raise torch.distributed.DistBackendError(words)
+
+    monkeypatch.setattr(NoGroup, "eager_connect_single_device", refuse)
+    monkeypatch.setattr(CudaMemory, "free_bytes", 4 * MIB)
+    monkeypatch.setattr(CudaMemory, "total_bytes", 1024 * MIB)
+    with pytest.raises(OutOfDeviceMemory, match="device memory ran out while NCCL connected the ranks") as caught:
+        ranks.open_ways(2)
+    assert caught.value.fields["requested_bytes"] == requested_bytes
+    assert caught.value.fields["in_use_bytes"] == 1020 * MIB
+
+
+def test_a_rank_that_cannot_connect_to_others_has_lost_them(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NoGroup, "eager_connect_single_device", NoGroup.refuse)
+    with pytest.raises(RankLost, match="for the others to connect"):
+        ranks.open_ways(2)
 
 
 def test_nccl_ends_a_sum_after_twice_the_time_and_has_as_much_patience_with_stages_as_gloo(ranks: Ranks) -> None:

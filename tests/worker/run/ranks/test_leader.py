@@ -175,6 +175,14 @@ def test_a_rank_sees_its_own_card_alone(tmp_path: Path, visible: str, device: st
     assert environment["OMP_NUM_THREADS"] == "4"
 
 
+def test_nccl_takes_its_memory_as_ranks_connect_unless_set_otherwise(tmp_path: Path) -> None:
+    def taken(device: str, **given: str) -> str | None:
+        own = rank_environment(given, device=device, num_ranks=2, folder=tmp_path, num_cores=8)
+        return own.get("NCCL_RUNTIME_CONNECT")
+
+    assert (taken("cuda:0"), taken("cuda:0", NCCL_RUNTIME_CONNECT="1"), taken("cpu")) == ("0", "1", None)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_ranks_share_the_threads_of_their_own_machine(tmp_path: Path, device: str) -> None:
     def dealt(num_ranks: int, **given: str) -> str:
