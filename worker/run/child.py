@@ -46,7 +46,7 @@ ALLOWED_VARIABLES = (
 )
 """An allow-list, because a deny-list forgets the next secret; the worker's environment holds several."""
 NCCL_PREFIX = "NCCL_"
-"""How names of NCCL's own settings begin, which are allowed too: some dozens, of which none is a secret."""
+"""Names of NCCL's own settings begin so. They are allowed too: some dozens, of which none is a secret."""
 
 FIXED_VARIABLES = {
     "HF_HUB_OFFLINE": "1",
