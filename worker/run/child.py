@@ -45,6 +45,8 @@ ALLOWED_VARIABLES = (
     *MALLOC_SETTINGS,
 )
 """An allow-list, because a deny-list forgets the next secret; the worker's environment holds several."""
+NCCL_PREFIX = "NCCL_"
+"""Names of NCCL's own settings begin so. They are allowed too: some dozens, of which none is a secret."""
 
 FIXED_VARIABLES = {
     "HF_HUB_OFFLINE": "1",
@@ -75,7 +77,7 @@ def isolated_command(module: str, *arguments: str) -> list[str]:
 
 def child_environment(environment: Mapping[str, str], *, folder: Path) -> dict[str, str]:
     """The environment of an attempt: the allowed variables, offline switches, and its own folder as home."""
-    allowed = {name: environment[name] for name in ALLOWED_VARIABLES if name in environment}
+    allowed = {name: value for name, value in environment.items() if name in ALLOWED_VARIABLES or name.startswith(NCCL_PREFIX)}
     return {**DEFAULT_VARIABLES, **wait_policy(environment), **allowed, **FIXED_VARIABLES, "HOME": str(folder)}
 
 

@@ -132,7 +132,7 @@ def _read_place(document: dict[str, Any] | None) -> "RankPlace | None":
         return None
     from optimizer.runtime.ranks.group import RankPlace
 
-    return RankPlace(rank=document["rank"], num_ranks=document["num_ranks"], folder=Path(document["folder"]))
+    return RankPlace(**{**document, "folder": Path(document["folder"])})
 
 
 def _goal_of_rank(goal: Goal, place: dict[str, Any] | None, prediction: dict[str, Any] | None) -> Goal:

@@ -5,6 +5,7 @@ of the calls about streams is ever made to it. An *asynchronous* one (CUDA) queu
 is current, copies beside it on streams that ``make_stream`` makes.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -122,6 +123,10 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def exchange_versions(self) -> Mapping[str, str]:
+        """Versions of the libraries by which devices of this kind exchange tensors and which torch's version does not imply."""
 
     @property
     def capability(self) -> tuple[int, int] | None:

@@ -1,6 +1,8 @@
 """The CPU as a device: a copy or an op is done when it returns, and nothing is ever waited for."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 
 import torch
 
@@ -13,6 +15,7 @@ class CpuBackend:
     is_asynchronous = False
     memory = None
     name = "CPU"
+    exchange_versions: Mapping[str, str] = MappingProxyType({})
     capability = None
     computes_bf16 = True
 

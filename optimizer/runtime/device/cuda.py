@@ -4,6 +4,7 @@ What torch has under one name for all makers (``torch.accelerator``: waiting for
 there; streams, pinned memory where it lies, limits and settings of the allocator have only their own names.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -110,6 +111,10 @@ class CudaBackend:
     @property
     def name(self) -> str:
         return torch.cuda.get_device_name(self.device)
+
+    @property
+    def exchange_versions(self) -> Mapping[str, str]:
+        return {"NCCL": ".".join(map(str, torch.cuda.nccl.version()))}  # type: ignore[no-untyped-call]
 
     @property
     def capability(self) -> tuple[int, int]:

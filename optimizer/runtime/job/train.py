@@ -49,7 +49,7 @@ from optimizer.runtime.layers.quantized_linear import hash_frozen
 from optimizer.runtime.meter.counting import CountingPolicy
 from optimizer.runtime.meter.device import check_dtype, prepared_device, set_num_threads
 from optimizer.runtime.meter.meter import Meter
-from optimizer.runtime.ranks.group import RankPlace, Ranks
+from optimizer.runtime.ranks.group import Ranks
 from optimizer.runtime.step.allocator import apply_allocator, release_unused
 from optimizer.runtime.step.batch import BatchReader, read_validation_batches
 from optimizer.runtime.step.micro_batch import MicroBatch
@@ -67,9 +67,9 @@ def train(
     RankLost and RanksDiffer; the checkpoints written until then stay.
     """
     device = torch.device(run.device)
-    set_num_threads(num_ranks=1 if run.ranks is None else run.ranks.num_ranks)
+    set_num_threads()
     apply_allocator(run.plan.allocator, device)
-    with prepared_device(device), _join(run.ranks, device) as ranks:
+    with prepared_device(device), _join(run, device) as ranks:
         job = _Job(run, report if ranks is None or ranks.is_first else _stay_silent, probe=probe, ranks=ranks)
         try:
             return job.carry_out(should_stop)
@@ -77,8 +77,10 @@ def train(
             job.close()
 
 
-def _join(place: RankPlace | None, device: torch.device) -> AbstractContextManager[Ranks | None]:
-    return nullcontext() if place is None or place.num_ranks == 1 else Ranks(place, device=device)
+def _join(run: TrainingRun, device: torch.device) -> AbstractContextManager[Ranks | None]:
+    if run.ranks is None or run.ranks.num_ranks == 1:
+        return nullcontext()
+    return Ranks(run.ranks, device=device, plan=run.plan.fingerprint)
 
 
 def _stay_silent(message: dict[str, Any]) -> None:

@@ -59,13 +59,14 @@ def prepared_device(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
 
 
-def set_num_threads(*, num_ranks: int = 1) -> None:
-    """Threads of the CPU device: ``HEADROOM_NUM_THREADS``, else this rank's part of the cores that this process may use.
+def set_num_threads() -> None:
+    """Threads of the processor: ``HEADROOM_NUM_THREADS``, in which a rank is given its part, else the cores that this process may
+    use.
 
     Sums depend on it, so a job resumed with another number ends with other low bits.
     """
     configured = os.environ.get("HEADROOM_NUM_THREADS", "")
-    torch.set_num_threads(int(configured) if configured else max(1, len(os.sched_getaffinity(0)) // num_ranks))
+    torch.set_num_threads(int(configured) if configured else len(os.sched_getaffinity(0)))
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -8,7 +8,7 @@ what is no tensor crosses as numbers or as JSON.
 All ranks must call the same methods in the same order. Each wait has a deadline and raises RankLost at its end, or at once where
 the connection of a rank that ended is closed, or soon where its computer cannot be reached (``connections.py``). On CUDA a
 collective only makes the compute stream wait; the deadline is kept where the process itself waits, in ``settle``, and by NCCL's
-own watchdog, which ends the process after twice the time.
+own watchdog, which ends the process after twice the time, but has patience for tensors between two ranks (``open_ways``).
 
 What is allocated: nothing that torch's allocator or the meter sees. Numbers and JSON lie in numpy's memory; gloo's and NCCL's
 buffers are their own (NCCL's take card memory beside torch's). ``receive`` writes to a tensor of the caller's.
@@ -32,8 +32,10 @@ from numpy.typing import NDArray
 
 from optimizer.base.errors import InvalidInput, RankLost
 from optimizer.runtime.meter.lanes import LaneClock
+from optimizer.runtime.ranks.alike import RankFacts, exchange_facts, require_alike
 from optimizer.runtime.ranks.connections import giving_up_silent_connections
 from optimizer.runtime.ranks.interface import INTERFACE_VARIABLE, LOOPBACK, find_interface, read_boot_id
+from optimizer.runtime.ranks.nccl import make_nccl_group
 
 TIMEOUT_S: Final = 300.0
 """Ranks do equal work, so a wait is as long as the slowest of them is slower than the others."""
@@ -60,6 +62,8 @@ class RankPlace:
     interface: str = ""
     """Network interface of this machine by which gloo reaches the other ranks; what ``HEADROOM_RANK_INTERFACE`` names unless
     given, else the loopback. On several machines each names its own."""
+    machine: str = ""
+    """Name of the rank's machine, for messages; the host's unless given."""
 
 
 class Arriving:
@@ -82,12 +86,20 @@ class Ranks:
     """The ranks of one run, as one of them sees them. A context manager; waits for all others when it is made."""
 
     def __init__(
-        self, place: RankPlace, *, device: torch.device, whole: "Ranks | None" = None, members: Sequence[int] = ()
+        self,
+        place: RankPlace,
+        *,
+        device: torch.device,
+        plan: str = "",
+        whole: "Ranks | None" = None,
+        members: Sequence[int] = (),
     ) -> None:
-        """whole, members: of some of the ranks of a run, all of them and the numbers of these there (``among``).
+        """plan: fingerprint of what all of them carry out. whole, members: of some of the ranks of a run, all of them and the
+        numbers of these there (``among``).
 
-        Raises RankLost where the others do not come in time, InvalidInput where there is no such interface, or where it
-        reaches this computer alone and others are elsewhere.
+        Raises RankLost where the others do not come in time, RanksDiffer where one of them has other versions or another plan,
+        InvalidInput where there is no such interface, or where it reaches this computer alone and others are elsewhere,
+        OutOfDeviceMemory where a card has no room for NCCL's own.
         """
         self.rank = place.rank
         self.num_ranks = place.num_ranks
@@ -103,11 +115,13 @@ class Ranks:
         """NCCL's collectives that the compute stream was not yet made to wait for."""
         self._last: Any = None
         with self._naming_loss("the others to start"):
-            self._store: Any = self._find_others() if whole is None else _dist.PrefixStore(f"of {list(members)}", whole._store)
+            self._store: Any = (
+                self._find_others(plan) if whole is None else _dist.PrefixStore(f"of {list(members)}", whole._store)
+            )
             self._host = self._make_gloo(self._store)
             self._device: Any = self._make_nccl(self._store, device, name="device") if self._is_cuda else self._host
         self._ways: list[Any] = [self._device]
-        """Groups for tensors between two ranks, which on CUDA wait for each other within a group."""
+        """Groups for tensors between two ranks, which on CUDA go one after the other within a group, whoever they are for."""
 
     def __enter__(self) -> Self:
         return self
@@ -155,7 +169,8 @@ class Ranks:
 
     def all_reduce_(self, tensor: torch.Tensor, *, waits: bool = True) -> None:
         """Make it the sum over the ranks, the same bits on each. waits: False leaves the waiting to ``settle``, on CUDA."""
-        work = self._device.allreduce([self._given(tensor)])
+        given = self._given(tensor)
+        work = self._post(lambda: self._device.allreduce([given]), "the sum of a tensor")
         if self._is_cuda and not waits:
             self._under_way.append(work)
         else:
@@ -165,21 +180,18 @@ class Ranks:
         """Make it the sum over the ranks on the owner; the others' numbers are undefined afterwards."""
         options = _dist.ReduceOptions()
         options.rootRank = owner
-        self._finish(self._device.reduce([self._given(tensor)], options), "the sum of a tensor")
+        given, waiting_for = self._given(tensor), "the sum of a tensor"
+        self._finish(self._post(lambda: self._device.reduce([given], options), waiting_for), waiting_for)
 
     def broadcast_(self, tensor: torch.Tensor, *, owner: int) -> None:
         """Make it what the owner has."""
-        options = _dist.BroadcastOptions()
-        options.rootRank = owner
-        self._finish(self._device.broadcast([self._given(tensor)], options), "a tensor of another rank")
+        self._finish(self._post_broadcast(tensor, owner=owner), "a tensor of another rank")
 
     def begin_broadcast(self, tensor: torch.Tensor, *, owner: int) -> "Arriving":
         """Have it become what the owner has. Who reads or writes it, on the owner too, waits first; the CPU device has it at
         once.
         """
-        options = _dist.BroadcastOptions()
-        options.rootRank = owner
-        work = self._device.broadcast([self._given(tensor)], options)
+        work = self._post_broadcast(tensor, owner=owner)
         if not self._is_cuda:
             self._wait(work, "a tensor of another rank")
             return Arriving(None)
@@ -208,27 +220,35 @@ class Ranks:
             self._finish(work, waiting_for, timeout_s=PATIENCE_S)
 
     def open_ways(self, number: int) -> None:
-        """Before tensors go both ways at once, or in another order than they are taken in. Of all ranks together. On CUDA what
-        goes between the same two ranks waits for each other, so each way is a group of its own, with NCCL's memory for one.
+        """Before tensors go both ways at once, or in another order than they are taken in. Of all ranks together. On CUDA all
+        that a rank sends and takes within a group goes one after the other, since NCCL's groups that are connected at once have
+        one stream for it; so each way is a group of its own, with NCCL's memory for one. What goes there waits with patience.
         """
         while len(self._ways) < number:
             name = f"device-{len(self._ways)}"
             self._ways.append(self._make_nccl(self._store, self._torch_device, name=name) if self._is_cuda else self._device)
+        if self._is_cuda:
+            # Its watchdog counts from when a tensor is asked for, while stages before may compile one after the other.
+            for way in self._ways:
+                way._set_default_timeout(timedelta(seconds=PATIENCE_S))
 
-    def settle(self) -> None:
-        """On CUDA: make the compute stream wait for all that was asked for, and wait until it is there. Raises RankLost."""
+    def settle(self, *, timeout_s: float | None = None) -> None:
+        """On CUDA: make the compute stream wait for all that was asked for, and wait until it is there, as long as for others in
+        a step unless given. Raises RankLost.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
         for some in self._some.values():
-            some.settle()
+            some.settle(timeout_s=timeout_s)
         while self._under_way:
             self._finish(self._under_way.popleft(), "the sum of a tensor")
         work, self._last = self._last, None
         if work is None:
             return
         with self._naming_loss("the sums or weights of a step"):
-            end_s = time.monotonic() + self.timeout_s
+            end_s = time.monotonic() + timeout_s
             while not work.is_completed():
                 if time.monotonic() > end_s:
-                    raise TimeoutError(f"no answer within {self.timeout_s:g} s")
+                    raise TimeoutError(f"no answer within {timeout_s:g} s")
                 time.sleep(_POLL_S)
             work.wait()
 
@@ -311,23 +331,22 @@ class Ranks:
 
     # Helpers.
 
-    def _find_others(self) -> Any:
-        """The store by which all ranks of a run find each other."""
+    def _find_others(self, plan: str) -> Any:
+        """The store by which all ranks of a run find each other, once it is known that they may exchange anything."""
         place = self._place
         place.folder.mkdir(parents=True, exist_ok=True)
         store = _dist.FileStore(str(place.folder / _STORE_FILE), place.num_ranks)
         store.set_timeout(timedelta(seconds=place.timeout_s))
-        self._check_reach(store)
+        own = RankFacts.find(computer=read_boot_id(), machine=place.machine, device=self._torch_device, plan=plan)
+        facts = exchange_facts(own, store=store, rank=place.rank, num_ranks=place.num_ranks)
+        self._check_reach([each.computer for each in facts])
+        require_alike(facts)
         return store
 
-    def _check_reach(self, store: Any) -> None:
+    def _check_reach(self, computers: Sequence[str]) -> None:
         """Refuse the loopback where others are on other computers; else they would be waited for in vain."""
-        here = read_boot_id()
-        store.set(f"computer of {self.rank}", here)
-        if self.interface != LOOPBACK:
-            return
-        for other in range(self.num_ranks):
-            if store.get(f"computer of {other}").decode() != here:
+        for other, computer in enumerate(computers):
+            if self.interface == LOOPBACK and computer != computers[self.rank]:
                 raise InvalidInput(
                     f"rank {self.rank} would reach the others by {LOOPBACK}, and rank {other} is on another computer",
                     field=INTERFACE_VARIABLE,
@@ -344,13 +363,15 @@ class Ranks:
             return _dist.ProcessGroupGloo(_dist.PrefixStore("host", store), self.rank, self.num_ranks, options)
 
     def _make_nccl(self, store: Any, device: torch.device, *, name: str) -> Any:
-        options = _dist.ProcessGroupNCCL.Options()
-        # So that a wait of this program's own, which can be caught, ends first.
-        options._timeout = timedelta(seconds=2 * self.timeout_s)
-        group = _dist.ProcessGroupNCCL(_dist.PrefixStore(name, store), self.rank, self.num_ranks, options)
-        # Else with the first sum, in the midst of backward, when torch may have taken the memory that NCCL needs.
-        group.eager_connect_single_device(device)
-        return group
+        with self._naming_loss("the others to connect"):
+            return make_nccl_group(
+                _dist.PrefixStore(name, store),
+                rank=self.rank,
+                num_ranks=self.num_ranks,
+                device=device,
+                # So that a wait of this program's own, which can be caught, ends first.
+                timeout_s=2 * self.timeout_s,
+            )
 
     def _given(self, tensor: torch.Tensor) -> torch.Tensor:
         self._num_bytes += tensor.nbytes
@@ -366,8 +387,16 @@ class Ranks:
             self._wait(self._host.allreduce([torch.from_numpy(found)]), waiting_for)
         return found
 
+    def _post_broadcast(self, tensor: torch.Tensor, *, owner: int) -> Any:
+        options = _dist.BroadcastOptions()
+        options.rootRank = owner
+        given = self._given(tensor)
+        return self._post(lambda: self._device.broadcast([given], options), "a tensor of another rank")
+
     def _post(self, post: Callable[[], Any], waiting_for: str) -> Any:
-        """Ask for something of one other rank. Where the connection to it was closed before, gloo refuses at once."""
+        """Ask for something of other ranks. Where a connection was closed before, gloo refuses at once, and NCCL where a
+        communicator was aborted.
+        """
         with self._naming_loss(waiting_for):
             return post()
 

@@ -83,6 +83,11 @@ def test_a_job_inherits_the_environments_heap_settings(tmp_path: Path) -> None:
     assert told.items() <= child_environment(told, folder=tmp_path).items()
 
 
+def test_a_job_inherits_the_settings_of_nccl(tmp_path: Path) -> None:
+    told = {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "mlx5_0"}
+    assert told.items() <= child_environment(told, folder=tmp_path).items()
+
+
 def test_the_child_sees_only_allowed_variables_and_its_own_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

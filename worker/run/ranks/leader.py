@@ -4,7 +4,7 @@ The leader is the attempt's process as its supervisor knows it: it holds the lif
 imports no torch and computes nothing, so that nothing delays it. Its ranks are in its process group, which is killed as a whole,
 and each asks the kernel to be killed with the leader: no process is left once it is gone, however it went.
 
-Each rank sees its own card alone, as ``cuda:0``, and on the CPU device gets its part of the threads. The pipe goes to rank 0.
+Each rank sees its own card alone, as ``cuda:0``, and gets its part of the machine's threads. The pipe goes to rank 0.
 
 Where the ranks are on several machines each machine has a leader of its own ranks (``part.py``). The one of rank 0 judges all;
 the others say how theirs ended, and leave the stopping to it.
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from optimizer.runtime.ranks.interface import INTERFACE_VARIABLE, LOOPBACK
 from worker.gpu import visible_card
 from worker.run.child import child_environment, isolated_command
 from worker.run.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_OK
@@ -74,15 +75,22 @@ def lead_ranks(
 def rank_environment(
     environment: Mapping[str, str], *, device: str, num_ranks: int, folder: Path, num_cores: int
 ) -> dict[str, str]:
-    """The scrubbed environment of one rank. device: torch's name of it among the cards that the leader sees."""
+    """The scrubbed environment of one rank. device: torch's name of it among the cards that the leader sees. num_ranks: of this
+    leader, whose machine's threads they share.
+    """
     own = child_environment(environment, folder=folder)
     kind, _, index = device.partition(":")
+    num_threads = max(1, int(environment.get("HEADROOM_NUM_THREADS") or num_cores) // num_ranks)
+    own["HEADROOM_NUM_THREADS"] = str(num_threads)
     if kind == "cuda":
         own["CUDA_VISIBLE_DEVICES"] = str(visible_card(int(index), visible=environment.get("CUDA_VISIBLE_DEVICES", "")))
-        own.setdefault("OMP_NUM_THREADS", str(max(1, num_cores // num_ranks)))
-    else:
-        num_threads = int(environment.get("HEADROOM_NUM_THREADS") or num_cores)
-        own["HEADROOM_NUM_THREADS"] = str(max(1, num_threads // num_ranks))
+        own.setdefault("OMP_NUM_THREADS", str(num_threads))
+        # NCCL takes its memory as ranks connect, and not with the first sum, when torch may have taken it.
+        own.setdefault("NCCL_RUNTIME_CONNECT", "0")
+        interface = environment.get(INTERFACE_VARIABLE, "")
+        if interface not in ("", LOOPBACK):
+            # The sign has NCCL take this one, and not all whose names begin so.
+            own.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     return own
 
 

@@ -51,6 +51,8 @@ def brief_of_rank(attempt: dict[str, Any], *, folder: Path, rank: int) -> dict[s
     is_cuda = attempt["devices"][rank].startswith("cuda")
     meeting = shared_folder(attempt, folder) / _FOLDER / _MEETING_FOLDER
     place = {"rank": rank, "num_ranks": len(attempt["devices"]), "folder": str(meeting)}
+    if machines := attempt.get("machines"):
+        place["machine"] = machines[rank]
     # the others' cards are hidden from it
     return {**attempt, "device": "cuda:0" if is_cuda else "cpu", "ranks": place}
 

@@ -27,6 +27,7 @@ class StageLink:
 
     def __init__(self, ranks: Ranks, stage: StageOfModel) -> None:
         self._ranks = ranks
+        ranks.open_ways(1)
         self.stage = stage
         self._sent_tokens: dict[int, list[Sent]] = {}
         self._sent_stop: list[Sent] = []

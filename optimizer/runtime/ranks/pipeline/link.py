@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from optimizer.plan.devices.stages import RankStages, SentAtOnce
-from optimizer.runtime.ranks.group import Arriving, Ranks
+from optimizer.runtime.ranks.group import PATIENCE_S, Arriving, Ranks
 
 
 class _Ways(NamedTuple):
@@ -38,9 +38,8 @@ class PipelineLink:
         self._at_once = SentAtOnce()
         self._hidden: deque[tuple[Arriving, torch.Tensor]] = deque()
         self._gradients: deque[tuple[Arriving, torch.Tensor]] = deque()
-        # Two devices are each other's next and each other's previous one.
-        comes_round_apart = own.num_ranks == 2 and len(own.stages) > 1
-        self._ways_round = _Ways(hidden=2, gradients=3) if comes_round_apart else _Ways()
+        # In one order with what goes on, every device would wait for the next one, and the last for the first.
+        self._ways_round = _Ways(hidden=2, gradients=3) if len(own.stages) > 1 else _Ways()
         ranks.open_ways(1 + max(self._ways_round))
 
     def begin(self, at_once: SentAtOnce) -> None:
@@ -72,6 +71,8 @@ class PipelineLink:
         """Wait until all that was sent is taken, at the end of a step or an evaluation. Raises RankLost."""
         _settle(self._hidden)
         _settle(self._gradients)
+        # On CUDA nothing has kept the process until now, and it has less patience with what follows.
+        self._ranks.settle(timeout_s=PATIENCE_S)
 
     @property
     def _next(self) -> int:

@@ -175,6 +175,38 @@ def test_a_rank_sees_its_own_card_alone(tmp_path: Path, visible: str, device: st
     assert environment["OMP_NUM_THREADS"] == "4"
 
 
+def test_nccl_takes_its_memory_as_ranks_connect_unless_set_otherwise(tmp_path: Path) -> None:
+    def taken(device: str, **given: str) -> str | None:
+        own = rank_environment(given, device=device, num_ranks=2, folder=tmp_path, num_cores=8)
+        return own.get("NCCL_RUNTIME_CONNECT")
+
+    assert (taken("cuda:0"), taken("cuda:0", NCCL_RUNTIME_CONNECT="1"), taken("cpu")) == ("0", "1", None)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_ranks_share_the_threads_of_their_own_machine(tmp_path: Path, device: str) -> None:
+    def dealt(num_ranks: int, **given: str) -> str:
+        return rank_environment(given, device=device, num_ranks=num_ranks, folder=tmp_path, num_cores=8)["HEADROOM_NUM_THREADS"]
+
+    assert (dealt(2), dealt(3), dealt(2, HEADROOM_NUM_THREADS="6"), dealt(16)) == ("4", "2", "3", "1")
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({"HEADROOM_RANK_INTERFACE": "eth0"}, "=eth0"),
+        ({"HEADROOM_RANK_INTERFACE": "eth0", "NCCL_SOCKET_IFNAME": "ib0"}, "ib0"),
+        ({"HEADROOM_RANK_INTERFACE": "lo"}, None),
+        ({}, None),
+    ],
+)
+def test_nccl_takes_the_interface_of_the_ranks_unless_it_has_its_own(
+    tmp_path: Path, given: dict[str, str], taken: str | None
+) -> None:
+    environment = rank_environment(given, device="cuda:0", num_ranks=2, folder=tmp_path, num_cores=8)
+    assert environment.get("NCCL_SOCKET_IFNAME") == taken
+
+
 def test_threads_of_the_cpu_device_are_dealt_out_and_each_rank_has_one_at_least(tmp_path: Path) -> None:
     def dealt(num_ranks: int, **given: str) -> str:
         return rank_environment(given, device="cpu", num_ranks=num_ranks, folder=tmp_path, num_cores=8)["HEADROOM_NUM_THREADS"]

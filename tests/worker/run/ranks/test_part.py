@@ -123,6 +123,7 @@ def test_each_leader_starts_its_own_ranks_which_meet_in_the_shared_folder(led: L
     assert [rank["threads"] for rank in led.ranks] == ["6", "3", "3"]
     assert {rank["place"]["folder"] for rank in led.ranks} == {str(led.folder / "ranks" / "meeting")}
     assert [(rank["place"]["rank"], rank["place"]["num_ranks"]) for rank in led.ranks] == [(0, 3), (1, 3), (2, 3)]
+    assert tuple(rank["place"]["machine"] for rank in led.ranks) == MACHINES
     led.say("done")
     assert led.codes() == [EXIT_DONE, EXIT_DONE]
     assert led.result()["outcome"] == "succeeded"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from optimizer.plan.devices.stages import SentAtOnce, deal_stages
-from optimizer.runtime.ranks.group import Arriving, Ranks
+from optimizer.runtime.ranks.group import PATIENCE_S, Arriving, Ranks
 from optimizer.runtime.ranks.pipeline.link import PipelineLink
 
 
@@ -15,10 +15,15 @@ class Notes:
 
     def __init__(self) -> None:
         self.waited_for: list[int] = []
+        self.patience_s: list[float] = []
+        """That the process had, each time it waited until all was there."""
         self._num_sent = 0
 
     def open_ways(self, number: int) -> None:
         pass
+
+    def settle(self, *, timeout_s: float) -> None:
+        self.patience_s.append(timeout_s)
 
     def begin_sending_from_device(self, tensor: torch.Tensor, *, to: int, way: int) -> Arriving:
         index, self._num_sent = self._num_sent, self._num_sent + 1
@@ -82,3 +87,8 @@ def test_nothing_is_held_at_the_end_of_a_step(notes: Notes) -> None:
     link.send_gradient(SOME)
     link.finish()
     assert notes.waited_for == [0, 1]
+
+
+def test_the_process_waits_for_other_stages_with_patience_before_a_step_ends(notes: Notes) -> None:
+    make_link(notes).finish()
+    assert notes.patience_s == [PATIENCE_S]
